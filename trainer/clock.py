@@ -1,0 +1,62 @@
+"""A role's clock: at every moment the role is in exactly one state, so its states add up to wall time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from trainer.messages import Spans
+
+FLUSH_S = 0.5  # how often spans travel to the launcher
+
+
+class Clock:
+    """Books wall time under states. Between `state` blocks the role is `idle`.
+
+    Example: `with clock.state("optimizer"): optimizer.step()`.
+    """
+
+    def __init__(self, role: str, send: Callable[[Spans], object], start: float | None = None) -> None:
+        self.role, self._send = role, send
+        self._state, self._since = "start-up", time.monotonic() if start is None else start
+        self._spans: list[tuple[str, float, float]] = []
+        self._flushed = self._since
+
+    def enter(self, state: str) -> str:
+        """Switch to `state`; returns the one left."""
+        left, now = self._state, time.monotonic()
+        if state != left:
+            self._spans.append((left, self._since, now))
+            self._state, self._since = state, now
+        if now - self._flushed > FLUSH_S:
+            self.flush()
+        return left
+
+    @contextmanager
+    def state(self, state: str) -> Iterator[None]:
+        """Be in `state` for the block, then back in the state before."""
+        left = self.enter(state)
+        try:
+            yield
+        finally:
+            self.enter(left)
+
+    def split(self, shares: Mapping[str, float]) -> None:
+        """Book the time since the last switch under several states, by share (shares sum to 1)."""
+        now, at = time.monotonic(), self._since
+        for state, share in shares.items():
+            end = at + share * (now - self._since)
+            self._spans.append((state, at, end))
+            at = end
+        self._since = now
+
+    def flush(self) -> None:
+        """Send what is booked so far, the open state included."""
+        now = time.monotonic()
+        self._spans.append((self._state, self._since, now))
+        self._since = self._flushed = now
+        spans = tuple(s for s in self._spans if s[2] > s[1])
+        self._spans.clear()
+        if spans:
+            self._send(Spans(self.role, spans))

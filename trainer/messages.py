@@ -1,0 +1,137 @@
+"""What the role processes say to each other over their pipes (frozen dataclasses, pickled).
+
+    launcher  --- spawns, reads telemetry of --->  controller, engine, learner
+    controller --- Request, UpdateWeights, Abort, Pause, Resume, Shutdown --->  engine
+    engine     --- Ready, Completion, WeightsHeld, Paused --->                  controller
+    controller --- TrainBatch, Score, Save, Shutdown --->                       learner
+    learner    --- Ready, StepDone, Scored, Saved --->                          controller
+
+A closed pipe means the other side is dead: `recv` raises EOFError at once. A role that fails sends
+`Failed` on its telemetry pipe before it exits, so the launcher can name the culprit in one line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.types import TrainSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The role can take work. `info` is for people: parameters, dtype, seconds to start."""
+
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End the process after the current step."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateWeights:
+    """Swap to the safetensors file at `path` before the next token; sequences and their KV stay."""
+
+    version: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsHeld:
+    """The engine has swapped: every token from now on is of `version`."""
+
+    version: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End these requests now; their completions come back partial, with finish_reason 'abort'. None: all."""
+
+    request_ids: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Stop generating after the current token; sequences and KV stay. Answered by Paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The engine stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on generating where Pause stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Ask the learner for the log-probs of these sequences' tokens under its current weights."""
+
+    sequences: tuple[TrainSequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Answer to Score: one (T,) array of nats per sequence."""
+
+    logprobs: tuple[NDArray[np.float32], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """An optimizer step is made. `weights_path`: the new weights as safetensors, the reader deletes it."""
+
+    version: int
+    weights_path: str
+    metrics: dict[str, float]
+    lag: dict[int, int]  # tokens by lag (learner version − token version) in this batch
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write a checkpoint folder: weights, tokenizer, optimiser, RNG, and the controller's state."""
+
+    path: str
+    controller_state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoint at `path` is complete (written aside, then renamed)."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Telemetry: what a role did, as (state, start, end) on the monotonic clock of this machine."""
+
+    role: str
+    spans: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Telemetry: something happened. kind: 'step', 'eval', 'sample', 'log', 'progress', 'done'."""
+
+    kind: str
+    time: float  # monotonic seconds
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Telemetry: the role dies of this. `user_error` marks a wrong input, told without a traceback."""
+
+    role: str
+    message: str
+    traceback: str
+    user_error: bool
