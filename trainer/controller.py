@@ -1,0 +1,240 @@
+"""The loop that turns prompts into groups into batches, and new weights into the engine.
+
+                 slots: (k+1)·P active groups
+                       |
+    sampler --issue--> [rollout] [rollout] [rollout] ...      tasks, one a group
+                       |   ^ tokens of mixed versions
+                       v   |
+                    engine(s) <--- weights v ---+              "pusher": in flight, between two tokens
+                       |                        |
+                  verifier pool                 |
+                       |                        |
+            finished groups, by ordinal         |
+                       |                        |
+                       v                        |
+              batch n = ordinals nP .. nP+P-1 --+--> learner ---> weights n+1
+
+`feed`    produces groups      waits for a slot            unblocked by the pusher
+`train`   produces weights     waits for batch n's groups  unblocked by rollouts
+`push`    frees P slots        waits for the engines       unblocked by train
+
+Lag (PipelineRL-k). Batches take groups in the order they were issued. The first (k+1)·P groups start
+at version 0; P more start each time the engines *hold* a further version v, so batch n is made of groups
+that began at version n − k or later, and is trained on at version n: the lag is at most k by
+construction, nothing is ever discarded, and k = 0 is strictly on-policy. Every batch asserts it.
+
+Evaluation of version v happens while the engines hold v: the pusher keeps newer weights back until its
+completions are in, training rollouts go on in the slots left over, and the lag bound paces the learner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainer.batch import build_batch
+from trainer.config import Config
+from trainer.data import Dataset
+from trainer.engines.protocol import Engine
+from trainer.evaluate import evaluate
+from trainer.journal import Journal
+from trainer.learner_client import LearnerClient
+from trainer.messages import StepDone
+from trainer.rollout import RolloutContext, rollout_group, sample_record
+from trainer.sampler import Issued, Sampler
+from trainer.types import Group
+
+T = TypeVar("T")
+Emit = Callable[[str, dict[str, Any]], None]
+
+
+class Controller:
+    """Runs one training from `first_step` to the last; `emit(kind, data)` tells the launcher."""
+
+    def __init__(
+        self,
+        ctx: RolloutContext,
+        dataset: Dataset,
+        sampler: Sampler,
+        engines: Sequence[Engine],
+        learner: LearnerClient,
+        journal: Journal,
+        emit: Emit,
+    ) -> None:
+        self.config: Config = ctx.config
+        self.ctx, self.dataset, self.sampler = ctx, dataset, sampler
+        self.engines, self.learner, self.journal, self.emit = engines, learner, journal, emit
+        self.stop = asyncio.Event()  # set: stop after the optimizer step under way
+        self.version = 0  # the learner's
+        self._slots = asyncio.Semaphore(0)
+        self._groups: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()  # by ordinal
+        self._weights: asyncio.Queue[tuple[int, str, float]] = asyncio.Queue()
+        self._restored: dict[int, Group] = {}
+        self._pending: list[Issued] = []
+
+    def restore(self, version: int, issued: dict[int, Issued], finished: dict[int, Group]) -> None:
+        """Go on from a checkpoint of `version`: finished groups are taken over, pending ones issued again.
+
+        A group with tokens of weights newer than the checkpoint is generated again: those weights are gone.
+        """
+        self.version = version
+        self._restored = {o: g for o, g in finished.items() if max(r.versions.max() for r in g.rollouts) <= version}
+        self._pending = [issued[o] for o in sorted(issued)]
+
+    async def run(self) -> None:
+        """Train to the last step, or to the one under way when `stop` is set."""
+        if self.version == 0:
+            await self._evaluate(0, time.monotonic())
+        self.emit("training_begins", {})
+        for _ in range((self.config.pipeline.max_lag + 1) * self.config.pipeline.prompts_per_step):
+            self._slots.release()
+        pusher = asyncio.create_task(self._push(), name="push")
+        feeder = asyncio.create_task(self._feed(), name="feed")
+        try:
+            await self._first_of(self._train(), pusher, feeder)
+            await self._weights.join()  # the last weights, and their evaluation
+        finally:
+            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _feed(self) -> None:
+        """Start a group whenever a slot is free; tasks queue in the order of their ordinals."""
+        total = self.config.pipeline.steps * self.config.pipeline.prompts_per_step
+        for _ in range(self.version * self.config.pipeline.prompts_per_step, total):
+            await self._slots.acquire()
+            issued = self._pending.pop(0) if self._pending else self.sampler.next()
+            self._groups.put_nowait(asyncio.create_task(self._group(issued), name=f"group {issued.ordinal}"))
+        await asyncio.Future()  # enough groups for the last batch are on their way
+
+    async def _group(self, issued: Issued) -> Group:
+        """One group, journalled when it starts and when it is complete."""
+        if issued.ordinal in self._restored:
+            return self._restored.pop(issued.ordinal)
+        self.journal.issued(issued)
+        group = await rollout_group(self.ctx, issued)
+        self.journal.finished(group)
+        return group
+
+    async def _train(self) -> None:
+        """Batch after batch through the learner."""
+        pipeline = self.config.pipeline
+        while self.version < pipeline.steps:
+            step = self.version + 1
+            waited = time.monotonic()
+            groups = await self._collect(pipeline.prompts_per_step)
+            if groups is None:
+                return
+            waited = time.monotonic() - waited
+            batch = build_batch(groups, step, self.config.objective, self.version)
+            if batch.stats["lag/max"] > pipeline.max_lag:
+                raise RuntimeError(f"step {step}: lag {batch.stats['lag/max']} exceeds max_lag {pipeline.max_lag}")
+            done = await self._within(self.learner.train(batch), f"learner: optimizer step {step}")
+            ready = time.monotonic()
+            for group in groups:
+                self.sampler.record(group)
+            self.journal.trained(step, groups[0].ordinal, groups[-1].ordinal)
+            self.version = done.version
+            self._weights.put_nowait((done.version, done.weights_path, ready))
+            self._report(done, groups, batch.stats, waited)
+            if step < pipeline.steps and _due(step, self.config.logging.checkpoint_every):
+                await self.save()
+
+    async def _collect(self, count: int) -> list[Group] | None:
+        """The next `count` groups in order of their ordinals; None once a stop is asked for."""
+        groups: list[Group] = []
+        stop = asyncio.create_task(self.stop.wait())
+        try:
+            for _ in range(count):
+                group = asyncio.create_task(self._next_group())
+                await asyncio.wait({group, stop}, return_when=asyncio.FIRST_COMPLETED)
+                if stop.done():
+                    group.cancel()
+                    return None
+                groups.append(group.result())
+        finally:
+            stop.cancel()
+        return groups
+
+    async def _next_group(self) -> Group:
+        async def next_group() -> Group:
+            return await (await self._groups.get())
+
+        return await self._within(next_group(), f"engine: a group for step {self.version + 1}")
+
+    async def _push(self) -> None:
+        """Bring new weights to the engines, newest first but for versions that must be evaluated."""
+        while True:
+            waiting = [await self._weights.get()]
+            while not self._evaluates(waiting[-1][0]) and not self._weights.empty():
+                waiting.append(self._weights.get_nowait())
+            version, path, ready = waiting[-1]
+            written = [w[1] for w in waiting if w[1]]  # a step without gradient writes no file
+            await self._hold(version, written[-1] if written else "")
+            for _, stale, _ in waiting:
+                if stale:
+                    Path(stale).unlink(missing_ok=True)
+            for _ in range(len(waiting) * self.config.pipeline.prompts_per_step):
+                self._slots.release()
+            if self._evaluates(version):
+                await self._evaluate(version, ready)
+            for _ in waiting:
+                self._weights.task_done()
+
+    async def _hold(self, version: int, path: str) -> None:
+        for i, engine in enumerate(self.engines):
+            await self._within(engine.update_weights(version, path), f"engine {i}: weight push of version {version}")
+
+    def _evaluates(self, version: int) -> bool:
+        return version == self.config.pipeline.steps or _due(version, self.config.evaluation.every)
+
+    async def _evaluate(self, version: int, ready: float) -> None:
+        """mean@k of the weights the engines hold; its compute is that at `ready`, when they were made."""
+        began = time.monotonic()
+        samples = self.config.evaluation.samples
+        result = await evaluate(self.ctx, self.dataset.held_out, samples, version)
+        self.emit("eval", {"step": version, "at": ready, "seconds": time.monotonic() - began} | asdict(result))
+
+    async def save(self) -> None:
+        """Write a checkpoint of the present version, with what a resume needs."""
+        state = {"version": self.version, "sampler": self.sampler.state_dict()}
+        path = str(Path(self.config.run_dir) / "checkpoints" / f"step-{self.version:06d}")
+        await self._within(self.learner.save(path, state), f"learner: checkpoint {path}")
+        self.emit("checkpoint", {"path": path, "step": self.version})
+
+    def _report(self, done: StepDone, groups: list[Group], stats: dict[str, float], waited: float) -> None:
+        lag = {str(k): v for k, v in sorted(done.lag.items())}
+        data = {"step": done.version, "train/wait_s": waited, "train/solved_share": self.sampler.solved_share}
+        data |= {"train/epoch": groups[-1].epoch, "lag/histogram": lag}
+        self.emit("step", data | stats | done.metrics)
+        for group in groups[: self.config.logging.samples_per_step]:
+            self.emit("sample", sample_record(group, done.version))
+
+    async def _within(self, work: Awaitable[T], what: str) -> T:
+        """The result of `work`, or a TimeoutError that names the culprit."""
+        deadline = self.config.pipeline.deadline_s
+        try:
+            return await asyncio.wait_for(work, deadline)
+        except TimeoutError as e:
+            raise TimeoutError(f"{what} took longer than pipeline.deadline_s = {deadline:g} s") from e
+
+    async def _first_of(self, work: Awaitable[None], *background: asyncio.Task[Any]) -> None:
+        """Await `work`, but raise at once if a background task fails."""
+        main = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait({main, *background}, return_when=asyncio.FIRST_COMPLETED)
+        if main not in done:
+            main.cancel()
+            with suppress(asyncio.CancelledError):
+                await main
+        for task in done:
+            task.result()
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,128 @@
+"""The controller's process: loads data, meets the engine and the learner, trains, saves, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config, ConfigError
+from trainer.controller import Controller
+from trainer.data import load_prompts
+from trainer.engines.client import EngineClient
+from trainer.journal import Journal, replay
+from trainer.learner_client import LearnerClient
+from trainer.messages import Event, Failed
+from trainer.parity import parity_gate
+from trainer.rollout import RolloutContext
+from trainer.sampler import Sampler
+from trainer.verifiers.pool import VerifierPool
+
+
+def controller_main(
+    config: Config,
+    model_dir: str,
+    engine_conns: Sequence[Connection],
+    learner_conn: Connection,
+    telemetry: Connection,
+    resume: dict[str, Any] | None,
+) -> None:
+    """Entry of the spawned process. `resume` is the controller state of a checkpoint, with its 'path'."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers Ctrl-C for all
+    try:
+        asyncio.run(_run(config, model_dir, engine_conns, learner_conn, telemetry, resume))
+    except Exception as e:
+        user_error = isinstance(e, ConfigError)
+        telemetry.send(Failed("controller", str(e) or repr(e), traceback.format_exc(), user_error))
+        raise SystemExit(1) from e
+
+
+async def _run(
+    config: Config,
+    model_dir: str,
+    engine_conns: Sequence[Connection],
+    learner_conn: Connection,
+    telemetry: Connection,
+    resume: dict[str, Any] | None,
+) -> None:
+    def emit(kind: str, data: dict[str, Any]) -> None:
+        telemetry.send(Event(kind, time.monotonic(), data))
+
+    async with AsyncExitStack() as stack:
+        learner = LearnerClient(learner_conn)
+        stack.callback(learner.close)
+        engines = [EngineClient(conn, f"engine {i}") for i, conn in enumerate(engine_conns)]
+        for engine in engines:
+            stack.push_async_callback(engine.close)
+        emit("phase", {"name": "loading data and models"})
+        from transformers import AutoTokenizer  # takes seconds: the roles' pipes are already open
+
+        tokenizer = AutoTokenizer.from_pretrained(model_dir)
+        dataset = load_prompts(config.data, tokenizer)
+        emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
+        verifier = VerifierPool(config.verifier)
+        stack.callback(verifier.close)
+        ctx = RolloutContext(
+            config,
+            engines[0],
+            verifier,
+            lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+            stop_ids(tokenizer, config.engine.stop),
+            tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False)),
+        )
+        journal = Journal(Path(config.run_dir) / "journal.jsonl")
+        stack.callback(journal.close)
+        sampler = Sampler(dataset.train, config.pipeline, config.seed)
+        controller = Controller(ctx, dataset, sampler, engines, learner, journal, emit)
+        deadline = asyncio.timeout(config.pipeline.deadline_s)
+        async with deadline:
+            infos = await asyncio.gather(learner.ready(), *(e.ready() for e in engines))
+        emit("ready", {"learner": infos[0], "engine": infos[1]})
+        if resume is not None:
+            await _restore(controller, config, sampler, resume)
+        emit("parity", asdict(await parity_gate(ctx, learner, dataset.held_out)))
+        asyncio.get_running_loop().add_reader(telemetry.fileno(), _stop, controller, telemetry)
+        await controller.run()
+        await controller.save()
+        emit("done", {"step": controller.version, "stopped": controller.stop.is_set()})
+
+
+def _stop(controller: Controller, telemetry: Connection) -> None:
+    """The launcher asks for a stop by any message, or by its death."""
+    asyncio.get_running_loop().remove_reader(telemetry.fileno())
+    controller.stop.set()
+
+
+async def _restore(controller: Controller, config: Config, sampler: Sampler, resume: dict[str, Any]) -> None:
+    """Put sampler, engines and pending groups where the checkpoint left them."""
+    version = resume["version"]
+    sampler.load_state_dict(resume["sampler"])
+    first = version * config.pipeline.prompts_per_step
+    prompts = {p.prompt_id: p for p in controller.dataset.train}
+    issued, finished = replay(Path(config.run_dir) / "journal.jsonl", first, prompts)
+    upto = resume["sampler"]["ordinal"]
+    controller.restore(version, {o: i for o, i in issued.items() if o < upto}, finished)
+    for engine in controller.engines:
+        await engine.update_weights(version, str(Path(resume["path"]) / "model.safetensors"))
+
+
+def stop_ids(tokenizer: Any, stop: Sequence[str]) -> frozenset[int]:
+    """EOS and every token whose text holds one of the stop texts."""
+    ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+    if stop:
+        texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+        for text in stop:
+            holding = {i for i, t in enumerate(texts) if text in t}
+            if not holding:
+                raise ConfigError(
+                    f"engine.stop: no token of this tokenizer holds {text!r}; give a text within one token"
+                )
+            ids |= holding
+    return frozenset(ids)

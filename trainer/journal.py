@@ -1,0 +1,99 @@
+"""The run's memory: an append-only file of every prompt issued, every group finished, every step made.
+
+After a stop, a resumed run takes finished groups from here and re-issues the pending ones, so that no
+prompt is lost and none is trained twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.sampler import Issued
+from trainer.types import Group, Prompt, Rollout
+
+_ARRAYS = {"token_ids": np.int32, "logprobs": np.float32, "versions": np.int32, "sampled": np.bool_}
+
+
+class Journal:
+    """Appends one JSON line a record to `journal.jsonl`; each line is flushed as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] = path.open("a")
+
+    def issued(self, issued: Issued) -> None:
+        """A prompt was handed out."""
+        self._write(
+            {"issued": issued.ordinal, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id}
+        )
+
+    def finished(self, group: Group) -> None:
+        """A group is complete, with all its tokens."""
+        rollouts = [
+            {name: _pack(getattr(r, name)) for name in _ARRAYS}
+            | {"text": r.text, "reward": r.reward, "outcome": r.outcome}
+            | {"truncated": r.truncated, "interrupted": r.interrupted}
+            for r in group.rollouts
+        ]
+        self._write({"finished": group.ordinal, "rollouts": rollouts})
+
+    def trained(self, step: int, first: int, last: int) -> None:
+        """Step `step` was made on ordinals first..last."""
+        self._write({"trained": step, "first": first, "last": last})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+
+def replay(
+    path: Path, first: int, prompts: Mapping[str, Prompt]
+) -> tuple[dict[int, Issued], dict[int, Group]]:
+    """The prompts issued from ordinal `first` on, and those of them whose groups are finished.
+
+    A half-written last line (the machine died while writing) is left out; the last record of an ordinal
+    counts, since an earlier resume may have issued it again.
+    """
+    issued: dict[int, Issued] = {}
+    finished: dict[int, Group] = {}
+    with path.open() as file:
+        for line in file:
+            if not line.endswith("\n"):
+                break
+            record = json.loads(line)
+            ordinal = record.get("issued", record.get("finished", -1))
+            if ordinal < first:
+                continue
+            if "issued" in record:
+                prompt = prompts[record["prompt_id"]]
+                issued[ordinal] = Issued(ordinal, record["epoch"], prompt)
+                finished.pop(ordinal, None)
+            else:
+                finished[ordinal] = _group(issued[ordinal], record["rollouts"])
+    return issued, finished
+
+
+def _group(issued: Issued, records: list[dict[str, Any]]) -> Group:
+    rollouts = (
+        Rollout(**{k: _unpack(v, _ARRAYS[k]) if k in _ARRAYS else v for k, v in r.items()}) for r in records
+    )
+    return Group(issued.ordinal, issued.epoch, issued.prompt, tuple(rollouts))
+
+
+def _pack(array: NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes(), 1)).decode()
+
+
+def _unpack(text: str, dtype: type) -> NDArray[Any]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype)
