@@ -34,11 +34,17 @@ def parse(argv: Sequence[str]) -> Launch:
     """The Launch of a command line; ConfigError on anything unknown or of the wrong type."""
     args = _parser().parse_args(argv)
     given = {key: raw for key, raw in vars(args).items() if raw is not None}
-    recipe, resume, dry_run = (given.pop(k) for k in ("recipe", "resume", "dry_run"))
+    recipe, resume, dry_run = given.pop("recipe", None), given.pop("resume"), given.pop("dry_run")
+    stored = Path(given.get("run_dir", ""), "config.yaml")
+    if resume and recipe is None and "run_dir" in given and stored.is_file():
+        recipe = str(stored)  # a run goes on as it began
+    recipe = recipe or DEFAULT_RECIPE
     values = read_recipe(recipe)
     for key, raw in given.items():
-        section, _, name = key.rpartition(".")
-        target = values.setdefault(section, {}) if section else values
+        *sections, name = key.split(".")
+        target = values
+        for section in sections:
+            target = target.setdefault(section, {})
         target[name] = _from_text(raw, dict(_fields(Config))[key])
     config: Config = build(Config, values, f"recipe {recipe}")
     if not config.run_dir:
@@ -180,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
         "  python -m trainer.main --model.path ./my-llm --data.source train.jsonl\n",
     )
     parser.add_argument(
-        "--recipe", metavar="NAME_OR_FILE", default=DEFAULT_RECIPE,
+        "--recipe", metavar="NAME_OR_FILE",
         help=f"recipe to start from: a .yaml file or one of {recipes} (default: {DEFAULT_RECIPE})",
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")

@@ -30,7 +30,7 @@ def train(launch: Launch) -> int:
     """One run, and what is told at its end."""
     from trainer.launcher import Launcher, RoleDied  # imports that take a second wait until --help is answered
     from trainer.models import resolve_model
-    from trainer.report import finish
+    from trainer.finish import finish
     from trainer.ui import make_view
 
     config = launch.config

@@ -1,0 +1,149 @@
+"""Promises of the loop: the lag bound, in-flight versions, order, evaluation of one version, stop, resume."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import FakeEngine, FakeLearner, context, prompts
+
+from trainer.config import Config, ConfigError
+from trainer.controller import Controller
+from trainer.data import Dataset
+from trainer.journal import Journal, replay
+from trainer.sampler import Sampler
+
+
+def configured(tmp_path: Path, k: int, steps: int = 12, prompts_per_step: int = 4, **pipeline: Any) -> Config:
+    config = Config(run_dir=str(tmp_path))
+    pipeline = {"max_lag": k, "steps": steps, "prompts_per_step": prompts_per_step, "deadline_s": 20.0} | pipeline
+    return replace(
+        config,
+        pipeline=replace(config.pipeline, completions_per_prompt=2, no_positive_resampling=False, **pipeline),
+        evaluation=replace(config.evaluation, every=4, samples=1),
+        engine=replace(config.engine, max_new_tokens=40),
+    )
+
+
+def controller(config: Config, engine: Any, learner: Any, events: list[tuple[str, dict[str, Any]]]) -> Controller:
+    dataset = Dataset(prompts(20), prompts(3, start=100))
+    sampler = Sampler(dataset.train, config.pipeline, config.seed)
+    journal = Journal(Path(config.run_dir) / "journal.jsonl")
+    emit = lambda kind, data: events.append((kind, data))  # noqa: E731  # a one-line spy
+    return Controller(context(config, engine), dataset, sampler, [engine], learner, journal, emit)
+
+
+def lags(learner: FakeLearner) -> list[np.ndarray]:
+    """Per batch, the lag of every token."""
+    return [b.step - 1 - np.concatenate([s.versions for s in b.sequences]) for b in learner.batches]
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+@pytest.mark.parametrize("slow", ["engine", "learner", "pushes"])
+def test_lag_never_exceeds_k_and_k_0_is_on_policy(tmp_path: Path, k: int, slow: str) -> None:
+    rng = np.random.default_rng(0)
+    engine = FakeEngine(
+        lambda r, i: int(rng.integers(1, 40)),
+        tick=0.002 if slow == "engine" else 0.0002,
+        load_s=0.05 if slow == "pushes" else 0.0,
+    )
+    learner = FakeLearner(0.05 if slow == "learner" else 0.001)
+    config = configured(tmp_path, k)
+    asyncio.run(controller(config, engine, learner, []).run())
+    assert [b.step for b in learner.batches] == list(range(1, 13))
+    for batch_lags in lags(learner):
+        assert batch_lags.min() >= 0 and batch_lags.max() <= k
+    assert engine.most_running <= (k + 1) * 4 + 3  # the slots, and three evaluation prompts
+
+
+def test_weights_swap_inside_completions_and_lag_is_used(tmp_path: Path) -> None:
+    engine, learner = FakeEngine(lambda r, i: 30, tick=0.002), FakeLearner(0.001)
+    asyncio.run(controller(configured(tmp_path, 4), engine, learner, []).run())
+    sequences = [s for b in learner.batches for s in b.sequences]
+    assert any(len(set(s.versions.tolist())) > 1 for s in sequences)
+    assert {0, 1} < set(np.concatenate(lags(learner)).tolist())
+
+
+def test_batches_take_groups_in_the_order_they_were_issued_and_none_is_lost(tmp_path: Path) -> None:
+    engine = FakeEngine(lambda r, i: 40 if r.request_id.endswith("3") else 1)
+    asyncio.run(controller(configured(tmp_path, 2), engine, FakeLearner(), []).run())
+    text = (tmp_path / "journal.jsonl").read_text()
+    trained = [line for line in text.splitlines() if '"trained"' in line]
+    assert trained[0] == '{"trained": 1, "first": 0, "last": 3}' and '"first": 44, "last": 47' in trained[-1]
+    assert text.count('"finished"') == 48
+
+
+def test_an_evaluation_sees_exactly_one_version(tmp_path: Path) -> None:
+    seen: dict[str, set[int]] = {}
+
+    class Watching(FakeEngine):
+        async def stream(self, request: Any) -> Any:
+            async for c in super().stream(request):
+                if request.evaluation:
+                    seen.setdefault(request.request_id.split(".")[0], set()).update(c.versions.tolist())
+                yield c
+
+    events: list[tuple[str, dict[str, Any]]] = []
+    engine = Watching(lambda r, i: 20)
+    asyncio.run(controller(configured(tmp_path, 4), engine, FakeLearner(), events).run())
+    assert seen == {"e0": {0}, "e4": {4}, "e8": {8}, "e12": {12}}
+    assert [d["step"] for kind, d in events if kind == "eval"] == [0, 4, 8, 12]
+
+
+def test_an_engine_that_answers_nothing_is_named_within_the_deadline(tmp_path: Path) -> None:
+    config = configured(tmp_path, 1, deadline_s=0.2)
+    engine = FakeEngine(lambda r, i: 1 if r.evaluation else 10_000, tick=0.01)
+    config = replace(config, engine=replace(config.engine, max_new_tokens=10_000))
+    with pytest.raises(TimeoutError, match="engine: a group for step 1 took longer than"):
+        asyncio.run(asyncio.wait_for(controller(config, engine, FakeLearner(), []).run(), 10))
+
+
+def test_a_failing_push_ends_the_run(tmp_path: Path) -> None:
+    class Broken(FakeEngine):
+        async def update_weights(self, version: int, path: str) -> None:
+            raise ConnectionError("engine 0 has died")
+
+    with pytest.raises(ConnectionError, match="engine 0 has died"):
+        asyncio.run(asyncio.wait_for(controller(configured(tmp_path, 1), Broken(), FakeLearner(), []).run(), 10))
+
+
+def test_all_prompts_solved_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    config = configured(tmp_path, 0, no_positive_resampling=True, npr_threshold=0.01, steps=100)
+    config = replace(config, pipeline=replace(config.pipeline, no_positive_resampling=True))
+    with pytest.raises(ConfigError, match="no-positive-resampling leaves none"):
+        asyncio.run(asyncio.wait_for(controller(config, FakeEngine(), FakeLearner(), []).run(), 20))
+
+
+def test_stop_ends_after_the_step_under_way_and_a_resume_trains_every_ordinal_once(tmp_path: Path) -> None:
+    config = configured(tmp_path, 2)
+    learner = FakeLearner(0.01)
+
+    async def interrupted() -> dict[str, Any]:
+        run = controller(config, FakeEngine(), learner, [])
+        task = asyncio.create_task(run.run())
+        while len(learner.batches) < 5:
+            await asyncio.sleep(0.001)
+        run.stop.set()
+        await task
+        await run.save()
+        return learner.saved[-1][1]
+
+    state = asyncio.run(interrupted())
+    made = len(learner.batches)
+    assert state["version"] == made < 12
+
+    async def resumed() -> None:
+        run = controller(config, FakeEngine(), learner, [])
+        run.sampler.load_state_dict(state["sampler"])
+        items = {p.prompt_id: p for p in run.dataset.train}
+        issued, finished = replay(tmp_path / "journal.jsonl", made * 4, items)
+        run.restore(made, {o: i for o, i in issued.items() if o < state["sampler"]["ordinal"]}, finished)
+        run.engines[0].version = made  # type: ignore[attr-defined]  # the launcher's full push
+        await run.run()
+
+    asyncio.run(resumed())
+    assert [b.step for b in learner.batches] == list(range(1, 13))
+    lines = [line for line in (tmp_path / "journal.jsonl").read_text().splitlines() if '"trained"' in line]
+    assert [f'"first": {4 * i}' in line for i, line in enumerate(lines)] == [True] * 12

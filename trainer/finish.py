@@ -1,0 +1,24 @@
+"""The end of a run: the fit in words and JSON, the picture of the curve, the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.config import Config
+from trainer.ledger import Ledger
+from trainer.run_folder import write_atomic
+from trainer.scaling import EvalPoint, Fit, explain, plot_curve, write_report
+from trainer.ui import summary_text
+
+
+def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger: Ledger) -> str:
+    """Write fit.json, curve.png and report.html into the run folder; returns the summary to print."""
+    run_dir = Path(config.run_dir)
+    if fit is None:
+        return summary_text(run_dir, points, ledger, "no evaluation was finished, so there is no curve yet")
+    write_atomic(run_dir / "fit.json", json.dumps(fit.to_json(), indent=1))
+    plot_curve(points, fit, run_dir / "curve.png", ledger.unit, run_dir.name)
+    write_report(run_dir)
+    return summary_text(run_dir, points, ledger, explain(fit, ledger.unit))
