@@ -227,7 +227,10 @@ def check(config: Config) -> None:
         (config.pipeline.max_lag >= 0, f"pipeline.max_lag is {config.pipeline.max_lag}; expected 0 or more"),
         (config.pipeline.deadline_s > 0, "pipeline.deadline_s must be above 0 seconds"),
         (0 < config.pipeline.npr_threshold <= 1, "pipeline.npr_threshold must lie in (0, 1]"),
-        (config.engine.temperature > 0, "engine.temperature must be above 0: RL needs samples, not the argmax"),
+        (
+            config.engine.temperature > 0,
+            "engine.temperature must be above 0: RL needs samples, not the argmax",
+        ),
         (config.engine.slots >= 1, "engine.slots must be 1 or more"),
         (config.engine.max_new_tokens >= 1, "engine.max_new_tokens must be 1 or more"),
         (config.objective.max_ratio > 0, "objective.max_ratio must be above 0"),
@@ -235,7 +238,10 @@ def check(config: Config) -> None:
         (config.learner.micro_batch_tokens >= 1, "learner.micro_batch_tokens must be 1 or more"),
         (config.evaluation.every >= 1, "evaluation.every must be 1 or more steps"),
         (config.evaluation.samples >= 1, "evaluation.samples must be 1 or more"),
-        (config.data.held_out >= 1, "data.held_out must be 1 or more prompts: without them there is no curve"),
+        (
+            config.data.held_out >= 1,
+            "data.held_out must be 1 or more prompts: without them there is no curve",
+        ),
         (config.verifier.workers >= 1, "verifier.workers must be 1 or more"),
         (
             1 <= config.engine.interruption.lo <= config.engine.interruption.hi,

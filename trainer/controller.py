@@ -83,7 +83,9 @@ class Controller:
         A group with tokens of weights newer than the checkpoint is generated again: those weights are gone.
         """
         self.version = version
-        self._restored = {o: g for o, g in finished.items() if max(r.versions.max() for r in g.rollouts) <= version}
+        self._restored = {
+            o: g for o, g in finished.items() if max(r.versions.max() for r in g.rollouts) <= version
+        }
         self._pending = [issued[o] for o in sorted(issued)]
 
     async def run(self) -> None:
@@ -134,7 +136,9 @@ class Controller:
             waited = time.monotonic() - waited
             batch = build_batch(groups, step, self.config.objective, self.version)
             if batch.stats["lag/max"] > pipeline.max_lag:
-                raise RuntimeError(f"step {step}: lag {batch.stats['lag/max']} exceeds max_lag {pipeline.max_lag}")
+                raise RuntimeError(
+                    f"step {step}: lag {batch.stats['lag/max']} exceeds max_lag {pipeline.max_lag}"
+                )
             done = await self._within(self.learner.train(batch), f"learner: optimizer step {step}")
             ready = time.monotonic()
             for group in groups:
@@ -189,7 +193,9 @@ class Controller:
 
     async def _hold(self, version: int, path: str) -> None:
         for i, engine in enumerate(self.engines):
-            await self._within(engine.update_weights(version, path), f"engine {i}: weight push of version {version}")
+            await self._within(
+                engine.update_weights(version, path), f"engine {i}: weight push of version {version}"
+            )
 
     def _evaluates(self, version: int) -> bool:
         return version == self.config.pipeline.steps or _due(version, self.config.evaluation.every)
@@ -199,7 +205,9 @@ class Controller:
         began = time.monotonic()
         samples = self.config.evaluation.samples
         result = await evaluate(self.ctx, self.dataset.held_out, samples, version)
-        self.emit("eval", {"step": version, "at": ready, "seconds": time.monotonic() - began} | asdict(result))
+        self.emit(
+            "eval", {"step": version, "at": ready, "seconds": time.monotonic() - began} | asdict(result)
+        )
 
     async def save(self) -> None:
         """Write a checkpoint of the present version, with what a resume needs."""

@@ -30,9 +30,7 @@ class Journal:
 
     def issued(self, issued: Issued) -> None:
         """A prompt was handed out."""
-        self._write(
-            {"issued": issued.ordinal, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id}
-        )
+        self._write({"issued": issued.ordinal, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id})
 
     def finished(self, group: Group) -> None:
         """A group is complete, with all its tokens."""

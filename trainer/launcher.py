@@ -128,8 +128,14 @@ class Launcher:
             if self.failure.user_error:
                 return ConfigError(self.failure.message)
             (self.run_dir / "failure.txt").write_text(self.failure.traceback)
-            return RoleDied(f"{self.failure.role}: {self.failure.message} (traceback in {self.run_dir}/failure.txt)")
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+            return RoleDied(
+                f"{self.failure.role}: {self.failure.message} (traceback in {self.run_dir}/failure.txt)"
+            )
+        how = (
+            f"was killed by signal {-code}"
+            if code is not None and code < 0
+            else f"ended with exit code {code}"
+        )
         hint = "; the kernel may have run out of memory" if code == -signal.SIGKILL else ""
         return RoleDied(f"the {role}'s process {how}{hint}")
 
@@ -208,9 +214,7 @@ def _in_words(event: Event) -> str:
         case "data":
             return f"{data['train']} training prompts, {data['held_out']} held out"
         case "parity":
-            return (
-                f"learner and engine agree on {data['tokens']} tokens to {data['mean']:.1e} nats (max {data['max']:.1e})"
-            )
+            return f"learner and engine agree on {data['tokens']} tokens to {data['mean']:.1e} nats (max {data['max']:.1e})"
         case "checkpoint":
             return f"checkpoint {data['path']}"
         case _:

@@ -23,12 +23,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as e:
         return _fail(f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}", 1)
     except KeyboardInterrupt:
-        return _fail("ended by Ctrl-C before a checkpoint was written; --resume goes on from the last one", 130)
+        return _fail(
+            "ended by Ctrl-C before a checkpoint was written; --resume goes on from the last one", 130
+        )
 
 
 def train(launch: Launch) -> int:
     """One run, and what is told at its end."""
-    from trainer.launcher import Launcher, RoleDied  # imports that take a second wait until --help is answered
+    from trainer.launcher import (
+        Launcher,
+        RoleDied,
+    )  # imports that take a second wait until --help is answered
     from trainer.models import resolve_model
     from trainer.finish import finish
     from trainer.ui import make_view
@@ -55,7 +60,9 @@ def checkpoint_state(config: Config) -> dict[str, Any]:
 
     path = latest(config.run_dir)
     if path is None:
-        raise ConfigError(f"--resume: {config.run_dir} holds no checkpoint; start again with another --run-dir")
+        raise ConfigError(
+            f"--resume: {config.run_dir} holds no checkpoint; start again with another --run-dir"
+        )
     return json.loads((Path(path) / "controller.json").read_text()) | {"path": str(path)}
 
 

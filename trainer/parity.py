@@ -15,7 +15,9 @@ from trainer.learner_client import LearnerClient
 from trainer.rollout import RolloutContext, rollout_prompt
 from trainer.types import Prompt, TrainSequence
 
-PARITY_NATS = 0.05  # mean |learner − engine|: bf16 bodies under an FP32 head stay below, wrong settings do not
+PARITY_NATS = (
+    0.05  # mean |learner − engine|: bf16 bodies under an FP32 head stay below, wrong settings do not
+)
 PROMPTS, SAMPLES = 8, 2
 
 

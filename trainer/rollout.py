@@ -82,7 +82,9 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
         seed=think.seed + 1,
     )
     second = await _only(ctx.engine, answer)
-    return await _verified(ctx, prompt, _joined(first, phrase, second, index), phrase_at=len(ids), phrase=phrase)
+    return await _verified(
+        ctx, prompt, _joined(first, phrase, second, index), phrase_at=len(ids), phrase=phrase
+    )
 
 
 def _joined(first: Completion, phrase: tuple[int, ...], second: Completion, index: int) -> Completion:

@@ -23,11 +23,15 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as e:
-        raise ConfigError(f"cannot write the run folder {folder}: {e.strerror}; give another --run-dir") from e
+        raise ConfigError(
+            f"cannot write the run folder {folder}: {e.strerror}; give another --run-dir"
+        ) from e
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
-        raise ConfigError(f"{folder} is being written by another process; wait for it, or give another --run-dir") from e
+        raise ConfigError(
+            f"{folder} is being written by another process; wait for it, or give another --run-dir"
+        ) from e
     lock.write(str(os.getpid()))
     lock.flush()
     return lock

@@ -21,7 +21,9 @@ def prompts(n: int, start: int = 0) -> tuple[Prompt, ...]:
 class FakeEngine:
     """Makes a token every `tick` seconds; each token has the version held at that moment."""
 
-    def __init__(self, lengths: Any = lambda request, index: 5, tick: float = 0.001, load_s: float = 0.0) -> None:
+    def __init__(
+        self, lengths: Any = lambda request, index: 5, tick: float = 0.001, load_s: float = 0.0
+    ) -> None:
         self.version, self.lengths, self.tick, self.load_s = 0, lengths, tick, load_s
         self.requests: list[Request] = []
         self.running = self.most_running = 0
@@ -41,7 +43,12 @@ class FakeEngine:
             reason = "length" if wanted > request.max_tokens else "stop"
             ids = np.arange(n, dtype=np.int32) + 10
             yield Completion(
-                request.request_id, index, ids, np.full(n, -0.5, np.float32), np.array(versions, np.int32), reason
+                request.request_id,
+                index,
+                ids,
+                np.full(n, -0.5, np.float32),
+                np.array(versions, np.int32),
+                reason,
             )
         self.running -= 1
 
@@ -82,4 +89,6 @@ def context(config: Config, engine: Any) -> Any:
     from trainer.rollout import RolloutContext
 
     verifier: Any = FakeVerifier()
-    return RolloutContext(config, engine, verifier, lambda ids: " ".join(map(str, ids)), frozenset({0}), (97, 98, 99))
+    return RolloutContext(
+        config, engine, verifier, lambda ids: " ".join(map(str, ids)), frozenset({0}), (97, 98, 99)
+    )

@@ -83,7 +83,9 @@ def test_help_explains_every_key_with_its_default(capsys: pytest.CaptureFixture[
 def test_every_config_key_is_read_somewhere_in_the_trainer() -> None:
     """No dead options: a key that no module reads is a lie to the user."""
     sources = "".join(
-        p.read_text() for p in Path(cli.__file__).parent.rglob("*.py") if p.name not in ("config.py", "cli.py")
+        p.read_text()
+        for p in Path(cli.__file__).parent.rglob("*.py")
+        if p.name not in ("config.py", "cli.py")
     )
     dead = [key for key, _ in cli._fields(Config) if f".{key.rpartition('.')[2]}" not in sources]
     assert dead == []

@@ -18,7 +18,12 @@ from trainer.sampler import Sampler
 
 def configured(tmp_path: Path, k: int, steps: int = 12, prompts_per_step: int = 4, **pipeline: Any) -> Config:
     config = Config(run_dir=str(tmp_path))
-    pipeline = {"max_lag": k, "steps": steps, "prompts_per_step": prompts_per_step, "deadline_s": 20.0} | pipeline
+    pipeline = {
+        "max_lag": k,
+        "steps": steps,
+        "prompts_per_step": prompts_per_step,
+        "deadline_s": 20.0,
+    } | pipeline
     return replace(
         config,
         pipeline=replace(config.pipeline, completions_per_prompt=2, no_positive_resampling=False, **pipeline),
@@ -27,7 +32,9 @@ def configured(tmp_path: Path, k: int, steps: int = 12, prompts_per_step: int = 
     )
 
 
-def controller(config: Config, engine: Any, learner: Any, events: list[tuple[str, dict[str, Any]]]) -> Controller:
+def controller(
+    config: Config, engine: Any, learner: Any, events: list[tuple[str, dict[str, Any]]]
+) -> Controller:
     dataset = Dataset(prompts(20), prompts(3, start=100))
     sampler = Sampler(dataset.train, config.pipeline, config.seed)
     journal = Journal(Path(config.run_dir) / "journal.jsonl")
@@ -106,7 +113,9 @@ def test_a_failing_push_ends_the_run(tmp_path: Path) -> None:
             raise ConnectionError("engine 0 has died")
 
     with pytest.raises(ConnectionError, match="engine 0 has died"):
-        asyncio.run(asyncio.wait_for(controller(configured(tmp_path, 1), Broken(), FakeLearner(), []).run(), 10))
+        asyncio.run(
+            asyncio.wait_for(controller(configured(tmp_path, 1), Broken(), FakeLearner(), []).run(), 10)
+        )
 
 
 def test_all_prompts_solved_ends_the_run_with_the_reason(tmp_path: Path) -> None:
