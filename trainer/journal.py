@@ -20,6 +20,7 @@ from trainer.sampler import Issued
 from trainer.types import Group, Prompt, Rollout
 
 _ARRAYS = {"token_ids": np.int32, "logprobs": np.float32, "versions": np.int32, "sampled": np.bool_}
+_SCALARS = ("text", "reward", "outcome", "truncated", "interrupted")
 
 
 class Journal:
@@ -34,13 +35,11 @@ class Journal:
 
     def finished(self, group: Group) -> None:
         """A group is complete, with all its tokens."""
-        rollouts = [
-            {name: _pack(getattr(r, name)) for name in _ARRAYS}
-            | {"text": r.text, "reward": r.reward, "outcome": r.outcome}
-            | {"truncated": r.truncated, "interrupted": r.interrupted}
-            for r in group.rollouts
-        ]
-        self._write({"finished": group.ordinal, "rollouts": rollouts})
+        rollouts = group.rollouts
+        record: dict[str, Any] = {"finished": group.ordinal, "lengths": [len(r.token_ids) for r in rollouts]}
+        record |= {name: _pack([getattr(r, name) for r in rollouts]) for name in _ARRAYS}
+        record |= {name: [getattr(r, name) for r in rollouts] for name in _SCALARS}
+        self._write(record)
 
     def trained(self, step: int, first: int, last: int) -> None:
         """Step `step` was made on ordinals first..last."""
@@ -78,19 +77,21 @@ def replay(
                 issued[ordinal] = Issued(ordinal, record["epoch"], prompt)
                 finished.pop(ordinal, None)
             else:
-                finished[ordinal] = _group(issued[ordinal], record["rollouts"])
+                finished[ordinal] = _group(issued[ordinal], record)
     return issued, finished
 
 
-def _group(issued: Issued, records: list[dict[str, Any]]) -> Group:
-    rollouts = (
-        Rollout(**{k: _unpack(v, _ARRAYS[k]) if k in _ARRAYS else v for k, v in r.items()}) for r in records
-    )
+def _group(issued: Issued, record: dict[str, Any]) -> Group:
+    ends = np.cumsum(record["lengths"])[:-1]
+    columns = [np.split(_unpack(record[name], dtype), ends) for name, dtype in _ARRAYS.items()]
+    columns += [record[name] for name in _SCALARS]
+    names = (*_ARRAYS, *_SCALARS)
+    rollouts = (Rollout(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
     return Group(issued.ordinal, issued.epoch, issued.prompt, tuple(rollouts))
 
 
-def _pack(array: NDArray[Any]) -> str:
-    return base64.b64encode(zlib.compress(array.tobytes(), 1)).decode()
+def _pack(arrays: list[NDArray[Any]]) -> str:
+    return base64.b64encode(zlib.compress(np.concatenate(arrays).tobytes(), 1)).decode()
 
 
 def _unpack(text: str, dtype: type) -> NDArray[Any]:
