@@ -74,6 +74,8 @@ class Launcher:
             process.start()
             theirs.close()
             self._roles[role] = (process, ours)
+        pids = {role: process.pid for role, (process, _) in self._roles.items()}
+        write_atomic(self.run_dir / "pids.json", json.dumps(pids))
         for end in (engine_conn, engine_end, learner_conn, learner_end):
             end.close()  # so that a dead role closes its pipe for good
 

@@ -1,0 +1,212 @@
+"""Promises of the whole program, tried as a user tries it: real processes, a tiny random model, real files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from trainer.ledger import overlap, read_timeline
+
+CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
+TIMEOUT_S = 150
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 16 characters."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(CHARS)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(CHARS), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, tie_word_embeddings=True, eos_token_id=0, pad_token_id=1,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "digits.jsonl"
+    rows = ({"question": f"{a}+{b}=", "answer": str(a)} for a in range(10) for b in range(4))
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+def command(model_dir: Path, data: Path, run_dir: Path, *more: str) -> list[str]:
+    flags = {
+        "--run-dir": run_dir,
+        "--model.path": model_dir,
+        "--data.source": data,
+        "--data.template": "{question}",
+        "--data.held_out": 8,
+        "--verifier.kind": "tests_reward:first_digit_even",
+        "--engine.max_new_tokens": 8,
+        "--engine.stop": "[]",
+        "--objective.drop_truncated": "false",
+        "--learner.lr": "1e-3",
+        "--pipeline.steps": 4,
+        "--pipeline.prompts_per_step": 4,
+        "--pipeline.completions_per_prompt": 4,
+        "--pipeline.no_positive_resampling": "false",
+        "--pipeline.deadline_s": 60,
+        "--evaluation.every": 2,
+        "--evaluation.samples": 2,
+    }
+    return [sys.executable, "-m", "trainer.main", *(str(x) for kv in flags.items() for x in kv), *more]
+
+
+def environment(tmp: Path) -> dict[str, str]:
+    (tmp / "tests_reward.py").write_text(
+        "def first_digit_even(completion, answer, metadata):\n"
+        "    digits = [c for c in completion if c.isdigit()]\n"
+        "    return float(bool(digits) and int(digits[0]) % 2 == 0)\n"
+    )
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp), os.getcwd()]), "HF_HUB_OFFLINE": "1"}
+
+
+def run(argv: list[str], tmp: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, env=environment(tmp), capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def versions(run_dir: Path) -> list[np.ndarray]:
+    """The versions of each completion's tokens, from the journal."""
+    out: list[np.ndarray] = []
+    for line in (run_dir / "journal.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if "finished" in record:
+            flat = np.frombuffer(zlib.decompress(base64.b64decode(record["versions"])), np.int32)
+            out += np.split(flat, np.cumsum(record["lengths"])[:-1])
+    return out
+
+
+def test_a_run_leaves_everything_it_promises_and_a_resume_goes_on(
+    model_dir: Path, data: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    done = run(command(model_dir, data, run_dir), tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = lines(run_dir)
+    evaluations = [r for r in rows if "eval/pass_rate" in r]
+    assert [r["step"] for r in evaluations] == [0, 2, 4]
+    assert all(0 <= r["eval/pass_rate"] <= 1 and r["eval/pass_rate_se"] > 0 for r in evaluations)
+    compute = [r["compute/total"] for r in evaluations]
+    assert compute[0] == 0 < compute[1] < compute[2]
+    assert [r["step"] for r in rows if "learner/loss" in r] == [1, 2, 3, 4]
+    ledger = json.loads((run_dir / "ledger.json").read_text())
+    assert ledger["unit"] == "core-hours"
+    for role in ("learner", "engine"):
+        states = ledger["roles"][role]
+        assert sum(states["states"].values()) == pytest.approx(states["wall_s"] * states["devices"], rel=0.01)
+        assert states["wall_s"] == pytest.approx(ledger["wall_s"], rel=0.03)
+    for name in ("config.yaml", "samples.jsonl", "fit.json", "curve.png", "report.html", "journal.jsonl"):
+        assert (run_dir / name).stat().st_size > 0
+    assert list(run_dir.rglob("events.out.tfevents*"))
+    AutoModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "step-000004")
+    assert "identif" in done.stdout  # three points identify nothing, and it says so
+
+    again = run(command(model_dir, data, run_dir), tmp_path)
+    assert again.returncode == 2 and "in use already" in again.stderr
+
+    argv = [sys.executable, "-m", "trainer.main", "--resume", "--run-dir", str(run_dir), "--pipeline.steps", "6"]
+    resumed = run(argv, tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [r["step"] for r in lines(run_dir) if "learner/loss" in r] == [1, 2, 3, 4, 5, 6]
+    after = [r["compute/total"] for r in lines(run_dir) if "eval/pass_rate" in r]
+    assert after == sorted(after) and len(after) == 4
+
+
+def test_at_k_0_in_fp32_the_first_batch_has_ratio_1(model_dir: Path, data: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = run(command(model_dir, data, run_dir, "--pipeline.max_lag", "0", "--pipeline.steps", "2"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    first = next(r for r in lines(run_dir) if r["step"] == 1 and "ratio/max" in r)
+    assert abs(first["ratio/max"] - 1) < 1e-4 and abs(first["ratio/min"] - 1) < 1e-4
+    assert first["lag/histogram"] == {"0": first["lag/histogram"]["0"]}
+    assert all(len(set(v.tolist())) <= 1 for v in versions(run_dir))
+
+
+def test_at_k_4_versions_mix_within_completions_and_both_sides_work_at_once(
+    model_dir: Path, data: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    more = ["--pipeline.max_lag", "4", "--pipeline.steps", "10", "--engine.max_new_tokens", "200"]
+    done = run(command(model_dir, data, run_dir, *more, "--engine.slots", "24", "--evaluation.every", "10"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert any(len(set(v.tolist())) > 1 for v in versions(run_dir))
+    histogram: dict[str, int] = {}
+    for row in lines(run_dir):
+        for lag, count in row.get("lag/histogram", {}).items():
+            histogram[lag] = histogram.get(lag, 0) + count
+    assert len(histogram) >= 3 and max(map(int, histogram)) <= 4
+    assert overlap(read_timeline(run_dir / "timeline.jsonl")) > 0
+
+
+def test_ctrl_c_saves_and_exits_cleanly(model_dir: Path, data: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000")
+    process = subprocess.Popen(argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 3, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0, process.stdout.read() if process.stdout else ""
+    finally:
+        process.kill()
+    step = max(r["step"] for r in lines(run_dir) if "learner/loss" in r)
+    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{step:06d}"]
+
+
+@pytest.mark.parametrize("role", ["engine", "learner", "controller"])
+def test_a_killed_role_ends_the_run_with_its_name(role: str, model_dir: Path, data: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000")
+    process = subprocess.Popen(argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 2, process)
+        pids = json.loads((run_dir / "pids.json").read_text())
+        os.kill(pids[role], signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert f"the {role}'s process was killed by signal 9" in err.decode()
+    for pid in pids.values():  # nothing is left running
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_bad_data_is_one_line_with_its_line_number(model_dir: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"question": "1+1=", "answer": "2"}\n{"question": \n')
+    done = run(command(model_dir, bad, tmp_path / "run"), tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert "bad.jsonl:2" in done.stderr
+
+
+def until(holds: Any, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 90
+    while not holds():
+        assert process.poll() is None, "the run ended early"
+        assert time.monotonic() < deadline, "the run did not get going"
+        time.sleep(0.2)
