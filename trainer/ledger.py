@@ -15,7 +15,7 @@ cores in time, so each holds half of them, and the unit is core-hours.
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,16 +59,16 @@ class Ledger:
         self._past_wall: float = carried["wall_s"]
         self._past_roles: dict[str, Any] = carried["roles"]
         self._past = Compute(*(carried["compute"].get(k, 0.0) for k in ("total", "evaluation", "startup")))
-        self._seconds: dict[str, Counter[str]] = {}  # role -> state -> wall seconds of this process
+        self._seconds: dict[str, dict[str, float]] = {}  # role -> state -> wall seconds of this process
         self._recent: dict[str, deque[Span]] = {}  # role -> its last spans, adjacent equal ones merged
         self._unwritten: list[Span] = []
         self._ended = False
         self._began: float | None = None
-        self._before: dict[str, Counter[str]] | None = None
+        self._before: dict[str, dict[str, float]] | None = None
 
     def add(self, spans: Spans) -> None:
         """Book what a role did. Time it has not told of (its process was being started) is start-up."""
-        seconds = self._seconds.setdefault(spans.role, Counter())
+        seconds = self._seconds.setdefault(spans.role, defaultdict(float))
         recent = self._recent.setdefault(spans.role, deque(maxlen=RECENT))
         for state, start, end in spans.spans:
             booked = recent[-1].end if recent else 0.0
@@ -101,7 +101,7 @@ class Ledger:
                 if state == "evaluate":
                     evaluation += devices * seconds
                     continue
-                untrained = seconds if state == "start-up" else before.get(role, Counter())[state]
+                untrained = seconds if state == "start-up" else before.get(role, {}).get(state, 0.0)
                 startup += devices * untrained
                 total += devices * (seconds - untrained)
         past = self._past
@@ -116,9 +116,10 @@ class Ledger:
             before = self._before or self._as_of(self._began or 0.0)
         shares = {}
         for role in self.devices:
-            spent = self._seconds.get(role, Counter()) - before.get(role, Counter())
+            past = before.get(role, {})
+            spent = {k: s - past.get(k, 0.0) for k, s in self._seconds.get(role, {}).items()}
             held = sum(s for state, s in spent.items() if state not in ("evaluate", "start-up"))
-            shares[role] = spent["idle"] / held if held else 0.0
+            shares[role] = max(0.0, spent.get("idle", 0.0)) / held if held > 0 else 0.0
         return shares
 
     def to_json(self) -> dict[str, Any]:
@@ -126,9 +127,9 @@ class Ledger:
         roles = {}
         for role in dict.fromkeys([*self._past_roles, *self._seconds]):
             past = self._past_roles.get(role, {"wall_s": 0.0, "states": {}, "seconds": {}})
-            seconds = self._seconds.get(role, Counter())
+            seconds = self._seconds.get(role, {})
             devices = self.devices.get(role, 0.0)
-            held = Counter({state: s * devices for state, s in seconds.items()})
+            held = {state: s * devices for state, s in seconds.items()}
             roles[role] = {
                 "devices": devices,
                 "wall_s": past["wall_s"] + (self._recent[role][-1].end if role in self._recent else 0.0),
@@ -156,7 +157,7 @@ class Ledger:
                 file.write(json.dumps(row) + "\n")
         self._unwritten.clear()
 
-    def _book(self, recent: deque[Span], seconds: Counter[str], span: Span) -> None:
+    def _book(self, recent: deque[Span], seconds: dict[str, float], span: Span) -> None:
         seconds[span.state] += span.end - span.start
         if recent and recent[-1].state == span.state:
             recent[-1] = recent[-1]._replace(end=span.end)
@@ -165,9 +166,9 @@ class Ledger:
             self._unwritten.append(recent[-1])
         recent.append(span)
 
-    def _as_of(self, at: float | None) -> dict[str, Counter[str]]:
+    def _as_of(self, at: float | None) -> dict[str, dict[str, float]]:
         """Seconds by role and state up to `at`; the last state goes on where nothing was reported yet."""
-        sums = {role: Counter(states) for role, states in self._seconds.items()}
+        sums = {role: dict(states) for role, states in self._seconds.items()}
         if at is None:
             return sums
         for role, recent in self._recent.items():
