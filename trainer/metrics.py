@@ -1,0 +1,140 @@
+"""What a run records: metrics.jsonl and samples.jsonl, TensorBoard events, Weights & Biases when asked.
+
+One JSON object a line, valid JSON always: NaN and infinities become null, and `non_finite` lists their
+keys. Names are `train/reward`, `eval/pass_rate`, `compute/total` and so on; every line has `step`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.config import Config, ConfigError, to_dict
+
+
+class MetricsWriter:
+    """Appends to the run folder; every line is flushed, so a crash loses none that were written."""
+
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        for package in ("tensorboard", "wandb"):
+            if getattr(config.logging, package):
+                _require(package)
+        self._run_dir = run_dir
+        self._metrics = open_appending(run_dir / "metrics.jsonl")
+        self._samples = open_appending(run_dir / "samples.jsonl")
+        self._with_tensorboard = config.logging.tensorboard
+        self._events: Any = None  # TensorBoard is imported at the first line, which is after start-up
+        self._wandb = _start_wandb(run_dir, config) if config.logging.wandb else None
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl, and its finite numbers to TensorBoard and W&B."""
+        line = finite(metrics)
+        _append(self._metrics, line)
+        scalars = dict(_scalars(line))
+        step = int(scalars.get("step", 0))
+        if self._with_tensorboard:
+            self._write_events(step, {k: v for k, v in scalars.items() if k not in ("step", "time")})
+        if self._wandb is not None:
+            self._wandb.log(scalars)
+
+    def write_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        """One line of samples.jsonl for each sample."""
+        for sample in samples:
+            _append(self._samples, finite(sample))
+
+    def close(self) -> None:
+        """Close the files; a second call does nothing."""
+        self._metrics.close()
+        self._samples.close()
+        if self._events is not None:
+            self._events.close()
+            self._events, self._with_tensorboard = None, False
+        if self._wandb is not None:
+            self._wandb.finish()
+            self._wandb = None
+
+    def _write_events(self, step: int, scalars: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if self._events is None:
+            self._events = EventFileWriter(str(self._run_dir / "tensorboard"), flush_secs=5)
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+
+def finite(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record as JSON can hold it: NaN and infinities are None, and `non_finite` lists their keys."""
+    lost: list[str] = []
+
+    def clean(value: Any, key: str) -> Any:
+        if hasattr(value, "tolist"):  # NumPy and torch numbers and arrays
+            value = value.tolist()
+        if isinstance(value, float) and not math.isfinite(value):
+            lost.append(key)
+            return None
+        if isinstance(value, Mapping):
+            return {str(k): clean(v, f"{key}.{k}") for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [clean(v, f"{key}.{i}") for i, v in enumerate(value)]
+        return value
+
+    line = {str(k): clean(v, str(k)) for k, v in record.items()}
+    return line | {"non_finite": lost} if lost else line
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl or samples.jsonl; a half-written last line is left out."""
+    records = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                break
+            try:
+                records.append(json.loads(line))
+            except ValueError as e:
+                raise ConfigError(
+                    f"{path}, line {number}: not a JSON object ({e}); one object a line was expected: "
+                    "repair or delete that line"
+                ) from e
+    return records
+
+
+def open_appending(path: Path) -> IO[str]:
+    """Open for appending; what a crash left of a half-written last line is cut off first."""
+    if path.exists():
+        with path.open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    return path.open("a", encoding="utf-8")
+
+
+def _append(file: IO[str], line: Mapping[str, Any]) -> None:
+    file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+    file.flush()
+
+
+def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    return ((k, v) for k, v in line.items() if isinstance(v, int | float) and not isinstance(v, bool))
+
+
+def _start_wandb(run_dir: Path, config: Config) -> Any:
+    import wandb  # type: ignore[import-not-found, unused-ignore]
+
+    run = wandb.init(project="sigmoid-rl", name=run_dir.name, dir=str(run_dir), config=to_dict(config))
+    # An evaluation of version v is told after step v + 1, and W&B drops what goes back by its own counter.
+    run.define_metric("*", step_metric="step")
+    return run
+
+
+def _require(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"logging.{package} is on, but {package} is not installed; `pip install {package}`, "
+            f"or set --logging.{package} false"
+        )
