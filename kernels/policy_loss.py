@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.check import checked
 from kernels.objectives import CISPO, Objective
-from kernels.rows import chunk_rows, logits_of, softmax_rows
+from kernels.rows import CACHED_ROWS, chunk_rows, logits_of, softmax_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +101,27 @@ class _PolicyLoss(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
         logp, entropy, ratio, loss = (torch.empty(n, dtype=dtype, device=hidden.device) for _ in range(4))
         truncated = torch.empty(n, dtype=torch.bool, device=hidden.device)
-        for at in torch.arange(n).split(chunk_rows(v, dtype.itemsize)):
-            rows = slice(int(at[0]), int(at[-1]) + 1)
-            r = softmax_rows(logits_of(hidden[rows], w, inverse_temperature[rows], logits_dtype), targets[rows])
-            term = objective(r.logp, logprobs_gen[rows], advantages[rows])
-            logp[rows], entropy[rows] = r.logp, r.entropy
-            loss[rows], ratio[rows], truncated[rows] = term.loss, term.ratio, term.truncated
-            if not (needs_hidden or needs_weight):
-                continue
-            # dz_j = −c π_j, dz_y = c (1 − π_y) = c Σ_{j≠y} e_j / Σ, which keeps its precision as π_y → 1
-            c = token_weights[rows] * term.dloss_dlogp * inverse_temperature[rows] / r.total
-            dz = r.exp.mul_(-c[:, None]).scatter_(1, targets[rows, None], (c * r.others)[:, None])
+        step = chunk_rows(v, dtype.itemsize)
+        scratch = torch.empty(min(n, CACHED_ROWS), v, dtype=dtype, device=hidden.device)
+        for start in range(0, n, step):
+            chunk = slice(start, start + step)
+            logits = logits_of(hidden[chunk], w, inverse_temperature[chunk], logits_dtype)
+            for first, z in zip(range(start, n, CACHED_ROWS), logits.split(CACHED_ROWS), strict=False):
+                rows = slice(first, first + len(z))
+                r = softmax_rows(z, targets[rows], scratch)
+                term = objective(r.logp, logprobs_gen[rows], advantages[rows])
+                logp[rows], entropy[rows] = r.logp, r.entropy
+                loss[rows], ratio[rows], truncated[rows] = term.loss, term.ratio, term.truncated
+                if needs_hidden or needs_weight:
+                    # dz_j = −c π_j; dz_y = c (1 − π_y) = c Σ_{j≠y} e_j / Σ keeps its precision as π_y → 1
+                    c = token_weights[rows] * term.dloss_dlogp * inverse_temperature[rows] / r.total
+                    torch.mul(r.exp, -c[:, None], out=z).scatter_(
+                        1, targets[rows, None], (c * r.others)[:, None]
+                    )
             if d_hidden is not None:
-                torch.mm(dz, w.to(dtype), out=d_hidden[rows])
+                torch.mm(logits, w.to(dtype), out=d_hidden[chunk])
             if d_weight is not None:
-                d_weight.addmm_(dz.t(), hidden[rows].to(dtype))
+                d_weight.addmm_(logits.t(), hidden[chunk].to(dtype))
         ctx.save_for_backward(
             d_hidden.to(hidden.dtype) if d_hidden is not None else None,
             d_weight.to(weight.dtype) if d_weight is not None else None,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 64 << 20  # of one chunk of logits: well past any cache, well below any memory
+CACHED_ROWS = 32  # rows worked on at a time: their logits stay in the cache between the passes over them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ def logits_of(hidden: Tensor, weight: Tensor, inverse_temperature: Tensor, logit
     return logits.mul_(inverse_temperature[:, None])
 
 
-def softmax_rows(logits: Tensor, targets: Tensor) -> Rows:
-    """log π(target) and entropy of each row. Consumes `logits`.
+def softmax_rows(logits: Tensor, targets: Tensor, scratch: Tensor | None = None) -> Rows:
+    """log π(target) and entropy of each row. Consumes `logits`; `scratch` (≥ C, V) receives `exp`.
 
     log π = −log1p(Σ_{j≠y} e^{z_j − z_y}) keeps its relative precision as log π → 0; where the target is so
     unlikely that e^{z_y − max} loses digits, log π = z_y − max − log Σ.
@@ -46,7 +47,7 @@ def softmax_rows(logits: Tensor, targets: Tensor) -> Rows:
     target = targets[:, None]
     z = logits.sub_(logits.amax(1, keepdim=True))  # (C, V), all ≤ 0
     z_y = z.gather(1, target)[:, 0]
-    exp = torch.exp(z)
+    exp = torch.exp(z, out=None if scratch is None else scratch[: len(z)])
     exp_y = exp.gather(1, target)[:, 0]
     others = exp.scatter_(1, target, 0.0).sum(1)
     exp.scatter_(1, target, exp_y[:, None])
@@ -54,5 +55,5 @@ def softmax_rows(logits: Tensor, targets: Tensor) -> Rows:
     log_total = total.log()
     likely = z_y > -20
     logp = torch.where(likely, -torch.log1p(others / exp_y.clamp(min=1e-30)), z_y - log_total)
-    mean_z = torch.linalg.vecdot(exp, z.clamp_(min=-1e4)) / total  # a −inf logit has probability 0, not NaN
+    mean_z = torch.linalg.vecdot(exp, z) / total
     return Rows(exp, total, others, logp, log_total - mean_z)
