@@ -1,0 +1,121 @@
+"""What the controller asks of an engine, and the client that asks it over a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from trainer.messages import Abort, Pause, Paused, Ready, Resume, Shutdown, UpdateWeights, WeightsHeld
+from trainer.types import Completion, Request
+
+
+class Engine(Protocol):
+    """A generator of completions. Weights change between two tokens; running sequences keep their KV."""
+
+    def stream(self, request: Request) -> AsyncIterator[Completion]:
+        """The request's n completions, each as soon as it ends."""
+        ...
+
+    async def update_weights(self, version: int, path: str) -> None:
+        """Return once the engine holds `version`, read from the safetensors file (none: unchanged weights)."""
+        ...
+
+
+class EngineClient:
+    """An Engine in another process. Once that is dead, every call raises ConnectionError with its name."""
+
+    def __init__(self, conn: Connection, name: str) -> None:
+        self.name, self._conn = name, conn
+        self._streams: dict[str, asyncio.Queue[Completion | Exception]] = {}
+        self._answers: dict[type[Any], asyncio.Queue[Any]] = {
+            kind: asyncio.Queue() for kind in (Ready, WeightsHeld, Paused)
+        }
+        self._dead: Exception | None = None
+        asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
+
+    async def ready(self) -> dict[str, Any]:
+        """What the engine says of itself once it can take work."""
+        return (await self._answer(Ready)).info
+
+    async def stream(self, request: Request) -> AsyncIterator[Completion]:
+        """The request's completions as they end; leaving the loop early aborts the rest."""
+        queue: asyncio.Queue[Completion | Exception] = asyncio.Queue()
+        self._streams[request.request_id] = queue
+        left = request.n
+        try:
+            self._send(request)
+            while left:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                left -= 1
+                yield item
+        finally:
+            del self._streams[request.request_id]
+            if left and self._dead is None:
+                self._send(Abort(frozenset({request.request_id})))
+
+    async def update_weights(self, version: int, path: str) -> None:
+        """See Engine."""
+        self._send(UpdateWeights(version, path))
+        held: WeightsHeld = await self._answer(WeightsHeld)
+        if held.version != version:
+            raise RuntimeError(f"{self.name} holds version {held.version} where {version} was pushed")
+
+    async def pause(self) -> None:
+        """Return once the engine stands still; sequences and KV stay."""
+        self._send(Pause())
+        await self._answer(Paused)
+
+    def resume(self) -> None:
+        """Go on generating."""
+        self._send(Resume())
+
+    def abort(self) -> None:
+        """End every request; streams yield what there is."""
+        self._send(Abort())
+
+    def close(self) -> None:
+        """Ask the process to end."""
+        asyncio.get_running_loop().remove_reader(self._conn.fileno())
+        if self._dead is None:
+            try:
+                self._conn.send(Shutdown())
+            except OSError as e:
+                self._dead = e
+
+    def _send(self, message: object) -> None:
+        if self._dead is None:
+            try:
+                self._conn.send(message)
+                return
+            except OSError:
+                self._die()
+        raise self._dead or ConnectionError(f"{self.name} has died")
+
+    async def _answer(self, kind: type[Any]) -> Any:
+        answer = await self._answers[kind].get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _receive(self) -> None:
+        try:
+            message = self._conn.recv()
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(self._conn.fileno())
+            self._die()
+            return
+        if isinstance(message, list):
+            for completion in message:
+                if queue := self._streams.get(completion.request_id):  # None: aborted meanwhile
+                    queue.put_nowait(completion)
+        else:
+            self._answers[type(message)].put_nowait(message)
+
+    def _die(self) -> None:
+        self._dead = ConnectionError(f"{self.name}'s process has died")
+        for queue in (*self._streams.values(), *self._answers.values()):
+            queue.put_nowait(self._dead)

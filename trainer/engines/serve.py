@@ -1,0 +1,86 @@
+"""The engine's process: takes messages between two tokens, generates, tells what it does."""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+import torch
+
+from trainer.clock import Clock
+from trainer.config import Config, ConfigError
+from trainer.engines.torch_engine import TorchEngine
+from trainer.messages import (
+    Abort,
+    Event,
+    Failed,
+    Pause,
+    Paused,
+    Ready,
+    Resume,
+    Shutdown,
+    UpdateWeights,
+    WeightsHeld,
+)
+from trainer.types import Request
+
+TELL_EVERY_S = 1.0
+
+
+def engine_main(config: Config, model_dir: str, conn: Connection, threads: int, telemetry: Connection) -> None:
+    """Entry of the spawned process; returns on Shutdown or when the controller is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers Ctrl-C for all
+    clock = Clock("engine", telemetry.send)
+    try:
+        torch.set_num_threads(threads)
+        dtype = getattr(torch, config.model.dtype)
+        engine = TorchEngine(model_dir, dtype, config.model.fp32_head, config.engine.slots)
+        conn.send(Ready({"kind": "torch", "dtype": config.model.dtype, "threads": threads, "slots": engine.slots}))
+        _serve(engine, conn, clock, telemetry)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the controller is gone, and the launcher knows
+    except Exception as e:
+        user_error = isinstance(e, ConfigError)
+        telemetry.send(Failed("engine", str(e) or repr(e), traceback.format_exc(), user_error))
+        raise SystemExit(1) from e
+    finally:
+        clock.flush()
+
+
+def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connection) -> None:
+    paused, told, busy_s = False, time.monotonic(), 0.0
+    while True:
+        clock.enter("idle" if paused or engine.idle else "generate")
+        while conn.poll(None if paused or engine.idle else 0):
+            match conn.recv():
+                case Request() as request:
+                    engine.submit(request)
+                case UpdateWeights(version, path):
+                    with clock.state("weight_update"):
+                        began = time.monotonic()
+                        engine.update_weights(version, path)
+                    conn.send(WeightsHeld(version, time.monotonic() - began))
+                case Abort(request_ids):
+                    conn.send(engine.abort(request_ids))
+                case Pause():
+                    paused = True
+                    conn.send(Paused())
+                case Resume():
+                    paused = False
+                case Shutdown():
+                    return
+        clock.enter("generate")
+        began = time.monotonic()
+        ended = engine.step()
+        share = engine.evaluation_share()
+        if share:
+            clock.split({"generate": 1 - share, "evaluate": share})
+        if ended:
+            conn.send(ended)
+        now = time.monotonic()
+        busy_s += now - began
+        if now - told > TELL_EVERY_S:
+            telemetry.send(Event("engine", now, {"tokens": engine.generated, "busy_s": busy_s}))
+            told = now
