@@ -80,11 +80,11 @@ def _token_weights(lengths: Sequence[Sequence[int]], objective: ObjectiveConfig)
     tokens = sum(sum(group) for group in lengths)
     match objective.aggregation:
         case "prompt":
-            return [[1 / (prompts * sum(group))] * len(group) for group in lengths]
+            return [[1 / (prompts * sum(group)) for _ in group] for group in lengths]
         case "sample":
             return [[1 / (completions * n) for n in group] for group in lengths]
         case "token":
-            return [[1 / tokens] * len(group) for group in lengths]
+            return [[1 / tokens for _ in group] for group in lengths]
 
 
 def _stats(groups: Sequence[Group], surviving: Sequence[Sequence[int]], version: int) -> dict[str, float]:
