@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -73,6 +73,7 @@ class Controller:
         self.version = 0  # the learner's
         self._slots = asyncio.Semaphore(0)
         self._groups: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()  # by ordinal
+        self._tasks: set[asyncio.Task[Any]] = set()  # all that must end with the run
         self._weights: asyncio.Queue[tuple[int, str, float]] = asyncio.Queue()
         self._restored: dict[int, Group] = {}
         self._pending: list[Issued] = []
@@ -95,16 +96,21 @@ class Controller:
         self.emit("training_begins", {})
         for _ in range((self.config.pipeline.max_lag + 1) * self.config.pipeline.prompts_per_step):
             self._slots.release()
-        pusher = asyncio.create_task(self._push(), name="push")
-        feeder = asyncio.create_task(self._feed(), name="feed")
+        pusher, feeder = self._spawn(self._push(), "push"), self._spawn(self._feed(), "feed")
         try:
             await self._first_of(self._train(), pusher, feeder)
-            await self._weights.join()  # the last weights, and their evaluation
+            await self._first_of(self._weights.join(), pusher)  # the last weights, and their evaluation
         finally:
-            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+            tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _feed(self) -> None:
         """Start a group whenever a slot is free; tasks queue in the order of their ordinals."""
@@ -112,7 +118,7 @@ class Controller:
         for _ in range(self.version * self.config.pipeline.prompts_per_step, total):
             await self._slots.acquire()
             issued = self._pending.pop(0) if self._pending else self.sampler.next()
-            self._groups.put_nowait(asyncio.create_task(self._group(issued), name=f"group {issued.ordinal}"))
+            self._groups.put_nowait(self._spawn(self._group(issued), f"group {issued.ordinal}"))
         await asyncio.Future()  # enough groups for the last batch are on their way
 
     async def _group(self, issued: Issued) -> Group:

@@ -16,7 +16,7 @@ from typing import Any
 from trainer.config import Config, ConfigError
 from trainer.controller import Controller
 from trainer.data import load_prompts
-from trainer.engines.client import EngineClient
+from trainer.engines.protocol import EngineClient
 from trainer.journal import Journal, replay
 from trainer.learner_client import LearnerClient
 from trainer.messages import Event, Failed
@@ -31,8 +31,8 @@ def controller_main(
     model_dir: str,
     engine_conns: Sequence[Connection],
     learner_conn: Connection,
-    telemetry: Connection,
     resume: dict[str, Any] | None,
+    telemetry: Connection,
 ) -> None:
     """Entry of the spawned process. `resume` is the controller state of a checkpoint, with its 'path'."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers Ctrl-C for all
@@ -60,7 +60,7 @@ async def _run(
         stack.callback(learner.close)
         engines = [EngineClient(conn, f"engine {i}") for i, conn in enumerate(engine_conns)]
         for engine in engines:
-            stack.push_async_callback(engine.close)
+            stack.callback(engine.close)
         emit("phase", {"name": "loading data and models"})
         from transformers import AutoTokenizer  # takes seconds: the roles' pipes are already open
 
@@ -110,7 +110,7 @@ async def _restore(controller: Controller, config: Config, sampler: Sampler, res
     upto = resume["sampler"]["ordinal"]
     controller.restore(version, {o: i for o, i in issued.items() if o < upto}, finished)
     for engine in controller.engines:
-        await engine.update_weights(version, str(Path(resume["path"]) / "model.safetensors"))
+        await engine.update_weights(version, "")  # it loaded the checkpoint's weights
 
 
 def stop_ids(tokenizer: Any, stop: Sequence[str]) -> frozenset[int]:

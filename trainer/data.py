@@ -52,8 +52,8 @@ def load_prompts(config: DataConfig, tokenizer: Any) -> Dataset:
     if not config.held_out_source:
         if len(prompts) <= config.held_out:
             raise ConfigError(
-                f"{config.source}: {len(prompts)} different prompts, but data.held_out takes {config.held_out} "
-                "and at least one must be left to train on; lower data.held_out or raise data.size"
+                f"{config.source}: {len(prompts)} different prompts; data.held_out takes {config.held_out}"
+                " and at least one must be left to train on; lower data.held_out or raise data.size"
             )
         held = sorted(prompts)[: config.held_out]
         train = tuple(p for i, p in prompts.items() if i > held[-1])
@@ -73,9 +73,7 @@ def _prompts(source: str, config: DataConfig, tokenizer: Any, whole: bool = Fals
     """All different prompts of a source by id, in its order; `whole` reads a file past data.size."""
     pattern = _answer_regex(config.answer_pattern)
     prompts: dict[str, Prompt] = {}
-    count = 0
-    for row in _rows(source, config):
-        count += 1
+    for count, row in enumerate(_rows(source, config), 1):
         text = _render(row, config)
         prompt_id = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:ID_CHARS]
         if prompt_id not in prompts:
@@ -186,7 +184,7 @@ def _rows(source: str, config: DataConfig) -> Iterator[Row]:
     path = Path(source).expanduser()
     if path.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(
-            f"data source {source!r}: expected reasoning_gym:TASK, datasets:NAME, or a .jsonl or .parquet file"
+            f"data source {source!r}: expected reasoning_gym:TASK, datasets:NAME, a .jsonl or .parquet file"
         )
     if not path.is_file():
         raise ConfigError(f"data file {source} does not exist (looked for {path.absolute()})")

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.metrics import open_appending
 from trainer.sampler import Issued
 from trainer.types import Group, Prompt, Rollout
 
@@ -27,7 +28,7 @@ class Journal:
     """Appends one JSON line a record to `journal.jsonl`; each line is flushed as it is written."""
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[str] = path.open("a")
+        self._file: IO[str] = open_appending(path)
 
     def issued(self, issued: Issued) -> None:
         """A prompt was handed out."""

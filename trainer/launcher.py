@@ -19,7 +19,7 @@ from trainer.engines.serve import engine_main
 from trainer.learner import learner_main
 from trainer.ledger import Ledger
 from trainer.messages import Event, Failed, Spans
-from trainer.metrics import MetricsWriter
+from trainer.metrics import MetricsWriter, read
 from trainer.run_folder import write_atomic
 from trainer.scaling import EvalPoint, Fit, fit_run
 from trainer.ui import View
@@ -49,6 +49,10 @@ class Launcher:
         self.failure: Failed | None = None
         self._interrupts = 0
         self._ledger_written = self.start
+        self._engine_before = (0.0, 0.0)  # tokens and busy seconds told last
+        self._engine_rate = 0.0
+        if resume:
+            self._recall()
         self._roles: dict[str, tuple[SpawnProcess, Connection]] = {}
         self._spawn(model_dir, cores)
 
@@ -56,6 +60,7 @@ class Launcher:
         # Idle OpenMP threads must sleep, not spin: engine and learner share the cores.
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
         context = multiprocessing.get_context("spawn")
+        (self.run_dir / "logs").mkdir(exist_ok=True)
         engine_conn, engine_end = context.Pipe()
         learner_conn, learner_end = context.Pipe()
         config = self.config
@@ -70,7 +75,8 @@ class Launcher:
         }
         for role, (target, args) in work.items():
             ours, theirs = context.Pipe()
-            process = context.Process(target=_role, args=(target, theirs, args), name=role)
+            log = self.run_dir / "logs" / f"{role}.log"
+            process = context.Process(target=_role, args=(target, theirs, args, str(log)), name=role)
             process.start()
             theirs.close()
             self._roles[role] = (process, ours)
@@ -106,7 +112,7 @@ class Launcher:
                 process.join()
             conn.close()
         self._roles.clear()
-        self._write_ledger(0)
+        self._write_ledger(0, last=True)
         self.metrics.close()
 
     def _join(self) -> None:
@@ -166,10 +172,26 @@ class Launcher:
             case Event(kind="sample"):
                 self.metrics.write_samples([message.data])
                 self.view.sample(message.data)
+            case Event(kind="engine"):
+                told = (message.data["tokens"], message.data["busy_s"])
+                tokens, seconds = (now - before for now, before in zip(told, self._engine_before, strict=True))
+                self._engine_before = told
+                self._engine_rate = tokens / seconds if seconds else 0.0
             case Event(kind="done"):
                 self.done = True
             case Event():
                 self.view.log(_in_words(message))
+
+    def _recall(self) -> None:
+        """Take the curve and the view's history from the metrics of the run that goes on."""
+        for line in read(self.run_dir / "metrics.jsonl"):
+            if "eval/pass_rate" in line:
+                self.points.append(
+                    EvalPoint(
+                        line["step"], line["compute/total"], line["eval/pass_rate"], line["eval/pass_rate_se"]
+                    )
+                )
+            self.view.update(line)
 
     def _record(self, at: float, data: dict[str, Any]) -> None:
         """One line of metrics.jsonl: the event's own numbers and the compute at its moment."""
@@ -179,6 +201,7 @@ class Launcher:
             "compute/total": compute.total,
             "compute/evaluation": compute.evaluation,
             "compute/startup": compute.startup,
+            "engine/tokens_per_s": self._engine_rate,
         }
         line |= {f"idle/{role}": share for role, share in self.ledger.idle_shares().items()}
         self.metrics.write(line)
@@ -199,14 +222,17 @@ class Launcher:
             }
         self._record(at, line)
 
-    def _write_ledger(self, every: float) -> None:
+    def _write_ledger(self, every: float, last: bool = False) -> None:
         if time.monotonic() - self._ledger_written >= every:
             self._ledger_written = time.monotonic()
-            write_atomic(self.run_dir / "ledger.json", json.dumps(self.ledger.to_json(), indent=1))
+            self.ledger.write(self.run_dir, last)
 
 
-def _role(target: Any, telemetry: Connection, args: tuple[Any, ...]) -> None:
-    """Entry of every spawned process."""
+def _role(target: Any, telemetry: Connection, args: tuple[Any, ...], log: str) -> None:
+    """Entry of every spawned process; what libraries print goes to its log, not into the live view."""
+    with open(log, "a", buffering=1) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     target(*args, telemetry=telemetry)
 
 

@@ -52,11 +52,10 @@ async def rollout_prompt(
     )
     if ctx.config.engine.interruption.enabled:
         return list(await asyncio.gather(*(_interrupted(ctx, prompt, request, i) for i in range(n))))
-    tasks = []
-    async with asyncio.TaskGroup() as group:
-        async for completion in ctx.engine.stream(request):
-            tasks.append((completion.index, group.create_task(_verified(ctx, prompt, completion))))
-    return [task.result() for _, task in sorted(tasks, key=lambda t: t[0])]
+    verifying = {}
+    async for completion in ctx.engine.stream(request):
+        verifying[completion.index] = asyncio.ensure_future(_verified(ctx, prompt, completion))
+    return [await verifying[i] for i in range(n)]
 
 
 async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, index: int) -> Rollout:
@@ -67,7 +66,7 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
     settings = ctx.config.engine.interruption
     budget = int(np.random.default_rng([request.seed, index]).integers(settings.lo, settings.hi + 1))
     think = replace(request, request_id=f"{request.request_id}.{index}", n=1, max_tokens=budget)
-    think = replace(think, seed=request.seed * 65_537 + index)
+    think = replace(think, seed=request.seed * 65_537 + 2 * index)  # odd ones are for the answers
     first = await _only(ctx.engine, think)
     if first.finish_reason != "length":
         return await _verified(ctx, prompt, replace(first, index=index))

@@ -26,9 +26,10 @@ def configured(tmp_path: Path, k: int, steps: int = 12, prompts_per_step: int = 
     } | pipeline
     return replace(
         config,
-        pipeline=replace(config.pipeline, completions_per_prompt=2, no_positive_resampling=False, **pipeline),
+        pipeline=replace(config.pipeline, completions_per_prompt=2, **pipeline),
         evaluation=replace(config.evaluation, every=4, samples=1),
         engine=replace(config.engine, max_new_tokens=40),
+        objective=replace(config.objective, drop_zero_variance=False),
     )
 
 
@@ -120,7 +121,6 @@ def test_a_failing_push_ends_the_run(tmp_path: Path) -> None:
 
 def test_all_prompts_solved_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     config = configured(tmp_path, 0, no_positive_resampling=True, npr_threshold=0.01, steps=100)
-    config = replace(config, pipeline=replace(config.pipeline, no_positive_resampling=True))
     with pytest.raises(ConfigError, match="no-positive-resampling leaves none"):
         asyncio.run(asyncio.wait_for(controller(config, FakeEngine(), FakeLearner(), []).run(), 20))
 

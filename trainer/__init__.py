@@ -1,0 +1,1 @@
+"""The reinforcement-learning trainer: launcher, controller, engines, learner, ledger, curve."""

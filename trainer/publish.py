@@ -1,0 +1,93 @@
+"""Hands new weights to the engines: one safetensors file a version, in shared memory where there is room.
+
+The reader deletes each file. The folder is locked by its process, so a later run can tell that a folder's
+owner is dead, and removes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.config import ConfigError
+
+SHARED = Path("/dev/shm")
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+
+
+class Publisher:
+    """Writes weights as `dtype`. `files` is how many may lie there at once."""
+
+    def __init__(self, run_dir: str, size: int, files: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        root = SHARED if SHARED.is_dir() and _free(SHARED) > size * files else Path(run_dir)
+        _sweep(root)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"sigmoid-rl-{os.getuid()}-", dir=root))
+        self._lock = (self.folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        atexit.register(self.close)
+
+    def publish(self, weights: Mapping[str, Tensor], version: int) -> str:
+        """Write the file aside, rename it, return its path."""
+        path = self.folder / f"version-{version:06d}.safetensors"
+        aside = path.with_suffix(".part")
+        try:
+            _write(aside, weights, self.dtype)
+        except OSError as e:
+            aside.unlink(missing_ok=True)
+            raise ConfigError(
+                f"cannot publish the weights to {self.folder}: {e.strerror}; free space there, then --resume"
+            ) from e
+        aside.rename(path)
+        return str(path)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+
+def unique_weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The parameters by name, tied ones once."""
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def _write(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """The safetensors format, tensor by tensor: no copy of the whole model is made on the way."""
+    header, at = {}, 0
+    for name, w in weights.items():
+        end = at + w.numel() * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(w.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # data must start at a multiple of 8
+    with path.open("wb", buffering=0) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for w in weights.values():
+            view = memoryview(w.to(dtype).contiguous().view(-1).view(torch.uint8).numpy())
+            while view:
+                view = view[file.write(view) :]
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def _sweep(root: Path) -> None:
+    """Remove this user's folders whose owner is dead: its lock ended with it."""
+    for folder in root.glob(f"sigmoid-rl-{os.getuid()}-*"):
+        try:
+            with (folder / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # its owner lives, or has not locked it yet

@@ -1,0 +1,123 @@
+"""Which function judges a kind of answer, in the controller's process (quick) or in a worker (slow)."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from trainer.config import ConfigError
+from trainer.types import Outcome, Prompt
+from trainer.verifiers.exact import judge_exact
+from trainer.verifiers.math_answer import answer_part, judge_math_quick, judge_math_slow
+from trainer.verifiers.number import judge_number, literal_number
+
+Judgement = tuple[float, Outcome]
+Scorer = Callable[[str, str, dict[str, Any]], Judgement]
+_INERT = re.compile(r"[0-9\s+*/^().,%$-]*|[A-Za-z0-9\s+*/^,;!?'%$-]*")
+BUILT_IN = ("math", "exact", "number", "reasoning_gym")
+
+
+def needs_workers(kind: str) -> bool:
+    """Whether some completions of this kind can only be judged in a worker."""
+    return kind not in ("exact", "number")
+
+
+def check_kind(kind: str) -> None:
+    """Refuse a kind that is neither built in nor module:function."""
+    module, colon, function = kind.partition(":")
+    if kind not in BUILT_IN and not (colon and module and function.isidentifier()):
+        raise ConfigError(f"verifier.kind {kind!r}: expected {', '.join(BUILT_IN)}, or module:function")
+
+
+def check_answers(kind: str, prompts: Iterable[Prompt]) -> None:
+    """Refuse gold answers that no completion could ever match under this kind."""
+    for prompt in prompts:
+        at = f"the answer to {prompt.text[-60:]!r} is {prompt.answer[:60]!r}"
+        if kind == "number" and literal_number(prompt.answer) is None:
+            raise ConfigError(f"verifier.kind number, but {at}, no literal number; use math or exact")
+        if kind == "reasoning_gym" and "item" not in prompt.metadata:
+            raise ConfigError(f"verifier.kind reasoning_gym, but {at} of another source; use math or exact")
+        if kind in ("exact", "math") and not prompt.answer:
+            raise ConfigError(f"verifier.kind {kind}, but {at}; use reasoning_gym, the task's own scorer")
+
+
+def judge_quick(kind: str, completion: str, answer: str) -> Judgement | None:
+    """The judgement where text comparison settles it (microseconds), None where a worker must."""
+    if kind == "number":
+        return judge_number(completion, answer)
+    if kind == "exact":
+        return judge_exact(completion, answer)
+    if kind == "math":
+        return judge_math_quick(completion, answer)
+    if kind == "reasoning_gym":
+        given = _reasoning_gym_answer(completion)
+        if given and given == answer:
+            return 1.0, "correct"
+        if not given or len(given) > max(500, 4 * len(answer)):
+            return 0.0, "unparsable"
+    return None
+
+
+def may_execute(kind: str, completion: str) -> bool:
+    """Whether a scorer that evaluates this text might call or change something: then its worker is used
+    no further. Arithmetic, and words without brackets, dots or underscores, cannot."""
+    return kind == "reasoning_gym" and not _INERT.fullmatch(_reasoning_gym_answer(completion))
+
+
+def load_scorer(kind: str) -> Scorer:
+    """The worker's function of a kind; imports what it needs, and raises ConfigError where it cannot."""
+    if kind == "math":
+        # One judgement before the first fork: what it imports and caches is shared by every worker.
+        judge_math_slow("\\boxed{(1, \\frac{1}{2})}", "(1, \\frac{2}{4})")
+        return lambda completion, answer, metadata: judge_math_slow(completion, answer)
+    if kind == "reasoning_gym":
+        importlib.import_module("reasoning_gym")
+        return _judge_reasoning_gym
+    module, _, name = kind.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as e:  # whatever the user's module raises on import
+        raise ConfigError(
+            f"verifier.kind {kind}: cannot import it: {type(e).__name__}: {e}; the module is looked for in "
+            f"the current folder and on sys.path ({len(sys.path)} entries)"
+        ) from e
+    if not callable(function):
+        raise ConfigError(f"verifier.kind {kind}: {name} is {type(function).__name__}, expected a function")
+    return lambda completion, answer, metadata: _user_score(function(completion, answer, metadata))
+
+
+def _user_score(value: Any) -> Judgement:
+    score = float(value)
+    if not (math.isfinite(score) and 0.0 <= score <= 1.0):
+        raise ValueError(f"the score is {value!r}, expected a number from 0 to 1")
+    return score, "correct" if score == 1.0 else "wrong"
+
+
+def _reasoning_gym_answer(completion: str) -> str:
+    """After the thinking, what stands in the last <answer> tag, or all of it."""
+    part = answer_part(completion)
+    _, tag, tagged = part.rpartition("<answer>")
+    return (tagged.partition("</answer>")[0] if tag else part).strip()
+
+
+_tasks: dict[str, Any] = {}  # one task object per worker: making it can read files
+
+
+def _judge_reasoning_gym(completion: str, answer: str, metadata: dict[str, Any]) -> Judgement:
+    """The task's own scorer on the very item, made again from its seed. Partial scores count as wrong."""
+    import reasoning_gym
+
+    item = metadata["item"]
+    key = repr((item["task"], item["arguments"]))
+    if key not in _tasks:
+        _tasks[key] = reasoning_gym.create_dataset(item["task"], **item["arguments"])
+    entry = _tasks[key][item["index"]]
+    try:
+        score = _tasks[key].score_answer(answer=_reasoning_gym_answer(completion), entry=entry)
+    except Exception:  # some scorers raise on text they cannot read
+        return 0.0, "unparsable"
+    return (1.0, "correct") if score >= 1.0 else (0.0, "wrong")

@@ -1,0 +1,118 @@
+"""Kind `math`: the final answer of a solution, compared by value.
+
+1. Only the text after the last `</think>` counts; a `<think>` that never ends has no answer.
+2. The candidate is the content of the last \\boxed{}. Without a box it is the last line, from its last
+   `=`, `:` or ` is ` on; there one number must stand alone, so that `71 or 72` is not an answer.
+3. Same text after normalisation: correct. Gold a plain number: the candidate must be a literal number
+   too, or `17+25`, `4!` and `1=1` would do. Both need no worker.
+4. Else math-verify decides, in a worker, on at most MAX_CHARS characters. It evaluates: a gold like
+   \\frac{\\pi}{4} is also matched by \\arctan(1). That cannot be told from an answer by its form.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from trainer.types import Outcome
+from trainer.verifiers.number import MAX_CHARS, fold, literal_number
+
+_CORRECT: tuple[float, Outcome] = (1.0, "correct")
+_WRONG: tuple[float, Outcome] = (0.0, "wrong")
+_UNPARSABLE: tuple[float, Outcome] = (0.0, "unparsable")
+_CHOICE = re.compile(r"\bor\b")
+_SCALE = re.compile(r"hundred|thousand|million|billion|dozen")  # a unit of these changes the value
+_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textnormal)\s*\{([^{}]*)\}")
+_UNIT = re.compile(
+    r"(?:\\[ ,;!]|\s)*"
+    r"(?:\\(?:text|mathrm|mbox|textnormal)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?|\\?%|\^\{?\\circ\}?)$"
+)
+_NOISE = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[ ,;:!]|\s+|[$~]")
+_ANSWER_AT = re.compile(r"=|:|\bis\b")
+
+
+def answer_part(completion: str) -> str:
+    """What may be judged: the text after the thinking."""
+    _, marker, after = completion.rpartition("</think>")
+    if not marker and "<think>" in completion:
+        return ""
+    return after
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last \\boxed{...} with balanced braces, None where there is none."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    for end in range(start + 6, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if depth == 0:
+            return text[start + 7 : end]
+    return None
+
+
+def normalise(latex: str) -> str:
+    """The same LaTeX without what only changes its look."""
+    latex = _TEXT.sub(r"\1", fold(latex)).replace("\\$", "")
+    latex = latex.replace("dfrac", "frac").replace("tfrac", "frac").replace("{,}", ",")
+    latex = re.sub(r"\^\{?\\circ\}?", "", _NOISE.sub("", latex)).rstrip(".")
+    while latex.startswith("{") and latex.endswith("}") and last_boxed(f"\\boxed{latex}") == latex[1:-1]:
+        latex = latex[1:-1]
+    return latex
+
+
+def plain_number(latex: str) -> Decimal | None:
+    """The literal number `latex` is, with its unit (%, degrees, \\text{...}) and `x =` left aside."""
+    latex = re.sub(r"^\s*[A-Za-z]\s*=", "", fold(latex))
+    if _SCALE.search(latex):
+        return None
+    return literal_number(normalise(_UNIT.sub("", latex.replace("\\!", ""))))
+
+
+def _unboxed(text: str) -> str | None:
+    """The answer in the last line of a solution without a box: the one number among words, else all of it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines or len(lines[-1]) > 4 * MAX_CHARS:
+        return None
+    tail = _ANSWER_AT.split(fold(lines[-1]))[-1].strip()
+    words = [word.strip("*$,.;!?") for word in tail.split()]
+    others = [word for word in words if literal_number(word) is None]
+    if len(others) == len(words) - 1 and all(re.fullmatch(r"[a-z'-]{2,}|a|", w) for w in others):
+        return tail if _SCALE.search(tail) else next(w for w in words if literal_number(w) is not None)
+    return tail.rstrip(".") or None
+
+
+def candidate(completion: str) -> str | None:
+    """The final answer as written, None where there is none or it is too long to be one."""
+    part = answer_part(completion)
+    found = last_boxed(part) if "\\boxed" in part else _unboxed(part)
+    return found if found and len(found) <= MAX_CHARS else None
+
+
+def judge_math_quick(completion: str, answer: str) -> tuple[float, Outcome] | None:
+    """What can be told without evaluating anything; None where math-verify must decide."""
+    given = candidate(completion)
+    if given is None:
+        return _UNPARSABLE
+    if normalise(given) == normalise(answer):
+        return _CORRECT
+    gold = plain_number(answer)
+    if gold is not None:
+        number = plain_number(given)
+        return _UNPARSABLE if number is None else _CORRECT if number == gold else _WRONG
+    if _CHOICE.search(given) and not _CHOICE.search(answer):
+        return _UNPARSABLE
+    return None
+
+
+def judge_math_slow(completion: str, answer: str) -> tuple[float, Outcome]:
+    """math-verify's word, for a worker only: it can hang inside C, and SIGALRM does not reach it."""
+    from math_verify import parse, verify
+
+    given = parse(f"\\boxed{{{candidate(completion)}}}", parsing_timeout=None)
+    # The dollars let a gold tuple or set parse; a box would be read as a list of answers.
+    gold = parse(f"${answer}$", parsing_timeout=None)
+    if not given or not gold:
+        return _UNPARSABLE
+    return _CORRECT if verify(gold, given, timeout_seconds=None) else _WRONG

@@ -1,0 +1,205 @@
+"""The verifier pool: judges completions from asyncio, in workers that are killed when they overrun.
+
+Every item gets a verdict: at its deadline the worker is killed and replaced ('timeout'), and a worker that
+dies is replaced too ('crash'). One item is with one worker at a time, so no other item is ever lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from trainer.config import ConfigError, VerifierConfig
+from trainer.types import Outcome
+from trainer.verifiers.kinds import check_kind, judge_quick, may_execute, needs_workers
+from trainer.verifiers.nursery import LENGTH
+
+START_S = 120.0  # seconds the nursery may take to import a scorer
+MAX_REPLY = 4096  # bytes; a judgement is shorter
+LIFE_S = (
+    300.0  # seconds of work after which a worker is replaced, so that its CPU limit never hits the innocent
+)
+_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one completion. `seconds`: spent on it by its verifier, without the queue."""
+
+    score: float  # 0 to 1
+    outcome: Outcome
+    seconds: float
+
+
+class _Died(Exception):
+    """The worker is gone, or answers nonsense."""
+
+
+@dataclass
+class _Slot:
+    """A place for one worker at a time."""
+
+    number: int
+    conn: socket.socket | None = None
+    items: int = 0
+    busy_s: float = 0.0
+
+
+class VerifierPool:
+    """`await pool.verify(...)` from one event loop; `close()` when done. Raises ConfigError at once where
+    the kind is unknown or the user's function cannot be imported."""
+
+    def __init__(self, config: VerifierConfig) -> None:
+        check_kind(config.kind)
+        self._config = config
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._idle: asyncio.LifoQueue[_Slot] = asyncio.LifoQueue()
+        self._slots = [_Slot(i) for i in range(config.workers)]
+        self._warned = False
+        if needs_workers(config.kind):
+            self._start()
+            for slot in self._slots:
+                self._renew(slot)
+                self._idle.put_nowait(slot)
+
+    async def verify(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
+        """The verdict on one completion; never later than the time limit after a worker is free."""
+        start = time.monotonic()
+        quick = judge_quick(self._config.kind, completion, answer)
+        if quick is not None:
+            return Verdict(*quick, time.monotonic() - start)
+        item = {"completion": completion, "answer": answer, "metadata": metadata}
+        message = json.dumps(item).encode()
+        slot = await self._idle.get()
+        start = time.monotonic()
+        spent = True
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                score, outcome = await self._ask(slot, message)
+            slot.items += 1
+            slot.busy_s += time.monotonic() - start
+            spent = slot.items >= LIFE_ITEMS or slot.busy_s > LIFE_S
+            spent = spent or may_execute(self._config.kind, completion)
+            return Verdict(score, outcome, time.monotonic() - start)
+        except TimeoutError:
+            return Verdict(0.0, "timeout", time.monotonic() - start)
+        except (_Died, OSError) as e:
+            self._warn(f"worker died: {e}")
+            return Verdict(0.0, "crash", time.monotonic() - start)
+        finally:  # a cancelled item too: its worker's late answer must not meet the next one
+            if spent:
+                self._renew(slot)
+            self._idle.put_nowait(slot)
+
+    def close(self) -> None:
+        """Kill the workers and the nursery."""
+        for slot in self._slots:
+            if slot.conn is not None:
+                slot.conn.close()
+        if self._control is not None and self._nursery is not None:
+            self._control.close()
+            try:
+                self._nursery.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._nursery.kill()  # its workers die with it
+                self._nursery.wait()
+
+    async def _ask(self, slot: _Slot, message: bytes) -> tuple[float, Outcome]:
+        if slot.conn is None:
+            raise _Died("it could not be started")
+        loop, conn = asyncio.get_running_loop(), slot.conn
+        await loop.sock_sendall(conn, LENGTH.pack(len(message)) + message)
+        (size,) = LENGTH.unpack(await _receive(conn, LENGTH.size))
+        if size > MAX_REPLY:
+            raise _Died(f"a reply of {size} bytes")
+        try:
+            reply = json.loads(await _receive(conn, size))
+            score, outcome, detail = float(reply["score"]), reply["outcome"], str(reply["detail"])
+        except (ValueError, KeyError, TypeError) as e:
+            raise _Died("a reply that is no judgement") from e
+        if not (math.isfinite(score) and 0.0 <= score <= 1.0 and outcome in get_args(Outcome)):
+            raise _Died("a reply that is no judgement")
+        if outcome == "crash":
+            self._warn(detail)
+        return score, outcome
+
+    def _renew(self, slot: _Slot) -> None:
+        """A fresh worker for the slot; the nursery kills the old one. Does not wait for either."""
+        if slot.conn is not None:
+            slot.conn.close()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        slot.conn, slot.items, slot.busy_s = ours, 0, 0.0
+        with theirs:
+            for attempt in range(2):
+                try:
+                    assert self._control is not None
+                    socket.send_fds(self._control, [LENGTH.pack(slot.number)], [theirs.fileno()])
+                    return
+                except OSError:
+                    if attempt:
+                        raise
+                    self._warn("the nursery died; it is started again")
+                    self._start()
+
+    def _start(self) -> None:
+        """Start the nursery with a bare environment and wait until its scorer is imported."""
+        ours, theirs = socket.socketpair()
+        paths = [os.path.abspath(p) for p in sys.path if not p or os.path.exists(p)]
+        environment = {k: os.environ[k] for k in _ENVIRONMENT if k in os.environ}
+        # One thread each: forking is safe then, and the cores belong to the learner and the engine.
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        cpu = str(math.ceil(LIFE_S + 2 * self._config.timeout_s))
+        fd = str(theirs.fileno())
+        command = [sys.executable, "-m", "trainer.verifiers.nursery", fd, self._config.kind, cpu]
+        with theirs:
+            self._nursery = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the launcher to answer
+            )
+        self._control = ours
+        ours.settimeout(START_S)
+        try:
+            reply = ours.recv(65536)
+        except TimeoutError as e:
+            self.close()
+            raise ConfigError(
+                f"verifier.kind {self._config.kind} was not imported within {START_S:g} s"
+            ) from e
+        error = json.loads(reply).get("error") if reply else "its process died while starting"
+        if error:
+            self.close()
+            raise ConfigError(error)
+
+    def _warn(self, detail: str) -> None:
+        """Tell of the first crash; the outcomes count the others."""
+        if not self._warned:
+            log.warning("verifier %s: %s (further crashes are only counted)", self._config.kind, detail)
+        self._warned = True
+
+
+async def _receive(conn: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = await asyncio.get_running_loop().sock_recv(conn, size - len(data))
+        if not part:
+            raise _Died("it closed its end")
+        data += part
+    return data
