@@ -101,10 +101,8 @@ def packed_attention(
     return out.index_select(0, packed.restore)[None], None
 
 
-def _batch_attention(
-    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, mask: Tensor, scaling: float
-) -> Tensor:
-    """(B·S, Hq, D). The query heads of one KV head become further query rows, so nothing of K, V is copied."""
+def _batch_attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """(B·S, Hq, D). Query heads of one KV head become further query rows, so K and V are not repeated."""
     (b, s), hk, d = rows.shape, k.shape[1], k.shape[2]
     g = q.shape[1] // hk
     flat = rows.reshape(-1)

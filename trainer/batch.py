@@ -33,7 +33,9 @@ def build_batch(
     """The batch of optimizer step `step`, trained on weights of `learner_version`."""
     surviving = [[i for i, r in enumerate(g.rollouts) if _survives(g, r, objective)] for g in groups]
     advantages = _advantages(groups, surviving, objective)
-    lengths = [[int(g.rollouts[i].sampled.sum()) for i in kept] for g, kept in zip(groups, surviving, strict=True)]
+    lengths = [
+        [int(g.rollouts[i].sampled.sum()) for i in kept] for g, kept in zip(groups, surviving, strict=True)
+    ]
     scales = _token_weights(lengths, objective)
     sequences = []
     for group, kept, advantage, scale in zip(groups, surviving, advantages, scales, strict=True):

@@ -1,8 +1,8 @@
 """Checkpoints: a Hugging Face folder plus what a resume needs, whole or not at all.
 
-    model.safetensors config.json tokenizer.json ...   AutoModelForCausalLM.from_pretrained reads it
-    optimizer.pt      learner: version, AdamW's state, random state
-    controller.json   the controller's state; main.py resumes by it
+model.safetensors config.json tokenizer.json ...   AutoModelForCausalLM.from_pretrained reads it
+optimizer.pt      learner: version, AdamW's state, random state
+controller.json   the controller's state; main.py resumes by it
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def save(
         if not _no_space(e):
             raise
         raise ConfigError(
-            f"no space left for the checkpoint {final}; older checkpoints are whole: free space, then --resume"
+            f"no space left for the checkpoint {final}; older ones are whole: free space, then --resume"
         ) from e
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -68,7 +68,9 @@ def load(path: str | Path, optimizer: torch.optim.Optimizer) -> int:
 
 def checkpoints(run_dir: str | Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
-    return sorted(p for p in (Path(run_dir) / "checkpoints").glob("step-*") if (p / "controller.json").is_file())
+    return sorted(
+        p for p in (Path(run_dir) / "checkpoints").glob("step-*") if (p / "controller.json").is_file()
+    )
 
 
 def latest(run_dir: str | Path) -> Path | None:

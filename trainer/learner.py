@@ -92,7 +92,7 @@ class Learner:
         lag = max(lag_histogram(batch, self.version), default=0)
         if lag > self.config.pipeline.max_lag:
             raise RuntimeError(
-                f"step {batch.step}: a token is {lag} versions old, pipeline.max_lag is {self.config.pipeline.max_lag}"
+                f"step {batch.step}: a token's lag is {lag}, above pipeline.max_lag = {self.config.pipeline.max_lag}"
             )
 
     def _step(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
@@ -121,12 +121,12 @@ class Learner:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if not (np.isfinite(loss) and torch.isfinite(norm)):
             raise ConfigError(
-                f"step {self.version + 1}: loss is {loss:g} and the gradient's norm {float(norm):g}; finite numbers "
-                "were expected, so nothing was updated. Lower learner.lr or raise learner.warmup_steps, then "
+                f"step {self.version + 1}: loss is {loss:g} and the gradient's norm {float(norm):g}; finite "
+                "numbers were expected, so nothing was updated. Lower learner.lr or raise learner.warmup_steps, then "
                 "--resume from the last checkpoint"
             )
         clip = self.config.learner.grad_clip
-        # The fused kernel divides gradients by `grad_scale` as it reads them: clipping costs no pass of its own.
+        # The fused kernel divides gradients by `grad_scale` as it reads them: clipping costs no pass.
         self.optimizer.grad_scale = (norm / clip).clamp(min=1.0) if clip else None  # type: ignore[attr-defined]
         self.optimizer.param_groups[0]["lr"] = self._learning_rate()
         self.optimizer.step()
@@ -156,7 +156,9 @@ def ratio_metrics(records: Sequence[TokenRecord], max_ratio: float) -> dict[str,
         "ratio/min": float(ratio.min()),
         "ratio/max": float(ratio.max()),
         "ratio/truncated": float((ratio > max_ratio).mean()),
-        "ratio/ess": float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())),  # effective sample size, share
+        "ratio/ess": float(
+            ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
+        ),  # effective sample size, share
         "kl/k1": float(-log_ratio.mean()),  # estimates of KL(generator || learner), in nats
         "kl/k3": float((ratio - 1 - log_ratio).mean()),
         "learner/entropy": float(np.mean(np.concatenate([r.entropy for r in records]))),
@@ -197,7 +199,9 @@ def _serve(config: Config, model_dir: str, conn: Connection, clock: Clock, resum
     files = config.pipeline.max_lag + 2  # waiting, held back for an evaluation, being written
     publisher = Publisher(config.run_dir, parameters * dtype.itemsize, files, dtype)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    conn.send(Ready({"parameters": parameters, "dtype": config.model.dtype, "seconds": time.monotonic() - start}))
+    conn.send(
+        Ready({"parameters": parameters, "dtype": config.model.dtype, "seconds": time.monotonic() - start})
+    )
     clock.enter("idle")
     while not isinstance(message := conn.recv(), Shutdown):
         match message:

@@ -149,7 +149,9 @@ def _lay(sequences: Sequence[TrainSequence], pieces: Sequence[_Piece]) -> MicroB
     kept_tokens = [np.flatnonzero(sequences[i].weights) for i in owners]
 
     def gather(field: str) -> NDArray[np.generic]:
-        return np.concatenate([getattr(sequences[i], field)[k] for i, k in zip(owners, kept_tokens, strict=True)])
+        return np.concatenate(
+            [getattr(sequences[i], field)[k] for i, k in zip(owners, kept_tokens, strict=True)]
+        )
 
     counts = [len(k) for k in kept_tokens]
     return MicroBatch(

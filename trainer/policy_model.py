@@ -19,7 +19,11 @@ from trainer.attention import layout
 from trainer.config import ConfigError, ModelConfig
 from trainer.packing import MicroBatch
 
-UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # heads that are more than a product
+UNSUPPORTED = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+)  # heads that are more than a product
 
 
 class PolicyOutput(NamedTuple):
@@ -44,7 +48,8 @@ class PolicyModel(nn.Module):
         odd = [name for name in UNSUPPORTED if getattr(self.lm.config, name, None) is not None]
         if odd or getattr(head, "bias", None) is not None:
             raise ConfigError(
-                f"model.path {model_dir}: its head has {', '.join(odd) or 'a bias'}; expected logits = hidden @ weight.T"
+                f"model.path {model_dir}: its head has {', '.join(odd) or 'a bias'}; "
+                "expected logits = hidden @ weight.T: give another model"
             )
         self.lm.train(checkpoint_activations)  # transformers checkpoints in training mode only
         if checkpoint_activations:

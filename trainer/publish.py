@@ -73,7 +73,7 @@ def _write(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Non
     with path.open("wb", buffering=0) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for w in weights.values():
-            view = memoryview(w.to(dtype).contiguous().view(-1).view(torch.uint8).numpy())
+            view = w.to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data
             while view:
                 view = view[file.write(view) :]
 
