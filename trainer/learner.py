@@ -89,11 +89,9 @@ class Learner:
         """Refuse a batch that is not the next one, or older than the pipeline allows."""
         if batch.step != self.version + 1:
             raise RuntimeError(f"batch of step {batch.step} came to a learner of version {self.version}")
-        lag = max(lag_histogram(batch, self.version), default=0)
-        if lag > self.config.pipeline.max_lag:
-            raise RuntimeError(
-                f"step {batch.step}: a token's lag is {lag}, above pipeline.max_lag = {self.config.pipeline.max_lag}"
-            )
+        lag, bound = max(lag_histogram(batch, self.version), default=0), self.config.pipeline.max_lag
+        if lag > bound:
+            raise RuntimeError(f"step {batch.step}: a token's lag is {lag}, above pipeline.max_lag = {bound}")
 
     def _step(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         """Forward and backward of every micro-batch, then one update; the weights are final, so sums do."""
@@ -121,9 +119,9 @@ class Learner:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if not (np.isfinite(loss) and torch.isfinite(norm)):
             raise ConfigError(
-                f"step {self.version + 1}: loss is {loss:g} and the gradient's norm {float(norm):g}; finite "
-                "numbers were expected, so nothing was updated. Lower learner.lr or raise learner.warmup_steps, then "
-                "--resume from the last checkpoint"
+                f"step {self.version + 1}: loss is {loss:g} and the gradient's norm {float(norm):g}; "
+                "finite numbers were expected, so nothing was updated. Lower learner.lr or raise "
+                "learner.warmup_steps, then --resume from the last checkpoint"
             )
         clip = self.config.learner.grad_clip
         # The fused kernel divides gradients by `grad_scale` as it reads them: clipping costs no pass.
