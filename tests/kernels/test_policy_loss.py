@@ -1,0 +1,218 @@
+"""Promises of the fused loss: exact against a float64 oracle, never the whole logits, clear errors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels import CISPO, linear_logprob, policy_loss
+from kernels import rows as rows_module
+from kernels.reference import reference_loss
+
+
+def problem(n: int = 37, h: int = 13, v: int = 101, scale: float = 1.0, seed: int = 0) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    rand = lambda *shape: torch.randn(*shape, generator=g)  # noqa: E731  # a one-line shorthand
+    logits_std = scale / h**0.5
+    inputs = {
+        "hidden": rand(n, h),
+        "weight": rand(v, h) * logits_std,
+        "targets": torch.randint(v, (n,), generator=g),
+        "advantages": rand(n),
+        "token_weights": torch.rand(n, generator=g) / max(n, 1),
+    }
+    logp = torch.log_softmax(inputs["hidden"] @ inputs["weight"].T, 1).gather(1, inputs["targets"][:, None])[:, 0]
+    return inputs | {"logprobs_gen": logp + 0.8 * rand(n)}  # ratios on both sides of the bound
+
+
+def ours(p: dict[str, Tensor], upstream: float = 1.0, **options: Any) -> tuple[Any, Tensor, Tensor]:
+    hidden, weight = (p[k].detach().clone().requires_grad_() for k in ("hidden", "weight"))
+    rest = {k: x for k, x in p.items() if k not in ("hidden", "weight", "targets")}
+    out = policy_loss(hidden, weight, p["targets"], **rest, **options)
+    (out.loss * upstream).backward()
+    assert hidden.grad is not None and weight.grad is not None
+    return out, hidden.grad, weight.grad
+
+
+def oracle(p: dict[str, Tensor], upstream: float = 1.0, **options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    hidden, weight = (p[k].detach().double().requires_grad_() for k in ("hidden", "weight"))
+    rest = {k: x for k, x in p.items() if k not in ("hidden", "weight")}
+    loss, logp, entropy = reference_loss(hidden, weight, **rest, **options)
+    dx, dw = torch.autograd.grad(loss * upstream, (hidden, weight))
+    return loss, logp, entropy, dx, dw
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b).norm() / b.norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2), (37, 13, 101), (130, 31, 997)])
+@pytest.mark.parametrize("max_ratio", [0.7, 4.0, math.inf])
+@pytest.mark.parametrize("temperature", [1.0, 0.6, "per token"])
+def test_loss_logp_entropy_and_gradients_equal_the_float64_oracle(
+    shape: tuple[int, int, int], max_ratio: float, temperature: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "CHUNK_BYTES", 50 * shape[2] * 4)  # several chunks
+    p = problem(*shape)
+    if temperature == "per token":
+        temperature = torch.linspace(0.5, 2.0, shape[0])
+    out, dx, dw = ours(p, 0.37, objective=CISPO(max_ratio), temperature=temperature)
+    loss, logp, entropy, dx64, dw64 = oracle(p, 0.37, max_ratio=max_ratio, temperature=temperature)
+    assert abs(out.loss.item() - loss.item()) <= 2e-6 * max(1.0, abs(loss.item()))
+    assert float((out.logprobs - logp).abs().max()) < 5e-6
+    assert float((out.entropy - entropy).abs().max()) < 1e-5
+    assert error(dx, dx64) < 5e-6 and error(dw, dw64) < 5e-6
+    assert out.loss.dtype == torch.float32
+
+
+def test_two_tokens_by_hand() -> None:
+    # V = 2, z = (0, ln 3): π = (1/4, 3/4). Token 1: y = 1, π_gen = 1/4 → ρ = 3, bound 2.
+    hidden = torch.tensor([[1.0], [1.0]], requires_grad=True)
+    weight = torch.tensor([[0.0], [math.log(3)]], requires_grad=True)
+    out = policy_loss(
+        hidden, weight, torch.tensor([1, 0]), logprobs_gen=torch.tensor([0.25, 0.5]).log(),
+        advantages=torch.tensor([1.0, -2.0]), token_weights=torch.tensor([0.5, 0.5]), objective=CISPO(2.0),
+    )  # fmt: skip
+    # −½·2·1·ln ¾ − ½·½·(−2)·ln ¼ ; coefficients c = −1 and +½
+    assert float(out.loss) == pytest.approx(-math.log(0.75) + 0.5 * math.log(0.25), rel=1e-6)
+    out.loss.backward()
+    # dz = c (onehot − π): token 1: −1·(−¼, ¼), token 2: ½·(¾, −¾); dW sums them
+    assert weight.grad is not None and hidden.grad is not None
+    assert weight.grad[:, 0].tolist() == pytest.approx([0.25 + 0.375, -0.25 - 0.375], rel=1e-6)
+    assert hidden.grad[:, 0].tolist() == pytest.approx([-0.25 * math.log(3), -0.375 * math.log(3)], rel=1e-6)
+    assert float(out.stats["ratio/max"]) == pytest.approx(3.0, rel=1e-6)
+    assert float(out.stats["ratio/truncated"]) == 0.5
+
+
+def test_gradients_pass_gradcheck_in_float64() -> None:
+    p = {k: x.double() if x.is_floating_point() else x for k, x in problem(5, 3, 7).items()}
+    # ρ is held constant by definition, so its dependence is switched off through a bound below every ratio
+    p["logprobs_gen"] = p["logprobs_gen"] - 50
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        rest = {k: x for k, x in p.items() if k not in ("hidden", "weight", "targets")}
+        return policy_loss(hidden, weight, p["targets"], **rest, objective=CISPO(1e-3)).loss
+
+    assert torch.autograd.gradcheck(loss, [p[k].requires_grad_() for k in ("hidden", "weight")])
+
+
+def test_logp_is_relatively_exact_near_zero_and_right_far_away() -> None:
+    # one hidden unit: logits are weight[:, 0] exactly
+    cases = {0: [30.0, 0.0, -5.0], 1: [0.0, -90.0, 3.0], 2: [1e4, 1e4 - 2, 1e4 - 1]}
+    for target, z in cases.items():
+        weight = torch.tensor(z)[:, None]
+        logp, _ = linear_logprob(torch.ones(1, 1), weight, torch.tensor([target]))
+        exact = torch.log_softmax(torch.tensor(z, dtype=torch.float64), 0)[target]
+        if target == 0:  # log_softmax itself loses this one: −log1p(Σ others)
+            exact = -torch.log1p(torch.tensor([-30.0, -35.0], dtype=torch.float64).exp().sum())
+            assert -1e-12 < float(exact) < 0
+        assert float(logp) == pytest.approx(float(exact), rel=2e-6)
+
+
+def test_masked_tokens_cost_nothing_and_change_nothing() -> None:
+    p = problem(20)
+    p["token_weights"][5:12] = 0
+    kept = {k: torch.cat([x[:5], x[12:]]) if len(x) == 20 else x for k, x in p.items()}
+    p["hidden"][5:12] = 1e3
+    out, dx, dw = ours(p)
+    small, dx_small, dw_small = ours(kept)
+    assert torch.equal(out.loss, small.loss) and torch.equal(dw, dw_small)
+    assert torch.equal(torch.cat([dx[:5], dx[12:]]), dx_small) and not dx[5:12].any()
+    assert not out.logprobs[5:12].any() and not out.entropy[5:12].any()
+    assert torch.equal(out.stats["entropy"], small.stats["entropy"])
+
+
+@pytest.mark.parametrize("n", [0, 4])
+def test_no_token_in_the_loss_gives_zero_loss_and_zero_gradients(n: int) -> None:
+    p = problem(n)
+    p["token_weights"].zero_()
+    out, dx, dw = ours(p)
+    assert float(out.loss) == 0 and not dx.any() and not dw.any()
+
+
+def test_the_whole_logits_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, v = 500, 211
+    monkeypatch.setattr(rows_module, "CHUNK_BYTES", 64 * v * 4)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(x, Tensor) and x.shape[-1:] == (v,):
+                    largest = max(largest, x.numel())
+            return out
+
+    p = problem(n, 7, v)
+    with Watch():
+        ours(p)
+    assert 0 < largest <= 64 * v
+
+
+def test_a_retained_graph_gives_the_same_gradients_twice_and_a_frozen_head_gets_none() -> None:
+    p = problem()
+    hidden, weight = p["hidden"].requires_grad_(), p["weight"]
+    rest = {k: x for k, x in p.items() if k not in ("hidden", "weight", "targets")}
+    out = policy_loss(hidden, weight, p["targets"], **rest)
+    first = torch.autograd.grad(out.loss, hidden, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(2 * out.loss, hidden)[0] / 2)
+    assert weight.grad is None
+    with torch.no_grad():
+        assert not policy_loss(hidden, weight, p["targets"], **rest).loss.requires_grad
+
+
+def test_scoring_equals_the_loss_own_logprobs_and_takes_bf16() -> None:
+    p = problem()
+    out, *_ = ours(p, temperature=0.7)
+    logp, entropy = linear_logprob(p["hidden"], p["weight"], p["targets"], temperature=0.7)
+    assert torch.equal(logp, out.logprobs) and torch.equal(entropy, out.entropy)
+    hidden, weight = p["hidden"].bfloat16(), p["weight"].bfloat16()
+    logp, _ = linear_logprob(hidden, weight, p["targets"])
+    exact = reference_loss(hidden, weight, **{k: p[k] for k in p if k not in ("hidden", "weight")})[1]
+    assert float((logp - exact).abs().max()) < 5e-6  # bf16 products are exact in FP32
+    rounded, _ = linear_logprob(hidden, weight, p["targets"], logits_dtype=torch.bfloat16)
+    assert float((rounded - exact).abs().max()) > 1e-3  # what the FP32 head avoids
+
+
+def test_statistics_are_those_of_the_definition() -> None:
+    p = problem()
+    out, *_ = ours(p, objective=CISPO(2.0))
+    log_ratio = oracle(p)[1] - p["logprobs_gen"]
+    ratio = log_ratio.exp()
+    for key, expected in {
+        "ratio/mean": ratio.mean(), "ratio/max": ratio.max(), "ratio/min": ratio.min(),
+        "ratio/truncated": (ratio > 2).double().mean(), "kl/k1": -log_ratio.mean(),
+        "kl/k3": (ratio - 1 - log_ratio).mean(), "ess": ratio.sum() ** 2 / (37 * (ratio**2).sum()),
+    }.items():  # fmt: skip
+        assert float(out.stats[key]) == pytest.approx(float(expected), rel=1e-4), key
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden": torch.zeros(37, 12)}, r"hidden \(N, H\) and weight \(V, H\)"),
+        ({"targets": torch.full((37,), 101)}, "ids from 101 to 101; expected 0 to 100"),
+        ({"targets": torch.full((37,), -100)}, "expected 0 to 100"),
+        ({"targets": torch.zeros(37)}, "integer targets"),
+        ({"advantages": torch.zeros(36)}, r"advantages: expected shape \(37,\)"),
+        ({"advantages": torch.full((37,), math.nan)}, "advantages holds NaN"),
+        ({"hidden": torch.full((37, 13), math.inf)}, "hidden holds NaN or infinity"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"temperature": torch.ones(3)}, "temperature: expected a number or shape"),
+    ],
+)
+def test_wrong_input_is_a_clear_error(change: dict[str, Any], says: str) -> None:
+    p = problem() | change
+    with pytest.raises(ValueError, match=says):
+        policy_loss(p.pop("hidden"), p.pop("weight"), p.pop("targets"), **p)
+
+
+def test_a_bound_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_ratio is 0"):
+        CISPO(0)
