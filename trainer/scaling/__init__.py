@@ -1,11 +1,18 @@
-from dataclasses import dataclass
-@dataclass
-class EvalPoint:
-    step:int;compute:float;pass_rate:float;se:float
-class Fit:
-    identified=False
-    def to_json(self): return {}
-def fit_run(points): return Fit()
-def explain(fit,unit): return "A is not identified"
-def plot_curve(*a): a[2].write_bytes(b"x")
-def write_report(d): (d/"report.html").write_text("x")
+"""The law that ties reward to compute: fit, words, picture, report."""
+
+from trainer.scaling.fit import Estimate, EvalPoint, Fit, explain, fit, fit_run
+from trainer.scaling.law import Sigmoid
+from trainer.scaling.plot import plot_curve
+from trainer.scaling.report import write_report
+
+__all__ = [
+    "Estimate",
+    "EvalPoint",
+    "Fit",
+    "Sigmoid",
+    "explain",
+    "fit",
+    "fit_run",
+    "plot_curve",
+    "write_report",
+]
