@@ -20,5 +20,7 @@ def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger:
         return summary_text(run_dir, points, ledger, "no evaluation was finished, so there is no curve yet")
     write_atomic(run_dir / "fit.json", json.dumps(fit.to_json(), indent=1))
     plot_curve(points, fit, run_dir / "curve.png", ledger.unit, run_dir.name)
+    words = explain(fit, ledger.unit)
+    write_atomic(run_dir / "fit.txt", words)
     write_report(run_dir)
-    return summary_text(run_dir, points, ledger, explain(fit, ledger.unit))
+    return summary_text(run_dir, points, ledger, words)

@@ -29,7 +29,7 @@ B_RANGE = (0.3, 8.0)
 REACH = 30.0  # C_mid is sought up to this multiple of the largest compute
 GRID = (41, 121)  # B × C_mid; refined once inside the region
 LEAST_POINTS = 5  # beyond R0: the law has three parameters
-WIDEST = 0.1  # an interval of A wider than this identifies nothing
+WIDEST = 0.06  # an interval of A wider than ±.03 tells no two recipes apart
 HUBER = 2.0  # standard deviations from which a point counts linearly
 FLAGS = {
     "too-few-points": "there are fewer than 5 evaluations beyond R0",
@@ -37,7 +37,7 @@ FLAGS = {
     "A-at-bound": "the data allow a ceiling of 1, the highest there is: the curve has not bent yet",
     "C_mid-beyond-data": "half of the rise lies beyond the data",
     "falling": "the score has fallen from its peak: the sigmoid cannot describe that",
-    "wide": "the interval of A is wider than 0.1",
+    "wide": "the interval of A is wider than 0.06",
 }
 
 

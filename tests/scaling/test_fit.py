@@ -1,0 +1,149 @@
+"""Promises of the fit: it finds a known law, its intervals cover, it says what is not identified."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.config import ConfigError
+from trainer.scaling import EvalPoint, Fit, Sigmoid, explain, fit, fit_run, plot_curve
+from trainer.scaling.__main__ import main
+
+PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
+TINY = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
+
+
+def simulate(law: Sigmoid, compute: np.ndarray, sd: float, runs: int, seed: int = 0) -> list[Fit]:
+    rng = np.random.default_rng(seed)
+    noisy = [np.clip(law.reward(compute) + rng.normal(0, sd, len(compute)), 0, 1) for _ in range(runs)]
+    return [fit(compute, r, np.full(len(compute), sd), R0=law.R0) for r in noisy]
+
+
+def test_the_law_by_hand() -> None:
+    law = Sigmoid(R0=0.2, A=0.8, B=2.0, C_mid=10.0)
+    assert law.reward([0, 10, 20, 1e9]).tolist() == pytest.approx([0.2, 0.5, 0.2 + 0.6 / 1.25, 0.8])
+
+
+def test_noiseless_points_give_the_law_back() -> None:
+    compute = np.arange(500, 16001, 500.0)
+    found = fit(compute, PAPER.reward(compute), np.full(32, 0.003), R0=PAPER.R0)
+    assert found.identified and found.r2 > 0.9999
+    assert found.A.value == pytest.approx(0.61, abs=1e-3)
+    assert found.B.value == pytest.approx(1.92, rel=0.02)
+    assert found.C_mid.value == pytest.approx(2542, rel=0.02)
+    assert found.at_2x.value == pytest.approx(float(PAPER.reward(32_000)), abs=1e-3)
+
+
+def test_up_to_8k_gpu_hours_the_ceiling_is_found_and_its_interval_covers() -> None:
+    fits = simulate(PAPER, np.arange(1500, 8001, 250.0), 0.005, 100)
+    errors = np.abs([f.A.value - PAPER.A for f in fits])
+    assert np.median(errors) < 0.01 and np.quantile(errors, 0.95) < 0.02
+    covered = np.mean([f.A.low <= PAPER.A <= f.A.high for f in fits])
+    assert 0.82 <= covered <= 0.99  # 90 % nominal, 100 runs
+    ahead = float(PAPER.reward(16_000))
+    assert np.mean([f.at_2x.low <= ahead <= f.at_2x.high for f in fits]) >= 0.82
+    assert np.mean([f.identified for f in fits]) >= 0.95
+
+
+def test_up_to_4k_gpu_hours_the_ceiling_is_not_identified_and_it_says_so() -> None:
+    fits = simulate(PAPER, np.arange(1500, 4001, 125.0), 0.005, 50)
+    assert np.mean([f.identified for f in fits]) < 0.2
+    text = explain(next(f for f in fits if not f.identified), "GPU-hours")
+    assert "not identified" in text and "ceiling     A" not in text
+
+
+def test_the_first_half_of_a_small_run_does_not_claim_the_end() -> None:
+    for f in simulate(TINY, np.linspace(0.008, 0.06, 8), 0.02, 30):
+        assert not f.identified or f.A.low <= 0.9 <= f.A.high
+
+
+def test_outliers_move_the_ceiling_little() -> None:
+    compute = np.linspace(0.008, 0.3, 40)
+    clean = TINY.reward(compute)
+    dirty = clean.copy()
+    dirty[[12, 30]] += 0.1
+    sd = np.full(40, 0.01)
+    moved = fit(compute, dirty, sd, R0=0.11).A.value - fit(compute, clean, sd, R0=0.11).A.value
+    assert abs(moved) < 0.01
+
+
+def test_too_few_flat_and_falling_runs_are_flagged() -> None:
+    sd = 0.01
+    few = fit_run([EvalPoint(i, i * 1.0, 0.1 + 0.1 * i, sd) for i in range(4)])
+    assert few.flags == ("too-few-points",) and "fewer than 5" in explain(few, "core-hours")
+    rng = np.random.default_rng(0)
+    c = np.linspace(1, 10, 12)
+    flat = fit(c, 0.2 + rng.normal(0, sd, 12), np.full(12, sd), R0=0.2)
+    assert "flat" in flat.flags
+    falling = fit(c, np.r_[np.linspace(0.3, 0.8, 6), np.linspace(0.75, 0.4, 6)], np.full(12, sd), R0=0.2)
+    assert "falling" in falling.flags and not falling.identified
+
+
+def test_r0_is_the_point_of_least_compute_and_its_error_widens_intervals() -> None:
+    c = np.linspace(0.01, 0.3, 20)
+    points = [EvalPoint(0, 0.0, 0.11, 0.01)] + [
+        EvalPoint(i + 1, x, float(TINY.reward(x)), 0.01) for i, x in enumerate(c)
+    ]
+    found = fit_run(points[::-1])
+    assert found.A.low <= 0.9 <= found.A.high and found.points == 20
+    sharp = fit(c, TINY.reward(c), np.full(20, 0.01), R0=0.11)
+    assert found.B.high - found.B.low > sharp.B.high - sharp.B.low
+
+
+@pytest.mark.parametrize(
+    ("compute", "reward", "se", "says"),
+    [
+        ([1, 2], [0.1], None, "have lengths 2, 1, 2"),
+        ([1, math.nan], [0.1, 0.2], None, "compute of point 2 is nan; expected a number above 0"),
+        ([1, 0], [0.1, 0.2], None, "compute of point 2 is 0"),
+        ([1, 2], [0.1, 1.2], None, r"reward of point 2 is 1.2; expected a number in \[0, 1\]"),
+        ([1, 2], [0.1, 0.2], [0.1, 0], "standard error of point 2 is 0"),
+    ],
+)
+def test_wrong_points_are_a_clear_error(compute: list[float], reward: list[float], se: list[float], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        fit(compute, reward, se, R0=0.1)
+
+
+def test_the_command_fits_anyones_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    c = np.linspace(500, 16000, 30)
+    table = "gpu_hours,val_reward\n" + "".join(f"{x},{r}\n" for x, r in zip(c, PAPER.reward(c), strict=True))
+    (tmp_path / "theirs.csv").write_text(table)
+    out = tmp_path / "fit.json"
+    argv = ["fit", str(tmp_path / "theirs.csv"), "--r0", "0.3", "--json", str(out), "--plot", str(tmp_path / "c.svg")]
+    assert main(argv) == 0
+    found = json.loads(out.read_text())[str(tmp_path / "theirs.csv")]
+    assert found["A"]["value"] == pytest.approx(0.61, abs=2e-3) and found["flags"] == []
+    assert "ceiling     A" in capsys.readouterr().out and (tmp_path / "c.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("a,b\n1,2\n", "no column 'compute/total'"),
+        ("compute,reward\n1,x\n", "row 1: 'reward' is 'x'"),
+        ("compute,reward\n1,.5\n1,.6\n", "two points have the same"),
+        ("compute,reward\n1,.2\n2,1.6\n", "expected a number in"),
+    ],
+)
+def test_wrong_files_are_one_line_and_exit_code_2(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    assert main(["fit", str(tmp_path / "x.csv")]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
+def test_the_picture_is_drawn_for_identified_and_unidentified_fits(tmp_path: Path) -> None:
+    for n in (3, 20):
+        c = np.linspace(0.01, 0.3, n)
+        points = [EvalPoint(0, 0.0, 0.11, 0.01)]
+        points += [EvalPoint(i + 1, x, float(TINY.reward(x)), 0.01) for i, x in enumerate(c)]
+        plot_curve(points, fit_run(points), tmp_path / f"{n}.png", "core-hours", "tiny")
+        assert (tmp_path / f"{n}.png").read_bytes()[:4] == b"\x89PNG"
