@@ -99,7 +99,10 @@ class Learner:
         loss, records = 0.0, []
         with self.clock.state("forward_backward"):
             for m in micro_batches:
-                out = self.model(m, objective, self.config.engine.temperature)
+                try:
+                    out = self.model(m, objective, self.config.engine.temperature)
+                except ValueError as e:  # the kernel refuses such inputs before it makes a loss
+                    raise self._refusal(str(e)) if "NaN or infinity" in str(e) else e from e
                 out.loss.backward()
                 loss += float(out.loss.detach())
                 records.append(
@@ -118,11 +121,7 @@ class Learner:
         """Clip and step; returns the gradient's norm before clipping. ConfigError if it is not finite."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if not (np.isfinite(loss) and torch.isfinite(norm)):
-            raise ConfigError(
-                f"step {self.version + 1}: loss is {loss:g} and the gradient's norm {float(norm):g}; "
-                "finite numbers were expected, so nothing was updated. Lower learner.lr or raise "
-                "learner.warmup_steps, then --resume from the last checkpoint"
-            )
+            raise self._refusal(f"loss is {loss:g}, the gradient's norm {float(norm):g}")
         clip = self.config.learner.grad_clip
         # The fused kernel divides gradients by `grad_scale` as it reads them: clipping costs no pass.
         self.optimizer.grad_scale = (norm / clip).clamp(min=1.0) if clip else None  # type: ignore[attr-defined]
@@ -130,6 +129,12 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return float(norm)
+
+    def _refusal(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"step {self.version + 1}: {what}; expected finite numbers, so nothing was updated. "
+            "Lower learner.lr or raise learner.warmup_steps, then --resume from the last checkpoint"
+        )
 
     def _learning_rate(self) -> float:
         """Linear warm-up, then constant."""

@@ -1,0 +1,339 @@
+"""Promises of the learner: exact gradients however packed, refusals that change nothing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+from trainer.config import Config, ConfigError, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
+from trainer.learner import Learner, lag_histogram, learner_main
+from trainer.messages import Failed, Ready, Save, Saved, Score, Scored, Shutdown, Spans, StepDone
+from trainer.packing import pack
+from trainer.types import TrainBatch, TrainSequence
+
+VOCABULARY = 31
+TIMEOUT_S = 60
+
+
+class NoClock:
+    """Stands in for the role's clock."""
+
+    def state(self, state: str) -> Any:
+        return nullcontext()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(2)
+    folder = tmp_path_factory.mktemp("model")
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    lm = AutoModelForCausalLM.from_config(config)
+    for p in lm.parameters():
+        p.data.normal_(0, 0.2) if p.dim() > 1 else None
+    lm.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", pad_token="1").save_pretrained(folder)
+    return str(folder)
+
+
+def config(**learner: Any) -> Config:
+    settings = LearnerConfig(**{"lr": 1e-3, "grad_clip": 0.0, **learner})
+    return Config(
+        learner=settings, pipeline=PipelineConfig(max_lag=2), objective=ObjectiveConfig(max_ratio=2.0)
+    )
+
+
+def learner(model_dir: str, c: Config | None = None, resume_from: str | None = None) -> Learner:
+    return Learner(c or config(), model_dir, NoClock(), resume_from)  # type: ignore[arg-type]
+
+
+def sequences(seed: int = 0, version: int = 0) -> tuple[TrainSequence, ...]:
+    """Prompts of several lengths, shared prefixes, unsampled tokens, ratios beyond the bound."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for g in range(4):
+        prompt = rng.integers(0, VOCABULARY, 3 + 2 * g).astype(np.int32)
+        for n in (2, 5, 9, 4):
+            weights = rng.uniform(0.01, 0.1, n).astype(np.float32)
+            weights[1:2] = 0 if n == 9 else weights[1:2]
+            tokens, logprobs = rng.integers(0, 3, n), rng.normal(-3, 0.7, n)
+            out.append(
+                TrainSequence(
+                    prompt, tokens.astype(np.int32), logprobs.astype(np.float32),
+                    np.full(n, version, np.int32), weights, float(rng.normal()),
+                )
+            )  # fmt: skip
+    return tuple(out)
+
+
+def oracle(
+    model_dir: str, batch: Sequence[TrainSequence], max_ratio: float
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """The CISPO loss in float64 by plain transformers and autograd: padded, no packing, no kernel."""
+    lm = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64, attn_implementation="eager")
+    longest = max(len(s.prompt_ids) + len(s.token_ids) for s in batch)
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    for row, s in zip(ids, batch, strict=True):
+        full = np.concatenate([s.prompt_ids, s.token_ids])
+        row[: len(full)] = torch.from_numpy(full.astype(np.int64))
+    logprobs = lm(ids).logits.log_softmax(-1)
+    loss = torch.zeros((), dtype=torch.float64)
+    for i, s in enumerate(batch):
+        for t in range(len(s.token_ids)):
+            logp = logprobs[i, len(s.prompt_ids) + t - 1, s.token_ids[t]]
+            ratio = torch.exp(logp - float(s.logprobs[t])).detach().clamp(max=max_ratio)
+            loss = loss - float(s.weights[t]) * ratio * s.advantage * logp
+    loss.backward()
+    return float(loss.detach()), {n: p.grad for n, p in lm.named_parameters() if p.grad is not None}
+
+
+def gradients(
+    model_dir: str, batch: Sequence[TrainSequence], c: Config
+) -> tuple[int, dict[str, torch.Tensor]]:
+    """Number of micro-batches, and the gradients the learner would step with."""
+    one = learner(model_dir, c)
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep(loss: float) -> float:
+        kept.update({n: p.grad.clone() for n, p in one.model.lm.named_parameters() if p.grad is not None})
+        return 0.0
+
+    one._update = keep  # type: ignore[method-assign]
+    metrics = one.train(TrainBatch(1, tuple(batch), {}))
+    return int(metrics["learner/micro_batches"]), kept
+
+
+def error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Relative error of all gradients together."""
+    assert got.keys() == expected.keys()
+    difference = sum(float(((got[n].double() - expected[n].double()) ** 2).sum()) for n in got)
+    return float(np.sqrt(difference / sum(float((g.double() ** 2).sum()) for g in expected.values())))
+
+
+BUDGETS = {1: 4096, 2: 80, 7: 19}
+
+
+@pytest.mark.parametrize("micro_batches", BUDGETS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradient_is_the_oracles_for_any_number_of_micro_batches(
+    model_dir: str, micro_batches: int, checkpointing: bool
+) -> None:
+    batch = sequences(seed=1)
+    c = config(micro_batch_tokens=BUDGETS[micro_batches], checkpoint_activations=checkpointing)
+    count, got = gradients(model_dir, batch, c)
+    assert count == micro_batches
+    assert error(got, oracle(model_dir, batch, 2.0)[1]) < 1e-5
+
+
+def test_loss_and_ratio_metrics_are_the_oracles(model_dir: str) -> None:
+    batch = sequences()
+    metrics = learner(model_dir).train(TrainBatch(1, batch, {}))
+    loss, gradient = oracle(model_dir, batch, 2.0)
+    assert metrics["learner/loss"] == pytest.approx(loss, rel=1e-5)
+    norm = np.sqrt(sum(float((g**2).sum()) for g in gradient.values()))
+    assert metrics["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert metrics["learner/tokens"] == sum(int((s.weights > 0).sum()) for s in batch)
+    assert 0 < metrics["ratio/truncated"] < 1 < metrics["ratio/max"] and 0 < metrics["ratio/ess"] < 1
+
+
+def test_ratio_is_one_on_the_models_own_logprobs(model_dir: str) -> None:
+    one = learner(model_dir)
+    batch = sequences()
+    own = tuple(replace(s, logprobs=lp) for s, lp in zip(batch, one.score(batch), strict=True))
+    metrics = one.train(TrainBatch(1, own, {}))
+    assert abs(metrics["ratio/max"] - 1) < 1e-4 and abs(metrics["ratio/min"] - 1) < 1e-4
+    assert abs(metrics["kl/k1"]) < 1e-5 and metrics["ratio/ess"] == pytest.approx(1, abs=1e-6)
+
+
+def test_score_is_plain_transformers_for_every_token(model_dir: str) -> None:
+    batch = sequences()
+    lm = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    for s, got in zip(batch, learner(model_dir, config(micro_batch_tokens=50)).score(batch), strict=True):
+        ids = torch.from_numpy(np.concatenate([s.prompt_ids, s.token_ids]).astype(np.int64))[None]
+        with torch.no_grad():
+            logp = lm(ids).logits[0, len(s.prompt_ids) - 1 : -1].log_softmax(-1)
+        np.testing.assert_allclose(
+            got, logp[range(len(s.token_ids)), s.token_ids.tolist()].numpy(), atol=1e-5
+        )
+
+
+def test_clipping_is_that_of_torch(model_dir: str) -> None:
+    batch = TrainBatch(1, sequences(), {})
+    clipped, plain = learner(model_dir, config(grad_clip=0.05)), learner(model_dir)
+    clipped.train(batch)
+    plain._learning_rate = lambda: 1e-3  # type: ignore[method-assign]
+    update = plain._update
+
+    def by_hand(loss: float) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters, 0.05)
+        update(loss)
+        return float(norm)
+
+    plain._update = by_hand  # type: ignore[method-assign]
+    plain.train(batch)
+    for a, b in zip(clipped.parameters, plain.parameters, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_warm_up_is_linear_then_constant(model_dir: str) -> None:
+    one = learner(model_dir, config(warmup_steps=4))
+    rates = [one.train(TrainBatch(i + 1, sequences(i, i), {}))["learner/lr"] for i in range(6)]
+    np.testing.assert_allclose(rates, [2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("where", ["advantage", "weights", "loss", "gradient"])
+def test_a_non_finite_step_is_refused_and_changes_nothing(model_dir: str, where: str) -> None:
+    one = learner(model_dir)
+    first, *rest = sequences()
+    said = {"loss": "loss is -?inf", "gradient": "the gradient's norm nan"}.get(where, "NaN or infinity")
+    if where == "advantage":
+        first = replace(first, advantage=np.nan)
+    elif where == "weights":
+        dict(one.model.lm.named_parameters())["model.norm.weight"].data[0] = np.inf
+    elif where == "loss":
+        first = replace(first, advantage=3e38, weights=np.full(len(first.weights), 3e38, np.float32))
+    else:
+        one.parameters[0].register_hook(lambda g: g * np.nan)
+    before = [p.detach().clone() for p in one.parameters]
+    with pytest.raises(ConfigError, match=rf"step 1: .*{said}.* nothing was updated\. Lower learner\.lr"):
+        one.train(TrainBatch(1, (first, *rest), {}))
+    assert one.version == 0 and not one.optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(before, one.parameters, strict=True))
+
+
+def test_a_batch_too_old_or_out_of_order_is_refused_with_its_numbers(model_dir: str) -> None:
+    one = learner(model_dir)
+    with pytest.raises(RuntimeError, match="step 3 came to a learner of version 0"):
+        one.train(TrainBatch(3, sequences(), {}))
+    one.version = 3
+    with pytest.raises(RuntimeError, match=r"step 4: a token's lag is 3, above pipeline.max_lag = 2"):
+        one.train(TrainBatch(4, sequences(), {}))
+
+
+def test_lag_histogram_counts_loss_tokens(model_dir: str) -> None:
+    s = sequences()[2]  # nine tokens, one of them unsampled
+    mixed = replace(s, versions=np.array([2, 2, 2, 3, 3, 3, 3, 4, 4], np.int32))
+    assert lag_histogram(TrainBatch(5, (mixed,), {}), 4) == {0: 2, 1: 4, 2: 2}
+
+
+def test_an_empty_batch_advances_the_version_and_nothing_else(model_dir: str) -> None:
+    one = learner(model_dir)
+    before = [p.detach().clone() for p in one.parameters]
+    metrics = one.train(TrainBatch(1, (), {}))
+    assert one.version == 1 and metrics["learner/loss"] == 0 and metrics["learner/tokens"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, one.parameters, strict=True))
+
+
+def test_bfloat16_scores_what_a_bfloat16_engine_is_given(model_dir: str) -> None:
+    c = replace(config(), model=ModelConfig(dtype="bfloat16"))
+    one = learner(model_dir, c)
+    exact = np.concatenate(learner(model_dir).score(sequences()))
+    gap = np.abs(np.concatenate(one.score(sequences())) - exact)
+    assert 1e-4 < gap.mean() < 0.1
+    assert all(p.dtype == torch.float32 for p in one.parameters)
+    _, got = gradients(model_dir, sequences(), c)
+    assert error(got, oracle(model_dir, sequences(), 2.0)[1]) < 0.1
+
+
+class Process:
+    """`learner_main` in a thread of this process, spoken to over its pipe."""
+
+    def __init__(self, c: Config, model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("trainer.learner.signal.signal", lambda *a: None)  # main thread only
+        self.conn, theirs = multiprocessing.Pipe()
+        self.telemetry, sender = multiprocessing.Pipe()
+        self.code: Any = None
+
+        def work() -> None:
+            try:
+                learner_main(c, model_dir, theirs, 1, None, sender)
+                self.code = 0
+            except SystemExit as e:
+                self.code = e.code
+
+        self.thread = threading.Thread(target=work, daemon=True)
+        self.thread.start()
+        assert isinstance(self.receive(), Ready)
+
+    def receive(self) -> Any:
+        assert self.conn.poll(TIMEOUT_S)
+        return self.conn.recv()
+
+    def ask(self, message: object) -> Any:
+        self.conn.send(message)
+        return self.receive()
+
+    def end(self) -> list[Any]:
+        """Wait for the end; the telemetry."""
+        self.thread.join(TIMEOUT_S)
+        assert not self.thread.is_alive()
+        told = []
+        with suppress(EOFError):
+            while self.telemetry.poll():
+                told.append(self.telemetry.recv())
+        return told
+
+
+def test_the_process_steps_publishes_scores_saves_and_ends(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = replace(config(), run_dir=str(tmp_path))
+    process = Process(c, model_dir, monkeypatch)
+    done: StepDone = process.ask(TrainBatch(1, sequences(), {}))
+    assert done.version == 1 and done.lag == {0: 76}
+    published = load_file(done.weights_path)
+    assert "lm_head.weight" not in published  # tied: once
+    empty: StepDone = process.ask(TrainBatch(2, (), {}))
+    assert (empty.version, empty.weights_path) == (2, "")
+    path = tmp_path / "checkpoints" / "step-000002"
+    assert process.ask(Save(str(path), {"version": 2})) == Saved(str(path))
+    assert json.loads((path / "controller.json").read_text()) == {"version": 2}
+    lm = AutoModelForCausalLM.from_pretrained(path)
+    assert all(torch.equal(p, published[n]) for n, p in lm.named_parameters())
+    scored: Scored = process.ask(Score(sequences()))
+    assert [len(x) for x in scored.logprobs] == [len(s.token_ids) for s in sequences()]
+    process.conn.send(Shutdown())
+    told = process.end()
+    assert process.code == 0 and not Path(done.weights_path).parent.exists()
+    states = {name for t in told if isinstance(t, Spans) for name, _, _ in t.spans}
+    assert {"start-up", "forward_backward", "optimizer", "publish", "checkpoint", "score", "idle"} <= states
+
+
+def test_the_process_tells_why_it_fails_and_leaves_no_files(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir, monkeypatch)
+    process.conn.send(TrainBatch(1, (replace(sequences()[0], advantage=np.inf),), {}))
+    (failed,) = [t for t in process.end() if isinstance(t, Failed)]
+    assert (
+        process.code == 1 and failed.user_error and failed.message.startswith("step 1: advantages holds NaN")
+    )
+
+
+def test_the_process_ends_quietly_when_the_controller_is_gone(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir, monkeypatch)
+    process.conn.close()
+    assert not [t for t in process.end() if isinstance(t, Failed)] and process.code == 0
+
+
+def test_packing_is_deterministic() -> None:
+    for a, b in zip(pack(sequences(), 40), pack(sequences(), 40), strict=True):
+        assert np.array_equal(a.input_ids, b.input_ids) and np.array_equal(a.owners, b.owners)
