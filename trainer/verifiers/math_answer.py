@@ -2,7 +2,7 @@
 
 1. Only the text after the last `</think>` counts; a `<think>` that never ends has no answer.
 2. The candidate is the content of the last \\boxed{}. Without a box it is the last line, from its last
-   `=`, `:` or ` is ` on; there one number must stand alone, so that `71 or 72` is not an answer.
+   `=`, `:`, `#` or ` is ` on; there one number must stand alone, so that `71 or 72` is not an answer.
 3. Same text after normalisation: correct. Gold a plain number: the candidate must be a literal number
    too, or `17+25`, `4!` and `1=1` would do. Both need no worker.
 4. Else math-verify decides, in a worker, on at most MAX_CHARS characters. It evaluates: a gold like
@@ -28,7 +28,7 @@ _UNIT = re.compile(
     r"(?:\\(?:text|mathrm|mbox|textnormal)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?|\\?%|\^\{?\\circ\}?)$"
 )
 _NOISE = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[ ,;:!]|\s+|[$~]")
-_ANSWER_AT = re.compile(r"=|:|\bis\b")
+_ANSWER_AT = re.compile(r"=|:|#|\bis\b")
 
 
 def answer_part(completion: str) -> str:

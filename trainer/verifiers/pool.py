@@ -25,9 +25,8 @@ from trainer.verifiers.nursery import LENGTH
 
 START_S = 120.0  # seconds the nursery may take to import a scorer
 MAX_REPLY = 4096  # bytes; a judgement is shorter
-LIFE_S = (
-    300.0  # seconds of work after which a worker is replaced, so that its CPU limit never hits the innocent
-)
+LIFE_ITEMS = 500  # a worker is replaced after so many, since sympy's caches grow,
+LIFE_S = 300.0  # and after so many seconds of work, so that its CPU limit never hits the innocent
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
 log = logging.getLogger(__name__)
 
