@@ -76,7 +76,7 @@ def build_once(folder: Path, build: Callable[[Path], object]) -> Path:
     except OSError as e:
         if not folder.is_dir():  # else another process was quicker: its folder is as good
             raise ConfigError(
-                f"cannot write {folder}: {e.strerror or e}; free some space, or give a folder in SIGMOID_RL_CACHE"
+                f"cannot write {folder}: {e.strerror or e}; free some space, or set SIGMOID_RL_CACHE"
             ) from e
     finally:
         shutil.rmtree(aside, ignore_errors=True)

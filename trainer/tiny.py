@@ -83,7 +83,7 @@ def make_model(seed: int) -> Qwen3ForCausalLM:
 
 
 def problems() -> list[tuple[str, str]]:
-    """(prompt, answer) of every addition that reasoning-gym makes of two digits, by falling hash of the prompt.
+    """(prompt, answer) of every two-digit addition as reasoning-gym asks it, by falling hash of the prompt.
 
     trainer.data holds out the prompts with the smallest hashes, so whoever takes from this front never
     meets a held-out prompt.
