@@ -7,7 +7,7 @@ import signal
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -97,6 +97,8 @@ async def _run(
 def _stop(controller: Controller, telemetry: Connection) -> None:
     """The launcher asks for a stop by any message, or by its death."""
     asyncio.get_running_loop().remove_reader(telemetry.fileno())
+    with suppress(EOFError, OSError):
+        telemetry.recv()
     controller.stop.set()
 
 

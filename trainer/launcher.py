@@ -95,7 +95,7 @@ class Launcher:
                 for conn in wait(list(open_pipes), timeout=0.25):
                     try:
                         self._handle(conn.recv())  # type: ignore[union-attr]  # wait is typed for sockets too
-                    except EOFError:
+                    except (EOFError, ConnectionError):
                         role = open_pipes.pop(conn)  # type: ignore[arg-type]
                         if not self.done:
                             raise self._death(role) from None
@@ -128,7 +128,7 @@ class Launcher:
                 while not conn.closed and conn.poll(0.5):
                     try:
                         self._handle(conn.recv())
-                    except EOFError:
+                    except (EOFError, ConnectionError):
                         break
         process = self._roles[role][0]
         process.join(5)

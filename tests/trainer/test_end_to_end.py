@@ -163,6 +163,7 @@ def test_at_k_4_versions_mix_within_completions_and_both_sides_work_at_once(
     assert overlap(read_timeline(run_dir / "timeline.jsonl")) > 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_exits_cleanly(model_dir: Path, data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000")
@@ -177,6 +178,7 @@ def test_ctrl_c_saves_and_exits_cleanly(model_dir: Path, data: Path, tmp_path: P
     assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{step:06d}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["engine", "learner", "controller"])
 def test_a_killed_role_ends_the_run_with_its_name(role: str, model_dir: Path, data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
