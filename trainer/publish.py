@@ -1,7 +1,8 @@
 """Hands new weights to the engines: one safetensors file a version, in shared memory where there is room.
 
-The reader deletes each file. The folder is locked by its process, so a later run can tell that a folder's
-owner is dead, and removes it.
+The reader copies a file's tensors, then deletes it. What it deletes is one of two names: the memory behind
+the other is written again for a later version, since fresh pages cost more than the bytes in them. The
+folder is locked by its process, so a later run can tell that a folder's owner is dead, and removes it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Publisher:
 
     def __init__(self, run_dir: str, size: int, files: int, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        self._buffers: list[Path] = []
         root = SHARED if SHARED.is_dir() and _free(SHARED) > size * files else Path(run_dir)
         _sweep(root)
         self.folder = Path(tempfile.mkdtemp(prefix=f"sigmoid-rl-{os.getuid()}-", dir=root))
@@ -37,17 +39,20 @@ class Publisher:
         atexit.register(self.close)
 
     def publish(self, weights: Mapping[str, Tensor], version: int) -> str:
-        """Write the file aside, rename it, return its path."""
+        """Write a buffer nobody reads, then name it after the version; returns that path."""
         path = self.folder / f"version-{version:06d}.safetensors"
-        aside = path.with_suffix(".part")
+        buffer = next((b for b in self._buffers if b.stat().st_nlink == 1), None)
         try:
-            _write(aside, weights, self.dtype)
+            if buffer is None:
+                buffer = self.folder / f"buffer-{len(self._buffers)}"
+                buffer.touch()
+                self._buffers.append(buffer)
+            _write(buffer, weights, self.dtype)
+            path.hardlink_to(buffer)
         except OSError as e:
-            aside.unlink(missing_ok=True)
             raise ConfigError(
                 f"cannot publish the weights to {self.folder}: {e.strerror}; free space there, then --resume"
             ) from e
-        aside.rename(path)
         return str(path)
 
     def close(self) -> None:
@@ -70,7 +75,7 @@ def _write(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Non
         at = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # data must start at a multiple of 8
-    with path.open("wb", buffering=0) as file:
+    with path.open("rb+", buffering=0) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for w in weights.values():
             view = w.to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data

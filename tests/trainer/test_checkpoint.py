@@ -157,6 +157,18 @@ def test_published_weights_are_the_models_in_the_engines_dtype(
     assert not Path(path).exists()
 
 
+def test_a_published_file_is_written_again_only_once_its_reader_has_deleted_it(tmp_path: Path) -> None:
+    publisher = publish.Publisher(str(tmp_path), 100, 2, torch.float32)
+    first, second = (Path(publisher.publish({"w": torch.full((5,), float(v))}, v)) for v in (1, 2))
+    inodes = first.stat().st_ino, second.stat().st_ino
+    assert inodes[0] != inodes[1]
+    first.unlink()
+    third = Path(publisher.publish({"w": torch.full((5,), 3.0)}, 3))
+    assert third.stat().st_ino == inodes[0]
+    assert load_file(second)["w"].tolist() == [2] * 5 and load_file(third)["w"].tolist() == [3] * 5
+    publisher.close()
+
+
 def test_a_dead_runs_folder_is_swept_and_a_living_ones_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +181,7 @@ def test_a_dead_runs_folder_is_swept_and_a_living_ones_is_not(
     alive.close()
 
 
-def test_a_full_disk_at_publishing_is_one_line_and_leaves_no_half_file(
+def test_a_full_disk_at_publishing_is_one_line_and_names_no_half_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = publish.Publisher(str(tmp_path), 10**18, 1, torch.float32)  # no shared memory has that room
@@ -182,5 +194,5 @@ def test_a_full_disk_at_publishing_is_one_line_and_leaves_no_half_file(
     monkeypatch.setattr(publish, "_write", full)
     with pytest.raises(ConfigError, match=r"cannot publish the weights to .*No space left"):
         publisher.publish({"w": torch.ones(3)}, 1)
-    assert [p.name for p in publisher.folder.iterdir()] == ["lock"]
+    assert not list(publisher.folder.glob("version-*"))
     publisher.close()
