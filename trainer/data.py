@@ -7,8 +7,6 @@ names the file and line.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import hashlib
 import json
 import re
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError, DataConfig
+from trainer.reasoning_gym_items import generate
 from trainer.types import Prompt
 
 GENERATED = "reasoning_gym:"
@@ -233,30 +232,11 @@ def _hub(name: str, options: dict[str, Any]) -> Iterator[Row]:
 
 
 def _generated(task: str, config: DataConfig) -> Iterator[Row]:
-    """Items of a reasoning-gym task. The metadata says how to make the very item again, for its scorer:
-    an item that went through JSON has lists for tuples, and some scorers then call the gold answer wrong."""
-    try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-    except ImportError as e:
-        raise ConfigError(
-            f"reasoning_gym:{task} needs the package: pip install 'reasoning-gym==0.1.25'"
-        ) from e
-    if task not in DATASETS:
-        close = ", ".join(difflib.get_close_matches(task, DATASETS, n=3)) or "basic_arithmetic, gsm_symbolic"
-        raise ConfigError(f"reasoning-gym has no task {task!r}; close to it: {close}")
+    """Items of a reasoning-gym task; the metadata holds the whole item and its origin, for its scorer."""
     arguments = {"seed": GENERATOR_SEED, "size": config.size, **config.options}
-    try:
-        items = reasoning_gym.create_dataset(task, **arguments)
-    except (TypeError, AssertionError, ValueError) as e:
-        known = ", ".join(f.name for f in dataclasses.fields(DATASETS[task][1]))
-        raise ConfigError(
-            f"data.options {config.options} for reasoning_gym:{task}: {e}; it takes {known}"
-        ) from e
-    for index in range(len(items)):
-        item = items[index]
-        columns = _jsonable({**item, "item": {"task": task, "arguments": arguments, "index": index}})
-        # The scorer judges when there is no single gold answer, so an empty one is right here.
+    for index, item in enumerate(generate(task, arguments)):
+        columns = {**item, "origin": {"task": task, "arguments": arguments}}
+        # The scorer judges where there is no single gold answer, so an empty one is right here.
         yield Row(f"reasoning_gym:{task} item {index}", columns, needs_answer=False)
 
 

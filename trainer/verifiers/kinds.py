@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.reasoning_gym_items import decode
 from trainer.types import Outcome, Prompt
 from trainer.verifiers.exact import judge_exact
 from trainer.verifiers.math_answer import answer_part, judge_math_quick, judge_math_slow
@@ -39,7 +40,7 @@ def check_answers(kind: str, prompts: Iterable[Prompt]) -> None:
         at = f"the answer to {prompt.text[-60:]!r} is {prompt.answer[:60]!r}"
         if kind == "number" and literal_number(prompt.answer) is None:
             raise ConfigError(f"verifier.kind number, but {at}, no literal number; use math or exact")
-        if kind == "reasoning_gym" and "item" not in prompt.metadata:
+        if kind == "reasoning_gym" and "origin" not in prompt.metadata:
             raise ConfigError(f"verifier.kind reasoning_gym, but {at} of another source; use math or exact")
         if kind in ("exact", "math") and not prompt.answer:
             raise ConfigError(f"verifier.kind {kind}, but {at}; use reasoning_gym, the task's own scorer")
@@ -108,16 +109,16 @@ _tasks: dict[str, Any] = {}  # one task object per worker: making it can read fi
 
 
 def _judge_reasoning_gym(completion: str, answer: str, metadata: dict[str, Any]) -> Judgement:
-    """The task's own scorer on the very item, made again from its seed. Partial scores count as wrong."""
+    """The task's own scorer on the whole item. Partial scores count as wrong: some give .01 to anything."""
     import reasoning_gym
 
-    item = metadata["item"]
-    key = repr((item["task"], item["arguments"]))
+    origin = metadata["origin"]
+    key = repr(origin)
     if key not in _tasks:
-        _tasks[key] = reasoning_gym.create_dataset(item["task"], **item["arguments"])
-    entry = _tasks[key][item["index"]]
+        _tasks[key] = reasoning_gym.create_dataset(origin["task"], **origin["arguments"])
+    item = decode({name: metadata[name] for name in ("question", "answer", "metadata")})
     try:
-        score = _tasks[key].score_answer(answer=_reasoning_gym_answer(completion), entry=entry)
+        score = _tasks[key].score_answer(answer=_reasoning_gym_answer(completion), entry=item)
     except Exception:  # some scorers raise on text they cannot read
         return 0.0, "unparsable"
     return (1.0, "correct") if score >= 1.0 else (0.0, "wrong")

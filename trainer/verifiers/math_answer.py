@@ -21,7 +21,9 @@ _CORRECT: tuple[float, Outcome] = (1.0, "correct")
 _WRONG: tuple[float, Outcome] = (0.0, "wrong")
 _UNPARSABLE: tuple[float, Outcome] = (0.0, "unparsable")
 _CHOICE = re.compile(r"\bor\b")
-_SCALE = re.compile(r"hundred|thousand|million|billion|dozen")  # a unit of these changes the value
+_CHANGES = re.compile(  # words beside a number that make it another one
+    r"hundred|thousand|million|billion|dozen|half|minus|negative|sqrt|\b(?:sin|cos|tan|log|ln|pi|not)\b"
+)
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textnormal)\s*\{([^{}]*)\}")
 _UNIT = re.compile(
     r"(?:\\[ ,;!]|\s)*"
@@ -65,7 +67,7 @@ def normalise(latex: str) -> str:
 def plain_number(latex: str) -> Decimal | None:
     """The literal number `latex` is, with its unit (%, degrees, \\text{...}) and `x =` left aside."""
     latex = re.sub(r"^\s*[A-Za-z]\s*=", "", fold(latex))
-    if _SCALE.search(latex):
+    if _CHANGES.search(latex):
         return None
     return literal_number(normalise(_UNIT.sub("", latex.replace("\\!", ""))))
 
@@ -76,10 +78,10 @@ def _unboxed(text: str) -> str | None:
     if not lines or len(lines[-1]) > 4 * MAX_CHARS:
         return None
     tail = _ANSWER_AT.split(fold(lines[-1]))[-1].strip()
-    words = [word.strip("*$,.;!?") for word in tail.split()]
+    words = [word.lstrip("*$").rstrip("*$,.;!?") for word in tail.split()]
     others = [word for word in words if literal_number(word) is None]
-    if len(others) == len(words) - 1 and all(re.fullmatch(r"[a-z'-]{2,}|a|", w) for w in others):
-        return tail if _SCALE.search(tail) else next(w for w in words if literal_number(w) is not None)
+    if len(others) == len(words) - 1 and all(re.fullmatch(r"[A-Za-z'-]{2,}|[aAI]|", w) for w in others):
+        return tail if _CHANGES.search(tail) else next(w for w in words if literal_number(w) is not None)
     return tail.rstrip(".") or None
 
 

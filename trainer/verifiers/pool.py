@@ -159,7 +159,7 @@ class VerifierPool:
         environment = {k: os.environ[k] for k in _ENVIRONMENT if k in os.environ}
         # One thread each: forking is safe then, and the cores belong to the learner and the engine.
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
         cpu = str(math.ceil(LIFE_S + 2 * self._config.timeout_s))
         fd = str(theirs.fileno())
         command = [sys.executable, "-m", "trainer.verifiers.nursery", fd, self._config.kind, cpu]
