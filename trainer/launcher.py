@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -14,9 +15,6 @@ from types import FrameType
 from typing import Any
 
 from trainer.config import Config, ConfigError
-from trainer.controller_main import controller_main
-from trainer.engines.serve import engine_main
-from trainer.learner import learner_main
 from trainer.ledger import Ledger
 from trainer.messages import Event, Failed, Spans
 from trainer.metrics import MetricsWriter, read
@@ -66,13 +64,19 @@ class Launcher:
         learner_conn, learner_end = context.Pipe()
         config = self.config
         resume_path = self.resume["path"] if self.resume else None
-        work: dict[str, tuple[Any, tuple[Any, ...]]] = {
-            "engine": (engine_main, (config, model_dir, engine_end, config.engine.threads or cores)),
+        work: dict[str, tuple[str, tuple[Any, ...]]] = {
+            "engine": (
+                "trainer.engines.serve:engine_main",
+                (config, model_dir, engine_end, config.engine.threads or cores),
+            ),
             "learner": (
-                learner_main,
+                "trainer.learner:learner_main",
                 (config, model_dir, learner_end, config.learner.threads or cores, resume_path),
             ),
-            "controller": (controller_main, (config, model_dir, [engine_conn], learner_conn, self.resume)),
+            "controller": (
+                "trainer.controller_main:controller_main",
+                (config, model_dir, [engine_conn], learner_conn, self.resume),
+            ),
         }
         for role, (target, args) in work.items():
             ours, theirs = context.Pipe()
@@ -175,7 +179,9 @@ class Launcher:
                 self.view.sample(message.data)
             case Event(kind="engine"):
                 told = (message.data["tokens"], message.data["busy_s"])
-                tokens, seconds = (now - before for now, before in zip(told, self._engine_before, strict=True))
+                tokens, seconds = (
+                    now - before for now, before in zip(told, self._engine_before, strict=True)
+                )
                 self._engine_before = told
                 self._engine_rate = tokens / seconds if seconds else 0.0
             case Event(kind="done"):
@@ -229,12 +235,16 @@ class Launcher:
             self.ledger.write(self.run_dir, last)
 
 
-def _role(target: Any, telemetry: Connection, args: tuple[Any, ...], log: str) -> None:
-    """Entry of every spawned process; what libraries print goes to its log, not into the live view."""
+def _role(target: str, telemetry: Connection, args: tuple[Any, ...], log: str) -> None:
+    """Entry of every spawned process; what libraries print goes to its log, not into the live view.
+
+    The target is named, not passed, so that the launcher itself never imports torch.
+    """
     with open(log, "a", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    target(*args, telemetry=telemetry)
+    module, name = target.split(":")
+    getattr(importlib.import_module(module), name)(*args, telemetry=telemetry)
 
 
 def _in_words(event: Event) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy.special import fdtri
 
 from trainer.config import ConfigError
 from trainer.scaling.law import Sigmoid, rise
@@ -149,9 +149,9 @@ def fit(
     free = len(c) - 3
     variance = float(grid.chi2.min()) / free
     variance = max(variance, 1.0) if se is not None else variance
-    limit = float(grid.chi2.min()) + variance * float(stats.f.ppf(confidence, 1, free))
+    limit = float(grid.chi2.min()) + variance * float(fdtri(1, free, confidence))
     grid = _grid(c, r, w, R0, R0_se, _inner_box(grid, limit))
-    limit += min(0.0, float(grid.chi2.min()) + variance * float(stats.f.ppf(confidence, 1, free)) - limit)
+    limit += min(0.0, float(grid.chi2.min()) + variance * float(fdtri(1, free, confidence)) - limit)
     return _result(grid, limit, c, r, sd, R0, confidence, noise, data_hash)
 
 
