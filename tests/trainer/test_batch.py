@@ -1,8 +1,11 @@
 """Promises of the batch: hand-worked advantages and weights for every kind of group."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
+from kernels import token_weights
 from trainer.batch import build_batch
 from trainer.config import ObjectiveConfig
 from trainer.types import Group, Prompt, Rollout, TrainBatch
@@ -60,6 +63,15 @@ def test_sample_and_token_averages_are_exactly_as_worked_by_hand() -> None:
     for batch, expected in ((by_sample, [1 / (7 * n) for n in lengths]), (by_token, [1 / 24] * 7)):
         assert [s.weights.max() for s in batch.sequences] == np.array(expected, np.float32).tolist()
         assert [int((s.weights > 0).sum()) for s in batch.sequences] == lengths
+
+
+@pytest.mark.parametrize("aggregation", ["prompt", "sample", "token"])
+def test_weights_agree_with_the_kernels_own(aggregation: Literal["prompt", "sample", "token"]) -> None:
+    batch = build_batch(GROUPS, 1, ObjectiveConfig(aggregation=aggregation), 3)
+    lengths = [int((s.weights > 0).sum()) for s in batch.sequences]
+    theirs = token_weights(lengths, [int(s.prompt_ids[1]) for s in batch.sequences], aggregation)
+    ours = np.concatenate([s.weights[s.weights > 0] for s in batch.sequences])
+    np.testing.assert_array_equal(ours, theirs.numpy())
 
 
 def test_prompts_weigh_the_same_whatever_their_lengths() -> None:

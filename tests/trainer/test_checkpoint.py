@@ -76,11 +76,14 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def test_a_resumed_learner_goes_on_bit_for_bit(model_dir: str, tmp_path: Path) -> None:
     unbroken = learner(model_dir)
+    torch.rand(5)
     for step in (1, 2):
         unbroken.train(batch(step))
     path = tmp_path / "step-000002"
     save(unbroken, path)
+    random = torch.get_rng_state()
     resumed = learner(str(path), str(path))
+    assert torch.equal(torch.get_rng_state(), random)
     assert resumed.version == 2 and same(weights(resumed), weights(unbroken))
     for step in (3, 4):
         theirs, ours = unbroken.train(batch(step)), resumed.train(batch(step))
