@@ -8,39 +8,54 @@ from torch import Tensor
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def checked(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float | Tensor, **per_token: Tensor) -> Tensor:
-    """ValueError on wrong shapes, types, devices or ids; returns 1/temperature as (N,)."""
-    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(
-            f"expected hidden (N, H) and weight (V, H), given {tuple(hidden.shape)} and {tuple(weight.shape)}"
-        )
-    if hidden.dtype not in _FLOATS or weight.dtype not in _FLOATS:
-        raise ValueError(f"expected floating hidden and weight, given {hidden.dtype} and {weight.dtype}")
-    if targets.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"expected integer targets, given {targets.dtype}")
-    n, v = len(hidden), len(weight)
-    for name, tensor in {"targets": targets, **per_token}.items():
-        if tensor.shape != (n,):
-            raise ValueError(f"{name}: expected shape ({n},) for {n} rows of hidden, given {tuple(tensor.shape)}")
-    for name, tensor in {"weight": weight, "targets": targets, **per_token}.items():
-        if tensor.device != hidden.device:
-            raise ValueError(f"{name} is on {tensor.device}, hidden on {hidden.device}; put both on one device")
-    if hidden.device.type == "cpu":  # elsewhere these would make the host wait
-        if n and not (0 <= int(targets.min()) and int(targets.max()) < v):
-            raise ValueError(f"targets hold ids from {targets.min()} to {targets.max()}; expected 0 to {v - 1}")
-        for name, tensor in {"hidden": hidden, **per_token}.items():
-            if not bool(tensor.isfinite().all()):
-                raise ValueError(f"{name} holds NaN or infinity")
-    return _inverse(temperature, hidden)
+def check_shapes(hidden: Tensor, weight: Tensor, logits_dtype: torch.dtype, **per_token: Tensor) -> None:
+    """ValueError on wrong shapes, types or devices; `per_token` holds `targets` and whatever else is (N,)."""
+    shapes = tuple(hidden.shape), tuple(weight.shape)
+    if hidden.dim() != 2 or weight.dim() != 2 or shapes[0][1] != shapes[1][1] or not len(weight):
+        raise ValueError(f"expected hidden (N, H) and weight (V, H), given {shapes[0]} and {shapes[1]}")
+    types = {"hidden": hidden.dtype, "weight": weight.dtype, "logits_dtype": logits_dtype}
+    for name, dtype in types.items():
+        if dtype not in _FLOATS:
+            raise ValueError(f"{name}: expected a floating type, given {dtype}")
+    if per_token["targets"].dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"expected integer targets, given {per_token['targets'].dtype}")
+    n = len(hidden)
+    for name, x in per_token.items():
+        if x.shape != (n,):
+            raise ValueError(f"{name}: expected shape ({n},), as hidden has {n} rows, given {tuple(x.shape)}")
+    for name, x in {"weight": weight, **per_token}.items():
+        if x.device != hidden.device:
+            raise ValueError(f"{name} is on {x.device}, hidden on {hidden.device}; put both on one device")
 
 
-def _inverse(temperature: float | Tensor, hidden: Tensor) -> Tensor:
+def check_values(hidden: Tensor, weight: Tensor, targets: Tensor, **per_token: Tensor) -> None:
+    """ValueError on ids outside the vocabulary and on NaN; on the CPU only: elsewhere the host would wait."""
+    if hidden.device.type != "cpu" or not len(targets):
+        return
+    low, high = (int(x) for x in targets.aminmax())
+    if low < 0 or high >= len(weight):
+        raise ValueError(f"targets hold ids from {low} to {high}; expected 0 to {len(weight) - 1}")
+    for name, x in {"hidden": hidden, **per_token}.items():
+        if not bool(x.isfinite().all()):
+            raise ValueError(f"{name} holds NaN or infinity")
+
+
+def check_log_probs(logp: Tensor, entropy: Tensor) -> None:
+    """ValueError if they are not finite though hidden is; on the CPU. Spares a pass over the weight."""
+    if logp.device.type == "cpu" and not bool((logp + entropy).isfinite().all()):
+        raise ValueError("weight holds NaN or infinity, or the logits exceed their type")
+
+
+def inverse(temperature: float | Tensor, hidden: Tensor) -> Tensor:
+    """(N,) 1/temperature, in the type that logits are accumulated in."""
     n = len(hidden)
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    if isinstance(temperature, Tensor):
-        if temperature.shape not in ((), (n,)):
-            raise ValueError(f"temperature: expected a number or shape ({n},), given {tuple(temperature.shape)}")
-        return temperature.to(hidden.device, dtype).reciprocal().expand(n)
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; expected a number above 0")
-    return torch.full((n,), 1.0 / temperature, dtype=dtype, device=hidden.device)
+    if not isinstance(temperature, Tensor):
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}; expected a number above 0")
+        return torch.full((n,), 1.0 / temperature, dtype=dtype, device=hidden.device)
+    if temperature.shape not in ((), (n,)):
+        raise ValueError(f"temperature: expected a number or shape ({n},), given {tuple(temperature.shape)}")
+    if temperature.device.type == "cpu" and not bool((temperature > 0).all()):
+        raise ValueError("temperature holds values that are not above 0")
+    return temperature.detach().to(hidden.device, dtype).reciprocal().expand(n)

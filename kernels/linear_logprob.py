@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.check import checked
-from kernels.rows import chunk_rows, logits_of, softmax_rows
+from kernels.check import check_log_probs, check_shapes, check_values, inverse
+from kernels.rows import Head, softmax_rows
 
 
 @torch.no_grad()
@@ -19,13 +19,16 @@ def linear_logprob(
     logits_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """(log-probs, entropies), each (N,) FP32 nats; at most one chunk of logits in memory (2NHV FLOP)."""
-    inverse_temperature = checked(hidden, weight, targets, temperature)
+    check_shapes(hidden, weight, logits_dtype, targets=targets)
+    check_values(hidden, weight, targets)
+    inverse_temperature, targets = inverse(temperature, hidden), targets.long()
     dtype = inverse_temperature.dtype
-    w = weight if weight.is_cuda and weight.dtype == torch.bfloat16 else weight.to(dtype)
     logp, entropy = (torch.empty(len(targets), dtype=dtype, device=hidden.device) for _ in range(2))
-    step = chunk_rows(len(weight), dtype.itemsize)
-    for at in range(0, len(targets), step):
-        rows = slice(at, at + step)
-        r = softmax_rows(logits_of(hidden[rows], w, inverse_temperature[rows], logits_dtype), targets[rows])
-        logp[rows], entropy[rows] = r.logp, r.entropy
+    with torch.autocast(hidden.device.type, enabled=False):  # it would round the logits
+        head = Head.of(hidden, weight, dtype, logits_dtype)
+        for chunk, logits in head.chunks(hidden, inverse_temperature):
+            for rows, z, scratch in head.cached(chunk.start, logits):
+                r = softmax_rows(z, targets[rows], scratch)
+                logp[rows], entropy[rows] = r.logp, r.entropy
+    check_log_probs(logp, entropy)
     return logp, entropy

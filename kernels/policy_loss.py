@@ -15,15 +15,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from kernels.check import checked
+from kernels.check import check_log_probs, check_shapes, check_values, inverse
 from kernels.objectives import CISPO, Objective
-from kernels.rows import CACHED_ROWS, chunk_rows, logits_of, softmax_rows
+from kernels.rows import Head, softmax_rows
+
+STATS = ("ratio/mean", "ratio/min", "ratio/max", "ratio/truncated", "kl/k1", "kl/k3", "entropy", "ess")
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLossOutput:
-    """Result of `policy_loss`. Tokens of weight 0 have log-prob 0 and entropy 0: they cost no GEMM."""
+    """Result of `policy_loss`; FP64 where hidden is. Tokens of weight 0 have log-prob 0 and entropy 0."""
 
     loss: Tensor  # () FP32, Σ weight · term; differentiable in hidden and weight
     logprobs: Tensor  # (N,) FP32 nats, no gradient
@@ -49,29 +52,29 @@ def policy_loss(
     in nats; advantages (N,); token_weights (N,), already normalised (see `token_weights`). The objective
     defaults to CISPO(max_ratio=4). temperature: a number, or one per token. logits_dtype: what the logits
     are rounded to before the softmax (FP32 unless a generator without an FP32 head must be matched).
+    Tokens of weight 0 are left out before the first GEMM; whatever else they hold is not looked at.
 
     stats: ratio/mean, ratio/min, ratio/max, ratio/truncated (share at the bound), kl/k1 and kl/k3 (to the
     generator), entropy (means over tokens of weight ≠ 0), ess (effective sample size of ρ, as a share).
-    ValueError on wrong shapes, types, devices or ids.
+    ValueError on wrong shapes, types and devices; on the CPU also on ids outside [0, V), NaN and infinity.
     """
-    objective = objective or CISPO()
-    inverse_temperature = checked(
-        hidden, weight, targets, temperature, logprobs_gen=logprobs_gen, advantages=advantages,
-        token_weights=token_weights,
-    )  # fmt: skip
-    kept = token_weights.nonzero()[:, 0]
-    n = len(targets)
-    fields = (targets, logprobs_gen, advantages, token_weights, inverse_temperature)
+    per_token = {"logprobs_gen": logprobs_gen, "advantages": advantages, "token_weights": token_weights}
+    check_shapes(hidden, weight, logits_dtype, targets=targets, **per_token)
+    per_token["inverse_temperature"] = inverse(temperature, hidden)
+    dtype = per_token["inverse_temperature"].dtype
+    n, kept = len(targets), token_weights.nonzero()[:, 0]
     if len(kept) < n:
-        hidden = hidden.index_select(0, kept)
-        fields = tuple(f.index_select(0, kept) for f in fields)  # type: ignore[assignment]
-    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    targets, *rest = fields
-    rest = [f.detach().to(dtype) for f in rest]
-    loss, logp, entropy, ratio, truncated = _PolicyLoss.apply(
-        hidden, weight, targets, *rest, objective, logits_dtype
-    )
-    stats = _stats(logp, rest[0], entropy, ratio, truncated)
+        hidden, targets = (x.index_select(0, kept) for x in (hidden, targets))
+        per_token = {name: x.index_select(0, kept) for name, x in per_token.items()}
+    check_values(hidden, weight, targets, **per_token)
+    per_token = {name: x.detach().to(dtype) for name, x in per_token.items()}
+    with torch.autocast(hidden.device.type, enabled=False):  # it would round the logits
+        loss, logp, entropy, ratio, truncated = _PolicyLoss.apply(
+            hidden, weight, targets.long(), *per_token.values(), objective or CISPO(), logits_dtype,
+            torch.is_grad_enabled(),
+        )  # fmt: skip
+    check_log_probs(logp, entropy)
+    stats = _stats(logp, per_token["logprobs_gen"], entropy, ratio, truncated)
     if len(kept) < n:
         logp, entropy = (x.new_zeros(n).index_copy_(0, kept, x) for x in (logp, entropy))
     return PolicyLossOutput(loss, logp, entropy, stats)
@@ -92,22 +95,18 @@ class _PolicyLoss(torch.autograd.Function):
         inverse_temperature: Tensor,
         objective: Objective,
         logits_dtype: torch.dtype,
+        grad_enabled: bool,
     ) -> tuple[Tensor, ...]:
-        dtype = logprobs_gen.dtype
-        n, v = len(targets), len(weight)
-        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        w = weight if weight.is_cuda and weight.dtype == torch.bfloat16 else weight.to(dtype)
+        dtype, n = logprobs_gen.dtype, len(targets)
+        # needs_input_grad is true under no_grad too
+        needs_hidden, needs_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        head = Head.of(hidden, weight, dtype, logits_dtype)
         d_hidden = torch.empty_like(hidden, dtype=dtype) if needs_hidden else None
         d_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
         logp, entropy, ratio, loss = (torch.empty(n, dtype=dtype, device=hidden.device) for _ in range(4))
         truncated = torch.empty(n, dtype=torch.bool, device=hidden.device)
-        step = chunk_rows(v, dtype.itemsize)
-        scratch = torch.empty(min(n, CACHED_ROWS), v, dtype=dtype, device=hidden.device)
-        for start in range(0, n, step):
-            chunk = slice(start, start + step)
-            logits = logits_of(hidden[chunk], w, inverse_temperature[chunk], logits_dtype)
-            for first, z in zip(range(start, n, CACHED_ROWS), logits.split(CACHED_ROWS), strict=False):
-                rows = slice(first, first + len(z))
+        for chunk, logits in head.chunks(hidden, inverse_temperature):
+            for rows, z, scratch in head.cached(chunk.start, logits):
                 r = softmax_rows(z, targets[rows], scratch)
                 term = objective(r.logp, logprobs_gen[rows], advantages[rows])
                 logp[rows], entropy[rows] = r.logp, r.entropy
@@ -119,7 +118,7 @@ class _PolicyLoss(torch.autograd.Function):
                         1, targets[rows, None], (c * r.others)[:, None]
                     )
             if d_hidden is not None:
-                torch.mm(logits, w.to(dtype), out=d_hidden[chunk])
+                torch.mm(logits, head.weight.to(dtype), out=d_hidden[chunk])
             if d_weight is not None:
                 d_weight.addmm_(logits.t(), hidden[chunk].to(dtype))
         ctx.save_for_backward(
@@ -130,13 +129,14 @@ class _PolicyLoss(torch.autograd.Function):
         return (loss * token_weights).sum(), logp, entropy, ratio, truncated
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         upstream = grads[0]
         return (
             d_hidden * upstream.to(d_hidden.dtype) if d_hidden is not None else None,
             d_weight * upstream.to(d_weight.dtype) if d_weight is not None else None,
-            *(None,) * 7,
+            *(None,) * 8,
         )
 
 
@@ -145,10 +145,7 @@ def _stats(
 ) -> dict[str, Tensor]:
     """Means over the tokens in the loss; zeros where there is none."""
     if not len(logp):
-        zero = logp.new_zeros(())
-        return dict.fromkeys(
-            ("ratio/mean", "ratio/min", "ratio/max", "ratio/truncated", "kl/k1", "kl/k3", "entropy", "ess"), zero
-        )
+        return dict.fromkeys(STATS, logp.new_zeros(()))
     log_ratio = logp - logp_gen
     return {
         "ratio/mean": ratio.mean(),

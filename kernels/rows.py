@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 CHUNK_BYTES = 64 << 20  # of one chunk of logits: well past any cache, well below any memory
-CACHED_ROWS = 32  # rows worked on at a time: their logits stay in the cache between the passes over them
+CACHED_BYTES = 6 << 20  # of the rows worked on at a time: they stay in the cache between the passes over them
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Softmax statistics of a chunk of C rows; `exp` holds e^{z − max} and is the caller's to overwrite."""
+    """Softmax statistics of C rows; `exp` holds e^{z − max} and is the caller's to overwrite."""
 
     exp: Tensor  # (C, V)
     total: Tensor  # (C,) Σ_j e^{z_j − max}
@@ -22,24 +23,49 @@ class Rows:
     entropy: Tensor  # (C,)
 
 
-def chunk_rows(vocabulary: int, itemsize: int) -> int:
-    """Rows whose logits fill CHUNK_BYTES."""
-    return max(1, CHUNK_BYTES // (vocabulary * itemsize))
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The LM head as the GEMMs take it, and the only buffers of width V: a chunk, and rows of it."""
+
+    weight: Tensor  # (V, H) in the logits' type; bf16 with bf16 hidden on CUDA, where mm(out_dtype=) exists
+    chunk: Tensor  # (≤ N, V)
+    scratch: Tensor  # (rows worked on at a time, V)
+    logits_dtype: torch.dtype
+
+    @staticmethod
+    def of(hidden: Tensor, weight: Tensor, dtype: torch.dtype, logits_dtype: torch.dtype) -> Head:
+        """The head for N rows of hidden, logits accumulated in `dtype`, then rounded to `logits_dtype`."""
+        native = hidden.is_cuda and hidden.dtype == weight.dtype == torch.bfloat16
+        row = len(weight) * dtype.itemsize
+        chunk, scratch = (
+            torch.empty(min(len(hidden), max(1, size // row)), len(weight), dtype=dtype, device=hidden.device)
+            for size in (CHUNK_BYTES, min(CHUNK_BYTES, CACHED_BYTES))
+        )
+        return Head(weight if native else weight.to(dtype), chunk, scratch, logits_dtype)
+
+    def chunks(self, hidden: Tensor, inverse_temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Chunk by chunk its rows and their logits, which the caller may overwrite."""
+        for start in range(0, len(hidden), max(1, len(self.chunk))):
+            rows = slice(start, start + len(self.chunk))
+            h = hidden[rows]
+            logits = self.chunk[: len(h)]
+            if self.weight.dtype == logits.dtype:
+                torch.mm(h.to(logits.dtype), self.weight.t(), out=logits)
+            else:
+                torch.mm(h, self.weight.t(), out_dtype=torch.float32, out=logits)
+            if self.logits_dtype != torch.float32:
+                logits.copy_(logits.to(self.logits_dtype))
+            yield rows, logits.mul_(inverse_temperature[rows, None])
+
+    def cached(self, start: int, logits: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """A chunk's logits a few rows at a time: (rows, logits, scratch of that shape)."""
+        for z in logits.split(max(1, len(self.scratch))):
+            yield slice(start, start + len(z)), z, self.scratch[: len(z)]
+            start += len(z)
 
 
-def logits_of(hidden: Tensor, weight: Tensor, inverse_temperature: Tensor, logits_dtype: torch.dtype) -> Tensor:
-    """(C, V) logits in FP32 (FP64 for FP64 inputs), accumulated there, then rounded to `logits_dtype`."""
-    if hidden.is_cuda and hidden.dtype == torch.bfloat16:
-        logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    else:
-        logits = torch.mm(hidden.to(weight.dtype), weight.t())
-    if logits_dtype != torch.float32:
-        logits = logits.to(logits_dtype).to(logits.dtype)
-    return logits.mul_(inverse_temperature[:, None])
-
-
-def softmax_rows(logits: Tensor, targets: Tensor, scratch: Tensor | None = None) -> Rows:
-    """log π(target) and entropy of each row. Consumes `logits`; `scratch` (≥ C, V) receives `exp`.
+def softmax_rows(logits: Tensor, targets: Tensor, scratch: Tensor) -> Rows:
+    """log π(target) and entropy of each row. Consumes `logits`; `scratch`, of their shape, receives `exp`.
 
     log π = −log1p(Σ_{j≠y} e^{z_j − z_y}) keeps its relative precision as log π → 0; where the target is so
     unlikely that e^{z_y − max} loses digits, log π = z_y − max − log Σ.
@@ -47,7 +73,7 @@ def softmax_rows(logits: Tensor, targets: Tensor, scratch: Tensor | None = None)
     target = targets[:, None]
     z = logits.sub_(logits.amax(1, keepdim=True))  # (C, V), all ≤ 0
     z_y = z.gather(1, target)[:, 0]
-    exp = torch.exp(z, out=None if scratch is None else scratch[: len(z)])
+    exp = torch.exp(z, out=scratch)
     exp_y = exp.gather(1, target)[:, 0]
     others = exp.scatter_(1, target, 0.0).sum(1)
     exp.scatter_(1, target, exp_y[:, None])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import CISPO, linear_logprob, policy_loss
+from kernels import CISPO, Term, linear_logprob, policy_loss
 from kernels import rows as rows_module
 from kernels.reference import reference_loss
 
@@ -26,29 +26,50 @@ def problem(n: int = 37, h: int = 13, v: int = 101, scale: float = 1.0, seed: in
         "advantages": rand(n),
         "token_weights": torch.rand(n, generator=g) / max(n, 1),
     }
-    logp = torch.log_softmax(inputs["hidden"] @ inputs["weight"].T, 1).gather(1, inputs["targets"][:, None])[:, 0]
+    log_pi = torch.log_softmax(inputs["hidden"] @ inputs["weight"].T, 1)
+    logp = log_pi.gather(1, inputs["targets"][:, None])[:, 0]
     return inputs | {"logprobs_gen": logp + 0.8 * rand(n)}  # ratios on both sides of the bound
+
+
+def per_token(p: dict[str, Tensor]) -> dict[str, Any]:
+    return {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights")}
 
 
 def ours(p: dict[str, Tensor], upstream: float = 1.0, **options: Any) -> tuple[Any, Tensor, Tensor]:
     hidden, weight = (p[k].detach().clone().requires_grad_() for k in ("hidden", "weight"))
-    rest = {k: x for k, x in p.items() if k not in ("hidden", "weight", "targets")}
+    rest = per_token(p)
     out = policy_loss(hidden, weight, p["targets"], **rest, **options)
     (out.loss * upstream).backward()
     assert hidden.grad is not None and weight.grad is not None
     return out, hidden.grad, weight.grad
 
 
-def oracle(p: dict[str, Tensor], upstream: float = 1.0, **options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def oracle(p: dict[str, Tensor], upstream: float = 1.0, **options: Any) -> list[Tensor]:
     hidden, weight = (p[k].detach().double().requires_grad_() for k in ("hidden", "weight"))
-    rest = {k: x for k, x in p.items() if k not in ("hidden", "weight")}
+    rest = per_token(p) | {"targets": p["targets"]}
     loss, logp, entropy = reference_loss(hidden, weight, **rest, **options)
-    dx, dw = torch.autograd.grad(loss * upstream, (hidden, weight))
-    return loss, logp, entropy, dx, dw
+    gradients = torch.autograd.grad(loss * upstream, (hidden, weight))
+    return [x.detach() for x in (loss, logp, entropy, *gradients)]
 
 
 def error(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b).norm() / b.norm().clamp(min=1e-30))
+
+
+class Watch(TorchDispatchMode):
+    """Sizes of the tensors that ops give back, and the ops' names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.ops = 0, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(x, Tensor):
+                self.largest = max(self.largest, x.numel())
+        self.ops.add(func.overloadpacket.__name__)
+        return out
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 2), (37, 13, 101), (130, 31, 997)])
@@ -79,7 +100,7 @@ def test_two_tokens_by_hand() -> None:
         advantages=torch.tensor([1.0, -2.0]), token_weights=torch.tensor([0.5, 0.5]), objective=CISPO(2.0),
     )  # fmt: skip
     # −½·2·1·ln ¾ − ½·½·(−2)·ln ¼ ; coefficients c = −1 and +½
-    assert float(out.loss) == pytest.approx(-math.log(0.75) + 0.5 * math.log(0.25), rel=1e-6)
+    assert out.loss.item() == pytest.approx(-math.log(0.75) + 0.5 * math.log(0.25), rel=1e-6)
     out.loss.backward()
     # dz = c (onehot − π): token 1: −1·(−¼, ¼), token 2: ½·(¾, −¾); dW sums them
     assert weight.grad is not None and hidden.grad is not None
@@ -95,7 +116,7 @@ def test_gradients_pass_gradcheck_in_float64() -> None:
     p["logprobs_gen"] = p["logprobs_gen"] - 50
 
     def loss(hidden: Tensor, weight: Tensor) -> Tensor:
-        rest = {k: x for k, x in p.items() if k not in ("hidden", "weight", "targets")}
+        rest = per_token(p)
         return policy_loss(hidden, weight, p["targets"], **rest, objective=CISPO(1e-3)).loss
 
     assert torch.autograd.gradcheck(loss, [p[k].requires_grad_() for k in ("hidden", "weight")])
@@ -118,7 +139,9 @@ def test_masked_tokens_cost_nothing_and_change_nothing() -> None:
     p = problem(20)
     p["token_weights"][5:12] = 0
     kept = {k: torch.cat([x[:5], x[12:]]) if len(x) == 20 else x for k, x in p.items()}
-    p["hidden"][5:12] = 1e3
+    for key, junk in {"hidden": math.nan, "targets": -100, "logprobs_gen": math.nan}.items():
+        p[key][5:12] = junk  # whatever a masked token holds is not looked at
+    p["targets"] = p["targets"].int()
     out, dx, dw = ours(p)
     small, dx_small, dw_small = ours(kept)
     assert torch.equal(out.loss, small.loss) and torch.equal(dw, dw_small)
@@ -132,39 +155,102 @@ def test_no_token_in_the_loss_gives_zero_loss_and_zero_gradients(n: int) -> None
     p = problem(n)
     p["token_weights"].zero_()
     out, dx, dw = ours(p)
-    assert float(out.loss) == 0 and not dx.any() and not dw.any()
+    assert out.loss.item() == 0 and not dx.any() and not dw.any()
 
 
-def test_the_whole_logits_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tensor_is_larger_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     n, v = 500, 211
     monkeypatch.setattr(rows_module, "CHUNK_BYTES", 64 * v * 4)
-    largest = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            out = func(*args, **(kwargs or {}))
-            for x in out if isinstance(out, tuple | list) else [out]:
-                if isinstance(x, Tensor) and x.shape[-1:] == (v,):
-                    largest = max(largest, x.numel())
-            return out
-
     p = problem(n, 7, v)
-    with Watch():
+    with Watch() as watch:
         ours(p)
-    assert 0 < largest <= 64 * v
+        linear_logprob(p["hidden"], p["weight"], p["targets"])
+    assert watch.largest == 64 * v
+
+
+def test_without_gradients_there_is_one_gemm() -> None:
+    p = problem()
+    rest = per_token(p)
+    hidden, weight = (p[k].requires_grad_() for k in ("hidden", "weight"))
+    with torch.no_grad(), Watch() as watch:
+        loss = policy_loss(hidden, weight, p["targets"], **rest).loss
+    assert not loss.requires_grad and not watch.ops & {"addmm", "addmm_", "zeros_like", "scatter"}
+    assert torch.equal(loss, ours(p)[0].loss)
+
+
+def test_autocast_does_not_round_the_logits() -> None:
+    p = problem()
+    exact, dx, dw = ours(p)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, dx_cast, dw_cast = ours(p)
+        scored, _ = linear_logprob(p["hidden"], p["weight"], p["targets"])
+    assert torch.equal(out.logprobs, exact.logprobs) and torch.equal(scored, exact.logprobs)
+    assert torch.equal(dx, dx_cast) and torch.equal(dw, dw_cast)
+
+
+def test_bf16_inputs_get_bf16_gradients_of_fp32_logits() -> None:
+    p = problem()
+    p |= {k: p[k].bfloat16() for k in ("hidden", "weight")}
+    out, dx, dw = ours(p)
+    _, logp, _, dx64, dw64 = oracle(p, max_ratio=4.0)
+    assert float((out.logprobs - logp).abs().max()) < 5e-6
+    assert dx.dtype == dw.dtype == torch.bfloat16
+    assert error(dx, dx64) < 2.5e-3 and error(dw, dw64) < 2.5e-3  # one rounding: 2⁻⁹/√3 rms, 2⁻⁹ at most
+
+
+def test_gradients_of_a_certain_token_keep_their_relative_precision() -> None:
+    # z = (30, 0): π_y = 1 − e⁻³⁰, so FP32's 1 − π_y is 0; dW = c (1 − π_y, −(1 − π_y)) with c = −1
+    weight = torch.tensor([[30.0], [0.0]], requires_grad=True)
+    one = torch.ones(1)
+    out = policy_loss(
+        torch.ones(1, 1), weight, torch.tensor([0]), logprobs_gen=0 * one, advantages=one, token_weights=one
+    )
+    out.loss.backward()
+    assert weight.grad is not None
+    assert weight.grad[:, 0].tolist() == pytest.approx([-math.exp(-30), math.exp(-30)], rel=1e-6)
+
+
+def test_an_own_objective_is_one_function() -> None:
+    # PPO's clip, min(ρÂ, clip(ρ, .8, 1.2)Â), against autograd through the whole logits
+    def ppo(logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
+        ratio = torch.exp(logp - logp_gen)
+        clipped = ratio.clamp(0.8, 1.2)
+        free = ratio * advantages <= clipped * advantages
+        surrogate = torch.where(free, ratio, clipped) * advantages
+        return Term(-surrogate, -surrogate * free, ratio, ~free)
+
+    p = problem()
+    out, dx, dw = ours(p, objective=ppo)
+    hidden, weight = (p[k].double().requires_grad_() for k in ("hidden", "weight"))
+    log_pi = torch.log_softmax(hidden @ weight.T, 1)
+    ratio = torch.exp(log_pi.gather(1, p["targets"][:, None])[:, 0] - p["logprobs_gen"])
+    terms = torch.minimum(ratio * p["advantages"], ratio.clamp(0.8, 1.2) * p["advantages"])
+    loss = -(terms * p["token_weights"]).sum()
+    assert float(out.loss) == pytest.approx(float(loss.detach()), rel=1e-5)
+    for ours_, exact in zip((dx, dw), torch.autograd.grad(loss, (hidden, weight)), strict=True):
+        assert error(ours_, exact) < 5e-6
+    assert 0 < float(out.stats["ratio/truncated"]) < 1
+
+
+def test_differentiating_twice_is_refused() -> None:
+    p = problem()
+    rest = per_token(p)
+    hidden = p["hidden"].requires_grad_()
+    loss = policy_loss(hidden, p["weight"], p["targets"], **rest).loss
+    scale = torch.tensor(2.0, requires_grad=True)
+    gradient = torch.autograd.grad(loss * scale, hidden, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 def test_a_retained_graph_gives_the_same_gradients_twice_and_a_frozen_head_gets_none() -> None:
     p = problem()
     hidden, weight = p["hidden"].requires_grad_(), p["weight"]
-    rest = {k: x for k, x in p.items() if k not in ("hidden", "weight", "targets")}
+    rest = per_token(p)
     out = policy_loss(hidden, weight, p["targets"], **rest)
     first = torch.autograd.grad(out.loss, hidden, retain_graph=True)[0]
     assert torch.equal(first, torch.autograd.grad(2 * out.loss, hidden)[0] / 2)
     assert weight.grad is None
-    with torch.no_grad():
-        assert not policy_loss(hidden, weight, p["targets"], **rest).loss.requires_grad
 
 
 def test_scoring_equals_the_loss_own_logprobs_and_takes_bf16() -> None:
@@ -174,7 +260,7 @@ def test_scoring_equals_the_loss_own_logprobs_and_takes_bf16() -> None:
     assert torch.equal(logp, out.logprobs) and torch.equal(entropy, out.entropy)
     hidden, weight = p["hidden"].bfloat16(), p["weight"].bfloat16()
     logp, _ = linear_logprob(hidden, weight, p["targets"])
-    exact = reference_loss(hidden, weight, **{k: p[k] for k in p if k not in ("hidden", "weight")})[1]
+    exact = reference_loss(hidden, weight, p["targets"], **per_token(p))[1]
     assert float((logp - exact).abs().max()) < 5e-6  # bf16 products are exact in FP32
     rounded, _ = linear_logprob(hidden, weight, p["targets"], logits_dtype=torch.bfloat16)
     assert float((rounded - exact).abs().max()) > 1e-3  # what the FP32 head avoids
@@ -202,8 +288,12 @@ def test_statistics_are_those_of_the_definition() -> None:
         ({"targets": torch.zeros(37)}, "integer targets"),
         ({"advantages": torch.zeros(36)}, r"advantages: expected shape \(37,\)"),
         ({"advantages": torch.full((37,), math.nan)}, "advantages holds NaN"),
+        ({"weight": torch.full((101, 13), math.nan)}, "weight holds NaN"),
+        ({"logits_dtype": torch.int64}, "logits_dtype: expected a floating type"),
+        ({"hidden": torch.zeros(37, 13, device="meta")}, "weight is on cpu, hidden on meta"),
         ({"hidden": torch.full((37, 13), math.inf)}, "hidden holds NaN or infinity"),
         ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"temperature": torch.zeros(37)}, "temperature holds values that are not above 0"),
         ({"temperature": torch.ones(3)}, "temperature: expected a number or shape"),
     ],
 )
@@ -211,6 +301,13 @@ def test_wrong_input_is_a_clear_error(change: dict[str, Any], says: str) -> None
     p = problem() | change
     with pytest.raises(ValueError, match=says):
         policy_loss(p.pop("hidden"), p.pop("weight"), p.pop("targets"), **p)
+
+
+def test_a_nan_anywhere_in_the_weight_is_seen_by_scoring_too() -> None:
+    p = problem()
+    p["weight"][70, 3] = math.nan
+    with pytest.raises(ValueError, match="weight holds NaN"):
+        linear_logprob(p["hidden"], p["weight"], p["targets"])
 
 
 def test_a_bound_of_zero_is_refused() -> None:

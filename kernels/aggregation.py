@@ -1,0 +1,45 @@
+"""How tokens share the loss: the weight of each token, so that the aggregate is Σ weight · term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Aggregation = Literal["token", "sample", "prompt", "sum"]
+
+
+def token_weights(
+    lengths: Sequence[int] | Tensor,  # (C,) loss tokens of each completion
+    prompts: Sequence[int] | Tensor,  # (C,) which prompt each completion answers: any integers
+    aggregation: Aggregation = "prompt",
+) -> Tensor:
+    """(Σ lengths,) FP32 weights, completion after completion. Give it the whole optimizer batch.
+
+    token: 1 / tokens, the mean over all tokens (DAPO). sample: mean over completions of the mean over their
+    tokens (GRPO). prompt: mean over prompts of the mean over all tokens of a prompt (ScaleRL, arXiv
+    2510.13786). sum: 1. Completions and prompts without a loss token are not counted.
+    """
+    n, group = (torch.as_tensor(x, dtype=torch.int64) for x in (lengths, prompts))
+    if n.dim() != 1 or n.shape != group.shape or bool((n < 0).any()):
+        raise ValueError(
+            "expected lengths ≥ 0 and prompts, one of each per completion, "
+            f"given shapes {tuple(n.shape)} and {tuple(group.shape)}"
+            + (f", least length {int(n.min())}" if n.numel() else "")
+        )
+    if aggregation not in get_args(Aggregation):
+        raise ValueError(
+            f"aggregation is {aggregation!r}; expected one of {', '.join(get_args(Aggregation))}"
+        )
+    share = {  # number of the unit that each completion's tokens belong to; units weigh the same
+        "token": torch.zeros_like(n),
+        "sample": torch.arange(len(n), device=n.device),
+        "prompt": group.unique(return_inverse=True)[1],
+    }.get(aggregation)
+    if share is None:
+        return torch.ones(int(n.sum()), device=n.device)
+    tokens = torch.zeros_like(n).index_add_(0, share, n)  # of each unit
+    weight = 1.0 / ((tokens > 0).sum() * tokens[share]).double()
+    return weight.repeat_interleave(n).float()
