@@ -23,6 +23,7 @@ from trainer.messages import Event, Failed
 from trainer.parity import parity_gate
 from trainer.rollout import RolloutContext
 from trainer.sampler import Sampler
+from trainer.verifiers.kinds import check_answers
 from trainer.verifiers.pool import VerifierPool
 
 
@@ -66,6 +67,7 @@ async def _run(
 
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         dataset = load_prompts(config.data, tokenizer)
+        check_answers(config.verifier.kind, (*dataset.train, *dataset.held_out))
         emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
         verifier = VerifierPool(config.verifier)
         stack.callback(verifier.close)
