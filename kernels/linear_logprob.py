@@ -24,7 +24,7 @@ def linear_logprob(
     inverse_temperature, targets = inverse(temperature, hidden), targets.long()
     dtype = inverse_temperature.dtype
     logp, entropy = (torch.empty(len(targets), dtype=dtype, device=hidden.device) for _ in range(2))
-    with torch.autocast(hidden.device.type, enabled=False):  # it would round the logits
+    with torch.autocast(hidden.device.type, enabled=False):  # it would round products
         head = Head.of(hidden, weight, dtype, logits_dtype)
         for chunk, logits in head.chunks(hidden, inverse_temperature):
             for rows, z, scratch in head.cached(chunk.start, logits):

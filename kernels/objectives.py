@@ -30,7 +30,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CISPO:
-    """Truncated importance sampling on the generator's log-probs (arXiv 2506.13585; 2510.13786, eq. 4).
+    """Truncated importance sampling on the generator's log-probs (arXiv 2506.13585; 2510.13786).
 
         J = Σ sg(min(ρ, ρ_max)) · Â · log π,    ρ = π_train / π_gen per token
 

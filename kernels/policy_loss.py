@@ -68,7 +68,7 @@ def policy_loss(
         per_token = {name: x.index_select(0, kept) for name, x in per_token.items()}
     check_values(hidden, weight, targets, **per_token)
     per_token = {name: x.detach().to(dtype) for name, x in per_token.items()}
-    with torch.autocast(hidden.device.type, enabled=False):  # it would round the logits
+    with torch.autocast(hidden.device.type, enabled=False):  # it would round products
         loss, logp, entropy, ratio, truncated = _PolicyLoss.apply(
             hidden, weight, targets.long(), *per_token.values(), objective or CISPO(), logits_dtype,
             torch.is_grad_enabled(),
