@@ -10,6 +10,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
@@ -155,7 +156,7 @@ def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstring under each field of a dataclass."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
     docs = {}
-    for node, after in zip(body, body[1:], strict=False):
+    for node, after in pairwise(body):
         if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr):
             docs[node.target.id] = ast.literal_eval(after.value)  # type: ignore[union-attr]
     return docs
@@ -176,7 +177,8 @@ def _parser() -> argparse.ArgumentParser:
     recipes = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
     parser = _Parser(
         prog="python -m trainer.main",
-        usage="%(prog)s [--recipe NAME_OR_FILE] [--run-dir DIR] [--seed N] [--resume] [--dry-run] [--SECTION.KEY VALUE ...]",
+        usage="%(prog)s [--recipe NAME_OR_FILE] [--run-dir DIR] [--seed N] [--resume] [--dry-run] "
+        "[--SECTION.KEY VALUE ...]",
         allow_abbrev=False,
         formatter_class=argparse.RawTextHelpFormatter,
         description="Trains a language model by reinforcement learning (ScaleRL), keeps a ledger of the\n"
@@ -205,7 +207,7 @@ def _add_section(parser: argparse._ActionsContainer, cls: type[Any], prefix: str
             group = parser if prefix else parser.add_argument_group(f"{key} (--{key}.KEY VALUE)")
             _add_section(group, hint, f"{key}.")  # type: ignore[arg-type]  # hint is a class
             continue
-        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
+        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[operator]
         text = f"{docs[f.name]} [{_type_name(hint)}; default: {default!r}]".replace("%", "%%")
         flags = dict.fromkeys((f"--{key}", f"--{key.replace('_', '-')}"))
         parser.add_argument(*flags, dest=key, metavar="VALUE", help=textwrap.fill(text, 84))
@@ -221,8 +223,8 @@ def check(config: Config) -> None:
         ),
         (
             config.pipeline.completions_per_prompt >= 2,
-            f"pipeline.completions_per_prompt is {config.pipeline.completions_per_prompt}; expected 2 or more, "
-            "since the advantage is taken against the group's mean",
+            f"pipeline.completions_per_prompt is {config.pipeline.completions_per_prompt}; expected 2 or "
+            "more, since the advantage is taken against the group's mean",
         ),
         (config.pipeline.max_lag >= 0, f"pipeline.max_lag is {config.pipeline.max_lag}; expected 0 or more"),
         (config.pipeline.deadline_s > 0, "pipeline.deadline_s must be above 0 seconds"),

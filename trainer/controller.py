@@ -184,7 +184,7 @@ class Controller:
             waiting = [await self._weights.get()]
             while not self._evaluates(waiting[-1][0]) and not self._weights.empty():
                 waiting.append(self._weights.get_nowait())
-            version, path, ready = waiting[-1]
+            version, _, ready = waiting[-1]
             written = [w[1] for w in waiting if w[1]]  # a step without gradient writes no file
             await self._hold(version, written[-1] if written else "")
             for _, stale, _ in waiting:
@@ -224,7 +224,8 @@ class Controller:
 
     def _report(self, done: StepDone, groups: list[Group], stats: dict[str, float], waited: float) -> None:
         lag = {str(k): v for k, v in sorted(done.lag.items())}
-        data = {"step": done.version, "train/wait_s": waited, "train/solved_share": self.sampler.solved_share}
+        data: dict[str, Any] = {"step": done.version, "train/wait_s": waited}
+        data["train/solved_share"] = self.sampler.solved_share
         data |= {"train/epoch": groups[-1].epoch, "lag/histogram": lag}
         self.emit("step", data | stats | done.metrics)
         for group in groups[: self.config.logging.samples_per_step]:

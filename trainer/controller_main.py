@@ -75,7 +75,7 @@ async def _run(
             config,
             engines[0],
             verifier,
-            lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
             stop_ids(tokenizer, config.engine.stop),
             tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False)),
         )

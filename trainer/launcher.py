@@ -91,16 +91,17 @@ class Launcher:
             end.close()  # so that a dead role closes its pipe for good
 
     def run(self) -> None:
-        """Until the run is done; RoleDied or ConfigError if a role fails. Ctrl-C stops after the step under way."""
+        """Until the run is done; RoleDied or ConfigError if a role fails. Ctrl-C: after the present step."""
         before = signal.signal(signal.SIGINT, self._interrupt)
         try:
             open_pipes = {conn: role for role, (_, conn) in self._roles.items()}
             while open_pipes:
-                for conn in wait(list(open_pipes), timeout=0.25):
+                ready = wait(list(open_pipes), timeout=0.25)
+                for conn in [c for c in open_pipes if c in ready]:
                     try:
-                        self._handle(conn.recv())  # type: ignore[union-attr]  # wait is typed for sockets too
+                        self._handle(conn.recv())
                     except (EOFError, ConnectionError):
-                        role = open_pipes.pop(conn)  # type: ignore[arg-type]
+                        role = open_pipes.pop(conn)
                         if not self.done:
                             raise self._death(role) from None
                 self._write_ledger(LEDGER_EVERY_S)
@@ -253,7 +254,8 @@ def _in_words(event: Event) -> str:
         case "data":
             return f"{data['train']} training prompts, {data['held_out']} held out"
         case "parity":
-            return f"learner and engine agree on {data['tokens']} tokens to {data['mean']:.1e} nats (max {data['max']:.1e})"
+            gap = f"{data['mean']:.1e} nats (max {data['max']:.1e})"
+            return f"learner and engine agree on {data['tokens']} tokens to {gap}"
         case "checkpoint":
             return f"checkpoint {data['path']}"
         case _:

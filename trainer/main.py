@@ -14,7 +14,7 @@ from trainer.run_folder import claim, write_atomic
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: trained (or stopped by Ctrl-C and saved). 2: wrong input. 1: a fault, named in one line."""
+    """Exit code 0: trained (or stopped by Ctrl-C and saved). 2: wrong input. 1: a fault, named."""
     try:
         launch = parse(sys.argv[1:] if argv is None else argv)
         return dry_run(launch) if launch.dry_run else train(launch)
@@ -30,12 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(launch: Launch) -> int:
     """One run, and what is told at its end."""
+    from trainer.finish import finish
     from trainer.launcher import (
         Launcher,
         RoleDied,
     )  # imports that take a second wait until --help is answered
     from trainer.models import resolve_model
-    from trainer.finish import finish
     from trainer.ui import make_view
 
     config = launch.config

@@ -48,8 +48,8 @@ async def parity_gate(ctx: RolloutContext, learner: LearnerClient, prompts: Sequ
     parity = Parity(float(gap.mean()), float(gap.max()), len(gap))
     if not parity.mean <= PARITY_NATS:
         raise ConfigError(
-            f"learner and engine disagree on the same {parity.tokens} tokens by {parity.mean:.3g} nats on average "
-            f"(max {parity.max:.3g}); expected at most {PARITY_NATS}. Give both the same model.dtype, "
-            "model.fp32_head and engine.temperature"
+            f"learner and engine disagree on the same {parity.tokens} tokens by {parity.mean:.3g} nats on "
+            f"average (max {parity.max:.3g}); expected at most {PARITY_NATS}. Give both the same "
+            "model.dtype, model.fp32_head and engine.temperature"
         )
     return parity

@@ -11,8 +11,8 @@ import numpy as np
 
 from trainer.config import Config
 from trainer.engines.protocol import Engine
-from trainer.types import Completion, Group, Prompt, Request, Rollout
 from trainer.sampler import Issued
+from trainer.types import Completion, Group, Prompt, Request, Rollout
 from trainer.verifiers.pool import VerifierPool
 
 
@@ -100,7 +100,8 @@ def _joined(first: Completion, phrase: tuple[int, ...], second: Completion, inde
 
 
 async def _only(engine: Engine, request: Request) -> Completion:
-    return [c async for c in engine.stream(request)][0]
+    (completion,) = [c async for c in engine.stream(request)]
+    return completion
 
 
 async def _verified(

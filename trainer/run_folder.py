@@ -17,7 +17,8 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
         raise ConfigError(f"--resume: {folder} holds no run (no config.yaml); give the --run-dir of one")
     if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
-            f"{folder} is in use already; continue that run with --resume --run-dir {folder}, or give another --run-dir"
+            f"{folder} is in use already; continue that run with --resume --run-dir {folder}, or "
+            "give another --run-dir"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -50,8 +50,8 @@ class Sampler:
                 return issued
         raise ConfigError(
             f"all {len(self._ids)} training prompts have been solved at a pass rate of "
-            f"{self._config.npr_threshold} or more, so no-positive-resampling leaves none; give more or harder "
-            "data, or set --pipeline.no_positive_resampling false"
+            f"{self._config.npr_threshold} or more, so no-positive-resampling leaves none; give more or "
+            "harder data, or set --pipeline.no_positive_resampling false"
         )
 
     def record(self, group: Group) -> None:

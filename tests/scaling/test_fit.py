@@ -104,7 +104,9 @@ def test_r0_is_the_point_of_least_compute_and_its_error_widens_intervals() -> No
         ([1, 2], [0.1, 0.2], [0.1, 0], "standard error of point 2 is 0"),
     ],
 )
-def test_wrong_points_are_a_clear_error(compute: list[float], reward: list[float], se: list[float], says: str) -> None:
+def test_wrong_points_are_a_clear_error(
+    compute: list[float], reward: list[float], se: list[float], says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         fit(compute, reward, se, R0=0.1)
 
@@ -114,7 +116,16 @@ def test_the_command_fits_anyones_csv(tmp_path: Path, capsys: pytest.CaptureFixt
     table = "gpu_hours,val_reward\n" + "".join(f"{x},{r}\n" for x, r in zip(c, PAPER.reward(c), strict=True))
     (tmp_path / "theirs.csv").write_text(table)
     out = tmp_path / "fit.json"
-    argv = ["fit", str(tmp_path / "theirs.csv"), "--r0", "0.3", "--json", str(out), "--plot", str(tmp_path / "c.svg")]
+    argv = [
+        "fit",
+        str(tmp_path / "theirs.csv"),
+        "--r0",
+        "0.3",
+        "--json",
+        str(out),
+        "--plot",
+        str(tmp_path / "c.svg"),
+    ]
     assert main(argv) == 0
     found = json.loads(out.read_text())[str(tmp_path / "theirs.csv")]
     assert found["A"]["value"] == pytest.approx(0.61, abs=2e-3) and found["flags"] == []

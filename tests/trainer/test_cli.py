@@ -13,8 +13,18 @@ from trainer.main import main
 
 def test_any_key_is_overridable_and_typed() -> None:
     config = cli.parse(
-        ["--pipeline.steps", "3", "--learner.lr=2e-6", "--objective.drop_truncated", "false", "--seed", "7"]
-        + ["--engine.stop", '["\\n", "."]', "--data.options", "{a: 1}", "--engine.interruption.lo", "5"]
+        [
+            *(
+                "--pipeline.steps",
+                "3",
+                "--learner.lr=2e-6",
+                "--objective.drop_truncated",
+                "false",
+                "--seed",
+                "7",
+            ),
+            *("--engine.stop", '["\\n", "."]', "--data.options", "{a: 1}", "--engine.interruption.lo", "5"),
+        ]
     ).config
     assert (config.pipeline.steps, config.learner.lr, config.seed) == (3, 2e-6, 7)
     assert config.objective.drop_truncated is False

@@ -1,4 +1,4 @@
-"""Promises of the whole program, tried as a user tries it: real processes, a tiny random model, real files."""
+"""Promises of the whole program, tried as a user tries it: real processes, real files, a tiny model."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(CHARS)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(
+        folder
+    )
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(CHARS), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=len(CHARS), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=2,
         num_key_value_heads=1, head_dim=32, tie_word_embeddings=True, eos_token_id=0, pad_token_id=1,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(folder)
@@ -129,7 +132,16 @@ def test_a_run_leaves_everything_it_promises_and_a_resume_goes_on(
     again = run(command(model_dir, data, run_dir), tmp_path)
     assert again.returncode == 2 and "in use already" in again.stderr
 
-    argv = [sys.executable, "-m", "trainer.main", "--resume", "--run-dir", str(run_dir), "--pipeline.steps", "6"]
+    argv = [
+        sys.executable,
+        "-m",
+        "trainer.main",
+        "--resume",
+        "--run-dir",
+        str(run_dir),
+        "--pipeline.steps",
+        "6",
+    ]
     resumed = run(argv, tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [r["step"] for r in lines(run_dir) if "learner/loss" in r] == [1, 2, 3, 4, 5, 6]
@@ -139,7 +151,9 @@ def test_a_run_leaves_everything_it_promises_and_a_resume_goes_on(
 
 def test_at_k_0_in_fp32_the_first_batch_has_ratio_1(model_dir: Path, data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    done = run(command(model_dir, data, run_dir, "--pipeline.max_lag", "0", "--pipeline.steps", "2"), tmp_path)
+    done = run(
+        command(model_dir, data, run_dir, "--pipeline.max_lag", "0", "--pipeline.steps", "2"), tmp_path
+    )
     assert done.returncode == 0, done.stderr
     first = next(r for r in lines(run_dir) if r["step"] == 1 and "ratio/max" in r)
     assert abs(first["ratio/max"] - 1) < 1e-4 and abs(first["ratio/min"] - 1) < 1e-4
@@ -152,7 +166,9 @@ def test_at_k_4_versions_mix_within_completions_and_both_sides_work_at_once(
 ) -> None:
     run_dir = tmp_path / "run"
     more = ["--pipeline.max_lag", "4", "--pipeline.steps", "10", "--engine.max_new_tokens", "200"]
-    done = run(command(model_dir, data, run_dir, *more, "--engine.slots", "24", "--evaluation.every", "10"), tmp_path)
+    done = run(
+        command(model_dir, data, run_dir, *more, "--engine.slots", "24", "--evaluation.every", "10"), tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert any(len(set(v.tolist())) > 1 for v in versions(run_dir))
     histogram: dict[str, int] = {}
@@ -167,7 +183,9 @@ def test_at_k_4_versions_mix_within_completions_and_both_sides_work_at_once(
 def test_ctrl_c_saves_and_exits_cleanly(model_dir: Path, data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000")
-    process = subprocess.Popen(argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     try:
         until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 3, process)
         process.send_signal(signal.SIGINT)
@@ -180,10 +198,14 @@ def test_ctrl_c_saves_and_exits_cleanly(model_dir: Path, data: Path, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["engine", "learner", "controller"])
-def test_a_killed_role_ends_the_run_with_its_name(role: str, model_dir: Path, data: Path, tmp_path: Path) -> None:
+def test_a_killed_role_ends_the_run_with_its_name(
+    role: str, model_dir: Path, data: Path, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000")
-    process = subprocess.Popen(argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 2, process)
         pids = json.loads((run_dir / "pids.json").read_text())

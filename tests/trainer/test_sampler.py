@@ -58,7 +58,7 @@ def test_all_prompts_solved_is_a_clear_error() -> None:
     sampler = Sampler(items, PipelineConfig(), seed=0)
     for item in items:
         sampler.record(group(item, 8, 8))
-    with pytest.raises(ConfigError, match="all 2 training prompts .*no_positive_resampling false"):
+    with pytest.raises(ConfigError, match=r"all 2 training prompts .*no_positive_resampling false"):
         sampler.next()
 
 

@@ -19,7 +19,7 @@ class Engine(Protocol):
         ...
 
     async def update_weights(self, version: int, path: str) -> None:
-        """Return once the engine holds `version`, read from the safetensors file (none: unchanged weights)."""
+        """Return once the engine holds `version`, from this safetensors file (empty: unchanged)."""
         ...
 
 

@@ -29,7 +29,9 @@ from trainer.types import Request
 TELL_EVERY_S = 1.0
 
 
-def engine_main(config: Config, model_dir: str, conn: Connection, threads: int, telemetry: Connection) -> None:
+def engine_main(
+    config: Config, model_dir: str, conn: Connection, threads: int, telemetry: Connection
+) -> None:
     """Entry of the spawned process; returns on Shutdown or when the controller is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers Ctrl-C for all
     clock = Clock("engine", telemetry.send)
@@ -37,7 +39,9 @@ def engine_main(config: Config, model_dir: str, conn: Connection, threads: int, 
         torch.set_num_threads(threads)
         dtype = getattr(torch, config.model.dtype)
         engine = TorchEngine(model_dir, dtype, config.model.fp32_head, config.engine.slots)
-        conn.send(Ready({"kind": "torch", "dtype": config.model.dtype, "threads": threads, "slots": engine.slots}))
+        conn.send(
+            Ready({"kind": "torch", "dtype": config.model.dtype, "threads": threads, "slots": engine.slots})
+        )
         _serve(engine, conn, clock, telemetry)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone, and the launcher knows

@@ -109,8 +109,12 @@ AttentionInterface.register("slots", slots_attention)
 class TorchEngine:
     """Generates for submitted requests, one token of every active sequence per `step`."""
 
-    def __init__(self, model_dir: str, dtype: torch.dtype, fp32_head: bool, slots: int, version: int = 0) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="slots").eval()
+    def __init__(
+        self, model_dir: str, dtype: torch.dtype, fp32_head: bool, slots: int, version: int = 0
+    ) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, attn_implementation="slots"
+        ).eval()
         self.slots, self.version, self.fp32_head = slots, version, fp32_head
         self.generated = 0  # tokens so far
         self._waiting: deque[tuple[Request, int]] = deque()  # request and its first sample not yet admitted
@@ -174,14 +178,16 @@ class TorchEngine:
         for queue in (self._evaluations, self._waiting):
             for request, first in [queue.popleft() for _ in range(len(queue))]:
                 if request_ids is None or request.request_id in request_ids:
-                    partial += [self._sequence(request, i).completion("abort") for i in range(first, request.n)]
+                    partial += [
+                        self._sequence(request, i).completion("abort") for i in range(first, request.n)
+                    ]
                 else:
                     queue.append((request, first))
         return partial
 
     @torch.no_grad()
     def update_weights(self, version: int, path: str) -> None:
-        """Copy the file's tensors into the parameters of the same names; an empty path only renames the version."""
+        """Copy the file's tensors into the parameters of these names; an empty path: only the version."""
         if path:
             parameters = dict(self.model.named_parameters(remove_duplicate=False))
             with safe_open(path, "pt") as file:
@@ -253,14 +259,19 @@ class TorchEngine:
             s.length += 1
         lengths = torch.tensor([s.length for s in old])
         longest = int(lengths.max()) if old else 0
-        hidden_part = torch.arange(longest)[None] >= lengths[:, None] if old else torch.zeros(0, 0, dtype=torch.bool)
+        hidden_part = (
+            torch.arange(longest)[None] >= lengths[:, None] if old else torch.zeros(0, 0, dtype=torch.bool)
+        )
         mask = torch.zeros(hidden_part.shape, dtype=self.model.dtype).masked_fill_(hidden_part, float("-inf"))
         step = Step(
             self._cache, tuple(prompts), torch.tensor(source), torch.tensor(slot), torch.tensor(place),
             decoding, longest, mask[:, None, None],
         )  # fmt: skip
         out = self.model.get_decoder()(
-            input_ids=torch.tensor(ids)[None], position_ids=torch.tensor(positions)[None], use_cache=False, step=step
+            input_ids=torch.tensor(ids)[None],
+            position_ids=torch.tensor(positions)[None],
+            use_cache=False,
+            step=step,
         )
         return out.last_hidden_state[0], torch.tensor(rows)
 

@@ -22,12 +22,22 @@ ERROR = ("eval/pass_rate_se", "pass_rate_se", "reward_se", "se")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: fitted (also where the data identify nothing, which is said). 2: wrong input."""
     parser = argparse.ArgumentParser(prog="python -m trainer.scaling", description=__doc__)
-    command = parser.add_subparsers(required=True).add_parser("fit", help="fit the sigmoid to one or more runs")
-    command.add_argument("inputs", nargs="+", metavar="RUN_OR_FILE", help="a run folder, or a .csv or .jsonl file")
-    command.add_argument("--compute-column", help=f"column of C (default: the first there is of {', '.join(COMPUTE)})")
+    command = parser.add_subparsers(required=True).add_parser(
+        "fit", help="fit the sigmoid to one or more runs"
+    )
+    command.add_argument(
+        "inputs", nargs="+", metavar="RUN_OR_FILE", help="a run folder, or a .csv or .jsonl file"
+    )
+    command.add_argument(
+        "--compute-column", help=f"column of C (default: the first there is of {', '.join(COMPUTE)})"
+    )
     command.add_argument("--reward-column", help=f"column of R (default: the first of {', '.join(REWARD)})")
-    command.add_argument("--se-column", help=f"column of R's standard error (default: the first of {', '.join(ERROR)})")
-    command.add_argument("--r0", type=float, help="reward at zero compute (default: the point of least compute)")
+    command.add_argument(
+        "--se-column", help=f"column of R's standard error (default: the first of {', '.join(ERROR)})"
+    )
+    command.add_argument(
+        "--r0", type=float, help="reward at zero compute (default: the point of least compute)"
+    )
     command.add_argument("--json", type=Path, help="write the fits here, by input")
     command.add_argument("--plot", type=Path, help="write the picture here (.png or .svg); for one input")
     args = parser.parse_args(argv)
@@ -68,9 +78,15 @@ def fit_file(path: Path, args: argparse.Namespace) -> tuple[list[EvalPoint], Fit
     if len({p.compute for p in points}) < len(points):
         raise ConfigError(f"{path}: two points have the same {compute!r}; expected one point per compute")
     first = points[0]
-    start, rest = (args.r0, [p for p in points if p.compute > 0]) if args.r0 is not None else (first.pass_rate, points[1:])
+    start, rest = (
+        (args.r0, [p for p in points if p.compute > 0])
+        if args.r0 is not None
+        else (first.pass_rate, points[1:])
+    )
     result = fit(
-        [p.compute for p in rest], [p.pass_rate for p in rest], [p.pass_rate_se for p in rest] if error else None,
+        [p.compute for p in rest],
+        [p.pass_rate for p in rest],
+        [p.pass_rate_se for p in rest] if error else None,
         R0=start, R0_se=first.pass_rate_se if args.r0 is None else 0.0,
     )  # fmt: skip
     ledger = path / "ledger.json"
@@ -97,7 +113,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def _column(given: str | None, known: Sequence[str], columns: set[str], path: Path, flag: str) -> str:
     found = given if given is not None else next((c for c in known if c in columns), None)
     if found is None or found not in columns:
-        raise ConfigError(f"{path}: no column {given or known[0]!r}; set {flag} to one of {', '.join(sorted(columns))}")
+        raise ConfigError(
+            f"{path}: no column {given or known[0]!r}; set {flag} to one of {', '.join(sorted(columns))}"
+        )
     return found
 
 

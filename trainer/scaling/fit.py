@@ -125,7 +125,7 @@ def fit(
     R0_se: float = 0.0,
     confidence: float = 0.9,
 ) -> Fit:
-    """The sigmoid through the points. ConfigError on NaN, compute ≤ 0, rewards outside [0, 1], other lengths."""
+    """The sigmoid through the points. ConfigError on NaN, C ≤ 0, rewards outside [0, 1], other lengths."""
     c, r = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
     sd = np.full(c.shape, 1e-2) if se is None else np.asarray(se, np.float64)
     _check(c, r, sd, R0)
@@ -157,7 +157,9 @@ def fit(
 
 def _check(c: Array, r: Array, sd: Array, R0: float) -> None:
     if not c.shape == r.shape == sd.shape or c.ndim != 1:
-        raise ConfigError(f"fit: compute, reward and errors have lengths {c.size}, {r.size}, {sd.size}; expected one")
+        raise ConfigError(
+            f"fit: compute, reward and errors have lengths {c.size}, {r.size}, {sd.size}; expected one"
+        )
     for name, x, wrong in (
         ("compute", c, ~(c > 0)), ("reward", r, ~((r >= 0) & (r <= 1))), ("standard error", sd, ~(sd > 0)),
     ):  # fmt: skip
@@ -170,7 +172,7 @@ def _check(c: Array, r: Array, sd: Array, R0: float) -> None:
 
 
 def _grid(c: Array, r: Array, w: Array, R0: float, R0_se: float, box: tuple[float, ...]) -> _Grid:
-    """χ² on a logarithmic grid over the box (B from, to, C_mid from, to) and over R0 within ±2 of its errors."""
+    """χ² on a logarithmic grid over the box (B from, to, C_mid from, to) and R0 within ±2 errors."""
     steps = np.array([-2.0, -1.0, 0.0, 1.0, 2.0]) if R0_se else np.zeros(1)
     r0 = np.clip(R0 + R0_se * steps, 0, 0.999)[:, None, None]
     b = np.geomspace(box[0], box[1], GRID[0])[None, :, None]
@@ -197,7 +199,7 @@ def _residuals(grid: _Grid, c: Array, r: Array) -> Array:
 
 def _inner_box(grid: _Grid, limit: float) -> tuple[float, ...]:
     """The box around the region, a step of the grid wider on each side."""
-    inside = (grid.chi2 <= limit).any(0)
+    inside = np.any(grid.chi2 <= limit, axis=0)
     rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
     b, c_mid = grid.b[0, :, 0], grid.c_mid[0, 0]
     return (
@@ -209,7 +211,15 @@ def _inner_box(grid: _Grid, limit: float) -> tuple[float, ...]:
 
 
 def _result(
-    grid: _Grid, limit: float, c: Array, r: Array, sd: Array, R0: float, confidence: float, noise: str, data_hash: str
+    grid: _Grid,
+    limit: float,
+    c: Array,
+    r: Array,
+    sd: Array,
+    R0: float,
+    confidence: float,
+    noise: str,
+    data_hash: str,
 ) -> Fit:
     """Estimates, and intervals as projections of the region χ² ≤ limit."""
     k, i, j = np.nonzero(grid.chi2 <= limit)
@@ -294,5 +304,7 @@ def explain(fit: Fit, unit: str) -> str:
         wide = " - too wide to use" if e.high - e.low > WIDEST else ""
         lines.append(f"  at {name:>3} the compute ({at:.3g} {unit}): {words(e)}{wide}")
     if fit.scatter > 2:
-        lines.append(f"  The points scatter {fit.scatter:.1f}× more than their standard errors; intervals allow for it.")
+        lines.append(
+            f"  The points scatter {fit.scatter:.1f}× their standard errors; the intervals allow for it."
+        )
     return "\n".join(lines)

@@ -20,7 +20,12 @@ def plot_curve(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, tit
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    plt.rcParams |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none"}
+    plt.rcParams |= {
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.fonttype": "none",
+    }
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     run = sorted(points, key=lambda p: p.compute)
     after = [p for p in run if p.compute > 0]
@@ -35,7 +40,9 @@ def plot_curve(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, tit
             last = after[-1].compute
             axes.fill_between(band[:, 0], band[:, 2], band[:, 3], color=CURVE, alpha=0.15, lw=0)
             axes.plot(*band[band[:, 0] <= last][:, :2].T, color=CURVE, lw=2, label="sigmoid fit")
-            axes.plot(*band[band[:, 0] >= 0.9 * last][:, :2].T, color=CURVE, lw=2, ls=(0, (3, 2)), label="forecast")
+            axes.plot(
+                *band[band[:, 0] >= 0.9 * last][:, :2].T, color=CURVE, lw=2, ls=(0, (3, 2)), label="forecast"
+            )
         if fit.identified:
             label = f"ceiling A = {fit.A.value:.3f} ({fit.A.low:.3f} to {fit.A.high:.3f})"
             axes.axhline(fit.A.value, color=CURVE, lw=1, ls=":", label=label)

@@ -25,17 +25,22 @@ CHARTS = {  # metric -> title
 }
 SAMPLES = 12
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c2733; --dim: #66717e; --line: #d9dee4; --fill: #1f6feb; --paper: #fff }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --dim: #9aa5b1; --line: #39424e; --paper: #14181d } }
+:root { color-scheme: light dark; --ink: #1c2733; --dim: #66717e; --line: #d9dee4;
+  --fill: #1f6feb; --paper: #fff }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ed; --dim: #9aa5b1; --line: #39424e; --paper: #14181d } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
        max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem } pre { overflow-x: auto; white-space: pre-wrap }
+h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+pre { overflow-x: auto; white-space: pre-wrap }
 img { width: 100%; background: #fff; border-radius: 6px } svg { width: 100%; height: auto }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); gap: 1rem }
 figure { margin: 0; border: 1px solid var(--line); border-radius: 6px; padding: .5rem .75rem }
 figcaption { color: var(--dim); font-size: .85rem } table { border-collapse: collapse; width: 100% }
-td, th { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(--line) } .n { text-align: right }
-.bar { background: var(--fill); height: .6rem; border-radius: 3px } .right { color: #2a9d57 } .wrong { color: #d1495b }
+td, th { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(--line) }
+.n { text-align: right }
+.bar { background: var(--fill); height: .6rem; border-radius: 3px }
+.right { color: #2a9d57 } .wrong { color: #d1495b }
 @media print { details { display: block } }
 """
 
@@ -51,11 +56,16 @@ def write_report(run_dir: Path) -> None:
     if (run_dir / "fit.txt").is_file():
         parts.append(f"<pre>{html.escape((run_dir / 'fit.txt').read_text())}</pre>")
     steps = [r for r in rows if "train/pass_rate" in r]
-    charts = [_chart(title, [(r["step"], r[k]) for r in steps if r.get(k) is not None]) for k, title in CHARTS.items()]
+    charts = [
+        _chart(title, [(r["step"], r[k]) for r in steps if r.get(k) is not None])
+        for k, title in CHARTS.items()
+    ]
     parts += ["<h2>Training</h2>", f'<div class="charts">{"".join(charts)}</div>']
     parts += ["<h2>Where the compute went</h2>", _ledger(ledger)]
     parts += ["<h2>Samples</h2>", _samples(run_dir)]
-    config = html.escape(yaml.safe_dump(yaml.safe_load((run_dir / "config.yaml").read_text()), sort_keys=False))
+    config = html.escape(
+        yaml.safe_dump(yaml.safe_load((run_dir / "config.yaml").read_text()), sort_keys=False)
+    )
     parts.append(f"<details><summary>Configuration</summary><pre>{config}</pre></details>")
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -91,7 +101,8 @@ def _chart(title: str, points: Sequence[tuple[float, float]]) -> str:
     return (
         f'<figure><svg viewBox="0 -2 300 84" role="img" aria-label="{html.escape(title)}">'
         f'<path d="{path}" fill="none" stroke="var(--fill)" stroke-width="1.5"/></svg>'
-        f"<figcaption>{html.escape(title)}: {ys[0]:.3g} → {ys[-1]:.3g} (from {low:.3g} to {high:.3g})</figcaption></figure>"
+        f"<figcaption>{html.escape(title)}: {ys[0]:.3g} → {ys[-1]:.3g} (from {low:.3g} to {high:.3g})"
+        "</figcaption></figure>"
     )
 
 
@@ -108,7 +119,8 @@ def _ledger(ledger: dict[str, Any]) -> str:
                 f'<td class="n">{seconds / 3600:.4f}</td><td class="n">{share:.1%}</td>'
                 f'<td style="width:30%"><div class="bar" style="width:{share:.1%}"></div></td></tr>'
             )
-    head = f'<tr><th>role</th><th>state</th><th class="n">{html.escape(ledger["unit"])}</th><th class="n">share</th><th></th></tr>'
+    unit = html.escape(ledger["unit"])
+    head = f'<tr><th>role</th><th>state</th><th class="n">{unit}</th><th class="n">share</th><th></th></tr>'
     return f"<table>{head}{''.join(rows)}</table>"
 
 
@@ -118,11 +130,13 @@ def _samples(run_dir: Path) -> str:
     items = []
     for sample in samples:
         completions = "".join(
-            f'<li class="{"right" if c["outcome"] == "correct" else "wrong"}">{html.escape(repr(c["text"])[1:-1])} '
+            f'<li class="{"right" if c["outcome"] == "correct" else "wrong"}">'
+            f"{html.escape(repr(c['text'])[1:-1])} "
             f"<small>{html.escape(c['outcome'])}, reward {c['reward']:g}</small></li>"
             for c in sample["completions"]
         )
         items.append(
-            f"<details><summary>step {sample['step']}: {html.escape(sample['prompt'])}</summary><ul>{completions}</ul></details>"
+            f"<details><summary>step {sample['step']}: {html.escape(sample['prompt'])}</summary>"
+            f"<ul>{completions}</ul></details>"
         )
     return "".join(items) or "<p>None were kept.</p>"
