@@ -83,8 +83,8 @@ class InterruptionConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    kind: Literal["torch", "vllm"] = "torch"
-    """Generator: the embedded torch engine, or vLLM."""
+    kind: Literal["torch"] = "torch"
+    """Generator: the embedded torch engine."""
     slots: int = 64
     """Sequences generated at once by the torch engine; further requests queue."""
     max_new_tokens: int = 12

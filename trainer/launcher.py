@@ -24,6 +24,7 @@ from trainer.ui import View
 
 GRACE_S = 20.0  # what a role may take to end by itself once the run is over
 LEDGER_EVERY_S = 5.0
+ENGINES = {"torch": "trainer.engines.serve:engine_main"}
 
 
 class RoleDied(RuntimeError):
@@ -66,7 +67,7 @@ class Launcher:
         resume_path = self.resume["path"] if self.resume else None
         work: dict[str, tuple[str, tuple[Any, ...]]] = {
             "engine": (
-                "trainer.engines.serve:engine_main",
+                ENGINES[config.engine.kind],
                 (config, model_dir, engine_end, config.engine.threads or cores),
             ),
             "learner": (
