@@ -259,7 +259,7 @@ def _result(
 
 
 def _band_points(c: Array) -> list[float]:
-    return [float(x) for x in np.geomspace(c.min() / 2, c.max() * 10, 80)]
+    return [float(x) for x in np.geomspace(c.min() / 10, c.max() * 10, 100)]
 
 
 def _flags(c: Array, r: Array, sd: Array, R0: float, A: Estimate, c_mid: float) -> tuple[str, ...]:
