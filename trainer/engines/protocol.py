@@ -96,6 +96,8 @@ class EngineClient:
         raise self._dead or ConnectionError(f"{self.name} has died")
 
     async def _answer(self, kind: type[Any]) -> Any:
+        if self._dead is not None:
+            raise self._dead
         answer = await self._answers[kind].get()
         if isinstance(answer, Exception):
             raise answer

@@ -78,8 +78,7 @@ def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Conne
         clock.enter("generate")
         began = time.monotonic()
         ended = engine.step()
-        share = engine.evaluation_share()
-        if share:
+        if share := engine.evaluation_share:
             clock.split({"generate": 1 - share, "evaluate": share})
         if ended:
             conn.send(ended)

@@ -24,10 +24,16 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
+from trainer.config import ConfigError
+from trainer.engines.packed_linear import pack_linears
 from trainer.types import Completion, FinishReason, Request
 
 FIRST_LENGTH = 64  # tokens a slot holds at first; doubled when a request needs more
+PREFILL_TOKENS = (
+    4096  # prompt tokens in one step, beyond the first prompt: bounds memory and the wait for a swap
+)
 SAMPLE_ROWS = 16  # rows sampled at a time: their logits stay in the cache between the passes
+BLOCK = 128  # tokens of the vocabulary summed at once when sampling
 
 
 @dataclass(slots=True)
@@ -81,8 +87,9 @@ def slots_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in each layer; returns (1, T, Hq, D). No mask is registered, so none comes."""
+    longest = max(step.longest, *(n for _, n in step.prompts), 0)
     if any(kwargs.get(name) is not None for name in ("softcap", "s_aux")) or (
-        sliding_window is not None and sliding_window < step.longest
+        sliding_window is not None and sliding_window < longest
     ):
         raise ValueError("the torch engine knows no sliding window, soft cap or attention sinks; use vLLM")
     k_cache, v_cache = step.cache[module.layer_idx]  # type: ignore[index]  # every HF attention has layer_idx
@@ -116,7 +123,8 @@ class TorchEngine:
             model_dir, dtype=dtype, attn_implementation="slots"
         ).eval()
         self.slots, self.version, self.fp32_head = slots, version, fp32_head
-        self.generated = 0  # tokens so far
+        self.generated = self.prefilled = 0  # tokens so far
+        self.evaluation_share = 0.0  # of the last step's sequences
         self._waiting: deque[tuple[Request, int]] = deque()  # request and its first sample not yet admitted
         self._evaluations: deque[tuple[Request, int]] = deque()
         self._active: list[Sequence] = []  # by slot
@@ -126,7 +134,8 @@ class TorchEngine:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         )
         self._cache = self._new_cache(FIRST_LENGTH)
-        self._hold_head()
+        self._head = self._fp32_head() if fp32_head else self.model.get_output_embeddings()
+        self._lay_out_weights()
 
     @property
     def idle(self) -> bool:
@@ -135,11 +144,18 @@ class TorchEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; evaluations go before training."""
+        need, limit = len(request.prompt_ids) + request.max_tokens, self.model.config.max_position_embeddings
+        if not request.prompt_ids or request.max_tokens < 1:
+            raise ConfigError(
+                f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and max_tokens "
+                f"{request.max_tokens}; neither may be empty"
+            )
+        if need > limit:
+            raise ConfigError(
+                f"request {request.request_id}: {len(request.prompt_ids)} prompt tokens and {request.max_tokens} new "
+                f"ones; the model holds {limit} positions. Lower engine.max_new_tokens or data.max_prompt_tokens"
+            )
         (self._evaluations if request.evaluation else self._waiting).append((request, 0))
-
-    def evaluation_share(self) -> float:
-        """Share of the active sequences that belong to evaluations."""
-        return sum(s.request.evaluation for s in self._active) / max(1, len(self._active))
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
@@ -148,6 +164,7 @@ class TorchEngine:
         admitted = self._admit()
         if not self._active:
             return []
+        self.evaluation_share = sum(s.request.evaluation for s in self._active) / len(self._active)
         hidden, rows = self._forward(decoding, admitted)
         tokens, logprobs = self._sample(hidden[rows])
         self.generated += len(self._active)
@@ -196,13 +213,23 @@ class TorchEngine:
                     raise ValueError(f"{path} holds {sorted(missing)[0]!r}, which this model does not have")
                 for name in file.keys():  # noqa: SIM118  # safe_open is no mapping
                     parameters[name].copy_(file.get_tensor(name))
-            self._hold_head()
+            self._lay_out_weights()
         self.version = version
 
-    def _hold_head(self) -> None:
-        """The head as logits need it: FP32 logits of a bf16 head are bf16 × bf16 products summed in FP32."""
-        weight = self.model.get_output_embeddings().weight.detach()
-        self._head = weight.float() if self.fp32_head else weight
+    def _fp32_head(self) -> nn.Linear:
+        """The head as FP32 logits need it: bf16 products are exact in FP32, so only the weight's type changes."""
+        own = self.model.get_output_embeddings()
+        if own.weight.dtype == torch.float32:
+            return own  # type: ignore[no-any-return]
+        return nn.Linear(own.in_features, own.out_features, bias=own.bias is not None)
+
+    @torch.no_grad()
+    def _lay_out_weights(self) -> None:
+        """Bring what is derived from the parameters up to date."""
+        own = self.model.get_output_embeddings()
+        if self._head is not own:
+            self._head.load_state_dict(own.state_dict())
+        pack_linears(nn.ModuleList([self.model, self._head]), self.slots)
 
     def _new_cache(self, length: int) -> Tensor:
         layers, (heads, dim) = self.model.config.num_hidden_layers, self._shape
@@ -214,15 +241,20 @@ class TorchEngine:
 
     def _admit(self) -> list[tuple[Request, list[int]]]:
         """Give free slots to waiting samples: (request, its new slots) for each prompt to prefill."""
-        admitted = []
-        for queue in (self._evaluations, self._waiting):
-            while queue and len(self._active) < self.slots:
-                request, first = queue.popleft()
-                last = min(request.n, first + self.slots - len(self._active))
-                admitted.append((request, list(range(len(self._active), len(self._active) + last - first))))
-                self._active += [self._sequence(request, i) for i in range(first, last)]
-                if last < request.n:
-                    queue.appendleft((request, last))
+        admitted: list[tuple[Request, list[int]]] = []
+        budget = PREFILL_TOKENS
+        while (queue := self._evaluations or self._waiting) and (free := self.slots - len(self._active)):
+            request, first = queue[0]
+            if admitted and len(request.prompt_ids) > budget:
+                break
+            queue.popleft()
+            budget -= len(request.prompt_ids)
+            new = [self._sequence(request, i) for i in range(first, min(request.n, first + free))]
+            admitted.append((request, list(range(len(self._active), len(self._active) + len(new)))))
+            self._active += new
+            if first + len(new) < request.n:
+                queue.appendleft((request, first + len(new)))
+        self.prefilled += PREFILL_TOKENS - budget
         need = max((len(r.prompt_ids) + r.max_tokens for r, _ in admitted), default=0)
         if need > self._cache.shape[4]:
             old = self._cache
@@ -277,22 +309,25 @@ class TorchEngine:
 
     def _sample(self, hidden: Tensor) -> tuple[list[int], list[float]]:
         """A token per active sequence by inverse CDF of one uniform, and its log-prob at the temperature."""
-        logits = F.linear(hidden.to(self._head.dtype), self._head).float()
+        logits = self._head(hidden.to(self._head.weight.dtype)).float()
         tokens, logprobs = [], []
         for start in range(0, len(logits), SAMPLE_ROWS):
-            active = self._active[start : start + SAMPLE_ROWS]
-            temperature = torch.tensor([s.request.temperature or 1.0 for s in active])
-            z = logits[start : start + SAMPLE_ROWS].div_(temperature[:, None])
-            greedy = z.argmax(1, keepdim=True)
-            p = z.sub_(z.gather(1, greedy)).exp()
-            total = p.sum(1, keepdim=True)
-            uniform = torch.tensor([[s.uniforms[len(s.token_ids)]] for s in active], dtype=torch.float32)
-            cdf = p.cumsum(1)
-            token = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True).clamp_(max=z.shape[1] - 1)
-            is_greedy = torch.tensor([[s.request.temperature == 0] for s in active])
-            token = torch.where(is_greedy, greedy, token)
-            tokens += token[:, 0].tolist()
-            logprobs += (z.gather(1, token) - total.log())[:, 0].tolist()
+            z, active = logits[start : start + SAMPLE_ROWS], self._active[start : start + SAMPLE_ROWS]
+            temperatures = [s.request.temperature or 1.0 for s in active]
+            if any(t != 1.0 for t in temperatures):
+                z.div_(torch.tensor(temperatures)[:, None])
+            greedy = {i: int(z[i].argmax()) for i, s in enumerate(active) if s.request.temperature == 0}
+            p = z.sub_(z.amax(1, keepdim=True)).exp_()
+            token, total = draw(p, torch.tensor([s.uniforms[len(s.token_ids)] for s in active]))
+            if not torch.isfinite(total).all():
+                raise ConfigError(
+                    f"the logits of weights version {self.version} are not finite: training has diverged. Lower "
+                    "learner.lr, then --resume from an earlier checkpoint"
+                )
+            for i, best in greedy.items():
+                token[i] = best
+            tokens += token.tolist()
+            logprobs += (p.gather(1, token[:, None])[:, 0].double().log() - total.log()).tolist()
         return tokens, logprobs
 
     def _keep(self, kept: list[tuple[int, Sequence]]) -> None:
@@ -305,3 +340,21 @@ class TorchEngine:
             self._cache[:, :, gap, :, : sequence.length] = self._cache[:, :, slot, :, : sequence.length]
             stay[gap] = sequence
         self._active = [stay[slot] for slot in range(n)]
+
+
+def draw(
+    p: Tensor,  # (B, V) FP32, not normalised
+    uniforms: Tensor,  # (B,) FP64 in [0, 1)
+) -> tuple[Tensor, Tensor]:
+    """Inverse CDF: tokens (B,) and sums of p (B,), FP64. The block of tokens is found first, then the token in it."""
+    rows, vocab = torch.arange(len(p)), p.shape[1]
+    blocks = F.pad(p, (0, -vocab % BLOCK)).view(len(p), -1, BLOCK)
+    sums = blocks.sum(2).double()
+    cdf = sums.cumsum(1)
+    total = cdf[:, -1]
+    target = uniforms * total
+    block = torch.searchsorted(cdf, target[:, None], right=True)[:, 0].clamp_(max=cdf.shape[1] - 1)
+    inside = blocks[rows, block].double().cumsum(1)
+    share = (target - cdf[rows, block] + sums[rows, block]) / sums[rows, block]  # of the block's own sum
+    token = torch.searchsorted(inside, (share * inside[:, -1])[:, None], right=True)[:, 0]
+    return (block * BLOCK + token).clamp_(max=vocab - 1), total
