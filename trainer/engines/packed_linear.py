@@ -1,4 +1,4 @@
-"""Linear layers whose weights also lie in the layout oneDNN multiplies fastest, for small batches on a CPU."""
+"""Linear layers whose weights also lie in oneDNN's own layout: faster for small batches on a CPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def packable(linear: nn.Module) -> bool:
 
 
 def pack_linears(model: nn.Module, rows: int) -> list[PackedLinear]:
-    """Turn the model's linear layers into packed ones in place; parameters and their names stay as they are."""
+    """Turn the model's linear layers into packed ones in place; parameters and names stay."""
     layers = []
     for module in model.modules():
         if packable(module):

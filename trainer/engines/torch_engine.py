@@ -152,8 +152,9 @@ class TorchEngine:
             )
         if need > limit:
             raise ConfigError(
-                f"request {request.request_id}: {len(request.prompt_ids)} prompt tokens and {request.max_tokens} new "
-                f"ones; the model holds {limit} positions. Lower engine.max_new_tokens or data.max_prompt_tokens"
+                f"request {request.request_id}: {len(request.prompt_ids)} prompt tokens and {request.max_tokens} "
+                f"new ones; the model holds {limit} positions. Lower engine.max_new_tokens or "
+                "data.max_prompt_tokens"
             )
         (self._evaluations if request.evaluation else self._waiting).append((request, 0))
 
@@ -217,10 +218,10 @@ class TorchEngine:
         self.version = version
 
     def _fp32_head(self) -> nn.Linear:
-        """The head as FP32 logits need it: bf16 products are exact in FP32, so only the weight's type changes."""
+        """The head as FP32 logits need it: bf16 products are exact in FP32, so only its type changes."""
         own = self.model.get_output_embeddings()
         if own.weight.dtype == torch.float32:
-            return own  # type: ignore[no-any-return]
+            return own
         return nn.Linear(own.in_features, own.out_features, bias=own.bias is not None)
 
     @torch.no_grad()
@@ -321,7 +322,8 @@ class TorchEngine:
             token, total = draw(p, torch.tensor([s.uniforms[len(s.token_ids)] for s in active]))
             if not torch.isfinite(total).all():
                 raise ConfigError(
-                    f"the logits of weights version {self.version} are not finite: training has diverged. Lower "
+                    f"the logits of weights version {self.version} are not finite: training has diverged. "
+                    "Lower "
                     "learner.lr, then --resume from an earlier checkpoint"
                 )
             for i, best in greedy.items():
@@ -346,7 +348,7 @@ def draw(
     p: Tensor,  # (B, V) FP32, not normalised
     uniforms: Tensor,  # (B,) FP64 in [0, 1)
 ) -> tuple[Tensor, Tensor]:
-    """Inverse CDF: tokens (B,) and sums of p (B,), FP64. The block of tokens is found first, then the token in it."""
+    """Inverse CDF: tokens (B,) and sums of p (B,), FP64. First the block of tokens is found, then the token."""
     rows, vocab = torch.arange(len(p)), p.shape[1]
     blocks = F.pad(p, (0, -vocab % BLOCK)).view(len(p), -1, BLOCK)
     sums = blocks.sum(2).double()
