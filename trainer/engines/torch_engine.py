@@ -153,8 +153,8 @@ class TorchEngine:
         if need > limit:
             raise ConfigError(
                 f"request {request.request_id}: {len(request.prompt_ids)} prompt tokens and "
-                f"{request.max_tokens} new ones; the model holds {limit} positions. Lower engine.max_new_tokens or "
-                "data.max_prompt_tokens"
+                f"{request.max_tokens} new ones; the model holds {limit} positions. Lower "
+                "engine.max_new_tokens or data.max_prompt_tokens"
             )
         (self._evaluations if request.evaluation else self._waiting).append((request, 0))
 
@@ -348,7 +348,7 @@ def draw(
     p: Tensor,  # (B, V) FP32, not normalised
     uniforms: Tensor,  # (B,) FP64 in [0, 1)
 ) -> tuple[Tensor, Tensor]:
-    """Inverse CDF: tokens (B,) and sums of p (B,), FP64. First the block is found, then the token."""
+    """Inverse CDF: tokens (B,) and sums of p (B,), FP64. First the block is found, then its token."""
     rows, vocab = torch.arange(len(p)), p.shape[1]
     blocks = F.pad(p, (0, -vocab % BLOCK)).view(len(p), -1, BLOCK)
     sums = blocks.sum(2).double()
