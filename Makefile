@@ -40,7 +40,7 @@ lint: setup  ## ruff and mypy
 	$(PY) -m mypy
 
 bench: setup  ## time the kernels
-	$(PY) -m pytest -q bench --benchmark-only
+	$(PY) -m pytest -q bench/bench_*.py --benchmark-only
 
 clean:  ## remove what was built and cached; runs/ and .venv stay
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
