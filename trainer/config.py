@@ -31,8 +31,8 @@ class DataConfig:
     """`reasoning_gym:TASK`, a .jsonl or .parquet file, or `datasets:NAME` (hub name or folder)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reasoning-gym task or of `datasets.load_dataset`."""
-    size: int = 2000
-    """Items drawn from a generated source before duplicates are removed; for a file, 0 or this many at most."""
+    size: int = 0
+    """Rows read of a file at most (0: all); items drawn from a generated source before duplicates go (0: 2000)."""
     prompt_column: str = "question"
     """Column holding the question; the template sees every column by its name, and this one as {question}."""
     answer_column: str = "answer"

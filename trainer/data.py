@@ -22,6 +22,7 @@ from trainer.types import Prompt
 
 GENERATED = "reasoning_gym:"
 HUB = "datasets:"
+GENERATED_SIZE = 2000  # items, where data.size is 0
 GENERATOR_SEED = 0  # fixed: the items never depend on the run's seed
 ID_CHARS = 16  # 64 bits of SHA-256
 
@@ -233,7 +234,7 @@ def _hub(name: str, options: dict[str, Any]) -> Iterator[Row]:
 
 def _generated(task: str, config: DataConfig) -> Iterator[Row]:
     """Items of a reasoning-gym task; the metadata holds the whole item and its origin, for its scorer."""
-    arguments = {"seed": GENERATOR_SEED, "size": config.size, **config.options}
+    arguments = {"seed": GENERATOR_SEED, "size": config.size or GENERATED_SIZE, **config.options}
     for index, item in enumerate(generate(task, arguments)):
         columns = {**item, "origin": {"task": task, "arguments": arguments}}
         # The scorer judges where there is no single gold answer, so an empty one is right here.

@@ -62,7 +62,10 @@ class PolicyModel(nn.Module):
             hidden, weight = (x + (x.to(self.dtype).float() - x).detach() for x in (hidden.float(), weight))
         targets = torch.from_numpy(batch.targets)
         if objective is None:
-            return PolicyOutput(None, *linear_logprob(hidden, weight, targets, temperature=temperature))
+            scores = linear_logprob(
+                hidden, weight, targets, temperature=temperature, logits_dtype=self.logits_dtype
+            )
+            return PolicyOutput(None, *scores)
         out = policy_loss(
             hidden,
             weight,
