@@ -162,7 +162,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggingConfig:
-    checkpoint_every: int = 0
+    checkpoint_every: int = 25
     """Steps between checkpoints; one always comes at the end and on Ctrl-C. 0: only those."""
     keep_checkpoints: int = 2
     """Checkpoints kept; older ones are deleted once a newer one is complete."""

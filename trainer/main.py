@@ -49,7 +49,11 @@ def train(launch: Launch) -> int:
         try:
             launcher.run()
         except RoleDied as e:
-            return _fail(f"{e}; what was done so far is in {config.run_dir}; go on with --resume", 1)
+            from trainer.checkpoint import latest
+
+            saved = latest(config.run_dir)
+            advice = f"go on from {saved.name} with --resume" if saved else "no checkpoint was written yet"
+            return _fail(f"{e}; {advice}, and what was done so far is in {config.run_dir}", 1)
         view.finish(finish(config, launcher.points, launcher.fit, launcher.ledger))
     return 0
 

@@ -70,6 +70,7 @@ def command(model_dir: Path, data: Path, run_dir: Path, *more: str) -> list[str]
         "--pipeline.completions_per_prompt": 4,
         "--pipeline.no_positive_resampling": "false",
         "--pipeline.deadline_s": 60,
+        "--logging.checkpoint_every": 0,
         "--evaluation.every": 2,
         "--evaluation.samples": 2,
     }
