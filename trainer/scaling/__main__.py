@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling import Fit, explain, fit, plot_curve
-from trainer.scaling.fit import EvalPoint
+from trainer.scaling import EvalPoint, Fit, explain, fit, fit_run, plot_curve
 
 COMPUTE = ("compute/total", "compute", "gpu_hours", "core_hours", "flops", "step")
 REWARD = ("eval/pass_rate", "pass_rate", "reward", "val_reward", "accuracy")
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.add_argument("--plot", type=Path, help="write the picture here (.png or .svg); for one input")
     args = parser.parse_args(argv)
     try:
+        _check_outputs(args)
         results = {}
         for name in args.inputs:
             points, result, unit = fit_file(Path(name), args)
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.plot:
                 plot_curve(points, result, args.plot, unit, Path(name).stem)
         if args.json:
-            args.json.write_text(json.dumps(results, indent=1))
+            args.json.write_text(json.dumps(results, indent=1, allow_nan=False))
     except ConfigError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def fit_file(path: Path, args: argparse.Namespace) -> tuple[list[EvalPoint], Fit, str]:
     """The points of a file, their fit, and the unit of compute."""
     rows = _rows(path / "metrics.jsonl" if path.is_dir() else path)
-    columns = set().union(*rows)
+    columns = {c for row in rows for c in row if isinstance(c, str)}
     compute = _column(args.compute_column, COMPUTE, columns, path, "--compute-column")
     reward = _column(args.reward_column, REWARD, columns, path, "--reward-column")
     error = args.se_column or next((c for c in ERROR if c in columns), None)
@@ -70,25 +71,20 @@ def fit_file(path: Path, args: argparse.Namespace) -> tuple[list[EvalPoint], Fit
     for i, row in enumerate(rows, 1):
         if row.get(reward) not in (None, ""):
             c, r = (_number(row, key, path, i) for key in (compute, reward))
-            se = _number(row, error, path, i) if error else 0.0
-            points.append(EvalPoint(int(row.get("step") or i), c, r, se))
+            points.append(EvalPoint(i, c, r, _number(row, error, path, i) if error else 0.0))
     if not points:
         raise ConfigError(f"{path}: no row holds {reward!r}")
     points.sort(key=lambda p: p.compute)
     if len({p.compute for p in points}) < len(points):
         raise ConfigError(f"{path}: two points have the same {compute!r}; expected one point per compute")
-    first = points[0]
-    start, rest = (
-        (args.r0, [p for p in points if p.compute > 0])
-        if args.r0 is not None
-        else (first.pass_rate, points[1:])
-    )
-    result = fit(
-        [p.compute for p in rest],
-        [p.pass_rate for p in rest],
-        [p.pass_rate_se for p in rest] if error else None,
-        R0=start, R0_se=first.pass_rate_se if args.r0 is None else 0.0,
-    )  # fmt: skip
+    try:
+        if args.r0 is None:
+            result = fit_run(points)
+        else:
+            columns_of = ([p.compute for p in points], [p.pass_rate for p in points])
+            result = fit(*columns_of, [p.pass_rate_se for p in points], R0=args.r0)
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from e
     ledger = path / "ledger.json"
     unit = json.loads(ledger.read_text())["unit"] if ledger.is_file() else compute
     return points, result, unit
@@ -97,17 +93,34 @@ def fit_file(path: Path, args: argparse.Namespace) -> tuple[list[EvalPoint], Fit
 def _rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ConfigError(f"{path} does not exist; give a run folder, or a .csv or .jsonl file")
-    if path.suffix == ".csv":
-        with path.open(newline="") as file:
-            rows: list[dict[str, Any]] = list(csv.DictReader(file))
-    else:
-        try:
-            rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        except ValueError as e:
-            raise ConfigError(f"{path}: not JSON lines: {e}") from e
+    rows: list[dict[str, Any]] = []
+    try:
+        if path.suffix == ".csv":
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                rows = list(csv.DictReader(file))
+        else:
+            for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if line.strip():
+                    rows.append(json.loads(line))
+                    if not isinstance(rows[-1], dict):
+                        raise ValueError(f"line {i} is not an object")
+    except (ValueError, csv.Error) as e:  # UnicodeDecodeError is a ValueError
+        kind = "a CSV table" if path.suffix == ".csv" else "JSON lines (a table needs the ending .csv)"
+        raise ConfigError(f"{path}: expected {kind}: {e}") from e
     if not rows:
         raise ConfigError(f"{path} is empty")
     return rows
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Before any work, so that a wrong name costs nothing."""
+    if args.plot and len(args.inputs) > 1:
+        raise ConfigError(f"--plot draws one input and {len(args.inputs)} were given; plot them one by one")
+    if args.plot and args.plot.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--plot {args.plot}: expected a name ending in .png, .svg or .pdf")
+    for out in (args.json, args.plot):
+        if out and not out.parent.is_dir():
+            raise ConfigError(f"{out}: there is no folder {out.parent}; make it first")
 
 
 def _column(given: str | None, known: Sequence[str], columns: set[str], path: Path, flag: str) -> str:
@@ -121,9 +134,12 @@ def _column(given: str | None, known: Sequence[str], columns: set[str], path: Pa
 
 def _number(row: dict[str, Any], key: str, path: Path, line: int) -> float:
     try:
-        return float(row[key])
-    except (KeyError, TypeError, ValueError) as e:
-        raise ConfigError(f"{path}: row {line}: {key!r} is {row.get(key)!r}; expected a number") from e
+        value = float(row[key])
+    except (KeyError, TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError(f"{path}: row {line}: {key!r} is {row.get(key)!r}; expected a finite number")
+    return value
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Fits the sigmoid to a run's points, with intervals, and says what the data cannot identify.
 
-For given B, C_mid and R0 the law is linear in A − R0, so χ² is a parabola in it:
+For given B and C_mid the law is linear in R0 and A. With s = rise(C), r = R − measured R0, and the unknowns
+d = R0 − measured R0, a = A − measured R0, χ² is a parabola in both:
 
-    χ²(a; B, C_mid) = S − 2aP + a²Q,   S = Σ w r²,  P = Σ w r s,  Q = Σ w s²,   r = R − R0,  s = rise(C)
+    χ²(d, a) = Σ w (r − d (1 − s) − a s)² + (d / R0's error)²
 
-A grid over (R0, B, C_mid) then holds the whole likelihood. The estimate is its minimum; an interval is the
+so a grid over (B, C_mid) holds the whole likelihood. The estimate is its minimum; an interval is the
 projection of the region χ² ≤ χ²_min + Δ, which is the profile likelihood. Outliers are weighed down (Huber);
 if the points scatter more than their standard errors say, the errors are scaled up.
 """
@@ -12,6 +13,7 @@ if the points scatter more than their standard errors say, the errors are scaled
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,20 +27,24 @@ from trainer.scaling.law import Sigmoid, rise
 
 Array = NDArray[np.float64]
 
-B_RANGE = (0.3, 8.0)
+B_RANGE = (0.3, 20.0)
 REACH = 30.0  # C_mid is sought up to this multiple of the largest compute
-GRID = (41, 121)  # B × C_mid; refined once inside the region
+GRID = (41, 121)  # B × C_mid
+HUBER_ROUNDS, ZOOMS = 4, 3  # looks at the whole grid, then at the region around the minimum
 LEAST_POINTS = 5  # beyond R0: the law has three parameters
 WIDEST = 0.06  # an interval of A wider than ±.03 tells no two recipes apart
 HUBER = 2.0  # standard deviations from which a point counts linearly
+EQUAL_ERROR = 1e-2  # where no errors are given; only their being equal matters
 FLAGS = {
     "too-few-points": "there are fewer than 5 evaluations beyond R0",
     "flat": "the score has not risen beyond its noise",
-    "A-at-bound": "the data allow a ceiling of 1, the highest there is: the curve has not bent yet",
+    "A-at-bound": "the data still allow a ceiling of 1, the highest there is",
     "C_mid-beyond-data": "half of the rise lies beyond the data",
     "falling": "the score has fallen from its peak: the sigmoid cannot describe that",
     "wide": "the interval of A is wider than 0.06",
+    "B-at-bound": "the rise is over before the evaluations can show how steep it was",
 }
+HARMLESS = {"B-at-bound"}  # says nothing against A
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The sigmoid of some points. With `flags` the numbers are not to be trusted; the flags say why."""
+    """The sigmoid of some points. `flags` say what the data cannot identify; without points it is all NaN."""
 
     A: Estimate
     B: Estimate
@@ -72,18 +78,19 @@ class Fit:
     at_10x: Estimate
     band: tuple[tuple[float, float, float, float], ...]  # (compute, value, low, high)
     flags: tuple[str, ...]
+    r2: float
+    scatter: float  # residual standard deviation in standard errors
     confidence: float
     points: int  # beyond R0
     compute_range: tuple[float, float]
-    r2: float
-    scatter: float  # residual standard deviation in standard errors
+    R0_at: float | None  # compute at which R0 was measured; None: given
     noise: str
     data_hash: str
 
     @property
     def identified(self) -> bool:
         """Whether the data tell the ceiling."""
-        return not self.flags
+        return not set(self.flags) - HARMLESS
 
     @property
     def law(self) -> Sigmoid:
@@ -91,170 +98,183 @@ class Fit:
         return Sigmoid(self.R0.value, self.A.value, self.B.value, self.C_mid.value)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able, with `identified`."""
-        return asdict(self) | {"identified": self.identified}
+        """As valid JSON, with `identified`; what is unknown (NaN) is null."""
+
+        def plain(x: Any) -> Any:
+            if isinstance(x, dict):
+                return {k: plain(v) for k, v in x.items()}
+            if isinstance(x, tuple):
+                return [plain(v) for v in x]
+            return None if isinstance(x, float) and not math.isfinite(x) else x
+
+        return {**plain(asdict(self)), "identified": self.identified}
 
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """χ² over (R0, B, C_mid), minimised over a = A − R0 within [0, 1 − R0]."""
+    """χ² over (B, C_mid), minimised over d and over a within [0, 1 − R0]; (I, J) or broadcasting to it."""
 
-    r0: Array  # (K, 1, 1)
-    b: Array  # (1, I, 1)
-    c_mid: Array  # (1, 1, J)
-    p: Array  # (K, I, J)
-    q: Array
-    a: Array
+    R0: float  # as measured
+    b: Array
+    c_mid: Array
+    u: Array  # χ²'s coefficient of d²
+    v: Array  # of 2da
+    m: Array  # of −2d
+    q: Array  # of a², once d is eliminated
+    centre: Array  # the a of least χ², unbounded
+    a: Array  # the same within bounds
     chi2: Array
+
+    def best(self) -> Sigmoid:
+        """The law of least χ²."""
+        i, j = np.unravel_index(int(self.chi2.argmin()), self.chi2.shape)
+        a = self.a[i, j]
+        d = (self.m[i, j] - a * self.v[i, j]) / self.u[i, j]
+        start = float(np.clip(self.R0 + d, 0, 1))
+        return Sigmoid(start, self.R0 + float(a), float(self.b[i, 0]), float(self.c_mid[0, j]))
 
 
 def fit_run(points: Sequence[EvalPoint], confidence: float = 0.9) -> Fit:
     """Fit a run's evaluations; the one at step 0 (or at least compute) is R0."""
+    if not points:
+        raise ConfigError("fit: there are no points; expected R0 and at least one evaluation beyond it")
     first, *rest = sorted(points, key=lambda p: p.compute)
-    compute = [p.compute for p in rest]
-    rewards, errors = [p.pass_rate for p in rest], [p.pass_rate_se for p in rest]
-    return fit(compute, rewards, errors, R0=first.pass_rate, R0_se=first.pass_rate_se, confidence=confidence)
+    return fit(
+        [p.compute for p in rest], [p.pass_rate for p in rest], [p.pass_rate_se for p in rest],
+        R0=first.pass_rate, R0_se=first.pass_rate_se, R0_at=first.compute, confidence=confidence,
+    )  # fmt: skip
 
 
 def fit(
-    compute: ArrayLike,  # (n,) > 0
+    compute: ArrayLike,  # (n,) ≥ 0; points at 0 tell nothing beyond R0 and are left out
     reward: ArrayLike,  # (n,) in [0, 1]
-    se: ArrayLike | None = None,  # (n,) standard errors; None: equal ones, from the scatter
+    se: ArrayLike | None = None,  # (n,) standard errors; None or all 0: equal ones, from the scatter
     *,
     R0: float,
-    R0_se: float = 0.0,
+    R0_se: float = 0.0,  # 0: R0 is exact where given, as uncertain as the best point where measured
+    R0_at: float | None = None,  # compute at which R0 was measured; None: given
     confidence: float = 0.9,
 ) -> Fit:
-    """The sigmoid through the points. ConfigError on NaN, C ≤ 0, rewards outside [0, 1], other lengths."""
+    """The sigmoid through the points. ConfigError on NaN, C < 0, rewards outside [0, 1], other lengths."""
     c, r = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
-    sd = np.full(c.shape, 1e-2) if se is None else np.asarray(se, np.float64)
-    _check(c, r, sd, R0)
-    data_hash = hashlib.sha256(np.concatenate([c, r, sd, [R0, R0_se]]).tobytes()).hexdigest()[:16]
-    noise = "equal errors, from the scatter" if se is None else "given standard errors"
+    sd = np.zeros(c.shape) if se is None else np.asarray(se, np.float64)
+    _check(c, r, sd, R0, R0_se, R0_at, confidence)
+    known = bool((sd > 0).any())
+    # a perfect score has a binomial error of 0, but is no more certain than the surest point
+    sd = np.where(sd > 0, sd, sd[sd > 0].min() if known else EQUAL_ERROR)[c > 0]
+    c, r = c[c > 0], r[c > 0]
+    if R0_at is not None and not R0_se:
+        R0_se = float(sd.min(initial=EQUAL_ERROR))
+    facts = (
+        confidence, len(c), (float(c.min()), float(c.max())) if len(c) else (0.0, 0.0), R0_at,
+        "given standard errors" if known else "equal errors, from the scatter",
+        hashlib.sha256(np.concatenate([c, r, sd, [R0, R0_se]]).tobytes()).hexdigest()[:16],
+    )  # fmt: skip
     if len(c) < LEAST_POINTS:
-        nothing = Estimate(float("nan"), float("nan"), float("nan"))
-        span = (float(c.min()), float(c.max())) if len(c) else (0.0, 0.0)
-        start = Estimate(R0, R0 - 1.645 * R0_se, R0 + 1.645 * R0_se)
-        return Fit(
-            nothing, nothing, nothing, start, nothing, nothing, (), ("too-few-points",), confidence, len(c),
-            span, float("nan"), float("nan"), noise, data_hash,
-        )  # fmt: skip
-    w = 1 / sd**2
-    box = (*B_RANGE, float(c.min()) / 3, float(c.max()) * REACH)
-    for _ in range(4):  # Huber: weigh points beyond 2 sd down, look again
+        return _nothing(R0, R0_se, facts)
+    w, free = 1 / sd**2, len(c) - 3
+    box: tuple[float, ...] = (*B_RANGE, float(c.min()) / 3, float(c.max()) * REACH)
+    for i in range(HUBER_ROUNDS + ZOOMS):
         grid = _grid(c, r, w, R0, R0_se, box)
-        z = np.abs(_residuals(grid, c, r)) / sd
-        scale = max(1.0 if se is not None else 0.0, float(np.median(z)) * 1.4826, 1e-3)
+        least = float(grid.chi2.min())
+        limit = least + max(least / free, float(known)) * float(fdtri(1, free, confidence))
+        if i >= HUBER_ROUNDS - 1:
+            box = _inner_box(grid, limit)
+        z = np.abs(r - grid.best().reward(c)) / sd
+        scale = max(float(known), float(np.median(z)) * 1.4826, 1e-3)
         w = np.minimum(1.0, HUBER * scale / np.maximum(z, 1e-9)) / sd**2
-    free = len(c) - 3
-    variance = float(grid.chi2.min()) / free
-    variance = max(variance, 1.0) if se is not None else variance
-    limit = float(grid.chi2.min()) + variance * float(fdtri(1, free, confidence))
-    grid = _grid(c, r, w, R0, R0_se, _inner_box(grid, limit))
-    limit += min(0.0, float(grid.chi2.min()) + variance * float(fdtri(1, free, confidence)) - limit)
-    return _result(grid, limit, c, r, sd, R0, confidence, noise, data_hash)
+    return _result(grid, limit, c, r, sd, facts)
 
 
-def _check(c: Array, r: Array, sd: Array, R0: float) -> None:
+def _check(
+    c: Array, r: Array, sd: Array, R0: float, R0_se: float, R0_at: float | None, confidence: float
+) -> None:
     if not c.shape == r.shape == sd.shape or c.ndim != 1:
         raise ConfigError(
             f"fit: compute, reward and errors have lengths {c.size}, {r.size}, {sd.size}; expected one"
         )
-    for name, x, wrong in (
-        ("compute", c, ~(c > 0)), ("reward", r, ~((r >= 0) & (r <= 1))), ("standard error", sd, ~(sd > 0)),
-    ):  # fmt: skip
+    for name, x, most in (("compute", c, np.inf), ("reward", r, 1.0), ("standard error", sd, np.inf)):
+        wrong = ~((x >= 0) & (x <= most) & np.isfinite(x))
         if wrong.any():
             i = int(np.flatnonzero(wrong)[0])
-            expected = "in [0, 1]" if name == "reward" else "above 0"
+            expected = "in [0, 1]" if name == "reward" else "of at least 0"
             raise ConfigError(f"fit: {name} of point {i + 1} is {x[i]}; expected a number {expected}")
-    if not 0 <= R0 < 1:
-        raise ConfigError(f"fit: R0 is {R0}; expected a number in [0, 1)")
+    for name, value, low, high in (
+        ("R0", R0, 0.0, 1.0), ("R0's standard error", R0_se, 0.0, 1.0),
+        ("the compute of R0", R0_at or 0.0, 0.0, 1e300), ("confidence", confidence, 0.5, 0.9999),
+    ):  # fmt: skip
+        if not low <= value <= high:
+            raise ConfigError(f"fit: {name} is {value}; expected a number in [{low:g}, {high:g}]")
+
+
+def _nothing(R0: float, R0_se: float, facts: tuple[Any, ...]) -> Fit:
+    """What too few points tell: R0."""
+    unknown = Estimate(math.nan, math.nan, math.nan)
+    start = Estimate(R0, max(0.0, R0 - 1.645 * R0_se), min(1.0, R0 + 1.645 * R0_se))
+    few, nan = ("too-few-points",), math.nan
+    return Fit(unknown, unknown, unknown, start, unknown, unknown, (), few, nan, nan, *facts)
 
 
 def _grid(c: Array, r: Array, w: Array, R0: float, R0_se: float, box: tuple[float, ...]) -> _Grid:
-    """χ² on a logarithmic grid over the box (B from, to, C_mid from, to) and R0 within ±2 errors."""
-    steps = np.array([-2.0, -1.0, 0.0, 1.0, 2.0]) if R0_se else np.zeros(1)
-    r0 = np.clip(R0 + R0_se * steps, 0, 0.999)[:, None, None]
-    b = np.geomspace(box[0], box[1], GRID[0])[None, :, None]
-    c_mid = np.geomspace(box[2], box[3], GRID[1])[None, None, :]
-    s = rise(c, b[..., None], c_mid[..., None])[0]  # (I, J, n)
-    q = np.broadcast_to((s * s) @ w, (len(r0), *s.shape[:2]))
-    p = (s @ (w * r))[None] - r0 * (s @ w)[None]
-    total = (w * (r - r0) ** 2).sum(-1)[..., None]  # (K, 1, 1)
-    a = np.clip(p / q, 0, 1 - r0)
-    chi2 = total - 2 * a * p + a * a * q + (steps**2)[:, None, None]
-    return _Grid(r0, b, c_mid, p, q, a, chi2)
-
-
-def _best(grid: _Grid) -> tuple[float, float, float, float]:
-    """R0, A, B, C_mid of least χ²."""
-    k, i, j = np.unravel_index(int(grid.chi2.argmin()), grid.chi2.shape)
-    r0 = float(grid.r0[k, 0, 0])
-    return r0, r0 + float(grid.a[k, i, j]), float(grid.b[0, i, 0]), float(grid.c_mid[0, 0, j])
-
-
-def _residuals(grid: _Grid, c: Array, r: Array) -> Array:
-    return r - Sigmoid(*_best(grid)).reward(c)
+    """χ² on a logarithmic grid over the box (B from, to, C_mid from, to)."""
+    b = np.geomspace(box[0], box[1], GRID[0])[:, None]
+    c_mid = np.geomspace(box[2], box[3], GRID[1])[None, :]
+    s = rise(c, b[..., None], c_mid[..., None])  # (I, J, n)
+    above, prior = r - R0, 1 / max(R0_se, 1e-9) ** 2
+    ws, wss, wsr = s @ w, (s * s) @ w, s @ (w * above)
+    u, v, m = w.sum() - 2 * ws + wss + prior, ws - wss, (w * above).sum() - wsr
+    q = np.maximum(wss - v * v / u, 1e-300)  # 0 where C_mid is out of every point's sight
+    centre = (wsr - m * v / u) / q
+    a = np.clip(centre, 0, 1 - R0)
+    least = (w * above**2).sum() - m * m / u - q * centre**2
+    return _Grid(R0, b, c_mid, u, v, m, q, centre, a, np.maximum(least, 0) + q * (a - centre) ** 2)
 
 
 def _inner_box(grid: _Grid, limit: float) -> tuple[float, ...]:
     """The box around the region, a step of the grid wider on each side."""
-    inside = np.any(grid.chi2 <= limit, axis=0)
-    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-    b, c_mid = grid.b[0, :, 0], grid.c_mid[0, 0]
-    return (
-        float(b[max(rows[0] - 1, 0)]),
-        float(b[min(rows[-1] + 1, len(b) - 1)]),
-        float(c_mid[max(columns[0] - 1, 0)]),
-        float(c_mid[min(columns[-1] + 1, len(c_mid) - 1)]),
-    )
+    inside = grid.chi2 <= limit
+    edges: list[float] = []
+    for axis, hit in ((grid.b[:, 0], inside.any(1)), (grid.c_mid[0], inside.any(0))):
+        at = np.flatnonzero(hit)
+        edges += [float(axis[max(at[0] - 1, 0)]), float(axis[min(at[-1] + 1, len(axis) - 1)])]
+    return tuple(edges)
 
 
-def _result(
-    grid: _Grid,
-    limit: float,
-    c: Array,
-    r: Array,
-    sd: Array,
-    R0: float,
-    confidence: float,
-    noise: str,
-    data_hash: str,
-) -> Fit:
+def _result(grid: _Grid, limit: float, c: Array, r: Array, sd: Array, facts: tuple[Any, ...]) -> Fit:
     """Estimates, and intervals as projections of the region χ² ≤ limit."""
-    k, i, j = np.nonzero(grid.chi2 <= limit)
-    r0, b, c_mid = grid.r0[k, 0, 0], grid.b[0, i, 0], grid.c_mid[0, 0, j]
-    q, centre = grid.q[k, i, j], grid.p[k, i, j] / grid.q[k, i, j]
-    # χ²(a) ≤ limit around the unconstrained vertex, cut to 0 ≤ a ≤ 1 − R0
-    vertex = grid.chi2[k, i, j] - q * (grid.a[k, i, j] - centre) ** 2
-    width = np.sqrt(np.maximum(limit - vertex, 0) / q)
-    low, high = np.clip(centre - width, 0, 1 - r0), np.clip(centre + width, 0, 1 - r0)
-    best = _best(grid)
-    law = Sigmoid(*best)
+    i, j = np.nonzero(grid.chi2 <= limit)
+    b, c_mid, law = grid.b[i, 0], grid.c_mid[0, j], grid.best()
+    u, v, m, q, centre = (x[i, j] for x in (grid.u, grid.v, grid.m, grid.q, grid.centre))
+    slack = limit - grid.chi2[i, j] + q * (grid.a[i, j] - centre) ** 2  # above the unbounded minimum
 
-    def predicted(at: float) -> Estimate:
-        s = rise(at, b, c_mid)
-        return Estimate(float(law.reward(at)), float((r0 + low * s).min()), float((r0 + high * s).max()))
+    def interval(value: float, s: Any) -> Estimate:
+        """Of R0 + d (1 − s) + a s: the extremes over each ellipse χ²(d, a) ≤ limit, cut at a's bounds."""
+        tilt = s - (1 - s) * v / u
+        reach = tilt / q * np.sqrt(slack / ((1 - s) ** 2 / u + tilt**2 / q))
+        ends = []
+        for sign in (-1, 1):
+            a = np.clip(centre + sign * reach, 0, 1 - grid.R0)
+            d = (m - a * v) / u + sign * np.sqrt(np.maximum(slack - q * (a - centre) ** 2, 0) / u)
+            ends.append(np.clip(grid.R0 + d * (1 - s) + a * s, 0, 1))
+        return Estimate(value, float(ends[0].min()), float(ends[1].max()))
 
-    A = Estimate(best[1], float((r0 + low).min()), float((r0 + high).max()))
-    residual = r - law.reward(c)
-    spread = float(((r - r.mean()) ** 2).sum())
+    def at(compute: float) -> Estimate:
+        return interval(float(law.reward(compute)), rise(compute, b, c_mid))
+
+    A, B = interval(law.A, 1.0), Estimate(law.B, float(b.min()), float(b.max()))
+    residual, spread = r - law.reward(c), float(((r - r.mean()) ** 2).sum())
     return Fit(
         A,
-        Estimate(best[2], float(b.min()), float(b.max())),
-        Estimate(best[3], float(c_mid.min()), float(c_mid.max())),
-        Estimate(best[0], float(r0.min()), float(r0.max())),
-        predicted(2 * float(c.max())),
-        predicted(10 * float(c.max())),
-        tuple((x, *asdict(predicted(x)).values()) for x in _band_points(c)),
-        _flags(c, r, sd, R0, A, best[3]),
-        confidence,
-        len(c),
-        (float(c.min()), float(c.max())),
-        1 - float((residual**2).sum()) / spread if spread else float("nan"),
-        float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
-        noise,
-        data_hash,
+        B,
+        Estimate(law.C_mid, float(c_mid.min()), float(c_mid.max())),
+        interval(law.R0, 0.0),
+        at(2 * float(c.max())),
+        at(10 * float(c.max())),
+        tuple((x, *asdict(at(x)).values()) for x in _band_points(c)),
+        _flags(c, r, sd, grid.R0, A, B, law.C_mid),
+        1 - float((residual**2).sum()) / spread if spread else math.nan,
+        float(np.sqrt(((residual / sd) ** 2).sum() / (len(c) - 3))),
+        *facts,
     )
 
 
@@ -262,7 +282,9 @@ def _band_points(c: Array) -> list[float]:
     return [float(x) for x in np.geomspace(c.min() / 10, c.max() * 10, 100)]
 
 
-def _flags(c: Array, r: Array, sd: Array, R0: float, A: Estimate, c_mid: float) -> tuple[str, ...]:
+def _flags(
+    c: Array, r: Array, sd: Array, R0: float, A: Estimate, B: Estimate, c_mid: float
+) -> tuple[str, ...]:
     flags = []
     ordered, errors = r[np.argsort(c)], sd[np.argsort(c)]
     last = max(2, len(r) // 5)
@@ -277,34 +299,49 @@ def _flags(c: Array, r: Array, sd: Array, R0: float, A: Estimate, c_mid: float) 
         flags.append("falling")
     if A.high - A.low > WIDEST:
         flags.append("wide")
+    if B.high > 0.99 * B_RANGE[1]:
+        flags.append("B-at-bound")
     return tuple(flags)
 
 
 def explain(fit: Fit, unit: str) -> str:
     """What can be concluded from the fit, and what cannot."""
-    reasons = "; ".join(FLAGS[f] for f in fit.flags)
+    reasons = "; ".join(FLAGS[f] for f in fit.flags if f not in HARMLESS)
     if "too-few-points" in fit.flags:
         return f"The ceiling is not identified: {reasons}. Evaluate more often or train longer."
-    sure = f"{fit.confidence:.0%}"
-
-    def words(e: Estimate, digits: int = 3) -> str:
-        return f"{e.value:.{digits}f} ({e.low:.{digits}f} to {e.high:.{digits}f})"
-
-    lines = [f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {fit.points} evaluations, {sure} intervals:"]
+    lines = [
+        f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {fit.points} evaluations, "
+        f"{fit.confidence:.0%} intervals:"
+    ]
     if fit.identified:
-        lines.append(f"  ceiling     A     {words(fit.A)}")
-        lines.append(f"  efficiency  B     {words(fit.B, 2)}")
-        lines.append(f"  midpoint    C_mid {words(fit.C_mid, 4)} {unit}")
+        lines.append(f"  ceiling     A     {_words(fit.A, '.3f')}")
+        if "B-at-bound" in fit.flags:
+            lines.append(
+                f"  B (at least {fit.B.low:.2g}) and C_mid (at most {fit.C_mid.high:.3g} {unit}) are not"
+            )
+            lines.append(f"  identified: {FLAGS['B-at-bound']}.")
+        else:
+            lines.append(f"  efficiency  B     {_words(fit.B, '.2f')}")
+            lines.append(f"  midpoint    C_mid {_words(fit.C_mid, '.3g')} {unit}")
+            most = fit.law.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
+            lines.append(f"  nine tenths of the rise are won at about {most:.3g} {unit}")
     else:
         lines.append(f"  The ceiling A is not identified: {reasons}.")
         lines.append(f"  The data allow A from {fit.A.low:.2f} to {fit.A.high:.2f}; take no number of it.")
-    lines.append(f"  at the start R0   {fit.R0.value:.3f} (measured before step 1)")
-    for name, e, times in (("2×", fit.at_2x, 2), ("10×", fit.at_10x, 10)):
+    where = "given" if fit.R0_at is None else "measured before step 1"
+    if fit.R0_at:
+        where = f"the first point, at {fit.R0_at:.3g} {unit}: B and C_mid hang on it, so measure it at 0"
+    lines.append(f"  at the start R0   {fit.R0.value:.3f} ({where})")
+    for times, e in ((2, fit.at_2x), (10, fit.at_10x)):
         at = times * fit.compute_range[1]
         wide = " - too wide to use" if e.high - e.low > WIDEST else ""
-        lines.append(f"  at {name:>3} the compute ({at:.3g} {unit}): {words(e)}{wide}")
+        lines.append(f"  at {f'{times}×':>3} the compute ({at:.3g} {unit}): {_words(e, '.3f')}{wide}")
     if fit.scatter > 2:
         lines.append(
             f"  The points scatter {fit.scatter:.1f}× their standard errors; the intervals allow for it."
         )
     return "\n".join(lines)
+
+
+def _words(e: Estimate, form: str) -> str:
+    return f"{e.value:{form}} ({e.low:{form}} to {e.high:{form}})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,14 @@ class Sigmoid:
     def reward(self, compute: ArrayLike) -> NDArray[np.float64]:
         """R(C); R(0) = R0."""
         return self.R0 + (self.A - self.R0) * rise(compute, self.B, self.C_mid)
+
+    def compute_for(self, reward: float) -> float:
+        """C at which R(C) is `reward`: 0 up to R0, infinite from the ceiling on."""
+        if reward <= self.R0:
+            return 0.0
+        if reward >= self.A:
+            return math.inf
+        return float(self.C_mid * ((reward - self.R0) / (self.A - reward)) ** (1 / self.B))
 
 
 def rise(compute: ArrayLike, B: Any, C_mid: Any) -> NDArray[np.float64]:

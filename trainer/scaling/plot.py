@@ -11,22 +11,27 @@ from trainer.scaling.fit import EvalPoint, Fit
 
 AHEAD = 4.0  # the curve is drawn up to this multiple of the last compute
 INK, CURVE, GREY = "#1c2733", "#1f6feb", "#7d8793"
+STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",
+}
 
 
 def plot_curve(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, title: str) -> None:
     """Write a PNG (or SVG, by the ending): linear compute on the left, logarithmic on the right."""
-    import matplotlib
+    from matplotlib import rc_context  # imported here: a second that only a picture needs
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    with rc_context(rc=STYLE):  # type: ignore[arg-type]  # its keys are literals in the stubs
+        _draw(points, fit, path, unit, title)
 
-    plt.rcParams |= {
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "svg.fonttype": "none",
-    }
-    figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+
+def _draw(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, title: str) -> None:
+    from matplotlib.figure import Figure  # no pyplot: no window system, no global state
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
     run = sorted(points, key=lambda p: p.compute)
     after = [p for p in run if p.compute > 0]
     for axes, log in zip(panels, (False, True), strict=True):
@@ -58,4 +63,3 @@ def plot_curve(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, tit
     verdict = "" if fit.identified else " - the ceiling is not identified yet"
     figure.suptitle(f"{title}{verdict}", x=0.01, ha="left", fontsize=12, color=INK)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
