@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from trainer.config import ConfigError
+from trainer.engines.slots import uniforms
 from trainer.engines.torch_engine import TorchEngine
 from trainer.types import Completion, Request
 
@@ -147,7 +148,8 @@ def test_inverse_cdf_takes_the_token_the_uniform_falls_on(models: dict[str, str]
     with torch.no_grad():
         cdf = model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1).cumsum(-1).numpy()
     for i in range(8):
-        u = np.random.default_rng([3, i]).random(1)[0]
+        key = np.random.SeedSequence([3, i]).generate_state(1, np.uint64)
+        u = uniforms(key, np.zeros(1, np.int64))[0]
         assert done["a", i].token_ids[0] == np.searchsorted(cdf, u)
 
 

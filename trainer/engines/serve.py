@@ -40,7 +40,14 @@ def engine_main(
         dtype = getattr(torch, config.model.dtype)
         engine = TorchEngine(model_dir, dtype, config.model.fp32_head, config.engine.slots)
         conn.send(
-            Ready({"kind": "torch", "dtype": config.model.dtype, "threads": threads, "slots": engine.slots})
+            Ready(
+                {
+                    "kind": "torch",
+                    "dtype": config.model.dtype,
+                    "threads": threads,
+                    "slots": config.engine.slots,
+                }
+            )
         )
         _serve(engine, conn, clock, telemetry)
     except (EOFError, BrokenPipeError, ConnectionResetError):

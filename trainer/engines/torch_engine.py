@@ -13,7 +13,8 @@ change between any two steps: sequences go on, their KV stays as it was.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -26,38 +27,32 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from trainer.config import ConfigError
 from trainer.engines.packed_linear import pack_linears
+from trainer.engines.slots import Slots
 from trainer.types import Completion, FinishReason, Request
 
 FIRST_LENGTH = 64  # tokens a slot holds at first; doubled when a request needs more
 PREFILL_TOKENS = (
     4096  # prompt tokens in one step, beyond the first prompt: bounds memory and the wait for a swap
 )
-SAMPLE_ROWS = 16  # rows sampled at a time: their logits stay in the cache between the passes
+SAMPLE_NUMBERS = 800_000  # logits sampled from at a time: they stay in the CPU's cache between the passes
 BLOCK = 128  # tokens of the vocabulary summed at once when sampling
 
 
-@dataclass(slots=True)
-class Sequence:
-    """A completion in the making; it lives in one slot."""
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Prompts of one length just admitted: `count` of them from token `start` on, in slots first..last−1."""
 
-    request: Request
-    index: int
-    uniforms: NDArray[np.float64]  # one random number a token, drawn up front
-    length: int  # tokens whose KV is in the slot, once the present step is done
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    start: int
+    count: int
+    length: int
+    samples: Tensor  # (count,) slots of each prompt
+    first: int
+    last: int
 
-    def completion(self, reason: FinishReason) -> Completion:
-        """What has been generated, as the controller takes it."""
-        return Completion(
-            self.request.request_id,
-            self.index,
-            np.array(self.token_ids, np.int32),
-            np.array(self.logprobs, np.float32),
-            np.array(self.versions, np.int32),
-            reason,
-        )
+    @property
+    def tokens(self) -> slice:
+        """Where they stand among the step's tokens."""
+        return slice(self.start, self.start + self.count * self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +60,11 @@ class Step:
     """Where one forward's tokens stand: the prompts' tokens first, then one of each decoding slot."""
 
     cache: Tensor  # (layers, 2, slots, Hk, L, D)
-    prompts: tuple[tuple[int, int], ...]  # start and length of each prompt among the tokens
-    source: Tensor  # tokens to write ...
-    slot: Tensor  # ... into these slots (a prompt's tokens go to each of its samples)
-    position: Tensor  # ... at these positions
-    decoding: int  # slots 0..decoding−1 decode
+    prefills: tuple[Prefill, ...]
+    decoding: Tensor  # (n,) the slots that decode: 0..n−1
+    position: Tensor  # (n,) where their new token stands
     longest: int  # KV length of the longest of them
-    mask: Tensor  # (decoding, 1, 1, longest) additive
+    mask: Tensor  # (n, 1, 1, longest) additive
 
 
 def slots_attention(
@@ -87,25 +80,32 @@ def slots_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in each layer; returns (1, T, Hq, D). No mask is registered, so none comes."""
-    longest = max(step.longest, *(n for _, n in step.prompts), 0)
+    longest = max(step.longest, *(p.length for p in step.prefills), 0)
     if any(kwargs.get(name) is not None for name in ("softcap", "s_aux")) or (
         sliding_window is not None and sliding_window < longest
     ):
         raise ValueError("the torch engine knows no sliding window, soft cap or attention sinks; use vLLM")
-    k_cache, v_cache = step.cache[module.layer_idx]  # type: ignore[index]  # every HF attention has layer_idx
-    k_cache[step.slot, :, step.position] = key[0].transpose(0, 1)[step.source]
-    v_cache[step.slot, :, step.position] = value[0].transpose(0, 1)[step.source]
+    kv_cache = step.cache[module.layer_idx]  # type: ignore[index]  # every HF attention has layer_idx
     parts = []
-    for start, length in step.prompts:
-        q, k, v = (x[:, :, start : start + length] for x in (query, key, value))
+    for p in step.prefills:
+        # (count, heads, length, D)
+        q, k, v = (
+            x[0, :, p.tokens].unflatten(1, (p.count, p.length)).transpose(0, 1) for x in (query, key, value)
+        )
+        for cache, new in zip(kv_cache, (k, v), strict=True):
+            cache[p.first : p.last, :, : p.length] = new.repeat_interleave(p.samples, 0)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
-        parts.append(out[0].transpose(0, 1))
-    if n := step.decoding:
+        parts.append(out.transpose(1, 2).flatten(0, 1))
+    if n := len(step.decoding):
         hq, hk, d = query.shape[1], key.shape[1], query.shape[3]
         # The query heads of one KV head become query rows: nothing of the cache is copied.
         q = query[0, :, -n:].transpose(0, 1).reshape(n, hk, hq // hk, d)
-        k, v = k_cache[:n, :, : step.longest], v_cache[:n, :, : step.longest]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=step.mask, scale=scaling)
+        for cache, new in zip(kv_cache, (key, value), strict=True):
+            cache[step.decoding, :, step.position] = new[0, :, -n:].transpose(0, 1)
+        k, v = kv_cache[:, :n, :, : step.longest]
+        # By hand: for a few query rows a sequence, SDPA's CPU kernel takes twice as long.
+        scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scaling).add_(step.mask)
+        out = torch.matmul(scores.softmax(-1, dtype=torch.float32).to(v.dtype), v)
         parts.append(out.reshape(n, hq, d))
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
@@ -122,12 +122,12 @@ class TorchEngine:
         self.model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation="slots"
         ).eval()
-        self.slots, self.version, self.fp32_head = slots, version, fp32_head
+        self.version = version
         self.generated = self.prefilled = 0  # tokens so far
         self.evaluation_share = 0.0  # of the last step's sequences
+        self.slots = Slots(slots, self.model.config.vocab_size)
         self._waiting: deque[tuple[Request, int]] = deque()  # request and its first sample not yet admitted
         self._evaluations: deque[tuple[Request, int]] = deque()
-        self._active: list[Sequence] = []  # by slot
         config = self.model.config
         self._shape = (
             config.num_key_value_heads,
@@ -140,7 +140,7 @@ class TorchEngine:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to generate."""
-        return not (self._active or self._waiting or self._evaluations)
+        return not (self.slots.active or self._waiting or self._evaluations)
 
     def submit(self, request: Request) -> None:
         """Queue a request; evaluations go before training."""
@@ -161,44 +161,26 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """Admit what fits, make one token of every active sequence; returns the completions that ended."""
-        decoding = len(self._active)
-        admitted = self._admit()
-        if not self._active:
+        decoding = self.slots.active
+        prefills = self._admit()
+        if not self.slots.active:
             return []
-        self.evaluation_share = sum(s.request.evaluation for s in self._active) / len(self._active)
-        hidden, rows = self._forward(decoding, admitted)
-        tokens, logprobs = self._sample(hidden[rows])
-        self.generated += len(self._active)
-        ended: list[Completion] = []
-        kept: list[tuple[int, Sequence]] = []
-        for slot, (sequence, token, logprob) in enumerate(zip(self._active, tokens, logprobs, strict=True)):
-            sequence.token_ids.append(token)
-            sequence.logprobs.append(logprob)
-            sequence.versions.append(self.version)
-            if token in sequence.request.stop_ids:
-                ended.append(sequence.completion("stop"))
-            elif len(sequence.token_ids) == sequence.request.max_tokens:
-                ended.append(sequence.completion("length"))
-            else:
-                kept.append((slot, sequence))
-        self._keep(kept)
-        return ended
+        self.evaluation_share = float(self.slots.column("evaluation").mean())
+        tokens, logprobs = self._sample(self._forward(decoding, prefills))
+        self.generated += self.slots.active
+        return self._take_out(self.slots.append(tokens, logprobs, self.version))
 
     def abort(self, request_ids: frozenset[str] | None = None) -> list[Completion]:
         """End these requests (None: all); what was generated of them comes back, also of those waiting."""
-        partial, kept = [], []
-        for slot, sequence in enumerate(self._active):
-            if request_ids is None or sequence.request.request_id in request_ids:
-                partial.append(sequence.completion("abort"))
-            else:
-                kept.append((slot, sequence))
-        self._keep(kept)
+        partial = self._take_out([
+            (slot, "abort")
+            for slot, (request, _) in enumerate(self.slots.requests)
+            if request_ids is None or request.request_id in request_ids
+        ])  # fmt: skip
         for queue in (self._evaluations, self._waiting):
             for request, first in [queue.popleft() for _ in range(len(queue))]:
                 if request_ids is None or request.request_id in request_ids:
-                    partial += [
-                        self._sequence(request, i).completion("abort") for i in range(first, request.n)
-                    ]
+                    partial += [_nothing_yet(request, i) for i in range(first, request.n)]
                 else:
                     queue.append((request, first))
         return partial
@@ -230,118 +212,110 @@ class TorchEngine:
         own = self.model.get_output_embeddings()
         if self._head is not own:
             self._head.load_state_dict(own.state_dict())
-        pack_linears(nn.ModuleList([self.model, self._head]), self.slots)
+        pack_linears(nn.ModuleList([self.model, self._head]), self.slots.capacity)
 
     def _new_cache(self, length: int) -> Tensor:
         layers, (heads, dim) = self.model.config.num_hidden_layers, self._shape
-        return torch.zeros(layers, 2, self.slots, heads, length, dim, dtype=self.model.dtype)
+        return torch.zeros(layers, 2, self.slots.capacity, heads, length, dim, dtype=self.model.dtype)
 
-    def _sequence(self, request: Request, index: int) -> Sequence:
-        uniforms = np.random.default_rng([request.seed, index]).random(request.max_tokens)
-        return Sequence(request, index, uniforms, len(request.prompt_ids))
-
-    def _admit(self) -> list[tuple[Request, list[int]]]:
-        """Give free slots to waiting samples: (request, its new slots) for each prompt to prefill."""
-        admitted: list[tuple[Request, list[int]]] = []
-        budget = PREFILL_TOKENS
-        while (queue := self._evaluations or self._waiting) and (free := self.slots - len(self._active)):
+    def _admit(self) -> list[tuple[Request, int]]:
+        """Give free slots to waiting samples: each prompt to prefill with its number of new slots,
+        prompts of one length together."""
+        admitted: list[tuple[Request, int, int]] = []
+        budget, free = PREFILL_TOKENS, self.slots.free
+        while (queue := self._evaluations or self._waiting) and free:
             request, first = queue[0]
             if admitted and len(request.prompt_ids) > budget:
                 break
             queue.popleft()
             budget -= len(request.prompt_ids)
-            new = [self._sequence(request, i) for i in range(first, min(request.n, first + free))]
-            admitted.append((request, list(range(len(self._active), len(self._active) + len(new)))))
-            self._active += new
-            if first + len(new) < request.n:
-                queue.appendleft((request, first + len(new)))
+            count = min(request.n - first, free)
+            free -= count
+            admitted.append((request, first, count))
+            if first + count < request.n:
+                queue.appendleft((request, first + count))
         self.prefilled += PREFILL_TOKENS - budget
-        need = max((len(r.prompt_ids) + r.max_tokens for r, _ in admitted), default=0)
+        admitted.sort(key=lambda a: len(a[0].prompt_ids))
+        for request, first, count in admitted:
+            self.slots.add(request, first, count)
+        need = max((len(r.prompt_ids) + r.max_tokens for r, _, _ in admitted), default=0)
         if need > self._cache.shape[4]:
             old = self._cache
             self._cache = self._new_cache(max(need, 2 * old.shape[4]))
             self._cache[..., : old.shape[4], :] = old
-        return admitted
+        return [(request, count) for request, _, count in admitted]
 
-    def _forward(self, decoding: int, admitted: list[tuple[Request, list[int]]]) -> tuple[Tensor, Tensor]:
-        """One forward; returns hidden states (T, H) and, by slot, the row that predicts its next token."""
+    def _forward(self, decoding: int, admitted: list[tuple[Request, int]]) -> Tensor:
+        """One forward; returns, by slot, the hidden state that predicts its next token: (active, H)."""
         ids: list[int] = []
         positions: list[int] = []
-        source: list[int] = []
-        slot: list[int] = []
         rows: list[int] = []
-        prompts = []
-        for request, slots in admitted:
-            n, start = len(request.prompt_ids), len(ids)
-            prompts.append((start, n))
-            ids += request.prompt_ids
-            positions += range(n)
-            for one in slots:
-                source += range(start, start + n)
-                slot += [one] * n
-            rows += [start + n - 1] * len(slots)
-        place = [positions[i] for i in source]
-        old = self._active[:decoding]
-        source += range(len(ids), len(ids) + decoding)
-        slot += range(decoding)
-        place += [s.length for s in old]
-        rows = [*range(len(ids), len(ids) + decoding), *rows]
-        ids += [s.token_ids[-1] for s in old]
-        positions += [s.length for s in old]
-        for s in old:
-            s.length += 1
-        lengths = torch.tensor([s.length for s in old])
-        longest = int(lengths.max()) if old else 0
-        hidden_part = (
-            torch.arange(longest)[None] >= lengths[:, None] if old else torch.zeros(0, 0, dtype=torch.bool)
-        )
-        mask = torch.zeros(hidden_part.shape, dtype=self.model.dtype).masked_fill_(hidden_part, float("-inf"))
-        step = Step(
-            self._cache, tuple(prompts), torch.tensor(source), torch.tensor(slot), torch.tensor(place),
-            decoding, longest, mask[:, None, None],
-        )  # fmt: skip
+        prefills = []
+        slot = decoding
+        for length, run in groupby(admitted, key=lambda a: len(a[0].prompt_ids)):
+            start, first, samples = len(ids), slot, []
+            for request, count in run:
+                ids += request.prompt_ids
+                positions += range(length)
+                rows += [len(ids) - 1] * count
+                samples.append(count)
+                slot += count
+            prefills.append(Prefill(start, len(samples), length, torch.tensor(samples), first, slot))
+        decoded, place = map(torch.from_numpy, self.slots.last(decoding))
+        longest = int(place.max()) + 1 if decoding else 0
+        unseen = torch.arange(longest)[None] > place[:, None]
+        mask = torch.zeros(unseen.shape, dtype=self.model.dtype).masked_fill_(unseen, float("-inf"))
+        step = Step(self._cache, tuple(prefills), torch.arange(decoding), place, longest, mask[:, None, None])
         out = self.model.get_decoder()(
-            input_ids=torch.tensor(ids)[None],
-            position_ids=torch.tensor(positions)[None],
+            input_ids=torch.cat([torch.tensor(ids, dtype=torch.long), decoded.long()])[None],
+            position_ids=torch.cat([torch.tensor(positions, dtype=torch.long), place])[None],
             use_cache=False,
             step=step,
         )
-        return out.last_hidden_state[0], torch.tensor(rows)
+        hidden: Tensor = out.last_hidden_state[0]
+        return torch.cat([hidden[len(ids) :], hidden[rows]]) if rows else hidden
 
-    def _sample(self, hidden: Tensor) -> tuple[list[int], list[float]]:
+    def _sample(self, hidden: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """A token per active sequence by inverse CDF of one uniform, and its log-prob at the temperature."""
         logits = self._head(hidden.to(self._head.weight.dtype)).float()
+        temperature = torch.from_numpy(self.slots.column("temperature"))
+        uniforms = torch.from_numpy(self.slots.uniforms())
         tokens, logprobs = [], []
-        for start in range(0, len(logits), SAMPLE_ROWS):
-            z, active = logits[start : start + SAMPLE_ROWS], self._active[start : start + SAMPLE_ROWS]
-            temperatures = [s.request.temperature or 1.0 for s in active]
-            if any(t != 1.0 for t in temperatures):
-                z.div_(torch.tensor(temperatures)[:, None])
-            greedy = {i: int(z[i].argmax()) for i, s in enumerate(active) if s.request.temperature == 0}
+        rows = max(1, SAMPLE_NUMBERS // logits.shape[1])
+        for z, t, u in zip(logits.split(rows), temperature.split(rows), uniforms.split(rows), strict=True):
+            greedy = t == 0
+            if (t != 1).any():
+                z.div_(t.where(~greedy, 1)[:, None])
+            best = z.argmax(1) if greedy.any() else None
             p = z.sub_(z.amax(1, keepdim=True)).exp_()
-            token, total = draw(p, torch.tensor([s.uniforms[len(s.token_ids)] for s in active]))
+            token, total = draw(p, u)
             if not torch.isfinite(total).all():
                 raise ConfigError(
                     f"the logits of weights version {self.version} are not finite: training has diverged. "
-                    "Lower "
-                    "learner.lr, then --resume from an earlier checkpoint"
+                    "Lower learner.lr, then --resume from an earlier checkpoint"
                 )
-            for i, best in greedy.items():
-                token[i] = best
-            tokens += token.tolist()
-            logprobs += (p.gather(1, token[:, None])[:, 0].double().log() - total.log()).tolist()
-        return tokens, logprobs
+            if best is not None:
+                token = token.where(~greedy, best)
+            tokens.append(token)
+            logprobs.append(p.gather(1, token[:, None])[:, 0].double().log() - total.log())
+        return torch.cat(tokens).numpy(), torch.cat(logprobs).float().numpy()
 
-    def _keep(self, kept: list[tuple[int, Sequence]]) -> None:
-        """Keep these slots, moving the last ones into the gaps, so that active slots stay dense."""
-        n = len(kept)
-        stay = {slot: sequence for slot, sequence in kept if slot < n}
-        gaps = (slot for slot in range(n) if slot not in stay)
-        for slot, sequence in kept[len(stay) :]:
-            gap = next(gaps)
-            self._cache[:, :, gap, :, : sequence.length] = self._cache[:, :, slot, :, : sequence.length]
-            stay[gap] = sequence
-        self._active = [stay[slot] for slot in range(n)]
+    def _take_out(self, ended: list[tuple[int, FinishReason]]) -> list[Completion]:
+        """The completions of these slots, which are filled by the last ones, KV and all."""
+        if not ended:
+            return []
+        completions = [self.slots.completion(slot, reason) for slot, reason in ended]
+        old, new = (torch.from_numpy(x) for x in self.slots.take_out([slot for slot, _ in ended]))
+        if len(new):
+            longest = int(self.slots.last(self.slots.active)[1].max())
+            self._cache[:, :, new, :, :longest] = self._cache[:, :, old, :, :longest]
+        return completions
+
+
+def _nothing_yet(request: Request, index: int) -> Completion:
+    """Of a sample that never got a slot."""
+    none = np.zeros(0, np.int32)
+    return Completion(request.request_id, index, none, none.astype(np.float32), none, "abort")
 
 
 def draw(

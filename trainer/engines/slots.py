@@ -1,0 +1,130 @@
+"""The torch engine's sequences as arrays, one row a slot; the active ones are rows 0..active−1, always.
+
+A step touches thousands of sequences at once, so nothing here loops over them but taking out the ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.types import Completion, FinishReason, Request
+
+_ROW = np.dtype([
+    ("key", np.uint64),  # of the slot's random numbers
+    ("count", np.int64),  # tokens generated
+    ("prompt", np.int64),  # tokens of the prompt
+    ("most", np.int64),  # tokens to generate at most
+    ("temperature", np.float32),
+    ("evaluation", np.bool_),
+    ("stops", np.int64),  # row of its stop ids in `_is_stop`
+])  # fmt: skip
+_TOKEN = np.dtype([("id", np.int32), ("logprob", np.float32), ("version", np.int32)])
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Slots:
+    """Requests' samples in the making; `move` tells the caller which KV to move."""
+
+    def __init__(self, capacity: int, vocab: int) -> None:
+        self.capacity, self.active = capacity, 0
+        self.requests: list[tuple[Request, int]] = []  # by slot: the request and the sample's index
+        self._rows = np.zeros(capacity, _ROW)
+        self._tokens = np.zeros((capacity, 64), _TOKEN)
+        self._vocab = vocab
+        self._stop_rows: dict[frozenset[int], int] = {}
+        self._is_stop = np.zeros((0, vocab), np.bool_)  # (stop sets, V)
+
+    @property
+    def free(self) -> int:
+        """Slots without a sequence."""
+        return self.capacity - self.active
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A field of the active rows, by slot."""
+        return self._rows[name][: self.active].copy()
+
+    def last(self, active: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The newest token of the first `active` slots, not yet seen by the model, and its position."""
+        rows = self._rows[:active]
+        newest = rows["count"] - 1
+        return self._tokens["id"][np.arange(active), newest], rows["prompt"] + newest
+
+    def add(self, request: Request, first: int, count: int) -> None:
+        """Put samples first..first+count−1 of the request into the next slots."""
+        if request.max_tokens > self._tokens.shape[1]:
+            wider = np.zeros((self.capacity, max(request.max_tokens, 2 * self._tokens.shape[1])), _TOKEN)
+            wider[:, : self._tokens.shape[1]] = self._tokens
+            self._tokens = wider
+        rows = self._rows[self.active : self.active + count]
+        indices = range(first, first + count)
+        rows["key"] = [_key(request.seed, i) for i in indices]
+        rows["count"], rows["prompt"] = 0, len(request.prompt_ids)
+        rows["most"], rows["temperature"] = request.max_tokens, request.temperature
+        rows["evaluation"], rows["stops"] = request.evaluation, self._stop_row(request.stop_ids)
+        self.requests += [(request, i) for i in indices]
+        self.active += count
+
+    def uniforms(self) -> NDArray[np.float64]:
+        """The random number each active slot draws its next token with."""
+        return uniforms(self.column("key"), self.column("count"))
+
+    def append(
+        self, ids: NDArray[np.int64], logprobs: NDArray[np.float32], version: int
+    ) -> list[tuple[int, FinishReason]]:
+        """A token for each active slot; the slots that end with it, and why."""
+        rows = self._rows[: self.active]
+        at = np.arange(self.active), rows["count"]
+        for name, value in (("id", ids), ("logprob", logprobs), ("version", version)):
+            self._tokens[name][at] = value
+        rows["count"] += 1
+        stopped = self._is_stop[rows["stops"], ids]
+        ended = np.flatnonzero(stopped | (rows["count"] == rows["most"]))
+        return [(int(slot), "stop" if stopped[slot] else "length") for slot in ended]
+
+    def completion(self, slot: int, reason: FinishReason) -> Completion:
+        """What has been generated in a slot, as the controller takes it."""
+        request, index = self.requests[slot]
+        tokens = self._tokens[slot, : self._rows["count"][slot]]
+        ids, logprobs, versions = (tokens[name].copy() for name in _TOKEN.names or ())
+        return Completion(request.request_id, index, ids, logprobs, versions, reason)
+
+    def take_out(self, ended: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Free these slots, filling them from the end: what stood in `old[i]` now stands in `new[i]`."""
+        kept = self.active - len(ended)
+        leaving = np.asarray(ended, np.int64)
+        new = leaving[leaving < kept]
+        old = np.setdiff1d(np.arange(kept, self.active), leaving, assume_unique=True)
+        self._rows[new], self._tokens[new] = self._rows[old], self._tokens[old]
+        for to, source in zip(new.tolist(), old.tolist(), strict=True):
+            self.requests[to] = self.requests[source]
+        del self.requests[kept:]
+        self.active = kept
+        return old, new
+
+    def _stop_row(self, stop_ids: frozenset[int]) -> int:
+        if stop_ids not in self._stop_rows:
+            self._stop_rows[stop_ids] = len(self._stop_rows)
+            row = np.isin(np.arange(self._vocab), list(stop_ids))
+            self._is_stop = np.concatenate([self._is_stop, row[None]])
+        return self._stop_rows[stop_ids]
+
+
+def uniforms(key: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float64]:
+    """In [0, 1), for the tokens at these positions: the SplitMix64 sequence that starts at `key`."""
+    bits = _mix(key + (position.astype(np.uint64) + np.uint64(1)) * _GAMMA)  # modulo 2^64
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _key(seed: int, index: int) -> int:
+    """Where a sample's sequence starts; depends on (seed, index) alone."""
+    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
