@@ -26,7 +26,7 @@ class PackedLinear(nn.Linear):
         """Lay the weight out anew, best for inputs of `rows` rows."""
         layers = (self, *self.followers)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(
-            torch.cat([x.weight.data for x in layers]), rows
+            torch.cat(tuple(x.weight.detach() for x in layers)), rows
         )
         biases = [x.bias for x in layers if x.bias is not None]
         self.packed_bias = torch.cat(biases).detach() if biases else None
