@@ -40,7 +40,7 @@ class PolicyModel(nn.Module):
     def __init__(self, model_dir: str, config: ModelConfig, checkpoint_activations: bool = False) -> None:
         super().__init__()
         self.lm = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.float32, attn_implementation="packed", attention_dropout=0.0
+            model_dir, dtype=torch.float32, attn_implementation="packed"
         )
         self.dtype = getattr(torch, config.dtype)
         self.logits_dtype = torch.float32 if config.fp32_head else self.dtype
@@ -52,6 +52,9 @@ class PolicyModel(nn.Module):
                 "expected logits = hidden @ weight.T: give another model"
             )
         self.lm.train(checkpoint_activations)  # transformers checkpoints in training mode only
+        for module in self.lm.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
         if checkpoint_activations:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
 

@@ -195,3 +195,11 @@ def test_the_picture_is_drawn_for_identified_and_unidentified_fits(tmp_path: Pat
         points += [EvalPoint(i + 1, x, float(TINY.reward(x)), 0.01) for i, x in enumerate(c)]
         plot_curve(points, fit_run(points), tmp_path / f"{n}.png", "core-hours", "tiny")
         assert (tmp_path / f"{n}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_run_under_way_is_fitted_without_its_half_written_last_line(tmp_path: Path) -> None:
+    c = np.linspace(0.01, 0.3, 12)
+    lines = [json.dumps({"compute": x, "reward": float(TINY.reward(x))}) for x in (0.0, *c)]
+    (tmp_path / "m.jsonl").write_text("\n".join(lines)[:-9])
+    assert main(["fit", str(tmp_path / "m.jsonl"), "--json", str(tmp_path / "f.json")]) == 0
+    assert json.loads((tmp_path / "f.json").read_text())[str(tmp_path / "m.jsonl")]["points"] == 11

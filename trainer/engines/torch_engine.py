@@ -129,8 +129,15 @@ class TorchEngine:
         self._waiting: deque[tuple[Request, int]] = deque()  # request and its first sample not yet admitted
         self._evaluations: deque[tuple[Request, int]] = deque()
         config = self.model.config
+        recurrent = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        if recurrent or not hasattr(config, "max_position_embeddings"):
+            why = f"has {', '.join(recurrent)} layers" if recurrent else "has no max_position_embeddings"
+            raise ConfigError(
+                f"model.path {model_dir}: a {config.model_type} {why}; the torch engine expects softmax "
+                "attention over numbered positions (Llama, Qwen, Mistral, Phi, OLMo, Gemma, GPT-2 ...)"
+            )
         self._shape = (
-            config.num_key_value_heads,
+            getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         )
         self._cache = self._new_cache(FIRST_LENGTH)

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.DictReader(file))
         else:
-            for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                if line.strip():
-                    rows.append(json.loads(line))
-                    if not isinstance(rows[-1], dict):
-                        raise ValueError(f"line {i} is not an object")
+            *whole, rest = path.read_text(encoding="utf-8").split("\n")
+            rows = [json.loads(line) for line in whole if line.strip()]
+            with suppress(ValueError):  # a run under way may be writing its last line
+                rows.append(json.loads(rest))
+            if not all(isinstance(row, dict) for row in rows):
+                raise ValueError("a line is not an object")
     except (ValueError, csv.Error) as e:  # UnicodeDecodeError is a ValueError
         kind = "a CSV table" if path.suffix == ".csv" else "JSON lines (a table needs the ending .csv)"
         raise ConfigError(f"{path}: expected {kind}: {e}") from e
