@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainer.config import ConfigError
+from trainer.run_folder import checkpoints
 
 
 def save(
@@ -59,23 +60,16 @@ def _no_space(error: Exception) -> bool:
 
 
 def load(path: str | Path, optimizer: torch.optim.Optimizer) -> int:
-    """Restore the optimizer and the random state; returns the version. The weights are the folder's own."""
+    """Restore the optimizer's moments and the random state; returns the version.
+
+    Its settings stay as they are, since a resume may change them. The weights are the folder's own.
+    """
     state = torch.load(Path(path) / "optimizer.pt", weights_only=True)
+    for group, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"], strict=True):
+        saved |= {name: value for name, value in group.items() if name != "params"}
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng"])
     return int(state["version"])
-
-
-def checkpoints(run_dir: str | Path) -> list[Path]:
-    """Complete checkpoints of a run, oldest first."""
-    return sorted(
-        p for p in (Path(run_dir) / "checkpoints").glob("step-*") if (p / "controller.json").is_file()
-    )
-
-
-def latest(run_dir: str | Path) -> Path | None:
-    """The newest complete checkpoint."""
-    return max(checkpoints(run_dir), default=None)
 
 
 def prune(run_dir: str | Path, keep: int) -> None:

@@ -26,7 +26,6 @@ class Launch:
     """What the command line asked for."""
 
     config: Config
-    recipe: str
     resume: bool
     dry_run: bool
 
@@ -35,11 +34,19 @@ def parse(argv: Sequence[str]) -> Launch:
     """The Launch of a command line; ConfigError on anything unknown or of the wrong type."""
     args = _parser().parse_args(argv)
     given = {key: raw for key, raw in vars(args).items() if raw is not None}
-    recipe, resume, dry_run = given.pop("recipe", None), given.pop("resume"), given.pop("dry_run")
-    stored = Path(given.get("run_dir", ""), "config.yaml")
-    if resume and recipe is None and "run_dir" in given and stored.is_file():
-        recipe = str(stored)  # a run goes on as it began
-    recipe = recipe or DEFAULT_RECIPE
+    recipe, resume, dry_run = given.pop("recipe", DEFAULT_RECIPE), given.pop("resume"), given.pop("dry_run")
+    config = _resolve(recipe, given)
+    if not config.run_dir:
+        config = dataclasses.replace(config, run_dir=f"runs/{Path(recipe).stem}-{config.seed}")
+    stored = Path(config.run_dir, "config.yaml")
+    if resume and stored.is_file():  # a run goes on as it began, whatever the recipe says
+        config = dataclasses.replace(_resolve(str(stored), given), run_dir=config.run_dir)
+    check(config)
+    return Launch(config, resume, dry_run)
+
+
+def _resolve(recipe: str, given: Mapping[str, str]) -> Config:
+    """The recipe with what the command line gives over it."""
     values = read_recipe(recipe)
     for key, raw in given.items():
         *sections, name = key.split(".")
@@ -48,10 +55,7 @@ def parse(argv: Sequence[str]) -> Launch:
             target = target.setdefault(section, {})
         target[name] = _from_text(raw, dict(_fields(Config))[key])
     config: Config = build(Config, values, f"recipe {recipe}")
-    if not config.run_dir:
-        config = dataclasses.replace(config, run_dir=f"runs/{Path(recipe).stem}-{config.seed}")
-    check(config)
-    return Launch(config, recipe, resume, dry_run)
+    return config
 
 
 def read_recipe(name: str) -> dict[str, Any]:
@@ -184,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Trains a language model by reinforcement learning (ScaleRL), keeps a ledger of the\n"
         "compute, and fits the curve that says how high the run will end.\n\n"
         "  python -m trainer.main                          the ten-minute demo on a laptop\n"
-        "  python -m trainer.main --recipe tiny            a 0.15 M model from scratch: a full sigmoid\n"
+        "  python -m trainer.main --recipe tiny            a 0.16 M model from scratch: a full sigmoid\n"
         "  python -m trainer.main --model.path ./my-llm --data.source train.jsonl\n",
     )
     parser.add_argument(
@@ -236,7 +240,14 @@ def check(config: Config) -> None:
         (config.engine.slots >= 1, "engine.slots must be 1 or more"),
         (config.engine.max_new_tokens >= 1, "engine.max_new_tokens must be 1 or more"),
         (config.objective.max_ratio > 0, "objective.max_ratio must be above 0"),
+        (config.seed >= 0, f"seed is {config.seed}; expected 0 or more"),
+        (config.data.size >= 0, f"data.size is {config.data.size}; expected 0 (all) or more"),
+        (
+            config.engine.interruption.answer_tokens >= 1,
+            "engine.interruption.answer_tokens must be 1 or more",
+        ),
         (config.learner.lr > 0, "learner.lr must be above 0"),
+        (config.learner.grad_clip >= 0, "learner.grad_clip must be above 0, or 0 to turn clipping off"),
         (config.learner.micro_batch_tokens >= 1, "learner.micro_batch_tokens must be 1 or more"),
         (config.evaluation.every >= 1, "evaluation.every must be 1 or more steps"),
         (config.evaluation.samples >= 1, "evaluation.samples must be 1 or more"),
@@ -245,6 +256,11 @@ def check(config: Config) -> None:
             "data.held_out must be 1 or more prompts: without them there is no curve",
         ),
         (config.verifier.workers >= 1, "verifier.workers must be 1 or more"),
+        (config.verifier.timeout_s > 0, "verifier.timeout_s must be above 0 seconds"),
+        (
+            config.logging.keep_checkpoints >= 1,
+            "logging.keep_checkpoints must be 1 or more: a run goes on from the newest",
+        ),
         (
             1 <= config.engine.interruption.lo <= config.engine.interruption.hi,
             f"engine.interruption: expected 1 <= lo <= hi, given lo {config.engine.interruption.lo}, "

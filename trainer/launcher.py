@@ -8,23 +8,29 @@ import multiprocessing
 import os
 import signal
 import time
+from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from trainer.cli import to_yaml
 from trainer.config import Config, ConfigError
-from trainer.ledger import Ledger
+from trainer.ledger import Compute, Ledger
 from trainer.messages import Event, Failed, Spans
 from trainer.metrics import MetricsWriter, read
-from trainer.run_folder import write_atomic
+from trainer.run_folder import sweep, write_atomic
 from trainer.scaling import EvalPoint, Fit, fit_run
 from trainer.ui import View
 
 GRACE_S = 20.0  # what a role may take to end by itself once the run is over
 LEDGER_EVERY_S = 5.0
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # each stops the run after the present step
 ENGINES = {"torch": "trainer.engines.serve:engine_main"}
+LEARNER = "trainer.learner:learner_main"
+CONTROLLER = "trainer.controller_main:controller_main"
 
 
 class RoleDied(RuntimeError):
@@ -32,30 +38,31 @@ class RoleDied(RuntimeError):
 
 
 class Launcher:
-    """One run, from spawn to the last event. `run` returns when the controller says 'done'."""
+    """One run, from spawn to the last event. `run` returns once the controller has said 'done'."""
 
     def __init__(self, config: Config, model_dir: str, view: View, resume: dict[str, Any] | None) -> None:
-        self.config, self.view, self.resume = config, view, resume
+        self.config, self.model_dir, self.view, self.resume = config, model_dir, view, resume
         self.run_dir = Path(config.run_dir)
         self.start = time.monotonic()
         carried = json.loads((self.run_dir / "ledger.json").read_text()) if resume else None
-        cores = len(os.sched_getaffinity(0))
-        self.ledger = Ledger({"learner": cores / 2, "engine": cores / 2}, "core-hours", self.start, carried)
-        self.metrics = MetricsWriter(self.run_dir, config)
+        self.cores = len(os.sched_getaffinity(0))
+        devices = {"learner": self.cores / 2, "engine": self.cores / 2}
+        self.ledger = Ledger(devices, "core-hours", self.start, carried)
         self.points: list[EvalPoint] = []
+        self._made: dict[int, tuple[float, Compute]] = {}  # version -> when it was made, and C by then
+        if resume:
+            self._recall(resume["version"])
+        self.metrics = MetricsWriter(self.run_dir, config)
         self.fit: Fit | None = None
         self.done = False
         self.failure: Failed | None = None
-        self._interrupts = 0
+        self._signals: list[int] = []
         self._ledger_written = self.start
         self._engine_before = (0.0, 0.0)  # tokens and busy seconds told last
         self._engine_rate = 0.0
-        if resume:
-            self._recall()
         self._roles: dict[str, tuple[SpawnProcess, Connection]] = {}
-        self._spawn(model_dir, cores)
 
-    def _spawn(self, model_dir: str, cores: int) -> None:
+    def _spawn(self) -> None:
         # Idle OpenMP threads must sleep, not spin: engine and learner share the cores.
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
         os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # torch in huge pages: a gradient's page faults cost a fifth
@@ -63,7 +70,7 @@ class Launcher:
         (self.run_dir / "logs").mkdir(exist_ok=True)
         engine_conn, engine_end = context.Pipe()
         learner_conn, learner_end = context.Pipe()
-        config = self.config
+        config, model_dir, cores = self.config, self.model_dir, self.cores
         resume_path = self.resume["path"] if self.resume else None
         work: dict[str, tuple[str, tuple[Any, ...]]] = {
             "engine": (
@@ -71,11 +78,11 @@ class Launcher:
                 (config, model_dir, engine_end, config.engine.threads or cores),
             ),
             "learner": (
-                "trainer.learner:learner_main",
+                LEARNER,
                 (config, model_dir, learner_end, config.learner.threads or cores, resume_path),
             ),
             "controller": (
-                "trainer.controller_main:controller_main",
+                CONTROLLER,
                 (config, model_dir, [engine_conn], learner_conn, self.resume),
             ),
         }
@@ -92,40 +99,54 @@ class Launcher:
             end.close()  # so that a dead role closes its pipe for good
 
     def run(self) -> None:
-        """Until the run is done; RoleDied or ConfigError if a role fails. Ctrl-C: after the present step."""
-        before = signal.signal(signal.SIGINT, self._interrupt)
+        """Until the run is done. RoleDied or ConfigError if a role fails, KeyboardInterrupt: Ctrl-C twice."""
+        before = {s: signal.signal(s, signal.SIG_IGN) for s in STOPS}
         try:
-            open_pipes = {conn: role for role, (_, conn) in self._roles.items()}
-            while open_pipes:
-                ready = wait(list(open_pipes), timeout=0.25)
-                for conn in [c for c in open_pipes if c in ready]:
-                    try:
-                        self._handle(conn.recv())
-                    except (EOFError, ConnectionError):
-                        role = open_pipes.pop(conn)
-                        if not self.done:
-                            raise self._death(role) from None
-                self._write_ledger(LEDGER_EVERY_S)
-            self._join()
+            self._spawn()  # the roles inherit that signals are ignored: the launcher answers for all
+            for stop in STOPS:
+                if not (stop == signal.SIGHUP and before[stop] == signal.SIG_IGN):  # nohup means it
+                    signal.signal(stop, self._count)
+            self._watch()
         finally:
-            signal.signal(signal.SIGINT, before)
             self.close()
+            for stop, handler in before.items():
+                signal.signal(stop, handler)
+
+    def _watch(self) -> None:
+        pipes = {conn: role for role, (_, conn) in self._roles.items()}
+        deadline, asked = float("inf"), False
+        while pipes and time.monotonic() < deadline:
+            ready = wait(list(pipes), timeout=0.25)
+            for conn in [c for c in pipes if c in ready]:
+                try:
+                    self._handle(conn.recv())
+                except (EOFError, ConnectionError):
+                    role = pipes.pop(conn)
+                    if not self.done:
+                        raise self._death(role) from None
+            if self.done:  # a role that does not end is killed at the deadline
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+            if self._signals.count(signal.SIGINT) > 1:
+                raise KeyboardInterrupt
+            if self._signals and not asked:
+                asked = True
+                self.view.log("stopping after this step and saving a checkpoint; Ctrl-C again ends at once")
+                with suppress(OSError):  # a dead controller's pipe tells of it
+                    self._roles["controller"][1].send("stop")
+            self._write_ledger()
+        for process, _ in self._roles.values():
+            process.join(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """End every role that still runs, by force, and write the ledger."""
+        """End every role that still runs, by force, and what it left in shared memory; close the books."""
         for process, conn in self._roles.values():
             if process.is_alive():
                 process.kill()
                 process.join()
             conn.close()
-        self._roles.clear()
-        self._write_ledger(0, last=True)
+        sweep(self.run_dir)
+        self.ledger.close(self.run_dir, time.monotonic())
         self.metrics.close()
-
-    def _join(self) -> None:
-        deadline = time.monotonic() + GRACE_S
-        for process, _ in self._roles.values():
-            process.join(max(0.1, deadline - time.monotonic()))
 
     def _death(self, role: str) -> Exception:
         """What to tell of a role that ended too early: its own last words, or how it was killed."""
@@ -154,12 +175,8 @@ class Launcher:
         hint = "; the kernel may have run out of memory" if code == -signal.SIGKILL else ""
         return RoleDied(f"the {role}'s process {how}{hint}")
 
-    def _interrupt(self, signum: int, frame: FrameType | None) -> None:
-        self._interrupts += 1
-        if self._interrupts > 1:
-            raise KeyboardInterrupt
-        self.view.log("stopping after this step and saving a checkpoint; Ctrl-C again ends at once")
-        self._roles["controller"][1].send("stop")
+    def _count(self, signum: int, frame: FrameType | None) -> None:
+        self._signals.append(signum)  # no more: the loop may hold the view's lock
 
     def _handle(self, message: object) -> None:
         match message:
@@ -171,11 +188,13 @@ class Launcher:
                 self.view.phase(message.data["name"])
             case Event(kind="training_begins"):
                 self.ledger.begin_training(message.time)
+                write_atomic(self.run_dir / "config.yaml", to_yaml(self.config))  # it works: a resume's base
                 self.view.phase("training")
             case Event(kind="step"):
-                self._record(message.time, message.data)
+                self._made[message.data["step"]] = message.time, self.ledger.compute(message.time)
+                self._record(message.data)
             case Event(kind="eval"):
-                self._evaluated(message.data)
+                self._evaluated(message)
             case Event(kind="sample"):
                 self.metrics.write_samples([message.data])
                 self.view.sample(message.data)
@@ -191,20 +210,20 @@ class Launcher:
             case Event():
                 self.view.log(_in_words(message))
 
-    def _recall(self) -> None:
-        """Take the curve and the view's history from the metrics of the run that goes on."""
-        for line in read(self.run_dir / "metrics.jsonl"):
-            if "eval/pass_rate" in line:
-                self.points.append(
-                    EvalPoint(
-                        line["step"], line["compute/total"], line["eval/pass_rate"], line["eval/pass_rate_se"]
-                    )
-                )
-            self.view.update(line)
+    def _recall(self, version: int) -> None:
+        """Take up curve and history of the run; what lies beyond the checkpoint is made again."""
+        path = self.run_dir / "metrics.jsonl"
+        rows = [row for row in read(path) if row["step"] <= version > 0]  # version 0 is evaluated again
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+        for row in rows:
+            if "eval/pass_rate" in row:
+                rate, error = row["eval/pass_rate"], row["eval/pass_rate_se"]
+                self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error))
+            self.view.recall(row)
 
-    def _record(self, at: float, data: dict[str, Any]) -> None:
-        """One line of metrics.jsonl: the event's own numbers and the compute at its moment."""
-        compute = self.ledger.compute(at)
+    def _record(self, data: dict[str, Any]) -> None:
+        """One line of metrics.jsonl: the event's own numbers and the compute when its version was made."""
+        at, compute = self._made[data["step"]]
         line = data | {
             "time": at - self.start,
             "compute/total": compute.total,
@@ -216,10 +235,13 @@ class Launcher:
         self.metrics.write(line)
         self.view.update(line)
 
-    def _evaluated(self, data: dict[str, Any]) -> None:
+    def _evaluated(self, event: Event) -> None:
         """An evaluation is a point of the curve: fit again, forecast."""
-        at, step = data.pop("at"), data.pop("step")
-        compute = 0.0 if step == 0 else self.ledger.compute(at).total
+        data = {k: v for k, v in event.data.items() if k not in ("step", "at")}
+        step = event.data["step"]
+        if step == 0:
+            self._made[0] = event.time, replace(self.ledger.compute(event.time), total=0.0)
+        compute = self._made[step][1].total
         self.points.append(EvalPoint(step, compute, data["pass_rate"], data["pass_rate_se"]))
         line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
         self.fit = fit_run(self.points)
@@ -228,13 +250,14 @@ class Launcher:
                 "forecast/ceiling": self.fit.A.value,
                 "forecast/ceiling_low": self.fit.A.low,
                 "forecast/ceiling_high": self.fit.A.high,
+                "forecast/end": float(self.fit.law.reward(compute / step * self.config.pipeline.steps)),
             }
-        self._record(at, line)
+        self._record(line)
 
-    def _write_ledger(self, every: float, last: bool = False) -> None:
-        if time.monotonic() - self._ledger_written >= every:
+    def _write_ledger(self) -> None:
+        if time.monotonic() - self._ledger_written >= LEDGER_EVERY_S:
             self._ledger_written = time.monotonic()
-            self.ledger.write(self.run_dir, last)
+            self.ledger.write(self.run_dir)
 
 
 def _role(target: str, telemetry: Connection, args: tuple[Any, ...], log: str) -> None:

@@ -3,28 +3,29 @@
     wall time   |--- start-up ---|-- R0's evaluation --|--- training ------------------|
     engine      | start-up       | evaluate            | generate  evaluate  generate  |
     learner     | start-up       | idle                | forward_backward  idle  ...   |
-    booked as     startup          evaluation, startup   total     (engine: evaluation)
+    booked as     startup          evaluation            total     evaluation  total
 
 `compute/total` (C) is the sum, over the roles that hold devices (learner and engine), of devices × wall
-time held since training began, without the states `evaluate` and `start-up`: idle time, weight pushes
-and checkpoints are in it. `evaluation` is all time in `evaluate`; `startup` is all that is left. The
-three add up to everything held. On GPUs the unit is GPU-hours. On a CPU learner and engine share the
-cores in time, so each holds half of them, and the unit is core-hours.
+time held since training began, without `start-up` and evaluation: idle time, weight pushes and checkpoints
+are in it. `evaluation` is all time in `evaluate`, and a role's idle time while another evaluates; `startup`
+is all that is left. The three add up to everything held. On GPUs the unit is GPU-hours. On a CPU learner
+and engine share the cores in time, so each holds half of them, and the unit is core-hours.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from trainer.messages import Spans
 from trainer.run_folder import write_atomic
 
-RECENT = 20_000  # spans a role keeps in memory; `compute(at)` can look back over these
+K = TypeVar("K")
 
 
 class Span(NamedTuple):
@@ -60,67 +61,51 @@ class Ledger:
         self._past_roles: dict[str, Any] = carried["roles"]
         self._past = Compute(*(carried["compute"].get(k, 0.0) for k in ("total", "evaluation", "startup")))
         self._seconds: dict[str, dict[str, float]] = {}  # role -> state -> wall seconds of this process
-        self._recent: dict[str, deque[Span]] = {}  # role -> its last spans, adjacent equal ones merged
+        self._last: dict[str, Span] = {}  # role -> its last span, still growing
+        self._open: dict[str, list[Span]] = {role: [] for role in devices}  # not all roles have told so far
+        self._until = 0.0  # what all have told is settled
+        self._settled: dict[tuple[str, str], float] = {}  # (role, kind) -> seconds until then
         self._unwritten: list[Span] = []
-        self._ended = False
         self._began: float | None = None
-        self._before: dict[str, dict[str, float]] | None = None
 
     def add(self, spans: Spans) -> None:
         """Book what a role did. Time it has not told of (its process was being started) is start-up."""
-        seconds = self._seconds.setdefault(spans.role, defaultdict(float))
-        recent = self._recent.setdefault(spans.role, deque(maxlen=RECENT))
         for state, start, end in spans.spans:
-            booked = recent[-1].end if recent else 0.0
+            booked = self._told(spans.role)
             start, end = start - self._start, end - self._start
             if start > booked + 1e-6:
-                self._book(recent, seconds, Span(spans.role, "start-up", booked, start))
+                self._book(Span(spans.role, "start-up", booked, start))
                 booked = start
             if end > booked:
-                self._book(recent, seconds, Span(spans.role, state, booked, end))
-        if self._began is not None and self._before is None and self._reported() >= self._began:
-            self._before = self._as_of(self._began)
+                self._book(Span(spans.role, state, booked, end))
+        settled = min(map(self._told, self.devices))
+        if self._began is None or settled == self._until:
+            return  # a span may be told before the news that training began before it
+        self._settled = _sum(self._settled, self._kinds(settled))
+        for role, open_ in self._open.items():
+            self._open[role] = [s._replace(start=max(s.start, settled)) for s in open_ if s.end > settled]
+        self._until = settled
 
     def begin_training(self, at: float) -> None:
         """Compute counts from here on."""
         self._began = at - self._start
 
     def compute(self, at: float | None = None) -> Compute:
-        """Compute up to `at` (monotonic clock), or all that is booked.
+        """Compute up to `at` (monotonic clock), by default the last that any role has told of.
 
-        A role that has not yet told of the time just before `at` is taken to have stayed in its last state.
+        A role that has not yet told of the time just before is taken to have stayed in its last state.
         """
-        now = self._as_of(None if at is None else at - self._start)
-        before = now
-        if self._began is not None and (at is None or at - self._start >= self._began):
-            before = self._before or self._as_of(self._began)
-        total = evaluation = startup = 0.0
-        for role, states in now.items():
-            devices = self.devices.get(role, 0.0)
-            for state, seconds in states.items():
-                if state == "evaluate":
-                    evaluation += devices * seconds
-                    continue
-                untrained = seconds if state == "start-up" else before.get(role, {}).get(state, 0.0)
-                startup += devices * untrained
-                total += devices * (seconds - untrained)
-        past = self._past
-        hours = (total / 3600, evaluation / 3600, startup / 3600)
-        return Compute(past.total + hours[0], past.evaluation + hours[1], past.startup + hours[2])
+        now = max(map(self._told, self.devices)) if at is None else at - self._start
+        hours: dict[str, float] = defaultdict(float)
+        for (role, kind), seconds in _sum(self._settled, self._kinds(now)).items():
+            hours[kind] += self.devices[role] * seconds / 3600
+        kinds = ("total", "evaluation", "startup")
+        return Compute(*(getattr(self._past, kind) + hours[kind] for kind in kinds))
 
-    def idle_shares(self, since: float | None = None) -> dict[str, float]:
-        """Idle share of each device-holding role's training time, since `since` or since training began."""
-        if since is not None:
-            before = self._as_of(since - self._start)
-        else:
-            before = self._before or self._as_of(self._began or 0.0)
-        shares = {}
-        for role in self.devices:
-            past = before.get(role, {})
-            spent = {k: s - past.get(k, 0.0) for k, s in self._seconds.get(role, {}).items()}
-            held = sum(s for state, s in spent.items() if state not in ("evaluate", "start-up"))
-            shares[role] = max(0.0, spent.get("idle", 0.0)) / held if held > 0 else 0.0
-        return shares
+    def idle_shares(self) -> dict[str, float]:
+        """Idle share of each device-holding role's training time."""
+        booked = self._settled
+        return {r: booked.get((r, "idle"), 0.0) / booked.get((r, "total"), 1.0) for r in self.devices}
 
     def to_json(self) -> dict[str, Any]:
         """The ledger as written to ledger.json: `states` in device-seconds, `seconds` in wall seconds."""
@@ -132,24 +117,21 @@ class Ledger:
             held = {state: s * devices for state, s in seconds.items()}
             roles[role] = {
                 "devices": devices,
-                "wall_s": past["wall_s"] + (self._recent[role][-1].end if role in self._recent else 0.0),
+                "wall_s": past["wall_s"] + self._told(role),
                 "states": _sum(past["states"], held),
                 "seconds": _sum(past["seconds"], seconds),
             }
         return {
             "unit": self.unit,
             "devices_total": sum(self.devices.values()),
-            "wall_s": self._past_wall + max((r[-1].end for r in self._recent.values()), default=0.0),
+            "wall_s": self._past_wall + max(map(self._told, self.devices)),
             "roles": roles,
             "compute": asdict(self.compute()),
         }
 
-    def write(self, run_dir: Path, last: bool = False) -> None:
+    def write(self, run_dir: Path) -> None:
         """Rewrite ledger.json and append to timeline.jsonl; a role's open span is written when it ends."""
         write_atomic(run_dir / "ledger.json", json.dumps(self.to_json(), indent=1))
-        if last and not self._ended:
-            self._ended = True
-            self._unwritten += [recent[-1] for recent in self._recent.values()]
         with (run_dir / "timeline.jsonl").open("a") as file:
             for span in self._unwritten:
                 start, end = (round(self._past_wall + t, 4) for t in span[2:])
@@ -157,57 +139,55 @@ class Ledger:
                 file.write(json.dumps(row) + "\n")
         self._unwritten.clear()
 
-    def _book(self, recent: deque[Span], seconds: dict[str, float], span: Span) -> None:
-        seconds[span.state] += span.end - span.start
-        if recent and recent[-1].state == span.state:
-            recent[-1] = recent[-1]._replace(end=span.end)
-            return
-        if recent:
-            self._unwritten.append(recent[-1])
-        recent.append(span)
+    def close(self, run_dir: Path, now: float) -> None:
+        """Write for the last time. Every role has held its devices until `now`, whatever it told last."""
+        for role in self.devices:
+            state = self._last[role].state if role in self._last else "start-up"
+            self.add(Spans(role, ((state, self._start + self._told(role), now),)))
+        self._unwritten += self._last.values()
+        self.write(run_dir)
 
-    def _as_of(self, at: float | None) -> dict[str, dict[str, float]]:
-        """Seconds by role and state up to `at`; the last state goes on where nothing was reported yet."""
-        sums = {role: dict(states) for role, states in self._seconds.items()}
-        if at is None:
-            return sums
-        for role, recent in self._recent.items():
-            sums[role][recent[-1].state] += max(0.0, at - recent[-1].end)
-            for span in reversed(recent):
-                if span.end <= at:
-                    break
-                sums[role][span.state] -= span.end - max(at, span.start)
-        return sums
+    def _told(self, role: str) -> float:
+        """The moment up to which a role has told what it did."""
+        return self._last[role].end if role in self._last else 0.0
 
-    def _reported(self) -> float:
-        """The moment up to which every device-holding role has told what it did."""
-        return min((self._recent[r][-1].end if r in self._recent else 0.0) for r in self.devices)
+    def _book(self, span: Span) -> None:
+        self._seconds.setdefault(span.role, defaultdict(float))[span.state] += span.end - span.start
+        if span.role in self.devices:
+            self._open[span.role].append(span)
+        last = self._last.get(span.role)
+        if last and last.state == span.state:
+            span = span._replace(start=last.start)
+        elif last:
+            self._unwritten.append(last)
+        self._last[span.role] = span
 
-
-def read_timeline(path: Path) -> list[Span]:
-    """The spans of timeline.jsonl."""
-    rows = (json.loads(line) for line in path.read_text().splitlines())
-    return [Span(r["role"], r["state"], r["start"], r["end"]) for r in rows]
-
-
-def overlap(
-    timeline: Iterable[Span],
-    a: tuple[str, str] = ("engine", "generate"),
-    b: tuple[str, str] = ("learner", "forward_backward"),
-) -> float:
-    """Seconds during which role a[0] was in state a[1] while role b[0] was in state b[1]."""
-    spans = list(timeline)
-    first = sorted((s.start, s.end) for s in spans if (s.role, s.state) == a)
-    second = sorted((s.start, s.end) for s in spans if (s.role, s.state) == b)
-    both, i, j = 0.0, 0, 0
-    while i < len(first) and j < len(second):
-        both += max(0.0, min(first[i][1], second[j][1]) - max(first[i][0], second[j][0]))
-        if first[i][1] <= second[j][1]:
-            i += 1
-        else:
-            j += 1
-    return both
+    def _kinds(self, until: float) -> dict[tuple[str, str], float]:
+        """Wall seconds by (role, kind) of what is not settled yet; those of "total" that are "idle" twice."""
+        queues = {role: deque(spans) for role, spans in self._open.items()}
+        for role, last in self._last.items():
+            if role in queues and last.end < until:
+                queues[role].append(last._replace(start=last.end, end=until))
+        cuts = {t for spans in queues.values() for s in spans for t in s[2:]} | {until, self._began or 0.0}
+        booked: dict[tuple[str, str], float] = defaultdict(float)
+        for start, end in pairwise(sorted(t for t in cuts if self._until <= t <= until)):
+            states = {}
+            for role, spans in queues.items():
+                while spans and spans[0].end <= start:
+                    spans.popleft()
+                if spans and spans[0].start <= start:
+                    states[role] = spans[0].state
+            for role, state in states.items():
+                kind = "total"
+                if state == "evaluate" or (state == "idle" and "evaluate" in states.values()):
+                    kind = "evaluation"
+                elif state == "start-up" or self._began is None or start < self._began:
+                    kind = "startup"
+                elif state == "idle":
+                    booked[role, "idle"] += end - start
+                booked[role, kind] += end - start
+        return booked
 
 
-def _sum(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+def _sum(a: Mapping[K, float], b: Mapping[K, float]) -> dict[K, float]:
     return {k: a.get(k, 0.0) + b.get(k, 0.0) for k in dict.fromkeys([*a, *b])}

@@ -2,7 +2,7 @@
 
 The reader copies a file's tensors, then deletes it. What it deletes is one of two names: the memory behind
 the other is written again for a later version, since fresh pages cost more than the bytes in them. The
-folder is locked by its process, so a later run can tell that a folder's owner is dead, and removes it.
+folder is locked by its process: `run_folder.sweep` removes those whose owner is dead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import fcntl
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trainer import run_folder
 from trainer.config import ConfigError
 
-SHARED = Path("/dev/shm")
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
@@ -31,9 +30,10 @@ class Publisher:
     def __init__(self, run_dir: str, size: int, files: int, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self._buffers: list[Path] = []
-        root = SHARED if SHARED.is_dir() and _free(SHARED) > size * files else Path(run_dir)
-        _sweep(root)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"sigmoid-rl-{os.getuid()}-", dir=root))
+        run_folder.sweep(Path(run_dir))  # before the room is measured
+        shared = run_folder.SHARED
+        fits = shared.is_dir() and shutil.disk_usage(shared).free > size * files
+        self.folder = Path(tempfile.mkdtemp(prefix=run_folder.PREFIX, dir=shared if fits else run_dir))
         self._lock = (self.folder / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         atexit.register(self.close)
@@ -81,18 +81,3 @@ def _write(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Non
             view = w.to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data
             while view:
                 view = view[file.write(view) :]
-
-
-def _free(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
-
-
-def _sweep(root: Path) -> None:
-    """Remove this user's folders whose owner is dead: its lock ended with it."""
-    for folder in root.glob(f"sigmoid-rl-{os.getuid()}-*"):
-        try:
-            with (folder / "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue  # its owner lives, or has not locked it yet

@@ -1,25 +1,33 @@
-"""The run's folder: claimed by one process at a time, never overwritten."""
+"""The run's folder: claimed by one process at a time, never overwritten; what dead runs left is swept."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from typing import IO
 
 from trainer.config import ConfigError
 
+SHARED = Path("/dev/shm")
+PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders through which weights travel
+
 
 def claim(run_dir: str, resume: bool) -> IO[str]:
-    """Create or reopen the run folder and hold its lock; the lock ends with the returned file or process."""
+    """Create or reopen the run folder and hold its lock; the lock ends with the returned file or process.
+
+    A start that failed before the first prompt leaves nothing to lose: the next one takes its folder.
+    """
     folder = Path(run_dir)
+    used = ConfigError(
+        f"{folder} is in use already; continue that run with --resume --run-dir {folder}, or "
+        "give another --run-dir"
+    )
     if resume and not (folder / "config.yaml").is_file():
         raise ConfigError(f"--resume: {folder} holds no run (no config.yaml); give the --run-dir of one")
-    if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} is in use already; continue that run with --resume --run-dir {folder}, or "
-            "give another --run-dir"
-        )
+    if folder.exists() and not (folder / ".lock").exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise used  # by somebody else
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -33,9 +41,37 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
         raise ConfigError(
             f"{folder} is being written by another process; wait for it, or give another --run-dir"
         ) from e
-    lock.write(str(os.getpid()))
-    lock.flush()
+    if not resume:
+        journal = folder / "journal.jsonl"
+        if checkpoints(folder) or (journal.exists() and journal.stat().st_size):
+            lock.close()
+            raise used
+        for name in ("metrics.jsonl", "timeline.jsonl"):  # these are appended to
+            (folder / name).unlink(missing_ok=True)
     return lock
+
+
+def checkpoints(run_dir: str | Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    return sorted(
+        p for p in (Path(run_dir) / "checkpoints").glob("step-*") if (p / "controller.json").is_file()
+    )
+
+
+def latest(run_dir: str | Path) -> Path | None:
+    """The newest complete checkpoint."""
+    return max(checkpoints(run_dir), default=None)
+
+
+def sweep(run_dir: Path) -> None:
+    """Remove this user's weight folders whose owner is dead: its lock ended with it."""
+    for folder in (*SHARED.glob(f"{PREFIX}*"), *run_dir.glob(f"{PREFIX}*")):
+        try:
+            with (folder / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # its owner lives, or has not locked it yet
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -48,8 +49,8 @@ class Progress:
         self._step_ends: deque[float] = deque(maxlen=200)
         self._evaluated: deque[float] = deque(maxlen=200)
 
-    def update(self, metrics: Mapping[str, Any], now: float) -> bool:
-        """Take one line of metrics; whether it is an evaluation."""
+    def update(self, metrics: Mapping[str, Any], now: float | None) -> bool:
+        """Take one line of metrics; whether it is an evaluation. `now` is None for an earlier process's."""
         if "eval/pass_rate" in metrics:  # a forecast holds until the next evaluation
             self.latest = {k: v for k, v in self.latest.items() if not k.startswith("forecast/")}
         spent = (
@@ -60,10 +61,12 @@ class Progress:
             self.latest["compute/total"] = spent
         if "eval/pass_rate" in metrics:
             self.evaluations.append(dict(metrics))
-            self._evaluated.append(now)
+            if now is not None:
+                self._evaluated.append(now)
             return True
         self.step = max(self.step, int(metrics.get("step", 0)))
-        self._step_ends.append(now)
+        if now is not None:
+            self._step_ends.append(now)
         if (reward := number(metrics.get("train/reward"))) is not None:
             self.rewards.append(reward)
         return False
@@ -119,10 +122,13 @@ class View:
             rows = [f"step {progress.step}/{progress.steps}", *rows, f"left {clock(progress.left(now))}"]
             self.log(", ".join(rows))
 
+    def recall(self, metrics: Mapping[str, Any]) -> None:
+        """A line of metrics that an earlier process of this run has told already."""
+        self.progress.update(metrics, None)
+
     def log(self, text: str) -> None:
         """Something worth a line."""
-        line = f"[{clock(time.monotonic() - self.began)}] {printable(text)}"
-        print(line, file=self.stream, flush=True)
+        self._print(f"[{clock(time.monotonic() - self.began)}] {printable(text)}")
 
     def sample(self, sample: Mapping[str, Any]) -> None:
         """A prompt with its completions (`trainer.rollout.sample_record`); a log would drown in them."""
@@ -133,7 +139,11 @@ class View:
     def finish(self, summary: str) -> None:
         """The end of the run: give the terminal back and print the summary."""
         self.close()
-        print("\n" + summary, file=self.stream, flush=True)
+        self._print("\n" + summary)
+
+    def _print(self, text: str) -> None:
+        with suppress(OSError):  # a terminal that was closed must not end a run
+            print(text, file=self.stream, flush=True)
 
 
 def make_view(config: Config, unit: str = "core-hours", stream: IO[str] | None = None) -> View:
@@ -170,6 +180,10 @@ class LiveView(View):
         with self._lock:
             self.progress.update(metrics, time.monotonic())
 
+    def recall(self, metrics: Mapping[str, Any]) -> None:
+        with self._lock:
+            super().recall(metrics)
+
     def log(self, text: str) -> None:
         with self._lock:
             self._logs.append(f"{clock(time.monotonic() - self.began):>7}  {text}")
@@ -180,7 +194,8 @@ class LiveView(View):
                 self._sample, self._sampled = sample, time.monotonic()
 
     def close(self) -> None:
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
 
     def render(self) -> Text:
         """The present frame, of the terminal's size."""
@@ -301,7 +316,7 @@ def facts(progress: Progress, unit: str) -> list[tuple[str, str]]:
     add("effective", "train/effective_prompts", lambda v: f"{v:g} prompts")
     most = number(m.get("lag/max"))
     add("lag", "lag/mean", lambda v: f"{v:.2f}" + ("" if most is None else f" (max {most:g})"))
-    add("entropy", "entropy", lambda v: f"{v:.3f} nats")
+    add("entropy", "learner/entropy", lambda v: f"{v:.3f} nats")
     add("engine", "engine/tokens_per_s", lambda v: f"{v:,.0f} tok/s{idle('engine')}")
     add("learner", "learner/tokens_per_s", lambda v: f"{v:,.0f} tok/s{idle('learner')}")
     add("compute", "compute/total", lambda v: f"{v:.4g} {unit}")

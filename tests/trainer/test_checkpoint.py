@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from trainer import checkpoint, publish
+from trainer import checkpoint, publish, run_folder
 from trainer.config import Config, ConfigError, LearnerConfig
 from trainer.learner import Learner
 from trainer.types import TrainBatch, TrainSequence
@@ -93,6 +93,17 @@ def test_a_resumed_learner_goes_on_bit_for_bit(model_dir: str, tmp_path: Path) -
     assert same(weights(resumed), weights(unbroken))
 
 
+def test_a_resume_takes_the_optimizers_settings_of_today(model_dir: str, tmp_path: Path) -> None:
+    one = learner(model_dir)
+    one.train(batch(1))
+    save(one, tmp_path / "step-000001")
+    today = LearnerConfig(lr=2e-3, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.5)
+    resumed = Learner(Config(learner=today), model_dir, CLOCK, str(tmp_path / "step-000001"))
+    group = resumed.optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (2e-3, (0.8, 0.9), 1e-7, 0.5)
+    assert len(resumed.optimizer.state) == len(resumed.parameters)  # the moments are those of the checkpoint
+
+
 def test_a_checkpoint_is_a_hugging_face_model_with_the_same_logits(model_dir: str, tmp_path: Path) -> None:
     one = learner(model_dir)
     one.train(batch(1))
@@ -129,14 +140,14 @@ def test_no_space_is_one_line_and_leaves_the_older_checkpoint(
 
 
 def test_latest_is_the_newest_whole_one_and_prune_keeps_it(model_dir: str, tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path) is None
+    assert run_folder.latest(tmp_path) is None
     one = learner(model_dir)
     folder = tmp_path / "checkpoints"
     for step in (2, 10, 9):
         save(one, folder / f"step-{step:06d}")
     (folder / "step-000011").mkdir()  # no controller.json: not one of ours, or broken
     (folder / ".step-000012.123").mkdir()  # a killed process left it
-    assert checkpoint.latest(tmp_path) == folder / "step-000010"
+    assert run_folder.latest(tmp_path) == folder / "step-000010"
     checkpoint.prune(tmp_path, 2)
     assert sorted(p.name for p in folder.iterdir()) == ["step-000009", "step-000010", "step-000011"]
 
@@ -172,15 +183,19 @@ def test_a_published_file_is_written_again_only_once_its_reader_has_deleted_it(t
     publisher.close()
 
 
-def test_a_dead_runs_folder_is_swept_and_a_living_ones_is_not(
+def test_a_dead_runs_folder_is_swept_from_both_roots_and_a_living_ones_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish, "SHARED", tmp_path / "none")  # so it publishes to the run's own folder
-    alive = publish.Publisher(str(tmp_path), 1, 1, torch.float32)
-    dead = publish.Publisher(str(tmp_path), 1, 1, torch.float32)
-    dead._lock.close()  # as its process's death would
-    publish.Publisher(str(tmp_path), 1, 1, torch.float32).close()
-    assert alive.folder.exists() and not dead.folder.exists()
+    shared, run_dir = tmp_path / "shm", tmp_path / "run"
+    shared.mkdir(), run_dir.mkdir()
+    monkeypatch.setattr(run_folder, "SHARED", shared)
+    alive = publish.Publisher(str(run_dir), 1, 1, torch.float32)
+    dead = [publish.Publisher(str(run_dir), size, 1, torch.float32) for size in (1, 10**18)]
+    assert [d.folder.parent for d in dead] == [shared, run_dir]
+    for one in dead:
+        one._lock.close()  # as its process's death would
+    publish.Publisher(str(run_dir), 10**18, 1, torch.float32).close()
+    assert alive.folder.exists() and not any(d.folder.exists() for d in dead)
     alive.close()
 
 

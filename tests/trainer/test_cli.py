@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer import cli
+from trainer import cli, run_folder
 from trainer.config import RECIPES, Config, ConfigError
 from trainer.main import main
 
@@ -47,6 +47,12 @@ def test_any_key_is_overridable_and_typed() -> None:
         (["--pipeline.completions_per_prompt", "1"], "expected 2 or more"),
         (["--engine.temperature", "0"], "engine.temperature must be above 0"),
         (["--pipeline.steps"], "expected one argument"),
+        (["--logging.keep_checkpoints", "0"], "logging.keep_checkpoints must be 1 or more"),
+        (["--seed", "-1"], "seed is -1; expected 0 or more"),
+        (["--data.size", "-5"], "data.size is -5; expected 0 .all. or more"),
+        (["--verifier.timeout_s", "0"], "verifier.timeout_s must be above 0"),
+        (["--learner.grad_clip", "-1"], "learner.grad_clip must be above 0, or 0"),
+        (["--engine.interruption.answer_tokens", "0"], "answer_tokens must be 1 or more"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_line_and_exit_code_2(
@@ -73,6 +79,40 @@ def test_the_resolved_config_reproduces_itself(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(cli.to_yaml(config))
     assert cli.parse(["--recipe", str(path)]).config == config
+
+
+@pytest.mark.parametrize("named", [["--run-dir", "runs/demo-7"], ["--seed", "7"], ["--recipe", "demo"]])
+def test_a_resume_goes_on_with_its_own_config_whatever_names_it(
+    named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / ("demo-0" if "--recipe" in named else "demo-7")
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(cli.to_yaml(cli.parse(["--learner.lr", "3e-6"]).config))
+    config = cli.parse(["--resume", *named, "--pipeline.steps", "9"]).config
+    assert (config.learner.lr, config.pipeline.steps) == (3e-6, 9)
+    assert Path(config.run_dir).resolve() == folder
+    assert cli.parse(named).config.learner.lr != 3e-6  # without --resume it is another run
+
+
+def test_a_folder_is_in_use_only_where_there_is_something_to_lose(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_folder.claim(str(run_dir), False).close()  # a start that failed, say of a wrong model
+    (run_dir / "metrics.jsonl").touch()
+    with run_folder.claim(str(run_dir), False), pytest.raises(ConfigError, match="by another process"):
+        run_folder.claim(str(run_dir), False)
+    assert not (run_dir / "metrics.jsonl").exists()
+    (run_dir / "journal.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="in use already; continue that run with --resume"):
+        run_folder.claim(str(run_dir), False)
+    (run_dir / "journal.jsonl").unlink()
+    (run_dir / "checkpoints" / "step-000001").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-000001" / "controller.json").touch()
+    with pytest.raises(ConfigError, match="in use already"):
+        run_folder.claim(str(run_dir), False)
+    (tmp_path / "letter.txt").touch()  # somebody's own folder
+    with pytest.raises(ConfigError, match="in use already"):
+        run_folder.claim(str(tmp_path), False)
 
 
 @pytest.mark.parametrize("recipe", sorted(p.stem for p in RECIPES.glob("*.yaml")))

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from timeline import overlap, read_timeline
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-from trainer.ledger import overlap, read_timeline
 
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
 TIMEOUT_S = 150

@@ -39,9 +39,15 @@ STEP = {
     "learner/tokens_per_s": 830.0,
     "idle/learner": 0.31,
     "compute/total": 0.0123,
+    "learner/entropy": 0.678,
 }
 EVALUATION = {"step": 10, "eval/pass_rate": 0.41, "eval/pass_rate_se": 0.02, "compute/total": 0.01}
-CEILING = {"forecast/ceiling": 0.88, "forecast/ceiling_low": 0.82, "forecast/ceiling_high": 0.93}
+CEILING = {
+    "forecast/ceiling": 0.88,
+    "forecast/ceiling_low": 0.82,
+    "forecast/ceiling_high": 0.93,
+    "forecast/end": 0.74,
+}
 FED: list[list[dict[str, Any]]] = [
     [],
     [{}],
@@ -111,7 +117,12 @@ def test_the_live_view_tells_what_matters() -> None:
     frame = view.render().plain
     for text in ("step 3/60", "0.180 → 0.410 ± 0.020", "-0.250", "0.50 (max 1)", "512 tok/s (idle 12%)"):
         assert text in frame
-    for text in ("830 tok/s (idle 31%)", "0.0123 core-hours", "ceiling 0.88 [0.82, 0.93]"):
+    for text in (
+        "830 tok/s (idle 31%)",
+        "0.0123 core-hours",
+        "ceiling 0.88 [0.82, 0.93], end 0.74",
+        "0.678 nats",
+    ):
         assert text in frame
     view.update(EVALUATION)  # a fit that no longer identifies the ceiling takes the forecast back
     assert "ceiling not yet identified" in view.render().plain
@@ -156,6 +167,26 @@ def test_time_left_counts_the_evaluations_to_come() -> None:
     # 13 steps at 2 s, evaluations at 10 and 15 that add 8 s each, the last one alone: 9 s; less 3 s since.
     assert progress.left(now + 3.0) == pytest.approx(13 * 2 + 2 * 8 + 9 - 3)
     assert Progress(20, 5).left(0.0) is None
+
+
+def test_time_left_is_not_known_from_what_an_earlier_process_told() -> None:
+    view = live(80)
+    for step in range(1, 11):
+        view.recall(STEP | {"step": step})
+    assert view.progress.step == 10 and view.progress.left(0.0) is None
+    for step, now in ((11, 100.0), (12, 103.0), (13, 106.0)):
+        view.progress.update({"step": step}, now)
+    assert view.progress.left(106.0) == pytest.approx(47 * 3)
+
+
+def test_a_terminal_that_was_closed_does_not_end_the_run() -> None:
+    class Closed(StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    with make_view(CONFIG, stream=Closed()) as view:
+        view.update(STEP)
+        view.finish("done")
 
 
 def test_the_curve_puts_points_where_they_belong() -> None:

@@ -1,0 +1,56 @@
+"""Roles without models, for tests of the launcher; `model_dir` says how they misbehave."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainer import run_folder
+from trainer.clock import Clock
+from trainer.config import Config
+from trainer.messages import Event
+
+time.sleep(0.3)  # as imports take
+
+
+def engine(config: Config, model_dir: str, conn: Connection, threads: int, telemetry: Connection) -> None:
+    clock = Clock("engine", telemetry.send)
+    clock.enter("generate")
+    clock.flush()
+    if "stuck" in model_dir:
+        signal.pause()
+    _until_closed(conn)
+    clock.flush()
+
+
+def learner(
+    config: Config, model_dir: str, conn: Connection, threads: int, resume: str | None, telemetry: Connection
+) -> None:
+    folder = Path(tempfile.mkdtemp(prefix=run_folder.PREFIX, dir=config.run_dir))
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _until_closed(conn)
+
+
+def controller(
+    config: Config, model_dir: str, engines: list[Connection], learner: Connection, resume: Any,
+    telemetry: Connection,
+) -> None:  # fmt: skip
+    telemetry.send(Event("training_begins", time.monotonic(), {}))
+    if "deaf" in model_dir:
+        signal.pause()
+    if "waits" in model_dir:
+        telemetry.recv()
+    telemetry.send(Event("done", time.monotonic(), {}))
+
+
+def _until_closed(conn: Connection) -> None:
+    try:
+        conn.recv()
+    except EOFError:
+        return

@@ -1,0 +1,131 @@
+"""Promises of the launcher, with roles that need no model: signals, stuck roles, books, resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import launcher, run_folder
+from trainer.config import Config, LoggingConfig, PipelineConfig
+from trainer.launcher import Launcher
+from trainer.messages import Event, Spans
+from trainer.metrics import read
+from trainer.ui import make_view
+
+ROLES = {"LEARNER": "fake_roles:learner", "CONTROLLER": "fake_roles:controller"}
+CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorboard=False))
+
+
+def make(run_dir: Path, behaviour: str = "", resume: dict[str, Any] | None = None) -> Launcher:
+    config = replace(CONFIG, run_dir=str(run_dir))
+    return Launcher(config, behaviour, make_view(config, stream=StringIO()), resume)
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(launcher.ENGINES, "torch", "fake_roles:engine")
+    for name, role in ROLES.items():
+        monkeypatch.setattr(launcher, name, role)
+
+
+def start(behaviour: str, run_dir: Path) -> subprocess.Popen[str]:
+    """The whole program, but for its roles, in a process group of its own."""
+    program = (
+        "import sys; from trainer import launcher, main, models\n"
+        "launcher.ENGINES['torch'] = 'fake_roles:engine'\n"
+        f"launcher.LEARNER, launcher.CONTROLLER = {tuple(ROLES.values())}\n"
+        f"models.resolve_model = lambda path, seed: models.ResolvedModel({behaviour!r}, '', '')\n"
+        f"code = main.main(['--run-dir', {str(run_dir)!r}])\n"
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), os.getcwd()])
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": paths}, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    while not (run_dir / "pids.json").exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize("sent", launcher.STOPS)
+def test_a_signal_to_all_during_start_up_stops_the_run_in_order(sent: int, tmp_path: Path) -> None:
+    process = start("waits", tmp_path)
+    os.killpg(process.pid, sent)  # the roles are still importing
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, out
+    assert "stopping after this step" in out and "Traceback" not in out
+    assert not any(log.read_text() for log in (tmp_path / "logs").iterdir())
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    process = start("deaf", tmp_path)
+    for _ in range(2):
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == 130 and "error: ended by Ctrl-C; no checkpoint was written yet" in out
+
+
+def test_a_stuck_role_is_killed_leaves_no_weights_and_its_time_is_booked(
+    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_S", 2.0)
+    began = time.monotonic()
+    make(tmp_path, "stuck").run()
+    wall = time.monotonic() - began
+    assert wall < 10
+    assert not list(tmp_path.glob(f"{run_folder.PREFIX}*"))
+    books = json.loads((tmp_path / "ledger.json").read_text())
+    for role in ("engine", "learner"):
+        one = books["roles"][role]
+        assert sum(one["states"].values()) == pytest.approx(wall * one["devices"], rel=0.01)
+    assert sum(books["compute"].values()) * 3600 == pytest.approx(wall * books["devices_total"], rel=0.01)
+
+
+def test_the_compute_of_an_evaluation_is_that_when_its_weights_were_made(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    start, (cores, *_) = one.start, one.ledger.devices.values()
+    result = {"pass_rate": 0.5, "pass_rate_se": 0.1}
+    one._handle(Event("eval", start, {"step": 0} | result))
+    one._handle(Event("training_begins", start, {}))
+    for role, state in (("engine", "generate"), ("learner", "forward_backward")):
+        one._handle(Spans(role, ((state, start, start + 7),)))
+    one._handle(Event("step", start + 7, {"step": 1}))
+    for i in range(1000):  # a long evaluation of version 1, and a step beside it
+        at = start + 7 + i / 100
+        one._handle(Spans("engine", (("generate", at, at + 0.005), ("evaluate", at + 0.005, at + 0.01))))
+    one._handle(Spans("learner", (("forward_backward", start + 7, start + 17),)))
+    one._handle(Event("step", start + 17, {"step": 2}))
+    one._handle(Event("eval", start + 18, {"step": 1} | result))
+    first, _, _, last = read(tmp_path / "metrics.jsonl")
+    assert [p.compute * 3600 for p in one.points] == pytest.approx([0, 14 * cores])
+    assert (first["compute/total"], last["compute/total"] * 3600) == pytest.approx((0, 14 * cores))
+    assert last["time"] == pytest.approx(7)
+
+
+@pytest.mark.parametrize(("version", "steps"), [(2, [0, 1, 2, 2]), (0, [])])
+def test_a_resume_forgets_what_lies_beyond_its_checkpoint(
+    version: int, steps: list[int], tmp_path: Path
+) -> None:
+    before = make(tmp_path)
+    before.close()
+    line = {"compute/total": 0.1, "eval/pass_rate": 0.5, "eval/pass_rate_se": 0.1}
+    rows = [{"step": 0} | line, {"step": 1}, {"step": 2}, {"step": 3}, {"step": 2} | line, {"step": 3} | line]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one = make(tmp_path, resume={"version": version, "path": ""})
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == steps
+    assert [p.step for p in one.points] == [s for s in steps if s != 1][:-1]
+    assert one.view.progress.step == version
+    assert one.view.progress.left(time.monotonic()) is None  # not known before this process has made steps
