@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.models import WHEEL, cache_folder, find_gguf
+from trainer.run_folder import SHARED
 
 Status = Literal["ok", "missing", "wrong"]
 GIB = 1024**3
@@ -110,14 +111,14 @@ def _disks() -> Iterator[Finding]:
         yield Finding(
             what, "ok" if fits else "wrong", f"{free:.1f} GiB free in {folder}", "" if fits else advice
         )
-    if not Path("/dev/shm").is_dir():
-        yield Finding(
-            "/dev/shm", "missing", "", "weights will travel through the temporary folder", needed=False
-        )
+    advice = f"weights travel through the run folder below {LEAST_SHM} GiB (in a container: --shm-size 2g)"
+    if not SHARED.is_dir():
+        yield Finding("/dev/shm", "missing", "", advice, needed=False)
         return
-    free = shutil.disk_usage("/dev/shm").free / GIB
-    advice = "" if free >= LEAST_SHM else f"{LEAST_SHM} GiB are needed (in a container: --shm-size 2g)"
-    yield Finding("/dev/shm", "wrong" if advice else "ok", f"{free:.1f} GiB free", advice)
+    free = shutil.disk_usage(SHARED).free / GIB
+    fits = free >= LEAST_SHM
+    found = f"{free:.1f} GiB free"
+    yield Finding("/dev/shm", "ok" if fits else "wrong", found, "" if fits else advice, needed=False)
 
 
 def _gpus() -> Iterator[Finding]:
@@ -197,7 +198,7 @@ def show(findings: list[Finding]) -> None:
     for column in table.columns:
         column.overflow = "fold"
     for f in findings:
-        colour = "green" if f.status == "ok" else "red" if f.needed or f.status == "wrong" else "yellow"
+        colour = "green" if f.status == "ok" else "red" if f.needed else "yellow"
         row = (Text(f.what), Text(f.status, colour), Text(f.found), Text(f.advice))
         table.add_row(*row)
     Console().print(table)

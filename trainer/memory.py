@@ -13,10 +13,10 @@ from trainer.models import BUILT_IN
 
 LOGITS_CHUNK = 64 << 20  # bytes of one chunk of logits in the loss
 PROMPT_TOKENS = 128  # assumed of a prompt, for the KV cache
-PARAMETERS = {"smollm2-135m": 134_515_008, "tiny": 150_000}
+PARAMETERS = {"smollm2-135m": 134_515_008, "tiny": 162_112}
 SHAPES = {  # layers, hidden, feed-forward, KV width, vocabulary
     "smollm2-135m": (30, 576, 1536, 192, 49_152),
-    "tiny": (3, 64, 192, 64, 32),
+    "tiny": (3, 64, 192, 64, 27),
 }
 
 
@@ -36,6 +36,11 @@ def memory_estimate(config: Config, parameters: int, shape: tuple[int, int, int,
         "learner: activations of a micro-batch": 4 * layers * saved * learner.micro_batch_tokens,
         "learner: a chunk of logits": max(LOGITS_CHUNK, 4 * vocabulary),
         "engine: weights": size * parameters,
+        "engine: linear layers again, packed": (
+            4 * parameters
+            if size == 4
+            else 8 * vocabulary * hidden * config.model.fp32_head  # FP32 head alone
+        ),
         f"engine: KV cache (prompts of {PROMPT_TOKENS} tokens)": (
             2 * layers * kv_width * size * engine.slots * (PROMPT_TOKENS + new_tokens)
         ),
