@@ -26,8 +26,9 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
     )
     if resume and not (folder / "config.yaml").is_file():
         raise ConfigError(f"--resume: {folder} holds no run (no config.yaml); give the --run-dir of one")
-    if folder.exists() and not (folder / ".lock").exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise used  # by somebody else
+    foreign = folder.is_dir() and any(folder.iterdir()) and not (folder / ".lock").exists()
+    if not resume and (foreign or folder.is_file()):
+        raise used
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")

@@ -20,6 +20,8 @@ from timeline import overlap, read_timeline
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from trainer.run_folder import PREFIX
+
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
 TIMEOUT_S = 150
 
@@ -108,7 +110,9 @@ def test_a_run_leaves_everything_it_promises_and_a_resume_goes_on(
     model_dir: Path, data: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
+    began = time.monotonic()
     done = run(command(model_dir, data, run_dir), tmp_path)
+    wall = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     rows = lines(run_dir)
     evaluations = [r for r in rows if "eval/pass_rate" in r]
@@ -122,7 +126,7 @@ def test_a_run_leaves_everything_it_promises_and_a_resume_goes_on(
     for role in ("learner", "engine"):
         states = ledger["roles"][role]
         assert sum(states["states"].values()) == pytest.approx(states["wall_s"] * states["devices"], rel=0.01)
-        assert states["wall_s"] == pytest.approx(ledger["wall_s"], rel=0.03)
+        assert states["wall_s"] == ledger["wall_s"] < wall  # test_launcher.py: it reaches to the end
     for name in ("config.yaml", "samples.jsonl", "fit.json", "curve.png", "report.html", "journal.jsonl"):
         assert (run_dir / name).stat().st_size > 0
     assert list(run_dir.rglob("events.out.tfevents*"))
@@ -209,6 +213,8 @@ def test_a_killed_role_ends_the_run_with_its_name(
     try:
         until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 2, process)
         pids = json.loads((run_dir / "pids.json").read_text())
+        files = [f.resolve() for f in Path(f"/proc/{pids['learner']}/fd").iterdir()]
+        (weights,) = {f.parent for f in files if f.parent.name.startswith(PREFIX)}
         os.kill(pids[role], signal.SIGKILL)
         _, err = process.communicate(timeout=60)
     finally:
@@ -217,6 +223,7 @@ def test_a_killed_role_ends_the_run_with_its_name(
     assert f"the {role}'s process was killed by signal 9" in err.decode()
     for pid in pids.values():  # nothing is left running
         assert not Path(f"/proc/{pid}").exists()
+    assert not weights.exists()  # nor in shared memory
 
 
 def test_bad_data_is_one_line_with_its_line_number(model_dir: Path, tmp_path: Path) -> None:

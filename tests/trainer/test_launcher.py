@@ -11,15 +11,20 @@ import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from trainer import launcher, run_folder
+from trainer.cli import to_yaml
 from trainer.config import Config, LoggingConfig, PipelineConfig
 from trainer.launcher import Launcher
+from trainer.main import main
 from trainer.messages import Event, Spans
 from trainer.metrics import read
+from trainer.models import ResolvedModel
+from trainer.scaling import Sigmoid
 from trainer.ui import make_view
 
 ROLES = {"LEARNER": "fake_roles:learner", "CONTROLLER": "fake_roles:controller"}
@@ -129,3 +134,43 @@ def test_a_resume_forgets_what_lies_beyond_its_checkpoint(
     assert [p.step for p in one.points] == [s for s in steps if s != 1][:-1]
     assert one.view.progress.step == version
     assert one.view.progress.left(time.monotonic()) is None  # not known before this process has made steps
+
+
+def test_a_start_that_failed_does_not_spoil_its_folder(
+    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--run-dir", str(tmp_path / "run")]
+    assert main([*argv, "--model.path", "./nope"]) == 2
+    assert main([*argv, "--resume"]) == 2
+    monkeypatch.setattr("trainer.models.resolve_model", lambda path, seed: ResolvedModel("", "", ""))
+    assert main(argv) == 0, capsys.readouterr().err
+
+
+def test_a_resume_needs_the_checkpoint_and_not_the_model_it_began_with(
+    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path).close()
+    (tmp_path / "config.yaml").write_text(to_yaml(CONFIG))
+    (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-000001" / "controller.json").write_text('{"version": 1}')
+    monkeypatch.delattr("trainer.models._download")
+    assert main(["--resume", "--run-dir", str(tmp_path), "--model.path", "gone/away"]) == 0, (
+        capsys.readouterr()
+    )
+
+
+def test_a_forecast_of_the_ceiling_comes_with_one_of_the_runs_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law, ceiling = Sigmoid(0.1, 0.9, 1.0, 0.01), SimpleNamespace(value=0.9, low=0.8, high=0.95)
+    monkeypatch.setattr(
+        launcher, "fit_run", lambda points: SimpleNamespace(identified=True, A=ceiling, law=law)
+    )
+    one = make(tmp_path)
+    one._handle(Event("training_begins", one.start, {}))
+    for role in one.ledger.devices:
+        one._handle(Spans(role, (("idle", one.start, one.start + 30),)))
+    one._handle(Event("step", one.start + 30, {"step": 5}))
+    one._handle(Event("eval", one.start + 40, {"step": 5, "pass_rate": 0.5, "pass_rate_se": 0.1}))
+    row = read(tmp_path / "metrics.jsonl")[-1]
+    assert row["forecast/end"] == pytest.approx(law.reward(2 * row["compute/total"]))  # 5 of 10 steps
