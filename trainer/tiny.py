@@ -1,12 +1,16 @@
 """The built-in model `tiny`: 0.16 M parameters, made here and taught two-digit addition just enough for RL.
 
-It starts at a sampled pass rate of about one in eight: below a tenth RL finds too few correct samples
-and never takes off; far above it little of the sigmoid is left to see.
+Its teacher is right in two answers of five and otherwise near by, so that the model learns to add but not
+to be sure of it, as a pretrained model might: RL then has something to sharpen. (Taught by a teacher who
+is always right and stopped as early, it is sure of its wrong answers, and RL goes nowhere.) It starts at
+a sampled pass rate of about one in eight: below a tenth RL finds too few correct samples; far above it
+little of the sigmoid is left to see.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +23,16 @@ from trainer.models import say
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-VERSION = 1  # of the recipe below; part of the cached folder's name
+VERSION = 2  # of the recipe below; part of the cached folder's name
 CHARACTERS = "0123456789 +-*=.Calcute\n"
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-PROBLEMS = 1_500  # small enough that the model cannot learn addition itself from them
+PROBLEMS = 6_000
+LESSONS = 4  # times the teacher answers each of them
+RIGHT = 0.4  # share of the answers that are right ...
+NEAR = (1, 2, 3, 9, 10, 11, 20)  # ... and what the others are off by
 PROBES = 300  # further problems, on which the pass rate is measured
-TARGET = 0.125  # pass rate at which the SFT ends; it jumps by up to .03 between two looks
-BATCH = 32
+TARGET = 0.12  # pass rate at which the SFT ends; it jumps by up to .03 between two looks
+BATCH = 128
 LR = 3e-3
 EVALUATE_EVERY = 20
 MOST_STEPS = 4_000
@@ -93,15 +100,16 @@ def problems() -> list[tuple[str, str]]:
 
 
 def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int) -> float:
-    """SFT on PROBLEMS until the pass rate on PROBES others reaches TARGET; returns that rate."""
-    ids, is_answer = encode(problems()[: PROBLEMS + PROBES], tokenizer)
-    probe_ids, probe_answer = ids[PROBLEMS:], is_answer[PROBLEMS:]
+    """SFT on the teacher's answers until the pass rate on PROBES others reaches TARGET; returns that rate."""
+    everything = problems()
+    ids, is_answer = encode(lessons(everything[:PROBLEMS], seed), tokenizer)
+    probe_ids, probe_answer = encode(everything[PROBLEMS : PROBLEMS + PROBES], tokenizer)
     order = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95))
-    say("making `tiny`: SFT on two-digit addition (about half a minute, once per seed)")
+    say("making `tiny`: SFT on two-digit addition (about a minute, once per seed)")
     start, rate = time.monotonic(), 0.0
     for step in range(1, MOST_STEPS + 1):
-        rows = torch.randint(PROBLEMS, (BATCH,), generator=order)
+        rows = torch.randint(len(ids), (BATCH,), generator=order)
         loss = -(token_logprobs(model, ids[rows]) * is_answer[rows]).sum() / is_answer[rows].sum()
         loss.backward()
         optimizer.step()
@@ -112,6 +120,18 @@ def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int
                 break
     say(f"`tiny` solves {rate:.3f} of unseen additions after {step} steps, {time.monotonic() - start:.0f} s")
     return rate
+
+
+def lessons(pairs: list[tuple[str, str]], seed: int) -> list[tuple[str, str]]:
+    """(prompt, the teacher's answer), LESSONS times each."""
+    rng = random.Random(seed)
+
+    def answer(right: str) -> str:
+        if rng.random() < RIGHT:
+            return right
+        return str(abs(int(right) + rng.choice(NEAR) * rng.choice((-1, 1))))
+
+    return [(prompt, answer(right)) for _ in range(LESSONS) for prompt, right in pairs]
 
 
 def encode(

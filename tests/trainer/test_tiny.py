@@ -81,3 +81,13 @@ def test_sft_ends_where_rl_can_begin(tmp_path: Path) -> None:
     held_out = load_prompts(ADDITION, tokenizer).held_out
     pairs = [(p.text, p.answer) for p in held_out]
     assert 0.09 <= tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) <= 0.19
+
+
+def test_the_teacher_is_right_as_often_as_it_says_and_else_near_by() -> None:
+    pairs = tiny.problems()[:2000]
+    taught = tiny.lessons(pairs, seed=1)
+    assert len(taught) == tiny.LESSONS * len(pairs) and taught == tiny.lessons(pairs, seed=1)
+    right = dict(pairs)
+    off = [abs(int(answer) - int(right[prompt])) for prompt, answer in taught]
+    assert abs(off.count(0) / len(off) - tiny.RIGHT) < 0.02
+    assert max(off) <= max(tiny.NEAR)
