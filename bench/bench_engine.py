@@ -32,7 +32,7 @@ Work = Callable[[], int]  # generates, returns how many tokens
 def providers(model: str, threads: int) -> dict[str, Work]:
     """Both generators on the same weights and prompts, sampling at T = 1, EOS ignored."""
     torch.set_num_threads(threads)
-    folder = resolve_model(model).folder
+    folder = resolve_model(model)
     prompts = np.random.default_rng(0).integers(100, 40_000, (SEQUENCES, PROMPT))
     engine = TorchEngine(folder, torch.float32, True, slots=SEQUENCES)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

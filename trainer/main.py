@@ -37,7 +37,7 @@ def train(launch: Launch) -> int:
         resume = checkpoint_state(config) if launch.resume else None
         if resume is None:
             view.phase("preparing the model")
-        model = resume["path"] if resume else resolve_model(config.model.path, seed=config.seed).folder
+        model = resume["path"] if resume else resolve_model(config.model.path)
         launcher = Launcher(config, model, view, resume)
         try:
             launcher.run()

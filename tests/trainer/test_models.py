@@ -15,8 +15,7 @@ from trainer.models import build_once, cache_folder, resolve_model
 
 
 def test_a_local_folder_is_taken_as_it_is(tiny_model_dir: Path) -> None:
-    resolved = resolve_model(str(tiny_model_dir))
-    assert (resolved.folder, resolved.name) == (str(tiny_model_dir), tiny_model_dir.name)
+    assert resolve_model(str(tiny_model_dir)) == str(tiny_model_dir)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_the_wheel_is_converted_to_the_bit(tmp_path: Path) -> None:
     from gguf import GGUFReader, dequantize
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = resolve_model("smollm2-135m", cache=tmp_path).folder
+    folder = resolve_model("smollm2-135m", cache=tmp_path)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert json.loads((Path(folder) / "config.json").read_text())["dtype"] == "float32"
     stored = {t.name: dequantize(t.data, t.tensor_type) for t in GGUFReader(models.find_gguf()).tensors}

@@ -25,9 +25,8 @@ class PackedLinear(nn.Linear):
     def pack(self, rows: int) -> None:
         """Lay the weight out anew, best for inputs of `rows` rows."""
         layers = (self, *self.followers)
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(
-            torch.cat(tuple(x.weight.detach() for x in layers)), rows
-        )
+        weights: list[Tensor] = [x.weight.detach() for x in layers]
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights), rows)
         biases = [x.bias for x in layers if x.bias is not None]
         self.packed_bias = torch.cat(biases).detach() if biases else None
 
