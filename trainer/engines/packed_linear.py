@@ -27,8 +27,8 @@ class PackedLinear(nn.Linear):
         layers = (self, *self.followers)
         weights: list[Tensor] = [x.weight.detach() for x in layers]
         self.packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights), rows)
-        biases = [x.bias for x in layers if x.bias is not None]
-        self.packed_bias = torch.cat(biases).detach() if biases else None
+        biases: list[Tensor] = [x.bias.detach() for x in layers if x.bias is not None]
+        self.packed_bias = torch.cat(biases) if biases else None
 
     def forward(self, input: Tensor) -> Tensor:
         """input (..., in) -> (..., out)."""
