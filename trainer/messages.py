@@ -1,8 +1,8 @@
 """What the role processes say to each other over their pipes (frozen dataclasses, pickled).
 
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
-    controller --- Request, UpdateWeights, Abort, Pause, Resume, Shutdown --->  engine
-    engine     --- Ready, Completion, WeightsHeld, Paused --->                  controller
+    controller --- Request, UpdateWeights, Abort, Shutdown --->                 engine
+    engine     --- Ready, Completion, WeightsHeld --->                          controller
     controller --- TrainBatch, Score, Save, Shutdown --->                       learner
     learner    --- Ready, StepDone, Scored, Saved --->                          controller
 
@@ -51,24 +51,9 @@ class WeightsHeld:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End these requests now; their completions come back partial, with finish_reason 'abort'. None: all."""
+    """End these requests now; their completions come back partial, with finish_reason 'abort'."""
 
-    request_ids: frozenset[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Stop generating after the current token; sequences and KV stay. Answered by Paused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """The engine stands still."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Go on generating where Pause stopped."""
+    request_ids: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

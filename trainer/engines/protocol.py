@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from trainer.messages import Abort, Pause, Paused, Ready, Resume, Shutdown, UpdateWeights, WeightsHeld
+from trainer.messages import Abort, Ready, Shutdown, UpdateWeights, WeightsHeld
 from trainer.types import Completion, Request
 
 
@@ -30,7 +30,7 @@ class EngineClient:
         self.name, self._conn = name, conn
         self._streams: dict[str, asyncio.Queue[Completion | Exception]] = {}
         self._answers: dict[type[Any], asyncio.Queue[Any]] = {
-            kind: asyncio.Queue() for kind in (Ready, WeightsHeld, Paused)
+            kind: asyncio.Queue() for kind in (Ready, WeightsHeld)
         }
         self._dead: Exception | None = None
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
@@ -63,19 +63,6 @@ class EngineClient:
         held: WeightsHeld = await self._answer(WeightsHeld)
         if held.version != version:
             raise RuntimeError(f"{self.name} holds version {held.version} where {version} was pushed")
-
-    async def pause(self) -> None:
-        """Return once the engine stands still; sequences and KV stay."""
-        self._send(Pause())
-        await self._answer(Paused)
-
-    def resume(self) -> None:
-        """Go on generating."""
-        self._send(Resume())
-
-    def abort(self) -> None:
-        """End every request; streams yield what there is."""
-        self._send(Abort())
 
     def close(self) -> None:
         """Ask the process to end."""

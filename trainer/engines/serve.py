@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 import time
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
 
 import torch
 
 from trainer.clock import Clock
 from trainer.config import Config, ConfigError
 from trainer.engines.torch_engine import TorchEngine
-from trainer.messages import (
-    Abort,
-    Event,
-    Failed,
-    Pause,
-    Paused,
-    Ready,
-    Resume,
-    Shutdown,
-    UpdateWeights,
-    WeightsHeld,
-)
+from trainer.messages import Abort, Event, Failed, Ready, Shutdown, UpdateWeights, WeightsHeld
 from trainer.types import Request
 
 TELL_EVERY_S = 1.0
@@ -33,7 +25,6 @@ def engine_main(
     config: Config, model_dir: str, conn: Connection, threads: int, telemetry: Connection
 ) -> None:
     """Entry of the spawned process; returns on Shutdown or when the controller is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers Ctrl-C for all
     clock = Clock("engine", telemetry.send)
     try:
         torch.set_num_threads(threads)
@@ -61,11 +52,11 @@ def engine_main(
 
 
 def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connection) -> None:
-    paused, told, busy_s = False, time.monotonic(), 0.0
+    inbox, told, busy_s = _inbox(conn), time.monotonic(), 0.0
     while True:
-        clock.enter("idle" if paused or engine.idle else "generate")
-        while conn.poll(None if paused or engine.idle else 0):
-            match conn.recv():
+        clock.enter("idle" if engine.idle else "generate")
+        while engine.idle or not inbox.empty():
+            match inbox.get():
                 case Request() as request:
                     engine.submit(request)
                 case UpdateWeights(version, path):
@@ -75,11 +66,6 @@ def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Conne
                     conn.send(WeightsHeld(version, time.monotonic() - began))
                 case Abort(request_ids):
                     conn.send(engine.abort(request_ids))
-                case Pause():
-                    paused = True
-                    conn.send(Paused())
-                case Resume():
-                    paused = False
                 case Shutdown():
                     return
         clock.enter("generate")
@@ -94,3 +80,20 @@ def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Conne
         if now - told > TELL_EVERY_S:
             telemetry.send(Event("engine", now, {"tokens": engine.generated, "busy_s": busy_s}))
             told = now
+
+
+def _inbox(conn: Connection) -> SimpleQueue[Any]:
+    """The controller's messages, taken off the pipe as they come: were both sides to send into full pipes
+    while neither reads, both would wait for ever. A controller that is gone reads as Shutdown."""
+    inbox: SimpleQueue[Any] = SimpleQueue()
+
+    def read() -> None:
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    inbox.put(conn.recv())
+        finally:
+            inbox.put(Shutdown())
+
+    Thread(target=read, daemon=True).start()
+    return inbox
