@@ -1,9 +1,9 @@
 """The built-in model `tiny`: 0.16 M parameters, made here and taught two-digit addition just enough for RL.
 
-Its teacher is right in two answers of five and otherwise near by, so that the model learns to add but not
+Its teacher is right in three answers of ten and otherwise near by, so that the model learns to add but not
 to be sure of it, as a pretrained model might: RL then has something to sharpen. (Taught by a teacher who
 is always right and stopped as early, it is sure of its wrong answers, and RL goes nowhere.) It starts at
-a sampled pass rate of about one in eight: below a tenth RL finds too few correct samples; far above it
+a sampled pass rate of about one in six: below a tenth RL finds too few correct samples; far above it
 little of the sigmoid is left to see.
 """
 
@@ -29,10 +29,10 @@ CHARACTERS = "0123456789 +-*=.Calcute\n"
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PROBLEMS = 6_000
 LESSONS = 4  # times the teacher answers each of them
-RIGHT = 0.4  # share of the answers that are right ...
-NEAR = (1, 2, 3, 9, 10, 11, 20)  # ... and what the others are off by
+RIGHT = 0.3  # share of the answers that are right ...
+OFF = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)  # ... and what the others are off by
 PROBES = 300  # further problems, on which the pass rate is measured
-TARGET = 0.12  # pass rate at which the SFT ends; it jumps by up to .03 between two looks
+TARGET = 0.15  # pass rate at which the SFT ends; it jumps by up to .03 between two looks
 BATCH = 128
 LR = 3e-3
 EVALUATE_EVERY = 20
@@ -107,7 +107,7 @@ def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
     probe_ids, probe_answer = encode(everything[PROBLEMS : PROBLEMS + PROBES], tokenizer)
     order = torch.Generator().manual_seed(SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95))
-    say("making `tiny`: SFT on two-digit addition (about a minute, once)")
+    say("making `tiny`: SFT on two-digit addition (one to two minutes, once)")
     start, rate = time.monotonic(), 0.0
     for step in range(1, MOST_STEPS + 1):
         rows = torch.randint(len(ids), (BATCH,), generator=order)
@@ -130,7 +130,7 @@ def lessons(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
     def answer(right: str) -> str:
         if rng.random() < RIGHT:
             return right
-        return str(abs(int(right) + rng.choice(NEAR) * rng.choice((-1, 1))))
+        return str(rng.choice([n for n in (int(right) + off for off in OFF) if n >= 0]))
 
     return [(prompt, answer(right)) for _ in range(LESSONS) for prompt, right in pairs]
 

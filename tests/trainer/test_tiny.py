@@ -76,11 +76,11 @@ def test_pass_rate_is_the_probability_of_answer_and_eos() -> None:
 @pytest.mark.timeout(600)
 def test_sft_ends_where_rl_can_begin(tmp_path: Path) -> None:
     reached = tiny.make_tiny(tmp_path)
-    assert 0.11 <= reached <= 0.17
+    assert 0.14 <= reached <= 0.19
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     held_out = load_prompts(ADDITION, tokenizer).held_out
     pairs = [(p.text, p.answer) for p in held_out]
-    assert 0.09 <= tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) <= 0.19
+    assert 0.12 <= tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) <= 0.22
 
 
 def test_the_teacher_is_right_as_often_as_it_says_and_else_near_by() -> None:
@@ -90,4 +90,4 @@ def test_the_teacher_is_right_as_often_as_it_says_and_else_near_by() -> None:
     right = dict(pairs)
     off = [abs(int(answer) - int(right[prompt])) for prompt, answer in taught]
     assert abs(off.count(0) / len(off) - tiny.RIGHT) < 0.02
-    assert max(off) <= max(tiny.NEAR)
+    assert max(off) <= max(tiny.OFF)
