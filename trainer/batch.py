@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels import token_weights
 from trainer.config import ObjectiveConfig
 from trainer.types import Group, Rollout, TrainBatch, TrainSequence
 
@@ -31,28 +32,35 @@ def build_batch(
     groups: Sequence[Group], step: int, objective: ObjectiveConfig, learner_version: int
 ) -> TrainBatch:
     """The batch of optimizer step `step`, trained on weights of `learner_version`."""
-    surviving = [[i for i, r in enumerate(g.rollouts) if _survives(g, r, objective)] for g in groups]
-    advantages = _advantages(groups, surviving, objective)
-    lengths = [
-        [int(g.rollouts[i].sampled.sum()) for i in kept] for g, kept in zip(groups, surviving, strict=True)
-    ]
-    scales = _token_weights(lengths, objective)
+    rollouts = [r for g in groups for r in g.rollouts]
+    group = np.repeat(np.arange(len(groups)), [len(g.rollouts) for g in groups])  # (C,) whose rollout it is
+    lengths = np.array([len(r.token_ids) for r in rollouts])  # (C,)
+    sampled = np.concatenate([r.sampled for r in rollouts])  # (T,) of all tokens, end to end
+    owner = np.repeat(np.arange(len(rollouts)), lengths)
+    loss_tokens = np.bincount(owner[sampled], minlength=len(rollouts))  # (C,)
+    surviving = loss_tokens > 0
+    if objective.drop_zero_variance:
+        surviving &= ~np.array([zero_variance(g) for g in groups])[group]
+    if objective.drop_truncated:
+        surviving &= ~np.array([r.truncated for r in rollouts])
+    advantages = _advantages(np.array([r.reward for r in rollouts]), group, surviving, objective)
+    weights = np.zeros(len(sampled), np.float32)
+    weights[sampled & surviving[owner]] = token_weights(
+        loss_tokens[surviving].tolist(), group[surviving].tolist(), objective.aggregation
+    )
+    prompts = [np.asarray(g.prompt.token_ids, np.int32) for g in groups]
+    ends = np.cumsum(lengths)
     sequences = []
-    for group, kept, advantage, scale in zip(groups, surviving, advantages, scales, strict=True):
-        prompt_ids = np.asarray(group.prompt.token_ids, np.int32)
-        for i, weight in zip(kept, scale, strict=True):
-            r = group.rollouts[i]
-            weights = np.where(r.sampled, weight, 0.0).astype(np.float32)
-            sequences.append(
-                TrainSequence(prompt_ids, r.token_ids, r.logprobs, r.versions, weights, float(advantage[i]))
-            )
-    return TrainBatch(step, tuple(sequences), _stats(groups, surviving, learner_version))
-
-
-def _survives(group: Group, rollout: Rollout, objective: ObjectiveConfig) -> bool:
-    if objective.drop_zero_variance and zero_variance(group):
-        return False
-    return bool(rollout.sampled.any()) and not (objective.drop_truncated and rollout.truncated)
+    for i in np.flatnonzero(surviving).tolist():
+        r, own = rollouts[i], weights[ends[i] - lengths[i] : ends[i]]
+        prompt_ids, advantage = prompts[group[i]], float(advantages[i])
+        sequences.append(TrainSequence(prompt_ids, r.token_ids, r.logprobs, r.versions, own, advantage))
+    lags = learner_version - np.concatenate([r.versions for r in rollouts])[sampled]
+    stats = _stats(groups, rollouts, lags) | {
+        "train/effective_prompts": float(len(set(group[surviving].tolist()))),
+        "train/effective_completions": float(len(sequences)),
+    }
+    return TrainBatch(step, tuple(sequences), stats)
 
 
 def zero_variance(group: Group) -> bool:
@@ -62,46 +70,34 @@ def zero_variance(group: Group) -> bool:
 
 
 def _advantages(
-    groups: Sequence[Group], surviving: Sequence[Sequence[int]], objective: ObjectiveConfig
-) -> list[NDArray[np.float64]]:
-    """Per group, the advantage of each of its completions, surviving or not."""
-    rewards = [np.array([r.reward for r in g.rollouts]) for g in groups]
-    centred = [r - r.mean() for r in rewards]
-    if objective.advantage_norm == "group":
-        return [c / max(float(r.std()), EPS) for c, r in zip(centred, rewards, strict=True)]
-    kept = np.concatenate([c[list(k)] for c, k in zip(centred, surviving, strict=True)])
-    if objective.advantage_norm == "none" or not len(kept):
-        return centred
-    return [c / max(float(kept.std()), EPS) for c in centred]
+    rewards: NDArray[np.float64],  # (C,)
+    group: NDArray[np.int64],  # (C,)
+    surviving: NDArray[np.bool_],  # (C,)
+    objective: ObjectiveConfig,
+) -> NDArray[np.float64]:
+    """Of each completion, surviving or not."""
+    count = np.bincount(group)
+    centred = rewards - (np.bincount(group, rewards) / count)[group]
+    match objective.advantage_norm:
+        case "none":
+            return centred
+        case "group":
+            std = np.sqrt(np.bincount(group, centred**2) / count)[group]
+        case "batch":
+            std = centred[surviving].std() if surviving.any() else np.ones(1)
+    return centred / np.maximum(std, EPS)
 
 
-def _token_weights(lengths: Sequence[Sequence[int]], objective: ObjectiveConfig) -> list[list[float]]:
-    """The weight of every token of each surviving completion, from their lengths in loss tokens."""
-    prompts = sum(bool(group) for group in lengths)
-    completions = sum(len(group) for group in lengths)
-    tokens = sum(sum(group) for group in lengths)
-    match objective.aggregation:
-        case "prompt":
-            return [[1 / (prompts * sum(group)) for _ in group] for group in lengths]
-        case "sample":
-            return [[1 / (completions * n) for n in group] for group in lengths]
-        case "token":
-            return [[1 / tokens for _ in group] for group in lengths]
-
-
-def _stats(groups: Sequence[Group], surviving: Sequence[Sequence[int]], version: int) -> dict[str, float]:
-    rollouts = [r for g in groups for r in g.rollouts]
+def _stats(groups: Sequence[Group], rollouts: Sequence[Rollout], lags: NDArray[np.int32]) -> dict[str, float]:
     lengths = [len(r.token_ids) for r in rollouts]
-    lags = version - np.concatenate([r.versions[r.sampled] for r in rollouts])
     equal = [g.pass_rate for g in groups if zero_variance(g)]
+    outcomes = [r.outcome for r in rollouts]
     stats = {
         "train/reward": np.mean([r.reward for r in rollouts]),
-        "train/pass_rate": np.mean([r.outcome == "correct" for r in rollouts]),
+        "train/pass_rate": outcomes.count("correct") / len(rollouts),
         "train/prompts": len(groups),
-        "train/effective_prompts": sum(bool(kept) for kept in surviving),
-        "train/effective_completions": sum(len(kept) for kept in surviving),
-        "train/all_right": sum(rate == 1 for rate in equal) / len(groups),
-        "train/all_wrong": sum(rate == 0 for rate in equal) / len(groups),
+        "train/all_right": equal.count(1) / len(groups),
+        "train/all_wrong": equal.count(0) / len(groups),
         "train/truncated": np.mean([r.truncated for r in rollouts]),
         "train/interrupted": np.mean([r.interrupted for r in rollouts]),
         "train/length_mean": np.mean(lengths),

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -75,7 +75,7 @@ async def _run(
             config,
             engines[0],
             verifier,
-            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+            decoder(tokenizer),
             stop_ids(tokenizer, config.engine.stop),
             tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False)),
         )
@@ -115,6 +115,13 @@ async def _restore(controller: Controller, config: Config, sampler: Sampler, res
     controller.restore(version, {o: i for o, i in issued.items() if o < upto}, finished)
     for engine in controller.engines:
         await engine.update_weights(version, "")  # it loaded the checkpoint's weights
+
+
+def decoder(tokenizer: Any) -> Callable[[list[list[int]]], list[str]]:
+    """Texts without special tokens, many at a time."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)  # a fifth of what its Python wrapper takes
+    decode = tokenizer.batch_decode if fast is None else fast.decode_batch
+    return lambda ids: decode(ids, skip_special_tokens=True)  # type: ignore[no-any-return]
 
 
 def stop_ids(tokenizer: Any, stop: Sequence[str]) -> frozenset[int]:

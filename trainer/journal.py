@@ -10,6 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,10 +19,9 @@ from numpy.typing import NDArray
 
 from trainer.metrics import open_appending
 from trainer.sampler import Issued
-from trainer.types import Group, Prompt, Rollout
+from trainer.types import Group, Prompt, Rollout, Table
 
 _ARRAYS = {"token_ids": np.int32, "logprobs": np.float32, "versions": np.int32, "sampled": np.bool_}
-_SCALARS = ("text", "reward", "outcome", "truncated", "interrupted")
 
 
 class Journal:
@@ -36,11 +36,12 @@ class Journal:
 
     def finished(self, group: Group) -> None:
         """A group is complete, with all its tokens."""
-        rollouts = group.rollouts
-        record: dict[str, Any] = {"finished": group.ordinal, "lengths": [len(r.token_ids) for r in rollouts]}
-        record |= {name: _pack([getattr(r, name) for r in rollouts]) for name in _ARRAYS}
-        record |= {name: [getattr(r, name) for r in rollouts] for name in _SCALARS}
-        self._write(record)
+        columns = dict(Table.of(group.rollouts).columns)
+        arrays = {name: columns.pop(name) for name in _ARRAYS}
+        tokens = b"".join(flat.tobytes() for _, flat in arrays.values())
+        packed = base64.b64encode(zlib.compress(tokens, 1)).decode()
+        record = {"finished": group.ordinal, "lengths": arrays["token_ids"][0], "tokens": packed}
+        self._write(record | columns)
 
     def trained(self, step: int, first: int, last: int) -> None:
         """Step `step` was made on ordinals first..last."""
@@ -83,17 +84,17 @@ def replay(
 
 
 def _group(issued: Issued, record: dict[str, Any]) -> Group:
-    ends = np.cumsum(record["lengths"])[:-1]
-    columns = [np.split(_unpack(record[name], dtype), ends) for name, dtype in _ARRAYS.items()]
-    columns += [record[name] for name in _SCALARS]
-    names = (*_ARRAYS, *_SCALARS)
-    rollouts = (Rollout(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
-    return Group(issued.ordinal, issued.epoch, issued.prompt, tuple(rollouts))
+    arrays = unpack(record)
+    columns = {f.name: arrays.get(f.name) or record[f.name] for f in fields(Rollout)}
+    return Group(issued.ordinal, issued.epoch, issued.prompt, tuple(Table(Rollout, columns).rows()))
 
 
-def _pack(arrays: list[NDArray[Any]]) -> str:
-    return base64.b64encode(zlib.compress(np.concatenate(arrays).tobytes(), 1)).decode()
-
-
-def _unpack(text: str, dtype: type) -> NDArray[Any]:
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype)
+def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]]]:
+    """The columns of a finished group's tokens."""
+    data, start = zlib.decompress(base64.b64decode(record["tokens"])), 0
+    columns, count = {}, sum(record["lengths"])
+    for name, dtype in _ARRAYS.items():
+        flat = np.frombuffer(data, dtype, count, start)
+        columns[name] = record["lengths"], flat
+        start += flat.nbytes
+    return columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from trainer.config import Config
 from trainer.engines.protocol import Engine
 from trainer.sampler import Issued
 from trainer.types import Completion, Group, Prompt, Request, Rollout
-from trainer.verifiers.pool import VerifierPool
+from trainer.verifiers.pool import Verdict, VerifierPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class RolloutContext:
     config: Config
     engine: Engine
     verifier: VerifierPool
-    decode: Callable[[list[int]], str]  # token ids -> text without special tokens
+    decode: Callable[[list[list[int]]], list[str]]  # token ids -> texts without special tokens
     stop_ids: frozenset[int]
     phrase_ids: tuple[int, ...]  # the interruption phrase, tokenised once
 
@@ -52,10 +52,10 @@ async def rollout_prompt(
     )
     if ctx.config.engine.interruption.enabled:
         return list(await asyncio.gather(*(_interrupted(ctx, prompt, request, i) for i in range(n))))
-    verifying = {}
-    async for completion in ctx.engine.stream(request):
-        verifying[completion.index] = asyncio.ensure_future(_verified(ctx, prompt, completion))
-    return [await verifying[i] for i in range(n)]
+    judged: list[Judged] = []
+    async for ended in ctx.engine.stream(request):
+        judged += _judge(ctx, prompt, ended)
+    return [await _rollout(ctx, j) for j in sorted(judged, key=lambda j: j.completion.index)]
 
 
 async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, index: int) -> Rollout:
@@ -69,9 +69,9 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
     think = replace(think, seed=request.seed * 65_537 + 2 * index)  # odd ones are for the answers
     first = await _only(ctx.engine, think)
     if first.finish_reason != "length":
-        return await _verified(ctx, prompt, replace(first, index=index))
+        return await _rollout(ctx, *_judge(ctx, prompt, [first]))
     ids = [int(t) for t in first.token_ids]
-    answering = bool(settings.end_marker) and settings.end_marker in ctx.decode(ids)
+    answering = bool(settings.end_marker) and settings.end_marker in ctx.decode([ids])[0]
     phrase = () if answering else ctx.phrase_ids
     answer = replace(
         think,
@@ -81,17 +81,16 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
         seed=think.seed + 1,
     )
     second = await _only(ctx.engine, answer)
-    return await _verified(
-        ctx, prompt, _joined(first, phrase, second, index), phrase_at=len(ids), phrase=phrase
-    )
+    whole = _joined(first, phrase, second)
+    return await _rollout(ctx, *_judge(ctx, prompt, [whole]), slice(len(ids), len(ids) + len(phrase)))
 
 
-def _joined(first: Completion, phrase: tuple[int, ...], second: Completion, index: int) -> Completion:
+def _joined(first: Completion, phrase: tuple[int, ...], second: Completion) -> Completion:
     """Thinking + phrase + answer as one completion; the phrase takes the version it was inserted under."""
     version = second.versions[:1] if len(second.versions) else first.versions[-1:]
     return Completion(
         first.request_id,
-        index,
+        first.index,
         np.concatenate([first.token_ids, np.asarray(phrase, np.int32), second.token_ids]),
         np.concatenate([first.logprobs, np.zeros(len(phrase), np.float32), second.logprobs]),
         np.concatenate([first.versions, np.repeat(version, len(phrase)), second.versions]),
@@ -100,30 +99,50 @@ def _joined(first: Completion, phrase: tuple[int, ...], second: Completion, inde
 
 
 async def _only(engine: Engine, request: Request) -> Completion:
-    (completion,) = [c async for c in engine.stream(request)]
+    ((completion,),) = [ended async for ended in engine.stream(request)]
     return completion
 
 
-async def _verified(
-    ctx: RolloutContext, prompt: Prompt, c: Completion, phrase_at: int = 0, phrase: tuple[int, ...] = ()
-) -> Rollout:
-    """The completion with its reward."""
-    text = ctx.decode([int(t) for t in c.token_ids])
-    verdict = await ctx.verifier.verify(text, prompt.answer, prompt.metadata)
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A completion with its verdict; where a worker must decide, that is on its way."""
+
+    completion: Completion
+    text: str
+    verdict: Verdict | asyncio.Task[Verdict]
+
+
+def _judge(ctx: RolloutContext, prompt: Prompt, completions: Sequence[Completion]) -> list[Judged]:
+    texts = ctx.decode([c.token_ids.tolist() for c in completions])
+    return [
+        Judged(c, t, ctx.verifier.quick(t, prompt.answer) or asyncio.create_task(_ask(ctx, prompt, t)))
+        for c, t in zip(completions, texts, strict=True)
+    ]
+
+
+async def _ask(ctx: RolloutContext, prompt: Prompt, text: str) -> Verdict:
+    return await ctx.verifier.verify(text, prompt.answer, prompt.metadata)
+
+
+async def _rollout(ctx: RolloutContext, judged: Judged, phrase: slice = slice(0)) -> Rollout:
+    """The completion with its reward; the tokens of `phrase` were not sampled."""
+    c, verdict = judged.completion, judged.verdict
+    if not isinstance(verdict, Verdict):
+        verdict = await verdict
     reward = ctx.config.verifier.wrong_reward
     reward += (ctx.config.verifier.correct_reward - reward) * verdict.score
     sampled = np.ones(len(c.token_ids), np.bool_)
-    sampled[phrase_at : phrase_at + len(phrase)] = False
+    sampled[phrase] = False
     return Rollout(
         c.token_ids,
         c.logprobs,
         c.versions,
         sampled,
-        text,
+        judged.text,
         reward,
         verdict.outcome,
         truncated=c.finish_reason == "length",
-        interrupted=bool(phrase),
+        interrupted=not sampled.all(),
     )
 
 

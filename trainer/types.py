@@ -6,12 +6,14 @@ travel together; text is only ever derived from ids, never tokenised again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+T = TypeVar("T")
 FinishReason = Literal["stop", "length", "abort"]
 Outcome = Literal["correct", "wrong", "unparsable", "timeout", "crash"]
 
@@ -82,11 +84,6 @@ class Group:
         """Share of rollouts verified correct."""
         return float(np.mean([r.outcome == "correct" for r in self.rollouts]))
 
-    @property
-    def oldest_version(self) -> int:
-        """The oldest weight version among the sampled tokens."""
-        return min(int(r.versions[r.sampled].min()) for r in self.rollouts if r.sampled.any())
-
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
@@ -107,3 +104,41 @@ class TrainBatch:
     step: int  # the optimizer step this batch makes, from 1; trained on weights of version step − 1
     sequences: tuple[TrainSequence, ...]
     stats: dict[str, float]  # what the controller knows of the batch: rewards, lag, lengths ...
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _batch, (self.step, Table.of(self.sequences), self.stats)
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Generic[T]):
+    """Records of one dataclass as columns: to pickle a thousand small arrays takes ten times as long.
+
+    A column is a list, or where the values are (T,) arrays, their lengths and all of them end to end.
+    """
+
+    kind: type[T]
+    columns: dict[str, Any]  # field -> column
+
+    @classmethod
+    def of(cls, records: Sequence[T]) -> Table[T]:
+        """At least one record, or a table without columns."""
+        columns: dict[str, Any] = {}
+        for name in [f.name for f in fields(records[0])] if records else ():  # type: ignore[arg-type]
+            values = [getattr(record, name) for record in records]
+            arrays = isinstance(values[0], np.ndarray)
+            columns[name] = ([len(v) for v in values], np.concatenate(values)) if arrays else values
+        return cls(type(records[0]) if records else object, columns)  # type: ignore[arg-type]
+
+    def rows(self) -> list[T]:
+        """The records; their arrays are views of the columns."""
+        columns = [_split(*c) if isinstance(c, tuple) else c for c in self.columns.values()]
+        return [self.kind(*row) for row in zip(*columns, strict=True)]
+
+
+def _split(lengths: Sequence[int], flat: NDArray[Any]) -> list[NDArray[Any]]:
+    ends = np.cumsum(lengths).tolist()
+    return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _batch(step: int, sequences: Table[TrainSequence], stats: dict[str, float]) -> TrainBatch:
+    return TrainBatch(step, tuple(sequences.rows()), stats)

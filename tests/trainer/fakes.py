@@ -29,7 +29,7 @@ class FakeEngine:
         self.running = self.most_running = 0
         self.held: list[int] = [0]
 
-    async def stream(self, request: Request) -> AsyncIterator[Completion]:
+    async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
         self.requests.append(request)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -42,14 +42,8 @@ class FakeEngine:
             n = len(versions)
             reason = "length" if wanted > request.max_tokens else "stop"
             ids = np.arange(n, dtype=np.int32) + 10
-            yield Completion(
-                request.request_id,
-                index,
-                ids,
-                np.full(n, -0.5, np.float32),
-                np.array(versions, np.int32),
-                reason,
-            )
+            logprobs = np.full(n, -0.5, np.float32)
+            yield [Completion(request.request_id, index, ids, logprobs, np.array(versions, np.int32), reason)]
         self.running -= 1
 
     async def update_weights(self, version: int, path: str) -> None:
@@ -74,21 +68,23 @@ class FakeLearner:
 
 
 class FakeVerifier:
-    """Correct for even indices, by counting calls."""
+    """Correct for even indices, by counting calls; it takes a worker for each."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
+    def quick(self, completion: str, answer: str) -> None:
+        return None
+
     async def verify(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
         self.texts.append(completion)
         right = len(self.texts) % 2 == 0
-        return Verdict(float(right), "correct" if right else "wrong", 0.0)
+        return Verdict(float(right), "correct" if right else "wrong")
 
 
 def context(config: Config, engine: Any) -> Any:
     from trainer.rollout import RolloutContext
 
     verifier: Any = FakeVerifier()
-    return RolloutContext(
-        config, engine, verifier, lambda ids: " ".join(map(str, ids)), frozenset({0}), (97, 98, 99)
-    )
+    decode = lambda batch: [" ".join(map(str, ids)) for ids in batch]  # noqa: E731
+    return RolloutContext(config, engine, verifier, decode, frozenset({0}), (97, 98, 99))

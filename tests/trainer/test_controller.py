@@ -88,10 +88,11 @@ def test_an_evaluation_sees_exactly_one_version(tmp_path: Path) -> None:
 
     class Watching(FakeEngine):
         async def stream(self, request: Any) -> Any:
-            async for c in super().stream(request):
+            async for ended in super().stream(request):
                 if request.evaluation:
-                    seen.setdefault(request.request_id.split(".")[0], set()).update(c.versions.tolist())
-                yield c
+                    name = request.request_id.split(".")[0]
+                    seen.setdefault(name, set()).update(*(c.versions.tolist() for c in ended))
+                yield ended
 
     events: list[tuple[str, dict[str, Any]]] = []
     engine = Watching(lambda r, i: 20)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from timeline import overlap, read_timeline
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from trainer.journal import unpack
 from trainer.run_folder import PREFIX
 
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
@@ -101,8 +100,8 @@ def versions(run_dir: Path) -> list[np.ndarray]:
     for line in (run_dir / "journal.jsonl").read_text().splitlines():
         record = json.loads(line)
         if "finished" in record:
-            flat = np.frombuffer(zlib.decompress(base64.b64decode(record["versions"])), np.int32)
-            out += np.split(flat, np.cumsum(record["lengths"])[:-1])
+            lengths, flat = unpack(record)["versions"]
+            out += np.split(flat, np.cumsum(lengths)[:-1])
     return out
 
 

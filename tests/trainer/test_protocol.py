@@ -66,7 +66,7 @@ def test_thousands_of_completions_meet_hundreds_of_requests_without_a_deadlock()
     got: list[Completion] = []
 
     async def ask(client: EngineClient, r: Request) -> None:
-        got.extend([c async for c in client.stream(r)])
+        got.extend([c async for ended in client.stream(r) for c in ended])
 
     async def both() -> None:
         client = EngineClient(conn, "engine 0")

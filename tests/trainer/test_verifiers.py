@@ -28,10 +28,14 @@ LOOP = asyncio.Runner()  # a pool belongs to one event loop
 Item = tuple[str, str, dict[str, Any]]
 
 
+async def verdict(pool: VerifierPool, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
+    return pool.quick(completion, answer) or await pool.verify(completion, answer, metadata)
+
+
 def judge(pool: VerifierPool, *items: Item) -> list[Verdict]:
     async def all_of_them() -> list[Verdict]:
         async with asyncio.timeout(60):
-            return list(await asyncio.gather(*(pool.verify(*item) for item in items)))
+            return list(await asyncio.gather(*(verdict(pool, *item) for item in items)))
 
     return LOOP.run(all_of_them())
 

@@ -8,14 +8,14 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from trainer.messages import Abort, Ready, Shutdown, UpdateWeights, WeightsHeld
-from trainer.types import Completion, Request
+from trainer.types import Completion, Request, Table
 
 
 class Engine(Protocol):
     """A generator of completions. Weights change between two tokens; running sequences keep their KV."""
 
-    def stream(self, request: Request) -> AsyncIterator[Completion]:
-        """The request's n completions, each as soon as it ends."""
+    def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
+        """The request's n completions as they end, those together that end with one token."""
         ...
 
     async def update_weights(self, version: int, path: str) -> None:
@@ -28,7 +28,7 @@ class EngineClient:
 
     def __init__(self, conn: Connection, name: str) -> None:
         self.name, self._conn = name, conn
-        self._streams: dict[str, asyncio.Queue[Completion | Exception]] = {}
+        self._streams: dict[str, asyncio.Queue[list[Completion] | Exception]] = {}
         self._answers: dict[type[Any], asyncio.Queue[Any]] = {
             kind: asyncio.Queue() for kind in (Ready, WeightsHeld)
         }
@@ -39,9 +39,9 @@ class EngineClient:
         """What the engine says of itself once it can take work."""
         return (await self._answer(Ready)).info
 
-    async def stream(self, request: Request) -> AsyncIterator[Completion]:
-        """The request's completions as they end; leaving the loop early aborts the rest."""
-        queue: asyncio.Queue[Completion | Exception] = asyncio.Queue()
+    async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
+        """See Engine; leaving the loop early aborts what is left."""
+        queue: asyncio.Queue[list[Completion] | Exception] = asyncio.Queue()
         self._streams[request.request_id] = queue
         left = request.n
         try:
@@ -50,7 +50,7 @@ class EngineClient:
                 item = await queue.get()
                 if isinstance(item, Exception):
                     raise item
-                left -= 1
+                left -= len(item)
                 yield item
         finally:
             del self._streams[request.request_id]
@@ -97,10 +97,13 @@ class EngineClient:
             asyncio.get_running_loop().remove_reader(self._conn.fileno())
             self._die()
             return
-        if isinstance(message, list):
-            for completion in message:
-                if queue := self._streams.get(completion.request_id):  # None: aborted meanwhile
-                    queue.put_nowait(completion)
+        if isinstance(message, Table):
+            ended: dict[str, list[Completion]] = {}
+            for completion in message.rows():
+                ended.setdefault(completion.request_id, []).append(completion)
+            for request_id, completions in ended.items():
+                if queue := self._streams.get(request_id):  # None: aborted meanwhile
+                    queue.put_nowait(completions)
         else:
             self._answers[type(message)].put_nowait(message)
 

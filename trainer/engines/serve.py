@@ -16,7 +16,7 @@ from trainer.clock import Clock
 from trainer.config import Config, ConfigError
 from trainer.engines.torch_engine import TorchEngine
 from trainer.messages import Abort, Event, Failed, Ready, Shutdown, UpdateWeights, WeightsHeld
-from trainer.types import Request
+from trainer.types import Request, Table
 
 TELL_EVERY_S = 1.0
 
@@ -65,7 +65,7 @@ def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Conne
                         engine.update_weights(version, path)
                     conn.send(WeightsHeld(version, time.monotonic() - began))
                 case Abort(request_ids):
-                    conn.send(engine.abort(request_ids))
+                    conn.send(Table.of(engine.abort(request_ids)))
                 case Shutdown():
                     return
         clock.enter("generate")
@@ -74,7 +74,7 @@ def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Conne
         if share := engine.evaluation_share:
             clock.split({"generate": 1 - share, "evaluate": share})
         if ended:
-            conn.send(ended)
+            conn.send(Table.of(ended))
         now = time.monotonic()
         busy_s += now - began
         if now - told > TELL_EVERY_S:

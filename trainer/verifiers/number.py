@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from decimal import Decimal
+from functools import lru_cache
 
 from trainer.types import Outcome
 
@@ -26,6 +27,7 @@ def fold(text: str) -> str:
     return unicodedata.normalize("NFKC", text.translate(_MINUS)).strip()
 
 
+@lru_cache(4096)  # gold answers, and what a small model likes to say
 def literal_number(text: str) -> Decimal | None:
     """The number that `text` literally is, or None."""
     if len(text) > MAX_CHARS:

@@ -33,11 +33,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one completion. `seconds`: spent on it by its verifier, without the queue."""
+    """What became of one completion."""
 
     score: float  # 0 to 1
     outcome: Outcome
-    seconds: float
 
 
 class _Died(Exception):
@@ -72,12 +71,13 @@ class VerifierPool:
                 self._renew(slot)
                 self._idle.put_nowait(slot)
 
+    def quick(self, completion: str, answer: str) -> Verdict | None:
+        """The verdict where comparing text settles it, None where a worker must decide."""
+        judgement = judge_quick(self._config.kind, completion, answer)
+        return None if judgement is None else Verdict(*judgement)
+
     async def verify(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
-        """The verdict on one completion; never later than the time limit after a worker is free."""
-        start = time.monotonic()
-        quick = judge_quick(self._config.kind, completion, answer)
-        if quick is not None:
-            return Verdict(*quick, time.monotonic() - start)
+        """A worker's verdict; never later than the time limit after one is free."""
         item = {"completion": completion, "answer": answer, "metadata": metadata}
         message = json.dumps(item).encode()
         slot = await self._idle.get()
@@ -90,12 +90,12 @@ class VerifierPool:
             slot.busy_s += time.monotonic() - start
             spent = slot.items >= LIFE_ITEMS or slot.busy_s > LIFE_S
             spent = spent or may_execute(self._config.kind, completion)
-            return Verdict(score, outcome, time.monotonic() - start)
+            return Verdict(score, outcome)
         except TimeoutError:
-            return Verdict(0.0, "timeout", time.monotonic() - start)
+            return Verdict(0.0, "timeout")
         except (_Died, OSError) as e:
             self._warn(f"worker died: {e}")
-            return Verdict(0.0, "crash", time.monotonic() - start)
+            return Verdict(0.0, "crash")
         finally:  # a cancelled item too: its worker's late answer must not meet the next one
             if spent:
                 self._renew(slot)
