@@ -68,6 +68,7 @@ class Controller:
     ) -> None:
         self.config: Config = ctx.config
         self.ctx, self.dataset, self.sampler = ctx, dataset, sampler
+        self._within = ctx.progress.within
         self.engines, self.learner, self.journal, self.emit = engines, learner, journal, emit
         self.stop = asyncio.Event()  # set: stop after the optimizer step under way
         self.version = 0  # the learner's
@@ -158,25 +159,18 @@ class Controller:
 
     async def _collect(self, count: int) -> list[Group] | None:
         """The next `count` groups in order of their ordinals; None once a stop is asked for."""
-        groups: list[Group] = []
-        stop = asyncio.create_task(self.stop.wait())
+
+        async def collect() -> list[Group]:
+            return [await (await self._groups.get()) for _ in range(count)]
+
+        groups = asyncio.ensure_future(self._within(collect(), f"generate: step {self.version + 1}"))
+        stop = asyncio.ensure_future(self.stop.wait())
         try:
-            for _ in range(count):
-                group = asyncio.create_task(self._next_group())
-                await asyncio.wait({group, stop}, return_when=asyncio.FIRST_COMPLETED)
-                if stop.done():
-                    group.cancel()
-                    return None
-                groups.append(group.result())
+            await asyncio.wait({groups, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return None if stop.done() else groups.result()
         finally:
+            groups.cancel()
             stop.cancel()
-        return groups
-
-    async def _next_group(self) -> Group:
-        async def next_group() -> Group:
-            return await (await self._groups.get())
-
-        return await self._within(next_group(), f"engine: a group for step {self.version + 1}")
 
     async def _push(self) -> None:
         """Bring new weights to the engines, newest first but for versions that must be evaluated."""
@@ -186,7 +180,7 @@ class Controller:
                 waiting.append(self._weights.get_nowait())
             version, _, ready = waiting[-1]
             written = [w[1] for w in waiting if w[1]]  # a step without gradient writes no file
-            await self._hold(version, written[-1] if written else "")
+            await self.hold(version, written[-1] if written else "")
             for _, stale, _ in waiting:
                 if stale:
                     Path(stale).unlink(missing_ok=True)
@@ -197,7 +191,8 @@ class Controller:
             for _ in waiting:
                 self._weights.task_done()
 
-    async def _hold(self, version: int, path: str) -> None:
+    async def hold(self, version: int, path: str) -> None:
+        """Return once every engine holds `version`, from the file at `path` (empty: unchanged)."""
         for i, engine in enumerate(self.engines):
             await self._within(
                 engine.update_weights(version, path), f"engine {i}: weight push of version {version}"
@@ -210,7 +205,8 @@ class Controller:
         """mean@k of the weights the engines hold; its compute is that at `ready`, when they were made."""
         began = time.monotonic()
         samples = self.config.evaluation.samples
-        result = await evaluate(self.ctx, self.dataset.held_out, samples, version)
+        work = evaluate(self.ctx, self.dataset.held_out, samples, version)
+        result = await self._within(work, f"evaluate: version {version}")
         self.emit(
             "eval", {"step": version, "at": ready, "seconds": time.monotonic() - began} | asdict(result)
         )
@@ -230,14 +226,6 @@ class Controller:
         self.emit("step", data | stats | done.metrics)
         for group in groups[: self.config.logging.samples_per_step]:
             self.emit("sample", sample_record(group, done.version))
-
-    async def _within(self, work: Awaitable[T], what: str) -> T:
-        """The result of `work`, or a TimeoutError that names the culprit."""
-        deadline = self.config.pipeline.deadline_s
-        try:
-            return await asyncio.wait_for(work, deadline)
-        except TimeoutError as e:
-            raise TimeoutError(f"{what} took longer than pipeline.deadline_s = {deadline:g} s") from e
 
     async def _first_of(self, work: Awaitable[None], *background: asyncio.Task[Any]) -> None:
         """Await `work`, but raise at once if a background task fails."""

@@ -21,7 +21,7 @@ from trainer.journal import Journal, replay
 from trainer.learner_client import LearnerClient
 from trainer.messages import Event, Failed
 from trainer.parity import parity_gate
-from trainer.rollout import RolloutContext
+from trainer.rollout import Progress, RolloutContext
 from trainer.sampler import Sampler
 from trainer.verifiers.kinds import check_answers
 from trainer.verifiers.pool import VerifierPool
@@ -78,18 +78,20 @@ async def _run(
             decoder(tokenizer),
             stop_ids(tokenizer, config.engine.stop),
             tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False)),
+            Progress(config.pipeline.deadline_s),
         )
         journal = Journal(Path(config.run_dir) / "journal.jsonl")
         stack.callback(journal.close)
         sampler = Sampler(dataset.train, config.pipeline, config.seed)
         controller = Controller(ctx, dataset, sampler, engines, learner, journal, emit)
-        deadline = asyncio.timeout(config.pipeline.deadline_s)
-        async with deadline:
-            infos = await asyncio.gather(learner.ready(), *(e.ready() for e in engines))
-        emit("ready", {"learner": infos[0], "engine": infos[1]})
+        within = ctx.progress.within
+        info = await within(learner.ready(), "learner: start")
+        infos = [await within(e.ready(), f"{e.name}: start") for e in engines]
+        emit("ready", {"learner": info, "engine": infos[0]})
         if resume is not None:
             await _restore(controller, config, sampler, resume)
-        emit("parity", asdict(await parity_gate(ctx, learner, dataset.held_out)))
+        gate = parity_gate(ctx, learner, dataset.held_out)
+        emit("parity", asdict(await within(gate, "parity gate: learner and engine on the same tokens")))
         asyncio.get_running_loop().add_reader(telemetry.fileno(), _stop, controller, telemetry)
         await controller.run()
         await controller.save()
@@ -113,8 +115,7 @@ async def _restore(controller: Controller, config: Config, sampler: Sampler, res
     issued, finished = replay(Path(config.run_dir) / "journal.jsonl", first, prompts)
     upto = resume["sampler"]["ordinal"]
     controller.restore(version, {o: i for o, i in issued.items() if o < upto}, finished)
-    for engine in controller.engines:
-        await engine.update_weights(version, "")  # it loaded the checkpoint's weights
+    await controller.hold(version, "")  # the engines loaded the checkpoint's weights
 
 
 def decoder(tokenizer: Any) -> Callable[[list[list[int]]], list[str]]:

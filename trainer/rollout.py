@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,33 @@ from trainer.engines.protocol import Engine
 from trainer.sampler import Issued
 from trainer.types import Completion, Group, Prompt, Request, Rollout
 from trainer.verifiers.pool import Verdict, VerifierPool
+
+T = TypeVar("T")
+
+
+class Progress:
+    """Deadlines by what moves: every completion and every verdict starts `deadline_s` anew for all waits."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s, self.at = deadline_s, time.monotonic()
+        self.verifying = 0  # completions that wait for a worker's verdict
+
+    async def within(self, work: Awaitable[T], what: str) -> T:
+        """The result of `work`, or a TimeoutError that names `what` once nothing has moved for too long."""
+        task, began = asyncio.ensure_future(work), time.monotonic()
+        try:
+            while not task.done():
+                left = max(began, self.at) + self.deadline_s - time.monotonic()
+                if left <= 0:
+                    stage = "verify: " if self.verifying else ""
+                    raise TimeoutError(
+                        f"{stage}{what}: nothing has come for pipeline.deadline_s = {self.deadline_s:g} s; "
+                        "raise it if this machine is only slow"
+                    )
+                await asyncio.wait({task}, timeout=left)
+            return task.result()
+        finally:
+            task.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +54,7 @@ class RolloutContext:
     decode: Callable[[list[list[int]]], list[str]]  # token ids -> texts without special tokens
     stop_ids: frozenset[int]
     phrase_ids: tuple[int, ...]  # the interruption phrase, tokenised once
+    progress: Progress
 
 
 async def rollout_group(ctx: RolloutContext, issued: Issued) -> Group:
@@ -54,6 +83,7 @@ async def rollout_prompt(
         return list(await asyncio.gather(*(_interrupted(ctx, prompt, request, i) for i in range(n))))
     judged: list[Judged] = []
     async for ended in ctx.engine.stream(request):
+        ctx.progress.at = time.monotonic()
         judged += _judge(ctx, prompt, ended)
     return [await _rollout(ctx, j) for j in sorted(judged, key=lambda j: j.completion.index)]
 
@@ -67,7 +97,7 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
     budget = int(np.random.default_rng([request.seed, index]).integers(settings.lo, settings.hi + 1))
     think = replace(request, request_id=f"{request.request_id}.{index}", n=1, max_tokens=budget)
     think = replace(think, seed=request.seed * 65_537 + 2 * index)  # odd ones are for the answers
-    first = await _only(ctx.engine, think)
+    first = await _only(ctx, think)
     if first.finish_reason != "length":
         return await _rollout(ctx, *_judge(ctx, prompt, [first]))
     ids = [int(t) for t in first.token_ids]
@@ -80,7 +110,7 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
         max_tokens=settings.answer_tokens,
         seed=think.seed + 1,
     )
-    second = await _only(ctx.engine, answer)
+    second = await _only(ctx, answer)
     whole = _joined(first, phrase, second)
     return await _rollout(ctx, *_judge(ctx, prompt, [whole]), slice(len(ids), len(ids) + len(phrase)))
 
@@ -98,8 +128,9 @@ def _joined(first: Completion, phrase: tuple[int, ...], second: Completion) -> C
     )
 
 
-async def _only(engine: Engine, request: Request) -> Completion:
-    ((completion,),) = [ended async for ended in engine.stream(request)]
+async def _only(ctx: RolloutContext, request: Request) -> Completion:
+    ((completion,),) = [ended async for ended in ctx.engine.stream(request)]
+    ctx.progress.at = time.monotonic()
     return completion
 
 
@@ -121,7 +152,12 @@ def _judge(ctx: RolloutContext, prompt: Prompt, completions: Sequence[Completion
 
 
 async def _ask(ctx: RolloutContext, prompt: Prompt, text: str) -> Verdict:
-    return await ctx.verifier.verify(text, prompt.answer, prompt.metadata)
+    ctx.progress.verifying += 1
+    try:
+        return await ctx.verifier.verify(text, prompt.answer, prompt.metadata)
+    finally:
+        ctx.progress.verifying -= 1
+        ctx.progress.at = time.monotonic()
 
 
 async def _rollout(ctx: RolloutContext, judged: Judged, phrase: slice = slice(0)) -> Rollout:

@@ -83,8 +83,9 @@ class FakeVerifier:
 
 
 def context(config: Config, engine: Any) -> Any:
-    from trainer.rollout import RolloutContext
+    from trainer.rollout import Progress, RolloutContext
 
     verifier: Any = FakeVerifier()
     decode = lambda batch: [" ".join(map(str, ids)) for ids in batch]  # noqa: E731
-    return RolloutContext(config, engine, verifier, decode, frozenset({0}), (97, 98, 99))
+    progress = Progress(config.pipeline.deadline_s)
+    return RolloutContext(config, engine, verifier, decode, frozenset({0}), (97, 98, 99), progress)

@@ -105,8 +105,38 @@ def test_an_engine_that_answers_nothing_is_named_within_the_deadline(tmp_path: P
     config = configured(tmp_path, 1, deadline_s=0.2)
     engine = FakeEngine(lambda r, i: 1 if r.evaluation else 10_000, tick=0.01)
     config = replace(config, engine=replace(config.engine, max_new_tokens=10_000))
-    with pytest.raises(TimeoutError, match="engine: a group for step 1 took longer than"):
+    with pytest.raises(
+        TimeoutError, match=r"generate: step 1: nothing has come for pipeline.deadline_s = 0.2 s"
+    ):
         asyncio.run(asyncio.wait_for(controller(config, engine, FakeLearner(), []).run(), 10))
+
+
+def test_an_evaluation_may_last_longer_than_the_deadline_while_completions_come(tmp_path: Path) -> None:
+    config = configured(tmp_path, 0, deadline_s=0.4, steps=4)
+    config = replace(config, evaluation=replace(config.evaluation, samples=10))
+    engine = FakeEngine(lambda r, i: 5 if r.evaluation else 1, tick=0.02)  # 1 s, a completion every 0.1 s
+    asyncio.run(asyncio.wait_for(controller(config, engine, FakeLearner(), []).run(), 30))
+
+
+@pytest.mark.parametrize("version", [0, 4])
+def test_an_evaluation_that_stands_still_is_named(tmp_path: Path, version: int) -> None:
+    class Stuck(FakeEngine):
+        async def stream(self, request: Any) -> Any:
+            if request.request_id.startswith(f"e{version}"):
+                await asyncio.sleep(100)
+            async for ended in super().stream(request):
+                yield ended
+
+    config = configured(tmp_path, 0, deadline_s=0.3, steps=4)
+    with pytest.raises(TimeoutError, match=f"evaluate: version {version}: nothing has come"):
+        asyncio.run(asyncio.wait_for(controller(config, Stuck(), FakeLearner(), []).run(), 10))
+
+
+def test_a_verifier_that_stands_still_is_named(tmp_path: Path) -> None:
+    run = controller(configured(tmp_path, 0, deadline_s=0.3), FakeEngine(), FakeLearner(), [])
+    run.ctx.verifier.verify = lambda *item: asyncio.sleep(100)  # type: ignore[assignment, method-assign]
+    with pytest.raises(TimeoutError, match="verify: evaluate: version 0"):
+        asyncio.run(asyncio.wait_for(run.run(), 10))
 
 
 def test_a_failing_push_ends_the_run(tmp_path: Path) -> None:
