@@ -121,6 +121,18 @@ def test_a_perfect_score_is_no_more_certain_than_the_surest_point() -> None:
     assert fit(c, r, perfect, R0=0.11).A == fit(c, r, sd, R0=0.11).A
 
 
+def test_a_run_that_wanders_gets_wider_intervals_than_one_that_jitters() -> None:
+    c, sd = np.linspace(0.01, 0.3, 24), np.full(24, 0.01)
+    rng = np.random.default_rng(1)
+    jitter = rng.choice([-0.02, 0.02], 24)
+    wander = np.abs(jitter) * np.sign(np.sin(np.arange(24) / 24 * 4 * np.pi + 0.1))
+    widths = []
+    for noise in (jitter, wander):
+        found = fit(c, np.clip(TINY.reward(c) + noise, 0, 1), sd, R0=0.11)
+        widths.append(found.A.high - found.A.low)
+    assert widths[1] > 1.3 * widths[0]
+
+
 def test_what_is_unknown_is_null_in_json() -> None:
     few = fit_run([EvalPoint(i, i * 1.0, 0.1, 0.01) for i in range(3)]).to_json()
     assert few["A"] == {"value": None, "low": None, "high": None} and few["identified"] is False

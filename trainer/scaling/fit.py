@@ -7,7 +7,8 @@ d = R0 − measured R0, a = A − measured R0, χ² is a parabola in both:
 
 so a grid over (B, C_mid) holds the whole likelihood. The estimate is its minimum; an interval is the
 projection of the region χ² ≤ χ²_min + Δ, which is the profile likelihood. Outliers are weighed down (Huber);
-if the points scatter more than their standard errors say, the errors are scaled up.
+if the points scatter more than their standard errors say, the errors are scaled up, and further if
+neighbouring points err to the same side.
 """
 
 from __future__ import annotations
@@ -177,10 +178,12 @@ def fit(
     for i in range(HUBER_ROUNDS + ZOOMS):
         grid = _grid(c, r, w, R0, R0_se, box)
         least = float(grid.chi2.min())
-        limit = least + max(least / free, float(known)) * float(fdtri(1, free, confidence))
+        residual = (r - grid.best().reward(c)) / sd
+        noise = max(least / free, float(known)) * _correlation_time(c, residual, known)
+        limit = least + noise * float(fdtri(1, free, confidence))
         if i >= HUBER_ROUNDS - 1:
             box = _inner_box(grid, limit)
-        z = np.abs(r - grid.best().reward(c)) / sd
+        z = np.abs(residual)
         scale = max(float(known), float(np.median(z)) * 1.4826, 1e-3)
         w = np.minimum(1.0, HUBER * scale / np.maximum(z, 1e-9)) / sd**2
     return _result(grid, limit, c, r, sd, facts)
@@ -228,6 +231,18 @@ def _grid(c: Array, r: Array, w: Array, R0: float, R0_se: float, box: tuple[floa
     a = np.clip(centre, 0, 1 - R0)
     least = (w * above**2).sum() - m * m / u - q * centre**2
     return _Grid(R0, b, c_mid, u, v, m, q, centre, a, np.maximum(least, 0) + q * (a - centre) ** 2)
+
+
+def _correlation_time(c: Array, residual: Array, known: bool) -> float:
+    """How many points tell as much as one independent one: (1 + ρ) / (1 − ρ), ρ that of neighbours.
+
+    A run's wanderings last longer than the distance of two evaluations. Where errors are known, residuals
+    smaller than these say nothing.
+    """
+    z = residual[np.argsort(c)]
+    power = max(float((z * z).sum()), len(z) * float(known), 1e-300)
+    rho = float(np.clip((z[1:] * z[:-1]).sum() / power, 0, 0.9))
+    return (1 + rho) / (1 - rho)
 
 
 def _inner_box(grid: _Grid, limit: float) -> tuple[float, ...]:
