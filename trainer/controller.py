@@ -73,25 +73,45 @@ class Controller:
         self.stop = asyncio.Event()  # set: stop after the optimizer step under way
         self.version = 0  # the learner's
         self._slots = asyncio.Semaphore(0)
-        self._groups: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()  # by ordinal
+        self._ordinal = 0  # the first not yet trained on
+        self._groups: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()  # by ordinal; None: no more
+        self._step: asyncio.Task[None] | None = None  # the optimizer step under way
+        self._exhausted = False  # every prompt is solved
+        self._made = 0.0  # when the learner's version was
         self._tasks: set[asyncio.Task[Any]] = set()  # all that must end with the run
         self._weights: asyncio.Queue[tuple[int, str, float]] = asyncio.Queue()
         self._restored: dict[int, Group] = {}
         self._pending: list[Issued] = []
 
-    def restore(self, version: int, issued: dict[int, Issued], finished: dict[int, Group]) -> None:
-        """Go on from a checkpoint of `version`: finished groups are taken over, pending ones issued again.
+    def restore(
+        self, version: int, first: int, issued: dict[int, Issued], finished: dict[int, Group]
+    ) -> None:
+        """Go on from a checkpoint of `version`: finished groups from ordinal `first` on are taken over,
+        pending ones issued again.
 
         A group with tokens of weights newer than the checkpoint is generated again: those weights are gone.
         """
-        self.version = version
+        self.version, self._ordinal = version, first
         self._restored = {
             o: g for o, g in finished.items() if max(r.versions.max() for r in g.rollouts) <= version
         }
         self._pending = [issued[o] for o in sorted(issued)]
 
     async def run(self) -> None:
-        """Train to the last step, or to the one under way when `stop` is set."""
+        """Train to the last step, or to the one under way when `stop` is set. What was learned before a
+        fatal error is saved where the learner still can."""
+        began = self.version
+        try:
+            await self._run()
+        except Exception:
+            if self._step is not None:
+                await asyncio.wait({self._step})  # it has a deadline
+            if self.version > began:
+                with suppress(Exception):
+                    await self.save()
+            raise
+
+    async def _run(self) -> None:
         if self.version == 0:
             await self._evaluate(0, time.monotonic())
         self.emit("training_begins", {})
@@ -101,6 +121,8 @@ class Controller:
         try:
             await self._first_of(self._train(), pusher, feeder)
             await self._first_of(self._weights.join(), pusher)  # the last weights, and their evaluation
+            if self._exhausted and self._made and not self._evaluates(self.version):
+                await self._evaluate(self.version, self._made)
         finally:
             tasks = list(self._tasks)
             for task in tasks:
@@ -115,17 +137,20 @@ class Controller:
 
     async def _feed(self) -> None:
         """Start a group whenever a slot is free; tasks queue in the order of their ordinals."""
-        total = self.config.pipeline.steps * self.config.pipeline.prompts_per_step
-        for _ in range(self.version * self.config.pipeline.prompts_per_step, total):
+        for _ in range((self.config.pipeline.steps - self.version) * self.config.pipeline.prompts_per_step):
             await self._slots.acquire()
             issued = self._pending.pop(0) if self._pending else self.sampler.next()
+            if issued is None:
+                self._groups.put_nowait(None)
+                break
             self._groups.put_nowait(self._spawn(self._group(issued), f"group {issued.ordinal}"))
         await asyncio.Future()  # enough groups for the last batch are on their way
 
     async def _group(self, issued: Issued) -> Group:
         """One group, journalled when it starts and when it is complete."""
-        if issued.ordinal in self._restored:
-            return self._restored.pop(issued.ordinal)
+        restored = self._restored.pop(issued.ordinal, None)
+        if restored is not None and restored.prompt == issued.prompt:
+            return restored
         self.journal.issued(issued)
         group = await rollout_group(self.ctx, issued)
         self.journal.finished(group)
@@ -141,27 +166,37 @@ class Controller:
             if groups is None:
                 return
             waited = time.monotonic() - waited
-            batch = build_batch(groups, step, self.config.objective, self.version)
-            if batch.stats["lag/max"] > pipeline.max_lag:
-                raise RuntimeError(
-                    f"step {step}: lag {batch.stats['lag/max']} exceeds max_lag {pipeline.max_lag}"
-                )
-            done = await self._within(self.learner.train(batch), f"learner: optimizer step {step}")
-            ready = time.monotonic()
-            for group in groups:
-                self.sampler.record(group)
-            self.journal.trained(step, groups[0].ordinal, groups[-1].ordinal)
-            self.version = done.version
-            self._weights.put_nowait((done.version, done.weights_path, ready))
-            self._report(done, groups, batch.stats, waited)
+            # A task of its own: what fails meanwhile lets it end, so that its weights can be saved.
+            self._step = asyncio.create_task(self._learn(step, groups, waited))
+            await asyncio.shield(self._step)
             if step < pipeline.steps and _due(step, self.config.logging.checkpoint_every):
                 await self.save()
 
-    async def _collect(self, count: int) -> list[Group] | None:
-        """The next `count` groups in order of their ordinals; None once a stop is asked for."""
+    async def _learn(self, step: int, groups: list[Group], waited: float) -> None:
+        """One batch through the learner."""
+        batch = build_batch(groups, step, self.config.objective, self.version)
+        done = await self._within(self.learner.train(batch), f"learner: optimizer step {step}")
+        self._made = time.monotonic()
+        for group in groups:
+            self.sampler.record(group)
+        self.journal.trained(step, groups[0].ordinal, groups[-1].ordinal)
+        self.version, self._ordinal = done.version, groups[-1].ordinal + 1
+        self._weights.put_nowait((done.version, done.weights_path, self._made))
+        self._report(done, groups, batch.stats, waited)
 
-        async def collect() -> list[Group]:
-            return [await (await self._groups.get()) for _ in range(count)]
+    async def _collect(self, count: int) -> list[Group] | None:
+        """The next `count` groups by ordinal; None once a stop is asked for or every prompt is solved."""
+
+        async def collect() -> list[Group] | None:
+            groups: list[Group] = []
+            while len(groups) < count:
+                task = await self._groups.get()
+                if task is None:
+                    self._exhausted = True
+                    self.emit("note", {"text": f"ends after step {self.version}: {self.sampler.exhausted}"})
+                    return None
+                groups.append(await task)
+            return groups
 
         groups = asyncio.ensure_future(self._within(collect(), f"generate: step {self.version + 1}"))
         stop = asyncio.ensure_future(self.stop.wait())
@@ -213,7 +248,8 @@ class Controller:
 
     async def save(self) -> None:
         """Write a checkpoint of the present version, with what a resume needs."""
-        state = {"version": self.version, "sampler": self.sampler.state_dict()}
+        sampler = self.sampler.state_dict()
+        state = {"version": self.version, "ordinal": self._ordinal, "sampler": sampler}
         path = str(Path(self.config.run_dir) / "checkpoints" / f"step-{self.version:06d}")
         await self._within(self.learner.save(path, state), f"learner: checkpoint {path}")
         self.emit("checkpoint", {"path": path, "step": self.version})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import gc
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, ConfigError
-from trainer.controller import Controller
+from trainer.controller import Controller, Emit
 from trainer.data import load_prompts
 from trainer.engines.protocol import EngineClient
 from trainer.journal import Journal, replay
@@ -36,7 +36,6 @@ def controller_main(
     telemetry: Connection,
 ) -> None:
     """Entry of the spawned process. `resume` is the controller state of a checkpoint, with its 'path'."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers Ctrl-C for all
     try:
         asyncio.run(_run(config, model_dir, engine_conns, learner_conn, telemetry, resume))
     except Exception as e:
@@ -53,9 +52,7 @@ async def _run(
     telemetry: Connection,
     resume: dict[str, Any] | None,
 ) -> None:
-    def emit(kind: str, data: dict[str, Any]) -> None:
-        telemetry.send(Event(kind, time.monotonic(), data))
-
+    emit = emitter(telemetry)
     async with AsyncExitStack() as stack:
         learner = LearnerClient(learner_conn)
         stack.callback(learner.close)
@@ -69,7 +66,7 @@ async def _run(
         dataset = load_prompts(config.data, tokenizer)
         check_answers(config.verifier.kind, (*dataset.train, *dataset.held_out))
         emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
-        verifier = VerifierPool(config.verifier)
+        verifier = VerifierPool(config.verifier, lambda text: emit("note", {"text": text}))
         stack.callback(verifier.close)
         ctx = RolloutContext(
             config,
@@ -93,9 +90,20 @@ async def _run(
         gate = parity_gate(ctx, learner, dataset.held_out)
         emit("parity", asdict(await within(gate, "parity gate: learner and engine on the same tokens")))
         asyncio.get_running_loop().add_reader(telemetry.fileno(), _stop, controller, telemetry)
+        gc.freeze()  # a million objects of imported modules, walked again and again: a fifth of its time
         await controller.run()
         await controller.save()
         emit("done", {"step": controller.version, "stopped": controller.stop.is_set()})
+
+
+def emitter(telemetry: Connection) -> Emit:
+    """Tells the launcher, as long as it lives: without it the run stops after its step, and saves."""
+
+    def emit(kind: str, data: dict[str, Any]) -> None:
+        with suppress(OSError):
+            telemetry.send(Event(kind, time.monotonic(), data))
+
+    return emit
 
 
 def _stop(controller: Controller, telemetry: Connection) -> None:
@@ -108,13 +116,12 @@ def _stop(controller: Controller, telemetry: Connection) -> None:
 
 async def _restore(controller: Controller, config: Config, sampler: Sampler, resume: dict[str, Any]) -> None:
     """Put sampler, engines and pending groups where the checkpoint left them."""
-    version = resume["version"]
+    version, first = resume["version"], resume["ordinal"]
     sampler.load_state_dict(resume["sampler"])
-    first = version * config.pipeline.prompts_per_step
     prompts = {p.prompt_id: p for p in controller.dataset.train}
     issued, finished = replay(Path(config.run_dir) / "journal.jsonl", first, prompts)
     upto = resume["sampler"]["ordinal"]
-    controller.restore(version, {o: i for o, i in issued.items() if o < upto}, finished)
+    controller.restore(version, first, {o: i for o, i in issued.items() if o < upto}, finished)
     await controller.hold(version, "")  # the engines loaded the checkpoint's weights
 
 

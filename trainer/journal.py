@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config import ConfigError
 from trainer.metrics import open_appending
 from trainer.sampler import Issued
 from trainer.types import Group, Prompt, Rollout, Table
@@ -75,7 +76,11 @@ def replay(
             if ordinal < first:
                 continue
             if "issued" in record:
-                prompt = prompts[record["prompt_id"]]
+                if (prompt := prompts.get(record["prompt_id"])) is None:
+                    raise ConfigError(
+                        f"{path}: prompt {record['prompt_id']}, issued as number {ordinal}, is not in the "
+                        "training data any more; resume with the data the run began with"
+                    )
                 issued[ordinal] = Issued(ordinal, record["epoch"], prompt)
                 finished.pop(ordinal, None)
             else:

@@ -282,5 +282,7 @@ def _in_words(event: Event) -> str:
             return f"learner and engine agree on {data['tokens']} tokens to {gap}"
         case "checkpoint":
             return f"checkpoint {data['path']}"
+        case "note":
+            return str(data["text"])
         case _:
             return f"{event.kind}: {data}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 import traceback
 from collections import Counter
@@ -20,7 +19,7 @@ from kernels import CISPO
 from trainer import checkpoint
 from trainer.clock import Clock
 from trainer.config import Config, ConfigError
-from trainer.messages import Failed, Ready, Save, Saved, Score, Scored, Shutdown, StepDone
+from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, Shutdown, StepDone
 from trainer.packing import MicroBatch, pack
 from trainer.policy_model import PolicyModel
 from trainer.publish import Publisher, unique_weights
@@ -177,7 +176,6 @@ def learner_main(
     telemetry: Connection,
 ) -> None:
     """Entry of the spawned process. `resume_from` is the checkpoint whose optimizer goes with `model_dir`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers Ctrl-C for all
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()
     clock = Clock("learner", telemetry.send)
@@ -210,7 +208,11 @@ def _serve(config: Config, model_dir: str, conn: Connection, clock: Clock, resum
         match message:
             case TrainBatch():
                 lag = lag_histogram(message, learner.version)
-                metrics = learner.train(message)
+                try:
+                    metrics = learner.train(message)
+                except ConfigError as e:  # nothing was changed: these weights can still be saved
+                    conn.send(Refused(str(e)))
+                    continue
                 path = ""  # an empty batch leaves the weights as they are
                 if metrics["learner/tokens"]:
                     with clock.state("publish"):

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.messages import Ready, Save, Saved, Score, Scored, Shutdown, StepDone
+from trainer.config import ConfigError
+from trainer.messages import Ready, Refused, Save, Saved, Score, Scored, Shutdown, StepDone
 from trainer.types import TrainBatch, TrainSequence
 
 R = TypeVar("R")
@@ -22,7 +23,7 @@ class LearnerClient:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._replies: asyncio.Queue[Any] = asyncio.Queue()
-        self._turn = asyncio.Lock()
+        self._owes = False  # an answer, that nobody may wait for any more
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
 
     async def ready(self) -> dict[str, Any]:
@@ -50,12 +51,16 @@ class LearnerClient:
             return  # it is gone already
 
     async def _ask(self, message: object, reply: type[R]) -> R:
-        async with self._turn:
-            try:
-                self._conn.send(message)
-            except OSError as e:
-                raise ConnectionError("the learner's process has died") from e
-            return _of(await self._replies.get(), reply)
+        if self._owes:
+            raise ConnectionError("the learner has not answered what it was asked before")
+        self._owes = True
+        try:
+            self._conn.send(message)
+        except OSError as e:
+            raise ConnectionError("the learner's process has died") from e
+        answer = await self._replies.get()
+        self._owes = False
+        return _of(answer, reply)
 
     def _receive(self) -> None:
         try:
@@ -68,6 +73,8 @@ class LearnerClient:
 def _of(reply: object, kind: type[R]) -> R:
     if isinstance(reply, Exception):
         raise reply
+    if isinstance(reply, Refused):
+        raise ConfigError(reply.message)
     if not isinstance(reply, kind):
         raise RuntimeError(f"the learner answered {type(reply).__name__} where {kind.__name__} was expected")
     return reply

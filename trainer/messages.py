@@ -4,7 +4,7 @@
     controller --- Request, UpdateWeights, Abort, Shutdown --->                 engine
     engine     --- Ready, Completion, WeightsHeld --->                          controller
     controller --- TrainBatch, Score, Save, Shutdown --->                       learner
-    learner    --- Ready, StepDone, Scored, Saved --->                          controller
+    learner    --- Ready, StepDone, Refused, Scored, Saved --->                 controller
 
 A closed pipe means the other side is dead: `recv` raises EOFError at once. A role that fails sends
 `Failed` on its telemetry pipe before it exits, so the launcher can name the culprit in one line.
@@ -78,6 +78,13 @@ class StepDone:
     weights_path: str
     metrics: dict[str, float]
     lag: dict[int, int]  # tokens by lag (learner version − token version) in this batch
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Answer to a TrainBatch that leads to no finite step: nothing was updated."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import ConfigError, PipelineConfig
+from trainer.config import PipelineConfig
 from trainer.types import Group, Prompt
 
 
@@ -36,8 +36,8 @@ class Sampler:
         self._ordinal = self._epoch = self._position = 0
         self._order = self._permutation()
 
-    def next(self) -> Issued:
-        """The next unsolved prompt; ConfigError when every prompt is solved."""
+    def next(self) -> Issued | None:
+        """The next unsolved prompt; None when every prompt is solved."""
         for _ in range(2 * len(self._ids)):
             if self._position == len(self._order):
                 self._epoch, self._position = self._epoch + 1, 0
@@ -48,7 +48,12 @@ class Sampler:
                 issued = Issued(self._ordinal, self._epoch, self._prompts[prompt_id])
                 self._ordinal += 1
                 return issued
-        raise ConfigError(
+        return None
+
+    @property
+    def exhausted(self) -> str:
+        """Why there is no next prompt, in words."""
+        return (
             f"all {len(self._ids)} training prompts have been solved at a pass rate of "
             f"{self._config.npr_threshold} or more, so no-positive-resampling leaves none; give more or "
             "harder data, or set --pipeline.no_positive_resampling false"
@@ -73,10 +78,6 @@ class Sampler:
     def solved_share(self) -> float:
         """Share of the training prompts that no-positive-resampling keeps back."""
         return sum(map(self.solved, self._ids)) / len(self._ids)
-
-    def prompt(self, prompt_id: str) -> Prompt:
-        """The training prompt of this id."""
-        return self._prompts[prompt_id]
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able position and history, for a checkpoint."""

@@ -1,6 +1,7 @@
 """Promises of the loop: the lag bound, in-flight versions, order, evaluation of one version, stop, resume."""
 
 import asyncio
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from fakes import FakeEngine, FakeLearner, context, prompts
 
 from trainer.config import Config, ConfigError
 from trainer.controller import Controller
+from trainer.controller_main import emitter
 from trainer.data import Dataset
 from trainer.journal import Journal, replay
 from trainer.sampler import Sampler
@@ -150,10 +152,50 @@ def test_a_failing_push_ends_the_run(tmp_path: Path) -> None:
         )
 
 
-def test_all_prompts_solved_ends_the_run_with_the_reason(tmp_path: Path) -> None:
-    config = configured(tmp_path, 0, no_positive_resampling=True, npr_threshold=0.01, steps=100)
-    with pytest.raises(ConfigError, match="no-positive-resampling leaves none"):
-        asyncio.run(asyncio.wait_for(controller(config, FakeEngine(), FakeLearner(), []).run(), 20))
+def test_a_run_whose_prompts_are_all_solved_ends_well_with_its_last_weights_evaluated(tmp_path: Path) -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+    config = configured(tmp_path, 0, no_positive_resampling=True, npr_threshold=0.01, steps=99)
+    config = replace(config, evaluation=replace(config.evaluation, every=98))
+    learner = FakeLearner()
+    asyncio.run(asyncio.wait_for(controller(config, FakeEngine(), learner, events).run(), 20))
+    assert 5 <= len(learner.batches) < 99 and all(len(b.sequences) == 8 for b in learner.batches)
+    assert [d["step"] for kind, d in events if kind == "eval"] == [0, len(learner.batches)]
+    (note,) = [d["text"] for kind, d in events if kind == "note"]
+    assert f"after step {len(learner.batches)}: all 20 training prompts have been solved" in note
+
+
+def test_a_fatal_error_saves_what_was_learned_before_it(tmp_path: Path) -> None:
+    class Refusing(FakeLearner):
+        async def train(self, batch: Any) -> Any:
+            if batch.step == 3:
+                raise ConfigError("step 3: loss is nan")
+            return await super().train(batch)
+
+    learner = Refusing()
+    with pytest.raises(ConfigError, match="step 3: loss is nan"):
+        asyncio.run(
+            asyncio.wait_for(controller(configured(tmp_path, 1), FakeEngine(), learner, []).run(), 10)
+        )
+    ((path, state),) = learner.saved
+    assert path.endswith("step-000002") and (state["version"], state["ordinal"]) == (2, 8)
+
+
+def test_a_step_under_way_when_something_fails_is_finished_and_saved(tmp_path: Path) -> None:
+    class Broken(FakeEngine):
+        async def update_weights(self, version: int, path: str) -> None:
+            await asyncio.sleep(0.05)
+            raise ConnectionError("engine 0 has died")
+
+    learner = FakeLearner(0.2)
+    with pytest.raises(ConnectionError, match="engine 0 has died"):
+        asyncio.run(asyncio.wait_for(controller(configured(tmp_path, 4), Broken(), learner, []).run(), 10))
+    assert [state["version"] for _, state in learner.saved] == [2] == [len(learner.batches)]
+
+
+def test_a_launcher_that_is_gone_is_told_nothing_and_stops_nothing() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    emitter(theirs)("step", {"step": 1})
 
 
 def test_stop_ends_after_the_step_under_way_and_a_resume_trains_every_ordinal_once(tmp_path: Path) -> None:
@@ -179,7 +221,9 @@ def test_stop_ends_after_the_step_under_way_and_a_resume_trains_every_ordinal_on
         run.sampler.load_state_dict(state["sampler"])
         items = {p.prompt_id: p for p in run.dataset.train}
         issued, finished = replay(tmp_path / "journal.jsonl", made * 4, items)
-        run.restore(made, {o: i for o, i in issued.items() if o < state["sampler"]["ordinal"]}, finished)
+        run.restore(
+            made, made * 4, {o: i for o, i in issued.items() if o < state["sampler"]["ordinal"]}, finished
+        )
         run.engines[0].version = made  # type: ignore[attr-defined]  # the launcher's full push
         await run.run()
 
@@ -187,3 +231,33 @@ def test_stop_ends_after_the_step_under_way_and_a_resume_trains_every_ordinal_on
     assert [b.step for b in learner.batches] == list(range(1, 13))
     lines = [line for line in (tmp_path / "journal.jsonl").read_text().splitlines() if '"trained"' in line]
     assert [f'"first": {4 * i}' in line for i, line in enumerate(lines)] == [True] * 12
+
+
+def test_a_restored_group_of_another_prompt_is_not_taken(tmp_path: Path) -> None:
+    config = configured(tmp_path, 0, steps=2)
+    asyncio.run(controller(config, FakeEngine(), FakeLearner(), []).run())
+    run = controller(config, FakeEngine(), FakeLearner(), [])
+    finished = replay(tmp_path / "journal.jsonl", 4, {p.prompt_id: p for p in run.dataset.train})[1]
+    other = run.dataset.train[0]
+    finished = {o: replace(g, prompt=other) for o, g in finished.items() if g.prompt != other}
+    assert len(finished) > 2
+    run.restore(1, 4, {}, finished)
+    for _ in range(4):
+        run.sampler.next()
+    run.engines[0].version = 1  # type: ignore[attr-defined]
+    asyncio.run(run.run())
+    assert len(run.engines[0].requests) == 4 + 3  # type: ignore[attr-defined]  # and three to evaluate
+
+
+def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
+    learner, config = FakeLearner(), configured(tmp_path, 0, steps=2)
+    run = controller(config, FakeEngine(), learner, [])
+    asyncio.run(run.run())
+    asyncio.run(run.save())
+    assert learner.saved[-1][1]["ordinal"] == 8
+    again = controller(configured(tmp_path, 0, steps=4, prompts_per_step=6), FakeEngine(), learner, [])
+    again.sampler.load_state_dict(learner.saved[-1][1]["sampler"])
+    again.restore(2, 8, {}, {})
+    again.engines[0].version = 2  # type: ignore[attr-defined]
+    asyncio.run(again.run())
+    assert '"trained": 4, "first": 14, "last": 19' in (tmp_path / "journal.jsonl").read_text()

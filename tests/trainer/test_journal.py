@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from fakes import prompts
 
+from trainer.config import ConfigError
 from trainer.journal import Journal, replay
 from trainer.sampler import Issued
 from trainer.types import Group, Rollout
@@ -73,3 +75,11 @@ def test_a_line_cut_by_a_crash_is_left_out_and_a_new_issue_voids_an_old_group(tm
     journal.issued(issued)  # a resume issues ordinal 0 again
     journal.close()
     assert set(replay(path, 0, by_id)[1]) == {1}
+
+
+def test_a_prompt_that_left_the_data_is_told_in_one_line(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+    journal.issued(Issued(3, 0, prompts(1)[0]))
+    journal.close()
+    with pytest.raises(ConfigError, match=r"prompt id0000, issued as number 3, .* resume with the data"):
+        replay(tmp_path / "j.jsonl", 0, {})

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from trainer.config import Config, ConfigError, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
 from trainer.learner import Learner, lag_histogram, learner_main
-from trainer.messages import Failed, Ready, Save, Saved, Score, Scored, Shutdown, Spans, StepDone
+from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, Shutdown, Spans, StepDone
 from trainer.packing import pack
 from trainer.types import TrainBatch, TrainSequence
 
@@ -253,8 +253,7 @@ def test_bfloat16_scores_what_a_bfloat16_engine_is_given(model_dir: str) -> None
 class Process:
     """`learner_main` in a thread of this process, spoken to over its pipe."""
 
-    def __init__(self, c: Config, model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("trainer.learner.signal.signal", lambda *a: None)  # main thread only
+    def __init__(self, c: Config, model_dir: str) -> None:
         self.conn, theirs = multiprocessing.Pipe()
         self.telemetry, sender = multiprocessing.Pipe()
         self.code: Any = None
@@ -289,11 +288,9 @@ class Process:
         return told
 
 
-def test_the_process_steps_publishes_scores_saves_and_ends(
-    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_steps_publishes_scores_saves_and_ends(model_dir: str, tmp_path: Path) -> None:
     c = replace(config(), run_dir=str(tmp_path))
-    process = Process(c, model_dir, monkeypatch)
+    process = Process(c, model_dir)
     done: StepDone = process.ask(TrainBatch(1, sequences(), {}))
     assert done.version == 1 and done.lag == {0: 76}
     published = load_file(done.weights_path)
@@ -314,21 +311,27 @@ def test_the_process_steps_publishes_scores_saves_and_ends(
     assert {"start-up", "forward_backward", "optimizer", "publish", "checkpoint", "score", "idle"} <= states
 
 
-def test_the_process_tells_why_it_fails_and_leaves_no_files(
-    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_refused_step_is_answered_and_the_weights_before_it_can_be_saved(
+    model_dir: str, tmp_path: Path
 ) -> None:
-    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir, monkeypatch)
-    process.conn.send(TrainBatch(1, (replace(sequences()[0], advantage=np.inf),), {}))
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
+    refused = process.ask(TrainBatch(1, (replace(sequences()[0], advantage=np.inf),), {}))
+    assert isinstance(refused, Refused) and refused.message.startswith("step 1: advantages holds NaN")
+    path = tmp_path / "checkpoints" / "step-000000"
+    assert process.ask(Save(str(path), {})) == Saved(str(path))
+    before, saved = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model_dir, path))
+    assert all(torch.equal(before[n], saved[n]) for n in before)
+
+
+def test_the_process_tells_why_it_fails_and_leaves_no_files(model_dir: str, tmp_path: Path) -> None:
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
+    process.conn.send(TrainBatch(7, (), {}))
     (failed,) = [t for t in process.end() if isinstance(t, Failed)]
-    assert (
-        process.code == 1 and failed.user_error and failed.message.startswith("step 1: advantages holds NaN")
-    )
+    assert process.code == 1 and failed.message.startswith("batch of step 7 came to a learner of version 0")
 
 
-def test_the_process_ends_quietly_when_the_controller_is_gone(
-    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir, monkeypatch)
+def test_the_process_ends_quietly_when_the_controller_is_gone(model_dir: str, tmp_path: Path) -> None:
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
     process.conn.close()
     assert not [t for t in process.end() if isinstance(t, Failed)] and process.code == 0
 

@@ -1,10 +1,9 @@
 """Promises of the sampler: epochs without gaps, no-positive-resampling, exact resume."""
 
 import numpy as np
-import pytest
 
-from trainer.config import ConfigError, PipelineConfig
-from trainer.sampler import Sampler
+from trainer.config import PipelineConfig
+from trainer.sampler import Issued, Sampler
 from trainer.types import Group, Prompt, Rollout
 
 
@@ -21,9 +20,15 @@ def group(prompt: Prompt, correct: int, total: int) -> Group:
     return Group(0, 0, prompt, tuple(rollouts))
 
 
+def issued(sampler: Sampler) -> Issued:
+    one = sampler.next()
+    assert one is not None
+    return one
+
+
 def test_every_epoch_holds_each_prompt_once_and_epochs_differ() -> None:
     sampler = Sampler(prompts(7), PipelineConfig(), seed=3)
-    epochs = [[sampler.next() for _ in range(7)] for _ in range(3)]
+    epochs = [[issued(sampler) for _ in range(7)] for _ in range(3)]
     for number, epoch in enumerate(epochs):
         assert sorted(i.prompt.prompt_id for i in epoch) == [f"p{i}" for i in range(7)]
         assert {i.epoch for i in epoch} == {number}
@@ -39,27 +44,29 @@ def test_a_prompt_solved_over_its_whole_history_never_comes_again() -> None:
         sampler.next()
     sampler.record(group(items[2], 9, 10))  # .9 reaches the threshold
     sampler.record(group(items[1], 8, 10))  # .8 does not
-    seen = {sampler.next().prompt.prompt_id for _ in range(9)}
+    seen = {issued(sampler).prompt.prompt_id for _ in range(9)}
     assert seen == {"p0", "p1", "p3"}
     sampler.record(group(items[1], 10, 10))  # 18 of 20: now solved
     assert sampler.solved("p1") and sampler.solved_share == 0.5
-    assert {sampler.next().prompt.prompt_id for _ in range(8)} <= {"p0", "p3"}
+    assert {issued(sampler).prompt.prompt_id for _ in range(8)} <= {"p0", "p3"}
 
 
 def test_the_switch_turns_no_positive_resampling_off() -> None:
     items = prompts(2)
     sampler = Sampler(items, PipelineConfig(no_positive_resampling=False), seed=0)
     sampler.record(group(items[0], 8, 8))
-    assert {sampler.next().prompt.prompt_id for _ in range(4)} == {"p0", "p1"}
+    assert {issued(sampler).prompt.prompt_id for _ in range(4)} == {"p0", "p1"}
 
 
-def test_all_prompts_solved_is_a_clear_error() -> None:
+def test_no_prompt_comes_once_all_are_solved_and_the_reason_can_be_told() -> None:
     items = prompts(2)
     sampler = Sampler(items, PipelineConfig(), seed=0)
     for item in items:
         sampler.record(group(item, 8, 8))
-    with pytest.raises(ConfigError, match=r"all 2 training prompts .*no_positive_resampling false"):
-        sampler.next()
+    assert sampler.next() is None
+    assert (
+        "all 2 training prompts" in sampler.exhausted and "no_positive_resampling false" in sampler.exhausted
+    )
 
 
 def test_a_restored_sampler_goes_on_as_the_unbroken_one() -> None:
