@@ -105,4 +105,5 @@ def _stats(groups: Sequence[Group], rollouts: Sequence[Rollout], lags: NDArray[n
         "lag/max": lags.max(initial=0),
         "lag/mean": lags.mean() if len(lags) else 0.0,
     }
+    stats |= {f"verify/{o}": outcomes.count(o) / len(rollouts) for o in ("crash", "timeout", "unparsable")}
     return {name: float(value) for name, value in stats.items()}

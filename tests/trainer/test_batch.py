@@ -1,5 +1,6 @@
 """Promises of the batch: hand-worked advantages and weights for every kind of group."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from kernels import token_weights
 from trainer.batch import build_batch
 from trainer.config import ObjectiveConfig
-from trainer.types import Group, Prompt, Rollout, TrainBatch
+from trainer.types import Group, Outcome, Prompt, Rollout, TrainBatch
 
 
 def rollout(
@@ -131,3 +132,10 @@ def test_stats_tell_rewards_drops_lengths_and_lag() -> None:
     assert (stats["train/all_right"], stats["train/all_wrong"]) == (1 / 6, 1 / 6)
     assert (stats["train/truncated"], stats["train/interrupted"]) == (2 / 14, 1 / 14)
     assert stats["train/length_max"] == 12 and stats["lag/max"] == 3
+
+
+def test_stats_tell_the_shares_of_broken_verdicts() -> None:
+    outcomes: list[Outcome] = ["crash", "crash", "timeout", "unparsable", "wrong"]
+    broken = group(0, *(replace(rollout(-1, 2), outcome=outcome) for outcome in outcomes))
+    stats = build_batch([broken], 1, ObjectiveConfig(), 3).stats
+    assert [stats[f"verify/{name}"] for name in ("crash", "timeout", "unparsable")] == [0.4, 0.2, 0.2]

@@ -222,6 +222,17 @@ def test_a_users_function_judges_and_its_failures_are_contained(user_module: Pat
     pool.close()
 
 
+def test_a_function_that_only_crashes_is_told_once_and_ends_the_run(user_module: Path) -> None:
+    told: list[str] = []
+    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=2), told.append)
+    assert judge(pool, *[("raise", "a", {})] * 49)[-1].outcome == "crash"
+    (line,) = told
+    assert "KeyError: 'no such column'" in line
+    with pytest.raises(ConfigError, match="first 50 verdicts was a crash, the first by KeyError"):
+        judge(pool, ("raise", "a", {}))
+    pool.close()
+
+
 def test_a_cancelled_item_leaves_no_answer_for_the_next(user_module: Path) -> None:
     pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=20.0))
 

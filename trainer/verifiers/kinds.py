@@ -92,6 +92,7 @@ def load_scorer(kind: str) -> Scorer:
 
 
 def _user_score(value: Any) -> Judgement:
+    """A pass is a score of 1; what lies between is a graded reward, and counts as wrong in pass rates."""
     score = float(value)
     if not (math.isfinite(score) and 0.0 <= score <= 1.0):
         raise ValueError(f"the score is {value!r}, expected a number from 0 to 1")

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -28,6 +29,7 @@ MAX_REPLY = 4096  # bytes; a judgement is shorter
 LIFE_ITEMS = 500  # a worker is replaced after so many, since sympy's caches grow,
 LIFE_S = 300.0  # and after so many seconds of work, so that its CPU limit never hits the innocent
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
+BROKEN = 50  # verdicts from the start on, all crashes: the scorer itself must be wrong
 log = logging.getLogger(__name__)
 
 
@@ -57,14 +59,16 @@ class VerifierPool:
     """`await pool.verify(...)` from one event loop; `close()` when done. Raises ConfigError at once where
     the kind is unknown or the user's function cannot be imported."""
 
-    def __init__(self, config: VerifierConfig) -> None:
+    def __init__(self, config: VerifierConfig, tell: Callable[[str], None] = log.warning) -> None:
         check_kind(config.kind)
         self._config = config
         self._nursery: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._idle: asyncio.LifoQueue[_Slot] = asyncio.LifoQueue()
         self._slots = [_Slot(i) for i in range(config.workers)]
-        self._warned = False
+        self._tell = tell  # of the first crash
+        self._crash = ""  # the first one's reason
+        self._sound = self._crashes = 0  # worker verdicts so far
         if needs_workers(config.kind):
             self._start()
             for slot in self._slots:
@@ -90,12 +94,12 @@ class VerifierPool:
             slot.busy_s += time.monotonic() - start
             spent = slot.items >= LIFE_ITEMS or slot.busy_s > LIFE_S
             spent = spent or may_execute(self._config.kind, completion)
-            return Verdict(score, outcome)
+            return self._counted(Verdict(score, outcome))
         except TimeoutError:
-            return Verdict(0.0, "timeout")
+            return self._counted(Verdict(0.0, "timeout"))
         except (_Died, OSError) as e:
             self._warn(f"worker died: {e}")
-            return Verdict(0.0, "crash")
+            return self._counted(Verdict(0.0, "crash"))
         finally:  # a cancelled item too: its worker's late answer must not meet the next one
             if spent:
                 self._renew(slot)
@@ -189,9 +193,20 @@ class VerifierPool:
 
     def _warn(self, detail: str) -> None:
         """Tell of the first crash; the outcomes count the others."""
-        if not self._warned:
-            log.warning("verifier %s: %s (further crashes are only counted)", self._config.kind, detail)
-        self._warned = True
+        if not self._crash:
+            self._tell(f"verifier {self._config.kind}: {detail} (further crashes are only counted)")
+        self._crash = self._crash or detail
+
+    def _counted(self, verdict: Verdict) -> Verdict:
+        """The verdict, or ConfigError where the scorer has done nothing but crash."""
+        self._crashes += verdict.outcome == "crash"
+        self._sound += verdict.outcome != "crash"
+        if self._crashes >= BROKEN and not self._sound:
+            raise ConfigError(
+                f"verifier.kind {self._config.kind}: each of its first {BROKEN} verdicts was a crash, the "
+                f"first by {self._crash}; expected a score from 0 to 1: mend the function"
+            )
+        return verdict
 
 
 async def _receive(conn: socket.socket, size: int) -> bytes:
