@@ -21,7 +21,7 @@
 Lag (PipelineRL-k). Batches take groups in the order they were issued. The first (k+1)·P groups start
 at version 0; P more start each time the engines *hold* a further version v, so batch n is made of groups
 that began at version n − k or later, and is trained on at version n: the lag is at most k by
-construction, nothing is ever discarded, and k = 0 is strictly on-policy. Every batch asserts it.
+construction, nothing is ever discarded, and k = 0 is strictly on-policy. The learner refuses a batch beyond.
 
 Evaluation of version v happens while the engines hold v: the pusher keeps newer weights back until its
 completions are in, training rollouts go on in the slots left over, and the lag bound paces the learner.

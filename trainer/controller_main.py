@@ -129,7 +129,7 @@ def decoder(tokenizer: Any) -> Callable[[list[list[int]]], list[str]]:
     """Texts without special tokens, many at a time."""
     fast = getattr(tokenizer, "backend_tokenizer", None)  # a fifth of what its Python wrapper takes
     decode = tokenizer.batch_decode if fast is None else fast.decode_batch
-    return lambda ids: decode(ids, skip_special_tokens=True)  # type: ignore[no-any-return]
+    return lambda ids: decode(ids, skip_special_tokens=True)
 
 
 def stop_ids(tokenizer: Any, stop: Sequence[str]) -> frozenset[int]:

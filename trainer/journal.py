@@ -99,7 +99,7 @@ def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]
     data, start = zlib.decompress(base64.b64decode(record["tokens"])), 0
     columns, count = {}, sum(record["lengths"])
     for name, dtype in _ARRAYS.items():
-        flat = np.frombuffer(data, dtype, count, start)
+        flat: NDArray[Any] = np.frombuffer(data, dtype, count, start)
         columns[name] = record["lengths"], flat
         start += flat.nbytes
     return columns

@@ -55,7 +55,6 @@ class MicroBatch:
     logprobs_gen: NDArray[np.float32]  # (N,) nats
     advantages: NDArray[np.float32]  # (N,)
     token_weights: NDArray[np.float32]  # (N,)
-    versions: NDArray[np.int32]  # (N,)
     owners: Rows  # (N,) number of the sequence each loss token is of; its tokens stand in order
 
 
@@ -163,6 +162,5 @@ def _lay(sequences: Sequence[TrainSequence], pieces: Sequence[_Piece]) -> MicroB
         gather("logprobs").astype(np.float32),
         np.repeat(np.array([sequences[i].advantage for i in owners], np.float32), counts),
         gather("weights").astype(np.float32),
-        gather("versions").astype(np.int32),
         np.repeat(np.array(owners), counts),
     )

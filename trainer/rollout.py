@@ -91,6 +91,8 @@ async def rollout_prompt(
 async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, index: int) -> Rollout:
     """Think up to a budget drawn from [lo, hi]; if still thinking then, append the phrase; then answer.
 
+    At most budget + phrase + answer_tokens; engine.max_new_tokens is not used.
+
     The continuation is a new token-in request. Phrase tokens were not sampled: `sampled` is False there.
     """
     settings = ctx.config.engine.interruption
@@ -99,7 +101,7 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
     think = replace(think, seed=request.seed * 65_537 + 2 * index)  # odd ones are for the answers
     first = await _only(ctx, think)
     if first.finish_reason != "length":
-        return await _rollout(ctx, *_judge(ctx, prompt, [first]))
+        return await _rollout(ctx, _judge(ctx, prompt, [first])[0])
     ids = [int(t) for t in first.token_ids]
     answering = bool(settings.end_marker) and settings.end_marker in ctx.decode([ids])[0]
     phrase = () if answering else ctx.phrase_ids
@@ -111,8 +113,8 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
         seed=think.seed + 1,
     )
     second = await _only(ctx, answer)
-    whole = _joined(first, phrase, second)
-    return await _rollout(ctx, *_judge(ctx, prompt, [whole]), slice(len(ids), len(ids) + len(phrase)))
+    (judged,) = _judge(ctx, prompt, [_joined(first, phrase, second)])
+    return await _rollout(ctx, judged, slice(len(ids), len(ids) + len(phrase)))
 
 
 def _joined(first: Completion, phrase: tuple[int, ...], second: Completion) -> Completion:
