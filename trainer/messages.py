@@ -1,8 +1,8 @@
 """What the role processes say to each other over their pipes (frozen dataclasses, pickled).
 
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
-    controller --- Request, UpdateWeights, Abort, Shutdown --->                 engine
-    engine     --- Ready, Completion, WeightsHeld --->                          controller
+    controller --- Request, UpdateWeights, Abort, Pause, Resume, Shutdown --->  engine
+    engine     --- Ready, Completion, WeightsHeld, Paused --->                  controller
     controller --- TrainBatch, Score, Save, Shutdown --->                       learner
     learner    --- Ready, StepDone, Refused, Scored, Saved --->                 controller
 
@@ -47,6 +47,21 @@ class WeightsHeld:
 
     version: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Stop after the present token; sequences and KV stay. Answered by Paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The engine stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on where Pause stopped."""
 
 
 @dataclass(frozen=True, slots=True)

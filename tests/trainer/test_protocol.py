@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,11 @@ class AtOnce:
         return ended
 
 
-def serving() -> tuple[Any, threading.Thread]:
+def serving(engine: Any = None) -> tuple[Any, threading.Thread]:
     """The controller's end of a served engine's pipe, and the engine's thread."""
     ours, theirs = multiprocessing.Pipe()
     telemetry = multiprocessing.Pipe()
-    engine: Any = AtOnce()
+    engine = engine or AtOnce()
     clock = Clock("engine", lambda spans: None)
     thread = threading.Thread(target=_serve, args=(engine, theirs, clock, telemetry[0]), daemon=True)
     thread.start()
@@ -86,3 +87,36 @@ def test_an_engine_whose_controller_is_gone_ends() -> None:
     conn.close()
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
+
+
+class OneByOne(AtOnce):
+    """An engine that needs ten steps for what it was given."""
+
+    steps = 0
+
+    def step(self) -> list[Completion]:
+        self.steps += 1
+        time.sleep(0.01)
+        return super().step() if self.steps == 10 else []
+
+
+def test_a_paused_engine_stands_still_and_goes_on_where_it_stopped() -> None:
+    engine = OneByOne()
+    conn, _ = serving(engine)
+
+    async def scenario() -> tuple[int, int, int]:
+        client = EngineClient(conn, "engine 0")
+        stream = asyncio.create_task(anext(aiter(client.stream(request("a", 2)))))
+        while engine.steps < 3:
+            await asyncio.sleep(0.005)
+        await client.pause()
+        before = engine.steps
+        await asyncio.sleep(0.1)
+        still = engine.steps
+        client.resume()
+        ended = await asyncio.wait_for(stream, TIMEOUT_S)
+        client.close()
+        return before, still, len(ended)
+
+    before, still, ended = asyncio.run(scenario())
+    assert 3 <= before == still < 10 and engine.steps == 10 and ended == 2

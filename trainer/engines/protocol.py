@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from trainer.messages import Abort, Ready, Shutdown, UpdateWeights, WeightsHeld
+from trainer.messages import Abort, Pause, Paused, Ready, Resume, Shutdown, UpdateWeights, WeightsHeld
 from trainer.types import Completion, Request, Table
 
 
@@ -22,6 +22,14 @@ class Engine(Protocol):
         """Return once the engine holds `version`, from this safetensors file (empty: unchanged)."""
         ...
 
+    async def pause(self) -> None:
+        """Return once the engine stands still, mid-sequence; sequences and KV stay."""
+        ...
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        ...
+
 
 class EngineClient:
     """An Engine in another process. Once that is dead, every call raises ConnectionError with its name."""
@@ -30,7 +38,7 @@ class EngineClient:
         self.name, self._conn = name, conn
         self._streams: dict[str, asyncio.Queue[list[Completion] | Exception]] = {}
         self._answers: dict[type[Any], asyncio.Queue[Any]] = {
-            kind: asyncio.Queue() for kind in (Ready, WeightsHeld)
+            kind: asyncio.Queue() for kind in (Ready, WeightsHeld, Paused)
         }
         self._dead: Exception | None = None
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
@@ -63,6 +71,15 @@ class EngineClient:
         held: WeightsHeld = await self._answer(WeightsHeld)
         if held.version != version:
             raise RuntimeError(f"{self.name} holds version {held.version} where {version} was pushed")
+
+    async def pause(self) -> None:
+        """See Engine."""
+        self._send(Pause())
+        await self._answer(Paused)
+
+    def resume(self) -> None:
+        """See Engine."""
+        self._send(Resume())
 
     def close(self) -> None:
         """Ask the process to end."""

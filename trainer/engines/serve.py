@@ -15,7 +15,18 @@ import torch
 from trainer.clock import Clock
 from trainer.config import Config, ConfigError
 from trainer.engines.torch_engine import TorchEngine
-from trainer.messages import Abort, Event, Failed, Ready, Shutdown, UpdateWeights, WeightsHeld
+from trainer.messages import (
+    Abort,
+    Event,
+    Failed,
+    Pause,
+    Paused,
+    Ready,
+    Resume,
+    Shutdown,
+    UpdateWeights,
+    WeightsHeld,
+)
 from trainer.types import Request, Table
 
 TELL_EVERY_S = 1.0
@@ -52,10 +63,10 @@ def engine_main(
 
 
 def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connection) -> None:
-    inbox, told, busy_s = _inbox(conn), time.monotonic(), 0.0
+    inbox, told, busy_s, paused = _inbox(conn), time.monotonic(), 0.0, False
     while True:
-        clock.enter("idle" if engine.idle else "generate")
-        while engine.idle or not inbox.empty():
+        clock.enter("idle" if paused or engine.idle else "generate")
+        while paused or engine.idle or not inbox.empty():
             match inbox.get():
                 case Request() as request:
                     engine.submit(request)
@@ -66,6 +77,11 @@ def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Conne
                     conn.send(WeightsHeld(version, time.monotonic() - began))
                 case Abort(request_ids):
                     conn.send(Table.of(engine.abort(request_ids)))
+                case Pause():
+                    paused = True
+                    conn.send(Paused())
+                case Resume():
+                    paused = False
                 case Shutdown():
                     return
         clock.enter("generate")
