@@ -54,7 +54,7 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierConfig:
     kind: str = "math"
-    """`math` (math-verify), `exact` (text after normalisation), `number` (one literal number, nothing else), `reasoning_gym` (the task's scorer), or your own `module:function(completion, answer, metadata) -> float`."""
+    """`math` (math-verify), `exact` (text after normalisation), `number` (one literal number, nothing else), `reasoning_gym` (the task's scorer), or your own `module:function(completion, answer, metadata) -> float` from 0 to 1 (it scales the reward; only 1 counts as a pass)."""
     workers: int = 1
     """Worker processes; each is killed and replaced when it overruns."""
     timeout_s: float = 5.0
@@ -88,7 +88,7 @@ class EngineConfig:
     slots: int = 64
     """Sequences generated at once by the torch engine; further requests queue."""
     max_new_tokens: int = 12
-    """Longest completion, in tokens (before any interruption phrase)."""
+    """Longest completion, in tokens. With interruption on it is not used: the limit is then the budget + phrase + answer_tokens."""
     temperature: float = 1.0
     """Sampling temperature, in training and evaluation; top-p and top-k stay off, since they bias the ratio."""
     stop: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ class PipelineConfig:
     npr_threshold: float = 0.9
     """Pass rate at which a prompt counts as solved."""
     deadline_s: float = 300.0
-    """Seconds any one wait (engine start, batch, weight push, verifier) may take before the run stops and names the culprit."""
+    """Seconds without progress (a completion, a verdict, a step, a push) before the run stops and names the culprit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,9 +77,9 @@ class Controller:
         self._groups: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()  # by ordinal; None: no more
         self._step: asyncio.Task[None] | None = None  # the optimizer step under way
         self._exhausted = False  # every prompt is solved
-        self._made = 0.0  # when the learner's version was
+        self._stepped = False  # in this process
         self._tasks: set[asyncio.Task[Any]] = set()  # all that must end with the run
-        self._weights: asyncio.Queue[tuple[int, str, float]] = asyncio.Queue()
+        self._weights: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
         self._restored: dict[int, Group] = {}
         self._pending: list[Issued] = []
 
@@ -113,7 +113,7 @@ class Controller:
 
     async def _run(self) -> None:
         if self.version == 0:
-            await self._evaluate(0, time.monotonic())
+            await self._evaluate(0)
         self.emit("training_begins", {})
         for _ in range((self.config.pipeline.max_lag + 1) * self.config.pipeline.prompts_per_step):
             self._slots.release()
@@ -121,8 +121,8 @@ class Controller:
         try:
             await self._first_of(self._train(), pusher, feeder)
             await self._first_of(self._weights.join(), pusher)  # the last weights, and their evaluation
-            if self._exhausted and self._made and not self._evaluates(self.version):
-                await self._evaluate(self.version, self._made)
+            if self._exhausted and self._stepped and not self._evaluates(self.version):
+                await self._evaluate(self.version)
         finally:
             tasks = list(self._tasks)
             for task in tasks:
@@ -176,12 +176,12 @@ class Controller:
         """One batch through the learner."""
         batch = build_batch(groups, step, self.config.objective, self.version)
         done = await self._within(self.learner.train(batch), f"learner: optimizer step {step}")
-        self._made = time.monotonic()
+        self._stepped = True
         for group in groups:
             self.sampler.record(group)
         self.journal.trained(step, groups[0].ordinal, groups[-1].ordinal)
         self.version, self._ordinal = done.version, groups[-1].ordinal + 1
-        self._weights.put_nowait((done.version, done.weights_path, self._made))
+        self._weights.put_nowait((done.version, done.weights_path))
         self._report(done, groups, batch.stats, waited)
 
     async def _collect(self, count: int) -> list[Group] | None:
@@ -213,16 +213,16 @@ class Controller:
             waiting = [await self._weights.get()]
             while not self._evaluates(waiting[-1][0]) and not self._weights.empty():
                 waiting.append(self._weights.get_nowait())
-            version, _, ready = waiting[-1]
+            version, _ = waiting[-1]
             written = [w[1] for w in waiting if w[1]]  # a step without gradient writes no file
             await self.hold(version, written[-1] if written else "")
-            for _, stale, _ in waiting:
+            for _, stale in waiting:
                 if stale:
                     Path(stale).unlink(missing_ok=True)
             for _ in range(len(waiting) * self.config.pipeline.prompts_per_step):
                 self._slots.release()
             if self._evaluates(version):
-                await self._evaluate(version, ready)
+                await self._evaluate(version)
             for _ in waiting:
                 self._weights.task_done()
 
@@ -236,15 +236,13 @@ class Controller:
     def _evaluates(self, version: int) -> bool:
         return version == self.config.pipeline.steps or _due(version, self.config.evaluation.every)
 
-    async def _evaluate(self, version: int, ready: float) -> None:
-        """mean@k of the weights the engines hold; its compute is that at `ready`, when they were made."""
+    async def _evaluate(self, version: int) -> None:
+        """mean@k of the weights the engines hold; its compute is that of when they were made."""
         began = time.monotonic()
         samples = self.config.evaluation.samples
         work = evaluate(self.ctx, self.dataset.held_out, samples, version)
         result = await self._within(work, f"evaluate: version {version}")
-        self.emit(
-            "eval", {"step": version, "at": ready, "seconds": time.monotonic() - began} | asdict(result)
-        )
+        self.emit("eval", {"step": version, "seconds": time.monotonic() - began} | asdict(result))
 
     async def save(self) -> None:
         """Write a checkpoint of the present version, with what a resume needs."""

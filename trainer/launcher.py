@@ -237,7 +237,7 @@ class Launcher:
 
     def _evaluated(self, event: Event) -> None:
         """An evaluation is a point of the curve: fit again, forecast."""
-        data = {k: v for k, v in event.data.items() if k not in ("step", "at")}
+        data = {k: v for k, v in event.data.items() if k != "step"}
         step = event.data["step"]
         if step == 0:
             self._made[0] = event.time, replace(self.ledger.compute(event.time), total=0.0)

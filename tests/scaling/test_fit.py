@@ -133,6 +133,14 @@ def test_a_run_that_wanders_gets_wider_intervals_than_one_that_jitters() -> None
     assert widths[1] > 1.3 * widths[0]
 
 
+def test_the_start_is_told_as_measured_and_as_the_law_has_it() -> None:
+    c = np.linspace(0.01, 0.3, 20)
+    points = [EvalPoint(0, 0.0, 0.13, 0.01)]
+    points += [EvalPoint(i + 1, x, float(TINY.reward(x)), 0.01) for i, x in enumerate(c)]
+    text = explain(fit_run(points), "core-hours")
+    assert "measured before step 1: 0.130" in text
+
+
 def test_what_is_unknown_is_null_in_json() -> None:
     few = fit_run([EvalPoint(i, i * 1.0, 0.1, 0.01) for i in range(3)]).to_json()
     assert few["A"] == {"value": None, "low": None, "high": None} and few["identified"] is False

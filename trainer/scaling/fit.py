@@ -85,6 +85,7 @@ class Fit:
     points: int  # beyond R0
     compute_range: tuple[float, float]
     R0_at: float | None  # compute at which R0 was measured; None: given
+    R0_told: float  # as measured or given; `R0` is the law's
     noise: str
     data_hash: str
 
@@ -167,7 +168,7 @@ def fit(
     if R0_at is not None and not R0_se:
         R0_se = float(sd.min(initial=EQUAL_ERROR))
     facts = (
-        confidence, len(c), (float(c.min()), float(c.max())) if len(c) else (0.0, 0.0), R0_at,
+        confidence, len(c), (float(c.min()), float(c.max())) if len(c) else (0.0, 0.0), R0_at, R0,
         "given standard errors" if known else "equal errors, from the scatter",
         hashlib.sha256(np.concatenate([c, r, sd, [R0, R0_se]]).tobytes()).hexdigest()[:16],
     )  # fmt: skip
@@ -343,7 +344,7 @@ def explain(fit: Fit, unit: str) -> str:
     else:
         lines.append(f"  The ceiling A is not identified: {reasons}.")
         lines.append(f"  The data allow A from {fit.A.low:.2f} to {fit.A.high:.2f}; take no number of it.")
-    where = "given" if fit.R0_at is None else "measured before step 1"
+    where = "given" if fit.R0_at is None else f"measured before step 1: {fit.R0_told:.3f}"
     if fit.R0_at:
         where = f"the first point, at {fit.R0_at:.3g} {unit}: B and C_mid hang on it, so measure it at 0"
     lines.append(f"  at the start R0   {fit.R0.value:.3f} ({where})")
