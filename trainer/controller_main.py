@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, EngineConfig
 from trainer.controller import Controller, Emit
 from trainer.data import load_prompts
 from trainer.engines.protocol import EngineClient
@@ -23,6 +23,7 @@ from trainer.messages import Event, Failed
 from trainer.parity import parity_gate
 from trainer.rollout import Progress, RolloutContext
 from trainer.sampler import Sampler
+from trainer.types import Prompt
 from trainer.verifiers.kinds import check_answers
 from trainer.verifiers.pool import VerifierPool
 
@@ -60,11 +61,15 @@ async def _run(
         for engine in engines:
             stack.callback(engine.close)
         emit("phase", {"name": "loading data and models"})
-        from transformers import AutoTokenizer  # takes seconds: the roles' pipes are already open
+        from transformers import AutoConfig, AutoTokenizer  # takes seconds: the roles' pipes are already open
 
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         dataset = load_prompts(config.data, tokenizer)
-        check_answers(config.verifier.kind, (*dataset.train, *dataset.held_out))
+        prompts = (*dataset.train, *dataset.held_out)
+        check_answers(config.verifier.kind, prompts)
+        phrase = tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False))
+        positions = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
+        check_lengths(config.engine, prompts, len(phrase), positions)
         emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
         verifier = VerifierPool(config.verifier, lambda text: emit("note", {"text": text}))
         stack.callback(verifier.close)
@@ -74,7 +79,7 @@ async def _run(
             verifier,
             decoder(tokenizer),
             stop_ids(tokenizer, config.engine.stop),
-            tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False)),
+            phrase,
             Progress(config.pipeline.deadline_s),
         )
         journal = Journal(Path(config.run_dir) / "journal.jsonl")
@@ -94,6 +99,22 @@ async def _run(
         await controller.run()
         await controller.save()
         emit("done", {"step": controller.version, "stopped": controller.stop.is_set()})
+
+
+def check_lengths(
+    engine: EngineConfig, prompts: Sequence[Prompt], phrase: int, positions: int | None
+) -> None:
+    """Refuse at the start what would end the run later: more tokens than the model has positions."""
+    longest, new = max(len(p.token_ids) for p in prompts), engine.max_new_tokens
+    keys = "engine.max_new_tokens"
+    if engine.interruption.enabled:
+        new = engine.interruption.hi + phrase + engine.interruption.answer_tokens
+        keys = "engine.interruption.hi or answer_tokens"
+    if positions is not None and longest + new > positions:
+        raise ConfigError(
+            f"the longest prompt has {longest} tokens and a completion up to {new}; the model holds {positions} "
+            f"positions: lower {keys}, or data.max_prompt_tokens"
+        )
 
 
 def emitter(telemetry: Connection) -> Emit:

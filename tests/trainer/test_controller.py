@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from fakes import FakeEngine, FakeLearner, context, prompts
 
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, EngineConfig, InterruptionConfig
 from trainer.controller import Controller
-from trainer.controller_main import emitter
+from trainer.controller_main import check_lengths, emitter
 from trainer.data import Dataset
 from trainer.journal import Journal, replay
 from trainer.sampler import Sampler
@@ -261,3 +261,12 @@ def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
     again.engines[0].version = 2  # type: ignore[attr-defined]
     asyncio.run(again.run())
     assert '"trained": 4, "first": 14, "last": 19' in (tmp_path / "journal.jsonl").read_text()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_completions_that_cannot_fit_the_model_are_refused_at_the_start(interrupted: bool) -> None:
+    interruption = InterruptionConfig(enabled=interrupted, lo=10, hi=60, answer_tokens=30)
+    engine = EngineConfig(max_new_tokens=100, interruption=interruption)
+    check_lengths(engine, prompts(5), 10, 103)  # 3 tokens of prompt and 100 of completion, either way
+    with pytest.raises(ConfigError, match="the model holds 102 positions: lower engine"):
+        check_lengths(engine, prompts(5), 10, 102)
