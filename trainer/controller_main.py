@@ -112,8 +112,8 @@ def check_lengths(
         keys = "engine.interruption.hi or answer_tokens"
     if positions is not None and longest + new > positions:
         raise ConfigError(
-            f"the longest prompt has {longest} tokens and a completion up to {new}; the model holds {positions} "
-            f"positions: lower {keys}, or data.max_prompt_tokens"
+            f"the longest prompt has {longest} tokens and a completion up to {new}; the model holds "
+            f"{positions} positions: lower {keys}, or data.max_prompt_tokens"
         )
 
 
