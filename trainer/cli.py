@@ -158,11 +158,11 @@ def _suggest(key: str) -> str:
 
 def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstring under each field of a dataclass."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]  # it is a class
     docs = {}
     for node, after in pairwise(body):
         if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr):
-            docs[node.target.id] = ast.literal_eval(after.value)  # type: ignore[union-attr]
+            docs[node.target.id] = ast.literal_eval(after.value)  # type: ignore[union-attr]  # a name
     return docs
 
 
@@ -211,7 +211,7 @@ def _add_section(parser: argparse._ActionsContainer, cls: type[Any], prefix: str
             group = parser if prefix else parser.add_argument_group(f"{key} (--{key}.KEY VALUE)")
             _add_section(group, hint, f"{key}.")  # type: ignore[arg-type]  # hint is a class
             continue
-        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[operator]
+        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[operator]  # one is set
         text = f"{docs[f.name]} [{_type_name(hint)}; default: {default!r}]".replace("%", "%%")
         flags = dict.fromkeys((f"--{key}", f"--{key.replace('_', '-')}"))
         parser.add_argument(*flags, dest=key, metavar="VALUE", help=textwrap.fill(text, 84))

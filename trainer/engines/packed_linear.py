@@ -7,6 +7,7 @@ and the others take theirs when they are called with the same input.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ class TakenLinear(nn.Linear):
         return made[1] if made is not None and made[0] is input else super().forward(input)
 
 
-def _packable(linear: nn.Module | None) -> bool:
+def _packable(linear: nn.Module | None) -> TypeGuard[nn.Linear]:
     """Whether oneDNN can take it."""
     return (
         type(linear) is nn.Linear
@@ -65,13 +66,13 @@ def _packable(linear: nn.Module | None) -> bool:
 def pack_linears(model: nn.Module, rows: int) -> list[PackedLinear]:
     """Turn the model's linear layers into packed ones in place; parameters and names stay. Again: anew."""
     for parent in model.modules():
-        family = [getattr(parent, name, None) for name in ONE_INPUT]
-        if all(map(_packable, family)) and len({x.bias is None for x in family}) == 1:  # type: ignore[union-attr]
-            _lead(*family)  # type: ignore[arg-type]
+        family = [x for name in ONE_INPUT if _packable(x := getattr(parent, name, None))]
+        if len(family) == len(ONE_INPUT) and len({x.bias is None for x in family}) == 1:
+            _lead(*family)
     layers = []
     for module in model.modules():
-        if _packable(module) and module.out_features >= PACK_FROM:  # type: ignore[operator]
-            _lead(module)  # type: ignore[arg-type]
+        if _packable(module) and module.out_features >= PACK_FROM:
+            _lead(module)
         if isinstance(module, PackedLinear):
             module.pack(rows)
             layers.append(module)
