@@ -8,7 +8,8 @@ d = R0 − measured R0, a = A − measured R0, χ² is a parabola in both:
 so a grid over (B, C_mid) holds the whole likelihood. The estimate is its minimum; an interval is the
 projection of the region χ² ≤ χ²_min + Δ, which is the profile likelihood. Outliers are weighed down (Huber);
 if the points scatter more than their standard errors say, the errors are scaled up, and further if
-neighbouring points err to the same side.
+neighbouring points err to the same side. For noise that is independent from point to point the intervals
+cover; for a run that wanders slowly they are still too narrow, since the fit follows part of the wandering.
 """
 
 from __future__ import annotations
@@ -354,7 +355,8 @@ def explain(fit: Fit, unit: str) -> str:
         lines.append(f"  at {f'{times}×':>3} the compute ({at:.3g} {unit}): {_words(e, '.3f')}{wide}")
     if fit.scatter > 2:
         lines.append(
-            f"  The points scatter {fit.scatter:.1f}× their standard errors; the intervals allow for it."
+            f"  The points scatter {fit.scatter:.1f}× their standard errors: the intervals are widened,"
+            "\n  but may still be too narrow if a longer run wanders."
         )
     return "\n".join(lines)
 
