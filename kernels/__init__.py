@@ -4,16 +4,42 @@ import importlib.metadata
 import warnings
 
 from kernels.aggregation import Aggregation, token_weights
+from kernels.backends import backend_info
 from kernels.linear_logprob import linear_logprob
-from kernels.objectives import CISPO, Objective, Term
+from kernels.objectives import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    KL,
+    REINFORCE,
+    TIS,
+    Clip,
+    DualClip,
+    IcePop,
+    Objective,
+    SequenceObjective,
+    Term,
+)
 from kernels.policy_loss import PolicyLossOutput, policy_loss
 
 __all__ = [
     "CISPO",
+    "DAPO",
+    "GRPO",
+    "GSPO",
+    "KL",
+    "REINFORCE",
+    "TIS",
     "Aggregation",
+    "Clip",
+    "DualClip",
+    "IcePop",
     "Objective",
     "PolicyLossOutput",
+    "SequenceObjective",
     "Term",
+    "backend_info",
     "linear_logprob",
     "policy_loss",
     "token_weights",

@@ -8,7 +8,9 @@ from torch import Tensor
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def check_shapes(hidden: Tensor, weight: Tensor, logits_dtype: torch.dtype, **per_token: Tensor) -> None:
+def check_shapes(
+    hidden: Tensor, weight: Tensor, logits_dtype: torch.dtype, per_token: dict[str, Tensor | None]
+) -> None:
     """ValueError on wrong shapes, types or devices; `per_token` holds `targets` and whatever else is (N,)."""
     shapes = tuple(hidden.shape), tuple(weight.shape)
     if hidden.dim() != 2 or weight.dim() != 2 or shapes[0][1] != shapes[1][1] or not len(weight):
@@ -17,26 +19,31 @@ def check_shapes(hidden: Tensor, weight: Tensor, logits_dtype: torch.dtype, **pe
     for name, dtype in types.items():
         if dtype not in _FLOATS:
             raise ValueError(f"{name}: expected a floating type, given {dtype}")
-    if per_token["targets"].dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"expected integer targets, given {per_token['targets'].dtype}")
     n = len(hidden)
-    for name, x in per_token.items():
-        if x.shape != (n,):
-            raise ValueError(f"{name}: expected shape ({n},), as hidden has {n} rows, given {tuple(x.shape)}")
     for name, x in {"weight": weight, **per_token}.items():
+        if x is None:
+            continue
+        if name != "weight" and x.shape != (n,):
+            raise ValueError(f"{name}: expected shape ({n},), as hidden has {n} rows, given {tuple(x.shape)}")
+        if name in ("targets", "sequences") and x.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"expected integer {name}, given {x.dtype}")
         if x.device != hidden.device:
             raise ValueError(f"{name} is on {x.device}, hidden on {hidden.device}; put both on one device")
 
 
-def check_values(hidden: Tensor, weight: Tensor, targets: Tensor, **per_token: Tensor) -> None:
+def check_values(
+    hidden: Tensor, vocabulary: int, targets: Tensor, inverse_temperature: Tensor, **per_token: Tensor | None
+) -> None:
     """ValueError on ids outside the vocabulary and on NaN; on the CPU only: elsewhere the host would wait."""
     if hidden.device.type != "cpu" or not len(targets):
         return
     low, high = (int(x) for x in targets.aminmax())
-    if low < 0 or high >= len(weight):
-        raise ValueError(f"targets hold ids from {low} to {high}; expected 0 to {len(weight) - 1}")
+    if low < 0 or high >= vocabulary:
+        raise ValueError(f"targets hold ids from {low} to {high}; expected 0 to {vocabulary - 1}")
+    if not bool((inverse_temperature.isfinite() & (inverse_temperature > 0)).all()):
+        raise ValueError("temperature holds values that are not above 0")
     for name, x in {"hidden": hidden, **per_token}.items():
-        if not bool(x.isfinite().all()):
+        if x is not None and not bool(x.isfinite().all()):
             raise ValueError(f"{name} holds NaN or infinity")
 
 
@@ -56,6 +63,4 @@ def inverse(temperature: float | Tensor, hidden: Tensor) -> Tensor:
         return torch.full((n,), 1.0 / temperature, dtype=dtype, device=hidden.device)
     if temperature.shape not in ((), (n,)):
         raise ValueError(f"temperature: expected a number or shape ({n},), given {tuple(temperature.shape)}")
-    if temperature.device.type == "cpu" and not bool((temperature > 0).all()):
-        raise ValueError("temperature holds values that are not above 0")
     return temperature.detach().to(hidden.device, dtype).reciprocal().expand(n)

@@ -1,34 +1,43 @@
-"""Scoring: log-probs and entropies of given tokens from hidden states, chunk by chunk, without gradients."""
+"""Scoring: log-probs and entropies of given tokens from hidden states, without logits or gradients."""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from kernels.check import check_log_probs, check_shapes, check_values, inverse
-from kernels.rows import Head, softmax_rows
+from kernels.op import Head, Tokens
+from kernels.settings import Settings
+from kernels.shard import whole
 
 
 @torch.no_grad()
 def linear_logprob(
-    hidden: Tensor,  # (N, H)
-    weight: Tensor,  # (V, H)
-    targets: Tensor,  # (N,)
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     *,
     temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
     logits_dtype: torch.dtype = torch.float32,
+    group: dist.ProcessGroup | None = None,
+    backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies), each (N,) FP32 nats; at most one chunk of logits in memory (2NHV FLOP)."""
-    check_shapes(hidden, weight, logits_dtype, targets=targets)
-    check_values(hidden, weight, targets)
-    inverse_temperature, targets = inverse(temperature, hidden), targets.long()
-    dtype = inverse_temperature.dtype
-    logp, entropy = (torch.empty(len(targets), dtype=dtype, device=hidden.device) for _ in range(2))
+    """(log-probs, entropies), each (N,) FP32 nats, of targets (N,) under hidden (N, H) · weight (V, H)ᵀ.
+
+    2NHV FLOP; no logits in memory, or one chunk of them (backend "torch", or a logits_dtype). The arguments
+    are those of `policy_loss`, and so are the errors.
+    """
+    weight = whole(weight)
+    check_shapes(hidden, weight, logits_dtype, {"targets": targets})
+    inverse_temperature = inverse(temperature, hidden)
+    ranks = dist.get_world_size(group) if group is not None else 1
+    check_values(hidden, len(weight) * ranks, targets, inverse_temperature)
+    settings = Settings(softcap=softcap or 0.0, logits_dtype=logits_dtype, group=group, backend=backend)
+    tokens = Tokens(targets.long(), *(inverse_temperature,) * 4, None, None)
     with torch.autocast(hidden.device.type, enabled=False):  # it would round products
-        head = Head.of(hidden, weight, dtype, logits_dtype)
-        for chunk, logits in head.chunks(hidden, inverse_temperature):
-            for rows, z, scratch in head.cached(chunk.start, logits):
-                r = softmax_rows(z, targets[rows], scratch)
-                logp[rows], entropy[rows] = r.logp, r.entropy
-    check_log_probs(logp, entropy)
-    return logp, entropy
+        head = Head.of(hidden, weight, inverse_temperature.dtype, settings)
+        found = head.score(hidden, tokens)
+    check_log_probs(found.logp, found.entropy)
+    return found.logp, found.entropy

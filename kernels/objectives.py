@@ -1,10 +1,14 @@
-"""What turns a log-probability into a loss term: each objective reads like its formula."""
+"""What turns a log-probability into a loss term: each objective reads like its formula.
+
+Notation: π = π_train, μ = π_gen (the generator), ρ = π/μ per token, Â the advantage, sg stops the gradient.
+A term is minimised; the op sums weight · term and multiplies the derivative by the gradient of log π.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,32 +25,202 @@ class Term:
 
 
 class Objective(Protocol):
-    """A token-level objective. Weights and sums are the op's business."""
+    """A token-level objective. Weights and sums are the op's business.
+
+    An own objective is one function of this signature. It must be row-local: token t's term may use token
+    t's numbers only, since the op calls it chunk by chunk.
+    """
 
     def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
         """The term of each token; all arguments are (N,) FP32 (or FP64) without gradient."""
         ...
 
 
+@runtime_checkable
+class SequenceObjective(Protocol):
+    """An objective that looks at whole sequences: the op scores all tokens first, then trains."""
+
+    def over_sequences(
+        self, logp: Tensor, logp_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
+    ) -> Term:
+        """As `Objective`, called once with all tokens; sequences (N,) 0, 1, ...: which one a token is of.
+
+        The derivative of Σ_t weights_t · loss_t in log π_t is weights_t · dloss_dlogp_t.
+        """
+        ...
+
+
+def _check(name: str, holds: bool, expected: str, **given: float | None) -> None:
+    if not holds:
+        values = ", ".join(f"{key} is {value}" for key, value in given.items())
+        raise ValueError(f"{name}: {values}; expected {expected}")
+
+
 @dataclass(frozen=True, slots=True)
 class CISPO:
     """Truncated importance sampling on the generator's log-probs (arXiv 2506.13585; 2510.13786).
 
-        J = Σ sg(min(ρ, ρ_max)) · Â · log π,    ρ = π_train / π_gen per token
+        J = Σ sg(min(ρ, ρ_max)) · Â · log π
 
-    `max_ratio` is ρ_max, one absolute upper bound. With `math.inf` this is plain importance-weighted
-    REINFORCE (TIS without a bound).
+    `max_ratio` is ρ_max, one absolute upper bound; with `math.inf` plain importance sampling. This is also
+    what TIS makes of REINFORCE.
     """
 
     max_ratio: float = 4.0
 
     def __post_init__(self) -> None:
-        if not self.max_ratio > 0:
-            raise ValueError(f"CISPO: max_ratio is {self.max_ratio}; expected a number above 0, or math.inf")
+        _check("CISPO", self.max_ratio > 0, "a number above 0, or math.inf", max_ratio=self.max_ratio)
 
     def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-        """loss = −min(ρ, ρ_max) · Â · log π, with the ratio held constant."""
         ratio = torch.exp(logp - logp_gen)
-        bounded = ratio.clamp(max=self.max_ratio) if math.isfinite(self.max_ratio) else ratio
-        coefficient = -bounded * advantages
+        coefficient = -ratio.clamp(max=self.max_ratio) * advantages
         return Term(coefficient * logp, coefficient, ratio, ratio > self.max_ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class REINFORCE:
+    """J = Σ Â · log π, without a ratio (Williams 1992); right only where π = μ.
+
+    For its truncated importance sampling (TIS: Ionides 2008; fengyao.notion.site/off-policy-rl),
+    J = Σ sg(min(ρ, C)) · Â · log π, use `TIS(C)`.
+    """
+
+    def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
+        ratio = torch.exp(logp - logp_gen)
+        return Term(-advantages * logp, -advantages, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def TIS(max_ratio: float = 2.0) -> CISPO:
+    """REINFORCE with truncated importance sampling; with one step per batch the same formula as CISPO."""
+    return CISPO(max_ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """PPO's clipped surrogate, ρ being taken to the generator (arXiv 1707.06347, eq. 7).
+
+        J = Σ min(ρ Â, clip(ρ, 1 − low, 1 + high) Â)
+
+    and with `dual` = c > 1, where Â < 0, max(that, c Â) (arXiv 1912.09729, eq. 5). `GRPO`, `DAPO` and
+    `DualClip` name the settings of their papers.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    dual: float = math.inf
+
+    def __post_init__(self) -> None:
+        good = 0 <= self.low <= 1 and self.high >= 0 and self.dual > 1
+        _check("Clip", good, "0 ≤ low ≤ 1, high ≥ 0, dual > 1", low=self.low, high=self.high, dual=self.dual)
+
+    def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
+        ratio = torch.exp(logp - logp_gen)
+        free = ratio * advantages  # its derivative in log π is itself; a bound has none
+        surrogate = torch.minimum(free, ratio.clamp(1 - self.low, 1 + self.high) * advantages)
+        if math.isfinite(self.dual):
+            surrogate = torch.where(advantages < 0, surrogate.maximum(self.dual * advantages), surrogate)
+        bounded = surrogate != free
+        return Term(-surrogate, -free.masked_fill(bounded, 0.0), ratio, bounded)
+
+
+def GRPO() -> Clip:
+    """PPO's clip at ±.2 (arXiv 2402.03300, eq. 3); its mean is `token_weights(..., "sample")`."""
+    return Clip(0.2, 0.2)
+
+
+def DAPO() -> Clip:
+    """Clip-higher, 1 − .2 to 1 + .28 (arXiv 2503.14476, eq. 8 and 10).
+
+    Its mean over tokens is that of each prompt's group in the paper's formula, `token_weights(...,
+    "prompt")`, and that of the whole batch in its code, `token_weights(..., "token")`.
+    """
+    return Clip(0.2, 0.28)
+
+
+def DualClip() -> Clip:
+    """PPO's clip at ±.2, bounded below by 3 Â where Â < 0 (arXiv 1912.09729)."""
+    return Clip(0.2, 0.2, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class IcePop:
+    """Tokens whose ratio leaves [low, high] are left out (arXiv 2510.18855, eq. 3 at one step per batch).
+
+    J = Σ sg(ρ · 1[low ≤ ρ ≤ high]) · Â · log π
+    """
+
+    low: float = 0.5
+    high: float = 5.0
+
+    def __post_init__(self) -> None:
+        _check("IcePop", 0 <= self.low < self.high, "0 ≤ low < high", low=self.low, high=self.high)
+
+    def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
+        ratio = torch.exp(logp - logp_gen)
+        outside = (ratio < self.low) | (ratio > self.high)
+        coefficient = -(ratio * advantages).masked_fill(outside, 0.0)
+        return Term(coefficient * logp, coefficient, ratio, outside)
+
+
+@dataclass(frozen=True, slots=True)
+class GSPO:
+    """The clip on a ratio of whole sequences (arXiv 2507.18071, eq. 5 to 7).
+
+        J = Σ min(s Â, clip(s, 1 − low, 1 + high) Â),    s = exp(mean over the sequence of log π/μ)
+
+    The mean is weighted by the token weights, hence the paper's where a sequence's tokens weigh the same;
+    with `token_weights(..., "sample")` the sum is the paper's mean over sequences. A sequence has one Â.
+    """
+
+    low: float = 3e-4
+    high: float = 4e-4
+
+    def __post_init__(self) -> None:
+        good = 0 <= self.low <= 1 and self.high >= 0
+        _check("GSPO", good, "0 ≤ low ≤ 1, high ≥ 0", low=self.low, high=self.high)
+
+    def over_sequences(
+        self, logp: Tensor, logp_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
+    ) -> Term:
+        mean = _weighted_mean(logp - logp_gen, sequences, weights)
+        return Clip(self.low, self.high)(mean, torch.zeros_like(mean), advantages)
+
+
+def _weighted_mean(x: Tensor, sequences: Tensor, weights: Tensor) -> Tensor:
+    """(N,) each token's sequence's mean of x. Sums in a fixed order on every device (no atomics)."""
+    order = sequences.argsort(stable=True)
+    _, place, lengths = sequences[order].unique_consecutive(return_inverse=True, return_counts=True)
+    summands = torch.stack([x * weights, weights], 1)[order].double()
+    total, weight = torch.segment_reduce(summands, "sum", lengths=lengths).unbind(1)
+    return torch.empty_like(x).index_copy_(0, order, (total / weight).to(x.dtype)[place])
+
+
+@dataclass(frozen=True, slots=True)
+class KL:
+    """A penalty β · k(π ‖ π_ref) per token, by one of Schulman's estimators (joschu.net/blog/kl-approx.html).
+
+        k1 = log π/π_ref      k2 = ½ (log π/π_ref)²      k3 = π_ref/π − 1 − log π_ref/π
+
+    Its gradient is that of the estimator in log π, as trainers have it: k1's has no KL in it, k2's is the
+    KL's own where tokens are drawn from π, and k3's is GRPO's.
+    """
+
+    coefficient: float
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+
+    def __post_init__(self) -> None:
+        known = ("k1", "k2", "k3")
+        if self.estimator not in known:
+            raise ValueError(f"KL: estimator is {self.estimator!r}; expected one of {', '.join(known)}")
+        _check("KL", math.isfinite(self.coefficient), "a number", coefficient=self.coefficient)
+
+    def __call__(self, logp: Tensor, logp_ref: Tensor) -> tuple[Tensor, Tensor]:
+        """(k, dk/d log π), each (N,), without the coefficient."""
+        log_ratio = logp - logp_ref
+        match self.estimator:
+            case "k1":
+                return log_ratio, torch.ones_like(log_ratio)
+            case "k2":
+                return log_ratio**2 / 2, log_ratio
+            case _:
+                return torch.expm1(-log_ratio) + log_ratio, -torch.expm1(-log_ratio)

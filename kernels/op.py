@@ -1,0 +1,313 @@
+"""The policy loss as one custom op: the schedule over chunks, and its derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kernels.backends import Backend, SinglePass, choose
+from kernels.check import check_log_probs, check_values
+from kernels.objectives import SequenceObjective, Term
+from kernels.rows import Softmax, gradient, merge_over, softmax
+from kernels.settings import Settings, numbered
+
+STATS = (
+    "ratio/mean", "ratio/min", "ratio/max", "ratio/truncated", "kl/k1", "kl/k3", "kl/ref", "entropy", "ess",
+)  # fmt: skip
+CHUNK_BYTES = 64 << 20  # of one chunk of logits on the CPU: well past any cache, well below any memory
+CUDA_CHUNK_ROWS = 4096  # dW's running sum costs 8VH bytes a chunk: few chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What the loss takes per token, each (N,), in the type that logits are accumulated in."""
+
+    targets: Tensor  # int64
+    logprobs_gen: Tensor
+    advantages: Tensor
+    weights: Tensor
+    inverse_temperature: Tensor
+    logprobs_ref: Tensor | None
+    sequences: Tensor | None
+
+    def __getitem__(self, rows: slice | Tensor) -> Tokens:
+        """Those of some rows."""
+        return self._each(lambda x: x[rows])
+
+    def to(self, dtype: torch.dtype) -> Tokens:
+        """With every number in this type."""
+        return self._each(lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+    def _each(self, f: Callable[[Tensor], Tensor]) -> Tokens:
+        return Tokens(
+            f(self.targets), f(self.logprobs_gen), f(self.advantages), f(self.weights),
+            f(self.inverse_temperature), None if self.logprobs_ref is None else f(self.logprobs_ref),
+            None if self.sequences is None else f(self.sequences),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The LM head and what works on it."""
+
+    weight: Tensor  # (V, H), as the backend's GEMMs take it
+    backend: Backend
+    name: str
+    dtype: torch.dtype  # that logits are accumulated in
+    settings: Settings
+    first: int  # id of the weight's first row
+
+    @staticmethod
+    def of(hidden: Tensor, weight: Tensor, dtype: torch.dtype, settings: Settings) -> Head:
+        """The head for these hidden states."""
+        name, backend = choose(hidden, weight, settings.backend)
+        if settings.row_kernel != "two-pass" and name != "triton":
+            raise ValueError(f"row_kernel {settings.row_kernel!r} is Triton's; the backend here is {name!r}")
+        prepared = backend.prepare(hidden, weight, dtype, settings.weight_parts)
+        rank = dist.get_rank(settings.group) if settings.group is not None else 0
+        return Head(prepared, backend, name, dtype, settings, rank * len(weight))
+
+    def chunk_rows(self, n: int) -> int:
+        """How many rows' logits are in memory at a time."""
+        size = self.settings.chunk_rows
+        if size is None and self.name == "triton":
+            size = CUDA_CHUNK_ROWS
+        return max(1, min(n, size or CHUNK_BYTES // (len(self.weight) * self.dtype.itemsize)))
+
+    def logits(self, h: Tensor, out: Tensor) -> None:
+        """out (C, V) = h Wᵀ, rounded to the settings' logits_dtype."""
+        self.backend.logits(h, self.weight, out)
+        if self.settings.logits_dtype.itemsize < out.dtype.itemsize:
+            out.copy_(out.to(self.settings.logits_dtype))
+
+    def score(self, hidden: Tensor, tokens: Tokens) -> Softmax:
+        """Log-probs and entropies of all rows (2NHV FLOP)."""
+        columns, n = tokens.targets - self.first, len(hidden)
+        fused = self.backend.score if self.settings.logits_dtype.itemsize >= self.dtype.itemsize else None
+        if fused is not None:
+            inverse_temperature = tokens.inverse_temperature
+            stats = fused(hidden, self.weight, columns, inverse_temperature, self.settings.softcap)
+        else:
+            stats = hidden.new_empty(4, n, dtype=self.dtype)
+            buffer = hidden.new_empty(self.chunk_rows(n), len(self.weight), dtype=self.dtype)
+            for rows in chunks(n, len(buffer)):
+                z = buffer[: rows.stop - rows.start]
+                self.logits(hidden[rows], z)
+                stats[:, rows] = self.row_stats(z, columns[rows], tokens.inverse_temperature[rows])
+        return softmax(stats if self.settings.group is None else merge_over(self.settings.group, stats))
+
+    def row_stats(self, z: Tensor, columns: Tensor, inverse_temperature: Tensor) -> Tensor:
+        """The backend's statistics of rows of logits, of this rank's shard of the vocabulary."""
+        return self.backend.row_stats(z, columns, inverse_temperature, self.settings.softcap)
+
+
+def chunks(n: int, size: int) -> list[slice]:
+    """0..n in slices of `size`."""
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+@dataclass(slots=True)
+class Sums:
+    """What the pass over the chunks fills: numbers per token, and the gradients asked for."""
+
+    logp: Tensor  # (N,)
+    entropy: Tensor
+    loss: Tensor  # the term with its penalties, without its weight
+    ratio: Tensor
+    truncated: Tensor
+    kl_ref: Tensor
+    d_hidden: Tensor | None  # (N, H) in hidden's type
+    d_weight: Tensor | None  # (V, H) in the type that logits are accumulated in
+
+    @staticmethod
+    def empty(hidden: Tensor, head: Head, needs_hidden: bool, needs_weight: bool) -> Sums:
+        """Room for these tokens."""
+        new = partial(hidden.new_zeros, len(hidden), dtype=head.dtype)
+        return Sums(
+            new(), new(), new(), new(), new(), new(),
+            torch.empty_like(hidden) if needs_hidden else None,
+            torch.zeros_like(head.weight, dtype=head.dtype) if needs_weight else None,
+        )  # fmt: skip
+
+    def record(self, rows: slice, found: Softmax, t: Tokens, settings: Settings, term: Term) -> Tensor:
+        """Fills the numbers of some rows, t being their tokens; gives their c = dL/dlog π."""
+        loss, derivative = term.loss - settings.entropy_bonus * found.entropy, term.dloss_dlogp
+        if settings.kl is not None and t.logprobs_ref is not None:
+            self.kl_ref[rows], slope = settings.kl(found.logp, t.logprobs_ref)
+            loss = loss + settings.kl.coefficient * self.kl_ref[rows]
+            derivative = derivative + settings.kl.coefficient * slope
+        self.logp[rows], self.entropy[rows], self.loss[rows] = found.logp, found.entropy, loss
+        self.ratio[rows], self.truncated[rows] = term.ratio, term.truncated.to(loss.dtype)
+        return t.weights * derivative
+
+    def stats(self, logprobs_gen: Tensor) -> Tensor:
+        """(len(STATS),) means over the tokens in the loss; zeros where there is none."""
+        if not len(self.logp):
+            return self.logp.new_zeros(len(STATS))
+        log_ratio, ratio = self.logp - logprobs_gen, self.ratio
+        return torch.stack([
+            ratio.mean(), ratio.min(), ratio.max(), self.truncated.mean(),
+            -log_ratio.mean(),  # KL(π_gen ‖ π_train), tokens being the generator's
+            (torch.expm1(log_ratio) - log_ratio).mean(),  # Schulman's k3 of the same: never negative
+            self.kl_ref.mean(), self.entropy.mean(), ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum()),
+        ])  # fmt: skip
+
+
+Terms = Callable[[slice, Tensor], Term]  # of some rows, given their log-probs
+
+
+def terms_of(head: Head, hidden: Tensor, tokens: Tokens) -> Terms:
+    """The objective, chunk by chunk; one over sequences needs all log-probs first (2NHV FLOP more)."""
+    objective, t = head.settings.objective, tokens
+    if not isinstance(objective, SequenceObjective):
+        return lambda rows, logp: objective(logp, t.logprobs_gen[rows], t.advantages[rows])
+    if t.sequences is None:
+        raise ValueError(f"{type(objective).__name__} needs sequences (N,): which sequence each token is of")
+    logp = head.score(hidden, t).logp
+    term = objective.over_sequences(logp, t.logprobs_gen, t.advantages, t.sequences, t.weights)
+    return lambda rows, _: Term(
+        term.loss[rows], term.dloss_dlogp[rows], term.ratio[rows], term.truncated[rows]
+    )
+
+
+def train(head: Head, hidden: Tensor, tokens: Tokens, sums: Sums) -> None:
+    """Forward and backward, chunk by chunk (6NHV FLOP, 2NHV less for each gradient not needed)."""
+    terms, n = terms_of(head, hidden, tokens), len(hidden)
+    if sums.d_hidden is None and sums.d_weight is None:
+        found = head.score(hidden, tokens)
+        sums.record(slice(0, n), found, tokens, head.settings, terms(slice(0, n), found.logp))
+        return
+    step = _two_pass if head.settings.row_kernel == "two-pass" else _single_pass
+    buffer = hidden.new_empty(head.chunk_rows(n), len(head.weight), dtype=head.dtype)
+    for rows in chunks(n, len(buffer)):
+        step(head, hidden[rows], tokens[rows], sums, terms, rows, buffer[: rows.stop - rows.start])
+
+
+def _two_pass(head: Head, h: Tensor, t: Tokens, sums: Sums, terms: Terms, rows: slice, z: Tensor) -> None:
+    settings, backend = head.settings, head.backend
+    columns = t.targets - head.first
+    head.logits(h, z)
+    stats = head.row_stats(z, columns, t.inverse_temperature)
+    found = softmax(stats if settings.group is None else merge_over(settings.group, stats))
+    c = sums.record(rows, found, t, settings, terms(rows, found.logp))
+    e = -settings.entropy_bonus * t.weights if settings.entropy_bonus else None
+    g = gradient(found, c, e, t.inverse_temperature)
+    exact = settings.exact or h.dtype == torch.float32
+    dz = backend.row_grads(
+        z, columns, t.inverse_temperature, settings.softcap, g.anchor, g.a, g.b, g.k, g.dz_y, exact
+    )
+    if sums.d_hidden is not None:
+        dx = h.new_empty(h.shape, dtype=head.dtype)
+        backend.d_hidden(dz, head.weight, dx)
+        if settings.group is not None:  # each rank has its shard's part of the sum over the vocabulary
+            dist.all_reduce(dx, dist.ReduceOp.SUM, settings.group)
+        sums.d_hidden[rows] = dx
+    if sums.d_weight is not None:
+        backend.add_d_weight(dz, h, sums.d_weight)
+
+
+def _single_pass(head: Head, h: Tensor, t: Tokens, sums: Sums, terms: Terms, rows: slice, z: Tensor) -> None:
+    """E = e^{u − anchor} in bf16 takes the logits' place, Ê_y = −others, and the scale s = −c / total is
+    each row's: dX = s (Ê W), dW = Êᵀ (s h)."""
+    backend = cast(SinglePass, head.backend)
+    if head.settings.row_kernel == "lean":
+        exp, stats = backend.lean(h, head.weight, t.targets, t.inverse_temperature, t.logprobs_gen)
+    else:
+        head.logits(h, z)
+        exp, stats = backend.spx(z, t.targets, t.inverse_temperature, t.logprobs_gen)
+    found = softmax(stats)
+    c = sums.record(rows, found, t, head.settings, terms(rows, found.logp))
+    scale = -c * t.inverse_temperature / found.total
+    if sums.d_hidden is not None:
+        dx = h.new_empty(h.shape, dtype=head.dtype)
+        backend.d_hidden(exp, head.weight, dx)
+        sums.d_hidden[rows] = dx.mul_(scale[:, None])
+    if sums.d_weight is not None:
+        backend.add_d_weight(exp, (h * scale[:, None]).to(h.dtype), sums.d_weight)
+
+
+def _kept(token_weights: Tensor) -> Tensor | None:
+    """Rows of weight ≠ 0, None if all. A graph being captured cannot ask how many: it takes them all."""
+    if token_weights.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    kept = token_weights.nonzero()[:, 0]
+    return None if len(kept) == len(token_weights) else kept
+
+
+@torch.library.custom_op("sigmoid_rl::policy_loss", mutates_args=())
+def policy_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, logprobs_gen: Tensor, advantages: Tensor,
+    token_weights: Tensor, inverse_temperature: Tensor, logprobs_ref: Tensor | None,
+    sequences: Tensor | None, settings: int, needs_hidden: bool, needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(loss, log-probs, entropies, STATS, d_hidden, d_weight), a gradient not needed being empty."""
+    how, dtype, n = numbered(settings), inverse_temperature.dtype, len(hidden)
+    tokens = Tokens(
+        targets.long(), logprobs_gen, advantages, token_weights, inverse_temperature, logprobs_ref, sequences
+    )
+    kept = _kept(token_weights)
+    if kept is not None:
+        hidden, tokens = hidden.index_select(0, kept), tokens[kept]
+    ranks = dist.get_world_size(how.group) if how.group is not None else 1
+    check_values(
+        hidden, len(weight) * ranks, tokens.targets, tokens.inverse_temperature, advantages=tokens.advantages,
+        logprobs_gen=tokens.logprobs_gen, token_weights=tokens.weights, logprobs_ref=tokens.logprobs_ref,
+    )  # fmt: skip
+    tokens = tokens.to(dtype)
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # autocast would round products
+        head = Head.of(hidden, weight, dtype, how)
+        sums = Sums.empty(hidden, head, needs_hidden, needs_weight)
+        train(head, hidden, tokens, sums)
+        check_log_probs(sums.logp, sums.entropy)
+        loss, stats = (sums.loss * tokens.weights).sum(), sums.stats(tokens.logprobs_gen)
+    logp, entropy, d_hidden = sums.logp, sums.entropy, sums.d_hidden
+    if kept is not None:
+        logp, entropy = (x.new_zeros(n).index_copy_(0, kept, x) for x in (logp, entropy))
+        if d_hidden is not None:
+            d_hidden = d_hidden.new_zeros(n, d_hidden.shape[1]).index_copy_(0, kept, d_hidden)
+    d_hidden = loss.new_empty(0) if d_hidden is None else d_hidden
+    d_weight = loss.new_empty(0) if sums.d_weight is None else sums.d_weight.to(weight.dtype)
+    return loss, logp, entropy, stats, d_hidden, d_weight
+
+
+@policy_loss.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, targets: Tensor, logprobs_gen: Tensor, advantages: Tensor,
+    token_weights: Tensor, inverse_temperature: Tensor, logprobs_ref: Tensor | None,
+    sequences: Tensor | None, settings: int, needs_hidden: bool, needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    def new(*shape: int) -> Tensor:
+        return hidden.new_empty(shape, dtype=inverse_temperature.dtype)
+
+    n = hidden.shape[0]
+    return (
+        new(), new(n), new(n), new(len(STATS)),
+        torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs_hidden else new(0),
+        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs_weight else new(0),
+    )  # fmt: skip
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.needs = inputs[-2:]
+    ctx.save_for_backward(*output[-2:])
+
+
+def _backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+    if any(x is not None for x in upstream[1:]):
+        raise RuntimeError("policy_loss can be differentiated once; its gradient has no derivative")
+    scale, saved = upstream[0], ctx.saved_tensors
+    grads = [
+        d * scale.to(d.dtype) if needed and scale is not None else None
+        for needed, d in zip(ctx.needs, saved, strict=True)
+    ]
+    return *grads, *(None,) * 10
+
+
+policy_loss.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,120 @@
+"""The backend that runs anywhere: torch's own GEMMs, and its softmax on a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+CACHED_BYTES = 6 << 20  # of rows worked on at a time on a CPU: they stay in the cache between the passes
+
+
+@contextmanager
+def ieee_fp32() -> Iterator[None]:
+    """Products of FP32 matrices in FP32, whatever the caller allows elsewhere (TF32, bf16)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+score = None  # by chunks of logits
+
+
+def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
+    """The head as the GEMMs below take it: bf16 beside bf16 hidden on CUDA, the logits' type elsewhere."""
+    if hidden.is_cuda and hidden.dtype == weight.dtype == torch.bfloat16:
+        return weight
+    return weight.to(dtype)
+
+
+def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
+    """out (C, V) = h Wᵀ, accumulated in the type of `out`."""
+    with ieee_fp32():
+        if weight.dtype == out.dtype:
+            torch.mm(h.to(out.dtype), weight.t(), out=out)
+        else:
+            torch.mm(h, weight.t(), out_dtype=out.dtype, out=out)
+
+
+def row_stats(z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float) -> Tensor:
+    """(4, C) statistics of each row (see `kernels.rows`); z is left as it is."""
+    stats = z.new_empty(4, len(z))
+    for rows, scratch in _parts(z):
+        y, local = _column(targets[rows], z)
+        u = _tempered(z[rows], inverse_temperature[rows], cap, scratch[0])
+        anchor = u.amax(1)
+        target = u.gather(1, y).where(local, 0.0)[:, 0]
+        v = u.sub_(anchor[:, None])
+        exp = torch.exp(v, out=scratch[1])
+        exp.scatter_(1, y, exp.gather(1, y).masked_fill(local, 0.0))
+        others, dot = exp.sum(1), torch.linalg.vecdot(exp, v)
+        stats[:, rows] = torch.stack([anchor, others, target, dot])
+    return stats
+
+
+def row_grads(
+    z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, anchor: Tensor,
+    a: Tensor, b: Tensor | None, k: Tensor | None, dz_y: Tensor, exact: bool,
+) -> Tensor:  # fmt: skip
+    """The logits' gradient in place of z: e^v (a + b (v + k)), v = u − anchor, and dz_y at the target."""
+    for rows, scratch in _parts(z):
+        y, local = _column(targets[rows], z)
+        v = _tempered(z[rows], inverse_temperature[rows], cap, scratch[0]).sub_(anchor[rows, None])
+        dz = torch.exp(v, out=scratch[1])
+        if b is None or k is None:
+            dz.mul_(a[rows, None])
+        else:
+            dz.mul_(v.add_(k[rows, None]).mul_(b[rows, None]).add_(a[rows, None]))
+        dz.scatter_(1, y, dz_y[rows, None].where(local, dz.gather(1, y)))
+        if cap:  # d(cap · tanh(z / cap)) = 1 − tanh²
+            slope = torch.tanh(torch.mul(z[rows], 1 / cap, out=scratch[0]), out=scratch[0]).square_()
+            dz.mul_(slope.neg_().add_(1.0))
+        z[rows] = dz
+    return z if exact or not z.is_cuda else z.bfloat16()
+
+
+def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
+    """out (C, H) = dz W."""
+    with ieee_fp32():
+        if dz.dtype == weight.dtype != out.dtype:
+            torch.mm(dz, weight, out_dtype=out.dtype, out=out)
+        else:
+            torch.mm(dz.to(out.dtype), weight.to(out.dtype), out=out)
+
+
+def add_d_weight(dz: Tensor, h: Tensor, out: Tensor) -> None:
+    """out (V, H) += dzᵀ h; the running sum is in the type of `out`."""
+    with ieee_fp32():
+        if dz.dtype == h.dtype != out.dtype:
+            torch.addmm(out, dz.t(), h, out_dtype=out.dtype, out=out)
+        else:
+            out.addmm_(dz.t().to(out.dtype), h.to(out.dtype))
+
+
+def _parts(z: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
+    """A few rows at a time, with two scratch tensors of their shape."""
+    size = CACHED_BYTES if z.device.type == "cpu" else 16 * CACHED_BYTES
+    rows = min(len(z), max(1, size // (z.shape[1] * z.itemsize)))
+    first, second = (z.new_empty(rows, z.shape[1]) for _ in range(2))
+    for start in range(0, len(z), max(1, rows)):
+        part = slice(start, min(start + rows, len(z)))
+        length = part.stop - start
+        yield part, (first[:length], second[:length])
+
+
+def _column(targets: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """(C, 1) each: the target's column, and whether it is one of z's."""
+    local = (targets >= 0) & (targets < z.shape[1])
+    return targets.clamp(0, z.shape[1] - 1)[:, None], local[:, None]
+
+
+def _tempered(z: Tensor, inverse_temperature: Tensor, cap: float, out: Tensor) -> Tensor:
+    if not cap:
+        return torch.mul(z, inverse_temperature[:, None], out=out)
+    torch.mul(z, 1 / cap, out=out)
+    return torch.tanh(out, out=out).mul_(cap * inverse_temperature[:, None])
