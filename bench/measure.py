@@ -1,0 +1,192 @@
+"""Time, peak memory and a description of the machine, for whatever is called; the same on CPU and CUDA."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile")
+
+
+def milliseconds(call: Callable[[], object], device: str) -> float:
+    """Duration of one call: CUDA events around it on a GPU, the wall clock elsewhere."""
+    if device == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end))
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def interleaved(
+    calls: dict[str, Callable[[], object]],
+    rounds: int,
+    device: str,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Milliseconds per round of each call, and why a call failed. Calls take turns, so that a slow moment of the
+    machine hits all of them, and each round begins with another one."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    failed: dict[str, str] = {}
+    began = time.perf_counter()
+    for i in range(rounds):
+        order = list(calls)[i % len(calls) :] + list(calls)[: i % len(calls)] if calls else []
+        for name in order:
+            if name in failed:
+                continue
+            try:
+                times[name].append(milliseconds(calls[name], device))
+            except Exception as error:
+                failed[name] = reason(error)
+            gc.collect()
+        left = (time.perf_counter() - began) / (i + 1) * (rounds - i - 1)
+        say(f"round {i + 1}/{rounds} timed, about {left:.0f} s left")
+    return times, failed
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    """Median and quartiles of milliseconds."""
+    if len(times) < 2:
+        return dict.fromkeys(("median", "low", "high"), times[0]) if times else {}
+    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+    return {"median": median, "low": low, "high": high}
+
+
+def reason(error: BaseException) -> str:
+    """One line that says what went wrong."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:200]
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def cuda_peak_bytes(call: Callable[[], object]) -> int:
+    """Growth of torch's allocated CUDA memory while `call` runs, its results included."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated() - before)
+
+
+def resident_peak_bytes(call: Callable[[], object]) -> tuple[int, str]:
+    """Growth of this process's peak resident memory while `call` runs, results included, and how it was read.
+
+    Run it in a process of its own, after one warm-up call: then what a library keeps is not counted, and what
+    each call takes and returns is. On Linux the kernel's high-water mark is reset just before.
+    """
+    gc.collect()
+    try:
+        before = _status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, see proc(5)
+        call()
+        return max(0, _status("VmHWM") - before), "VmHWM, reset before the second call, own process"
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        call()
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+        return grown * unit, "ru_maxrss growth over the first call's peak (a lower bound), own process"
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+# ------------------------------------------------------------------------------------------------ machine
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    found: dict[str, Any] = {
+        "system": platform.system(),
+        "arch": platform.machine(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "flags": _cpu_flags(),
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "card": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "cuda": torch.version.cuda,
+        }
+    return found
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
+
+
+def _cpu_name() -> str:
+    return _cpuinfo("model name") or platform.processor() or "unknown"
+
+
+def _cpu_flags() -> list[str]:
+    flags = set(_cpuinfo("flags").split())
+    return [flag for flag in ISA_FLAGS if flag in flags]
+
+
+def commit() -> str | None:
+    """The short commit of this tree, '+' behind it if kernels/ or bench/ differ; None outside git."""
+    try:
+        git = ["git", "-C", str(ROOT)]
+        head = subprocess.run(
+            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--", "kernels", "bench/*.py"], capture_output=True, text=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changed.stdout.strip() else "")
+
+
+def plain(value: Any) -> Any:
+    """For JSON: NaN and infinities as text, so that every reader takes the file."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """The whole record, in one step: a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(plain(record), indent=1) + "\n")
+    partial.replace(path)

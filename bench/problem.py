@@ -1,0 +1,152 @@
+"""A policy-loss problem, its float64 solution, and how far an answer is from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_RATIO = 4.0  # CISPO's bound, for everyone
+_BLOCK_BYTES = 256 << 20  # of one float64 block of logits
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One call of the loss: Σ_t weight · −min(ρ, 4) · Â · log π, tokens drawn from the policy itself."""
+
+    hidden: Tensor  # (N, H) leaf
+    weight: Tensor  # (V, H) leaf
+    targets: Tensor  # (N,)
+    logprobs_gen: Tensor  # (N,) FP32 nats
+    advantages: Tensor  # (N,) FP32
+    token_weights: Tensor  # (N,) FP32, 1/N
+    chunk_rows: int  # rows of logits that a chunked provider holds at a time
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, H, V)."""
+        return len(self.hidden), self.hidden.shape[1], len(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a provider returns; `logprobs` and `entropy` are None where it gives none."""
+
+    loss: Tensor | None
+    logprobs: Tensor | None  # (N,)
+    entropy: Tensor | None  # (N,)
+    d_hidden: Tensor | None  # (N, H)
+    d_weight: Tensor | None  # (V, H)
+
+
+def make_problem(
+    n: int, h: int, v: int, dtype: torch.dtype, device: str = "cpu",
+    logit_std: float = 3.0, chunk_rows: int = 0, seed: int = 0,
+) -> Problem:  # fmt: skip
+    """Random normal operands with logits of standard deviation `logit_std`.
+
+    Tokens are drawn from the policy (Gumbel-max); the generator's log-probs differ by N(0, 0.1) nats;
+    advantages are N(0, 1). chunk_rows: 0 means N.
+    """
+    g = torch.Generator(device).manual_seed(seed)
+    hidden = torch.randn(n, h, generator=g, device=device).to(dtype)
+    weight = torch.empty(v, h, dtype=dtype, device=device)
+    for rows in blocks(v, 4 * h):  # FP32 normals a block at a time: half the memory
+        weight[rows] = (
+            torch.randn(len(weight[rows]), h, generator=g, device=device).mul_(logit_std / h**0.5).to(dtype)
+        )
+    targets = torch.empty(n, dtype=torch.int64, device=device)
+    logp = torch.empty(n, device=device)
+    for rows in blocks(n, 4 * v):
+        z = (hidden[rows] @ weight.t()).float()  # rounded where dtype is bf16: good enough to draw from
+        uniform = torch.rand(z.shape, generator=g, device=device).clamp_(1e-20, 1 - 1e-7)
+        y = (z - (-uniform.log()).log()).argmax(1)
+        targets[rows] = y
+        logp[rows] = torch.log_softmax(z, 1).gather(1, y[:, None])[:, 0]
+    noise, advantages = (torch.randn(n, generator=g, device=device) for _ in range(2))
+    return Problem(
+        hidden.requires_grad_(), weight.requires_grad_(), targets, (logp + 0.1 * noise).clamp_(max=-1e-6),
+        advantages, torch.full((n,), 1 / max(1, n), device=device), chunk_rows or max(1, n),
+    )  # fmt: skip
+
+
+def subset(problem: Problem, rows: int) -> Problem:
+    """The problem of the first `rows` tokens alone, each weighing as before."""
+    p, r = problem, slice(0, rows)
+    return Problem(
+        p.hidden.detach()[r].clone().requires_grad_(), p.weight, p.targets[r], p.logprobs_gen[r],
+        p.advantages[r], p.token_weights[r], min(p.chunk_rows, rows),
+    )  # fmt: skip
+
+
+def blocks(n: int, row_bytes: int, limit: int = _BLOCK_BYTES) -> Iterator[slice]:
+    """Slices of [0, n) of at most `limit` bytes each."""
+    step = max(1, limit // row_bytes)
+    return (slice(start, min(n, start + step)) for start in range(0, n, step))
+
+
+@torch.no_grad()
+def solve(problem: Problem) -> Answer:
+    """The answer in float64, as textbooks have it, a block of rows at a time."""
+    p = problem
+    w = p.weight.double()
+    n, h, v = p.shape
+    logp, entropy, loss = (torch.empty(n, dtype=torch.float64, device=w.device) for _ in range(3))
+    d_hidden = torch.empty(n, h, dtype=torch.float64, device=w.device)
+    d_weight = torch.zeros(v, h, dtype=torch.float64, device=w.device)
+    for rows in blocks(n, 8 * v):
+        x, y = p.hidden[rows].double(), p.targets[rows, None]
+        z = x @ w.t()
+        z_y = z.gather(1, y)
+        top = z.amax(1, keepdim=True)
+        e = (z - top).exp_()
+        others = e.scatter(1, y, 0.0).sum(1, keepdim=True)
+        total = others + (z_y - top).exp()
+        # −log1p(Σ_{j≠y} e^{z_j − z_y}) keeps its digits as log π → 0
+        likely = -torch.log1p(others * (top - z_y).clamp(max=700).exp())
+        lp = torch.where(z_y - top > -20, likely, z_y - top - total.log())
+        logp[rows] = lp[:, 0]
+        entropy[rows] = top[:, 0] + total.log()[:, 0] - (e * z).sum(1) / total[:, 0]
+        ratio = (logp[rows] - p.logprobs_gen[rows].double()).exp().clamp(max=MAX_RATIO)
+        c = -p.token_weights[rows].double() * ratio * p.advantages[rows].double()
+        loss[rows] = c * logp[rows]
+        dz = e.mul_(-c[:, None] / total).scatter_(1, y, c[:, None] * (others / total))
+        d_hidden[rows] = dz @ w
+        d_weight.addmm_(dz.t(), x)
+    return Answer(loss.sum(), logp, entropy, d_hidden, d_weight)
+
+
+def errors(answer: Answer, truth: Answer) -> dict[str, float]:
+    """Distance of what the provider gave from float64: nats for logp and entropy, relative for the rest."""
+    found: dict[str, float] = {}
+    for name, given, true in (
+        ("logp", answer.logprobs, truth.logprobs),
+        ("entropy", answer.entropy, truth.entropy),
+    ):
+        if given is not None and true is not None and len(true):
+            found[f"{name}_max_abs"] = float((given.double() - true).abs().max())
+    if answer.loss is not None and truth.loss is not None:
+        scale = max(float(truth.loss.abs()), 1e-30)
+        found["loss_rel"] = float((answer.loss.double() - truth.loss).abs()) / scale
+    for name, given, true in (
+        ("d_hidden", answer.d_hidden, truth.d_hidden),
+        ("d_weight", answer.d_weight, truth.d_weight),
+    ):
+        if given is not None and true is not None:
+            found[f"{name}_rel"] = relative(given, true)
+    return found
+
+
+@torch.no_grad()
+def relative(given: Tensor, true: Tensor) -> float:
+    """‖given − true‖ / ‖true‖ in float64, a block of rows at a time."""
+    if given.shape != true.shape:
+        raise ValueError(f"expected a gradient of shape {tuple(true.shape)}, given {tuple(given.shape)}")
+    distance = norm = 0.0
+    for rows in blocks(len(true), 8 * max(1, true.shape[1])):
+        t = true[rows].double()
+        distance += float((given[rows].double() - t).square().sum())
+        norm += float(t.square().sum())
+    return (distance / max(norm, 1e-300)) ** 0.5
