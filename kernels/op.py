@@ -69,7 +69,8 @@ class Head:
         name, backend = choose(hidden, weight, settings.backend)
         if settings.row_kernel != "two-pass" and name != "triton":
             raise ValueError(f"row_kernel {settings.row_kernel!r} is Triton's; the backend here is {name!r}")
-        prepared = backend.prepare(hidden, weight, dtype, settings.weight_parts)
+        prepare = getattr(backend, "prepare", lambda h, w, *_: w)  # TEMPORARY
+        prepared = prepare(hidden, weight, dtype, settings.weight_parts)
         rank = dist.get_rank(settings.group) if settings.group is not None else 0
         return Head(prepared, backend, name, dtype, settings, rank * len(weight))
 
@@ -89,7 +90,7 @@ class Head:
     def score(self, hidden: Tensor, tokens: Tokens) -> Softmax:
         """Log-probs and entropies of all rows (2NHV FLOP)."""
         columns, n = tokens.targets - self.first, len(hidden)
-        fused = self.backend.score if self.settings.logits_dtype.itemsize >= self.dtype.itemsize else None
+        fused = getattr(self.backend, "score", None) if self.settings.logits_dtype.itemsize >= self.dtype.itemsize else None
         if fused is not None:
             inverse_temperature = tokens.inverse_temperature
             stats = fused(hidden, self.weight, columns, inverse_temperature, self.settings.softcap)

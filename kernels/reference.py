@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+
+def reference_policy_loss(
+    hidden: Tensor,  # (N, H)
+    weight: Tensor,  # (V, H)
+    targets: Tensor,  # (N,)
+    token_weights: Tensor,  # (N,)
+    surrogate: Callable[[Tensor], Tensor],  # log-probs (N,) to terms (N,), by operations autograd knows
+    *,
+    entropy_bonus: float = 0.0,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ w · (term − bonus · entropy), log-probs (N,), entropies (N,) in float64; differentiable."""
+    t = torch.as_tensor(temperature, dtype=torch.float64).expand(len(targets))
+    logits = hidden.double() @ weight.double().T
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_pi = torch.log_softmax(logits / t[:, None], dim=1)
+    logp = log_pi[torch.arange(len(targets)), targets]
+    entropy = -(log_pi.exp() * log_pi).sum(1)
+    return (token_weights.double() * (surrogate(logp) - entropy_bonus * entropy)).sum(), logp, entropy
 
 
 def reference_loss(
@@ -18,11 +41,10 @@ def reference_loss(
     max_ratio: float = math.inf,
     temperature: float | Tensor = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """CISPO's loss, log-probs (N,) and entropies (N,) in float64; differentiable in hidden and weight."""
-    t = torch.as_tensor(temperature, dtype=torch.float64).expand(len(targets))
-    logits = hidden.double() @ weight.double().T / t[:, None]
-    log_pi = torch.log_softmax(logits, dim=1)
-    logp = log_pi[torch.arange(len(targets)), targets]
-    rho = torch.exp(logp - logprobs_gen.double()).detach()
-    loss = -(token_weights.double() * rho.clamp(max=max_ratio) * advantages.double() * logp).sum()
-    return loss, logp, -(log_pi.exp() * log_pi).sum(1)
+    """The same of CISPO, −sg(min(ρ, ρ_max)) · Â · log π."""
+
+    def cispo(logp: Tensor) -> Tensor:
+        rho = torch.exp(logp - logprobs_gen.double()).detach()
+        return -rho.clamp(max=max_ratio) * advantages.double() * logp
+
+    return reference_policy_loss(hidden, weight, targets, token_weights, cispo, temperature=temperature)

@@ -1,4 +1,4 @@
-"""What every test stands on: no network, one torch thread, a small model."""
+"""What every test stands on: no network, one torch thread, a small model, Triton's interpreter."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests sp
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported: its kernels run on the CPU
 
 
 @pytest.fixture(autouse=True, scope="session")

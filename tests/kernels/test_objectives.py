@@ -1,0 +1,237 @@
+"""Promises of the objectives: each is its paper's formula, on every backend and in every mode.
+
+The surrogates here are written again from the papers, for autograd through whole float64 logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    KL,
+    REINFORCE,
+    TIS,
+    Clip,
+    DualClip,
+    IcePop,
+    backend_info,
+    policy_loss,
+)
+from kernels.reference import reference_policy_loss
+
+N, H, V = 29, 11, 67
+SEQUENCES = torch.tensor([7] * 10 + [3] * 1 + [9] * 18)  # any ids; interleaved below
+
+
+def problem(seed: int = 0) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    rand = lambda *shape: torch.randn(*shape, generator=g)  # noqa: E731  # a one-line shorthand
+    hidden, weight = rand(N, H).bfloat16().float(), rand(V, H).bfloat16().float()
+    targets = torch.randint(V, (N,), generator=g)
+    logp = torch.log_softmax((hidden @ weight.T).double(), 1)[torch.arange(N), targets].float()
+    sequences = SEQUENCES[torch.randperm(N, generator=g)]
+    per_sequence = torch.zeros(10)
+    per_sequence[[3, 7, 9]] = torch.tensor([-1.3, 0.8, 1.1])
+    return {
+        "hidden": hidden, "weight": weight, "targets": targets, "sequences": sequences,
+        "logprobs_gen": logp + 0.7 * rand(N), "logprobs_ref": logp + 0.5 * rand(N),
+        "advantages": per_sequence[sequences],
+        "token_weights": 1.0 / torch.bincount(sequences)[sequences] / 3,
+    }  # fmt: skip
+
+
+Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # log π, log μ, Â, sequences
+
+
+def clip(low: float, high: float, dual: float = math.inf) -> Surrogate:
+    def surrogate(logp: Tensor, gen: Tensor, adv: Tensor, _: Tensor) -> Tensor:
+        ratio = (logp - gen).exp()
+        best = torch.min(ratio * adv, ratio.clamp(1 - low, 1 + high) * adv)
+        return -torch.where(adv < 0, torch.max(best, dual * adv), best) if dual < math.inf else -best
+
+    return surrogate
+
+
+def cispo(bound: float) -> Surrogate:
+    return lambda logp, gen, adv, _: -(logp - gen).exp().clamp(max=bound).detach() * adv * logp
+
+
+def icepop(logp: Tensor, gen: Tensor, adv: Tensor, _: Tensor) -> Tensor:
+    ratio = (logp - gen).exp().detach()
+    return -torch.where((ratio >= 0.6) & (ratio <= 1.5), ratio, 0.0) * adv * logp
+
+
+def gspo(logp: Tensor, gen: Tensor, adv: Tensor, sequences: Tensor) -> Tensor:
+    means = {int(i): (logp - gen)[sequences == i].mean() for i in sequences.unique()}
+    ratio = torch.stack([means[int(i)] for i in sequences]).exp()
+    return -torch.min(ratio * adv, ratio.clamp(1 - 0.05, 1 + 0.02) * adv)
+
+
+OBJECTIVES: dict[str, tuple[Any, Surrogate]] = {
+    "CISPO": (CISPO(1.5), cispo(1.5)),
+    "REINFORCE": (REINFORCE(), lambda logp, gen, adv, _: -adv * logp),
+    "TIS": (TIS(), cispo(2.0)),
+    "GRPO": (GRPO(), clip(0.2, 0.2)),
+    "DAPO": (DAPO(), clip(0.2, 0.28)),
+    "DualClip": (DualClip(), clip(0.2, 0.2, 3.0)),
+    "dual clip at 1.1": (Clip(dual=1.1), clip(0.2, 0.2, 1.1)),
+    "IcePop": (IcePop(0.6, 1.5), icepop),
+    "GSPO": (GSPO(0.05, 0.02), gspo),
+}
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "temperature per token": {"temperature": torch.linspace(0.6, 1.7, N)},
+    "soft cap": {"softcap": 3.0, "temperature": 0.8},
+    "entropy bonus": {"entropy_bonus": 0.3, "softcap": 5.0, "temperature": 1.3},
+    "KL k1": {"kl": KL(0.4, "k1")},
+    "KL k2": {"kl": KL(0.4, "k2")},
+    "KL k3": {"kl": KL(0.4, "k3"), "entropy_bonus": 0.1},
+    "chunks": {"chunk_rows": 4},
+}
+BACKENDS = [name for name, info in backend_info().items() if info["available"]]
+
+
+def kl_estimate(estimator: str, logp: Tensor, ref: Tensor) -> Tensor:
+    log_ratio = logp - ref
+    return {"k1": log_ratio, "k2": 0.5 * log_ratio**2, "k3": (-log_ratio).exp() - 1 + log_ratio}[estimator]
+
+
+def oracle(p: dict[str, Tensor], surrogate: Surrogate, mode: dict[str, Any]) -> list[Tensor]:
+    hidden, weight = (p[k].double().requires_grad_() for k in ("hidden", "weight"))
+    kl = mode.get("kl")
+
+    def terms(logp: Tensor) -> Tensor:
+        out = surrogate(logp, p["logprobs_gen"].double(), p["advantages"].double(), p["sequences"])
+        if kl is not None:
+            out = out + kl.coefficient * kl_estimate(kl.estimator, logp, p["logprobs_ref"].double())
+        return out
+
+    keys = ("entropy_bonus", "temperature", "softcap")
+    options = {k: v for k, v in mode.items() if k in keys}
+    loss, logp, entropy = reference_policy_loss(
+        hidden, weight, p["targets"], p["token_weights"], terms, **options
+    )
+    return [x.detach() for x in (loss, logp, entropy, *torch.autograd.grad(loss, (hidden, weight)))]
+
+
+def ours(p: dict[str, Tensor], upstream: float = 1.0, **options: Any) -> list[Tensor]:
+    hidden, weight = (p[k].detach().clone().requires_grad_() for k in ("hidden", "weight"))
+    rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights", "sequences")}
+    if "kl" in options:
+        rest["logprobs_ref"] = p["logprobs_ref"]
+    out = policy_loss(hidden, weight, p["targets"], **rest, **options)
+    (out.loss * upstream).backward()
+    assert hidden.grad is not None and weight.grad is not None
+    return [out.loss.detach(), out.logprobs, out.entropy, hidden.grad / upstream, weight.grad / upstream]
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b).norm() / b.norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_in_every_mode_on_every_backend_equals_its_formula_in_float64(
+    name: str, mode: str, backend: str
+) -> None:
+    objective, surrogate = OBJECTIVES[name]
+    p = problem()
+    expected = oracle(p, surrogate, MODES[mode])
+    got = ours(p, -2.5, objective=objective, backend=backend, exact=True, **MODES[mode])
+    assert abs(float(got[0] - expected[0])) <= 4e-6
+    assert float((got[1] - expected[1]).abs().max()) <= 5e-6
+    assert float((got[2] - expected[2]).abs().max()) <= 1e-5
+    assert error(got[3], expected[3]) <= 1e-5 and error(got[4], expected[4]) <= 1e-5
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_bound_is_hit_by_some_token_and_missed_by_another(name: str) -> None:
+    objective, _ = OBJECTIVES[name]  # or the test above would prove less than it says
+    p = problem()
+    rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights", "sequences")}
+    out = policy_loss(p["hidden"], p["weight"], p["targets"], objective=objective, **rest)
+    share = float(out.stats["ratio/truncated"])
+    assert share == 0 if name == "REINFORCE" else 0 < share < 1
+
+
+def test_gspo_with_uneven_weights_is_differentiated_exactly() -> None:
+    p = problem()
+    p["token_weights"] = torch.rand(N, generator=torch.Generator().manual_seed(1))
+    p["token_weights"][4] = 0  # a masked token is in no mean
+
+    def surrogate(logp: Tensor, gen: Tensor, adv: Tensor, sequences: Tensor) -> Tensor:
+        w = p["token_weights"].double()
+        means = {}
+        for i in sequences.unique():
+            mine = sequences == i
+            means[int(i)] = (w * (logp - gen))[mine].sum() / w[mine].sum()
+        ratio = torch.stack([means[int(i)] for i in sequences]).exp()
+        return -torch.min(ratio * adv, ratio.clamp(1 - 0.05, 1 + 0.02) * adv)
+
+    expected = oracle(p, surrogate, {})
+    got = ours(p, objective=GSPO(0.05, 0.02))
+    assert abs(float(got[0] - expected[0])) <= 1e-5
+    assert error(got[3], expected[3]) <= 1e-5 and error(got[4], expected[4]) <= 1e-5
+
+
+def test_the_penalty_is_reported_without_its_coefficient() -> None:
+    p = problem()
+    rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights", "logprobs_ref")}
+    out = policy_loss(p["hidden"], p["weight"], p["targets"], kl=KL(7.0, "k3"), **rest)
+    logp = oracle(p, OBJECTIVES["CISPO"][1], {})[1]
+    expected = kl_estimate("k3", logp, p["logprobs_ref"].double()).mean()
+    assert float(out.stats["kl/ref"]) == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: CISPO(-1), "max_ratio is -1"),
+        (lambda: Clip(1.5), "low is 1.5"),
+        (lambda: Clip(dual=0.5), "dual is 0.5"),
+        (lambda: IcePop(2.0, 1.0), "low is 2.0, high is 1.0"),
+        (lambda: GSPO(-1.0), "low is -1.0"),
+        (lambda: KL(0.1, "k4"), "estimator is 'k4'; expected one of k1, k2, k3"),
+        (lambda: KL(math.nan), "coefficient is nan"),
+    ],
+)
+def test_settings_that_make_no_sense_are_a_clear_error(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"objective": GSPO()}, "GSPO needs sequences"),
+        ({"kl": KL(0.1)}, "kl and logprobs_ref go together"),
+        ({"objective": 3}, "objective: expected an objective such as CISPO"),
+        (
+            {"objective": type("Own", (), {"__call__": lambda *_: None, "__hash__": None})()},
+            "frozen dataclass",
+        ),
+        ({"softcap": 0.0}, "softcap is 0"),
+        ({"chunk_rows": 0}, "chunk_rows is 0"),
+        ({"weight_parts": 4}, "weight_parts is 4"),
+        ({"row_kernel": "fast"}, "row_kernel is 'fast'"),
+        ({"row_kernel": "spx", "softcap": 3.0}, "'spx' has no softcap"),
+        ({"row_kernel": "spx", "backend": "torch"}, "'spx' is Triton's; the backend here is 'torch'"),
+        ({"backend": "cuda"}, "backend is 'cuda'; expected one of cpu, triton, torch"),
+    ],
+)
+def test_options_that_do_not_go_together_are_a_clear_error(options: dict[str, Any], says: str) -> None:
+    p = problem()
+    rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights")}
+    with pytest.raises(ValueError, match=says):
+        policy_loss(p["hidden"], p["weight"], p["targets"], **rest, **options)
