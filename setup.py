@@ -1,6 +1,55 @@
 """Package metadata, in one place. `make setup` installs it editable, beside the pins of requirements/."""
 
-from setuptools import find_packages, setup
+import shutil
+import subprocess
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+HERE = Path(__file__).parent
+
+
+class CMakeBuild(build_ext):
+    """Builds kernels/_native.so by CMakeLists.txt; where that fails, the install goes on without it."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return fullname.replace(".", "/") + ".so"  # a C library: no Python version in its name
+
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name)).absolute()
+        folder = Path(self.build_temp).absolute() / "native"
+        shutil.rmtree(folder, ignore_errors=True)  # CMake refuses a cache made for another place
+        folder.mkdir(parents=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        configure = [
+            "cmake",
+            "-S",
+            HERE.absolute(),
+            "-B",
+            folder,
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target.parent}",
+        ]
+        try:
+            for command in (configure, ["cmake", "--build", folder, "--parallel"]):
+                subprocess.run(command, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.warn(
+                f"the native CPU kernels were not built ({error}); expected CMake 3.18 and a C++20 compiler. "
+                "sigmoid-rl works without them, by torch, only slower on CPUs"
+            )
+
+
+native = Extension(
+    "kernels._native",
+    sources=[],
+    depends=[
+        "CMakeLists.txt",
+        *sorted(str(f.relative_to(HERE)) for f in (HERE / "kernels/csrc").glob("*.?pp")),
+    ],
+    optional=True,
+)
 
 setup(
     name="sigmoid-rl",
@@ -9,6 +58,8 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["kernels", "kernels.*", "trainer", "trainer.*", "bench", "bench.*"]),
     package_data={"trainer": ["recipes/*.yaml"]},
+    ext_modules=[native],
+    cmdclass={"build_ext": CMakeBuild},
     install_requires=[
         "torch>=2.11,<2.14",
         "transformers>=5.16.1,<5.20",

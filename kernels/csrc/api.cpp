@@ -1,0 +1,189 @@
+// The library's C functions, which kernels/native.py calls: choose the instruction set, cut the work into tasks.
+#include <cmath>
+
+#include "isa.hpp"
+#include "threads.hpp"
+
+using namespace sigmoid_rl;
+
+namespace {
+
+struct Isa {
+    const char* name;
+    const Kernels* kernels;
+    bool (*runs_here)();
+};
+
+#ifdef SIGMOID_RL_X86
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f"); }
+bool has_avx512_bf16() {  // the flag -mavx512bf16 lets the compiler use avx512bw too
+    return has_avx512() && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
+}
+#endif
+
+// Best first; `emulated` is for tests and never chosen by itself.
+const Isa ISAS[] = {
+#ifdef SIGMOID_RL_X86
+    {"avx512_bf16", &avx512_bf16_kernels, has_avx512_bf16},
+    {"avx512", &avx512_kernels, has_avx512},
+    {"avx2", &avx2_kernels, has_avx2},
+    {"baseline", &baseline_kernels, [] { return true; }},
+    {"emulated", &emulated_kernels, has_avx2},
+#else
+    {"baseline", &baseline_kernels, [] { return true; }},
+    {"emulated", &emulated_kernels, [] { return true; }},
+#endif
+};
+
+const Isa* chosen = nullptr;
+
+int64_t ceil_div(int64_t n, int64_t size) { return (n + size - 1) / size; }
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t round_up(int64_t n, int64_t size) { return ceil_div(n, size) * size; }
+
+// Small problems take one thread: starting another costs more than it saves.
+int64_t threads_for(double flops, int64_t threads) { return flops < 1e6 || threads < 1 ? 1 : threads; }
+
+int64_t words(int64_t n, bool pairs) { return pairs ? (n + 1) / 2 : n; }
+
+// The rows of h as the `logits` kernel takes them.
+Buffer pack_hidden(const Kernels& k, const Matrix& h, bool pairs, int64_t threads) {
+    Buffer packed = buffer(round_up(h.rows, k.mr) * words(h.columns, pairs));
+    const int64_t step = 8 * k.mr;
+    for_each_task(ceil_div(h.rows, step), threads, 0, [&](int64_t task, float*) {
+        k.pack_rows(h, pairs, task * step, least(h.rows, (task + 1) * step), packed.get());
+    });
+    return packed;
+}
+
+int64_t logits_scratch(const Kernels& k, int64_t rows) { return (MAX_BLOCK + round_up(rows, k.mr)) * k.nr; }
+
+// Statistics of a row from those of its tiles: anchors meet at the largest. Out: 4 values, `stride` apart.
+void merge(const Partial* tiles, int64_t count, float target, float* out, int64_t stride) {
+    float anchor = tiles[0].anchor;
+    for (int64_t t = 1; t < count; ++t) anchor = tiles[t].anchor > anchor ? tiles[t].anchor : anchor;
+    double others = 0, dot = 0;
+    for (int64_t t = 0; t < count; ++t) {
+        const bool empty = std::isinf(tiles[t].anchor) && tiles[t].anchor < 0;
+        const double shift = empty ? 0.0 : double(tiles[t].anchor) - double(anchor), scale = std::exp(shift);
+        others += tiles[t].others * scale;
+        dot += (tiles[t].dot + (scale > 0 ? tiles[t].others * shift : 0.0)) * scale;
+    }
+    const float stats[4] = {anchor, float(others), target, float(dot)};
+    for (int i = 0; i < 4; ++i) out[i * stride] = stats[i];
+}
+
+template <class Work>
+int guarded(const Work& work) {
+    try {
+        work(*chosen->kernels);
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}
+
+}  // namespace
+
+#define API extern "C" __attribute__((visibility("default")))
+
+// The names of the instruction sets, best first; null behind the last.
+API const char* sigmoid_rl_isa(int64_t i) {
+    return i < int64_t(sizeof ISAS / sizeof *ISAS) ? ISAS[i].name : nullptr;
+}
+
+API bool sigmoid_rl_runs_here(int64_t i) { return ISAS[i].runs_here(); }
+
+// Must be called, with one that runs here, before any of the functions below.
+API void sigmoid_rl_choose(int64_t i) { chosen = &ISAS[i]; }
+API int sigmoid_rl_chosen() { return int(chosen - ISAS); }
+
+// Whether the one chosen has products of bf16 pairs.
+API bool sigmoid_rl_has_pairs() { return chosen->kernels->pairs; }
+
+// out (C, V) = h Wᵀ
+API int sigmoid_rl_logits(const Matrix* h, const Matrix* w, float* out, int64_t stride, int64_t threads) {
+    return guarded([&](const Kernels& k) {
+        const bool pairs = k.pairs && h->bf16 && w->bf16;
+        threads = threads_for(2.0 * h->rows * w->rows * h->columns, threads);
+        Buffer packed = pack_hidden(k, *h, pairs, threads);
+        const int64_t step = 8 * k.nr;
+        for_each_task(ceil_div(w->rows, step), threads, logits_scratch(k, h->rows), [&](int64_t task, float* scratch) {
+            const int64_t first = task * step, last = least(w->rows, first + step);
+            k.logits(packed.get(), h->rows, *w, pairs, first, last, out + first, stride, scratch);
+        });
+    });
+}
+
+// out (4, C): anchor, others, target, dot of each row of z (C, V)
+API int sigmoid_rl_row_stats(const Matrix* z, const Rows* rows, float* out, int64_t threads) {
+    return guarded([&](const Kernels& k) {
+        const int64_t tiles = ceil_div(z->columns, TILE);
+        const int64_t scratch = ceil_div(tiles * sizeof(Partial), sizeof(float));
+        threads = threads_for(20.0 * z->rows * z->columns, threads);
+        for_each_task(z->rows, threads, scratch, [&](int64_t i, float* s) {
+            Partial* partials = reinterpret_cast<Partial*>(s);
+            float target = 0;
+            for (int64_t t = 0; t < tiles; ++t)
+                partials[t] = k.row_stats(static_cast<const float*>(z->data) + i * z->stride + t * TILE,
+                                          least(TILE, z->columns - t * TILE), rows->targets[i] - t * TILE,
+                                          rows->inverse_temperature[i], rows->cap, &target);
+            merge(partials, tiles, target, out + i, z->rows);
+        });
+    });
+}
+
+// The logits' gradient in place of z; bf16: each row's gradient takes the first half of its bytes.
+API int sigmoid_rl_row_grads(const Matrix* z, const Rows* rows, const Coefficients* c, bool bf16, int64_t threads) {
+    return guarded([&](const Kernels& k) {
+        threads = threads_for(20.0 * z->rows * z->columns, threads);
+        float* data = static_cast<float*>(const_cast<void*>(z->data));
+        for_each_task(z->rows, threads, 0, [&](int64_t i, float*) {
+            k.row_grads(data + i * z->stride, z->columns, i, *rows, *c, bf16);
+        });
+    });
+}
+
+// out (C, H) = dz W
+API int sigmoid_rl_d_hidden(const Matrix* dz, const Matrix* w, float* out, int64_t stride, int64_t threads) {
+    return guarded([&](const Kernels& k) {
+        const bool pairs = k.pairs && dz->bf16 && w->bf16;
+        threads = threads_for(2.0 * dz->rows * w->rows * w->columns, threads);
+        // A grid of about `threads` parts, so cut that the least is packed twice.
+        const int64_t row_tiles = ceil_div(dz->rows, k.mr), column_tiles = ceil_div(w->columns, k.nr);
+        int64_t down = 1, least_cost = INT64_MAX;
+        for (int64_t d = 1; d <= threads; ++d) {
+            const int64_t across = ceil_div(threads, d);
+            const int64_t m = ceil_div(row_tiles, d) * k.mr, n = ceil_div(column_tiles, across) * k.nr;
+            const int64_t cost = ceil_div(d * across, threads) * (m * n + 12 * (2 * m + n));
+            if (cost < least_cost) least_cost = cost, down = d;
+        }
+        const int64_t across = ceil_div(threads, down);
+        const int64_t height = ceil_div(row_tiles, down) * k.mr, width = ceil_div(column_tiles, across) * k.nr;
+        const int64_t scratch = MAX_BLOCK * (k.nr + height);
+        for_each_task(down * across, threads, scratch, [&](int64_t task, float* s) {
+            const int64_t row = task / across * height, column = task % across * width;
+            if (row < dz->rows && column < w->columns)
+                k.d_hidden(*dz, *w, pairs, row, least(dz->rows, row + height), column,
+                           least(w->columns, column + width), out, stride, s);
+        });
+    });
+}
+
+// out (V, H) += dzᵀ h
+API int sigmoid_rl_add_d_weight(const Matrix* dz, const Matrix* h, float* out, int64_t stride, int64_t threads) {
+    return guarded([&](const Kernels& k) {
+        const bool pairs = k.pairs && dz->bf16 && h->bf16;
+        threads = threads_for(2.0 * dz->rows * dz->columns * h->columns, threads);
+        Buffer packed = buffer(round_up(h->columns, k.nr) * words(h->rows, pairs));
+        for_each_task(ceil_div(h->columns, k.nr), threads, 0, [&](int64_t task, float*) {
+            k.pack_columns(*h, pairs, task * k.nr, least(h->columns, (task + 1) * k.nr), packed.get());
+        });
+        const int64_t step = 16 * k.mr;
+        for_each_task(ceil_div(dz->columns, step), threads, MAX_BLOCK * step, [&](int64_t task, float* s) {
+            const int64_t first = task * step, last = least(dz->columns, first + step);
+            k.add_d_weight(*dz, packed.get(), h->columns, pairs, first, last, out, stride, s);
+        });
+    });
+}

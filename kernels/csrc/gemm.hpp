@@ -1,0 +1,168 @@
+// The three GEMMs of a language-model head, from one register tile of MR rows by NR columns (BLIS's scheme). A
+// panel of B, NR wide and one block deep, is packed where it is used and stays in L1 while A's tiles pass by.
+#pragma once
+#include "pack.hpp"
+
+namespace sigmoid_rl {
+namespace {
+
+constexpr int MR = SIGMOID_RL_MR, NR = 2 * LANES;
+typedef Vec Tile[MR][2];
+
+INLINE void multiply_pairs(Vec& sum, uint32_t a, Vec b);  // sum += both products of each pair
+
+// c = Σ_k a[k] b[k] over n packed words
+template <bool PAIRS>
+INLINE void multiply(int64_t n, const float* __restrict a, const float* __restrict b, Tile& c) {
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) c[i][0] = c[i][1] = Vec{};
+    for (int64_t k = 0; k < n; ++k, a += MR, b += NR) {
+        const Vec b0 = load(b), b1 = load(b + LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; ++i) {
+            if constexpr (PAIRS) {
+                multiply_pairs(c[i][0], bits<uint32_t>(a[i]), b0);
+                multiply_pairs(c[i][1], bits<uint32_t>(a[i]), b1);
+            } else {
+                c[i][0] += b0 * a[i];
+                c[i][1] += b1 * a[i];
+            }
+        }
+    }
+}
+
+// Writes or adds the first m rows and n columns of a tile.
+template <bool ADD>
+INLINE void put(const Tile& c, float* out, int64_t stride, int64_t m, int64_t n) {
+    if (m == MR && n == NR) {
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; ++i) {
+            float* p = out + i * stride;
+            store(p, ADD ? load(p) + c[i][0] : c[i][0]);
+            store(p + LANES, ADD ? load(p + LANES) + c[i][1] : c[i][1]);
+        }
+        return;
+    }
+    float part[MR][NR];
+    std::memcpy(part, c, sizeof part);
+    for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j) out[i * stride + j] = ADD ? out[i * stride + j] + part[i][j] : part[i][j];
+}
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+void pack_rows(const Matrix& x, bool pairs, int64_t first, int64_t last, float* packed) {
+    const Blocks blocks(x.columns);
+    const int64_t height = tiles(x.rows, MR) * MR;
+    for (int64_t b = 0; b < blocks.count; ++b) {
+        const int64_t n = words(blocks.width(b), pairs);
+        float* to = packed + height * words(blocks.at(b), pairs);
+        for (int64_t i = first; i < last; i += MR)
+            pack_inner<MR>(x, pairs, i, least(MR, last - i), blocks.at(b), blocks.width(b), to + i * n);
+    }
+}
+
+void pack_columns(const Matrix& x, bool pairs, int64_t first, int64_t last, float* packed) {
+    const Blocks blocks(x.rows);
+    const int64_t height = tiles(x.columns, NR) * NR;
+    for (int64_t b = 0; b < blocks.count; ++b) {
+        const int64_t n = words(blocks.width(b), pairs);
+        float* to = packed + height * words(blocks.at(b), pairs);
+        for (int64_t j = first; j < last; j += NR)
+            pack_outer<NR>(x, pairs, j, least(NR, last - j), blocks.at(b), blocks.width(b), to + j * n);
+    }
+}
+
+template <bool PAIRS>
+void logits_of(const float* h, int64_t rows, const Matrix& w, int64_t first, int64_t last, float* out,
+               int64_t stride, float* scratch) {
+    const Blocks blocks(w.columns);
+    const int64_t height = tiles(rows, MR) * MR;
+    float *panel = scratch, *sums = scratch + MAX_BLOCK * NR;  // sums of the blocks so far, (height, NR)
+    for (int64_t j = first; j < last; j += NR)
+        for (int64_t b = 0; b < blocks.count; ++b) {
+            const int64_t n = words(blocks.width(b), PAIRS), columns = least(NR, last - j);
+            const float* a = h + height * words(blocks.at(b), PAIRS);
+            pack_inner<NR>(w, PAIRS, j, columns, blocks.at(b), blocks.width(b), panel);
+            for (int64_t i = 0; i < rows; i += MR) {
+                Tile c;
+                multiply<PAIRS>(n, a + i * n, panel, c);
+                float* s = sums + i * NR;
+#pragma GCC unroll 16
+                for (int r = 0; r < MR; ++r) {
+                    if (b > 0) {
+                        c[r][0] += load(s + r * NR);
+                        c[r][1] += load(s + r * NR + LANES);
+                    }
+                    if (b + 1 < blocks.count) {
+                        store(s + r * NR, c[r][0]);
+                        store(s + r * NR + LANES, c[r][1]);
+                    }
+                }
+                if (b + 1 == blocks.count)
+                    put<false>(c, out + i * stride + j - first, stride, least(MR, rows - i), columns);
+            }
+        }
+}
+
+template <bool PAIRS>
+void d_hidden_of(const Matrix& dz, const Matrix& w, int64_t row0, int64_t row1, int64_t column0, int64_t column1,
+                 float* out, int64_t stride, float* scratch) {
+    const Blocks blocks(w.rows);
+    float *panel = scratch, *a = scratch + MAX_BLOCK * NR;
+    for (int64_t b = 0; b < blocks.count; ++b) {
+        const int64_t from = blocks.at(b), width = blocks.width(b), n = words(width, PAIRS);
+        for (int64_t i = row0; i < row1; i += MR)
+            pack_inner<MR>(dz, PAIRS, i, least(MR, row1 - i), from, width, a + (i - row0) * n);
+        for (int64_t j = column0; j < column1; j += NR) {
+            const int64_t columns = least(NR, column1 - j);
+            pack_outer<NR>(w, PAIRS, j, columns, from, width, panel);
+            for (int64_t i = row0; i < row1; i += MR) {
+                Tile c;
+                multiply<PAIRS>(n, a + (i - row0) * n, panel, c);
+                float* to = out + i * stride + j;
+                if (b == 0)
+                    put<false>(c, to, stride, least(MR, row1 - i), columns);
+                else
+                    put<true>(c, to, stride, least(MR, row1 - i), columns);
+            }
+        }
+    }
+}
+
+template <bool PAIRS>
+void add_d_weight_of(const Matrix& dz, const float* h, int64_t columns, int64_t first, int64_t last, float* out,
+                     int64_t stride, float* a) {
+    const Blocks blocks(dz.rows);
+    const int64_t height = tiles(columns, NR) * NR;
+    for (int64_t b = 0; b < blocks.count; ++b) {
+        const int64_t from = blocks.at(b), width = blocks.width(b), n = words(width, PAIRS);
+        const float* panels = h + height * words(from, PAIRS);
+        for (int64_t i = first; i < last; i += MR)
+            pack_outer<MR>(dz, PAIRS, i, least(MR, last - i), from, width, a + (i - first) * n);
+        for (int64_t j = 0; j < columns; j += NR)
+            for (int64_t i = first; i < last; i += MR) {
+                Tile c;
+                multiply<PAIRS>(n, a + (i - first) * n, panels + j * n, c);
+                put<true>(c, out + i * stride + j, stride, least(MR, last - i), least(NR, columns - j));
+            }
+    }
+}
+
+void logits(const float* h, int64_t rows, const Matrix& w, bool pairs, int64_t first, int64_t last, float* out,
+            int64_t stride, float* scratch) {
+    (pairs ? logits_of<true> : logits_of<false>)(h, rows, w, first, last, out, stride, scratch);
+}
+
+void d_hidden(const Matrix& dz, const Matrix& w, bool pairs, int64_t row0, int64_t row1, int64_t column0,
+              int64_t column1, float* out, int64_t stride, float* scratch) {
+    (pairs ? d_hidden_of<true> : d_hidden_of<false>)(dz, w, row0, row1, column0, column1, out, stride, scratch);
+}
+
+void add_d_weight(const Matrix& dz, const float* h, int64_t columns, bool pairs, int64_t first, int64_t last,
+                  float* out, int64_t stride, float* scratch) {
+    (pairs ? add_d_weight_of<true> : add_d_weight_of<false>)(dz, h, columns, first, last, out, stride, scratch);
+}
+
+}  // namespace
+}  // namespace sigmoid_rl

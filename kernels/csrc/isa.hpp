@@ -1,0 +1,84 @@
+// What one instruction set's build of the kernels offers; each isa_*.cpp fills in one of these.
+#pragma once
+#include <cstdint>
+
+namespace sigmoid_rl {
+
+// A row-major matrix of FP32 or bf16 values whose rows are `stride` elements apart.
+struct Matrix {
+    const void* data;
+    int64_t rows, columns, stride;
+    bool bf16;
+};
+
+// What a row of logits is turned into before its softmax: u = cap · tanh(z / cap) · inverse_temperature.
+struct Rows {
+    const int64_t* targets;            // (C,) columns; one outside [0, V) is in another shard
+    const float* inverse_temperature;  // (C,)
+    float cap;                         // 0 for none
+};
+
+// Statistics of one row over one tile of the vocabulary; the target's column counts for the anchor only.
+struct Partial {
+    float anchor;  // max_j u_j
+    float others;  // Σ_{j≠y} e^{u_j − anchor}
+    float dot;     // Σ_{j≠y} e^{u_j − anchor} (u_j − anchor)
+};
+
+// Coefficients of the logits' gradient, (C,) each: e^v (a + b (v + k)), v = u − anchor, and `target` at y.
+struct Coefficients {
+    const float *anchor, *a, *b, *k, *target;  // b and k may be null, both
+};
+
+// The inner dimension is cut into blocks of at most 256, whose sums are added one after the other in FP32. The
+// cut depends on the length alone, so a sum's order does not depend on what is computed beside it.
+constexpr int64_t MAX_BLOCK = 256;
+constexpr int64_t TILE = 2048;  // columns of the vocabulary whose statistics make one `Partial`
+
+namespace {  // each instruction set needs its own: a linker keeps one of several shared inline functions
+struct Blocks {
+    int64_t length, size, count;
+    explicit Blocks(int64_t n) : length(n) {
+        count = n > MAX_BLOCK ? (n + MAX_BLOCK - 1) / MAX_BLOCK : 1;
+        size = ((n + count - 1) / count + 7) / 8 * 8;
+        count = n > size ? (n + size - 1) / size : 1;
+    }
+    int64_t at(int64_t block) const { return block * size; }
+    int64_t width(int64_t block) const { return block + 1 < count ? size : length - block * size; }
+};
+}  // namespace
+
+// Buffers are in 32-bit words: an FP32 value, or a pair of bf16 along the inner dimension.
+struct Kernels {
+    int64_t mr, nr;  // a register tile is mr rows x nr columns
+    bool pairs;      // has products of bf16 pairs
+
+    // A of `logits`: rows [first, last) of x, first a multiple of mr, into their place in `packed`.
+    void (*pack_rows)(const Matrix& x, bool pairs, int64_t first, int64_t last, float* packed);
+    // B of `add_d_weight`: columns [first, last) of x, first a multiple of nr.
+    void (*pack_columns)(const Matrix& x, bool pairs, int64_t first, int64_t last, float* packed);
+
+    // out[i, j - first] = Σ_k h[i, k] w[j, k] for all rows and j in [first, last)
+    void (*logits)(const float* packed_h, int64_t rows, const Matrix& w, bool pairs, int64_t first, int64_t last,
+                   float* out, int64_t stride, float* scratch);
+    // out[i, j] = Σ_k dz[i, k] w[k, j] for i in [row0, row1) and j in [column0, column1)
+    void (*d_hidden)(const Matrix& dz, const Matrix& w, bool pairs, int64_t row0, int64_t row1, int64_t column0,
+                     int64_t column1, float* out, int64_t stride, float* scratch);
+    // out[i, j] += Σ_k dz[k, i] h[k, j] for i in [first, last)
+    void (*add_d_weight)(const Matrix& dz, const float* packed_h, int64_t columns, bool pairs, int64_t first,
+                         int64_t last, float* out, int64_t stride, float* scratch);
+
+    // one row's `width` <= TILE logits; `target` counts from z; *u_target is set if it is among them
+    Partial (*row_stats)(const float* z, int64_t width, int64_t target, float inverse_temperature, float cap,
+                         float* u_target);
+    // row i of z, in place; with `pairs` the bf16 gradient takes the first half of the row's bytes
+    void (*row_grads)(float* z, int64_t width, int64_t i, const Rows&, const Coefficients&, bool bf16);
+};
+
+extern const Kernels baseline_kernels;
+#ifdef SIGMOID_RL_X86
+extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels;
+#endif
+extern const Kernels emulated_kernels;  // the AVX-512 code on whatever the compiler has, for the tests
+
+}  // namespace sigmoid_rl
