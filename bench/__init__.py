@@ -1,1 +1,1 @@
-"""Benchmarks: ours beside its peers and its limit, their errors against float64, and what it means in GPU-hours."""
+"""Benchmarks: ours beside peers and the limit, errors against float64, and what it means in GPU-hours."""

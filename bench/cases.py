@@ -1,15 +1,17 @@
-"""The providers: ours, what plain trainers write, the peers, and the limit; each one call of forward + backward.
+"""The providers: ours, what plain trainers write, the peers, and the limit; each a forward + backward.
 
 A provider takes a Problem and returns an Answer. All compute the same loss and gradients (CISPO, bound 4, per
-token), so their errors can be told apart; `note` says what was needed to get there. A peer that is not installed
-raises ImportError when its case is made or run: the table says so in its line.
+token), so their errors compare; `note` says what was needed to get there. A peer that is not installed raises
+ImportError when it runs, and the table says so in its line.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,13 +47,11 @@ def cispo(logp: Tensor, p: Problem) -> Tensor:
     return -(p.token_weights * ratio * p.advantages * logp).sum()
 
 
-def ours(p: Problem, backend: str | None = None, **mode: Any) -> Answer:
+def ours(p: Problem, backend: str, **mode: Any) -> Answer:
     """`kernels.policy_loss`; `mode` holds its mode keywords."""
-    if backend is not None:
-        mode["backend"] = backend
     out = kernels.policy_loss(
         p.hidden, p.weight, p.targets, logprobs_gen=p.logprobs_gen, advantages=p.advantages,
-        token_weights=p.token_weights, objective=kernels.CISPO(MAX_RATIO), **mode,
+        token_weights=p.token_weights, objective=kernels.CISPO(MAX_RATIO), backend=backend, **mode,
     )  # fmt: skip
     return backward(out.loss, out.logprobs, out.entropy, p)
 
@@ -73,10 +73,9 @@ def torch_linear_cross_entropy(p: Problem) -> Answer:
 
 def liger(p: Problem) -> Answer:
     """Sequences of one token: only so can its advantages differ from token to token."""
-    from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOLoss
-
+    peer = importlib.import_module("liger_kernel.chunked_loss.grpo_loss")
     n = len(p.targets)
-    loss_of = LigerFusedLinearGRPOLoss(
+    loss_of = peer.LigerFusedLinearGRPOLoss(
         beta=0.0, loss_type="cispo", epsilon_high=MAX_RATIO, compiled=False, use_ref_model=False,
         chunk_size=p.chunk_rows,
     )  # fmt: skip
@@ -89,29 +88,28 @@ def liger(p: Problem) -> Answer:
 
 def cut_cross_entropy(p: Problem, **options: Any) -> Answer:
     """Per-token cross entropy is −log π; its gradient is weighted outside."""
-    from cut_cross_entropy import linear_cross_entropy
-
+    peer = importlib.import_module("cut_cross_entropy")
     impl = "cce" if p.hidden.is_cuda else "torch_compile"
-    logp = -linear_cross_entropy(p.hidden, p.weight, p.targets, reduction="none", impl=impl, **options)
+    logp = -peer.linear_cross_entropy(p.hidden, p.weight, p.targets, reduction="none", impl=impl, **options)
     return backward(cispo(logp, p), logp, None, p)
 
 
 def trl(p: Problem) -> Answer:
     """TRL's tile is 4096 tokens by a slice of the vocabulary: the slice that makes it as large as a chunk."""
-    from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
-
+    peer = importlib.import_module("trl.kernels.chunked_logprob")
     n, _, v = p.shape
-    columns = min(v, max(1, p.chunk_rows * v // min(n, TOKEN_CHUNK_SIZE)))
-    logp, entropy, *_ = ChunkedLogProbFunction.apply(
+    columns = min(v, max(1, p.chunk_rows * v // min(n, peer.TOKEN_CHUNK_SIZE)))
+    logp, entropy, *_ = peer.ChunkedLogProbFunction.apply(
         p.hidden, p.weight, None, p.targets, 1.0, columns, None, 1.0, ("entropy",)
     )
     return backward(cispo(logp, p), logp, entropy, p)
 
 
 class Gemms:
-    """The limit: X Wᵀ, dZ W and dZᵀ X alone, on buffers made beforehand; `rows` at a time.
+    """The limit: X Wᵀ, dZ W and dZᵀ X alone, on buffers made at the first call.
 
-    On CUDA with bf16 operands the first gives FP32, as an FP32 head needs. dW accumulates in what GEMMs give.
+    Whole, or `rows` at a time as the chunked losses do it. With bf16 operands on CUDA the logits are FP32, as
+    an FP32 head needs them, and so is a dW that is summed over chunks.
     """
 
     def __init__(self, rows: int | None = None) -> None:
@@ -123,9 +121,11 @@ class Gemms:
         """Buffers for the logits, their gradient (random: zeros run faster), dX and dW."""
         n, h, v = p.shape
         rows, x = min(n, self.rows or n), p.hidden
-        z = torch.empty(rows, v, dtype=torch.float32 if wide else x.dtype, device=x.device)
+        dtype = torch.float32 if wide else x.dtype
+        z = torch.empty(rows, v, dtype=dtype, device=x.device)
         dz = torch.empty(rows, v, dtype=x.dtype, device=x.device).normal_(0, 1e-3)
-        self.buffers = z, dz, torch.empty_like(x), torch.empty_like(p.weight)
+        dw = torch.empty(v, h, dtype=dtype if rows < n else x.dtype, device=x.device)
+        self.buffers = z, dz, torch.empty_like(x), dw
 
     @torch.no_grad()
     def __call__(self, p: Problem) -> Answer:
@@ -137,29 +137,31 @@ class Gemms:
         for rows in (slice(i, i + len(z)) for i in range(0, len(p.hidden), len(z))):
             x = p.hidden.detach()[rows]
             c = len(x)
-            if wide:
-                torch.mm(x, w.t(), out_dtype=torch.float32, out=z[:c])
-            else:
-                torch.mm(x, w.t(), out=z[:c])
+            wide_mm(x, w.t(), z[:c])
             torch.mm(dz[:c], w, out=dx[rows])
-            if rows.start:
+            if rows.start and wide:
+                torch.addmm(dw, dz[:c].t(), x, out_dtype=torch.float32, out=dw)
+            elif rows.start:
                 dw.addmm_(dz[:c].t(), x)
             else:
-                torch.mm(dz[:c].t(), x, out=dw)
+                wide_mm(dz[:c].t(), x, dw)
         return Answer(None, None, None, None, None)
 
 
-def our_backends(device: str) -> list[str | None]:
-    """The backends of ours that run on this device; [None], the only one, while there is no choice."""
-    try:
-        info: dict[str, Any] = kernels.backend_info()  # type: ignore[attr-defined, unused-ignore]
-    except AttributeError:
-        return [None]
-    wanted = ["triton", "torch"] if device.startswith("cuda") else ["cpu", "torch"]
-    return [name for name in wanted if name in info]
+def wide_mm(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a b, in `out`'s type straight from the accumulator."""
+    if a.dtype == out.dtype:
+        torch.mm(a, b, out=out)
+    else:
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
 
 
-def all_cases(p: Problem, backends: list[str | None] | None = None) -> list[Case]:
+def our_backends(device: str) -> list[str]:
+    """The backends of ours for this device; one that does not work here is a line that says why."""
+    return ["triton", "torch"] if device == "cuda" else ["cpu", "torch"]
+
+
+def all_cases(p: Problem, backends: Sequence[str] | None = None) -> list[Case]:
     """Every provider for this problem, the limit first."""
     device, rows = p.hidden.device.type, p.chunk_rows
     made: list[Case] = [
@@ -167,18 +169,17 @@ def all_cases(p: Problem, backends: list[str | None] | None = None) -> list[Case
         Case("3 bare GEMMs, chunked", Gemms(rows), f"the limit: {rows} rows at a time"),
     ]
     for backend in our_backends(device) if backends is None else backends:
-        name = f"ours ({backend})" if backend else "ours"
-        made.append(Case(name, lambda p, b=backend: ours(p, b, chunk_rows=p.chunk_rows)))
+        made.append(Case(f"ours ({backend})", partial(ours, backend=backend, chunk_rows=rows)))
     made += [
-        Case("naive FP32", lambda p: naive(p, torch.float32), "log_softmax + gather, no entropy"),
-        Case("naive bf16", lambda p: naive(p, torch.bfloat16), "log_softmax + gather, no entropy"),
+        Case("naive FP32", partial(naive, dtype=torch.float32), "log_softmax + gather, no entropy"),
+        Case("naive bf16", partial(naive, dtype=torch.bfloat16), "log_softmax + gather, no entropy"),
         Case("torch linear_cross_entropy", torch_linear_cross_entropy, "none-reduced, no entropy", 8),
         Case("Liger CISPO", liger, "one-token sequences; no log-probs out", 8),
         Case("Cut-Cross-Entropy", cut_cross_entropy, "CISPO outside, no entropy", 8),
         Case("TRL chunked log-prob", trl, "CISPO outside", 8),
     ]
     if device == "cuda":
-        unfiltered = Case("Cut-Cross-Entropy, unfiltered", lambda p: cut_cross_entropy(p, filter_eps=None))
+        unfiltered = Case("Cut-Cross-Entropy, unfiltered", partial(cut_cross_entropy, filter_eps=None))
         made.insert(-1, unfiltered)
     return made
 
@@ -187,7 +188,7 @@ def peer_versions() -> dict[str, str]:
     """Installed versions of the peers, 'missing' where there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"torch": torch.__version__}
+    found = {"torch": str(torch.__version__)}
     for name in ("triton", "liger_kernel", "cut_cross_entropy", "trl", "transformers"):
         try:
             found[name] = version(name) if importlib.util.find_spec(name) else "missing"

@@ -10,7 +10,7 @@ The providers take turns (round robin), so a slow moment of the machine hits all
                   CPU (each provider in a process of its own), of torch's allocator on CUDA
   |Δlogp|         largest distance of a log-prob from float64, in nats
   dX rel, dW rel  ‖gradient − float64's‖ / ‖float64's‖
-The peers: pip install --no-deps -r requirements/peers.txt. One that is missing or fails is a line that says so.
+The peers: pip install --no-deps -r requirements/peers.txt. One that is missing or fails is a line saying so.
 """
 
 from __future__ import annotations
@@ -56,12 +56,18 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--hidden", type=int, default=576, metavar="H", help="width of the hidden states (576)")
     p.add_argument("--vocab", type=int, default=49152, metavar="V", help="vocabulary (49152)")
     p.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both operands")
-    p.add_argument("--chunk", type=int, default=512, metavar="C", help="rows per chunk, for all who chunk (512)")
+    p.add_argument(
+        "--chunk", type=int, default=512, metavar="C", help="rows per chunk, for all who chunk (512)"
+    )
     p.add_argument("--logit-std", type=float, default=3.0, help="standard deviation of the logits (3)")
     p.add_argument("--rounds", type=int, default=10, help="timed calls of each provider (10)")
     p.add_argument("--only", default="", help="comma-separated: providers whose name contains one of these")
-    p.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--threads", type=int, default=_cores(), help="CPU threads (all that this process may use)")
+    p.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    p.add_argument(
+        "--threads", type=int, default=_cores(), help="CPU threads (all that this process may use)"
+    )
     p.add_argument("--no-errors", action="store_true", help="skip the float64 oracle")
     p.add_argument("--no-memory", action="store_true", help="skip the memory measurement")
     p.add_argument("--out", type=Path, help="the JSON (bench/results/compare-DEVICE-DTYPE.json)")

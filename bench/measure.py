@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,15 @@ def milliseconds(call: Callable[[], object], device: str) -> float:
 
 
 def interleaved(
-    calls: dict[str, Callable[[], object]],
+    calls: Mapping[str, Callable[[], object]],
     rounds: int,
     device: str,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Milliseconds per round of each call, and why a call failed. Calls take turns, so that a slow moment of the
-    machine hits all of them, and each round begins with another one."""
+    """Milliseconds per round of each call, and why a call failed.
+
+    Calls take turns, so that a slow moment of the machine hits all; each round begins with another one.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     failed: dict[str, str] = {}
     began = time.perf_counter()
@@ -161,7 +163,7 @@ def _cpu_flags() -> list[str]:
 
 
 def commit() -> str | None:
-    """The short commit of this tree, '+' behind it if kernels/ or bench/ differ; None outside git."""
+    """The short commit of this tree, '+' behind it if the code differs; outside git $COMMIT or None."""
     try:
         git = ["git", "-C", str(ROOT)]
         head = subprocess.run(
@@ -171,7 +173,7 @@ def commit() -> str | None:
             [*git, "status", "--porcelain", "--", "kernels", "bench/*.py"], capture_output=True, text=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("COMMIT")
     return head + ("+" if changed.stdout.strip() else "")
 
 

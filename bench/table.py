@@ -12,7 +12,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     left = {0, len(head) - 1 if head[-1] == "note" else 0}
 
     def line(cells: Sequence[str]) -> str:
-        padded = (c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+        padded = (
+            c.ljust(w) if i in left else c.rjust(w)
+            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+        )
         return "  ".join(padded).rstrip()
 
     return "\n".join((line(head), "  ".join("-" * w for w in widths), *map(line, rows)))
