@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import CISPO, Term, linear_logprob, policy_loss
+from kernels import CISPO, Term, linear_logprob, policy_loss, torch_backend
 from kernels import op as op_module
-from kernels import torch_backend
 from kernels.reference import reference_loss
 
 

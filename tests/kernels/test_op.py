@@ -1,0 +1,282 @@
+"""Promises of the op as a citizen of torch: compiled, checkpointed, repeatable, of any size."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from kernels import CISPO, GSPO, Term, backend_info, linear_logprob, policy_loss
+from kernels import op as op_module
+from kernels.reference import reference_loss
+from kernels.settings import number
+
+BACKENDS = [name for name, info in backend_info().items() if info["available"]]
+BATCH_INVARIANT = [name for name in BACKENDS if name != "torch"]  # MKL's products are not
+
+
+def problem(n: int = 23, h: int = 13, v: int = 61, std: float = 1.0, seed: int = 0) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    rand = lambda *shape: torch.randn(*shape, generator=g)  # noqa: E731  # a one-line shorthand
+    hidden, weight = rand(n, h).bfloat16().float(), (rand(v, h) * std / h**0.5).bfloat16().float()
+    targets = torch.randint(v, (n,), generator=g)
+    logp = torch.log_softmax((hidden @ weight.T).double(), 1)[torch.arange(n), targets].float()
+    return {
+        "hidden": hidden, "weight": weight, "targets": targets, "logprobs_gen": logp + 0.5 * rand(n),
+        "advantages": rand(n), "token_weights": torch.rand(n, generator=g) / max(n, 1),
+    }  # fmt: skip
+
+
+def leaves(p: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k: x.detach().clone().requires_grad_(k in ("hidden", "weight")) for k, x in p.items()}
+
+
+def run(p: dict[str, Tensor], **options: Any) -> list[Tensor]:
+    q = leaves(p)
+    out = policy_loss(**q, **options)  # type: ignore[arg-type]  # every argument is a tensor
+    out.loss.backward()
+    return [out.loss.detach(), out.logprobs, out.entropy, q["hidden"].grad, q["weight"].grad]  # type: ignore[list-item]  # set by backward
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b).norm() / b.norm().clamp(min=1e-30))
+
+
+def own(logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
+    return Term(-advantages * logp, -advantages, torch.exp(logp - logp_gen), logp > 0)
+
+
+@pytest.mark.parametrize(
+    "objective", [None, CISPO(1.3), GSPO(), own], ids=["default", "CISPO", "GSPO", "own"]
+)
+def test_compiled_without_a_graph_break_it_gives_the_same_bits(objective: Any) -> None:
+    torch._dynamo.reset()
+    p = problem() | {"sequences": torch.arange(23) // 5}
+    p["token_weights"][3] = 0
+
+    def step(scale: Tensor, **q: Tensor) -> tuple[Tensor, Tensor]:
+        out = policy_loss(
+            q.pop("hidden") * scale, q.pop("weight"), q.pop("targets"), objective=objective, **q
+        )
+        return 2 * out.loss, out.stats["entropy"] + out.logprobs.sum()
+
+    results = []
+    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        q = leaves(p)
+        loss, other = function(torch.tensor(1.5), **q)
+        loss.backward()
+        results.append([loss.detach(), other, q["hidden"].grad, q["weight"].grad])
+    for eager, compiled in zip(*results, strict=True):
+        assert torch.equal(eager, compiled)
+
+
+def test_an_objective_made_inside_a_compiled_function_is_refused_not_mistaken() -> None:
+    torch._dynamo.reset()
+    p = problem()
+
+    def step(q: dict[str, Tensor]) -> Tensor:
+        return policy_loss(**q, objective=CISPO(0.01)).loss  # type: ignore[arg-type]  # every argument is a tensor
+
+    with pytest.raises(Exception, match="max_ratio"):
+        torch.compile(step, fullgraph=True, backend="aot_eager")(p)
+
+
+def test_the_custom_op_keeps_torchs_rules_for_custom_ops() -> None:
+    p = leaves(problem())
+    settings = number(None, None, 0.0, None, torch.float32, False, "two-pass", None, 3, None, "torch")
+    args = (
+        p["hidden"], p["weight"], p["targets"], p["logprobs_gen"], p["advantages"], p["token_weights"],
+        torch.ones(23), None, None, settings, True, True,
+    )  # fmt: skip
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(op_module.policy_loss, args, test_utils=tests)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inside_activation_checkpointing_the_gradients_are_the_same_bits(backend: str) -> None:
+    p, results = problem(), []
+    body = nn.Linear(13, 13, bias=False)
+    for use_reentrant in (None, False, True):
+        q = leaves(p)
+        body.zero_grad()
+
+        def loss(hidden: Tensor, weight: Tensor, q: dict[str, Tensor] = q) -> Tensor:
+            rest = {k: x for k, x in q.items() if k not in ("hidden", "weight")}
+            return policy_loss(body(hidden), weight, **rest, backend=backend).loss  # type: ignore[arg-type]  # tensors
+
+        if use_reentrant is None:
+            loss(q["hidden"], q["weight"]).backward()
+        else:
+            checkpoint(loss, q["hidden"], q["weight"], use_reentrant=use_reentrant).backward()
+        results.append([q["hidden"].grad, q["weight"].grad, body.weight.grad])
+    for checkpointed in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], checkpointed, strict=True))  # type: ignore[arg-type]  # set by backward
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tied_embeddings_get_both_gradients(backend: str) -> None:
+    p = problem()
+    table = p["weight"].clone().requires_grad_()
+    ids = torch.arange(23) % 61
+    rest = {k: x for k, x in p.items() if k not in ("hidden", "weight")}
+    policy_loss(table[ids], table, **rest, backend=backend, exact=True).loss.backward()  # type: ignore[arg-type]  # tensors
+    exact = p["weight"].double().requires_grad_()
+    loss = reference_loss(exact[ids], exact, **rest, max_ratio=4.0)[0]
+    assert table.grad is not None
+    assert error(table.grad, torch.autograd.grad(loss, exact)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_runs_give_the_same_bits(backend: str) -> None:
+    p = problem(40)
+    first, second = (run(p, backend=backend, chunk_rows=16, entropy_bonus=0.1) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("backend", BATCH_INVARIANT)
+def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> None:
+    p = problem(17, 37, 131)
+
+    def score(rows: Tensor) -> Tensor:
+        logp, entropy = linear_logprob(p["hidden"][rows], p["weight"], p["targets"][rows], backend=backend)
+        return torch.stack([logp, entropy])
+
+    def train(rows: Tensor) -> Tensor:
+        q = {k: x if k == "weight" else x[rows] for k, x in p.items()}
+        _, logp, entropy, *_ = run(q, backend=backend, chunk_rows=5)
+        return torch.stack([logp, entropy])
+
+    everything = score(torch.arange(17))
+    for n in range(1, 18):
+        assert torch.equal(score(torch.arange(n)), everything[:, :n])
+        assert torch.equal(train(torch.arange(n)), everything[:, :n])
+    order = torch.randperm(17, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(score(order), everything[:, order])
+    assert torch.equal(train(order), everything[:, order])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_number_of_threads_changes_no_bit(backend: str) -> None:
+    if backend == "torch":
+        pytest.skip("MKL splits its sums by thread; the backends with own products do not")
+    p = problem(33, 64, 700)
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            scored = linear_logprob(p["hidden"], p["weight"], p["targets"], backend=backend)
+            results.append([*run(p, backend=backend)[1:], *scored])
+    finally:
+        torch.set_num_threads(1)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(0, 5, 7), (1, 1, 1), (1, 3, 2), (3, 1, 17), (2, 257, 3), (5, 31, 1031)])
+def test_every_size_is_right(backend: str, shape: tuple[int, int, int]) -> None:
+    p = problem(*shape)
+    loss, logp, entropy, dx, dw = run(p, backend=backend, exact=True)
+    q = {k: x.double().requires_grad_() if k in ("hidden", "weight") else x for k, x in p.items()}
+    loss64, logp64, entropy64 = reference_loss(**q, max_ratio=4.0)
+    grads = torch.autograd.grad(loss64, (q["hidden"], q["weight"]))
+    assert abs(float(loss - loss64)) <= 2e-6
+    if shape[0]:
+        assert float((logp - logp64).abs().max()) <= 5e-6 and float((entropy - entropy64).abs().max()) <= 1e-5
+    for ours, exact in zip((dx, dw), grads, strict=True):
+        assert float((ours - exact).norm()) <= 1e-5 * float(exact.norm()) + 1e-9
+
+
+@pytest.mark.parametrize(
+    "backend", [name for name in BACKENDS if name != "triton"]
+)  # too many rows to interpret
+def test_more_than_65536_tokens_are_right_to_the_last(backend: str) -> None:
+    n = 65_536 + 37
+    p = problem(n, 4, 5)
+    _, logp, _, dx, dw = run(p, backend=backend)
+    q = {k: x.double().requires_grad_() if k in ("hidden", "weight") else x for k, x in p.items()}
+    loss64, logp64, _ = reference_loss(**q, max_ratio=4.0)
+    grads = torch.autograd.grad(loss64, (q["hidden"], q["weight"]))
+    assert float((logp - logp64).abs().max()) <= 5e-6
+    assert error(dx, grads[0]) <= 1e-5 and error(dw, grads[1]) <= 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_peaked_rows_distant_targets_and_offsets_keep_their_precision(backend: str) -> None:
+    # one hidden unit of value 1: the logits are the weights
+    cases = [
+        ([27.7, 0.0, -5.0], 0, None), ([13.0, 0.0, 0.0], 0, None), ([0.0, -80.0, 3.0], 1, -83.0485873),
+        ([1e4, 1e4 - 2, 1e4 - 1], 2, -1.40760596), ([-1e4, -1e4 + 2, -1e4 + 1], 2, -1.40760596),
+        ([0.0, -200.0], 1, -200.0), ([-3e4, 3e4], 0, -6e4), ([-3e4, 3e4], 1, 0.0),
+    ]  # fmt: skip
+    for z, target, expected in cases:
+        weight = torch.tensor(z)[:, None].requires_grad_()
+        one = torch.ones(1)
+        out = policy_loss(
+            one[None], weight, torch.tensor([target]), logprobs_gen=one * 0, advantages=one,
+            token_weights=one, objective=own, backend=backend, exact=True,
+        )  # fmt: skip
+        if expected is None:  # float64 log_softmax loses these
+            others = sum(math.exp(x - z[target]) for i, x in enumerate(z) if i != target)
+            expected = -math.log1p(others)
+            assert -1e-5 < expected < -1e-12 / 2
+        assert float(out.logprobs) == pytest.approx(expected, rel=1e-5, abs=0)
+        scored, _ = linear_logprob(one[None], weight.detach(), torch.tensor([target]), backend=backend)
+        assert float(scored) == pytest.approx(expected, rel=1e-5, abs=0)
+        out.loss.backward()
+        assert weight.grad is not None
+        assert float(weight.grad[target]) == pytest.approx(math.expm1(expected), rel=1e-5, abs=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_integer_operands_give_the_exact_logits(backend: str) -> None:
+    # integers below 2⁸ have exact products and sums: log-probs depend on the softmax alone
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randint(-2, 3, shape, generator=g).float() for shape in ((9, 300), (41, 300)))
+    targets = torch.randint(41, (9,), generator=g)
+    logp, _ = linear_logprob(hidden, weight, targets, backend=backend)
+    exact = torch.log_softmax(hidden.double() @ weight.double().T, 1)[torch.arange(9), targets]
+    assert float(((logp - exact) / exact).abs().max()) <= 4e-7
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fault_in_the_data_is_named_on_every_backend(backend: str) -> None:
+    for name, value, says in (
+        ("hidden", math.nan, "hidden holds NaN"), ("weight", math.nan, "weight holds NaN"),
+        ("targets", 61, "ids from"), ("logprobs_gen", math.inf, "logprobs_gen holds NaN or infinity"),
+    ):  # fmt: skip
+        p = problem()
+        p[name].view(-1)[5] = value
+        with pytest.raises(ValueError, match=says):
+            policy_loss(**p, backend=backend)  # type: ignore[arg-type]  # every argument is a tensor
+
+
+def test_strided_inputs_are_right() -> None:
+    p = problem()
+    wide = torch.randn(23, 26)
+    wide[:, ::2] = p["hidden"]
+    for name in BACKENDS:
+        strided = linear_logprob(wide[:, ::2], p["weight"].t().contiguous().t(), p["targets"], backend=name)
+        plain = linear_logprob(p["hidden"], p["weight"], p["targets"], backend=name)
+        assert torch.allclose(strided[0], plain[0], atol=1e-6)
+
+
+def test_the_callers_precision_settings_neither_change_the_result_nor_are_changed() -> None:
+    p = problem()
+    exact = run(p, backend="torch")
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert all(torch.equal(a, b) for a, b in zip(exact, run(p, backend="torch"), strict=True))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_backend_info_says_what_works_and_why_not() -> None:
+    info = backend_info()
+    assert set(info) == {"cpu", "triton", "torch"} and info["torch"]["available"]
+    assert all(entry["available"] or entry["why_not"] for entry in info.values())
