@@ -80,6 +80,15 @@ def row_stats(z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: floa
     return stats
 
 
+def score(h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float) -> Tensor:
+    """(4, N): bit for bit the `row_stats` of the `logits` of h (N, H), of which only tiles are ever held."""
+    a, b = _rows_of(h), _rows_of(weight)
+    stats = torch.empty(4, len(a))
+    rows, _alive = _row_inputs(targets, inverse_temperature, cap, len(a))
+    _call("score", _matrix(a), _matrix(b), rows, stats.data_ptr())
+    return stats
+
+
 def row_grads(
     z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, anchor: Tensor,
     a: Tensor, b: Tensor | None, k: Tensor | None, dz_y: Tensor, exact: bool,

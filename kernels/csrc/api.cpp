@@ -1,4 +1,5 @@
 // The library's C functions, which kernels/native.py calls: choose the instruction set, cut the work into tasks.
+#include <algorithm>
 #include <cmath>
 
 #include "isa.hpp"
@@ -36,6 +37,8 @@ const Isa ISAS[] = {
 #endif
 };
 
+constexpr int64_t SCORED_ROWS = 384;  // whose logits of one tile are held at a time, by each thread
+
 const Isa* chosen = nullptr;
 
 int64_t ceil_div(int64_t n, int64_t size) { return (n + size - 1) / size; }
@@ -58,6 +61,10 @@ Buffer pack_hidden(const Kernels& k, const Matrix& h, bool pairs, int64_t thread
 }
 
 int64_t logits_scratch(const Kernels& k, int64_t rows) { return (MAX_BLOCK + round_up(rows, k.mr)) * k.nr; }
+
+const void* rows_from(const Matrix& x, int64_t first) {
+    return static_cast<const char*>(x.data) + first * x.stride * (x.bf16 ? 2 : 4);
+}
 
 // Statistics of a row from those of its tiles: anchors meet at the largest. Out: 4 values, `stride` apart.
 void merge(const Partial* tiles, int64_t count, float target, float* out, int64_t stride) {
@@ -185,5 +192,31 @@ API int sigmoid_rl_add_d_weight(const Matrix* dz, const Matrix* h, float* out, i
             const int64_t first = task * step, last = least(dz->columns, first + step);
             k.add_d_weight(*dz, packed.get(), h->columns, pairs, first, last, out, stride, s);
         });
+    });
+}
+
+// out (4, N): the statistics of row_stats(logits), a block of rows and a tile of the vocabulary at a time
+API int sigmoid_rl_score(const Matrix* h, const Matrix* w, const Rows* rows, float* out, int64_t threads) {
+    return guarded([&](const Kernels& k) {
+        const bool pairs = k.pairs && h->bf16 && w->bf16;
+        threads = threads_for(2.0 * h->rows * w->rows * h->columns, threads);
+        const int64_t height = least(SCORED_ROWS, h->rows), tiles = ceil_div(w->rows, TILE);
+        std::vector<Partial> partials(height * tiles);
+        std::vector<float> targets(height);
+        for (int64_t first = 0; first < h->rows; first += height) {
+            const int64_t n = least(height, h->rows - first);
+            std::fill(targets.begin(), targets.end(), 0.0f);
+            const Matrix part{rows_from(*h, first), n, h->columns, h->stride, h->bf16};
+            Buffer packed = pack_hidden(k, part, pairs, threads);
+            for_each_task(tiles, threads, n * TILE + logits_scratch(k, n), [&](int64_t t, float* z) {
+                const int64_t begin = t * TILE, width = least(TILE, w->rows - begin);
+                k.logits(packed.get(), n, *w, pairs, begin, begin + width, z, TILE, z + n * TILE);
+                for (int64_t i = 0; i < n; ++i)
+                    partials[i * tiles + t] =
+                        k.row_stats(z + i * TILE, width, rows->targets[first + i] - begin,
+                                    rows->inverse_temperature[first + i], rows->cap, &targets[i]);
+            });
+            for (int64_t i = 0; i < n; ++i) merge(&partials[i * tiles], tiles, targets[i], out + first + i, h->rows);
+        }
     });
 }

@@ -58,3 +58,143 @@ def test_gemms_equal_float64(shape: tuple[int, int, int], types: tuple[torch.dty
     native.add_d_weight(dz, hidden, d_weight)
     assert error(d_hidden, dz.double() @ weight.double()) < 5e-7
     assert error(d_weight, before.double() + dz.double().T @ hidden.double()) < 3e-7
+
+
+def rows_case(c: int = 19, v: int = 5001) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of 3 tiles of the vocabulary, targets of which some lie in other shards, exact temperatures."""
+    targets = torch.randint(v, (c,), generator=torch.Generator().manual_seed(1))
+    targets[:4] = torch.tensor([0, v - 1, -1, v])
+    return 3 * rand(c, v), targets, 2.0 ** (torch.arange(c) % 3 - 1)
+
+
+def exact_rows(z: Tensor, targets: Tensor, inverse: Tensor, cap: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Float64: tempered logits u, the derivative of the cap, and where the targets are."""
+    x, slope = z.double(), torch.ones_like(z, dtype=torch.float64)
+    if cap:
+        slope = 4 / ((x / cap).exp() + (-x / cap).exp()) ** 2  # 1 − tanh² without its cancellation
+        x = cap * torch.tanh(x / cap)
+    return x * inverse[:, None], slope, torch.arange(z.shape[1]) == targets[:, None]
+
+
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+def test_row_stats_equal_float64_and_leave_the_logits(cap: float) -> None:
+    z, targets, inverse = rows_case()
+    before = z.clone()
+    anchor, others, target, dot = native.row_stats(z, targets, inverse, cap)
+    u, _, at_target = exact_rows(z, targets, inverse, cap)
+    v = u - anchor[:, None]
+    e = torch.where(at_target, 0.0, v.exp())
+    assert torch.equal(z, before)
+    assert torch.allclose(anchor.double(), u.amax(1), rtol=4e-7, atol=0)
+    assert torch.allclose(target.double(), (u * at_target).sum(1), rtol=4e-7, atol=0)
+    assert torch.allclose(others.double(), e.sum(1), rtol=1e-6, atol=0)
+    assert torch.allclose(dot.double(), (e * v).sum(1), rtol=1e-6, atol=0)
+    assert target[2] == target[3] == 0  # not in this shard
+
+
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_row_grads_equal_float64(cap: float, entropy: bool) -> None:
+    z, targets, inverse = rows_case()
+    c = len(z)
+    a, b, k, dz_y = (rand(c, seed=s) for s in range(4))
+    u, slope, at_target = exact_rows(z, targets, inverse, cap)
+    anchor = u.amax(1).float() + 0.25  # any near the maximum
+    v = u - anchor[:, None].double()
+    bonus = b[:, None].double() * (v + k[:, None].double()) if entropy else 0.0
+    expected = slope * torch.where(at_target, dz_y[:, None].double(), v.exp() * (a[:, None].double() + bonus))
+    extra = (b, k) if entropy else (None, None)
+    for exact in (True, False):
+        dz = native.row_grads(z.clone(), targets, inverse, cap, anchor, a, *extra, dz_y, exact)
+        bf16 = not exact and native.info()["isa"] in ("avx512_bf16", "emulated")
+        assert dz.dtype == (torch.bfloat16 if bf16 else torch.float32) and dz.shape == z.shape
+        assert error(dz, expected) < (2**-9 if bf16 else 5e-7)
+    inplace = z.clone()
+    native.row_grads(inplace, targets, inverse, cap, anchor, a, *extra, dz_y, True)
+    assert torch.equal(inplace, native.row_grads(z, targets, inverse, cap, anchor, a, *extra, dz_y, True))
+
+
+def test_exp_is_within_two_units_and_right_at_the_ends() -> None:
+    # `others` of a row (0, x, target far below) is 1 + e^x; with x the only other one it is e^x itself
+    x = -torch.rand(4096, generator=torch.Generator().manual_seed(0)) * 87
+    z = torch.stack([torch.zeros_like(x), x], 1)
+    ones = torch.ones(len(x))
+    others = native.row_stats(z, torch.zeros(len(x), dtype=torch.int64), ones, 0.0)[1]
+    exact = x.double().exp()
+    assert float(((others - exact) / exact).abs().max()) < 2 * 2**-24 * 2
+    z = torch.tensor([[0.0, -math.inf], [0.0, -1e30], [0.0, -95.0], [math.nan, 0.0], [math.inf, 0.0]])
+    stats = native.row_stats(z, torch.zeros(5, dtype=torch.int64), torch.ones(5), 0.0)
+    assert stats[1, :3].tolist() == stats[3, :3].tolist() == [0.0] * 3
+    z[3:, 0], z[3, 1], z[4, 1] = 0.0, math.nan, math.inf
+    stats = native.row_stats(z, torch.zeros(5, dtype=torch.int64), torch.ones(5), 0.0)
+    assert stats[1, 3:].isnan().all()  # the op sees it and says so
+
+
+@pytest.mark.parametrize("types", TYPES)
+def test_a_row_does_not_depend_on_its_neighbours_or_the_threads(types: tuple[torch.dtype, ...]) -> None:
+    hidden, weight = rand(17, 300, dtype=types[0]), rand(4111, 300, dtype=types[1])
+    targets, inverse = torch.arange(17) * 240, 0.5 + rand(17).abs()
+    whole = logits(hidden, weight)
+    stats = native.row_stats(whole, targets, inverse, 7.0)
+    for n in range(1, 18):
+        torch.set_num_threads(1 + n % 2)
+        rows = torch.randperm(17, generator=torch.Generator().manual_seed(n))[:n]
+        assert torch.equal(logits(hidden[rows], weight), whole[rows])
+        scored = native.score(hidden[rows], weight, targets[rows], inverse[rows], 7.0)
+        assert torch.equal(scored, stats[:, rows])
+
+
+def test_scoring_is_bitwise_the_statistics_of_the_logits() -> None:
+    hidden, weight = rand(400, 24), rand(2500, 24)  # more rows than are scored at a time
+    targets, inverse = torch.arange(400) - 3, torch.ones(400)
+    stats = native.row_stats(logits(hidden, weight), targets, inverse, 0.0)
+    assert torch.equal(native.score(hidden, weight, targets, inverse, 0.0), stats)
+
+
+@pytest.mark.parametrize("types", TYPES)
+def test_gradients_are_the_same_bits_on_one_and_two_threads(types: tuple[torch.dtype, ...]) -> None:
+    dz, hidden, weight = rand(301, 1031), rand(301, 67, dtype=types[0]), rand(1031, 67, dtype=types[1])
+    dz = dz.to(types[0])
+    results = []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        d_hidden, d_weight = torch.empty(301, 67), torch.ones(1031, 67)
+        native.d_hidden(dz, weight, d_hidden)
+        native.add_d_weight(dz, hidden, d_weight)
+        results.append((d_hidden, d_weight))
+    for other in results[1:]:
+        assert torch.equal(other[0], results[0][0]) and torch.equal(other[1], results[0][1])
+
+
+def test_integers_are_multiplied_without_any_error() -> None:
+    draw = lambda *shape: torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(2)).float()  # noqa: E731
+    for dtype in (torch.float32, torch.bfloat16):
+        hidden, weight, dz = draw(23, 259).to(dtype), draw(77, 259).to(dtype), draw(23, 77).to(dtype)
+        assert torch.equal(logits(hidden, weight).double(), hidden.double() @ weight.double().T)
+        d_hidden, d_weight = torch.empty(23, 259), torch.zeros(77, 259)
+        native.d_hidden(dz, weight, d_hidden)
+        native.add_d_weight(dz, hidden, d_weight)
+        assert torch.equal(d_hidden.double(), dz.double() @ weight.double())
+        assert torch.equal(d_weight.double(), dz.double().T @ hidden.double())
+
+
+def test_rows_of_a_larger_matrix_and_transposed_ones_are_taken_as_they_are() -> None:
+    hidden, weight = rand(9, 80)[:, 3:40], rand(37, 50).T
+    out = torch.zeros(9, 64)
+    native.logits(hidden, weight, out[:, 5:55])
+    assert error(out[:, 5:55], hidden.double() @ weight.double().T) < 3e-7
+    assert not out[:, :5].any() and not out[:, 55:].any()
+    with pytest.raises(ValueError, match="contiguous rows"):
+        native.logits(hidden, weight, torch.zeros(50, 9).T)
+    with pytest.raises(ValueError, match="FP32 or BF16 matrix on the CPU"):
+        native.logits(hidden.double(), weight, out)
+
+
+def test_no_rows_are_no_work() -> None:
+    weight, none = rand(5, 3), torch.empty(0, 3)
+    d_weight = torch.ones(5, 3)
+    native.logits(none, weight, torch.empty(0, 5))
+    native.d_hidden(torch.empty(0, 5), weight, none.clone())
+    native.add_d_weight(torch.empty(0, 5), none, d_weight)
+    assert torch.equal(d_weight, torch.ones(5, 3))
+    assert native.score(none, weight, torch.empty(0, dtype=torch.int64), torch.empty(0), 0.0).shape == (4, 0)
