@@ -1,0 +1,58 @@
+"""The backend `triton` as `kernels.backends` wants it: CUDA, or the CPU under TRITON_INTERPRET=1.
+
+Importable without Triton; its functions are there where Triton is.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.triton.config import INTERPRET
+
+if importlib.util.find_spec("triton") is not None:
+    from kernels.triton import matmul
+    from kernels.triton.matmul import add_d_weight, d_hidden
+    from kernels.triton.matmul import cublas_logits as logits
+    from kernels.triton.rows import row_grads, row_stats, spx
+
+    __all__ = ["add_d_weight", "d_hidden", "logits", "prepare", "row_grads", "row_stats", "score", "spx"]
+
+score = None
+
+
+def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
+    """The head as the other functions take it: (V, H), or (V, parts·H) bf16 for FP32 beside bf16 hidden.
+
+    ValueError on CPU tensors outside the interpreter.
+    """
+    if not (hidden.is_cuda or INTERPRET):
+        raise ValueError(
+            f"the triton backend was given tensors on {hidden.device}; expected CUDA tensors, or "
+            "TRITON_INTERPRET=1 in the environment before Python starts"
+        )
+    return matmul.prepare(hidden, weight, dtype, parts)
+
+
+def available() -> bool:
+    """Whether the kernels can run here."""
+    return not why_not()
+
+
+def why_not() -> str:
+    """Why the kernels cannot run here; empty if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; pip install triton"
+    if not (torch.cuda.is_available() or INTERPRET):
+        return "no CUDA device is visible; on a CPU set TRITON_INTERPRET=1 before Python starts"
+    return ""
+
+
+def info() -> dict[str, Any]:
+    """What the kernels run on."""
+    device = "CPU (interpreter)" if INTERPRET else torch.cuda.get_device_name()
+    return {"triton": importlib.metadata.version("triton"), "torch": torch.__version__, "device": device}

@@ -1,0 +1,54 @@
+"""Device functions of one element: bf16 conversion, the soft cap, the tempered logit."""
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="import-untyped,import-not-found"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def to_bf16(x, INTERPRET: tl.constexpr):
+    """FP32 to bf16, to the nearest, ties to even. The interpreter's own conversion truncates."""
+    if INTERPRET:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return x.to(tl.bfloat16)
+
+
+@triton.jit
+def from_bf16(x, INTERPRET: tl.constexpr):
+    """bf16 to FP32, exactly (the interpreter's own conversion loses subnormals)."""
+    if INTERPRET:
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def tanh(x):
+    """Relative error 2e-7: a polynomial near 0 (Cephes' tanhf), 1 − 2/(e^{2|x|} + 1) elsewhere."""
+    a = tl.abs(x)
+    s = x * x
+    p = -5.70498872745e-3 * s + 2.06390887954e-2
+    p = p * s - 5.37397155531e-2
+    p = p * s + 1.33314422036e-1
+    p = p * s - 3.33332819422e-1
+    far = 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(a, 20.0)) + 1.0)
+    return tl.where(a < 0.625, p * s * x + x, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def capped(z, cap, CAPPED: tl.constexpr):
+    """The soft-capped logit, cap · tanh(z / cap) (Gemma 2, arXiv 2408.00118)."""
+    if CAPPED:
+        return cap * tanh(z / cap)
+    return z
+
+
+@triton.jit
+def cap_slope(x, cap, CAPPED: tl.constexpr):
+    """d capped / dz at the capped logit x."""
+    if CAPPED:
+        t = x / cap
+        return 1.0 - t * t
+    return 1.0 + x * 0.0

@@ -1,0 +1,94 @@
+"""The three GEMMs on a chunk: cuBLAS with FP32 results; FP32 operands as they are, or as bf16 parts.
+
+bf16 × bf16 products are exact in FP32, so bf16 operands lose nothing. `torch.mm(out_dtype=)` and
+`torch.addmm(out_dtype=)` on an FP32 self want torch ≥ 2.10 (pytorch/pytorch#167931); both take rows any
+stride apart, so the in-place bf16 gradient (2V apart) is not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from kernels.triton.split import split_bf16
+
+
+@contextmanager
+def ieee_fp32() -> Iterator[None]:
+    """FP32 GEMMs on CUDA in FP32, not TF32, however the user set that: the value cuBLAS's handle looks at."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
+    """The head (V, H) as the functions here take it; (V, parts·H) bf16 for FP32 beside bf16 hidden."""
+    if dtype != torch.float32:
+        raise ValueError(f"the triton backend has logits in float32; given inputs that need {dtype}")
+    if hidden.dtype == torch.bfloat16:
+        return weight if weight.dtype == torch.bfloat16 else split_bf16(weight.float(), parts)
+    return weight.float()
+
+
+def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
+    """out (C, H) FP32 = dz W: dz (C, V) bf16 or FP32, weight as `prepare` gives it.
+
+    Of bf16 parts, those products count that reach 2^-16 of the sum, and of a split weight beside a bf16 dz
+    the first two: the weight must not add to dz's rounding.
+    """
+    width = out.shape[1]
+    weights = weight.split(width, 1)
+    if weight.dtype == torch.float32:
+        _mm(dz.float(), weight, out)
+    elif dz.dtype == torch.bfloat16:
+        _sum_of_products([(dz, w) for w in weights[:2]], out)
+    else:
+        high, low = split_bf16(dz, 2).split(dz.shape[1], 1)
+        _sum_of_products([*((high, w) for w in weights[:2]), (low, weights[0])], out)
+
+
+def add_d_weight(dz: Tensor, h: Tensor, out: Tensor) -> None:
+    """out (V, H) FP32 += dzᵀ h, for dz (C, V) bf16 or FP32 and h (C, H); the running sum is FP32."""
+    if h.dtype == torch.float32:
+        _add_mm(dz.float().t(), h, out)
+    elif dz.dtype == torch.bfloat16:
+        _add_mm(dz.t(), h, out)
+    else:
+        for part in split_bf16(dz, 2).split(dz.shape[1], 1):
+            _add_mm(part.t(), h, out)
+
+
+def cublas_logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
+    """out (C, V) FP32 = h Wᵀ, weight as `prepare` gives it."""
+    parts = weight.shape[1] // h.shape[1]
+    _mm(h.to(weight.dtype).repeat(1, parts) if parts > 1 else h.to(weight.dtype), weight.t(), out)
+
+
+def _sum_of_products(pairs: list[tuple[Tensor, Tensor]], out: Tensor) -> None:
+    _mm(*pairs[0], out)
+    for left, right in pairs[1:]:
+        _add_mm(left, right, out)
+
+
+def _mm(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """out FP32 = left right."""
+    with ieee_fp32():
+        if left.is_cuda and left.dtype == torch.bfloat16:
+            torch.mm(left, right, out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(left.float(), right.float(), out=out)
+
+
+def _add_mm(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """out FP32 += left right."""
+    with ieee_fp32():
+        if left.is_cuda and left.dtype == torch.bfloat16:
+            torch.addmm(out, left, right, out_dtype=torch.float32, out=out)
+        else:
+            out.addmm_(left.float(), right.float())

@@ -1,0 +1,208 @@
+"""The row kernels, one program per row of FP32 logits: statistics, the gradient, and both in one pass.
+
+In place. bf16 results take the row's own bytes: column j of a row is written to bytes [2j, 2j + 2) of it and
+read from [4j, 4j + 4). Tile t therefore writes bytes [2tB, 2(t+1)B), which belong to tiles t/2 .. t of the
+logits: never to a later one. So a program may write tile t once all of its threads have read tiles 0 .. t.
+They walk the tiles in order, but warps drift apart; a barrier between each tile's load and its store holds
+them together. Rows do not share bytes.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="import-untyped,import-not-found"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.config import INTERPRET, RowConfig, row_config
+from kernels.triton.elementwise import cap_slope, capped, from_bf16, to_bf16
+
+LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # below any logit; differences to it stay finite
+RAISE: tl.constexpr = tl.constexpr(40.0)
+"""An anchor is raised when a logit exceeds it by more: Σ e^{u − m} < e^{40} · V, far from FP32's e^{88}, also
+after the division by e^{u_y − m} ≥ e^{−20} in `kernels.rows.softmax`."""
+
+
+def row_stats(
+    z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, config: RowConfig | None = None
+) -> Tensor:
+    """(4, C) FP32 statistics of the rows of z (C, V) FP32 (see `kernels.rows`); one read of z.
+
+    The anchor is the row's maximum. targets (C,) int64: one outside [0, V) is in another shard, its logit 0.
+    """
+    rows, vocabulary = z.shape
+    config = config or row_config(vocabulary)
+    stats = z.new_empty(4, rows)
+    if rows:
+        _row_stats[(rows,)](
+            z, targets, inverse_temperature, stats, rows, vocabulary, z.stride(0), cap,
+            CAPPED=cap != 0.0, BLOCK=config.block, num_warps=config.warps, num_stages=1,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    return stats
+
+
+def row_grads(
+    z: Tensor,
+    targets: Tensor,
+    inverse_temperature: Tensor,
+    cap: float,
+    anchor: Tensor,
+    a: Tensor,
+    b: Tensor | None,
+    k: Tensor | None,
+    dz_y: Tensor,
+    exact: bool,
+    config: RowConfig | None = None,
+) -> Tensor:
+    """The logits' gradient in place of z (C, V): e^v (a + b (v + k)), v = u − anchor, and dz_y at the target.
+
+    FP32 if exact; otherwise bf16, a view of z whose rows start where z's do, 2V or more elements apart.
+    """
+    rows, vocabulary = z.shape
+    config = config or row_config(vocabulary)
+    dz = z if exact else as_bf16(z)
+    if rows:
+        _row_grads[(rows,)](
+            z, dz, targets, inverse_temperature, anchor, a, a if b is None else b, a if k is None else k,
+            dz_y, vocabulary, z.stride(0), dz.stride(0), cap,
+            CAPPED=cap != 0.0, BONUS=b is not None, INTERPRET=INTERPRET, BLOCK=config.block,
+            num_warps=config.warps, num_stages=1,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    return dz
+
+
+def spx(
+    z: Tensor,
+    targets: Tensor,
+    inverse_temperature: Tensor,
+    logprobs_gen: Tensor,
+    config: RowConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(Ê, stats): e^{u − m} in bf16 in place of z (C, V), −Σ others at the target; and (4, C) statistics.
+
+    One read, one write. The anchor is the generator's estimate of the row's log-sum-exp, u_y − log π_gen,
+    raised where a logit exceeds it by more than RAISE. Then dX = s (Ê W), dW = Êᵀ (s h), s = −c / total.
+    Targets outside [0, V) start from the first tile's maximum.
+    """
+    rows, vocabulary = z.shape
+    config = config or row_config(vocabulary)
+    exp, stats = as_bf16(z), z.new_empty(4, rows)
+    if rows:
+        _spx[(rows,)](
+            z, exp, targets, inverse_temperature, logprobs_gen, stats, rows, vocabulary, z.stride(0),
+            exp.stride(0), INTERPRET=INTERPRET, BLOCK=config.block, num_warps=config.warps, num_stages=1,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    return exp, stats
+
+
+def as_bf16(z: Tensor) -> Tensor:
+    """(C, V) bf16 in the memory of z (C, V) FP32: each row starts where z's does."""
+    return z.view(torch.bfloat16)[:, : z.shape[1]]
+
+
+@triton.jit
+def _row_stats(
+    z, targets, inverse_temperature, stats, rows, vocabulary, stride, cap,
+    CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    scale = tl.load(inverse_temperature + row)
+    target = tl.load(targets + row)
+    z += row * stride
+    local = (target >= 0) & (target < vocabulary)
+    u_y = capped(tl.load(z + target, mask=local, other=0.0), cap, CAPPED) * scale
+    m, others, dot = LOWEST, 0.0, 0.0
+    for start in range(0, vocabulary, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < vocabulary
+        u = capped(tl.load(z + columns, mask=inside, other=0.0), cap, CAPPED) * scale
+        u = tl.where(inside, u, LOWEST)
+        highest = tl.maximum(m, tl.max(u, 0))
+        v = u - highest
+        exp = tl.where(columns == target, 0.0, tl.exp(v))
+        shift = m - highest
+        shrink = tl.exp(shift)
+        dot = shrink * (dot + shift * others) + tl.sum(exp * v, 0)
+        others = shrink * others + tl.sum(exp, 0)
+        m = highest
+    tl.store(stats + row, m)
+    tl.store(stats + rows + row, others)
+    tl.store(stats + 2 * rows + row, u_y)
+    tl.store(stats + 3 * rows + row, dot)
+
+
+@triton.jit
+def _row_grads(
+    z, dz, targets, inverse_temperature, anchor, a, b, k, dz_y, vocabulary, stride, dz_stride, cap,
+    CAPPED: tl.constexpr, BONUS: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    scale = tl.load(inverse_temperature + row)
+    target = tl.load(targets + row)
+    m = tl.load(anchor + row)
+    factor = tl.load(a + row)
+    at_target = tl.load(dz_y + row)
+    z += row * stride
+    dz += row * dz_stride
+    for start in range(0, vocabulary, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < vocabulary
+        x = capped(tl.load(z + columns, mask=inside, other=0.0), cap, CAPPED)
+        v = x * scale - m
+        coefficient = factor
+        if BONUS:
+            coefficient += tl.load(b + row) * (v + tl.load(k + row))
+        g = tl.where(columns == target, at_target, tl.exp(v) * coefficient) * cap_slope(x, cap, CAPPED)
+        if dz.dtype.element_ty == tl.bfloat16:
+            tl.debug_barrier()  # all threads have read this tile: see the top of the file
+            tl.store(dz + columns, to_bf16(g, INTERPRET), mask=inside)
+        else:
+            tl.store(dz + columns, g, mask=inside)
+
+
+@triton.jit
+def _spx(
+    z, exp_out, targets, inverse_temperature, logprobs_gen, stats, rows, vocabulary, stride, exp_stride,
+    INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    scale = tl.load(inverse_temperature + row)
+    target = tl.load(targets + row)
+    z += row * stride
+    exp_out += row * exp_stride
+    local = (target >= 0) & (target < vocabulary)
+    u_y = tl.load(z + target, mask=local, other=0.0) * scale
+    estimate = u_y - tl.minimum(tl.maximum(tl.load(logprobs_gen + row), -60.0), 0.0)
+    m = tl.where(local, estimate, LOWEST)
+    others, dot = 0.0, 0.0
+    for start in range(0, vocabulary, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < vocabulary
+        u = tl.load(z + columns, mask=inside, other=0.0) * scale
+        u = tl.where(inside, u, LOWEST)
+        highest = tl.max(u, 0)
+        # The same barrier as in _row_grads, and it orders the first tile's store after the load of z_y.
+        tl.debug_barrier()
+        if highest - m > RAISE:  # rare: the policy differs from the generator's by e^40
+            shift = m - highest
+            shrink = tl.exp(shift)
+            dot = shrink * (dot + shift * others)
+            others = shrink * others
+            m = highest
+            for earlier in range(0, start, BLOCK):
+                at = exp_out + earlier + tl.arange(0, BLOCK)  # whole tiles: no mask
+                tl.store(at, to_bf16(from_bf16(tl.load(at), INTERPRET) * shrink, INTERPRET))
+        v = u - m
+        exp = tl.where(columns == target, 0.0, tl.exp(v))
+        dot += tl.sum(exp * v, 0)
+        others += tl.sum(exp, 0)
+        tl.store(exp_out + columns, to_bf16(exp, INTERPRET), mask=inside)
+    tl.debug_barrier()  # another thread has written the target's column
+    tl.store(exp_out + target, to_bf16(0.0 - others, INTERPRET), mask=local)
+    tl.store(stats + row, m)
+    tl.store(stats + rows + row, others)
+    tl.store(stats + 2 * rows + row, u_y)
+    tl.store(stats + 3 * rows + row, dot)

@@ -1,0 +1,42 @@
+"""FP32 as a sum of bf16 parts: what bf16 matrix units can multiply, with FP32's digits."""
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="import-untyped,import-not-found"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.config import INTERPRET
+from kernels.triton.elementwise import from_bf16, to_bf16
+
+
+def split_bf16(x: Tensor, parts: int, block: int = 1024) -> Tensor:
+    """(R, parts·C) bf16 from x (R, C) FP32: first all columns rounded, then what that left, and so on.
+
+    Two parts carry 16 bits of each number, three all 24 (for magnitudes above 2^-102).
+    """
+    rows, columns = x.shape
+    out = x.new_empty(rows, parts * columns, dtype=torch.bfloat16)
+    if x.numel():
+        _split[(rows, triton.cdiv(columns, block))](
+            x, out, columns, x.stride(0), PARTS=parts, INTERPRET=INTERPRET, BLOCK=block, num_warps=4,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _split(
+    x, out, columns, stride,
+    PARTS: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    rest = tl.load(x + row * stride + column, mask=inside, other=0.0)
+    out += row * PARTS * columns
+    for part in tl.static_range(PARTS):
+        rounded = to_bf16(rest, INTERPRET)
+        tl.store(out + part * columns + column, rounded, mask=inside)
+        rest = rest - from_bf16(rounded, INTERPRET)  # exact
