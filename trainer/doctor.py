@@ -47,7 +47,7 @@ def examine() -> list[Finding]:
     findings = [_python(), _cpu(), _memory(), *_disks(), *_gpus()]
     findings += [_package(name, *bounds, needed=True) for name, bounds in PACKAGES.items()]
     findings += [_package(name, *bounds, needed=False) for name, bounds in OPTIONAL.items()]
-    return [*findings, _name_clash(), _model(), _compiler()]
+    return [*findings, _name_clash(), *_loss(), _model(), _compiler()]
 
 
 def runs_default(findings: list[Finding]) -> bool:
@@ -134,6 +134,20 @@ def _gpus() -> Iterator[Finding]:
         gpu = torch.cuda.get_device_properties(i)
         text = f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB, sm_{gpu.major}{gpu.minor}"
         yield Finding(f"GPU {i}", "ok", text, needed=False)
+
+
+def _loss() -> Iterator[Finding]:
+    """Which backends of the fused loss work here, and with what."""
+    try:
+        from kernels import backend_info
+    except ImportError:
+        return  # the line on torch says so
+    for name, entry in backend_info().items():
+        uses = ", ".join(str(x) for key, x in entry.items() if key in ("isa", "device"))
+        if entry["available"]:
+            yield Finding(f"loss: {name}", "ok", uses, needed=False)
+        else:
+            yield Finding(f"loss: {name}", "missing", "", entry["why_not"], needed=False)
 
 
 def _package(name: str, least: str, below: str, needed: bool) -> Finding:
