@@ -168,7 +168,7 @@ API int sigmoid_rl_d_hidden(const Matrix* dz, const Matrix* w, float* out, int64
         }
         const int64_t across = ceil_div(threads, down);
         const int64_t height = ceil_div(row_tiles, down) * k.mr, width = ceil_div(column_tiles, across) * k.nr;
-        const int64_t scratch = MAX_BLOCK * (k.nr + height);
+        const int64_t scratch = MAX_BLOCK * (width + least(height, 256));  // 256: no part is larger
         for_each_task(down * across, threads, scratch, [&](int64_t task, float* s) {
             const int64_t row = task / across * height, column = task % across * width;
             if (row < dz->rows && column < w->columns)

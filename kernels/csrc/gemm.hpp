@@ -7,6 +7,7 @@ namespace sigmoid_rl {
 namespace {
 
 constexpr int MR = SIGMOID_RL_MR, NR = 2 * LANES;
+constexpr int64_t PART = 192;  // rows of A at a time, where it is packed block by block
 typedef Vec Tile[MR][2];
 
 INLINE void multiply_pairs(Vec& sum, uint32_t a, Vec b);  // sum += both products of each pair
@@ -105,26 +106,34 @@ void logits_of(const float* h, int64_t rows, const Matrix& w, int64_t first, int
         }
 }
 
+// Cut n rows into even parts that keep A's block within L2.
+INLINE int64_t part_of(int64_t n) { return tiles(tiles(n, MR), tiles(n, PART)) * MR; }
+
 template <bool PAIRS>
 void d_hidden_of(const Matrix& dz, const Matrix& w, int64_t row0, int64_t row1, int64_t column0, int64_t column1,
                  float* out, int64_t stride, float* scratch) {
     const Blocks blocks(w.rows);
-    float *panel = scratch, *a = scratch + MAX_BLOCK * NR;
+    const int64_t part = part_of(row1 - row0);
+    float *a = scratch, *panels = scratch + MAX_BLOCK * part;  // all of B's block, packed on first use
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t from = blocks.at(b), width = blocks.width(b), n = words(width, PAIRS);
-        for (int64_t i = row0; i < row1; i += MR)
-            pack_inner<MR>(dz, PAIRS, i, least(MR, row1 - i), from, width, a + (i - row0) * n);
-        for (int64_t j = column0; j < column1; j += NR) {
-            const int64_t columns = least(NR, column1 - j);
-            pack_outer<NR>(w, PAIRS, j, columns, from, width, panel);
-            for (int64_t i = row0; i < row1; i += MR) {
-                Tile c;
-                multiply<PAIRS>(n, a + (i - row0) * n, panel, c);
-                float* to = out + i * stride + j;
-                if (b == 0)
-                    put<false>(c, to, stride, least(MR, row1 - i), columns);
-                else
-                    put<true>(c, to, stride, least(MR, row1 - i), columns);
+        for (int64_t first = row0; first < row1; first += part) {
+            const int64_t last = least(row1, first + part);
+            for (int64_t i = first; i < last; i += MR)
+                pack_inner<MR>(dz, PAIRS, i, least(MR, last - i), from, width, a + (i - first) * n);
+            for (int64_t j = column0; j < column1; j += NR) {
+                const int64_t columns = least(NR, column1 - j);
+                float* panel = panels + (j - column0) * n;
+                if (first == row0) pack_outer<NR>(w, PAIRS, j, columns, from, width, panel);
+                for (int64_t i = first; i < last; i += MR) {
+                    Tile c;
+                    multiply<PAIRS>(n, a + (i - first) * n, panel, c);
+                    float* to = out + i * stride + j;
+                    if (b == 0)
+                        put<false>(c, to, stride, least(MR, last - i), columns);
+                    else
+                        put<true>(c, to, stride, least(MR, last - i), columns);
+                }
             }
         }
     }

@@ -15,38 +15,46 @@ typedef int32_t QuadInt __attribute__((vector_size(16)));
 #define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, QuadInt{__VA_ARGS__})
 #endif
 
-// How four words, or one, are read along the inner dimension; STEP elements make a word.
+typedef uint32_t QuadWord __attribute__((vector_size(16)));
+INLINE QuadWord widen_four(const uint16_t* p) {
+    typedef uint16_t QuadHalf __attribute__((vector_size(8)));
+    QuadHalf h;
+    std::memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, QuadWord);
+}
+
+// How words are read; STEP elements along the inner dimension make one. `four` and `word` with a length read
+// along the inner dimension, those with `next` (the inner dimension's next element, or null) across it.
 struct Fp32 {
     static constexpr int STEP = 1;
     typedef float Element;
-    INLINE Quad quad(const float* p) {
+    INLINE Quad four(const float* p) {
         Quad q;
         std::memcpy(&q, p, sizeof q);
         return q;
     }
+    INLINE Quad four(const float* p, const float*) { return four(p); }
     INLINE float word(const float* p, int64_t) { return *p; }
     INLINE float word(const float* p, const float*) { return *p; }
 };
 struct Bf16 {
     static constexpr int STEP = 1;
     typedef uint16_t Element;
-    INLINE Quad quad(const uint16_t* p) {
-        typedef uint16_t Half4 __attribute__((vector_size(8)));
-        typedef uint32_t Word4 __attribute__((vector_size(16)));
-        Half4 h;
-        std::memcpy(&h, p, sizeof h);
-        return bits<Quad>(__builtin_convertvector(h, Word4) << 16);
-    }
+    INLINE Quad four(const uint16_t* p) { return bits<Quad>(widen_four(p) << 16); }
+    INLINE Quad four(const uint16_t* p, const uint16_t*) { return four(p); }
     INLINE float word(const uint16_t* p, int64_t) { return widen(*p); }
     INLINE float word(const uint16_t* p, const uint16_t*) { return widen(*p); }
 };
 struct Bf16Pairs {
     static constexpr int STEP = 2;
     typedef uint16_t Element;
-    INLINE Quad quad(const uint16_t* p) {
+    INLINE Quad four(const uint16_t* p) {
         Quad q;
         std::memcpy(&q, p, sizeof q);
         return q;
+    }
+    INLINE Quad four(const uint16_t* p, const uint16_t* next) {
+        return bits<Quad>(next ? widen_four(p) | widen_four(next) << 16 : widen_four(p));
     }
     INLINE float word(const uint16_t* p, int64_t left) {  // an odd last one is paired with zero
         return bits<float>(uint32_t(p[0]) | (left > 1 ? uint32_t(p[1]) << 16 : 0));
@@ -68,26 +76,41 @@ INLINE void transpose(Quad (&q)[4]) {
     q[3] = SHUFFLE(b, d, 2, 3, 6, 7);
 }
 
+// Words [from, to), a multiple of 4 apart, of the G-th four of R rows; `rows` of those four are there.
+template <int R, int G, class Source>
+INLINE void pack_four(const typename Source::Element* base, int64_t stride, int64_t rows, int64_t from, int64_t to,
+                      float* out) {
+    constexpr int SIZE = 4 * (R - G < 4 ? R - G : 4);
+    for (int64_t k = from; k < to; k += 4) {
+        Quad q[4] = {};
+        for (int i = 0; i < 4; ++i)
+            if (i < rows) q[i] = Source::four(base + (G + i) * stride + k * Source::STEP);
+        transpose(q);
+        for (int i = 0; i < 4; ++i) std::memcpy(out + (k + i) * R + G, &q[i], SIZE);
+    }
+}
+template <int R, int G, class Source>
+INLINE void pack_fours(const typename Source::Element* base, int64_t stride, int64_t rows, int64_t from, int64_t to,
+                       float* out) {
+    if (rows >= G + 4 || (rows == R && R - G < 4))
+        pack_four<R, G, Source>(base, stride, R - G < 4 ? R - G : 4, from, to, out);
+    else
+        pack_four<R, G, Source>(base, stride, rows - G, from, to, out);
+    if constexpr (G + 4 < R) pack_fours<R, G + 4, Source>(base, stride, rows, from, to, out);
+}
+
 // `rows` <= R rows of x, whose inner dimension is contiguous, from their element `from` on; the other rows of
-// the R are zero. Writes up to 3 words beyond the last.
+// the R are zero.
 template <int R, class Source>
 void pack_inner(const Matrix& x, int64_t row, int64_t rows, int64_t from, int64_t width, float* out) {
-    constexpr int GROUPS = (R + 3) / 4;
+    constexpr int64_t LINE = 64 / sizeof(typename Source::Element) / Source::STEP;  // words in a cache line
     const auto* base = static_cast<const typename Source::Element*>(x.data) + row * x.stride + from;
     const int64_t n = words(width, Source::STEP == 2), quads = width / Source::STEP / 4 * 4;
+    // 4 rows at a time, a cache line of each: rows a power of two apart compete for the same few places in L1
     int64_t k = 0;
-    for (; k < quads; k += 4)
-        for (int g = 0; g < GROUPS; ++g) {
-            Quad q[4] = {};
-            for (int i = 0; i < 4; ++i)
-                if (4 * g + i < rows) q[i] = Source::quad(base + (4 * g + i) * x.stride + k * Source::STEP);
-            transpose(q);
-            if (4 * g + 4 <= R)
-                for (int i = 0; i < 4; ++i) std::memcpy(out + (k + i) * R + 4 * g, &q[i], sizeof q[i]);
-            else
-                for (int i = 0; i < 4; ++i) std::memcpy(out + (k + i) * R + 4 * g, &q[i], 4 * (R % 4));
-        }
-    for (; k < n; ++k)
+    for (; k + LINE <= quads; k += LINE) pack_fours<R, 0, Source>(base, x.stride, rows, k, k + LINE, out);
+    pack_fours<R, 0, Source>(base, x.stride, rows, k, quads, out);
+    for (k = quads; k < n; ++k)
         for (int r = 0; r < R; ++r)
             out[k * R + r] =
                 r < rows ? Source::word(base + r * x.stride + k * Source::STEP, width - k * Source::STEP) : 0.0f;
@@ -101,12 +124,15 @@ void pack_outer(const Matrix& x, int64_t column, int64_t columns, int64_t from, 
     for (int64_t k = 0; k < n; ++k) {
         const auto* p = static_cast<const typename Source::Element*>(x.data) + (from + k * Source::STEP) * x.stride
                         + column;
-        const auto* next = Source::STEP == 2 && k * 2 + 1 < width ? p + x.stride : nullptr;
+        const auto* next = k * Source::STEP + 1 < width ? p + x.stride : nullptr;
         float* to = out + k * R;
-        if (columns == R && (next || Source::STEP == 1))
-            for (int r = 0; r < R; ++r) to[r] = Source::word(p + r, next ? next + r : p);
-        else
-            for (int r = 0; r < R; ++r) to[r] = r < columns ? Source::word(p + r, next ? next + r : next) : 0.0f;
+        int r = 0;
+        if (columns == R)
+            for (; r + 4 <= R; r += 4) {
+                Quad q = Source::four(p + r, next ? next + r : next);
+                std::memcpy(to + r, &q, sizeof q);
+            }
+        for (; r < R; ++r) to[r] = r < columns ? Source::word(p + r, next ? next + r : next) : 0.0f;
     }
 }
 
