@@ -13,13 +13,13 @@ def check_shapes(
 ) -> None:
     """ValueError on wrong shapes, types or devices; `per_token` holds `targets` and whatever else is (N,)."""
     shapes = tuple(hidden.shape), tuple(weight.shape)
-    if hidden.dim() != 2 or weight.dim() != 2 or shapes[0][1] != shapes[1][1] or not len(weight):
+    if hidden.dim() != 2 or weight.dim() != 2 or shapes[0][1] != shapes[1][1] or not weight.shape[0]:
         raise ValueError(f"expected hidden (N, H) and weight (V, H), given {shapes[0]} and {shapes[1]}")
     types = {"hidden": hidden.dtype, "weight": weight.dtype, "logits_dtype": logits_dtype}
     for name, dtype in types.items():
         if dtype not in _FLOATS:
             raise ValueError(f"{name}: expected a floating type, given {dtype}")
-    n = len(hidden)
+    n = hidden.shape[0]
     for name, x in {"weight": weight, **per_token}.items():
         if x is None:
             continue
@@ -55,7 +55,7 @@ def check_log_probs(logp: Tensor, entropy: Tensor) -> None:
 
 def inverse(temperature: float | Tensor, hidden: Tensor) -> Tensor:
     """(N,) 1/temperature, in the type that logits are accumulated in."""
-    n = len(hidden)
+    n = hidden.shape[0]
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     if not isinstance(temperature, Tensor):
         if not temperature > 0:

@@ -34,7 +34,7 @@ def linear_logprob(
     inverse_temperature = inverse(temperature, hidden)
     ranks = dist.get_world_size(group) if group is not None else 1
     check_values(hidden, len(weight) * ranks, targets, inverse_temperature)
-    settings = Settings(softcap=softcap or 0.0, logits_dtype=logits_dtype, group=group, backend=backend)
+    settings = Settings(softcap=softcap, logits_dtype=logits_dtype, group=group, backend=backend)
     tokens = Tokens(targets.long(), *(inverse_temperature,) * 4, None, None)
     with torch.autocast(hidden.device.type, enabled=False):  # it would round products
         head = Head.of(hidden, weight, inverse_temperature.dtype, settings)

@@ -15,7 +15,7 @@ from kernels.backends import Backend, SinglePass, choose
 from kernels.check import check_log_probs, check_values
 from kernels.objectives import SequenceObjective, Term
 from kernels.rows import Softmax, gradient, merge_over, softmax
-from kernels.settings import Settings, numbered
+from kernels.settings import RowKernel, Settings, numbered
 
 STATS = (
     "ratio/mean", "ratio/min", "ratio/max", "ratio/truncated", "kl/k1", "kl/k3", "kl/ref", "entropy", "ess",
@@ -90,10 +90,14 @@ class Head:
     def score(self, hidden: Tensor, tokens: Tokens) -> Softmax:
         """Log-probs and entropies of all rows (2NHV FLOP)."""
         columns, n = tokens.targets - self.first, len(hidden)
-        fused = getattr(self.backend, "score", None) if self.settings.logits_dtype.itemsize >= self.dtype.itemsize else None
+        fused = (
+            getattr(self.backend, "score", None)
+            if self.settings.logits_dtype.itemsize >= self.dtype.itemsize
+            else None
+        )
         if fused is not None:
             inverse_temperature = tokens.inverse_temperature
-            stats = fused(hidden, self.weight, columns, inverse_temperature, self.settings.softcap)
+            stats = fused(hidden, self.weight, columns, inverse_temperature, self.settings.cap)
         else:
             stats = hidden.new_empty(4, n, dtype=self.dtype)
             buffer = hidden.new_empty(self.chunk_rows(n), len(self.weight), dtype=self.dtype)
@@ -105,7 +109,7 @@ class Head:
 
     def row_stats(self, z: Tensor, columns: Tensor, inverse_temperature: Tensor) -> Tensor:
         """The backend's statistics of rows of logits, of this rank's shard of the vocabulary."""
-        return self.backend.row_stats(z, columns, inverse_temperature, self.settings.softcap)
+        return self.backend.row_stats(z, columns, inverse_temperature, self.settings.cap)
 
 
 def chunks(n: int, size: int) -> list[slice]:
@@ -201,7 +205,7 @@ def _two_pass(head: Head, h: Tensor, t: Tokens, sums: Sums, terms: Terms, rows: 
     g = gradient(found, c, e, t.inverse_temperature)
     exact = settings.exact or h.dtype == torch.float32
     dz = backend.row_grads(
-        z, columns, t.inverse_temperature, settings.softcap, g.anchor, g.a, g.b, g.k, g.dz_y, exact
+        z, columns, t.inverse_temperature, settings.cap, g.anchor, g.a, g.b, g.k, g.dz_y, exact
     )
     if sums.d_hidden is not None:
         dx = h.new_empty(h.shape, dtype=head.dtype)
@@ -241,14 +245,22 @@ def _kept(token_weights: Tensor) -> Tensor | None:
     return None if len(kept) == len(token_weights) else kept
 
 
-@torch.library.custom_op("sigmoid_rl::policy_loss", mutates_args=())
-def policy_loss(
+def compute(
     hidden: Tensor, weight: Tensor, targets: Tensor, logprobs_gen: Tensor, advantages: Tensor,
     token_weights: Tensor, inverse_temperature: Tensor, logprobs_ref: Tensor | None,
-    sequences: Tensor | None, settings: int, needs_hidden: bool, needs_weight: bool,
+    sequences: Tensor | None, needs_hidden: bool, needs_weight: bool, objective: int, kl: int,
+    entropy_bonus: float, softcap: float | None, logits_dtype: torch.dtype, exact: bool, weight_parts: int,
+    row_kernel: str, chunk_rows: int | None, group: int, backend: str | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(loss, log-probs, entropies, STATS, d_hidden, d_weight), a gradient not needed being empty."""
-    how, dtype, n = numbered(settings), inverse_temperature.dtype, len(hidden)
+    """(loss, log-probs, entropies, STATS, d_hidden, d_weight), a gradient not needed being empty.
+
+    objective, kl and group are `kernels.settings` numbers; the rest is as `policy_loss` has it.
+    """
+    how = Settings(
+        numbered(objective), numbered(kl), entropy_bonus, softcap, logits_dtype, exact, weight_parts,
+        cast(RowKernel, row_kernel), chunk_rows, numbered(group), backend,
+    )  # fmt: skip
+    dtype, n = inverse_temperature.dtype, len(hidden)
     tokens = Tokens(
         targets.long(), logprobs_gen, advantages, token_weights, inverse_temperature, logprobs_ref, sequences
     )
@@ -277,11 +289,14 @@ def policy_loss(
     return loss, logp, entropy, stats, d_hidden, d_weight
 
 
+policy_loss = torch.library.custom_op("sigmoid_rl::policy_loss", compute, mutates_args=())
+
+
 @policy_loss.register_fake
 def _(
     hidden: Tensor, weight: Tensor, targets: Tensor, logprobs_gen: Tensor, advantages: Tensor,
     token_weights: Tensor, inverse_temperature: Tensor, logprobs_ref: Tensor | None,
-    sequences: Tensor | None, settings: int, needs_hidden: bool, needs_weight: bool,
+    sequences: Tensor | None, needs_hidden: bool, needs_weight: bool, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     def new(*shape: int) -> Tensor:
         return hidden.new_empty(shape, dtype=inverse_temperature.dtype)
@@ -296,7 +311,7 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.needs = inputs[-2:]
+    ctx.needs, ctx.inputs = inputs[9:11], len(inputs)
     ctx.save_for_backward(*output[-2:])
 
 
@@ -308,7 +323,7 @@ def _backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         d * scale.to(d.dtype) if needed and scale is not None else None
         for needed, d in zip(ctx.needs, saved, strict=True)
     ]
-    return *grads, *(None,) * 10
+    return *grads, *(None,) * (ctx.inputs - len(grads))
 
 
 policy_loss.register_autograd(_backward, setup_context=_save)

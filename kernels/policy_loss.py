@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels import op
 from kernels.check import check_shapes, inverse
 from kernels.objectives import KL, Objective, SequenceObjective
-from kernels.settings import RowKernel, number
+from kernels.settings import DEFAULT, RowKernel, number
 from kernels.shard import whole
 
 
@@ -92,15 +92,12 @@ def policy_loss(
         raise ValueError("kl and logprobs_ref go together: give both or neither")
     weight = whole(weight)
     check_shapes(hidden, weight, logits_dtype, per_token)
-    settings = number(
-        objective, kl, entropy_bonus, softcap, logits_dtype, exact, row_kernel, chunk_rows, weight_parts,
-        group, backend,
-    )  # fmt: skip
     recording = torch.is_grad_enabled()
     loss, logp, entropy, stats, _, _ = op.policy_loss(
         hidden, weight, targets, logprobs_gen, advantages, token_weights, inverse(temperature, hidden),
-        logprobs_ref, sequences, settings, recording and hidden.requires_grad,
-        recording and weight.requires_grad,
+        logprobs_ref, sequences, recording and hidden.requires_grad, recording and weight.requires_grad,
+        number(DEFAULT if objective is None else objective), number(kl), entropy_bonus, softcap,
+        logits_dtype, exact, weight_parts, row_kernel, chunk_rows, number(group), backend,
     )  # fmt: skip
     named = dict(zip(op.STATS, stats.detach().unbind(), strict=True))
     return PolicyLossOutput(loss, logp.detach(), entropy.detach(), named)

@@ -1,16 +1,16 @@
-"""How the policy loss is computed: everything that is not a tensor, and a number for it that compiles."""
+"""How the policy loss is computed: all that is not a tensor, and numbers for what a graph cannot hold."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from kernels.objectives import CISPO, KL, Objective, SequenceObjective
 
-_DEFAULT = CISPO()
+DEFAULT = CISPO()
 RowKernel = Literal["two-pass", "spx", "lean"]
 
 
@@ -18,22 +18,27 @@ RowKernel = Literal["two-pass", "spx", "lean"]
 class Settings:
     """What `policy_loss` was asked for, checked. See there for what each means."""
 
-    objective: Objective | SequenceObjective = _DEFAULT
+    objective: Objective | SequenceObjective = DEFAULT
     kl: KL | None = None
     entropy_bonus: float = 0.0
-    softcap: float = 0.0
+    softcap: float | None = None
     logits_dtype: torch.dtype = torch.float32
     exact: bool = False
+    weight_parts: int = 3
     row_kernel: RowKernel = "two-pass"
     chunk_rows: int | None = None
-    weight_parts: int = 3
     group: dist.ProcessGroup | None = None
     backend: str | None = None
+
+    @property
+    def cap(self) -> float:
+        """The soft cap, 0 for none."""
+        return self.softcap or 0.0
 
     def __post_init__(self) -> None:
         if not (callable(self.objective) or isinstance(self.objective, SequenceObjective)):
             raise ValueError(f"objective: expected an objective such as CISPO(), given {self.objective!r}")
-        if not self.softcap >= 0:
+        if self.softcap is not None and not self.softcap > 0:
             raise ValueError(f"softcap is {self.softcap}; expected a number above 0, or None")
         if self.chunk_rows is not None and self.chunk_rows < 1:
             raise ValueError(f"chunk_rows is {self.chunk_rows}; expected at least 1")
@@ -47,35 +52,23 @@ class Settings:
                     raise ValueError(f"row_kernel {self.row_kernel!r} has no {name}; use 'two-pass'")
 
 
-_numbered: list[Settings] = []
-_number: dict[Settings, int] = {}
+_objects: list[Any] = [None]
+_numbers: dict[Any, int] = {None: 0}
 
 
 @torch.compiler.assume_constant_result
-def number(
-    objective: Objective | SequenceObjective | None, kl: KL | None, entropy_bonus: float,
-    softcap: float | None, logits_dtype: torch.dtype, exact: bool, row_kernel: RowKernel,
-    chunk_rows: int | None, weight_parts: int, group: dist.ProcessGroup | None, backend: str | None,
-) -> int:  # fmt: skip
-    """The number of these settings: a custom op takes integers, not objects. torch.compile asks once."""
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap is {softcap}; expected a number above 0, or None")
-    settings = Settings(
-        _DEFAULT if objective is None else objective, kl, entropy_bonus, softcap or 0.0, logits_dtype, exact,
-        row_kernel, chunk_rows, weight_parts, group, backend,
-    )  # fmt: skip
+def number(thing: Objective | SequenceObjective | KL | dist.ProcessGroup | None) -> int:
+    """The number of an object: a custom op takes numbers, not objects. torch.compile asks once."""
     try:
-        hash(settings)
+        known = thing in _numbers
     except TypeError:
-        raise ValueError(
-            f"objective: expected a function or a frozen dataclass, given {objective!r}"
-        ) from None
-    if settings not in _number:
-        _number[settings] = len(_numbered)
-        _numbered.append(settings)
-    return _number[settings]
+        raise ValueError(f"objective: expected a function or a frozen dataclass, given {thing!r}") from None
+    if not known:
+        _numbers[thing] = len(_objects)
+        _objects.append(thing)
+    return _numbers[thing]
 
 
-def numbered(index: int) -> Settings:
-    """The settings of a number."""
-    return _numbered[index]
+def numbered(index: int) -> Any:
+    """The object of a number."""
+    return _objects[index]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -87,10 +88,10 @@ def test_an_objective_made_inside_a_compiled_function_is_refused_not_mistaken() 
 
 def test_the_custom_op_keeps_torchs_rules_for_custom_ops() -> None:
     p = leaves(problem())
-    settings = number(None, None, 0.0, None, torch.float32, False, "two-pass", None, 3, None, "torch")
     args = (
         p["hidden"], p["weight"], p["targets"], p["logprobs_gen"], p["advantages"], p["token_weights"],
-        torch.ones(23), None, None, settings, True, True,
+        torch.ones(23), None, None, True, True, number(CISPO()), 0, 0.0, None, torch.float32, False, 3,
+        "two-pass", None, 0, "torch",
     )  # fmt: skip
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(op_module.policy_loss, args, test_utils=tests)
@@ -280,3 +281,23 @@ def test_backend_info_says_what_works_and_why_not() -> None:
     info = backend_info()
     assert set(info) == {"cpu", "triton", "torch"} and info["torch"]["available"]
     assert all(entry["available"] or entry["why_not"] for entry in info.values())
+
+
+def test_other_numbers_of_tokens_compile_nothing_again() -> None:
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    step = torch.compile(lambda **q: policy_loss(**q).loss, fullgraph=True, dynamic=True, backend=counter)
+    counts = []
+    for n in (5, 9, 23):
+        p = problem(n)
+        assert torch.equal(step(**p), policy_loss(**p).loss)  # type: ignore[arg-type]  # every argument is a tensor
+        counts.append(counter.frame_count)
+    assert counts[0] > 0 and len(set(counts)) == 1
+
+
+def test_in_inference_mode_it_scores() -> None:
+    p = problem()
+    with torch.inference_mode():
+        out = policy_loss(**p)  # type: ignore[arg-type]  # every argument is a tensor
+        scored, _ = linear_logprob(p["hidden"], p["weight"], p["targets"])
+    assert torch.equal(out.logprobs, scored) and not out.loss.requires_grad
