@@ -130,7 +130,7 @@ class Gemms:
     @torch.no_grad()
     def __call__(self, p: Problem) -> Answer:
         wide = p.hidden.is_cuda and p.hidden.dtype == torch.bfloat16
-        if not self.buffers:
+        if not self.buffers or len(self.buffers[2]) != len(p.hidden):
             self.prepare(p, wide)
         z, dz, dx, dw = self.buffers
         w = p.weight.detach()

@@ -10,13 +10,15 @@ The providers take turns (round robin), so a slow moment of the machine hits all
                   CPU (each provider in a process of its own), of torch's allocator on CUDA
   |Δlogp|         largest distance of a log-prob from float64, in nats
   dX rel, dW rel  ‖gradient − float64's‖ / ‖float64's‖
-The peers: pip install --no-deps -r requirements/peers.txt. One that is missing or fails is a line saying so.
+A provider that would take more than --max-seconds a call is a line that says so, as is one that fails.
+The peers: pip install --no-deps -r requirements/peers.txt
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import os
 import subprocess
@@ -36,15 +38,17 @@ from bench.measure import (
     cuda_peak_bytes,
     interleaved,
     machine,
+    milliseconds,
     reason,
     resident_peak_bytes,
     summary,
     write_json,
 )
-from bench.problem import Problem, errors, make_problem, solve
+from bench.problem import Answer, Problem, errors, make_problem, solve, subset
 from bench.table import COMPARE_HEAD, compare_rows, table
 
 LIMIT = "3 bare GEMMs"
+PROBE = 16  # a first call on N/16 rows tells what a whole one will take
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,6 +65,10 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--logit-std", type=float, default=3.0, help="standard deviation of the logits (3)")
     p.add_argument("--rounds", type=int, default=10, help="timed calls of each provider (10)")
+    p.add_argument(
+        "--max-seconds", type=float, default=60.0, metavar="S",
+        help="a provider whose call takes longer, by an estimate on N/16 rows, is not timed (60)",
+    )  # fmt: skip
     p.add_argument("--only", default="", help="comma-separated: providers whose name contains one of these")
     p.add_argument(
         "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
@@ -95,29 +103,52 @@ def build(args: argparse.Namespace) -> tuple[Problem, list[Case]]:
 
 def compare(problem: Problem, cases: Sequence[Case], args: argparse.Namespace) -> list[dict[str, Any]]:
     """One record per case: times, errors, memory, or why there are none."""
-    truth = None if args.no_errors else _said("float64 oracle", lambda: solve(problem))
-    records: dict[str, dict[str, Any]] = {}
-    for case in cases:
-        record: dict[str, Any] = {"name": case.name, "note": case.note, "gemm_flops_per_nhv": case.flops}
-        records[case.name] = record
-        try:
-            answer = _said(f"{case.name}: first call", functools.partial(case.run, problem))
-            record["errors"] = errors(answer, truth) if truth else {}
-        except Exception as error:
-            record["error"] = reason(error)
-            say(f"{case.name}: {record['error']}")
-        answer = None
-    del truth
-    calls = {c.name: functools.partial(c.run, problem) for c in cases if "error" not in records[c.name]}
+    few = subset(problem, max(1, args.rows // PROBE))
+    truth = few_truth = None
+    if not args.no_errors:
+        truth, few_truth = _said("float64 oracle", lambda: (solve(problem), solve(few)))
+    records = {c.name: {"name": c.name, "note": c.note, "gemm_flops_per_nhv": c.flops} for c in cases}
+    ready = [c for c in cases if _first(c, problem, few, truth, few_truth, args, records[c.name])]
+    del truth, few_truth
+    calls = {c.name: functools.partial(c.run, problem) for c in ready}
     times, failed = interleaved(calls, args.rounds, args.device, say)
-    for name in calls:
+    for name, call in calls.items():
         records[name] |= {"ms": summary(times[name]), "rounds_ms": times[name]}
         if name in failed:
             records[name]["error"] = failed[name]
-    for name in calls:
-        if not args.no_memory and "bare" not in name and name not in failed:
-            records[name] |= _said(f"{name}: memory", functools.partial(_memory, name, calls[name], args))
+        elif not args.no_memory and "bare" not in name:
+            records[name] |= _said(f"{name}: memory", functools.partial(_memory, name, call, args))
     return list(records.values())
+
+
+def _first(
+    case: Case,
+    problem: Problem,
+    few: Problem,
+    truth: Answer | None,
+    few_truth: Answer | None,
+    args: argparse.Namespace,
+    record: dict[str, Any],
+) -> bool:
+    """Warm up and take the errors, into the record; whether the case is to be timed."""
+    try:
+        case.run(few)
+        seconds = milliseconds(lambda: case.run(few), args.device) / 1e3 * args.rows / len(few.targets)
+        if seconds > args.max_seconds:
+            record["skipped"] = (
+                f"not timed: about {seconds:.0f} s a call, more than --max-seconds {args.max_seconds:g}; "
+                f"its errors are of {len(few.targets)} rows"
+            )
+            record["errors"] = errors(case.run(few), few_truth) if few_truth else {}
+        else:
+            answer = case.run(problem)
+            record["errors"] = errors(answer, truth) if truth else {}
+        say(f"{case.name}: " + record.get("skipped", f"about {seconds:.1f} s a call"))
+    except Exception as error:
+        record["error"] = reason(error)
+        say(f"{case.name}: {record['error']}")
+    gc.collect()
+    return not record.keys() & {"error", "skipped"}
 
 
 def _memory(name: str, call: Any, args: argparse.Namespace) -> dict[str, Any]:

@@ -87,6 +87,15 @@ def blocks(n: int, row_bytes: int, limit: int = _BLOCK_BYTES) -> Iterator[slice]
     return (slice(start, min(n, start + step)) for start in range(0, n, step))
 
 
+def log_probs(logits: Tensor, targets: Tensor) -> Tensor:
+    """(R,) log π(target) of float64 logits (R, V): −log1p(Σ_{j≠y} e^{z_j − z_y}) keeps its digits near 0."""
+    y = targets[:, None]
+    below = logits - logits.gather(1, y)  # z_j − z_y
+    top = below.amax(1)
+    likely = -torch.log1p(below.clamp(max=700).exp().scatter(1, y, 0.0).sum(1))
+    return torch.where(top < 20, likely, -torch.logsumexp(below, 1))
+
+
 @torch.no_grad()
 def solve(problem: Problem) -> Answer:
     """The answer in float64, as textbooks have it, a block of rows at a time."""
@@ -99,15 +108,11 @@ def solve(problem: Problem) -> Answer:
     for rows in blocks(n, 8 * v):
         x, y = p.hidden[rows].double(), p.targets[rows, None]
         z = x @ w.t()
-        z_y = z.gather(1, y)
         top = z.amax(1, keepdim=True)
         e = (z - top).exp_()
         others = e.scatter(1, y, 0.0).sum(1, keepdim=True)
-        total = others + (z_y - top).exp()
-        # −log1p(Σ_{j≠y} e^{z_j − z_y}) keeps its digits as log π → 0
-        likely = -torch.log1p(others * (top - z_y).clamp(max=700).exp())
-        lp = torch.where(z_y - top > -20, likely, z_y - top - total.log())
-        logp[rows] = lp[:, 0]
+        total = others + e.gather(1, y)
+        logp[rows] = log_probs(z, p.targets[rows])
         entropy[rows] = top[:, 0] + total.log()[:, 0] - (e * z).sum(1) / total[:, 0]
         ratio = (logp[rows] - p.logprobs_gen[rows].double()).exp().clamp(max=MAX_RATIO)
         c = -p.token_weights[rows].double() * ratio * p.advantages[rows].double()

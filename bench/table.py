@@ -35,7 +35,7 @@ def compare_rows(cases: Sequence[dict[str, Any]], fastest: str | None) -> list[l
     for case in cases:
         ms, found = case.get("ms") or {}, case.get("errors") or {}
         median = ms.get("median")
-        note = f"error: {case['error']}" if case.get("error") else case.get("note", "")
+        note = f"error: {case['error']}" if case.get("error") else case.get("skipped") or case.get("note", "")
         rows.append([
             case["name"],
             number(median, ".1f"),
