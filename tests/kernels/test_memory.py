@@ -1,0 +1,44 @@
+"""Promise of memory: one chunk of FP32 logits and dW are all that training holds for a while."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kernels import backend_info
+
+MIB = 1 << 20
+PROGRAM = """
+import resource, sys
+import torch
+from kernels import policy_loss
+
+def run(n, h, v, c):
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(*s, generator=g).requires_grad_() for s in ((n, h), (v, h)))
+    rest = {k: torch.rand(n, generator=g) for k in ("logprobs_gen", "advantages", "token_weights")}
+    targets = torch.randint(v, (n,), generator=g)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    policy_loss(hidden, weight, targets, **rest, chunk_rows=c, backend=sys.argv[1]).loss.backward()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+run(64, 8, 999, 32)  # code and thread pools are loaded
+print(run(*map(int, sys.argv[2:])) * 1024)
+"""
+
+
+@pytest.mark.parametrize(
+    "backend", [n for n, info in backend_info().items() if info["available"] and n != "triton"]
+)
+def test_training_takes_one_chunk_of_logits_and_dw(backend: str) -> None:
+    n, h, v, c = 1600, 32, 60_013, 400
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, backend, *map(str, (n, h, v, c))],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    chunk, d_weight, d_hidden = 4 * c * v, 4 * v * h, 4 * n * h
+    # the backends' own scratch: 2 × 6 MB of rows (torch), packed panels (cpu)
+    assert int(run.stdout) <= chunk + d_weight + d_hidden + 20 * MIB
+    assert chunk + d_weight + 20 * MIB < 4 * n * v / 3  # it would notice the whole logits, or a second chunk
