@@ -114,20 +114,22 @@ void d_hidden_of(const Matrix& dz, const Matrix& w, int64_t row0, int64_t row1, 
                  float* out, int64_t stride, float* scratch) {
     const Blocks blocks(w.rows);
     const int64_t part = part_of(row1 - row0);
-    float *a = scratch, *panels = scratch + MAX_BLOCK * part;  // all of B's block, packed on first use
+    float *a = scratch, *panels = scratch + MAX_BLOCK * part;
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t from = blocks.at(b), width = blocks.width(b), n = words(width, PAIRS);
+        for (int64_t k = 0; k < width; k += 8)
+            for (int64_t j = column0; j < column1; j += NR)
+                pack_outer<NR>(w, PAIRS, j, least(NR, column1 - j), from + k, least(8, width - k),
+                               panels + (j - column0) * n + words(k, PAIRS) * NR);
         for (int64_t first = row0; first < row1; first += part) {
             const int64_t last = least(row1, first + part);
             for (int64_t i = first; i < last; i += MR)
                 pack_inner<MR>(dz, PAIRS, i, least(MR, last - i), from, width, a + (i - first) * n);
             for (int64_t j = column0; j < column1; j += NR) {
                 const int64_t columns = least(NR, column1 - j);
-                float* panel = panels + (j - column0) * n;
-                if (first == row0) pack_outer<NR>(w, PAIRS, j, columns, from, width, panel);
                 for (int64_t i = first; i < last; i += MR) {
                     Tile c;
-                    multiply<PAIRS>(n, a + (i - first) * n, panel, c);
+                    multiply<PAIRS>(n, a + (i - first) * n, panels + (j - column0) * n, c);
                     float* to = out + i * stride + j;
                     if (b == 0)
                         put<false>(c, to, stride, least(MR, last - i), columns);
@@ -147,8 +149,10 @@ void add_d_weight_of(const Matrix& dz, const float* h, int64_t columns, int64_t 
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t from = blocks.at(b), width = blocks.width(b), n = words(width, PAIRS);
         const float* panels = h + height * words(from, PAIRS);
-        for (int64_t i = first; i < last; i += MR)
-            pack_outer<MR>(dz, PAIRS, i, least(MR, last - i), from, width, a + (i - first) * n);
+        for (int64_t k = 0; k < width; k += 4)  // few rows at a time: their lines may compete for one place in L1
+            for (int64_t i = first; i < last; i += MR)
+                pack_outer<MR>(dz, PAIRS, i, least(MR, last - i), from + k, least(4, width - k),
+                               a + (i - first) * n + words(k, PAIRS) * MR);
         for (int64_t j = 0; j < columns; j += NR)
             for (int64_t i = first; i < last; i += MR) {
                 Tile c;
