@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor
 import kernels
 from bench import cases
 from bench.measure import ROOT, commit, machine, reason, write_json
-from bench.problem import Problem, blocks, errors, log_probs, make_problem, relative, solve
+from bench.problem import Answer, Problem, blocks, errors, log_probs, make_problem, relative, solve
 from bench.table import number, table
 
 ROWS = 64  # scored rows of the log-prob checks
@@ -56,6 +57,19 @@ def record(check: str, backend: str, value: float, bar: float | None, **more: An
         "bar": bar,
         "met": bar and value <= bar,
     } | more
+
+
+def failure(check: str, backend: str, error: Exception) -> Record:
+    """The line of a measurement that failed."""
+    return {"check": check, "backend": backend, "value": None, "bar": None, "error": reason(error)}
+
+
+def attempt(check: str, backend: str, bar: float | None, measure: Callable[[], float]) -> Record:
+    """The record of one measurement, or of why it failed."""
+    try:
+        return record(check, backend, measure(), bar)
+    except Exception as error:
+        return failure(check, backend, error)
 
 
 @torch.no_grad()
@@ -100,6 +114,11 @@ def train_logprobs(p: Problem, backend: str, **mode: Any) -> Tensor:
     ).logprobs  # fmt: skip
 
 
+def train_error(p: Problem, truth: Tensor, backend: str, **mode: Any) -> float:
+    """max |Δlogp| of training in one mode."""
+    return worst(train_logprobs(p, backend, **mode), truth)
+
+
 def logprob_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterator[Record]:
     """max |Δlogp| of scoring and of training at a large head, by logit std."""
     h, v = sizes.logits
@@ -117,8 +136,8 @@ def logprob_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterat
             scored, _ = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
             yield record(name, f"{backend}, scoring", worst(scored, truth), own)
             for kernel in ("two-pass", "spx", "lean") if backend == "triton" else ("two-pass",):
-                given = train_logprobs(p, backend, row_kernel=kernel)
-                yield record(name, f"{backend}, training, {kernel}", worst(given, truth), own)
+                measure = partial(train_error, p, truth, backend, row_kernel=kernel)
+                yield attempt(name, f"{backend}, training, {kernel}", own, measure)
 
 
 def peaked_problem(h: int, v: int, device: str) -> Problem:
@@ -149,20 +168,39 @@ def gradient_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Itera
     p = make_problem(*sizes.gradients, torch.bfloat16, device)
     truth = solve(p)
     for backend in backends:
-        for mode in ("two-pass", "exact", *(("spx", "lean") if backend == "triton" else ())):
-            options: dict[str, Any] = {"exact": True} if mode == "exact" else {"row_kernel": mode}
-            found = errors(_fp32_out(p, backend, options), truth)
-            for key, of, true in (
-                ("d_hidden_rel", "dX", truth.d_hidden), ("d_weight_rel", "dW", truth.d_weight)
-            ):  # fmt: skip
-                assert true is not None
-                bar, how = GRADIENT_BARS[mode], f"{backend}, {mode}"
-                if mode == "exact":
-                    yield record(f"{of} relative error", how, found[key], bar)
-                else:
-                    yield record(f"{of} relative error, as returned in bf16", how, found[key], None)
-                    own = before_rounding(found[key], true)
-                    yield record(f"{of} relative error, before that rounding", how, own, bar)
+        for mode in ("two-pass", *(("spx", "lean") if backend == "triton" else ())):
+            yield from _gradients(p, truth, backend, GRADIENT_BARS[mode], row_kernel=mode)
+        wide = replace(p, weight=p.weight.detach().float().requires_grad_())
+        yield from _gradients(wide, truth, backend, GRADIENT_BARS["exact"], exact=True)
+        wide = replace(wide, hidden=p.hidden.detach().float().requires_grad_())
+        yield from _gradients(wide, truth, backend, GRADIENT_BARS["exact"], exact=True)
+
+
+def _gradients(p: Problem, truth: Answer, backend: str, bar: float, **mode: Any) -> Iterator[Record]:
+    """Both gradients' errors. The bar is the op's: what rounding the result to bf16 adds does not count."""
+    how = f"{backend}, " + ("exact" if "exact" in mode else mode["row_kernel"])
+    try:
+        answer = cases.ours(p, backend, **mode)
+        found = errors(answer, truth)
+    except Exception as error:
+        yield failure("dX and dW relative errors", how, error)
+        return
+    for of, key, given, true in (
+        ("dX", "d_hidden_rel", answer.d_hidden, truth.d_hidden),
+        ("dW", "d_weight_rel", answer.d_weight, truth.d_weight),
+    ):
+        assert given is not None and true is not None
+        beside = f"{of} relative error, {_short(p.hidden)} hidden, {_short(p.weight)} weight"
+        if given.dtype == torch.float32:
+            yield record(beside, how, found[key], bar)
+            continue
+        yield record(f"{beside}, as returned in bf16", how, found[key], None)
+        if "exact" not in mode:  # there the estimate would be of what is left of two equal numbers
+            yield record(f"{beside}, before that rounding", how, before_rounding(found[key], true), bar)
+
+
+def _short(x: Tensor) -> str:
+    return {torch.bfloat16: "bf16", torch.float32: "FP32"}[x.dtype]
 
 
 def before_rounding(error: float, true: Tensor) -> float:
@@ -171,17 +209,6 @@ def before_rounding(error: float, true: Tensor) -> float:
     The rounding's share is that of float64's own gradient, rounded to bf16.
     """
     return max(0.0, error**2 - relative(true.bfloat16(), true) ** 2) ** 0.5
-
-
-def _fp32_out(p: Problem, backend: str, options: dict[str, Any]) -> Any:
-    """Ours on bf16 values; in the exact mode held as FP32: rounding the result would be all one sees."""
-    if options.get("exact"):
-        p = replace(
-            p,
-            hidden=p.hidden.detach().float().requires_grad_(),
-            weight=p.weight.detach().float().requires_grad_(),
-        )
-    return cases.ours(p, backend, **options)
 
 
 def chunk_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterator[Record]:
@@ -226,7 +253,7 @@ def run(names: Sequence[str], backends: Sequence[str], device: str, sizes: Sizes
                 for found in CHECKS[name]([one], device, sizes):
                     yield found if sizes == Sizes() else found | {"bar": None, "met": None}
             except Exception as error:
-                yield {"check": name, "backend": one, "value": None, "bar": None, "error": reason(error)}
+                yield failure(name, one, error)
 
 
 def describe(record: dict[str, Any]) -> str:
