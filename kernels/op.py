@@ -56,7 +56,8 @@ class Tokens:
 class Head:
     """The LM head and what works on it."""
 
-    weight: Tensor  # (V, H), as the backend's GEMMs take it
+    weight: Tensor  # as the backend's GEMMs take it
+    shape: torch.Size  # (V, H)
     backend: Backend
     name: str
     dtype: torch.dtype  # that logits are accumulated in
@@ -72,7 +73,7 @@ class Head:
         prepare = getattr(backend, "prepare", lambda h, w, *_: w)  # TEMPORARY
         prepared = prepare(hidden, weight, dtype, settings.weight_parts)
         rank = dist.get_rank(settings.group) if settings.group is not None else 0
-        return Head(prepared, backend, name, dtype, settings, rank * len(weight))
+        return Head(prepared, weight.shape, backend, name, dtype, settings, rank * len(weight))
 
     def chunk_rows(self, n: int) -> int:
         """How many rows' logits are in memory at a time."""
@@ -136,8 +137,8 @@ class Sums:
         new = partial(hidden.new_zeros, len(hidden), dtype=head.dtype)
         return Sums(
             new(), new(), new(), new(), new(), new(),
-            torch.empty_like(hidden) if needs_hidden else None,
-            torch.zeros_like(head.weight, dtype=head.dtype) if needs_weight else None,
+            hidden.new_empty(hidden.shape) if needs_hidden else None,
+            hidden.new_zeros(head.shape, dtype=head.dtype) if needs_weight else None,
         )  # fmt: skip
 
     def record(self, rows: slice, found: Softmax, t: Tokens, settings: Settings, term: Term) -> Tensor:
@@ -304,8 +305,8 @@ def _(
     n = hidden.shape[0]
     return (
         new(), new(n), new(n), new(len(STATS)),
-        torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs_hidden else new(0),
-        torch.empty_like(weight, memory_format=torch.contiguous_format) if needs_weight else new(0),
+        hidden.new_empty(hidden.shape) if needs_hidden else new(0),
+        weight.new_empty(weight.shape) if needs_weight else new(0),
     )  # fmt: skip
 
 

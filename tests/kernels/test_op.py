@@ -256,14 +256,18 @@ def test_a_fault_in_the_data_is_named_on_every_backend(backend: str) -> None:
             policy_loss(**p, backend=backend)  # type: ignore[arg-type]  # every argument is a tensor
 
 
-def test_strided_inputs_are_right() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strided_inputs_are_right(backend: str) -> None:
     p = problem()
     wide = torch.randn(23, 26)
     wide[:, ::2] = p["hidden"]
-    for name in BACKENDS:
-        strided = linear_logprob(wide[:, ::2], p["weight"].t().contiguous().t(), p["targets"], backend=name)
-        plain = linear_logprob(p["hidden"], p["weight"], p["targets"], backend=name)
-        assert torch.allclose(strided[0], plain[0], atol=1e-6)
+    plain = run(p, backend=backend)
+    for hidden in (wide[:, ::2], p["hidden"].t().contiguous().t()):
+        q = p | {"hidden": hidden, "weight": p["weight"].t().contiguous().t()}
+        for strided, expected in zip(run(q, backend=backend), plain, strict=True):
+            torch.testing.assert_close(strided, expected, rtol=1e-5, atol=1e-6)
+        scored, _ = linear_logprob(q["hidden"], q["weight"], q["targets"], backend=backend)
+        torch.testing.assert_close(scored, plain[1], rtol=1e-5, atol=1e-6)
 
 
 def test_the_callers_precision_settings_neither_change_the_result_nor_are_changed() -> None:
