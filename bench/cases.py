@@ -130,7 +130,7 @@ class Gemms:
     @torch.no_grad()
     def __call__(self, p: Problem) -> Answer:
         wide = p.hidden.is_cuda and p.hidden.dtype == torch.bfloat16
-        if not self.buffers or len(self.buffers[2]) != len(p.hidden):
+        if not self.buffers or (len(self.buffers[2]), len(self.buffers[3])) != (len(p.hidden), len(p.weight)):
             self.prepare(p, wide)
         z, dz, dx, dw = self.buffers
         w = p.weight.detach()
