@@ -7,8 +7,10 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := .venv/.sigmoid-rl-installed
 REQUIREMENTS := requirements/cpu.txt
+TEST_STAMP := .venv/.sigmoid-rl-tests-installed
+TEST_REQUIREMENTS := requirements/tests.txt requirements/examples.txt
 
-.PHONY: help setup run test test-slow lint bench clean
+.PHONY: help setup run setup-tests test test-slow test-triton lint bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -16,7 +18,7 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## create .venv and install everything into it (minutes at first, nothing when up to date)
 
-$(STAMP): setup.py $(REQUIREMENTS)
+$(STAMP): setup.py $(REQUIREMENTS) CMakeLists.txt $(wildcard kernels/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python3.11")'
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(REQUIREMENTS))
@@ -28,19 +30,29 @@ $(STAMP): setup.py $(REQUIREMENTS)
 run: setup  ## train the default recipe: a real model learns, its curve is fitted (about 10 minutes)
 	$(PY) -m trainer.main
 
-test: setup  ## the tests that take seconds each
+setup-tests: $(TEST_STAMP)
+
+$(TEST_STAMP): $(STAMP) $(TEST_REQUIREMENTS)
+	$(PIP) install --quiet --no-deps $(TEST_REQUIREMENTS:%=-r %)
+	@touch $@
+
+test: setup-tests  ## the tests that take seconds each
 	$(PY) -m pytest -q -m "not slow"
 
-test-slow: setup  ## the tests that take longer
+test-slow: setup-tests  ## the tests that take longer
 	$(PY) -m pytest -q -m slow
 
-lint: setup  ## ruff and mypy
+test-triton: setup-tests  ## compile every Triton kernel ahead of time with the newest Triton supported, too
+	$(PIP) install --quiet --no-deps --upgrade --target .venv/triton-newest 'triton>=3.6,<3.10'
+	PYTHONPATH=.venv/triton-newest $(PY) -m pytest -q tests/kernels/test_triton_compile.py
+
+lint: setup-tests  ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-bench: setup  ## time the kernels
-	$(PY) -m pytest -q bench/bench_*.py --benchmark-only
+bench: setup  ## the loss beside its peers and its limit, on this machine (minutes; peers: requirements/peers.txt)
+	$(PY) -m bench.compare --rows 512 --vocab 16384
 
 clean:  ## remove what was built and cached; runs/ and .venv stay
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
