@@ -23,21 +23,16 @@ class CMakeBuild(build_ext):
         folder.mkdir(parents=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        configure = [
-            "cmake",
-            "-S",
-            HERE.absolute(),
-            "-B",
-            folder,
-            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target.parent}",
-        ]
+        output = f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target.parent}"
+        configure = ["cmake", "-S", HERE.absolute(), "-B", folder, output]
         try:
             for command in (configure, ["cmake", "--build", folder, "--parallel"]):
                 subprocess.run(command, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
+            why = error if isinstance(error, OSError) else "CMake's messages are above"
             self.warn(
-                f"the native CPU kernels were not built ({error}); expected CMake 3.18 and a C++20 compiler. "
-                "sigmoid-rl works without them, by torch, only slower on CPUs"
+                f"the native CPU kernels were not built ({why}); expected CMake 3.18 and a C++20 compiler. "
+                "sigmoid-rl works without them, only slower on a CPU: the torch backend takes over"
             )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 LIBRARY = Path(__file__).with_name("_native.so")
 ISA_VARIABLE = "SIGMOID_RL_ISA"
+VERSION = 1  # of the functions of kernels/csrc/api.cpp
 
 
 class _Matrix(ctypes.Structure):
@@ -126,6 +127,8 @@ def _library() -> ctypes.CDLL | str:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         return f"{LIBRARY.name} cannot be loaded: {error}"
+    if not hasattr(library, "sigmoid_rl_version") or library.sigmoid_rl_version() != VERSION:
+        return f"{LIBRARY.name} was built from other sources than native.py: install sigmoid-rl again"
     library.sigmoid_rl_isa.restype = ctypes.c_char_p
     for name in ("runs_here", "has_pairs"):
         getattr(library, f"sigmoid_rl_{name}").restype = ctypes.c_bool

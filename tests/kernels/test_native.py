@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -198,3 +201,34 @@ def test_no_rows_are_no_work() -> None:
     native.add_d_weight(torch.empty(0, 5), none, d_weight)
     assert torch.equal(d_weight, torch.ones(5, 3))
     assert native.score(none, weight, torch.empty(0, dtype=torch.int64), torch.empty(0), 0.0).shape == (4, 0)
+
+
+def test_a_wrong_instruction_set_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong, says in {"avx1024": "it is unknown", "": "it is unknown"}.items():
+        monkeypatch.setenv(native.ISA_VARIABLE, wrong)
+        with pytest.raises(ValueError, match=f"SIGMOID_RL_ISA is '{wrong}', but {says}; expected one of"):
+            native._library.__wrapped__()
+    monkeypatch.setenv(native.ISA_VARIABLE, "baseline")
+    native._library.__wrapped__()
+    assert native.info()["isa"] == "baseline"
+
+
+def test_without_the_library_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "_native.so")
+    assert "was not built: install CMake" in native._library.__wrapped__()
+    native.LIBRARY.write_text("not a library")
+    assert "cannot be loaded" in native._library.__wrapped__()
+    monkeypatch.undo()
+    monkeypatch.setattr(native, "VERSION", 0)
+    assert "was built from other sources" in native._library.__wrapped__()
+
+
+def test_it_works_in_a_forked_process() -> None:
+    hidden, weight, out = rand(64, 128), rand(1024, 128), torch.empty(64, 1024)
+    here = logits(hidden, weight).numpy().tobytes()  # has had its threads
+    pid = os.fork()
+    if not pid:  # torch's own threads do not survive a fork: no tensor operations here
+        signal.alarm(60)
+        native.logits(hidden, weight, out)
+        os._exit(0 if out.numpy().tobytes() == here else 1)
+    assert os.waitpid(pid, 0)[1] == 0
