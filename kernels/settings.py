@@ -56,7 +56,6 @@ _objects: list[Any] = [None]
 _numbers: dict[Any, int] = {None: 0}
 
 
-@torch.compiler.assume_constant_result
 def number(thing: Objective | SequenceObjective | KL | dist.ProcessGroup | None) -> int:
     """The number of an object: a custom op takes numbers, not objects. torch.compile asks once."""
     try:
@@ -67,6 +66,10 @@ def number(thing: Objective | SequenceObjective | KL | dist.ProcessGroup | None)
         _numbers[thing] = len(_objects)
         _objects.append(thing)
     return _numbers[thing]
+
+
+# What torch.compiler.assume_constant_result sets; that imports the compiler, two seconds for everyone.
+number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function's own attribute
 
 
 def numbered(index: int) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial
 
 
 def whole(weight: Tensor) -> Tensor:
@@ -12,6 +13,9 @@ def whole(weight: Tensor) -> Tensor:
     Each rank's gradient is that of its own tokens: they are partial sums, which `full_tensor()` would
     leave rank-local without `grad_placements`.
     """
-    if isinstance(weight, DTensor):
-        return weight.full_tensor(grad_placements=[Partial()] * weight.device_mesh.ndim)
-    return weight
+    if not hasattr(weight, "full_tensor"):
+        return weight
+    from torch.distributed.tensor import DTensor, Partial  # seconds to import: only for who has one
+
+    sharded = cast(DTensor, weight)
+    return sharded.full_tensor(grad_placements=[Partial()] * sharded.device_mesh.ndim)
