@@ -1,12 +1,41 @@
-"""Promises about PyPI's other `kernels`, which transformers probes for."""
+"""Promises about PyPI's other `kernels`, which transformers probes for: both get on, or a clear message."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 import kernels
+from trainer import doctor
+from trainer.tiny import make_model
+
+HERE = Path(kernels.__file__).parents[1]
+ADVICE = r"`kernels` 0.17.1 is installed.*pip uninstall kernels"
+
+
+def python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
+    """`code` in a process of its own that looks for packages in `path` first."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "COLUMNS": "1000"}
+    return subprocess.run([sys.executable, "-P", "-c", code], env=env, text=True, capture_output=True)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A folder with the other distribution as pip leaves it: package, metadata, list of files."""
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("def get_kernel(): ...\n")
+    info = tmp_path / "kernels-0.17.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.17.1\n")
+    (info / "RECORD").write_text("kernels/__init__.py,,\nkernels-0.17.1.dist-info/METADATA,,\n")
+    return tmp_path
 
 
 def test_transformers_does_not_take_our_kernels_for_the_other() -> None:
@@ -15,7 +44,60 @@ def test_transformers_does_not_take_our_kernels_for_the_other() -> None:
     assert not is_kernels_available()
 
 
-def test_the_other_installed_is_a_clear_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.10.1")
-    with pytest.warns(UserWarning, match=r"`kernels` 0.10.1 is installed.*pip uninstall kernels"):
+def test_no_version_of_ours_can_be_taken_for_a_version_of_the_other() -> None:
+    # transformers asks for the version of whatever distribution holds `kernels`, which is sigmoid-rl's
+    from packaging.version import Version
+    from transformers.utils import import_utils
+
+    lowest, above = Version(import_utils.KERNELS_MIN_VERSION), Version(import_utils.KERNELS_MAX_VERSION)
+    ours = (importlib.metadata.version("sigmoid-rl"), getattr(kernels, "__version__", "0"))
+    assert not any(lowest <= Version(version) < above for version in ours)
+
+
+def test_a_transformers_model_trains_on_our_loss() -> None:
+    model, ids = make_model(0), torch.tensor([[3, 4, 5, 6]])
+    generated = model.generate(ids, max_new_tokens=4, do_sample=False)
+    hidden = model.model(generated).last_hidden_state[0, :-1]
+    ones = torch.ones(len(hidden))
+    out = kernels.policy_loss(
+        hidden, model.lm_head.weight, generated[0, 1:],
+        logprobs_gen=-ones, advantages=ones, token_weights=ones,
+    )  # fmt: skip
+    out.loss.backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_transformers_imported_first_finds_ours_and_leaves_it_alone() -> None:
+    # every model file imports hub_kernels, whose probe may import `kernels`
+    done = python("from transformers.integrations import hub_kernels; from kernels import policy_loss", HERE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_our_kernels_imports_neither_transformers_nor_the_trainer() -> None:
+    done = python("import kernels, sys; print({'transformers', 'trainer'} & set(sys.modules))", HERE)
+    assert done.stdout.strip() == "set()", done.stderr
+    assert "Warning" not in done.stderr
+
+
+def test_vllm_works_beside_ours() -> None:
+    pytest.importorskip("vllm", reason="vllm is not installed: pip install vllm, on a GPU")
+    assert kernels.policy_loss.__module__ == "kernels.policy_loss"
+
+
+def test_the_other_installed_is_a_clear_warning(monkeypatch: pytest.MonkeyPatch, other: Path) -> None:
+    monkeypatch.syspath_prepend(str(other))
+    with pytest.warns(UserWarning, match=ADVICE):
         kernels._warn_of_namesake()
+    clash = doctor._name_clash()
+    assert (clash.status, clash.advice) == ("wrong", "pip uninstall kernels")
+
+
+def test_where_ours_hides_the_other_the_advice_stands_above_the_import_error(other: Path) -> None:
+    done = python("from transformers.integrations import hub_kernels", HERE, other)
+    assert done.returncode != 0 and "'CUDAProperties' from 'kernels'" in done.stderr
+    assert re.search(ADVICE, done.stderr)
+
+
+def test_where_the_other_hides_ours_the_error_names_the_file(other: Path) -> None:
+    done = python("import trainer.batch", other, HERE)
+    assert done.returncode != 0 and str(other / "kernels" / "__init__.py") in done.stderr
