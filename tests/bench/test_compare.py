@@ -87,7 +87,7 @@ def test_a_subset_weighs_its_tokens_as_before() -> None:
 def test_the_command_runs_to_its_end_and_the_json_is_complete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = run(tmp_path, "--only=bare,ours (torch),naive FP32")
+    record = run(tmp_path, "--only=bare,naive FP32")
     assert record["shape"] == {"N": 32, "H": 8, "V": 40}
     assert record["command"].startswith("python -m bench.compare --rows=32")
     assert {"machine", "versions", "commit", "dtype", "chunk_rows", "rounds"} <= set(record)
