@@ -110,10 +110,7 @@ def _unavailable(name: str) -> str:
     """Why this backend does not work on this machine; empty if it does."""
     if name == "torch":
         return ""
-    try:
-        return cast(str, _module(name).why_not())
-    except ModuleNotFoundError as error:  # TEMPORARY until both are in the tree
-        return str(error)
+    return cast(str, _module(name).why_not())
 
 
 @cache

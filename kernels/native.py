@@ -66,6 +66,11 @@ def info() -> dict[str, Any]:
     return {"isa": used, "isas": isas(), "threads": torch.get_num_threads()}
 
 
+def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
+    """The head (V, H) as the functions below take it: each row contiguous, FP32 or BF16."""
+    return _rows_of(weight)
+
+
 def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
     """out (C, V) FP32 = h (C, H) Wᵀ; h and W FP32 or BF16. Products of BF16 are exact, sums are in FP32."""
     a, b = _rows_of(h), _rows_of(weight)

@@ -70,8 +70,7 @@ class Head:
         name, backend = choose(hidden, weight, settings.backend)
         if settings.row_kernel != "two-pass" and name != "triton":
             raise ValueError(f"row_kernel {settings.row_kernel!r} is Triton's; the backend here is {name!r}")
-        prepare = getattr(backend, "prepare", lambda h, w, *_: w)  # TEMPORARY
-        prepared = prepare(hidden, weight, dtype, settings.weight_parts)
+        prepared = backend.prepare(hidden, weight, dtype, settings.weight_parts)
         rank = dist.get_rank(settings.group) if settings.group is not None else 0
         return Head(prepared, weight.shape, backend, name, dtype, settings, rank * len(weight))
 
