@@ -51,7 +51,10 @@ CARRIED = {  # what the loss below computes; anything else in GRPOConfig would s
 
 
 class FusedCISPOTrainer(GRPOTrainer):
-    """GRPOTrainer whose CISPO loss is `kernels.policy_loss`, for text models without MoE or a head bias."""
+    """GRPOTrainer whose CISPO loss is `kernels.policy_loss`, for text models.
+
+    ValueError for what it does not carry: MoE's auxiliary loss, a head with a bias, the settings of CARRIED.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,6 +63,8 @@ class FusedCISPOTrainer(GRPOTrainer):
                 raise ValueError(f"GRPOConfig.{name} is {given!r}; FusedCISPOTrainer expects {carried!r}")
         if self.model.get_output_embeddings().bias is not None or self.aux_loss_enabled:
             raise ValueError("FusedCISPOTrainer expects an LM head without bias and no MoE auxiliary loss")
+        softcap = getattr(self.model.config, "final_logit_softcapping", None)
+        self._logits = {"temperature": self.temperature, "softcap": softcap}
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
         tokens, mask = inputs["completion_ids"], inputs["completion_mask"].bool()  # (B, T)
@@ -85,7 +90,7 @@ class FusedCISPOTrainer(GRPOTrainer):
             advantages=(advantages if advantages.dim() == 2 else advantages[:, None]).expand_as(mask)[mask],
             token_weights=logprobs_gen.isfinite() / self._normalizer(inputs),  # vLLM: NaN if not scored
             objective=CISPO(self.epsilon_high),
-            temperature=self.temperature,
+            **self._logits,
         )
         mode = "train" if self.model.training else "eval"
         for name, value in out.stats.items():
@@ -98,7 +103,7 @@ class FusedCISPOTrainer(GRPOTrainer):
             if name in inputs:
                 return inputs[name][mask].float()
         tokens = inputs["completion_ids"][mask]
-        return linear_logprob(hidden, weight, tokens, temperature=self.temperature)[0]
+        return linear_logprob(hidden, weight, tokens, **self._logits)[0]
 
     def _normalizer(self, inputs: dict[str, Any]) -> Tensor:
         """TRL's: completion tokens per process in one accumulation window; in evaluation, in the batch."""
