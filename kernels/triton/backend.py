@@ -15,14 +15,20 @@ from torch import Tensor
 from kernels.triton.config import INTERPRET
 
 if importlib.util.find_spec("triton") is not None:
-    from kernels.triton import matmul
+    from kernels.triton import fused, matmul
+    from kernels.triton.fused import lean, score
     from kernels.triton.matmul import add_d_weight, d_hidden
-    from kernels.triton.matmul import cublas_logits as logits
     from kernels.triton.rows import row_grads, row_stats, spx
 
-    __all__ = ["add_d_weight", "d_hidden", "logits", "prepare", "row_grads", "row_stats", "score", "spx"]
+    __all__ = ["add_d_weight", "d_hidden", "lean", "logits", "row_grads", "row_stats", "score", "spx"]
 
-score = None
+
+def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
+    """out (C, V) FP32 = h Wᵀ: by cuBLAS on CUDA, which takes another order for few rows; by ours elsewhere.
+
+    Where a row's bits must not depend on how many rows there are, use `kernels.triton.fused.logits`.
+    """
+    (matmul.cublas_logits if h.is_cuda else fused.logits)(h, weight, out)
 
 
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:

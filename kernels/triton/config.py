@@ -1,4 +1,4 @@
-"""Launch shapes: a plain function of the capability and the problem, no autotuning."""
+"""Launch shapes: plain functions of the capability and the problem, no autotuning."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on")
-"""Whether kernels run on the CPU. Triton reads this when it is imported: so do we."""
+"""Whether kernels run on the CPU. Triton looks when a kernel is defined: set it before importing this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +18,67 @@ class RowConfig:
     warps: int = 8
 
 
+@dataclass(frozen=True, slots=True)
+class GemmConfig:
+    """Of the GEMM kernel."""
+
+    rows: int
+    columns: int
+    depth: int
+    """A tile of the result, and how much of the hidden size is multiplied at a time."""
+    warps: int
+    stages: int
+    """Depth of the software pipeline: tiles of the operands in shared memory."""
+    tma: bool = False
+    """Bulk tensor copies. They take 16-byte aligned rows only."""
+    flatten: bool = False
+    """Whether the next tile's copies start during this one's epilogue. In pointer code that spills."""
+    subtiles: int = 4
+    """In how many parts the epilogue takes a tile's columns: more need fewer registers."""
+    group: int = 8
+    """Row tiles taken together, so that their rows of h stay in the L2 cache."""
+    programs_per_sm: int = 1
+
+
+HOPPER = GemmConfig(128, 256, 64, warps=8, stages=4, tma=True, flatten=True)
+"""Two warpgroups of 64 rows, 4 × 48 KB of operands and 16 or 32 KB of results in shared memory."""
+HOPPER_CAPPED = GemmConfig(128, 128, 64, warps=8, stages=4, tma=True, flatten=True)
+"""tanh needs registers: 64 results a thread instead of 128."""
+BLACKWELL = GemmConfig(128, 128, 64, warps=8, stages=4, tma=True, subtiles=1)
+AMPERE = GemmConfig(128, 128, 64, warps=8, stages=3)
+UNALIGNED = GemmConfig(64, 128, 64, warps=8, stages=1)
+"""What neither kind of asynchronous copy takes: they want rows at multiples of 16 bytes."""
+FP32 = GemmConfig(64, 64, 32, warps=4, stages=3, programs_per_sm=2)
+"""FP32 operands: multiplied as they are, without tensor cores."""
+
+
 def row_config(vocabulary: int) -> RowConfig:
     """16 elements a thread: enough 16-byte loads in flight with several rows on a multiprocessor."""
     block = max(128, min(4096, 1 << (vocabulary - 1).bit_length()))
     return RowConfig(block, max(1, min(8, block // 512)))
 
 
+def gemm_config(capability: int, dtype: torch.dtype, aligned: bool, capped: bool) -> GemmConfig:
+    """capability: 80, 90, …; aligned: rows start at multiples of 16 bytes; capped: the logits are."""
+    if dtype == torch.float32:
+        return FP32
+    if not aligned:
+        return UNALIGNED
+    if capability < 90:
+        return AMPERE
+    if capability >= 100:
+        return BLACKWELL
+    return HOPPER_CAPPED if capped else HOPPER
+
+
 def capability(device: torch.device) -> int:
-    """80, 90, 100; 90 for the CPU, whose configs are then Hopper's."""
+    """80, 90, 100, …; 80 for the CPU, whose configs are then those without Hopper's copies."""
     if device.type != "cuda":
-        return 90
+        return 80
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of the GPU; 2 on the CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

@@ -5,6 +5,12 @@
 import triton
 import triton.language as tl
 
+LOWEST: tl.constexpr = tl.constexpr(-3.0e38)
+"""Below any logit, and differences to it are finite."""
+RAISE: tl.constexpr = tl.constexpr(40.0)
+"""An anchor is raised when a logit exceeds it by more: Σ e^{u − m} < e^{40} · V, far from FP32's e^{88}, also
+after the division by e^{u_y − m} ≥ e^{−20} in `kernels.rows.softmax`."""
+
 
 @triton.jit
 def to_bf16(x, INTERPRET: tl.constexpr):
@@ -41,7 +47,7 @@ def tanh(x):
 def capped(z, cap, CAPPED: tl.constexpr):
     """The soft-capped logit, cap · tanh(z / cap) (Gemma 2, arXiv 2408.00118)."""
     if CAPPED:
-        return cap * tanh(z / cap)
+        return cap * tanh(z * (1.0 / cap))
     return z
 
 
@@ -49,6 +55,6 @@ def capped(z, cap, CAPPED: tl.constexpr):
 def cap_slope(x, cap, CAPPED: tl.constexpr):
     """d capped / dz at the capped logit x."""
     if CAPPED:
-        t = x / cap
+        t = x * (1.0 / cap)
         return 1.0 - t * t
     return 1.0 + x * 0.0

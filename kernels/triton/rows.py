@@ -15,12 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.config import INTERPRET, RowConfig, row_config
-from kernels.triton.elementwise import cap_slope, capped, from_bf16, to_bf16
-
-LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # below any logit; differences to it stay finite
-RAISE: tl.constexpr = tl.constexpr(40.0)
-"""An anchor is raised when a logit exceeds it by more: Σ e^{u − m} < e^{40} · V, far from FP32's e^{88}, also
-after the division by e^{u_y − m} ≥ e^{−20} in `kernels.rows.softmax`."""
+from kernels.triton.elementwise import LOWEST, RAISE, cap_slope, capped, from_bf16, to_bf16
 
 
 def row_stats(
@@ -103,7 +98,7 @@ def as_bf16(z: Tensor) -> Tensor:
     return z.view(torch.bfloat16)[:, : z.shape[1]]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _row_stats(
     z, targets, inverse_temperature, stats, rows, vocabulary, stride, cap,
     CAPPED: tl.constexpr, BLOCK: tl.constexpr,
@@ -163,7 +158,7 @@ def _row_grads(
             tl.store(dz + columns, g, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _spx(
     z, exp_out, targets, inverse_temperature, logprobs_gen, stats, rows, vocabulary, stride, exp_stride,
     INTERPRET: tl.constexpr, BLOCK: tl.constexpr,

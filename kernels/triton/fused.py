@@ -1,0 +1,139 @@
+"""What the GEMM kernel is for: statistics without logits, the single pass without FP32 logits, logits."""
+# mypy: disable-error-code="import-untyped,import-not-found"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.triton import gemm
+from kernels.triton.config import INTERPRET, GemmConfig, capability, gemm_config, multiprocessors
+
+SCORED_ROWS = 16384
+"""Rows scored at a time: the tiles' statistics take 12 · rows · V / 256 bytes, 117 MB at V = 152k."""
+
+
+def logits(h: Tensor, weight: Tensor, out: Tensor, config: GemmConfig | None = None) -> None:
+    """out (C, V) FP32 = h Wᵀ; a row's bits do not depend on the other rows. weight as `prepare` gives it."""
+    if len(h):
+        none = out.new_empty(0)
+        _launch(gemm.LOGITS, h, weight, none, none, none, out, none, none, 0.0, config)
+
+
+def score(
+    h: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    inverse_temperature: Tensor,
+    cap: float,
+    config: GemmConfig | None = None,
+) -> Tensor:
+    """(4, N) FP32 statistics of the logits h Wᵀ (see `kernels.rows`), which are never in memory (2NHV FLOP).
+
+    h (N, H); weight as `prepare` gives it; targets (N,) int64, outside [0, V) in another shard. A row's bits
+    do not depend on the other rows.
+    """
+    stats = torch.empty(4, len(h), device=h.device)
+    for start in range(0, len(h), SCORED_ROWS):
+        rows = slice(start, start + SCORED_ROWS)
+        scale = inverse_temperature[rows].contiguous()
+        stats[:, rows] = _statistics(
+            gemm.SCORE, h[rows], weight, targets[rows].contiguous(), scale, scale, scale, cap, config
+        )[0]
+    return stats
+
+
+def lean(
+    h: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    inverse_temperature: Tensor,
+    logprobs_gen: Tensor,
+    config: GemmConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(Ê (C, V) bf16, (4, C) statistics) as `kernels.triton.rows.spx` gives them, without FP32 logits.
+
+    A tile whose logits exceed the row's anchor by far has an anchor of its own; such rows are moved to one
+    anchor at the end.
+    """
+    rows, vocabulary = len(h), len(weight)
+    exp = torch.empty(rows, -(-vocabulary // 8) * 8, dtype=torch.bfloat16, device=h.device)[:, :vocabulary]
+    anchors = torch.empty(rows, device=h.device)
+    if not rows:
+        return exp, anchors.new_empty(4, 0)
+    h, parts = _row_major(h), weight.shape[1] // h.shape[1]
+    gemm.estimate_anchors[(rows,)](
+        h, weight, targets, inverse_temperature, logprobs_gen, anchors, vocabulary, h.shape[1], h.stride(0),
+        weight.stride(0), PARTS=parts, INTERPRET=INTERPRET, BLOCK=512, num_warps=4, num_stages=1,
+        enable_fp_fusion=True,
+    )  # fmt: skip
+    stats, partial, columns = _statistics(
+        gemm.LEAN, h, weight, targets, inverse_temperature, anchors, exp, 0.0, config
+    )
+    gemm.settle[(rows,)](
+        exp, partial, anchors, stats, targets, rows, vocabulary, exp.stride(0), INTERPRET=INTERPRET,
+        COLUMNS=columns, num_warps=1, num_stages=1, enable_fp_fusion=True,
+    )  # fmt: skip
+    return exp, stats
+
+
+def _statistics(
+    epilogue: Any, h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, anchors: Tensor,
+    out: Tensor, cap: float, config: GemmConfig | None,
+) -> tuple[Tensor, Tensor, int]:  # fmt: skip
+    """(4, rows) statistics, those of the column tiles, and how many columns these have."""
+    config = config or _config(epilogue, h, weight, out, cap)
+    rows, tiles = len(h), triton.cdiv(len(weight), config.columns)
+    partial = torch.empty(3, tiles, rows, device=h.device)
+    target_logits, stats = torch.zeros(rows, device=h.device), torch.empty(4, rows, device=h.device)
+    _launch(
+        epilogue, h, weight, targets, inverse_temperature, anchors, out, partial, target_logits, cap, config
+    )
+    gemm.merge[(triton.cdiv(rows, 32),)](
+        partial, target_logits, stats, rows, tiles, TILES=32, ROWS=32, num_warps=4, num_stages=1,
+        enable_fp_fusion=True,
+    )  # fmt: skip
+    return stats, partial, config.columns
+
+
+def _launch(
+    epilogue: Any, h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, anchors: Tensor,
+    out: Tensor, partial: Tensor, target_logits: Tensor, cap: float, config: GemmConfig | None,
+) -> None:  # fmt: skip
+    config = config or _config(epilogue, h, weight, out, cap)
+    h, rows, vocabulary, width = _row_major(h).to(weight.dtype), len(h), len(weight), h.shape[1]
+    tiles = triton.cdiv(rows, config.rows) * triton.cdiv(vocabulary, config.columns)
+    programs = min(tiles, config.programs_per_sm * multiprocessors(h.device))
+    left, right, result = h, weight, out
+    if config.tma:
+        left = TensorDescriptor.from_tensor(h, [config.rows, config.depth])
+        right = TensorDescriptor.from_tensor(weight, [config.columns, config.depth])
+        if epilogue != gemm.SCORE:
+            result = TensorDescriptor.from_tensor(out, [config.rows, config.columns // config.subtiles])
+    gemm.gemm[(programs,)](
+        left, right, targets, inverse_temperature, anchors, result, partial, target_logits, rows, vocabulary,
+        width, h.stride(0), weight.stride(0), out.stride(0), cap, PARTS=weight.shape[1] // width,
+        EPILOGUE=epilogue, CAPPED=cap != 0.0, TMA=config.tma, EVEN=width % config.depth == 0,
+        INTERPRET=INTERPRET, ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
+        GROUP=config.group, SUBTILES=config.subtiles, FLATTEN=config.flatten, num_warps=config.warps,
+        num_stages=config.stages, enable_fp_fusion=True,
+    )  # fmt: skip
+
+
+def _config(epilogue: Any, h: Tensor, weight: Tensor, out: Tensor, cap: float) -> GemmConfig:
+    used = (h, weight) if epilogue == gemm.SCORE else (h, weight, out)
+    aligned = all(_aligned(x) for x in used)
+    return gemm_config(capability(h.device), weight.dtype, aligned, cap != 0.0)
+
+
+def _aligned(x: Tensor) -> bool:
+    """Whether tensor copies take it: consecutive columns, rows and start at multiples of 16 bytes."""
+    return x.stride(1) == 1 and x.stride(0) * x.itemsize % 16 == 0 and x.data_ptr() % 16 == 0
+
+
+def _row_major(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 else x.contiguous()

@@ -1,0 +1,175 @@
+"""The Triton GEMM and its epilogues in the interpreter, against float64 and bit by bit."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from kernels.rows import softmax
+from kernels.triton import backend, config, fused
+from kernels.triton.config import GemmConfig
+from kernels.triton.split import split_bf16
+
+pytestmark = [
+    pytest.mark.skipif(not config.INTERPRET, reason="kernels.triton was imported before TRITON_INTERPRET=1"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+POINTERS = GemmConfig(16, 64, 16, warps=1, stages=1, group=2)
+COPIES = replace(POINTERS, tma=True, subtiles=1)
+N, H, V = 37, 40, 173
+
+
+def problem(dtype: torch.dtype = torch.bfloat16, n: int = N) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    h, weight = torch.randn(n, H).to(dtype), (torch.randn(V, H) * 0.5).to(dtype)
+    return h, weight, torch.randint(V, (n,)), 0.5 + torch.rand(n)
+
+
+def oracle(
+    h: Tensor, weight: Tensor, y: Tensor, it: Tensor, cap: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(softmax, log π(y), entropy) in float64."""
+    z = h.double() @ weight.double().T
+    if cap:
+        z = cap * torch.tanh(z / cap)
+    log_pi = torch.log_softmax(z * it.double()[:, None], 1)
+    return log_pi.exp(), log_pi.gather(1, y[:, None])[:, 0], -(log_pi.exp() * log_pi).sum(1)
+
+
+@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+@pytest.mark.parametrize(
+    ("dtype", "cap"), [(torch.bfloat16, 0.0), (torch.bfloat16, 4.0), (torch.float32, 0.0)], ids=str
+)
+def test_scores_are_float64s_without_logits(tiles: GemmConfig, dtype: torch.dtype, cap: float) -> None:
+    h, weight, y, it = problem(dtype)
+    found = softmax(fused.score(h, weight, y, it, cap, tiles))
+    _, logp, entropy = oracle(h, weight, y, it, cap)
+    torch.testing.assert_close(found.logp.double(), logp, rtol=0, atol=5e-6)
+    torch.testing.assert_close(found.entropy.double(), entropy, rtol=0, atol=5e-6)
+
+
+def test_scores_of_other_shards_targets_are_sums_over_all_columns() -> None:
+    h, weight, y, it = problem()
+    y[:3] = torch.tensor([-1, V, V + 5])  # the last within the last tile
+    stats = fused.score(h, weight, y, it, 0.0, POINTERS)[:, :3].double()
+    u = (h.double() @ weight.double().T)[:3] * it.double()[:3, None]
+    torch.testing.assert_close(stats[1].log() + stats[0], u.logsumexp(1), rtol=0, atol=5e-6)
+    assert stats[2].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+def test_a_tokens_bits_do_not_depend_on_the_batch_around_it(tiles: GemmConfig) -> None:
+    h, weight, y, it = problem()
+    whole = fused.score(h, weight, y, it, 0.0, tiles)
+    order = torch.randperm(N)
+    assert torch.equal(fused.score(h[order], weight, y[order], it[order], 0.0, tiles), whole[:, order])
+    for n in (1, 2, 3, 5, 15, 16, 17):
+        assert torch.equal(fused.score(h[:n], weight, y[:n], it[:n], 0.0, tiles), whole[:, :n])
+
+
+@pytest.mark.slow
+def test_a_tokens_bits_are_the_same_beside_up_to_17_others_in_every_function() -> None:
+    h, weight, y, it = problem()
+    z, lp = torch.empty(N, V), -torch.rand(N)
+    fused.logits(h, weight, z, POINTERS)
+    scores, exp = fused.score(h, weight, y, it, 0.0, POINTERS), fused.lean(h, weight, y, it, lp, POINTERS)[0]
+    for n in range(1, 18):
+        part = torch.empty(n, V)
+        fused.logits(h[:n], weight, part, POINTERS)
+        assert torch.equal(part, z[:n])
+        assert torch.equal(fused.score(h[:n], weight, y[:n], it[:n], 0.0, POINTERS), scores[:, :n])
+        assert torch.equal(fused.lean(h[:n], weight, y[:n], it[:n], lp[:n], POINTERS)[0], exp[:n])
+
+
+@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+def test_logits_of_integers_are_exact_and_stay_inside(tiles: GemmConfig) -> None:
+    torch.manual_seed(0)
+    h, weight = (torch.randint(-8, 9, (n, H)).bfloat16() for n in (19, V))
+    wide = torch.full((19, 176), torch.nan)
+    fused.logits(h, weight, wide[:, :V], tiles)
+    assert torch.equal(wide[:, :V].double(), h.double() @ weight.double().T)
+    assert bool(wide[:, V:].isnan().all())
+
+
+def test_rows_that_copies_do_not_take_go_through_pointers() -> None:
+    torch.manual_seed(0)
+    h, weight, y, it = (
+        torch.randn(5, 13).bfloat16(),
+        torch.randn(31, 13).bfloat16(),
+        torch.arange(5),
+        torch.ones(5),
+    )
+    assert not fused._aligned(h) and fused._aligned(torch.empty(2, 16).bfloat16())
+    found = softmax(fused.score(h, weight, y, it, 0.0))
+    torch.testing.assert_close(found.logp.double(), oracle(h, weight, y, it)[1], rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(("parts", "bound"), [(2, 3e-5), (3, 4e-6)])
+@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+def test_parts_of_an_fp32_weight_are_one_sum(tiles: GemmConfig, parts: int, bound: float) -> None:
+    torch.manual_seed(0)
+    h, weight = torch.randn(5, 200).bfloat16(), torch.randn(67, 200) * 0.1
+    split, y, it = split_bf16(weight, parts), torch.arange(5), torch.ones(5)
+    z = torch.empty(5, 68)[:, :67]
+    fused.logits(h, split, z, tiles)
+    assert float((z - h.double() @ weight.double().T).abs().max()) <= bound
+    found, _ = fused.lean(h, split, y, it, torch.zeros(5), tiles)
+    assert found.shape == (5, 67)
+    logp = softmax(fused.score(h, split, y, it, 0.0, tiles)).logp
+    assert float((logp - oracle(h, weight, y, it)[1]).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+def test_the_lean_pass_gives_statistics_and_the_gradients_factors(tiles: GemmConfig) -> None:
+    h, weight, y, it = problem()
+    h[3], y[3] = weight[60] * 40, 60  # a peaked row
+    check_lean(h, weight, y, it, oracle(h, weight, y, it)[1].float(), tiles)
+
+
+@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+def test_lean_tiles_far_above_the_anchor_are_moved_to_one(tiles: GemmConfig) -> None:
+    h, weight, y, it = problem(n=5)
+    it.fill_(1.0)
+    for row, high, target in ((1, 3, 100), (2, 170, 100), (3, 80, 2)):  # in the first, last and second tile
+        h[row], y[row] = weight[high] * 10, target
+    stats = check_lean(h, weight, y, it, torch.zeros(5), tiles)
+    z = h.double() @ weight.double().T
+    raised = stats[0] > z.gather(1, y[:, None])[:, 0] + 1
+    assert raised.tolist() == [False, True, True, True, False]
+
+
+def check_lean(h: Tensor, weight: Tensor, y: Tensor, it: Tensor, lp: Tensor, tiles: GemmConfig) -> Tensor:
+    exp, stats = fused.lean(h, weight, y, it, lp, tiles)
+    found = softmax(stats)
+    probabilities, logp, entropy = oracle(h, weight, y, it)
+    torch.testing.assert_close(found.logp.double(), logp, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(found.entropy.double(), entropy, rtol=0, atol=1e-5)
+    dz = -exp.double() / found.total.double()[:, None]
+    expected = (-probabilities).scatter_add(1, y[:, None], torch.ones(len(y), 1, dtype=torch.float64))
+    assert float((dz - expected).norm() / expected.norm()) < 2.5e-3
+    return stats
+
+
+def test_no_rows_give_no_rows() -> None:
+    _, weight, _, _ = problem()
+    h, y, f = weight[:0], torch.empty(0, dtype=torch.int64), torch.empty(0)
+    assert fused.score(h, weight, y, f, 0.0).shape == (4, 0)
+    assert fused.lean(h, weight, y, f, f)[0].shape == (0, V)
+    fused.logits(h, weight, torch.empty(0, V))
+
+
+def test_the_backend_scores_as_its_own_logits_do() -> None:
+    h, weight, y, it = problem()
+    z = torch.empty(N, V)
+    backend.logits(h, weight, z)
+    _, logp, _ = oracle(h, weight, y, it)
+    for stats in (backend.row_stats(z, y, it, 0.0), backend.score(h, weight, y, it, 0.0)):
+        torch.testing.assert_close(softmax(stats).logp.double(), logp, rtol=0, atol=5e-6)
