@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import warnings
+from typing import NoReturn
 
 from kernels.aggregation import Aggregation, token_weights
 from kernels.backends import backend_info
@@ -46,17 +47,34 @@ __all__ = [
 ]
 
 
-def _warn_of_namesake() -> None:
-    """PyPI has another distribution called `kernels`, for which transformers would take this package."""
+_ADVICE = "one hides the other; expected only sigmoid-rl's: pip uninstall kernels"
+
+
+def _namesake() -> str | None:
+    """Version of PyPI's other `kernels`, if installed: transformers would take this package for it."""
     try:
-        version = importlib.metadata.version("kernels")
+        return importlib.metadata.version("kernels")
     except importlib.metadata.PackageNotFoundError:
-        return
-    warnings.warn(
-        f"the PyPI package `kernels` {version} is installed beside sigmoid-rl's `kernels`, and one hides the "
-        "other; expected only sigmoid-rl's: pip uninstall kernels",
-        stacklevel=2,
-    )
+        return None
+
+
+def _warn_of_namesake() -> None:
+    version = _namesake()
+    if version is not None:
+        warnings.warn(
+            f"the PyPI package `kernels` {version} is installed beside sigmoid-rl's `kernels`, and {_ADVICE}",
+            stacklevel=2,
+        )
+
+
+def __getattr__(name: str) -> NoReturn:
+    """What the other package has and this one lacks."""
+    version = None if name.startswith("__") else _namesake()
+    if version is not None:
+        raise ImportError(
+            f"sigmoid-rl's `kernels` has no {name}; `kernels` {version} is installed too: {_ADVICE}"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 _warn_of_namesake()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -112,9 +113,11 @@ class Head:
         return self.backend.row_stats(z, columns, inverse_temperature, self.settings.cap)
 
 
-def chunks(n: int, size: int) -> list[slice]:
-    """0..n in slices of `size`."""
-    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+def chunks(n: int, most: int) -> list[slice]:
+    """0..n in the fewest slices of at most `most`, of about the same length: each costs a pass over dW."""
+    count = -(-n // most)
+    ends = [n * i // max(1, count) for i in range(count + 1)]
+    return [slice(*pair) for pair in pairwise(ends)]
 
 
 @dataclass(slots=True)
@@ -203,7 +206,7 @@ def _two_pass(head: Head, h: Tensor, t: Tokens, sums: Sums, terms: Terms, rows: 
     c = sums.record(rows, found, t, settings, terms(rows, found.logp))
     e = -settings.entropy_bonus * t.weights if settings.entropy_bonus else None
     g = gradient(found, c, e, t.inverse_temperature)
-    exact = settings.exact or h.dtype == torch.float32
+    exact = settings.exact or torch.float32 in (h.dtype, head.weight.dtype)
     dz = backend.row_grads(
         z, columns, t.inverse_temperature, settings.cap, g.anchor, g.a, g.b, g.k, g.dz_y, exact
     )

@@ -1,1 +1,18 @@
 """The reinforcement-learning trainer: launcher, controller, engines, learner, ledger, curve."""
+
+import importlib.util
+from pathlib import Path
+
+
+def _check_namesake() -> None:
+    """ImportError where PyPI's other package `kernels` stands before ours on the path."""
+    spec = importlib.util.find_spec("kernels")  # found, not imported: the launcher does without torch
+    if spec is None or spec.origin is None or not (Path(spec.origin).parent / "policy_loss.py").is_file():
+        found = "none" if spec is None else spec.origin
+        raise ImportError(
+            f"sigmoid-rl needs its own package `kernels`, found {found}; if that is PyPI's package of that name: "
+            "pip uninstall kernels"
+        )
+
+
+_check_namesake()

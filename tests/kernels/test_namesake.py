@@ -92,12 +92,13 @@ def test_the_other_installed_is_a_clear_warning(monkeypatch: pytest.MonkeyPatch,
     assert (clash.status, clash.advice) == ("wrong", "pip uninstall kernels")
 
 
-def test_where_ours_hides_the_other_the_advice_stands_above_the_import_error(other: Path) -> None:
+def test_where_ours_hides_the_other_the_import_error_has_the_advice(other: Path) -> None:
     done = python("from transformers.integrations import hub_kernels", HERE, other)
-    assert done.returncode != 0 and "'CUDAProperties' from 'kernels'" in done.stderr
-    assert re.search(ADVICE, done.stderr)
+    assert done.returncode != 0
+    assert re.search(r"ImportError: .*CUDAProperties; `kernels` 0.17.1.*pip uninstall kernels", done.stderr)
 
 
-def test_where_the_other_hides_ours_the_error_names_the_file(other: Path) -> None:
+def test_where_the_other_hides_ours_the_trainer_says_which_and_what_to_do(other: Path) -> None:
     done = python("import trainer.batch", other, HERE)
     assert done.returncode != 0 and str(other / "kernels" / "__init__.py") in done.stderr
+    assert "pip uninstall kernels" in done.stderr

@@ -299,6 +299,15 @@ def test_other_numbers_of_tokens_compile_nothing_again() -> None:
     assert counts[0] > 0 and len(set(counts)) == 1
 
 
+@pytest.mark.parametrize(
+    ("n", "most", "lengths"), [(0, 4, []), (3, 4, [3]), (9, 4, [3, 3, 3]), (5, 1, [1] * 5)]
+)
+def test_chunks_are_few_and_even(n: int, most: int, lengths: list[int]) -> None:
+    parts = op_module.chunks(n, most)
+    assert [part.stop - part.start for part in parts] == lengths
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(n))
+
+
 def test_in_inference_mode_it_scores() -> None:
     p = problem()
     with torch.inference_mode():
