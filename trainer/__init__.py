@@ -10,7 +10,7 @@ def _check_namesake() -> None:
     if spec is None or spec.origin is None or not (Path(spec.origin).parent / "policy_loss.py").is_file():
         found = "none" if spec is None else spec.origin
         raise ImportError(
-            f"sigmoid-rl needs its own package `kernels`, found {found}; if that is PyPI's package of that name: "
+            f"sigmoid-rl needs its own package `kernels`, found {found}; if that is PyPI's package: "
             "pip uninstall kernels"
         )
 
