@@ -31,6 +31,14 @@ def from_bf16(x, INTERPRET: tl.constexpr):
 
 
 @triton.jit
+def as_fp32(x, INTERPRET: tl.constexpr):
+    """bf16 or FP32 as FP32."""
+    if x.dtype == tl.bfloat16:
+        x = from_bf16(x, INTERPRET)
+    return x
+
+
+@triton.jit
 def tanh(x):
     """Relative error 2e-7: a polynomial near 0 (Cephes' tanhf), 1 − 2/(e^{2|x|} + 1) elsewhere."""
     a = tl.abs(x)

@@ -14,7 +14,7 @@ number in a register across the loop, and spills.
 import triton
 import triton.language as tl
 
-from kernels.triton.elementwise import LOWEST, RAISE, capped, from_bf16, to_bf16
+from kernels.triton.elementwise import LOWEST, RAISE, as_fp32, capped, from_bf16, to_bf16
 
 LOGITS: tl.constexpr = tl.constexpr(0)
 """out (rows, vocabulary) FP32: the logits."""
@@ -33,7 +33,7 @@ def gemm(
     EVEN: tl.constexpr, INTERPRET: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, SUBTILES: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """h (rows, width), weight (vocabulary, PARTS · width), FP32 or bf16: descriptors if TMA, else pointers."""
+    """h (rows, width), weight (vocabulary, PARTS · width): FP32 or bf16; descriptors if TMA, or pointers."""
     row_tiles = tl.cdiv(rows, ROWS)
     column_tiles = tl.cdiv(vocabulary, COLUMNS)
     part_steps = tl.cdiv(width, DEPTH)
@@ -57,9 +57,10 @@ def gemm(
                     weight, column_start, vocabulary, depth, width, part * width, weight_stride, COLUMNS,
                     DEPTH, EVEN,
                 )  # fmt: skip
-            if INTERPRET and left.dtype == tl.bfloat16:
-                left, right = from_bf16(left, True), from_bf16(right, True)
-            product = tl.dot(left, right.T, product, input_precision="ieee")
+            if INTERPRET:  # its dot is wrong for bf16, and NumPy's depends on a row's place
+                product += tl.sum(as_fp32(left, True)[:, None, :] * as_fp32(right, True)[None, :, :], 2)
+            else:
+                product = tl.dot(left, right.T, product, input_precision="ieee")
         if EPILOGUE == LOGITS:
             for index in tl.static_range(SUBTILES):
                 store(
@@ -221,9 +222,7 @@ def estimate_anchors(
             k = start + tl.arange(0, BLOCK)
             left = tl.load(h + k, mask=k < width, other=0.0)
             right = tl.load(weight + part * width + k, mask=k < width, other=0.0)
-            if left.dtype == tl.bfloat16:
-                left, right = from_bf16(left, INTERPRET), from_bf16(right, INTERPRET)
-            products += left * right
+            products += as_fp32(left, INTERPRET) * as_fp32(right, INTERPRET)
     u_y = tl.sum(products, 0) * tl.load(inverse_temperature + row)
     anchor = u_y - tl.minimum(tl.maximum(tl.load(logprobs_gen + row), -60.0), 0.0)
     tl.store(anchors + row, tl.where(local, anchor, LOWEST))
