@@ -71,7 +71,7 @@ def policy_loss(
     exact         logits' gradients as FP32 has them (bf16 high + low parts on CUDA) instead of bf16.
     weight_parts  into how many bf16 parts an FP32 weight beside bf16 hidden is split on CUDA: 3 or 2.
     row_kernel    Triton: "two-pass", "spx" (single pass) or "lean" (no FP32 logits in memory).
-    chunk_rows    rows of logits in memory at a time; by default 64 MiB of them, on CUDA 4,096 rows.
+    chunk_rows    rows of logits in memory at a time; by default 128 MiB of them, on CUDA 4,096 rows.
     group         ranks that hold consecutive, equally long shards of the vocabulary; weight is this
                   rank's. Each gets the whole loss and d_hidden, and its shard's d_weight.
     backend       "cpu", "triton" or "torch"; by default the device's (see `backend_info`).

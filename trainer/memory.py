@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from trainer.config import Config
 from trainer.models import BUILT_IN
 
-LOGITS_CHUNK = 64 << 20  # bytes of one chunk of logits in the loss
+LOGITS_CHUNK = 128 << 20  # bytes of one chunk of logits in the loss
 PROMPT_TOKENS = 128  # assumed of a prompt, for the KV cache
 PARAMETERS = {"smollm2-135m": 134_515_008, "tiny": 162_112}
 SHAPES = {  # layers, hidden, feed-forward, KV width, vocabulary
