@@ -12,6 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.triton import gemm
 from kernels.triton.config import INTERPRET, GemmConfig, capability, gemm_config, multiprocessors
+from kernels.triton.rows import dense
 
 SCORED_ROWS = 16384
 """Rows scored at a time: the tiles' statistics take 12 · rows · V / 256 bytes, 117 MB at V = 152k."""
@@ -40,10 +41,8 @@ def score(
     stats = torch.empty(4, len(h), device=h.device)
     for start in range(0, len(h), SCORED_ROWS):
         rows = slice(start, start + SCORED_ROWS)
-        scale = inverse_temperature[rows].contiguous()
-        stats[:, rows] = _statistics(
-            gemm.SCORE, h[rows], weight, targets[rows].contiguous(), scale, scale, scale, cap, config
-        )[0]
+        y, scale = dense(targets[rows], inverse_temperature[rows])
+        stats[:, rows] = _statistics(gemm.SCORE, h[rows], weight, y, scale, scale, scale, cap, config)[0]
     return stats
 
 
@@ -66,6 +65,7 @@ def lean(
     if not rows:
         return exp, anchors.new_empty(4, 0)
     h, parts = _row_major(h), weight.shape[1] // h.shape[1]
+    targets, inverse_temperature, logprobs_gen = dense(targets, inverse_temperature, logprobs_gen)
     gemm.estimate_anchors[(rows,)](
         h, weight, targets, inverse_temperature, logprobs_gen, anchors, vocabulary, h.shape[1], h.stride(0),
         weight.stride(0), PARTS=parts, INTERPRET=INTERPRET, BLOCK=512, num_warps=4, num_stages=1,

@@ -31,6 +31,7 @@ def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> T
     """The head (V, H) as the functions here take it; (V, parts·H) bf16 for FP32 beside bf16 hidden."""
     if dtype != torch.float32:
         raise ValueError(f"the triton backend has logits in float32; given inputs that need {dtype}")
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
     if hidden.dtype == torch.bfloat16:
         return weight if weight.dtype == torch.bfloat16 else split_bf16(weight.float(), parts)
     return weight.float()

@@ -27,7 +27,7 @@ def row_stats(
     """
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)
-    stats = z.new_empty(4, rows)
+    stats, (targets, inverse_temperature) = z.new_empty(4, rows), dense(targets, inverse_temperature)
     if rows:
         _row_stats[(rows,)](
             z, targets, inverse_temperature, stats, rows, vocabulary, z.stride(0), cap,
@@ -57,13 +57,14 @@ def row_grads(
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)
     dz = z if exact else as_bf16(z)
+    targets, inverse_temperature, anchor, a, dz_y, b_or_any, k_or_any = dense(
+        targets, inverse_temperature, anchor, a, dz_y, a if b is None else b, a if k is None else k
+    )
     if rows:
         _row_grads[(rows,)](
-            z, dz, targets, inverse_temperature, anchor, a, a if b is None else b, a if k is None else k,
-            dz_y, vocabulary, z.stride(0), dz.stride(0), cap,
-            CAPPED=cap != 0.0, BONUS=b is not None, INTERPRET=INTERPRET, BLOCK=config.block,
-            num_warps=config.warps, num_stages=1,
-            enable_fp_fusion=True,
+            z, dz, targets, inverse_temperature, anchor, a, b_or_any, k_or_any, dz_y, vocabulary, z.stride(0),
+            dz.stride(0), cap, CAPPED=cap != 0.0, BONUS=b is not None, INTERPRET=INTERPRET,
+            BLOCK=config.block, num_warps=config.warps, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
     return dz
 
@@ -84,6 +85,7 @@ def spx(
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)
     exp, stats = as_bf16(z), z.new_empty(4, rows)
+    targets, inverse_temperature, logprobs_gen = dense(targets, inverse_temperature, logprobs_gen)
     if rows:
         _spx[(rows,)](
             z, exp, targets, inverse_temperature, logprobs_gen, stats, rows, vocabulary, z.stride(0),
@@ -91,6 +93,11 @@ def spx(
             enable_fp_fusion=True,
         )  # fmt: skip
     return exp, stats
+
+
+def dense(*vectors: Tensor) -> list[Tensor]:
+    """Each (C,) with its elements one after another, as the kernels read them."""
+    return [x.contiguous() for x in vectors]
 
 
 def as_bf16(z: Tensor) -> Tensor:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
-
 from dataclasses import replace
 
 import pytest
@@ -19,18 +15,20 @@ from kernels.triton.config import GemmConfig
 from kernels.triton.split import split_bf16
 
 pytestmark = [
-    pytest.mark.skipif(not config.INTERPRET, reason="kernels.triton was imported before TRITON_INTERPRET=1"),
+    pytest.mark.skipif(not config.INTERPRET, reason="TRITON_INTERPRET=1 is not set: see tests/gpu"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
-POINTERS = GemmConfig(16, 64, 16, warps=1, stages=1, group=2)
+POINTERS = GemmConfig(16, 64, 32, warps=1, stages=1, group=2)
 COPIES = replace(POINTERS, tma=True, subtiles=1)
 N, H, V = 37, 40, 173
 
 
-def problem(dtype: torch.dtype = torch.bfloat16, n: int = N) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def problem(
+    dtype: torch.dtype = torch.bfloat16, n: int = N, vocabulary: int = V
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    h, weight = torch.randn(n, H).to(dtype), (torch.randn(V, H) * 0.5).to(dtype)
-    return h, weight, torch.randint(V, (n,)), 0.5 + torch.rand(n)
+    h, weight = torch.randn(n, H).to(dtype), (torch.randn(vocabulary, H) * 0.5).to(dtype)
+    return h, weight, torch.randint(vocabulary, (n,)), 0.5 + torch.rand(n)
 
 
 def oracle(
@@ -77,12 +75,12 @@ def test_a_tokens_bits_do_not_depend_on_the_batch_around_it(tiles: GemmConfig) -
 
 @pytest.mark.slow
 def test_a_tokens_bits_are_the_same_beside_up_to_17_others_in_every_function() -> None:
-    h, weight, y, it = problem()
-    z, lp = torch.empty(N, V), -torch.rand(N)
+    h, weight, y, it = problem(vocabulary=72)
+    z, lp = torch.empty(N, 72), -torch.rand(N)
     fused.logits(h, weight, z, POINTERS)
     scores, exp = fused.score(h, weight, y, it, 0.0, POINTERS), fused.lean(h, weight, y, it, lp, POINTERS)[0]
     for n in range(1, 18):
-        part = torch.empty(n, V)
+        part = torch.empty(n, 72)
         fused.logits(h[:n], weight, part, POINTERS)
         assert torch.equal(part, z[:n])
         assert torch.equal(fused.score(h[:n], weight, y[:n], it[:n], 0.0, POINTERS), scores[:, :n])
@@ -97,6 +95,16 @@ def test_logits_of_integers_are_exact_and_stay_inside(tiles: GemmConfig) -> None
     fused.logits(h, weight, wide[:, :V], tiles)
     assert torch.equal(wide[:, :V].double(), h.double() @ weight.double().T)
     assert bool(wide[:, V:].isnan().all())
+
+
+def test_a_value_for_all_rows_and_transposed_weights_are_taken() -> None:
+    h, weight, y, _ = problem(n=5)
+    one, spread, across = torch.ones(5), torch.ones(1).expand(5), weight.t().contiguous().t()
+    across = backend.prepare(h, across, torch.float32, 3)
+    expected = fused.score(h, weight, y, one, 0.0, POINTERS)
+    assert torch.equal(fused.score(h.t().contiguous().t(), across, y, spread, 0.0, POINTERS), expected)
+    found = [fused.lean(h, weight, y, x, -x, POINTERS)[0] for x in (one, spread)]
+    assert torch.equal(*found)
 
 
 def test_rows_that_copies_do_not_take_go_through_pointers() -> None:
@@ -116,7 +124,7 @@ def test_rows_that_copies_do_not_take_go_through_pointers() -> None:
 @pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
 def test_parts_of_an_fp32_weight_are_one_sum(tiles: GemmConfig, parts: int, bound: float) -> None:
     torch.manual_seed(0)
-    h, weight = torch.randn(5, 200).bfloat16(), torch.randn(67, 200) * 0.1
+    h, weight = torch.randn(5, 72).bfloat16(), torch.randn(67, 72) * 0.1
     split, y, it = split_bf16(weight, parts), torch.arange(5), torch.ones(5)
     z = torch.empty(5, 68)[:, :67]
     fused.logits(h, split, z, tiles)

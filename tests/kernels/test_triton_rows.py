@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
-
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +12,7 @@ from kernels.triton import config, rows
 from kernels.triton.config import RowConfig
 
 pytestmark = [
-    pytest.mark.skipif(not config.INTERPRET, reason="kernels.triton was imported before TRITON_INTERPRET=1"),
+    pytest.mark.skipif(not config.INTERPRET, reason="TRITON_INTERPRET=1 is not set: see tests/gpu"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 TILES = RowConfig(block=16, warps=1)
@@ -108,6 +104,21 @@ def test_the_gradient_is_float64s_and_in_bf16_the_nearest_in_place(cap: float, b
     rounded = rows.row_grads(chunk, y, *rest, exact=False, config=TILES)
     assert torch.equal(rounded, exact.bfloat16())
     assert rounded.data_ptr() == chunk.data_ptr() and rounded.stride() == (2 * 61, 1)
+
+
+def test_a_value_for_all_rows_need_not_be_copied_for_each() -> None:
+    z, y, _ = problem(61)
+    apart, one, spread = torch.stack([y, y], 1)[:, 0], torch.ones(C), torch.ones(1).expand(C)
+    stats = rows.row_stats(z, apart, spread, 0.0, TILES)
+    assert torch.equal(stats, rows.row_stats(z, y, one, 0.0, TILES))
+    found = [
+        rows.row_grads(z.clone(), t, x, 0.0, x, x, x, x, x, False, TILES)
+        for t, x in ((apart, spread), (y, one))
+    ]
+    assert torch.equal(*found)
+    assert torch.equal(
+        rows.spx(z.clone(), apart, spread, -spread, TILES)[0], rows.spx(z.clone(), y, one, -one, TILES)[0]
+    )
 
 
 def test_rows_may_lie_apart() -> None:
