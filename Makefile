@@ -52,7 +52,7 @@ lint: setup-tests  ## ruff and mypy
 	$(PY) -m mypy
 
 bench: setup  ## the loss beside its peers and its limit, on this machine (minutes; peers: requirements/peers.txt)
-	$(PY) -m bench.compare --rows 512 --vocab 16384
+	$(PY) -m bench.compare --rows 512 --rounds 5 --max-seconds 20
 
 clean:  ## remove what was built and cached; runs/ and .venv stay
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -22,13 +22,16 @@ class CMakeBuild(build_ext):
         shutil.rmtree(folder, ignore_errors=True)  # CMake refuses a cache made for another place
         folder.mkdir(parents=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
-        output = f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target.parent}"
+        output = f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={folder / 'out'}"
         configure = ["cmake", "-S", HERE.absolute(), "-B", folder, output]
         try:
             for command in (configure, ["cmake", "--build", folder, "--parallel"]):
                 subprocess.run(command, check=True)
+            built = target.with_suffix(".new")  # then renamed: nobody loads half a file
+            shutil.copy(folder / "out" / target.name, built)
+            built.replace(target)
         except (OSError, subprocess.CalledProcessError) as error:
+            target.unlink(missing_ok=True)  # better none than one of other sources
             why = error if isinstance(error, OSError) else "CMake's messages are above"
             self.warn(
                 f"the native CPU kernels were not built ({why}); expected CMake 3.18 and a C++20 compiler. "
