@@ -48,7 +48,7 @@ BLACKWELL = GemmConfig(128, 128, 64, warps=8, stages=4, tma=True, subtiles=1)
 AMPERE = GemmConfig(128, 128, 64, warps=8, stages=3)
 UNALIGNED = GemmConfig(64, 128, 64, warps=8, stages=1)
 """What neither kind of asynchronous copy takes: they want rows at multiples of 16 bytes."""
-FP32 = GemmConfig(64, 64, 32, warps=4, stages=3, programs_per_sm=2)
+FP32 = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=1, programs_per_sm=2)
 """FP32 operands: multiplied as they are, without tensor cores."""
 
 

@@ -71,6 +71,7 @@ def cases() -> list[tuple[str, Any]]:
         (torch.bfloat16, 3, WIDTH, 151936),
         (torch.bfloat16, 1, 4001, 50257),  # not aligned
         (torch.float32, 1, WIDTH, 151936),
+        (torch.float32, 1, 4001, 50257),
     ]:
         h, weight = new(ROWS, width, dtype=dtype), new(vocabulary, parts * width, dtype=dtype)
         name = f"{str(dtype)[6:]} parts={parts} H={width}"
