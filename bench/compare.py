@@ -2,7 +2,7 @@
 
   python -m bench.compare                              FP32, N=2048 H=576 V=49152 (SmolLM2's head)
   python -m bench.compare --dtype bfloat16 --rounds 20
-  python -m bench.compare --only ours,naive --rows 256 --vocab 8192 --out /tmp/quick.json
+  python -m bench.compare --only ours,naive --rows 256 --vocab 8192 --out quick.json
 
 The providers take turns (round robin), so a slow moment of the machine hits all. Columns:
   ms, quartiles   of one forward + backward over the rounds; "× limit" is over the three bare GEMMs

@@ -192,8 +192,10 @@ def train(head: Head, hidden: Tensor, tokens: Tokens, sums: Sums) -> None:
         sums.record(slice(0, n), found, tokens, head.settings, terms(slice(0, n), found.logp))
         return
     step = _two_pass if head.settings.row_kernel == "two-pass" else _single_pass
-    buffer = hidden.new_empty(head.chunk_rows(n), len(head.weight), dtype=head.dtype)
-    for rows in chunks(n, len(buffer)):
+    size = head.chunk_rows(n)
+    lean = head.settings.row_kernel == "lean"  # has no FP32 logits
+    buffer = hidden.new_empty(0 if lean else size, len(head.weight), dtype=head.dtype)
+    for rows in chunks(n, size):
         step(head, hidden[rows], tokens[rows], sums, terms, rows, buffer[: rows.stop - rows.start])
 
 

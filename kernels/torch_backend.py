@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from kernels.precision import ieee_fp32
+
 CACHED_BYTES = 6 << 20  # of rows worked on at a time on a CPU: they stay in the cache between the passes
-
-
-@contextmanager
-def ieee_fp32() -> Iterator[None]:
-    """Products of FP32 matrices in FP32, whatever the caller allows elsewhere (TF32, bf16)."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 score = None  # by chunks of logits

@@ -7,24 +7,11 @@ stride apart, so the in-place bf16 gradient (2V apart) is not copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
+from kernels.precision import ieee_fp32
 from kernels.triton.split import split_bf16
-
-
-@contextmanager
-def ieee_fp32() -> Iterator[None]:
-    """FP32 GEMMs on CUDA in FP32, not TF32, however the user set that: the value cuBLAS's handle looks at."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:

@@ -271,15 +271,33 @@ def test_strided_inputs_are_right(backend: str) -> None:
         torch.testing.assert_close(scored, plain[1], rtol=1e-5, atol=1e-6)
 
 
-def test_the_callers_precision_settings_neither_change_the_result_nor_are_changed() -> None:
-    p = problem()
-    exact = run(p, backend="torch")
-    torch.set_float32_matmul_precision("medium")
+@pytest.mark.parametrize("api", ["float32_matmul_precision", "fp32_precision"])
+def test_products_are_fp32s_whatever_the_caller_allows_and_his_settings_stay(
+    api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = [place.fp32_precision for place in places]
+    seen = []
+    mm = torch.mm
+
+    def watched(*args: Any, **options: Any) -> Tensor:
+        seen.append([place.fp32_precision for place in places])
+        return mm(*args, **options)
+
     try:
-        assert all(torch.equal(a, b) for a, b in zip(exact, run(p, backend="torch"), strict=True))
-        assert torch.get_float32_matmul_precision() == "medium"
+        if api == "float32_matmul_precision":
+            torch.set_float32_matmul_precision("medium")
+        else:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+            torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        allowed = [place.fp32_precision for place in places]
+        monkeypatch.setattr(torch, "mm", watched)
+        run(problem(), backend="torch")
+        assert seen and all(x == ["ieee", "ieee"] for x in seen) and "ieee" not in allowed
+        assert [place.fp32_precision for place in places] == allowed
     finally:
-        torch.set_float32_matmul_precision("highest")
+        for place, precision in zip(places, before, strict=True):
+            place.fp32_precision = precision
 
 
 def test_backend_info_says_what_works_and_why_not() -> None:
