@@ -122,7 +122,7 @@ class Learner:
             raise self._refusal(f"loss is {loss:g}, the gradient's norm {float(norm):g}")
         clip = self.config.learner.grad_clip
         # The fused kernel divides gradients by `grad_scale` as it reads them: clipping costs no pass.
-        self.optimizer.grad_scale = (norm / clip).clamp(min=1.0) if clip else None  # type: ignore[attr-defined]
+        self.optimizer.grad_scale = (norm / clip).clamp(min=1.0) if clip else None  # type: ignore[attr-defined]  # unstubbed
         self.optimizer.param_groups[0]["lr"] = self._learning_rate()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from typing import Any
 
 import pytest
@@ -161,10 +162,8 @@ def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> Non
         assert torch.equal(score(order), train(order))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BATCH_INVARIANT)
 def test_the_number_of_threads_changes_no_bit(backend: str) -> None:
-    if backend == "torch":
-        pytest.skip("MKL splits its sums by thread; the backends with own products do not")
     p = problem(33, 64, 700)
     try:
         results = []
@@ -298,6 +297,13 @@ def test_products_are_fp32s_whatever_the_caller_allows_and_his_settings_stay(
     finally:
         for place, precision in zip(places, before, strict=True):
             place.fp32_precision = precision
+
+
+@pytest.mark.skipif(
+    not (shutil.which("cmake") and shutil.which("c++")), reason="no CMake or C++ compiler to build with"
+)
+def test_the_native_backend_is_there_where_it_can_be_built() -> None:
+    assert backend_info()["cpu"]["available"]  # or its tests would all be skipped, and nobody the wiser
 
 
 def test_backend_info_says_what_works_and_why_not() -> None:
