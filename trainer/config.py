@@ -83,10 +83,20 @@ class InterruptionConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    kind: Literal["torch"] = "torch"
-    """Generator: the embedded torch engine."""
+    kind: Literal["torch", "vllm"] = "torch"
+    """Generator: the embedded torch engine, or vLLM (0.32.0; `make setup-vllm`, or `pip install sigmoid-rl[vllm]` on GPUs)."""
+    count: int = 0
+    """Engines side by side, each with its own copy of the model; 0: as many as the GPUs left by the learner hold, 1 on a CPU."""
+    tensor_parallel: int = 1
+    """GPUs of one vLLM engine."""
+    urls: tuple[str, ...] = ()
+    """vLLM servers on other machines (started by `python -m trainer.engines.vllm_server`), instead of engines here; the shared secret is $SIGMOID_RL_SECRET."""
+    colocate: bool = False
+    """Learner and vLLM engines share the GPUs and sleep in turns: for few GPUs; slower than a split."""
+    memory: float = 0.9
+    """Share of a GPU's memory that vLLM takes for weights and KV cache."""
     slots: int = 64
-    """Sequences generated at once by the torch engine; further requests queue."""
+    """Sequences generated at once by an engine; further requests queue."""
     max_new_tokens: int = 12
     """Longest completion, in tokens. With interruption on it is not used: the limit is then the budget + phrase + answer_tokens."""
     temperature: float = 1.0
@@ -128,6 +138,10 @@ class LearnerConfig:
     """Largest global gradient norm; 0 turns clipping off."""
     micro_batch_tokens: int = 4096
     """Token budget of one packed micro-batch; it bounds memory and never changes the gradient."""
+    ranks: int = 0
+    """Processes of the learner, one a GPU (or, on a CPU, one a share of the cores; gloo); 0: derived, 1 on a CPU."""
+    vocab_parallel: bool = False
+    """Split the LM head's vocabulary over the ranks (each scores all tokens of the step's micro-batch on its part)."""
     checkpoint_activations: bool = False
     """Recompute each layer's activations in the backward: less memory, a third more time."""
     threads: int = 0

@@ -75,7 +75,7 @@ class Launcher:
         work: dict[str, tuple[str, tuple[Any, ...]]] = {
             "engine": (
                 ENGINES[config.engine.kind],
-                (config, model_dir, engine_end, config.engine.threads or cores),
+                (config, model_dir, engine_end, config.engine.threads or cores, "engine"),
             ),
             "learner": (
                 LEARNER,

@@ -18,8 +18,10 @@ from trainer.messages import Event
 time.sleep(0.3)  # as imports take
 
 
-def engine(config: Config, model_dir: str, conn: Connection, threads: int, telemetry: Connection) -> None:
-    clock = Clock("engine", telemetry.send)
+def engine(
+    config: Config, model_dir: str, conn: Connection, threads: int, role: str, telemetry: Connection
+) -> None:
+    clock = Clock(role, telemetry.send)
     clock.enter("generate")
     clock.flush()
     if "stuck" in model_dir:

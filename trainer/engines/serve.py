@@ -33,10 +33,13 @@ TELL_EVERY_S = 1.0
 
 
 def engine_main(
-    config: Config, model_dir: str, conn: Connection, threads: int, telemetry: Connection
+    config: Config, model_dir: str, conn: Connection, threads: int, role: str, telemetry: Connection
 ) -> None:
-    """Entry of the spawned process; returns on Shutdown or when the controller is gone."""
-    clock = Clock("engine", telemetry.send)
+    """Entry of the spawned process; returns on Shutdown or when the controller is gone.
+
+    `role` ("engine", "engine-1", ...) is its name in the books.
+    """
+    clock = Clock(role, telemetry.send)
     try:
         torch.set_num_threads(threads)
         dtype = getattr(torch, config.model.dtype)
@@ -56,7 +59,7 @@ def engine_main(
         return  # the controller is gone, and the launcher knows
     except Exception as e:
         user_error = isinstance(e, ConfigError)
-        telemetry.send(Failed("engine", str(e) or repr(e), traceback.format_exc(), user_error))
+        telemetry.send(Failed(role, str(e) or repr(e), traceback.format_exc(), user_error))
         raise SystemExit(1) from e
     finally:
         clock.flush()
