@@ -1,0 +1,127 @@
+"""Which GPUs (or cores) each role gets: derived from the machine, or as the settings say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+
+from trainer.config import Config, ConfigError
+
+LEARNER_SHARE = 1 / 4  # of the GPUs, where no setting says: generation takes most of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The GPUs of each learner rank and each engine on this machine, by number; all empty on a CPU."""
+
+    cores: int
+    learner: tuple[tuple[str, ...], ...]
+    engines: tuple[tuple[str, ...], ...]
+    remote: int = 0  # engines on other machines
+    world: int = 0  # ranks of the learner on all machines, where torchrun made them
+
+    @property
+    def gpus(self) -> bool:
+        """Whether this run is on GPUs."""
+        return bool(self.learner[0])
+
+    @property
+    def unit(self) -> str:
+        """What the ledger counts."""
+        return "GPU-hours" if self.gpus else "core-hours"
+
+    def threads(self, given: int, processes: int) -> int:
+        """CPU threads of each of a role's processes: as given, or an equal part of the cores."""
+        return given or max(1, self.cores // max(1, processes))
+
+    def held(self) -> dict[str, float]:
+        """Devices by role, as the ledger books them.
+
+        On GPUs that learner and engines share, and on cores, each side holds half, since they take turns.
+        """
+        roles = [role_name("engine", i) for i in range(self.remote or len(self.engines))]
+        if not self.gpus:
+            return {"learner": self.cores / 2} | {role: self.cores / 2 / len(roles) for role in roles}
+        learner = self.world or len(self.learner)
+        if not self.engines:  # all remote: their servers hold one GPU each, as far as this machine knows
+            return {"learner": float(learner)} | dict.fromkeys(roles, 1.0)
+        shared = set(self.learner[0]) & set(self.engines[0])
+        half = 0.5 if shared else 1.0
+        engines = {role: half * len(own) for role, own in zip(roles, self.engines, strict=True)}
+        return {"learner": half * learner} | engines
+
+    def describe(self) -> str:
+        """One line for a person."""
+        if not self.gpus:
+            many = f"{len(self.learner)} learner rank" + "s" * (len(self.learner) > 1)
+            engines = f"{self.remote} remote engines" if self.remote else f"{len(self.engines)} engine"
+            return f"{self.cores} CPU cores, shared in time by {many} and {engines}" + "s" * (
+                not self.remote and len(self.engines) > 1
+            )
+        learner = ", ".join(",".join(rank) for rank in self.learner)
+        engines = " | ".join(",".join(own) for own in self.engines) or f"{self.remote} remote"
+        return f"GPUs: learner {learner}; engines {engines}"
+
+
+def role_name(kind: str, index: int) -> str:
+    """The name of a role's process: `engine`, `engine-1`, `engine-2` ..."""
+    return kind if index == 0 else f"{kind}-{index}"
+
+
+def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[int, int] = (0, 0)) -> Devices:
+    """Give GPUs (none: cores) to learner and engines; ConfigError where this machine has too few.
+
+    `torchrun` is how many ranks that has made, on this machine and in all.
+    """
+    engine = config.engine
+    width, remote, (local, world) = engine.tensor_parallel, len(engine.urls), torchrun
+    if remote and (engine.kind != "vllm" or engine.count):
+        raise ConfigError("engine.urls names vLLM servers: expected engine.kind vllm, and no engine.count")
+    if local and config.learner.ranks not in (0, local):
+        raise ConfigError(
+            f"learner.ranks is {config.learner.ranks}, but torchrun made {local} on this machine"
+        )
+    if (
+        not gpus or engine.kind == "torch"
+    ):  # the torch engine generates on the CPU, and so the run stays there
+        if width > 1 or engine.colocate:
+            what = "engine.colocate" if engine.colocate else f"engine.tensor_parallel {width}"
+            raise ConfigError(f"{what} needs GPUs and engine.kind vllm; this run is on the CPU")
+        ranks = local or config.learner.ranks or 1
+        count = 0 if remote else engine.count or 1
+        if max(ranks, count) > cores:
+            raise ConfigError(
+                f"{ranks} learner ranks and {count} engines on {cores} CPU cores; expected a core "
+                "for each of them: lower learner.ranks or engine.count"
+            )
+        return Devices(cores, ((),) * ranks, ((),) * count, remote, world)
+    free = len(gpus)
+    ranks = local or config.learner.ranks
+    if engine.colocate:  # everything on the same GPUs
+        ranks, count = ranks or free, engine.count or max(1, free // width)
+        needed, first = max(ranks, count * width), 0
+    else:
+        ranks = ranks or (free if remote else max(1, min(free - width, round(free * LEARNER_SHARE))))
+        count = 0 if remote else engine.count or max(1, (free - ranks) // width)
+        needed, first = ranks + count * width, ranks
+    if needed > free:
+        raise ConfigError(
+            f"{ranks} learner ranks and {count} engines of {width} GPUs each need {needed} GPUs, this "
+            f"machine has {free}; lower learner.ranks, engine.count or engine.tensor_parallel"
+            + ("" if engine.colocate else ", or let them take turns: engine.colocate")
+        )
+    engines = tuple(gpus[first + i * width : first + (i + 1) * width] for i in range(count))
+    return Devices(cores, tuple((gpu,) for gpu in gpus[:ranks]), engines, remote, world)
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them; asked without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()  # no driver, no GPU
+    return tuple(str(i) for i, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU "))
