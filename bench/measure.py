@@ -113,6 +113,14 @@ def resident_peak_bytes(call: Callable[[], object]) -> tuple[int, str]:
         return grown * unit, "ru_maxrss growth over the first call's peak (a lower bound), own process"
 
 
+def process_peak_bytes() -> int:
+    """Peak resident memory of this process since it began; ru_maxrss may be its parent's, so it comes second."""
+    try:
+        return _status("VmHWM")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def _status(field: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
@@ -162,15 +170,18 @@ def _cpu_flags() -> list[str]:
     return [flag for flag in ISA_FLAGS if flag in flags]
 
 
-def commit() -> str | None:
-    """The short commit of this tree, '+' behind it if the code differs; outside git $COMMIT or None."""
+def commit(*code: str) -> str | None:
+    """The short commit of this tree, '+' behind it if `code` (kernels and bench if not given) differs;
+    outside git $COMMIT or None."""
     try:
         git = ["git", "-C", str(ROOT)]
         head = subprocess.run(
             [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
         changed = subprocess.run(
-            [*git, "status", "--porcelain", "--", "kernels", "bench/*.py"], capture_output=True, text=True
+            [*git, "status", "--porcelain", "--", *(code or ("kernels", "bench/*.py"))],
+            capture_output=True,
+            text=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("COMMIT")
