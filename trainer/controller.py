@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -40,7 +40,6 @@ from typing import Any, TypeVar
 from trainer.batch import build_batch
 from trainer.config import Config
 from trainer.data import Dataset
-from trainer.engines.protocol import Engine
 from trainer.evaluate import evaluate
 from trainer.journal import Journal
 from trainer.learner_client import LearnerClient
@@ -61,7 +60,6 @@ class Controller:
         ctx: RolloutContext,
         dataset: Dataset,
         sampler: Sampler,
-        engines: Sequence[Engine],
         learner: LearnerClient,
         journal: Journal,
         emit: Emit,
@@ -69,7 +67,7 @@ class Controller:
         self.config: Config = ctx.config
         self.ctx, self.dataset, self.sampler = ctx, dataset, sampler
         self._within = ctx.progress.within
-        self.engines, self.learner, self.journal, self.emit = engines, learner, journal, emit
+        self.learner, self.journal, self.emit = learner, journal, emit
         self.stop = asyncio.Event()  # set: stop after the optimizer step under way
         self.version = 0  # the learner's
         self._slots = asyncio.Semaphore(0)
@@ -80,6 +78,7 @@ class Controller:
         self._stepped = False  # in this process
         self._tasks: set[asyncio.Task[Any]] = set()  # all that must end with the run
         self._weights: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+        self._newest = ""  # the file of the weights that the engines hold
         self._restored: dict[int, Group] = {}
         self._pending: list[Issued] = []
 
@@ -175,7 +174,11 @@ class Controller:
     async def _learn(self, step: int, groups: list[Group], waited: float) -> None:
         """One batch through the learner."""
         batch = build_batch(groups, step, self.config.objective, self.version)
+        if colocate := self.config.engine.colocate:  # they take turns on the same GPUs
+            await self.ctx.engine.pause()
         done = await self._within(self.learner.train(batch), f"learner: optimizer step {step}")
+        if colocate:
+            self.ctx.engine.resume()
         self._stepped = True
         for group in groups:
             self.sampler.record(group)
@@ -208,7 +211,10 @@ class Controller:
             stop.cancel()
 
     async def _push(self) -> None:
-        """Bring new weights to the engines, newest first but for versions that must be evaluated."""
+        """Bring new weights to the engines, newest first but for versions that must be evaluated.
+
+        The newest file stays: an engine that is started again needs it.
+        """
         while True:
             waiting = [await self._weights.get()]
             while not self._evaluates(waiting[-1][0]) and not self._weights.empty():
@@ -216,9 +222,10 @@ class Controller:
             version, _ = waiting[-1]
             written = [w[1] for w in waiting if w[1]]  # a step without gradient writes no file
             await self.hold(version, written[-1] if written else "")
-            for _, stale in waiting:
-                if stale:
+            if written:
+                for stale in filter(None, (self._newest, *written[:-1])):
                     Path(stale).unlink(missing_ok=True)
+                self._newest = written[-1]
             for _ in range(len(waiting) * self.config.pipeline.prompts_per_step):
                 self._slots.release()
             if self._evaluates(version):
@@ -228,10 +235,8 @@ class Controller:
 
     async def hold(self, version: int, path: str) -> None:
         """Return once every engine holds `version`, from the file at `path` (empty: unchanged)."""
-        for i, engine in enumerate(self.engines):
-            await self._within(
-                engine.update_weights(version, path), f"engine {i}: weight push of version {version}"
-            )
+        push = self.ctx.engine.update_weights(version, path)
+        await self._within(push, f"engines: weight push of version {version}")
 
     def _evaluates(self, version: int) -> bool:
         return version == self.config.pipeline.steps or _due(version, self.config.evaluation.every)

@@ -16,16 +16,20 @@ from typing import Any
 from trainer.config import Config, ConfigError, EngineConfig
 from trainer.controller import Controller, Emit
 from trainer.data import load_prompts
+from trainer.devices import role_name
+from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
 from trainer.journal import Journal, replay
 from trainer.learner_client import LearnerClient
-from trainer.messages import Event, Failed
+from trainer.messages import Event, Failed, Replacement, Stop
 from trainer.parity import parity_gate
 from trainer.rollout import Progress, RolloutContext
 from trainer.sampler import Sampler
 from trainer.types import Prompt
 from trainer.verifiers.kinds import check_answers
 from trainer.verifiers.pool import VerifierPool
+
+_tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no hold on them
 
 
 def controller_main(
@@ -57,9 +61,11 @@ async def _run(
     async with AsyncExitStack() as stack:
         learner = LearnerClient(learner_conn)
         stack.callback(learner.close)
-        engines = [EngineClient(conn, f"engine {i}") for i, conn in enumerate(engine_conns)]
-        for engine in engines:
-            stack.callback(engine.close)
+        clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
+        progress = Progress(config.pipeline.deadline_s)
+        within = progress.within
+        engines = EnginePool(clients, within, lambda text: emit("note", {"text": text}))
+        stack.callback(engines.close)
         emit("phase", {"name": "loading data and models"})
         from transformers import AutoConfig, AutoTokenizer  # takes seconds: the roles' pipes are already open
 
@@ -75,26 +81,25 @@ async def _run(
         stack.callback(verifier.close)
         ctx = RolloutContext(
             config,
-            engines[0],
+            engines,
             verifier,
             decoder(tokenizer),
             stop_ids(tokenizer, config.engine.stop),
             phrase,
-            Progress(config.pipeline.deadline_s),
+            progress,
         )
         journal = Journal(Path(config.run_dir) / "journal.jsonl")
         stack.callback(journal.close)
         sampler = Sampler(dataset.train, config.pipeline, config.seed)
-        controller = Controller(ctx, dataset, sampler, engines, learner, journal, emit)
-        within = ctx.progress.within
+        controller = Controller(ctx, dataset, sampler, learner, journal, emit)
         info = await within(learner.ready(), "learner: start")
-        infos = [await within(e.ready(), f"{e.name}: start") for e in engines]
+        infos = [await within(e.ready(), f"{e.name}: start") for e in clients]
         emit("ready", {"learner": info, "engine": infos[0]})
         if resume is not None:
             await _restore(controller, config, sampler, resume)
         gate = parity_gate(ctx, learner, dataset.held_out)
         emit("parity", asdict(await within(gate, "parity gate: learner and engine on the same tokens")))
-        asyncio.get_running_loop().add_reader(telemetry.fileno(), _stop, controller, telemetry)
+        asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, controller, engines)
         gc.freeze()  # a million objects of imported modules, walked again and again: a fifth of its time
         await controller.run()
         await controller.save()
@@ -127,12 +132,19 @@ def emitter(telemetry: Connection) -> Emit:
     return emit
 
 
-def _stop(controller: Controller, telemetry: Connection) -> None:
-    """The launcher asks for a stop by any message, or by its death."""
-    asyncio.get_running_loop().remove_reader(telemetry.fileno())
-    with suppress(EOFError, OSError):
-        telemetry.recv()
-    controller.stop.set()
+def _hear(telemetry: Connection, controller: Controller, engines: EnginePool) -> None:
+    """The launcher has started a dead engine again, or asks for a stop: by a message, or by its own death."""
+    try:
+        message = telemetry.recv()
+    except (EOFError, OSError):
+        message = Stop()
+    if isinstance(message, Replacement):
+        task = asyncio.create_task(engines.replace(EngineClient(message.conn, message.role)))
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+    else:
+        asyncio.get_running_loop().remove_reader(telemetry.fileno())
+        controller.stop.set()
 
 
 async def _restore(controller: Controller, config: Config, sampler: Sampler, resume: dict[str, Any]) -> None:

@@ -115,6 +115,13 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
     return Devices(cores, tuple((gpu,) for gpu in gpus[:ranks]), engines, remote, world)
 
 
+def torchrun_ranks() -> tuple[int, int]:
+    """How many ranks torchrun has made on this machine and in all; (0, 0) without it."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return 0, 0
+    return int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+
+
 def visible_gpus() -> tuple[str, ...]:
     """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them; asked without importing torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

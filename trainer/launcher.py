@@ -7,7 +7,9 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -18,8 +20,9 @@ from typing import Any
 
 from trainer.cli import to_yaml
 from trainer.config import Config, ConfigError
+from trainer.devices import Devices, role_name
 from trainer.ledger import Compute, Ledger
-from trainer.messages import Event, Failed, Spans
+from trainer.messages import Event, Failed, Replacement, Spans, Stop
 from trainer.metrics import MetricsWriter, read
 from trainer.run_folder import sweep, write_atomic
 from trainer.scaling import EvalPoint, Fit, fit_run
@@ -28,9 +31,18 @@ from trainer.ui import View
 GRACE_S = 20.0  # what a role may take to end by itself once the run is over
 LEDGER_EVERY_S = 5.0
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # each stops the run after the present step
-ENGINES = {"torch": "trainer.engines.serve:engine_main"}
+RESPAWNS = 3  # deaths of one engine that are made good between two optimizer steps
+ENGINES = {
+    "torch": "trainer.engines.serve:engine_main",
+    "vllm": "trainer.engines.vllm_engine:engine_main",
+}
+RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of torch.distributed
+REMOTE = "trainer.engines.vllm_remote:engine_main"
 LEARNER = "trainer.learner:learner_main"
 CONTROLLER = "trainer.controller_main:controller_main"
+
+
+CONTEXT = multiprocessing.get_context("spawn")
 
 
 class RoleDied(RuntimeError):
@@ -40,14 +52,15 @@ class RoleDied(RuntimeError):
 class Launcher:
     """One run, from spawn to the last event. `run` returns once the controller has said 'done'."""
 
-    def __init__(self, config: Config, model_dir: str, view: View, resume: dict[str, Any] | None) -> None:
+    def __init__(
+        self, config: Config, model_dir: str, view: View, resume: dict[str, Any] | None, devices: Devices
+    ) -> None:
         self.config, self.model_dir, self.view, self.resume = config, model_dir, view, resume
         self.run_dir = Path(config.run_dir)
         self.start = time.monotonic()
         carried = json.loads((self.run_dir / "ledger.json").read_text()) if resume else None
-        self.cores = len(os.sched_getaffinity(0))
-        devices = {"learner": self.cores / 2, "engine": self.cores / 2}
-        self.ledger = Ledger(devices, "core-hours", self.start, carried)
+        self.devices = devices
+        self.ledger = Ledger(devices.held(), devices.unit, self.start, carried)
         self.points: list[EvalPoint] = []
         self._made: dict[int, tuple[float, Compute]] = {}  # version -> when it was made, and C by then
         if resume:
@@ -58,45 +71,75 @@ class Launcher:
         self.failure: Failed | None = None
         self._signals: list[int] = []
         self._ledger_written = self.start
-        self._engine_before = (0.0, 0.0)  # tokens and busy seconds told last
-        self._engine_rate = 0.0
+        self._told: dict[str, tuple[float, float]] = {}  # engine -> tokens and busy seconds told last
+        self._rates: dict[str, float] = {}  # engine -> tokens a second
+        self._deaths: Counter[str] = Counter()  # of engines, since the last optimizer step
+        self._ready = False
         self._roles: dict[str, tuple[SpawnProcess, Connection]] = {}
 
     def _spawn(self) -> None:
         # Idle OpenMP threads must sleep, not spin: engine and learner share the cores.
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
         os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # torch in huge pages: a gradient's page faults cost a fifth
-        context = multiprocessing.get_context("spawn")
         (self.run_dir / "logs").mkdir(exist_ok=True)
-        engine_conn, engine_end = context.Pipe()
-        learner_conn, learner_end = context.Pipe()
-        config, model_dir, cores = self.config, self.model_dir, self.cores
-        resume_path = self.resume["path"] if self.resume else None
-        work: dict[str, tuple[str, tuple[Any, ...]]] = {
-            "engine": (
-                ENGINES[config.engine.kind],
-                (config, model_dir, engine_end, config.engine.threads or cores, "engine"),
-            ),
-            "learner": (
-                LEARNER,
-                (config, model_dir, learner_end, config.learner.threads or cores, resume_path),
-            ),
-            "controller": (
-                CONTROLLER,
-                (config, model_dir, [engine_conn], learner_conn, self.resume),
-            ),
-        }
-        for role, (target, args) in work.items():
-            ours, theirs = context.Pipe()
-            log = self.run_dir / "logs" / f"{role}.log"
-            process = context.Process(target=_role, args=(target, theirs, args, str(log)), name=role)
-            process.start()
-            theirs.close()
-            self._roles[role] = (process, ours)
-        pids = {role: process.pid for role, (process, _) in self._roles.items()}
-        write_atomic(self.run_dir / "pids.json", json.dumps(pids))
-        for end in (engine_conn, engine_end, learner_conn, learner_end):
+        engines = [
+            self._start_engine(i) for i in range(len(self.config.engine.urls) or len(self.devices.engines))
+        ]
+        learner = self._start_learner()
+        args = (self.config, self.model_dir, engines, learner, self.resume)
+        self._start("controller", CONTROLLER, args, ())
+        for end in (*engines, learner):
             end.close()  # so that a dead role closes its pipe for good
+        self._write_pids()
+
+    def _start_engine(self, index: int) -> Connection:
+        """Start the engine of this number; returns the controller's end of its pipe."""
+        engine, role = self.config.engine, role_name("engine", index)
+        ours, theirs = CONTEXT.Pipe()
+        where: str | int
+        if engine.urls:
+            gpus: tuple[str, ...] = ()
+            target, where = REMOTE, engine.urls[index]
+        else:
+            gpus = self.devices.engines[index]
+            target, where = (
+                ENGINES[engine.kind],
+                self.devices.threads(engine.threads, len(self.devices.engines)),
+            )
+        self._start(role, target, (self.config, self.model_dir, theirs, where, role), gpus)
+        theirs.close()
+        return ours
+
+    def _start_learner(self) -> Connection:
+        """Start the learner's ranks that torchrun has not made; returns the controller's end of the pipe."""
+        ranks, resume_path = len(self.devices.learner), self.resume["path"] if self.resume else None
+        ours, theirs = CONTEXT.Pipe()
+        threads = self.devices.threads(self.config.learner.threads, ranks)
+        port = _free_port() if ranks > 1 else 0
+        for rank, gpus in enumerate(self.devices.learner[: 1 if self.devices.world else ranks]):
+            env = dict(zip(RENDEZVOUS, (rank, 0, ranks, "127.0.0.1", port), strict=True))
+            conn = theirs if rank == 0 else None
+            args = (self.config, self.model_dir, conn, threads, resume_path)
+            several = ranks > 1 and not self.devices.world  # else torchrun's own variables, or none, hold
+            self._start(role_name("learner", rank), LEARNER, args, gpus, env if several else {})
+        theirs.close()
+        return ours
+
+    def _start(
+        self,
+        role: str,
+        target: str,
+        args: tuple[Any, ...],
+        gpus: tuple[str, ...],
+        env: dict[str, Any] | None = None,
+    ) -> None:
+        ours, theirs = CONTEXT.Pipe()
+        log = self.run_dir / "logs" / f"{role}.log"
+        env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} | (dict.fromkeys(RENDEZVOUS) if env is None else env)
+        process = CONTEXT.Process(target=_role, args=(target, theirs, args, str(log), env), name=role)
+        process.start()
+        theirs.close()
+        self._roles[role] = (process, ours)
 
     def run(self) -> None:
         """Until the run is done. RoleDied or ConfigError if a role fails, KeyboardInterrupt: Ctrl-C twice."""
@@ -119,11 +162,12 @@ class Launcher:
             ready = wait(list(pipes), timeout=0.25)
             for conn in [c for c in pipes if c in ready]:
                 try:
-                    self._handle(conn.recv())
+                    self._handle(conn.recv(), pipes[conn])
                 except (EOFError, ConnectionError):
                     role = pipes.pop(conn)
                     if not self.done:
-                        raise self._death(role) from None
+                        self._make_good(role)
+                        pipes[self._roles[role][1]] = role
             if self.done:  # a role that does not end is killed at the deadline
                 deadline = min(deadline, time.monotonic() + GRACE_S)
             if self._signals.count(signal.SIGINT) > 1:
@@ -132,10 +176,35 @@ class Launcher:
                 asked = True
                 self.view.log("stopping after this step and saving a checkpoint; Ctrl-C again ends at once")
                 with suppress(OSError):  # a dead controller's pipe tells of it
-                    self._roles["controller"][1].send("stop")
+                    self._roles["controller"][1].send(Stop())
             self._write_ledger()
         for process, _ in self._roles.values():
             process.join(max(0.0, deadline - time.monotonic()))
+
+    def _make_good(self, role: str) -> None:
+        """Start a dead engine again; whatever else dies ends the run."""
+        death = self._death(role)
+        self._deaths[role] += 1
+        kind, _, number = role.partition("-")
+        if (
+            kind != "engine"
+            or not self._ready
+            or self._deaths[role] > RESPAWNS
+            or isinstance(death, ConfigError)
+        ):
+            raise death
+        self.failure = None
+        self.view.log(f"{death}; it is started again")
+        self._told.pop(role, None)
+        conn = self._start_engine(int(number or 0))
+        with suppress(OSError):  # a dead controller's pipe tells of it
+            self._roles["controller"][1].send(Replacement(role, conn))
+        conn.close()
+        self._write_pids()
+
+    def _write_pids(self) -> None:
+        pids = {role: process.pid for role, (process, _) in self._roles.items()}
+        write_atomic(self.run_dir / "pids.json", json.dumps(pids))
 
     def close(self) -> None:
         """End every role that still runs, by force, and what it left in shared memory; close the books."""
@@ -150,11 +219,11 @@ class Launcher:
 
     def _death(self, role: str) -> Exception:
         """What to tell of a role that ended too early: its own last words, or how it was killed."""
-        if self.failure is None:  # another role may have told the cause
-            for conn in (c for r, (_, c) in self._roles.items() if r != role):
+        if self.failure is None and not role.startswith("engine"):  # another role may have told the cause
+            for other, conn in ((r, c) for r, (_, c) in self._roles.items() if r != role):
                 while not conn.closed and conn.poll(0.5):
                     try:
-                        self._handle(conn.recv())
+                        self._handle(conn.recv(), other)
                     except (EOFError, ConnectionError):
                         break
         process = self._roles[role][0]
@@ -178,7 +247,7 @@ class Launcher:
     def _count(self, signum: int, frame: FrameType | None) -> None:
         self._signals.append(signum)  # no more: the loop may hold the view's lock
 
-    def _handle(self, message: object) -> None:
+    def _handle(self, message: object, role: str = "") -> None:
         match message:
             case Spans():
                 self.ledger.add(message)
@@ -191,6 +260,7 @@ class Launcher:
                 write_atomic(self.run_dir / "config.yaml", to_yaml(self.config))  # it works: a resume's base
                 self.view.phase("training")
             case Event(kind="step"):
+                self._deaths.clear()
                 self._made[message.data["step"]] = message.time, self.ledger.compute(message.time)
                 self._record(message.data)
             case Event(kind="eval"):
@@ -200,11 +270,12 @@ class Launcher:
                 self.view.sample(message.data)
             case Event(kind="engine"):
                 told = (message.data["tokens"], message.data["busy_s"])
-                tokens, seconds = (
-                    now - before for now, before in zip(told, self._engine_before, strict=True)
-                )
-                self._engine_before = told
-                self._engine_rate = tokens / seconds if seconds else 0.0
+                before = self._told.get(role, (0.0, 0.0))
+                tokens, seconds = (now - then for now, then in zip(told, before, strict=True))
+                self._told[role] = told
+                self._rates[role] = tokens / seconds if seconds else 0.0
+            case Event(kind="ready"):
+                self._ready = True
             case Event(kind="done"):
                 self.done = True
             case Event():
@@ -229,7 +300,7 @@ class Launcher:
             "compute/total": compute.total,
             "compute/evaluation": compute.evaluation,
             "compute/startup": compute.startup,
-            "engine/tokens_per_s": self._engine_rate,
+            "engine/tokens_per_s": sum(self._rates.values()),
         }
         line |= {f"idle/{role}": share for role, share in self.ledger.idle_shares().items()}
         self.metrics.write(line)
@@ -260,11 +331,23 @@ class Launcher:
             self.ledger.write(self.run_dir)
 
 
-def _role(target: str, telemetry: Connection, args: tuple[Any, ...], log: str) -> None:
+def _free_port() -> int:
+    """A port for the ranks to meet at; they take it within the second."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _role(target: str, telemetry: Connection, args: tuple[Any, ...], log: str, env: dict[str, Any]) -> None:
     """Entry of every spawned process; what libraries print goes to its log, not into the live view.
 
     The target is named, not passed, so that the launcher itself never imports torch.
     """
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = str(value)
     with open(log, "a", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
+from trainer.devices import Devices, assign, torchrun_ranks, visible_gpus
 from trainer.run_folder import claim, latest
 
 
@@ -33,12 +35,15 @@ def train(launch: Launch) -> int:
     from trainer.ui import make_view
 
     config = launch.config
+    devices = assign(config, visible_gpus(), len(os.sched_getaffinity(0)), torchrun_ranks())
+    if devices.world and int(os.environ["RANK"]) > 0:
+        return follow(launch, devices)
     with claim(config.run_dir, launch.resume), make_view(config) as view:
         resume = checkpoint_state(config) if launch.resume else None
         if resume is None:
             view.phase("preparing the model")
         model = resume["path"] if resume else resolve_model(config.model.path)
-        launcher = Launcher(config, model, view, resume)
+        launcher = Launcher(config, model, view, resume, devices)
         try:
             launcher.run()
         except (RoleDied, KeyboardInterrupt) as e:
@@ -47,6 +52,18 @@ def train(launch: Launch) -> int:
             advice = f"go on from {saved.name} with --resume" if saved else "no checkpoint was written yet"
             return _fail(f"{what}; {advice}, and what was done so far is in {config.run_dir}", code)
         view.finish(finish(config, launcher.points, launcher.fit, launcher.ledger))
+    return 0
+
+
+def follow(launch: Launch, devices: Devices) -> int:
+    """A rank of the learner that torchrun has made: it does as rank 0 says, until that ends."""
+    from trainer.learner import learner_main
+    from trainer.models import resolve_model
+
+    config = launch.config
+    resume = checkpoint_state(config)["path"] if launch.resume else None
+    threads = devices.threads(config.learner.threads, len(devices.learner))
+    learner_main(config, resume or resolve_model(config.model.path), None, threads, resume, None)
     return 0
 
 

@@ -1,6 +1,7 @@
 """What the role processes say to each other over their pipes (frozen dataclasses, pickled).
 
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
+    launcher  --- Stop, Replacement --->  controller
     controller --- Request, UpdateWeights, Abort, Pause, Resume, Shutdown --->  engine
     engine     --- Ready, Completion, WeightsHeld, Paused --->                  controller
     controller --- TrainBatch, Score, Save, Shutdown --->                       learner
@@ -13,6 +14,7 @@ A closed pipe means the other side is dead: `recv` raises EOFError at once. A ro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -132,6 +134,19 @@ class Event:
     kind: str
     time: float  # monotonic seconds
     data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The launcher asks the controller to stop after the optimizer step under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The launcher has started a dead engine again: this is the controller's end of its pipe."""
+
+    role: str
+    conn: Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def controller(
     sampler = Sampler(dataset.train, config.pipeline, config.seed)
     journal = Journal(Path(config.run_dir) / "journal.jsonl")
     emit = lambda kind, data: events.append((kind, data))  # noqa: E731  # a one-line spy
-    return Controller(context(config, engine), dataset, sampler, [engine], learner, journal, emit)
+    return Controller(context(config, engine), dataset, sampler, learner, journal, emit)
 
 
 def lags(learner: FakeLearner) -> list[np.ndarray]:
@@ -224,7 +224,7 @@ def test_stop_ends_after_the_step_under_way_and_a_resume_trains_every_ordinal_on
         run.restore(
             made, made * 4, {o: i for o, i in issued.items() if o < state["sampler"]["ordinal"]}, finished
         )
-        run.engines[0].version = made  # type: ignore[attr-defined]  # the launcher's full push
+        run.ctx.engine.version = made  # type: ignore[attr-defined]  # the launcher's full push
         await run.run()
 
     asyncio.run(resumed())
@@ -244,9 +244,9 @@ def test_a_restored_group_of_another_prompt_is_not_taken(tmp_path: Path) -> None
     run.restore(1, 4, {}, finished)
     for _ in range(4):
         run.sampler.next()
-    run.engines[0].version = 1  # type: ignore[attr-defined]
+    run.ctx.engine.version = 1  # type: ignore[attr-defined]
     asyncio.run(run.run())
-    assert len(run.engines[0].requests) == 4 + 3  # type: ignore[attr-defined]  # and three to evaluate
+    assert len(run.ctx.engine.requests) == 4 + 3  # type: ignore[attr-defined]  # and three to evaluate
 
 
 def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
     again = controller(configured(tmp_path, 0, steps=4, prompts_per_step=6), FakeEngine(), learner, [])
     again.sampler.load_state_dict(learner.saved[-1][1]["sampler"])
     again.restore(2, 8, {}, {})
-    again.engines[0].version = 2  # type: ignore[attr-defined]
+    again.ctx.engine.version = 2  # type: ignore[attr-defined]
     asyncio.run(again.run())
     assert '"trained": 4, "first": 14, "last": 19' in (tmp_path / "journal.jsonl").read_text()
 

@@ -19,6 +19,7 @@ import pytest
 from trainer import launcher, run_folder
 from trainer.cli import to_yaml
 from trainer.config import Config, LoggingConfig, PipelineConfig
+from trainer.devices import assign
 from trainer.launcher import Launcher
 from trainer.main import main
 from trainer.messages import Event, Spans
@@ -32,7 +33,8 @@ CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorb
 
 def make(run_dir: Path, behaviour: str = "", resume: dict[str, Any] | None = None) -> Launcher:
     config = replace(CONFIG, run_dir=str(run_dir))
-    return Launcher(config, behaviour, make_view(config, stream=StringIO()), resume)
+    devices = assign(config, (), len(os.sched_getaffinity(0)))
+    return Launcher(config, behaviour, make_view(config, stream=StringIO()), resume, devices)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -47,7 +47,7 @@ class EngineClient:
         """What the engine says of itself once it can take work."""
         return (await self._answer(Ready)).info
 
-    async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
+    async def stream(self, request: Request) -> AsyncGenerator[list[Completion]]:
         """See Engine; leaving the loop early aborts what is left."""
         queue: asyncio.Queue[list[Completion] | Exception] = asyncio.Queue()
         self._streams[request.request_id] = queue

@@ -1,0 +1,165 @@
+"""Promises of several engines as one: each completion once, load in balance, deaths made good."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.engines.pool import EnginePool
+from trainer.types import Completion, Request
+
+
+class Engine:
+    """One completion at a time; dies where it is told to."""
+
+    def __init__(self, name: str, dies_after: int | None = None, dies_on_push: bool = False) -> None:
+        self.name, self.dies_after, self.dies_on_push = name, dies_after, dies_on_push
+        self.version, self.path = 0, ""
+        self.made: list[str] = []
+        self.running = self.most = 0
+        self.paused = False
+
+    async def ready(self) -> dict[str, Any]:
+        return {}
+
+    async def stream(self, request: Request) -> AsyncGenerator[list[Completion]]:
+        self.running += request.n
+        self.most = max(self.most, self.running)
+        try:
+            for i in range(request.n):
+                await asyncio.sleep(0.002)
+                if self.dies_after is not None and len(self.made) >= self.dies_after:
+                    raise ConnectionError(f"{self.name}'s process has died")
+                self.made.append(f"{request.request_id}.{i}")
+                one = np.zeros(1, np.int32)
+                yield [
+                    Completion(request.request_id, i, one, one.astype(np.float32), one + self.version, "stop")
+                ]
+        finally:
+            self.running -= request.n
+
+    async def update_weights(self, version: int, path: str) -> None:
+        await asyncio.sleep(0.005)
+        if self.dies_on_push:
+            raise ConnectionError(f"{self.name}'s process has died")
+        self.version, self.path = version, path
+
+    async def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+
+async def within(work: Awaitable[Any], what: str) -> Any:
+    try:
+        return await asyncio.wait_for(work, 2)
+    except TimeoutError:
+        raise TimeoutError(what) from None
+
+
+def pool(*engines: Engine) -> EnginePool:
+    return EnginePool(engines, within)  # type: ignore[arg-type]  # as much of a client as it needs
+
+
+def request(name: str, n: int = 4) -> Request:
+    return Request(name, (1, 2), n, 4, 1.0, frozenset(), 0)
+
+
+async def indices(engines: EnginePool, r: Request) -> list[int]:
+    return [c.index async for ended in engines.stream(r) for c in ended]
+
+
+def test_requests_go_where_least_is_under_way() -> None:
+    engines = [Engine("a"), Engine("b"), Engine("c")]
+
+    async def work() -> None:
+        both = pool(*engines)
+        await asyncio.gather(*(indices(both, request(f"r{i}")) for i in range(12)))
+
+    asyncio.run(work())
+    assert [e.most for e in engines] == [16, 16, 16] and [len(e.made) for e in engines] == [16, 16, 16]
+
+
+def test_what_a_dying_engine_has_not_finished_is_made_by_the_others_and_nothing_comes_twice() -> None:
+    dying, other = Engine("a", dies_after=6), Engine("b")
+
+    async def work() -> list[list[int]]:
+        both = pool(dying, other)
+        return await asyncio.gather(*(indices(both, request(f"r{i}")) for i in range(6)))
+
+    assert all(sorted(got) == [0, 1, 2, 3] for got in asyncio.run(work()))
+    assert len(dying.made) == 6
+
+
+def test_with_every_engine_dead_requests_wait_for_a_new_one_which_first_gets_the_newest_weights() -> None:
+    dying, new = Engine("a", dies_after=1), Engine("a")
+    notes: list[str] = []
+
+    async def work() -> tuple[list[int], int]:
+        one = EnginePool([dying], within, notes.append)  # type: ignore[list-item]
+        await one.update_weights(3, "file-3")
+        await one.update_weights(4, "")  # a step without gradient: version 4 are the weights of file-3
+        task = asyncio.create_task(indices(one, request("r")))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        await one.replace(new)  # type: ignore[arg-type]
+        return await asyncio.wait_for(task, 2), new.version
+
+    got, version = asyncio.run(work())
+    assert sorted(got) == [0, 1, 2, 3] and version == 4 and new.path == "file-3"
+    assert notes == ["a is back, with the weights of version 4"]
+
+
+def test_an_engine_that_dies_of_a_push_does_not_hold_up_the_others() -> None:
+    dying, other = Engine("a", dies_on_push=True), Engine("b")
+
+    async def work() -> list[int]:
+        both = pool(dying, other)
+        await both.update_weights(1, "file-1")
+        return await indices(both, request("r"))
+
+    assert len(asyncio.run(work())) == 4
+    assert other.version == 1 and not dying.made
+
+
+def test_a_push_that_hangs_is_named_with_its_engine() -> None:
+    class Hung(Engine):
+        async def update_weights(self, version: int, path: str) -> None:
+            await asyncio.sleep(60)
+
+    with pytest.raises(TimeoutError, match="engine-1: weight push of version 7"):
+        asyncio.run(pool(Engine("engine"), Hung("engine-1")).update_weights(7, "file-7"))
+
+
+def test_a_new_engine_that_fails_for_good_ends_the_wait_with_its_reason() -> None:
+    class Broken(Engine):
+        async def ready(self) -> dict[str, Any]:
+            raise RuntimeError("engine: no such model")
+
+    async def work() -> None:
+        one = pool(Engine("a", dies_after=0))
+        task = asyncio.create_task(indices(one, request("r")))
+        await asyncio.sleep(0.02)
+        await one.replace(Broken("a"))  # type: ignore[arg-type]
+        await asyncio.wait_for(task, 2)
+
+    with pytest.raises(RuntimeError, match="no such model"):
+        asyncio.run(work())
+
+
+def test_a_pause_stops_every_engine_and_a_resume_starts_all() -> None:
+    engines = [Engine("a"), Engine("b")]
+
+    async def work() -> list[bool]:
+        both = pool(*engines)
+        await both.pause()
+        paused = [e.paused for e in engines]
+        both.resume()
+        return [*paused, *(e.paused for e in engines)]
+
+    assert asyncio.run(work()) == [True, True, False, False]
