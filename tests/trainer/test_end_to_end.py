@@ -200,7 +200,7 @@ def test_ctrl_c_saves_and_exits_cleanly(model_dir: Path, data: Path, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["engine", "learner", "controller"])
+@pytest.mark.parametrize("role", ["learner", "controller"])
 def test_a_killed_role_ends_the_run_with_its_name(
     role: str, model_dir: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -223,6 +223,36 @@ def test_a_killed_role_ends_the_run_with_its_name(
     for pid in pids.values():  # nothing is left running
         assert not Path(f"/proc/{pid}").exists()
     assert not weights.exists()  # nor in shared memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_killed_engine_is_started_again_and_no_group_is_lost(
+    engines: int, model_dir: Path, data: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000", "--engine.count", str(engines))
+    process = subprocess.Popen(
+        argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 2, process)
+        pids = json.loads((run_dir / "pids.json").read_text())
+        os.kill(pids["engine"], signal.SIGKILL)
+        until(lambda: json.loads((run_dir / "pids.json").read_text())["engine"] != pids["engine"], process)
+        step = lines(run_dir)[-1]["step"]
+        until(lambda: lines(run_dir)[-1]["step"] > step + 10, process)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out.decode()
+    assert "engine's process was killed by signal 9" in out.decode()
+    assert "engine is back, with the weights of version" in out.decode()
+    rows = [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
+    batches = [(r["first"], r["last"]) for r in rows if "trained" in r]
+    assert [first for first, _ in batches] == [0, *(last + 1 for _, last in batches[:-1])]
+    assert max(int(k) for r in lines(run_dir) for k in r.get("lag/histogram", {})) <= 1
 
 
 def test_bad_data_is_one_line_with_its_line_number(model_dir: Path, tmp_path: Path) -> None:
