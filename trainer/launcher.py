@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -137,18 +138,22 @@ class Launcher:
         log = self.run_dir / "logs" / f"{role}.log"
         env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} | (dict.fromkeys(RENDEZVOUS) if env is None else env)
         process = CONTEXT.Process(target=_role, args=(target, theirs, args, str(log), env), name=role)
-        process.start()
+        # A terminal's Ctrl-C reaches every process, but the launcher answers for all: see `_role`.
+        resource_tracker.ensure_running()  # else `start` does it, and unblocks
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         theirs.close()
         self._roles[role] = (process, ours)
 
     def run(self) -> None:
         """Until the run is done. RoleDied or ConfigError if a role fails, KeyboardInterrupt: Ctrl-C twice."""
-        before = {s: signal.signal(s, signal.SIG_IGN) for s in STOPS}
+        nohup = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+        before = {stop: signal.signal(stop, self._count) for stop in set(STOPS) - nohup}
         try:
-            self._spawn()  # the roles inherit that signals are ignored: the launcher answers for all
-            for stop in STOPS:
-                if not (stop == signal.SIGHUP and before[stop] == signal.SIG_IGN):  # nohup means it
-                    signal.signal(stop, self._count)
+            self._spawn()
             self._watch()
         finally:
             self.close()
@@ -343,6 +348,9 @@ def _role(target: str, telemetry: Connection, args: tuple[Any, ...], log: str, e
 
     The target is named, not passed, so that the launcher itself never imports torch.
     """
+    for stop in STOPS:
+        signal.signal(stop, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # they were blocked until they are ignored
     for name, value in env.items():
         if value is None:
             os.environ.pop(name, None)
