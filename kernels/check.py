@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from kernels.objectives import Term
+
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_ROUNDED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_shapes(
     hidden: Tensor, weight: Tensor, logits_dtype: torch.dtype, per_token: dict[str, Tensor | None]
 ) -> None:
     """ValueError on wrong shapes, types or devices; `per_token` holds `targets` and whatever else is (N,)."""
+    for name, x in {"hidden": hidden, "weight": weight, **per_token}.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"{name}: expected a tensor, given {type(x).__name__}")
     shapes = tuple(hidden.shape), tuple(weight.shape)
-    if hidden.dim() != 2 or weight.dim() != 2 or shapes[0][1] != shapes[1][1] or not weight.shape[0]:
-        raise ValueError(f"expected hidden (N, H) and weight (V, H), given {shapes[0]} and {shapes[1]}")
-    types = {"hidden": hidden.dtype, "weight": weight.dtype, "logits_dtype": logits_dtype}
-    for name, dtype in types.items():
+    if hidden.dim() != 2 or weight.dim() != 2 or shapes[0][1] != shapes[1][1]:
+        raise ValueError(
+            f"expected hidden (N, H), leading dimensions flattened, and weight (V, H), "
+            f"given {shapes[0]} and {shapes[1]}"
+        )
+    if not len(weight):
+        raise ValueError("weight (V, H) has no rows; expected a vocabulary, or a shard of one, of at least 1")
+    for name, dtype in {"hidden": hidden.dtype, "weight": weight.dtype}.items():
         if dtype not in _FLOATS:
             raise ValueError(f"{name}: expected a floating type, given {dtype}")
+    if logits_dtype not in _ROUNDED:
+        raise ValueError(f"logits_dtype: expected float32, bfloat16 or float16, given {logits_dtype}")
     n = hidden.shape[0]
     for name, x in {"weight": weight, **per_token}.items():
         if x is None:
@@ -26,22 +40,23 @@ def check_shapes(
         if name != "weight" and x.shape != (n,):
             raise ValueError(f"{name}: expected shape ({n},), as hidden has {n} rows, given {tuple(x.shape)}")
         if name in ("targets", "sequences") and x.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"expected integer {name}, given {x.dtype}")
+            raise ValueError(f"{name}: expected int64 or int32, given {x.dtype}")
         if x.device != hidden.device:
             raise ValueError(f"{name} is on {x.device}, hidden on {hidden.device}; put both on one device")
 
 
 def check_values(
-    hidden: Tensor, vocabulary: int, targets: Tensor, inverse_temperature: Tensor, **per_token: Tensor | None
-) -> None:
+    hidden: Tensor, vocabulary: int | Tensor, targets: Tensor, inverse_temperature: Tensor,
+    **per_token: Tensor | None,
+) -> None:  # fmt: skip
     """ValueError on ids outside the vocabulary and on NaN; on the CPU only: elsewhere the host would wait."""
     if hidden.device.type != "cpu" or not len(targets):
         return
     low, high = (int(x) for x in targets.aminmax())
-    if low < 0 or high >= vocabulary:
-        raise ValueError(f"targets hold ids from {low} to {high}; expected 0 to {vocabulary - 1}")
+    if low < 0 or high >= int(vocabulary):
+        raise ValueError(f"targets hold ids from {low} to {high}; expected 0 to {int(vocabulary) - 1}")
     if not bool((inverse_temperature.isfinite() & (inverse_temperature > 0)).all()):
-        raise ValueError("temperature holds values that are not above 0")
+        raise ValueError("temperature holds values that are not finite and above 0")
     for name, x in {"hidden": hidden, **per_token}.items():
         if x is not None and not bool(x.isfinite().all()):
             raise ValueError(f"{name} holds NaN or infinity")
@@ -53,13 +68,24 @@ def check_log_probs(logp: Tensor, entropy: Tensor) -> None:
         raise ValueError("weight holds NaN or infinity, or the logits exceed their type")
 
 
+def check_term(term: Term, n: int) -> Term:
+    """The objective's answer; ValueError if that is no `Term` of (n,) tensors: others would be broadcast."""
+    shapes = [tuple(getattr(getattr(term, x, None), "shape", ("no tensor",))) for x in Term.__slots__]
+    if any(shape != (n,) for shape in shapes):
+        raise ValueError(
+            f"objective: expected a Term of {', '.join(Term.__slots__)}, each ({n},) as its log-probs, "
+            + (f"given shapes {shapes}" if isinstance(term, Term) else f"given {type(term).__name__}")
+        )
+    return term
+
+
 def inverse(temperature: float | Tensor, hidden: Tensor) -> Tensor:
     """(N,) 1/temperature, in the type that logits are accumulated in."""
     n = hidden.shape[0]
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     if not isinstance(temperature, Tensor):
-        if not temperature > 0:
-            raise ValueError(f"temperature is {temperature}; expected a number above 0")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature is {temperature}; expected a finite number above 0")
         return torch.full((n,), 1.0 / temperature, dtype=dtype, device=hidden.device)
     if temperature.shape not in ((), (n,)):
         raise ValueError(f"temperature: expected a number or shape ({n},), given {tuple(temperature.shape)}")

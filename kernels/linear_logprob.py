@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.check import check_log_probs, check_shapes, check_values, inverse
 from kernels.op import Head, Tokens
 from kernels.settings import Settings
-from kernels.shard import whole
+from kernels.shard import place, whole
 
 
 @torch.no_grad()
@@ -32,12 +32,12 @@ def linear_logprob(
     weight = whole(weight)
     check_shapes(hidden, weight, logits_dtype, {"targets": targets})
     inverse_temperature = inverse(temperature, hidden)
-    ranks = dist.get_world_size(group) if group is not None else 1
-    check_values(hidden, len(weight) * ranks, targets, inverse_temperature)
+    first, vocabulary = place(weight, group)
+    check_values(hidden, vocabulary, targets, inverse_temperature)
     settings = Settings(softcap=softcap, logits_dtype=logits_dtype, group=group, backend=backend)
     tokens = Tokens(targets.long(), *(inverse_temperature,) * 4, None, None)
     with torch.autocast(hidden.device.type, enabled=False):  # it would round products
-        head = Head.of(hidden, weight, inverse_temperature.dtype, settings)
+        head = Head.of(hidden, weight, inverse_temperature.dtype, settings, first)
         found = head.score(hidden, tokens)
     check_log_probs(found.logp, found.entropy)
     return found.logp, found.entropy

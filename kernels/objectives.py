@@ -50,6 +50,11 @@ class SequenceObjective(Protocol):
         ...
 
 
+def _ratio(logp: Tensor, logp_gen: Tensor) -> Tensor:
+    """ρ, at most e⁸⁰: infinity · 0 would be NaN (generators report −9999 for a token they give no chance)."""
+    return torch.exp((logp - logp_gen).clamp(max=80.0))
+
+
 def _check(name: str, holds: bool, expected: str, **given: float | None) -> None:
     if not holds:
         values = ", ".join(f"{key} is {value}" for key, value in given.items())
@@ -72,7 +77,7 @@ class CISPO:
         _check("CISPO", self.max_ratio > 0, "a number above 0, or math.inf", max_ratio=self.max_ratio)
 
     def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-        ratio = torch.exp(logp - logp_gen)
+        ratio = _ratio(logp, logp_gen)
         coefficient = -ratio.clamp(max=self.max_ratio) * advantages
         return Term(coefficient * logp, coefficient, ratio, ratio > self.max_ratio)
 
@@ -86,7 +91,7 @@ class REINFORCE:
     """
 
     def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-        ratio = torch.exp(logp - logp_gen)
+        ratio = _ratio(logp, logp_gen)
         return Term(-advantages * logp, -advantages, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
@@ -114,7 +119,7 @@ class Clip:
         _check("Clip", good, "0 ≤ low ≤ 1, high ≥ 0, dual > 1", low=self.low, high=self.high, dual=self.dual)
 
     def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-        ratio = torch.exp(logp - logp_gen)
+        ratio = _ratio(logp, logp_gen)
         free = ratio * advantages  # its derivative in log π is itself; a bound has none
         surrogate = torch.minimum(free, ratio.clamp(1 - self.low, 1 + self.high) * advantages)
         if math.isfinite(self.dual):
@@ -156,7 +161,7 @@ class IcePop:
         _check("IcePop", 0 <= self.low < self.high, "0 ≤ low < high", low=self.low, high=self.high)
 
     def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-        ratio = torch.exp(logp - logp_gen)
+        ratio = _ratio(logp, logp_gen)
         outside = (ratio < self.low) | (ratio > self.high)
         coefficient = -(ratio * advantages).masked_fill(outside, 0.0)
         return Term(coefficient * logp, coefficient, ratio, outside)

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.backends import Backend, SinglePass, choose
-from kernels.check import check_log_probs, check_values
+from kernels.check import check_log_probs, check_term, check_values
 from kernels.objectives import SequenceObjective, Term
 from kernels.rows import Softmax, gradient, merge_over, softmax
 from kernels.settings import RowKernel, Settings, numbered
+from kernels.shard import place
 
 STATS = (
     "ratio/mean", "ratio/min", "ratio/max", "ratio/truncated", "kl/k1", "kl/k3", "kl/ref", "entropy", "ess",
@@ -63,17 +64,18 @@ class Head:
     name: str
     dtype: torch.dtype  # that logits are accumulated in
     settings: Settings
-    first: int  # id of the weight's first row
+    first: int | Tensor  # id of the weight's first row
 
     @staticmethod
-    def of(hidden: Tensor, weight: Tensor, dtype: torch.dtype, settings: Settings) -> Head:
+    def of(
+        hidden: Tensor, weight: Tensor, dtype: torch.dtype, settings: Settings, first: int | Tensor
+    ) -> Head:
         """The head for these hidden states."""
         name, backend = choose(hidden, weight, settings.backend)
         if settings.row_kernel != "two-pass" and name != "triton":
             raise ValueError(f"row_kernel {settings.row_kernel!r} is Triton's; the backend here is {name!r}")
         prepared = backend.prepare(hidden, weight, dtype, settings.weight_parts)
-        rank = dist.get_rank(settings.group) if settings.group is not None else 0
-        return Head(prepared, weight.shape, backend, name, dtype, settings, rank * len(weight))
+        return Head(prepared, weight.shape, backend, name, dtype, settings, first)
 
     def chunk_rows(self, n: int) -> int:
         """How many rows' logits are in memory at a time."""
@@ -83,19 +85,15 @@ class Head:
         return max(1, min(n, size or CHUNK_BYTES // (len(self.weight) * self.dtype.itemsize)))
 
     def logits(self, h: Tensor, out: Tensor) -> None:
-        """out (C, V) = h Wᵀ, rounded to the settings' logits_dtype."""
+        """out (C, V) = h Wᵀ, rounded to the settings' logits_dtype if that is a 16-bit type."""
         self.backend.logits(h, self.weight, out)
-        if self.settings.logits_dtype.itemsize < out.dtype.itemsize:
+        if self.settings.logits_dtype != torch.float32:
             out.copy_(out.to(self.settings.logits_dtype))
 
     def score(self, hidden: Tensor, tokens: Tokens) -> Softmax:
         """Log-probs and entropies of all rows (2NHV FLOP)."""
         columns, n = tokens.targets - self.first, len(hidden)
-        fused = (
-            getattr(self.backend, "score", None)
-            if self.settings.logits_dtype.itemsize >= self.dtype.itemsize
-            else None
-        )
+        fused = getattr(self.backend, "score", None) if self.settings.logits_dtype == torch.float32 else None
         if fused is not None:
             inverse_temperature = tokens.inverse_temperature
             stats = fused(hidden, self.weight, columns, inverse_temperature, self.settings.cap)
@@ -130,7 +128,7 @@ class Sums:
     ratio: Tensor
     truncated: Tensor
     kl_ref: Tensor
-    d_hidden: Tensor | None  # (N, H) in hidden's type
+    d_hidden: Tensor | None  # (N, H), see `gradient_dtype`
     d_weight: Tensor | None  # (V, H) in the type that logits are accumulated in
 
     @staticmethod
@@ -139,7 +137,7 @@ class Sums:
         new = partial(hidden.new_zeros, len(hidden), dtype=head.dtype)
         return Sums(
             new(), new(), new(), new(), new(), new(),
-            hidden.new_empty(hidden.shape) if needs_hidden else None,
+            hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else None,
             hidden.new_zeros(head.shape, dtype=head.dtype) if needs_weight else None,
         )  # fmt: skip
 
@@ -159,11 +157,13 @@ class Sums:
         if not len(self.logp):
             return self.logp.new_zeros(len(STATS))
         log_ratio, ratio = self.logp - logprobs_gen, self.ratio
+        share = ratio / ratio.max().clamp(min=1e-30)  # its squares are finite
         return torch.stack([
             ratio.mean(), ratio.min(), ratio.max(), self.truncated.mean(),
             -log_ratio.mean(),  # KL(π_gen ‖ π_train), tokens being the generator's
             (torch.expm1(log_ratio) - log_ratio).mean(),  # Schulman's k3 of the same: never negative
-            self.kl_ref.mean(), self.entropy.mean(), ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum()),
+            self.kl_ref.mean(), self.entropy.mean(),
+            share.sum() ** 2 / (len(share) * share.square().sum()).clamp(min=1e-30),
         ])  # fmt: skip
 
 
@@ -174,11 +174,15 @@ def terms_of(head: Head, hidden: Tensor, tokens: Tokens) -> Terms:
     """The objective, chunk by chunk; one over sequences needs all log-probs first (2NHV FLOP more)."""
     objective, t = head.settings.objective, tokens
     if not isinstance(objective, SequenceObjective):
-        return lambda rows, logp: objective(logp, t.logprobs_gen[rows], t.advantages[rows])
+        return lambda rows, logp: check_term(
+            objective(logp, t.logprobs_gen[rows], t.advantages[rows]), len(logp)
+        )
     if t.sequences is None:
         raise ValueError(f"{type(objective).__name__} needs sequences (N,): which sequence each token is of")
     logp = head.score(hidden, t).logp
-    term = objective.over_sequences(logp, t.logprobs_gen, t.advantages, t.sequences, t.weights)
+    term = check_term(
+        objective.over_sequences(logp, t.logprobs_gen, t.advantages, t.sequences, t.weights), len(logp)
+    )
     return lambda rows, _: Term(
         term.loss[rows], term.dloss_dlogp[rows], term.ratio[rows], term.truncated[rows]
     )
@@ -242,6 +246,11 @@ def _single_pass(head: Head, h: Tensor, t: Tokens, sums: Sums, terms: Terms, row
         backend.add_d_weight(exp, (h * scale[:, None]).to(h.dtype), sums.d_weight)
 
 
+def gradient_dtype(x: Tensor) -> torch.dtype:
+    """The type x's gradient waits in for the backward: FP16 only holds it after the caller's loss scale."""
+    return torch.float32 if x.dtype == torch.float16 else x.dtype
+
+
 def _kept(token_weights: Tensor) -> Tensor | None:
     """Rows of weight ≠ 0, None if all. A graph being captured cannot ask how many: it takes them all."""
     if token_weights.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -272,14 +281,14 @@ def compute(
     kept = _kept(token_weights)
     if kept is not None:
         hidden, tokens = hidden.index_select(0, kept), tokens[kept]
-    ranks = dist.get_world_size(how.group) if how.group is not None else 1
+    first, vocabulary = place(weight, how.group)
     check_values(
-        hidden, len(weight) * ranks, tokens.targets, tokens.inverse_temperature, advantages=tokens.advantages,
+        hidden, vocabulary, tokens.targets, tokens.inverse_temperature, advantages=tokens.advantages,
         logprobs_gen=tokens.logprobs_gen, token_weights=tokens.weights, logprobs_ref=tokens.logprobs_ref,
     )  # fmt: skip
     tokens = tokens.to(dtype)
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # autocast would round products
-        head = Head.of(hidden, weight, dtype, how)
+        head = Head.of(hidden, weight, dtype, how, first)
         sums = Sums.empty(hidden, head, needs_hidden, needs_weight)
         train(head, hidden, tokens, sums)
         check_log_probs(sums.logp, sums.entropy)
@@ -290,7 +299,7 @@ def compute(
         if d_hidden is not None:
             d_hidden = d_hidden.new_zeros(n, d_hidden.shape[1]).index_copy_(0, kept, d_hidden)
     d_hidden = loss.new_empty(0) if d_hidden is None else d_hidden
-    d_weight = loss.new_empty(0) if sums.d_weight is None else sums.d_weight.to(weight.dtype)
+    d_weight = loss.new_empty(0) if sums.d_weight is None else sums.d_weight.to(gradient_dtype(weight))
     return loss, logp, entropy, stats, d_hidden, d_weight
 
 
@@ -309,14 +318,14 @@ def _(
     n = hidden.shape[0]
     return (
         new(), new(n), new(n), new(len(STATS)),
-        hidden.new_empty(hidden.shape) if needs_hidden else new(0),
-        weight.new_empty(weight.shape) if needs_weight else new(0),
+        hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else new(0),
+        weight.new_empty(weight.shape, dtype=gradient_dtype(weight)) if needs_weight else new(0),
     )  # fmt: skip
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.needs, ctx.inputs = inputs[9:11], len(inputs)
+    ctx.needs, ctx.inputs, ctx.types = inputs[9:11], len(inputs), [x.dtype for x in inputs[:2]]
     ctx.save_for_backward(*output[-2:])
 
 
@@ -324,9 +333,9 @@ def _backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     if any(x is not None for x in upstream[1:]):
         raise RuntimeError("policy_loss can be differentiated once; its gradient has no derivative")
     scale, saved = upstream[0], ctx.saved_tensors
-    grads = [
-        d * scale.to(d.dtype) if needed and scale is not None else None
-        for needed, d in zip(ctx.needs, saved, strict=True)
+    grads = [  # of one dimension, the scale takes part in the type of the product: it is not rounded to d's
+        (d * scale[None]).to(dtype) if needed and scale is not None else None
+        for needed, d, dtype in zip(ctx.needs, saved, ctx.types, strict=True)
     ]
     return *grads, *(None,) * (ctx.inputs - len(grads))
 

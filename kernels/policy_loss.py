@@ -66,13 +66,13 @@ def policy_loss(
     kl            adds β · KL(coefficient, estimator) to `logprobs_ref` (N,) to each term.
     entropy_bonus subtracts that times the entropy, with its exact gradient, from each term.
     temperature   a number, or one per token. softcap: Gemma's cap · tanh(logits / cap), before it.
-    logits_dtype  what logits are rounded to before the softmax (FP32 unless a generator without an FP32
-                  head must be matched).
+    logits_dtype  bfloat16 or float16: logits are rounded to it before the softmax, where a generator without
+                  an FP32 head must be matched.
     exact         logits' gradients as FP32 has them (bf16 high + low parts on CUDA) instead of bf16.
     weight_parts  into how many bf16 parts an FP32 weight beside bf16 hidden is split on CUDA: 3 or 2.
     row_kernel    Triton: "two-pass", "spx" (single pass) or "lean" (no FP32 logits in memory).
     chunk_rows    rows of logits in memory at a time; by default 128 MiB of them, on CUDA 4,096 rows.
-    group         ranks that hold consecutive, equally long shards of the vocabulary; weight is this
+    group         ranks that hold consecutive shards of the vocabulary, of any lengths; weight is this
                   rank's. Each gets the whole loss and d_hidden, and its shard's d_weight.
     backend       "cpu", "triton" or "torch"; by default the device's (see `backend_info`).
 
@@ -86,8 +86,6 @@ def policy_loss(
         "targets": targets, "logprobs_gen": logprobs_gen, "advantages": advantages,
         "token_weights": token_weights, "logprobs_ref": logprobs_ref, "sequences": sequences,
     }  # fmt: skip
-    if isinstance(objective, SequenceObjective) and sequences is None:
-        raise ValueError(f"{type(objective).__name__} needs sequences (N,): which sequence each token is of")
     if (kl is None) != (logprobs_ref is None):
         raise ValueError("kl and logprobs_ref go together: give both or neither")
     weight = whole(weight)

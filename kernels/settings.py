@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -36,9 +42,12 @@ class Settings:
         return self.softcap or 0.0
 
     def __post_init__(self) -> None:
-        if not (callable(self.objective) or isinstance(self.objective, SequenceObjective)):
+        known = callable(self.objective) or isinstance(self.objective, SequenceObjective)
+        if not known or isinstance(self.objective, type):
             raise ValueError(f"objective: expected an objective such as CISPO(), given {self.objective!r}")
-        if self.softcap is not None and not self.softcap > 0:
+        if not math.isfinite(self.entropy_bonus):
+            raise ValueError(f"entropy_bonus is {self.entropy_bonus}; expected a number")
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
             raise ValueError(f"softcap is {self.softcap}; expected a number above 0, or None")
         if self.chunk_rows is not None and self.chunk_rows < 1:
             raise ValueError(f"chunk_rows is {self.chunk_rows}; expected at least 1")
@@ -50,28 +59,53 @@ class Settings:
             for name in ("softcap", "entropy_bonus", "exact", "group"):
                 if getattr(self, name):
                     raise ValueError(f"row_kernel {self.row_kernel!r} has no {name}; use 'two-pass'")
+        if self.row_kernel == "lean" and self.logits_dtype != torch.float32:
+            raise ValueError("row_kernel 'lean' has no logits to round to logits_dtype; use 'spx'")
 
 
-_objects: list[Any] = [None]
-_numbers: dict[Any, int] = {None: 0}
+Numbered = Objective | SequenceObjective | KL | dist.ProcessGroup | None
+
+_lock = threading.Lock()
+_count = itertools.count(1)
+_objects: dict[int, Callable[[], Any]] = {0: lambda: None}
+_kept: dict[Any, int] = {None: 0}
+# not kept: closures may hold tensors, and a loop may make one each step
+_functions: weakref.WeakKeyDictionary[FunctionType, int] = weakref.WeakKeyDictionary()
 
 
-def number(thing: Objective | SequenceObjective | KL | dist.ProcessGroup | None) -> int:
-    """The number of an object: a custom op takes numbers, not objects. torch.compile asks once."""
-    try:
-        known = thing in _numbers
-    except TypeError:
-        raise ValueError(f"objective: expected a function or a frozen dataclass, given {thing!r}") from None
-    if not known:
-        _numbers[thing] = len(_objects)
-        _objects.append(thing)
-    return _numbers[thing]
+def number(thing: Numbered) -> int:
+    """The number of an object: a custom op takes numbers, not objects."""
+    # Two functions of one code but other closures or defaults look the same to torch.compile, unless it is
+    # shown that their identity matters.
+    return _number(thing, id(thing) if isinstance(thing, FunctionType) else 0)
+
+
+def _number(thing: Numbered, identity: int) -> int:
+    """The same; torch.compile asks once for each `thing` and `identity`."""
+    weak = isinstance(thing, FunctionType)
+    numbers: Any = _functions if weak else _kept
+    with _lock:
+        try:
+            index: int | None = numbers.get(thing)
+        except TypeError:
+            raise ValueError(
+                f"objective: expected a function or a frozen dataclass, given {thing!r}"
+            ) from None
+        if index is None:
+            index = next(_count)
+            gone = lambda _: _objects.pop(index, None)  # noqa: E731
+            _objects[index] = weakref.ref(thing, gone) if weak else lambda: thing
+            numbers[thing] = index
+    return index
 
 
 # What torch.compiler.assume_constant_result sets; that imports the compiler, two seconds for everyone.
-number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function's own attribute
+_number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function's own attribute
 
 
 def numbered(index: int) -> Any:
-    """The object of a number."""
-    return _objects[index]
+    """The object of a number; a function must still be held by whoever asked for its number."""
+    found = _objects.get(index, lambda: None)()
+    if index and found is None:
+        raise RuntimeError("the objective is gone: make it outside of the compiled function, and hold it")
+    return found

@@ -24,6 +24,7 @@ from kernels import (
     Clip,
     DualClip,
     IcePop,
+    Term,
     backend_info,
     policy_loss,
 )
@@ -185,6 +186,17 @@ def test_gspo_with_uneven_weights_is_differentiated_exactly() -> None:
     assert error(got[3], expected[3]) <= 1e-5 and error(got[4], expected[4]) <= 1e-5
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_token_the_generator_gave_no_chance_makes_no_nan(name: str) -> None:
+    p = problem()  # vLLM reports −9999 for one; a ratio of infinity times an advantage of 0 would be NaN
+    p["logprobs_gen"][:2] = -9999.0
+    p["advantages"][0] = 0.0
+    rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights", "sequences")}
+    out = policy_loss(p["hidden"], p["weight"], p["targets"], objective=OBJECTIVES[name][0], **rest)
+    assert bool(out.loss.isfinite())
+    assert 0 < float(out.stats["ess"]) <= 1 and bool(out.stats["ratio/max"].isfinite())
+
+
 def test_the_penalty_is_reported_without_its_coefficient() -> None:
     p = problem()
     rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights", "logprobs_ref")}
@@ -217,15 +229,22 @@ def test_settings_that_make_no_sense_are_a_clear_error(make: Callable[[], Any], 
         ({"objective": GSPO()}, "GSPO needs sequences"),
         ({"kl": KL(0.1)}, "kl and logprobs_ref go together"),
         ({"objective": 3}, "objective: expected an objective such as CISPO"),
+        ({"objective": CISPO}, "objective: expected an objective such as CISPO"),
+        ({"objective": GSPO}, "objective: expected an objective such as CISPO"),
+        ({"objective": lambda logp, *_: logp}, "expected a Term of loss, .*, given Tensor"),
+        ({"objective": lambda x, *_: Term(x.mean(), x, x, x > 0)}, r"each \(29,\) .* given shapes \[\(\),"),
+        ({"entropy_bonus": math.nan}, "entropy_bonus is nan"),
         (
             {"objective": type("Own", (), {"__call__": lambda *_: None, "__hash__": None})()},
             "frozen dataclass",
         ),
         ({"softcap": 0.0}, "softcap is 0"),
+        ({"softcap": math.inf}, "softcap is inf"),
         ({"chunk_rows": 0}, "chunk_rows is 0"),
         ({"weight_parts": 4}, "weight_parts is 4"),
         ({"row_kernel": "fast"}, "row_kernel is 'fast'"),
         ({"row_kernel": "spx", "softcap": 3.0}, "'spx' has no softcap"),
+        ({"row_kernel": "lean", "logits_dtype": torch.bfloat16}, "no logits to round to logits_dtype"),
         ({"row_kernel": "spx", "backend": "torch"}, "'spx' is Triton's; the backend here is 'torch'"),
         ({"backend": "cuda"}, "backend is 'cuda'; expected one of cpu, triton, torch"),
     ],

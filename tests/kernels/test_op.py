@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import shutil
+import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels import CISPO, GSPO, Term, backend_info, linear_logprob, policy_loss
 from kernels import op as op_module
+from kernels.precision import ieee_fp32
 from kernels.reference import reference_loss
 from kernels.settings import number
 
@@ -74,6 +78,53 @@ def test_compiled_without_a_graph_break_it_gives_the_same_bits(objective: Any) -
         results.append([loss.detach(), other, q["hidden"].grad, q["weight"].grad])
     for eager, compiled in zip(*results, strict=True):
         assert torch.equal(eager, compiled)
+
+
+def test_compiled_functions_tell_own_objectives_of_the_same_code_apart() -> None:
+    torch._dynamo.reset()
+
+    def scaled(scale: float) -> Any:
+        return lambda logp, gen, adv: Term(-scale * adv * logp, -scale * adv, logp.exp(), logp > 0)
+
+    p = problem()
+    step = torch.compile(
+        lambda objective: policy_loss(**p, objective=objective).loss,  # type: ignore[arg-type]  # tensors
+        fullgraph=True, backend="aot_eager",
+    )  # fmt: skip
+    objectives = [scaled(1.0), scaled(3.0)]
+    losses = [float(step(objective)) for objective in objectives]
+    assert losses[1] == pytest.approx(3 * losses[0], rel=1e-6) and losses[0] != 0
+
+
+def test_an_own_objective_and_what_it_holds_is_not_kept_for_good() -> None:
+    p = problem()
+    shift = torch.zeros(())
+    alive = weakref.ref(shift)
+    policy_loss(**p, objective=lambda x, *_, s=shift: Term(x + s, x, x.exp(), x > 0))  # type: ignore[arg-type]  # tensors
+    del shift
+    gc.collect()
+    assert alive() is None
+
+
+def test_threads_get_the_objective_they_asked_for() -> None:
+    p, wrong = problem(), []
+
+    def work(i: int) -> None:
+        for j in range(20):
+            value = 1.0 + i + j / 32
+            out = policy_loss(
+                **p,
+                objective=lambda x, *_, v=value: Term(x * 0 + v, x * 0, x.exp(), x > 0),  # type: ignore[arg-type]  # tensors
+            )
+            wrong.extend([value] if abs(float(out.loss) / value / total - 1) > 1e-5 else [])
+
+    total = float(p["token_weights"].sum())
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_an_objective_made_inside_a_compiled_function_is_refused_not_mistaken() -> None:
@@ -297,6 +348,22 @@ def test_products_are_fp32s_whatever_the_caller_allows_and_his_settings_stay(
     finally:
         for place, precision in zip(places, before, strict=True):
             place.fp32_precision = precision
+
+
+def test_of_two_threads_that_multiply_the_last_one_out_restores_the_callers_setting() -> None:
+    place = torch.backends.cuda.matmul
+    before = place.fp32_precision
+    try:
+        place.fp32_precision = "tf32"
+        first, second = ieee_fp32(), ieee_fp32()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert place.fp32_precision == "ieee"
+        second.__exit__(None, None, None)
+        assert place.fp32_precision == "tf32"
+    finally:
+        place.fp32_precision = before
 
 
 @pytest.mark.skipif(

@@ -112,6 +112,15 @@ def test_two_tokens_by_hand() -> None:
     assert float(out.stats["ratio/truncated"]) == 0.5
 
 
+def test_float64_states_are_computed_in_float64_throughout() -> None:
+    p = {k: x.double() if x.is_floating_point() else x for k, x in problem().items()}
+    out, dx, dw = ours(p)
+    loss, logp, entropy, dx64, dw64 = oracle(p, max_ratio=4.0)
+    found = (out.loss, out.logprobs, out.entropy, dx, dw)
+    for ours_, exact in zip(found, (loss, logp, entropy, dx64, dw64), strict=True):
+        assert ours_.dtype == torch.float64 and error(ours_.detach(), exact) < 1e-13
+
+
 def test_gradients_pass_gradcheck_in_float64() -> None:
     p = {k: x.double() if x.is_floating_point() else x for k, x in problem(5, 3, 7).items()}
     # ρ is held constant by definition, so its dependence is switched off through a bound below every ratio
@@ -119,7 +128,7 @@ def test_gradients_pass_gradcheck_in_float64() -> None:
 
     def loss(hidden: Tensor, weight: Tensor) -> Tensor:
         rest = per_token(p)
-        return policy_loss(hidden, weight, p["targets"], **rest, objective=CISPO(1e-3)).loss
+        return policy_loss(hidden, weight, p["targets"], **rest, objective=CISPO(2.0)).loss
 
     assert torch.autograd.gradcheck(loss, [p[k].requires_grad_() for k in ("hidden", "weight")])
 
@@ -208,6 +217,25 @@ def test_bf16_inputs_get_bf16_gradients_of_fp32_logits() -> None:
     assert error(dx, dx64) < 2.5e-3 and error(dw, dw64) < 2.5e-3  # one rounding: 2⁻⁹/√3 rms, 2⁻⁹ at most
 
 
+def test_an_upstream_gradient_is_not_rounded_to_bf16_with_the_gradients() -> None:
+    p = problem(64)
+    p |= {k: p[k].bfloat16() for k in ("hidden", "weight")}
+    third = 1 / 3  # bf16 has .33398: all gradients 2e-3 too long
+    for found, exact in zip(ours(p, third)[1:], oracle(p, third, max_ratio=4.0)[3:], strict=True):
+        along = float((found.double() * exact).sum() / (exact * exact).sum())
+        assert abs(along - 1) < 8e-4  # roundings average out
+
+
+def test_fp16_gradients_outlive_a_loss_scale() -> None:
+    # GradScaler starts at 65536, which FP16 has not, and is there for gradients that FP16 has not either
+    p = problem()
+    p |= {k: p[k].half() for k in ("hidden", "weight")} | {"token_weights": p["token_weights"] * 1e-5}
+    out, dx, dw = ours(p, 65536.0)
+    _, _, _, dx64, dw64 = oracle(p, 65536.0, max_ratio=4.0)
+    assert dx.dtype == dw.dtype == torch.float16 and out.loss.dtype == torch.float32
+    assert error(dx, dx64) < 5e-4 and error(dw, dw64) < 5e-4
+
+
 def test_gradients_of_a_certain_token_keep_their_relative_precision() -> None:
     # z = (30, 0): π_y = 1 − e⁻³⁰, so FP32's 1 − π_y is 0; dW = c (1 − π_y, −(1 − π_y)) with c = −1
     weight = torch.tensor([[30.0], [0.0]], requires_grad=True)
@@ -292,18 +320,26 @@ def test_statistics_are_those_of_the_definition() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"hidden": torch.zeros(37, 12)}, r"hidden \(N, H\) and weight \(V, H\)"),
+        (
+            {"hidden": torch.zeros(37, 12)},
+            r"hidden \(N, H\), .* weight \(V, H\), given \(37, 12\) and \(101, 13\)",
+        ),
         ({"targets": torch.full((37,), 101)}, "ids from 101 to 101; expected 0 to 100"),
         ({"targets": torch.full((37,), -100)}, "expected 0 to 100"),
-        ({"targets": torch.zeros(37)}, "integer targets"),
+        ({"targets": torch.zeros(37)}, "targets: expected int64 or int32, given torch.float32"),
+        ({"advantages": [1.0] * 37}, "advantages: expected a tensor, given list"),
+        ({"hidden": torch.zeros(1, 37, 13)}, "leading dimensions flattened"),
+        ({"weight": torch.zeros(0, 13)}, r"weight \(V, H\) has no rows"),
         ({"advantages": torch.zeros(36)}, r"advantages: expected shape \(37,\)"),
         ({"advantages": torch.full((37,), math.nan)}, "advantages holds NaN"),
         ({"weight": torch.full((101, 13), math.nan)}, "weight holds NaN"),
-        ({"logits_dtype": torch.int64}, "logits_dtype: expected a floating type"),
+        ({"logits_dtype": torch.int64}, "logits_dtype: expected float32, bfloat16 or float16"),
+        ({"logits_dtype": torch.float64}, "logits_dtype: expected float32, bfloat16 or float16"),
         ({"hidden": torch.zeros(37, 13, device="meta")}, "weight is on cpu, hidden on meta"),
         ({"hidden": torch.full((37, 13), math.inf)}, "hidden holds NaN or infinity"),
         ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"temperature": torch.zeros(37)}, "temperature holds values that are not above 0"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"temperature": torch.zeros(37)}, "temperature holds values that are not finite and above 0"),
         ({"temperature": torch.ones(3)}, "temperature: expected a number or shape"),
     ],
 )
