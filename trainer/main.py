@@ -31,11 +31,12 @@ def train(launch: Launch) -> int:
     """One run, and what is told at its end."""
     from trainer.finish import finish
     from trainer.launcher import Launcher, RoleDied  # takes a second: --help is answered before
+    from trainer.memory import check_fits
     from trainer.models import resolve_model
     from trainer.ui import make_view
 
     config = launch.config
-    devices = assign(config, visible_gpus(), len(os.sched_getaffinity(0)), torchrun_ranks())
+    devices = split(config)
     if devices.world and int(os.environ["RANK"]) > 0:
         return follow(launch, devices)
     with claim(config.run_dir, launch.resume), make_view(config) as view:
@@ -43,6 +44,7 @@ def train(launch: Launch) -> int:
         if resume is None:
             view.phase("preparing the model")
         model = resume["path"] if resume else resolve_model(config.model.path)
+        check_fits(config, model, devices)
         launcher = Launcher(config, model, view, resume, devices)
         try:
             launcher.run()
@@ -83,8 +85,13 @@ def dry_run(launch: Launch) -> int:
     from trainer.memory import describe
 
     print(to_yaml(launch.config))
-    print(describe(launch.config))
+    print(describe(launch.config, split(launch.config)))
     return 0
+
+
+def split(config: Config) -> Devices:
+    """This machine's devices, by role."""
+    return assign(config, visible_gpus(), len(os.sched_getaffinity(0)), torchrun_ranks())
 
 
 def _fail(message: str, code: int) -> int:

@@ -1,81 +1,179 @@
-"""What a run will hold in memory and on which cores, estimated before anything is loaded (--dry-run)."""
+"""What a run will hold in memory, estimated before anything is loaded (--dry-run), and whether it fits.
+
+Sizes are read from a model's files, without torch: `--dry-run` and the check at the start take no time.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
-
-from trainer.config import Config
+from trainer.config import Config, ConfigError
+from trainer.devices import Devices
 from trainer.models import BUILT_IN
 
+GIB = 2**30
 LOGITS_CHUNK = 128 << 20  # bytes of one chunk of logits in the loss
 PROMPT_TOKENS = 128  # assumed of a prompt, for the KV cache
-PARAMETERS = {"smollm2-135m": 134_515_008, "tiny": 162_112}
-SHAPES = {  # layers, hidden, feed-forward, KV width, vocabulary
-    "smollm2-135m": (30, 576, 1536, 192, 49_152),
-    "tiny": (3, 64, 192, 64, 27),
+NAMES = {  # of config.json, and as GPT-2 has them
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden": ("hidden_size", "n_embd"),
+    "feed_forward": ("intermediate_size", "n_inner"),
+    "heads": ("num_attention_heads", "n_head"),
+    "vocabulary": ("vocab_size",),
 }
 
 
-def memory_estimate(config: Config, parameters: int, shape: tuple[int, int, int, int, int]) -> dict[str, int]:
-    """Bytes by what they hold; `shape` is layers, hidden, feed-forward, KV width, vocabulary."""
-    layers, hidden, feed_forward, kv_width, vocabulary = shape
-    size = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
-    engine, learner = config.engine, config.learner
-    new_tokens = engine.max_new_tokens
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model, as far as memory is concerned."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    feed_forward: int  # numbers a token takes there; of a mixture, those of the experts that see it
+    kv_width: int
+    vocabulary: int
+
+
+SIZES = {
+    "smollm2-135m": Size(134_515_008, 30, 576, 1536, 192, 49_152),
+    "tiny": Size(162_112, 3, 64, 192, 64, 27),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes by what they hold: of one learner rank, of one engine, and beside them."""
+
+    rank: dict[str, int]
+    engine: dict[str, int]
+    beside: dict[str, int]
+
+
+def size_of(folder: str | Path) -> Size:
+    """The size of the model in a folder, from its config and the headers of its weight files."""
+    config = json.loads(Path(folder, "config.json").read_text())
+    config |= config.get("text_config") or {}
+    values = {name: next((config[key] for key in keys if config.get(key)), 0) for name, keys in NAMES.items()}
+    heads = values.pop("heads")
+    head = config.get("head_dim") or values["hidden"] // max(1, heads)
+    if experts := config.get("num_experts_per_tok"):
+        values["feed_forward"] = experts * (config.get("moe_intermediate_size") or values["feed_forward"])
+    values["feed_forward"] = values["feed_forward"] or 4 * values["hidden"]
+    kv_width = head * (config.get("num_key_value_heads") or heads)
+    return Size(parameters=_parameters(Path(folder)), kv_width=kv_width, **values)
+
+
+def need(config: Config, size: Size, devices: Devices) -> Need:
+    """What one rank, one engine and the rest will hold."""
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    engine, learner, ranks = config.engine, config.learner, devices.world or len(devices.learner)
+    tokens = PROMPT_TOKENS + engine.max_new_tokens
     if engine.interruption.enabled:
-        new_tokens = engine.interruption.hi + engine.interruption.answer_tokens
-    saved = hidden if learner.checkpoint_activations else 12 * hidden + 4 * feed_forward  # numbers a layer
-    return {
-        "learner: weights, FP32": 4 * parameters,
-        "learner: gradients, FP32": 4 * parameters,
-        "learner: AdamW's two moments, FP32": 8 * parameters,
-        "learner: activations of a micro-batch": 4 * layers * saved * learner.micro_batch_tokens,
-        "learner: a chunk of logits": max(LOGITS_CHUNK, 4 * vocabulary),
-        "engine: weights": size * parameters,
-        "engine: linear layers again, packed": (
-            4 * parameters
-            if size == 4
-            else 8 * vocabulary * hidden * config.model.fp32_head  # FP32 head alone
-        ),
-        f"engine: KV cache (prompts of {PROMPT_TOKENS} tokens)": (
-            2 * layers * kv_width * size * engine.slots * (PROMPT_TOKENS + new_tokens)
-        ),
-        "published weights (at most)": size * parameters * (config.pipeline.max_lag + 2),
+        tokens = PROMPT_TOKENS + engine.interruption.hi + engine.interruption.answer_tokens
+    saved = size.hidden if learner.checkpoint_activations else 12 * size.hidden + 4 * size.feed_forward
+    own = size.parameters // ranks
+    rank = {
+        "weights, FP32": 4 * own,
+        "gradients, FP32": 4 * own,
+        "AdamW's two moments, FP32": 8 * own,
+        "activations of a micro-batch": 4 * size.layers * saved * learner.micro_batch_tokens,
+        "a chunk of logits": max(LOGITS_CHUNK, 4 * size.vocabulary),
     }
+    parts = {
+        "weights": width * size.parameters,
+        f"KV cache (prompts of {PROMPT_TOKENS} tokens)": (
+            2 * size.layers * size.kv_width * width * engine.slots * tokens
+        ),
+    }
+    if engine.kind == "torch":
+        head = 8 * size.vocabulary * size.hidden * config.model.fp32_head  # FP32 head alone
+        parts["linear layers again, packed"] = 4 * size.parameters if width == 4 else head
+    files = config.pipeline.max_lag + 3
+    return Need(rank, parts, {"published weights (at most)": width * size.parameters * files})
 
 
-def describe(config: Config) -> str:
+def check_fits(config: Config, model_dir: str, devices: Devices) -> None:
+    """ConfigError, with by how much, if the model cannot fit: before any of it is loaded."""
+    size = size_of(model_dir)
+    n = need(config, size, devices)
+    rank, engine = sum(n.rank.values()), sum(n.engine.values())
+    what = f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters"
+    if not devices.gpus:
+        all_ = rank * len(devices.learner) + engine * len(devices.engines) + sum(n.beside.values())
+        _fits(
+            what, all_, _ram(), "this machine", "pipeline.max_lag, learner.micro_batch_tokens or engine.slots"
+        )
+        return
+    memory = _gpu_memory()
+    share = config.engine.memory * memory
+    weights = n.engine["weights"] // config.engine.tensor_parallel
+    if devices.engines:
+        _fits(f"{what}, an engine's share of the weights", weights, share, "engine.memory of a GPU",
+              "the model, or give engine.tensor_parallel more GPUs")  # fmt: skip
+    _fits(f"{what}, a learner rank", rank, memory, "a GPU",
+          "learner.micro_batch_tokens, set checkpoint_activations, or give learner.ranks more GPUs")  # fmt: skip
+
+
+def describe(config: Config, devices: Devices) -> str:
     """Device split and memory estimate, for a person."""
-    cores = len(os.sched_getaffinity(0))
-    split = (
-        f"devices: {cores} CPU cores, shared in time by learner ({config.learner.threads or cores} threads) "
-    )
-    split += (
-        f"and engine ({config.engine.threads or cores} threads); {config.verifier.workers} verifier workers"
-    )
+    split = f"devices: {devices.describe()}; {config.verifier.workers} verifier workers"
     path = config.model.path
-    if path in BUILT_IN:
-        parameters, shape = PARAMETERS[path], SHAPES[path]
-    elif Path(path).is_dir():
-        parameters, shape = measure(AutoConfig.from_pretrained(path))
-    else:
+    if path not in BUILT_IN and not Path(path, "config.json").is_file():
         return f"{split}\nmemory: {path} is not on this machine yet, so its size is not known"
-    parts = memory_estimate(config, parameters, shape)
-    rows = [f"  {name:<45}{bytes_ / 2**30:8.2f} GiB" for name, bytes_ in parts.items()]
-    total = f"  {'together, at most':<45}{sum(parts.values()) / 2**30:8.2f} GiB"
-    return "\n".join([split, f"memory, for {parameters / 1e6:.4g} M parameters:", *rows, total])
+    size = SIZES[path] if path in BUILT_IN else size_of(path)
+    n = need(config, size, devices)
+    ranks, engines = len(devices.learner), len(devices.engines)
+    lines = [f"memory, for {size.parameters / 1e6:.4g} M parameters:"]
+    total = 0
+    for who, count, parts in (
+        ("learner rank", ranks, n.rank),
+        ("engine", engines, n.engine),
+        ("", 1, n.beside),
+    ):
+        each = f" (each of {count})" if count > 1 else ""
+        lines += [
+            f"  {f'{who}{each}: {name}'.removeprefix(': '):<55}{b / GIB:8.2f} GiB"
+            for name, b in parts.items()
+        ]
+        total += count * sum(parts.values())
+    return "\n".join([split, *lines, f"  {'together, at most':<55}{total / GIB:8.2f} GiB"])
 
 
-def measure(model: PreTrainedConfig) -> tuple[int, tuple[int, int, int, int, int]]:
-    """Parameters and shape of a model, from its config alone."""
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(model)
-    heads = model.num_attention_heads
-    head = getattr(model, "head_dim", None) or model.hidden_size // heads
-    kv_width = head * (getattr(model, "num_key_value_heads", None) or heads)
-    shape = (model.num_hidden_layers, model.hidden_size, model.intermediate_size, kv_width, model.vocab_size)
-    return sum(p.numel() for p in lm.parameters()), shape
+def _parameters(folder: Path) -> int:
+    """Numbers in a folder's safetensors files; of older formats, half their bytes (taken for 16 bits)."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        total += sum(math.prod(t["shape"]) for name, t in header.items() if name != "__metadata__")
+    return total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin")) // 2
+
+
+def _fits(what: str, needed: float, there: float, where: str, lower: str) -> None:
+    if needed > there:
+        raise ConfigError(
+            f"{what}: about {needed / GIB:.1f} GiB are needed and {where} has {there / GIB:.1f}, "
+            f"{(needed - there) / GIB:.1f} too few; lower {lower}"
+        )
+
+
+def _ram() -> float:
+    """Bytes of memory this process may use: the machine's, or its control group's if that is less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return total if text == "max" else min(total, int(text))
+
+
+def _gpu_memory() -> float:
+    """Bytes of the smallest GPU."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    out = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    return min(float(line) for line in out.split()) * 2**20

@@ -8,9 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from trainer import doctor
-from trainer.config import Config, ModelConfig
-from trainer.memory import PARAMETERS, SHAPES, measure, memory_estimate
-from trainer.tiny import make_model
 
 
 def test_it_says_yes_where_the_default_recipe_runs(
@@ -53,23 +50,6 @@ def test_small_shared_memory_is_only_a_warning(monkeypatch: pytest.MonkeyPatch) 
         shared.what == "/dev/shm" and shared.status == "wrong" and "through the run folder" in shared.advice
     )
     assert doctor.runs_default([*disks, shared])
-
-
-def test_the_built_in_models_sizes_are_theirs() -> None:
-    assert measure(make_model(seed=0).config) == (PARAMETERS["tiny"], SHAPES["tiny"])
-
-
-def test_the_memory_estimate_counts_the_engines_packed_weights() -> None:
-    tiny = PARAMETERS["tiny"], SHAPES["tiny"]
-    engine = {
-        dtype: sum(
-            b for what, b in memory_estimate(Config(model=ModelConfig(dtype=dtype)), *tiny).items()
-            if what.startswith("engine") and "KV" not in what
-        )
-        for dtype in ("float32", "bfloat16")
-    }  # fmt: skip
-    assert engine["float32"] == 2 * 4 * tiny[0]
-    assert engine["bfloat16"] == 2 * tiny[0] + 2 * 4 * 27 * 64  # the FP32 head twice
 
 
 def test_the_other_kernels_distribution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
