@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 
 from kernels import native
 from trainer.clock import Clock
-from trainer.config import Config, LearnerConfig, ModelConfig, ObjectiveConfig
+from trainer.config import Config, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
 from trainer.learner import Learner
 from trainer.packing import MicroBatch, pack
 from trainer.types import TrainBatch, TrainSequence
@@ -150,6 +150,7 @@ def ours(p: Problem, folder: str) -> Step:
     config = Config(
         model=ModelConfig(path=folder, dtype=p.dtype),  # type: ignore[arg-type]  # checked by the parser
         objective=ObjectiveConfig(max_ratio=MAX_RATIO),
+        pipeline=PipelineConfig(max_lag=10**6),  # the same batch at every version
         learner=LearnerConfig(
             lr=LR,
             grad_clip=GRAD_CLIP,

@@ -114,7 +114,7 @@ def resident_peak_bytes(call: Callable[[], object]) -> tuple[int, str]:
 
 
 def process_peak_bytes() -> int:
-    """Peak resident memory of this process since it began; ru_maxrss may be its parent's, so it comes second."""
+    """Peak resident memory of this process since it began (ru_maxrss, its parent's too, if need be)."""
     try:
         return _status("VmHWM")
     except OSError:

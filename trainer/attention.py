@@ -7,7 +7,7 @@ segment's tree; long ones go branch by branch, causally, along the branch's path
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,8 @@ class Layout:
     """Where the rows of a micro-batch go; made once, used by every layer."""
 
     batches: tuple[tuple[Tensor, Tensor], ...]  # rows (B, S) and mask (B, 1, S, S), True: attends
-    branches: tuple[tuple[Tensor, int], ...]  # path, and how many of its last rows are the branch's own
+    paths: Tensor  # the rows of every branch's path, one path behind the other
+    branches: tuple[tuple[int, int], ...]  # rows of its path, and how many of the last are the branch's own
     restore: Tensor  # (T,) where each row of the pack stands in the concatenated results
     longest: int  # tokens of the longest path
 
@@ -38,26 +39,28 @@ def layout(segments: Sequence[Segment]) -> Layout:
     """Decide for each segment how it is computed."""
     starts = np.cumsum([0, *(s.length for s in segments)])
     short: dict[int, list[tuple[int, Segment]]] = {}  # by size class, so that padding stays below half
-    branches, order = [], []
+    paths, branches, order = [], [], []
     for start, segment in zip(starts, segments, strict=False):
         by_branch = sum(len(b.path) ** 2 for b in segment.branches) / 2  # causal: half of the square
         masked = segment.length**2 <= by_branch and segment.length <= LONGEST_MASK
         if masked or segment.length <= SHORT:
             short.setdefault(max(segment.length, SHORT).bit_length(), []).append((start, segment))
         else:
-            branches += [(start + b.path, b.own) for b in segment.branches]
+            paths += [start + b.path for b in segment.branches]
+            branches += [(len(b.path), b.own) for b in segment.branches]
     batches = []
     for batch in short.values():
         index, mask = _batched(batch)
         batches.append((torch.from_numpy(index), torch.from_numpy(mask)))
         order.append(index.ravel())
-    order += [path[-own:] for path, own in branches]
+    order += [path[-own:] for path, (_, own) in zip(paths, branches, strict=True)]
     places = np.concatenate(order)
     restore = np.empty(starts[-1], np.int64)
     restore[places[::-1]] = np.arange(len(places))[::-1]  # padding repeats a row: its first place counts
     return Layout(
         tuple(batches),
-        tuple((torch.from_numpy(path), own) for path, own in branches),
+        torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *paths])),
+        tuple(branches),
         torch.from_numpy(restore),
         max(len(b.path) for s in segments for b in s.branches),
     )
@@ -96,7 +99,8 @@ def packed_attention(
         raise ValueError(f"packed attention knows neither {', '.join(UNSUPPORTED)} nor a sliding window")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, heads, D)
     parts = [_batch_attention(q, k, v, rows, mask, scaling) for rows, mask in packed.batches]
-    parts += [_branch_attention(q, k, v, path, own, scaling) for path, own in packed.branches]
+    if packed.branches:
+        parts += _branch_attention(q, k, v, packed, scaling)
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out.index_select(0, packed.restore)[None], None
 
@@ -112,11 +116,15 @@ def _batch_attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, mask: Tensor
     return out.view(b, hk, g, s, d).permute(0, 3, 1, 2, 4).reshape(b * s, hk * g, d)
 
 
-def _branch_attention(q: Tensor, k: Tensor, v: Tensor, path: Tensor, own: int, scaling: float) -> Tensor:
-    """(own, Hq, D). Queries of the whole path, so that plain causal attention needs no mask."""
-    qb, kb, vb = (x.index_select(0, path).transpose(0, 1)[None] for x in (q, k, v))
-    out = F.scaled_dot_product_attention(qb, kb, vb, is_causal=True, scale=scaling, enable_gqa=True)
-    return out[0, :, -own:].transpose(0, 1)
+def _branch_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Iterator[Tensor]:
+    """(own, Hq, D) of each branch. Queries of the whole path, so that plain causal attention needs no mask."""
+    sizes = [rows for rows, _ in packed.branches]
+    # Gathered at once: the gradient of a gather is as large as all of q, k and v.
+    gathered = (x.index_select(0, packed.paths).split(sizes) for x in (q, k, v))
+    for *parts, (_, own) in zip(*gathered, packed.branches, strict=True):
+        qb, kb, vb = (x.transpose(0, 1)[None] for x in parts)
+        out = F.scaled_dot_product_attention(qb, kb, vb, is_causal=True, scale=scaling, enable_gqa=True)
+        yield out[0, :, -own:].transpose(0, 1)
 
 
 AttentionInterface.register("packed", packed_attention)
