@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def _start(rank: int, size: int, folder: str, work: Callable[[int, int], list[Te
 
 
 def on_ranks(size: int, folder: Path, work: Callable[[int, int], list[Tensor]]) -> list[list[Tensor]]:
-    mp.spawn(_start, (size, str(folder), work), nprocs=size)
+    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "kernels"])  # once, not by each rank
+    mp.start_processes(_start, (size, str(folder), work), nprocs=size, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 
@@ -81,7 +83,8 @@ def test_a_vocabulary_over_ranks_gives_what_one_rank_gives(size: int, tmp_path: 
         if whole.shape == (V, H):  # the weight's gradient is each rank's shard
             parts = [torch.cat(parts)]
         for part in parts:
-            torch.testing.assert_close(part, whole, rtol=1e-5, atol=2e-6)
+            scale = max(1.0, float(whole.abs().max()))
+            torch.testing.assert_close(part, whole, rtol=1e-5, atol=2e-6 * scale)
         assert all(torch.equal(part, parts[0]) for part in parts)
 
 
