@@ -36,8 +36,9 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Who was busy when, between the first prompt and the last step's weights."""
+    """Who was busy when, from the end of the first `warm` steps, which fill pipeline and caches, on."""
 
+    warm: int
     began: float
     ended: float
     steps: tuple[Interval, ...]  # learner: packing to publishing
@@ -65,6 +66,7 @@ class Run:
     work: Workload
     rates: Rates
     steps: int
+    warm: int  # of these steps, not counted in what follows
     steps_per_hour: float  # evaluations between steps included
     learner_idle: float  # packing is work here; the ledger books it as idle
     engine_idle: float
@@ -116,13 +118,13 @@ def read_run(folder: Path, decode_step_s: float = 0.0) -> Run:
     config = yaml.safe_load((folder / "config.yaml").read_text())
     ledger = json.loads((folder / "ledger.json").read_text())
     rows, spans, journal = (_lines(folder / name) for name in FILES[2:])
-    trace = _trace(folder, rows, spans)
+    groups = [r for r in journal if "finished" in r]
+    trace = _trace(folder, rows, spans, config["pipeline"]["max_lag"] + 2)
     held = {role: books["devices"] for role, books in ledger["roles"].items() if books["devices"]}
     split = Split(round(held["learner"]), round(sum(held.values()) - held["learner"]))
     if ledger["unit"] == "core-hours":
         cores = round(sum(held.values()))
         split = Split(config["learner"]["threads"] or cores, config["engine"]["threads"] or cores, cores)
-    groups = [r for r in journal if "finished" in r]
     work = _workload(config, trace, rows, groups)
     rates, notes = _rates(config, trace, split, work, groups, decode_step_s)
     wall = trace.ended - trace.began
@@ -132,7 +134,8 @@ def read_run(folder: Path, decode_step_s: float = 0.0) -> Run:
         split=split,
         work=work,
         rates=rates,
-        steps=len(trace.steps),
+        steps=trace.warm + len(trace.steps),
+        warm=trace.warm,
         steps_per_hour=3600 * len(trace.steps) / wall,
         learner_idle=1 - _seconds([*trace.steps, *trace.saves]) / wall,
         engine_idle=1 - _seconds(trace.generating) / wall / len(trace.engines),
@@ -146,39 +149,39 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file if line.endswith("\n")]  # a crash may leave half a line
 
 
-def _trace(folder: Path, rows: Sequence[Mapping[str, Any]], spans: Sequence[Mapping[str, Any]]) -> Trace:
+def _trace(
+    folder: Path, rows: Sequence[Mapping[str, Any]], spans: Sequence[Mapping[str, Any]], warm: int
+) -> Trace:
     """The steps of a run and the spans beside them. Steps without a gradient leave none."""
     stepped = [r for r in rows if "train/wait_s" in r]
     times = [r["time"] for r in stepped]
-    began = next((r["time"] for r in rows if r["step"] == 0), None)
-    if began is None or len(stepped) < 5 or times != sorted(times) or times[0] < began:
+    if len(stepped) < 2 * warm + 1 or stepped[0]["step"] != 1 or times != sorted(times):
         raise SystemExit(
-            f"--run {folder}: {len(stepped)} steps on record; expected a run of at least 5 steps, from its "
-            "first prompt on and never resumed"
+            f"--run {folder}: {len(stepped)} steps on record; expected an unbroken run (never resumed) of "
+            f"{2 * warm + 1} or more, of which the first {warm} fill the pipeline"
         )
     roles: dict[str, dict[str, list[Interval]]] = {}
     for s in spans:
-        if s["end"] > began:
-            own = Interval(max(began, s["start"]), s["end"])
-            roles.setdefault(s["role"], {}).setdefault(s["state"], []).append(own)
+        roles.setdefault(s["role"], {}).setdefault(s["state"], []).append(Interval(s["start"], s["end"]))
     learner = roles.pop("learner")
     stepped = [r for r in stepped if r["learner/tokens"]]
     steps = tuple(
         Interval(optimizer.end - row["learner/seconds"], published.end)
         for row, optimizer, published in zip(stepped, learner["optimizer"], learner["publish"], strict=False)
     )
-    ended = steps[-1].end
+    began, ended = steps[warm - 1].end, steps[-1].end
+
+    def cut(own: Sequence[Interval]) -> tuple[Interval, ...]:
+        own = [Interval(max(began, i.start), min(ended, i.end)) for i in own]
+        return tuple(i for i in own if i.end > i.start)
+
     engines = tuple(
-        {
-            state: tuple(Interval(i.start, min(ended, i.end)) for i in own if i.start < ended)
-            for state, own in states.items()
-            if state not in ("idle", "start-up")
-        }
+        {state: cut(own) for state, own in states.items() if state not in ("idle", "start-up")}
         for role, states in roles.items()
         if role.startswith("engine")
     )
-    saves = tuple(i for i in learner.get("checkpoint", ()) if i.end < ended)
-    return Trace(began, ended, steps, saves, engines, tuple(stepped[: len(steps)]))
+    saves = cut(learner.get("checkpoint", ()))
+    return Trace(warm, began, ended, steps[warm:], saves, engines, tuple(stepped[warm : len(steps)]))
 
 
 def _workload(
@@ -189,7 +192,7 @@ def _workload(
 ) -> Workload:
     """What was generated and trained on; prompts are in the rates, since no file tells their lengths."""
     count, evaluation = len(trace.steps), config["evaluation"]
-    scores = [r for r in rows if 0 < r["step"] < count and "eval/pass_rate" in r]
+    scores = [r for r in rows if 0 < r["step"] < trace.rows[-1]["step"] and "eval/pass_rate" in r]
     evaluated: list[float] = []
     if scores:
         completions = round(scores[0]["eval/prompts"] * scores[0]["eval/samples"])
@@ -226,9 +229,10 @@ def _rates(
     busy = {
         "learner": [*trace.steps, *trace.saves],
         "engine": trace.generating,
-        "controller": [*reports, *builds, *verifies, *issues],
+        "controller": [*reports, *verifies, *issues],
+        "hand-over": builds,
     }
-    threads = {"learner": split.learner, "engine": split.engine, "controller": 1}
+    threads = {"learner": split.learner, "engine": split.engine, "controller": 1, "hand-over": 1}
     speed = Speed(busy, threads, split.cores)
     count, devices = len(trace.steps), 1 if split.cores else split.learner
     fed = sum(r["learner/input_tokens"] for r in trace.rows)
@@ -237,17 +241,19 @@ def _rates(
         for step, r in zip(trace.steps, trace.rows, strict=True)
     ]
     after = [Interval(a.end, b.end) for a, b in zip(feeding, trace.steps, strict=True)]
-    evaluations = count // work.evaluation_every if work.evaluation_every else 0
-    tokens = sum(sum(g["lengths"]) for g in groups) + evaluations * sum(work.evaluation_lengths)
-    generating = speed.work(trace.of_engines("generate", "evaluate"))
-    left = generating
-    if decode_step_s:
-        left -= decode_step_s * _decode_steps(groups) * len(trace.engines)
+    pushes = trace.of_engines("weight_update")
+    first, last = trace.rows[0]["step"] - 1, trace.rows[-1]["step"]  # versions
+    swapped = pushes[0].end  # the first version counted is held
+    made = [own for version, own in _made(groups).items() if version >= first]
+    tokens = float(sum(tokens for tokens, _ in made))
+    if every := work.evaluation_every:
+        tokens += ((last - 1) // every - (first - 1) // every) * sum(work.evaluation_lengths)
+    generating = [i for i in trace.of_engines("generate", "evaluate") if i.start >= swapped - MOMENT]
+    left = speed.work(generating) - decode_step_s * sum(most for _, most in made) * len(trace.engines)
     if left <= 0:
         raise SystemExit(
             f"--decode-step-s {decode_step_s:g}: more than all the time this run's engine took; expected less"
         )
-    pushes = trace.of_engines("weight_update")
     rates = Rates(
         decode_step_s=decode_step_s,
         decode_token_s=left / tokens,
@@ -264,8 +270,8 @@ def _rates(
 
 
 def _controller(trace: Trace) -> tuple[list[Interval], list[Interval], list[Interval]]:
-    """When the controller reported a step, built the next batch, and (seen only beside an idle engine) the
-    verifier judged the last completions that a batch was waiting for."""
+    """When a step was reported, when the next batch was built and on its way, and (seen only beside an idle
+    engine) when the last completions that it waited for were being judged."""
     reports, builds, verifies, generating = [], [], [], trace.generating
     for row, step, next_row, next_step in zip(
         trace.rows, trace.steps, trace.rows[1:], trace.steps[1:], strict=False
@@ -295,16 +301,17 @@ def _issues(trace: Trace, batches: int) -> list[Interval]:
     return found
 
 
-def _decode_steps(groups: Sequence[Mapping[str, Any]]) -> int:
-    """Tokens that a sequence running all the time would have made: of each version, the most of any."""
-    most: dict[int, int] = {}
+def _made(groups: Sequence[Mapping[str, Any]]) -> dict[int, tuple[int, int]]:
+    """Of each version: tokens made with it, and the most in one sequence (the engine's steps, or nearly)."""
+    made: dict[int, tuple[int, int]] = {}
     for group in groups:
         lengths, versions = unpack(group)["versions"]
         owner = np.repeat(np.arange(len(lengths)), lengths)
-        for version in np.unique(versions):
-            made = int(np.bincount(owner[versions == version]).max())
-            most[int(version)] = max(made, most.get(int(version), 0))
-    return sum(most.values())
+        for version in np.unique(versions).tolist():
+            own = np.bincount(owner[versions == version])
+            tokens, most = made.get(version, (0, 0))
+            made[version] = tokens + int(own.sum()), max(most, int(own.max()))
+    return made
 
 
 def _lag_mean(rows: Sequence[Mapping[str, Any]]) -> float:

@@ -1,14 +1,14 @@
 """How fast a split of devices will train: a discrete-event simulation of PipelineRL-k and PPO-off-policy-k.
 
-    controller  issue ──> engine: waiting ──> running ──> verify ──> batch by ordinal ──> build
-                  ^                                                                         │
-                  └── held <── push <── report <── publish <──────────── learner <──────────┘
+    controller  issue ──> engine: waiting ──> running ──> verify ──> batch by ordinal ──> hand-over
+                  ^                                                                           │
+                  └── held <── push <── report <── publish <──────────── learner <────────────┘
 
-Three servers, each one job after another: learner, controller, and engine (where a push or a prefill stops
-all sequences). Between its stops the engine makes one token of each of its n sequences every
-`decode_step_s + decode_token_s · n` seconds, so all of them advance on one *token clock*: a sequence of L
-tokens that starts at reading V ends at V + L, whatever happens meanwhile, and the versions of its tokens are
-those held between the two readings.
+Each server does one job after another: learner, controller, the batch's hand-over between them, and the
+engine, where a push or a prefill stops all sequences. Between its stops the engine makes one token of each of
+its n sequences in `decode_step_s + decode_token_s · n` seconds, so all of them advance on one *token clock*: a
+sequence of L tokens that starts at reading V ends at V + L, whatever happens meanwhile, and the versions of its
+tokens are those held between the two readings.
 
 PipelineRL-k, as trainer/controller.py runs it: (k+1)·P groups start at version 0 and P more for every further
 version held; a push takes the newest version waiting, but for one to be evaluated: newer ones then wait until
@@ -51,6 +51,11 @@ class Workload:
         """Tokens generated for a step, on average."""
         return self.prompts * self.lengths.shape[1] * float(self.lengths.mean())
 
+    @property
+    def context(self) -> float:
+        """Tokens before the one being generated, on average over the tokens."""
+        return self.prompt_tokens + float((self.lengths**2).mean() / self.lengths.mean() / 2)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
@@ -64,7 +69,7 @@ class Rates:
     push_s: float = 0.0  # the engine stands still to take new weights
     step_s: float = 0.0  # learner, per step: optimizer, publishing; more devices do not shorten it
     verify_s: float = 0.0  # from a batch's last token to its last verdict
-    build_s: float = 0.0  # from complete groups to the learner's first move
+    build_s: float = 0.0  # from complete groups to the learner's first move: batch built, sent, received
     report_s: float = 0.0  # from StepDone to the push
     issue_s: float = 0.0  # from weights held to the next P prompts at the engine
 
@@ -186,6 +191,7 @@ class _Run:
     tokens: float = 0.0
     learner: deque[_Job] = field(default_factory=deque)
     controller: deque[_Job] = field(default_factory=deque)
+    handover: deque[_Job] = field(default_factory=deque)  # batches on their way to the learner
     stops: deque[_Job] = field(default_factory=deque)  # what the engine does before it decodes on
     waiting: deque[tuple[int, int]] = field(default_factory=deque)  # (ordinal, sample) not yet admitted
     evaluations: deque[float] = field(default_factory=deque)  # lengths not yet admitted
@@ -200,7 +206,7 @@ class _Run:
     pending: list[int] = field(default_factory=list)  # versions to push
     pushing: bool = False
     held: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])  # (token clock, version)
-    lag: dict[int, float] = field(default_factory=dict)  # tokens
+    lag: dict[int, float] = field(default_factory=dict)  # trained tokens
     marks: list[_Mark] = field(default_factory=list)
     rng: np.random.Generator = field(init=False)
 
@@ -219,8 +225,8 @@ class _Run:
         wall, tokens = last.time - first.time, sum(self.lag.values())
         return Outcome(
             3600 * (self.steps - self.warm) / wall,
-            1 - (last.learner - first.learner) / wall,
-            1 - (last.engine - first.engine) / wall,
+            max(0.0, 1 - (last.learner - first.learner) / wall),
+            max(0.0, 1 - (last.engine - first.engine) / wall),
             {lag: n / tokens for lag, n in sorted(self.lag.items()) if n > EPS * tokens},
             (last.tokens - first.tokens) / wall,
         )
@@ -233,7 +239,8 @@ class _Run:
         decoding = n > 0 and not self.stops
         speed = self._speed(bool(n or self.stops))
         token_s = self.rates.decode_step_s + self.rates.decode_token_s * max(1.0, n / engines)
-        ends = [queue[0].left for queue in (self.learner, self.controller, self.stops) if queue]
+        queues = (self.learner, self.controller, self.handover, self.stops)
+        ends = [queue[0].left for queue in queues if queue]
         if decoding:
             ends.append((self.running[0][0] - self.clock) * token_s)
         if not ends:
@@ -243,7 +250,7 @@ class _Run:
         self.time += wall
         self.busy["learner"] += wall * bool(self.learner)
         self.busy["engine"] += wall * (1.0 if self.stops else min(1.0, n / engines))
-        for queue in (self.learner, self.controller, self.stops):
+        for queue in queues:
             if queue:
                 queue[0].left -= work
         if decoding:
@@ -256,14 +263,15 @@ class _Run:
         if not self.split.cores:
             return 1.0
         asked = self.split.engine * generating + self.split.learner * bool(self.learner)
-        return min(1.0, self.split.cores / max(1, asked + bool(self.controller)))
+        asked += bool(self.controller) + bool(self.handover)
+        return min(1.0, self.split.cores / max(1, asked))
 
     def _settle(self) -> None:
         """Let all that has ended have its consequences."""
         moved = True
         while moved and len(self.marks) <= self.steps:
             moved = False
-            for queue in (self.controller, self.stops, self.learner):
+            for queue in (self.controller, self.stops, self.handover, self.learner):
                 if queue and queue[0].left <= EPS:
                     queue.popleft().done()
                     moved = True
@@ -345,7 +353,7 @@ class _Run:
         if self.version >= self.warm:
             self._count_lag(groups)
         job = _Job(seconds, self._stepped)
-        self.controller.append(_Job(self.rates.build_s, lambda: self.learner.append(job)))
+        self.handover.append(_Job(self.rates.build_s, lambda: self.learner.append(job)))
 
     def _stepped(self) -> None:
         """The learner has published a version."""

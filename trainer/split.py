@@ -1,8 +1,8 @@
 """Which devices to whom: advice before a run, from assumed rates, and after it, from measured idle shares.
 
-After a run (`advise_run`): with l learner and e engine devices, of which the learner was busy for the share b_l
-of the time and the engines for b_e, moving devices changes the work of a step to b_l·l/l' and b_e·e/e'. What
-part h of the shorter one was hidden behind the longer is kept, and so is the time in which neither worked:
+After a run (`advise_run`): the l devices of the learner were busy for a share b_l of the time, the e of the
+engines for b_e. On l' and e' devices the same work takes b_l·l/l' and b_e·e/e'. The part h of the shorter
+one that was hidden behind the longer stays hidden, and the time in which neither worked stays:
 
     present step = 1 = max(b_l, b_e) + (1 − h) · min(b_l, b_e) + neither
 
@@ -108,7 +108,7 @@ def _step_time(now: Split, then: Split, learner_busy: float, engine_busy: float)
 
 
 def advise_shared(what: str, learner_idle: float, engine_idle: float) -> Advice:
-    """Nothing can be split where both sides use the same devices in turns: say what bounds the run instead."""
+    """Nothing can be split where both sides use the same devices in turns: what bounds the run instead."""
     text = f"learner and engine share the {what} in time, so there is no split to choose; "
     together = 1 - learner_idle - engine_idle  # share of time in which both work
     if min(learner_idle, engine_idle) > IDLE and together < IDLE:
@@ -125,8 +125,9 @@ def advise_shared(what: str, learner_idle: float, engine_idle: float) -> Advice:
 
 
 def plan(config: Config, parameters: int, layers: int, kv_width: int, split: Split) -> Advice:
-    """Advice before a run: the split that config and machine give (`Split(learner GPUs, engine GPUs)`), and the
-    best one, simulated at assumed rates. On shared devices (`split.cores` or colocate) there is none to choose.
+    """Advice before a run: `split`, as config and machine give it, beside the best, at assumed rates.
+
+    It is `Split(learner GPUs, engine GPUs)`, or on a CPU, where there is no choice, `Split(1, 1, cores)`.
     """
     if split.cores or config.engine.colocate:
         what = f"{split.cores} cores" if split.cores else "GPUs"
@@ -136,7 +137,7 @@ def plan(config: Config, parameters: int, layers: int, kv_width: int, split: Spl
     if config.engine.interruption.enabled:
         longest = config.engine.interruption.hi + config.engine.interruption.answer_tokens
     work = assumed_workload(pipeline.prompts_per_step, pipeline.completions_per_prompt, longest)
-    rates = assumed_rates(parameters, layers, kv_width, float(work.lengths.mean()), slots, width)
+    rates = assumed_rates(parameters, layers, kv_width, work.context, slots, width)
     scheme, devices = Scheme("pipeline", pipeline.max_lag), split.learner + split.engine
 
     def outcome(s: Split) -> Outcome:
@@ -152,9 +153,8 @@ def plan(config: Config, parameters: int, layers: int, kv_width: int, split: Spl
     )
     if faster < WORTH:
         return Advice(text + ": the best split", split)
-    return Advice(
-        f"{text}; {best} would be about {faster:.2f}x as fast (learner.ranks {best.learner})", best, faster
-    )
+    text += f"; {best} would be about {faster:.2f}x as fast (learner.ranks {best.learner})"
+    return Advice(text, best, faster)
 
 
 def assumed_workload(prompts: int, completions: int, longest: int) -> Workload:
@@ -167,8 +167,11 @@ def assumed_workload(prompts: int, completions: int, longest: int) -> Workload:
 def assumed_rates(
     parameters: float, layers: int, kv_width: int, context: float, slots: int, width: int = 1
 ) -> Rates:
-    """Of one GPU of the learner and one engine of `width` GPUs, bf16. Every token reads all weights once a step
-    and, of each sequence, the KV cache of `context` tokens; FLOPs are 2 per parameter forward, 6 with backward."""
+    """Of one GPU of the learner, and of one engine of `width` GPUs, in bf16.
+
+    A decoding step reads all weights once and the keys and values of `context` tokens per sequence. FLOPs are
+    2 per parameter and token forward, 6 with backward.
+    """
     a = {name: assumption.value for name, assumption in ASSUMED.items()}
     reads, computes = a["decode_share"] * a["bandwidth"] * width, a["decode_share"] * a["peak"] * width
     cache = 2 * layers * kv_width * 2 * context  # bytes: keys and values
