@@ -1,0 +1,54 @@
+"""Which engines the contract is tested on, and the small models they serve."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from engine_process import SHAPE
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+@pytest.fixture(scope="session", params=["torch", "vllm"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Both engines; vLLM is skipped where it is not installed, unless it is asked for."""
+    if request.param == "vllm":
+        need_vllm()
+    return request.param
+
+
+def need_vllm() -> None:
+    """Skip without vLLM; fail where SIGMOID_RL_REQUIRE_VLLM says that it must be there."""
+    if importlib.util.find_spec("vllm") is None:
+        if os.environ.get("SIGMOID_RL_REQUIRE_VLLM"):
+            pytest.fail("SIGMOID_RL_REQUIRE_VLLM is set and vLLM is not installed")
+        pytest.skip("vLLM is not installed (make test-vllm)")
+
+
+def save(model: PreTrainedModel, folder: Path) -> str:
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tied_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True))
+    return save(model, tmp_path_factory.mktemp("tied"))
+
+
+@pytest.fixture(scope="session")
+def untied_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"initializer_range": 0.1}, tie_word_embeddings=False))
+    return save(model, tmp_path_factory.mktemp("untied"))
+
+
+@pytest.fixture(scope="session")
+def make_moe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(2)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **experts, tie_word_embeddings=False))
+    return save(model, tmp_path_factory.mktemp("moe"))

@@ -1,0 +1,99 @@
+"""What runs inside vLLM's worker: weights from a safetensors file, and an end when its engine process is gone.
+
+vLLM imports this module by `worker_extension_cls`; nothing else does.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Thread
+
+from safetensors import safe_open
+from torch import Tensor
+from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from trainer.engines.vllm_engine import BACKEND, OWNER
+
+
+@dataclass
+class Nothing(WeightTransferInitInfo):
+    """A file needs no rendezvous."""
+
+
+@dataclass
+class FromFile(WeightTransferUpdateInfo):
+    """Where the new weights lie, on a file system that this worker sees (shared memory at best)."""
+
+    path: str
+
+
+class FileWeightTransfer(WeightTransferEngine[Nothing, FromFile]):
+    """Loads a file written by the learner, by the names of its checkpoint."""
+
+    init_info_cls = Nothing
+    update_info_cls = FromFile
+
+    def init_transfer_engine(self, init_info: Nothing) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        """Layer by layer, since vLLM keeps linear layers in a layout of its own."""
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: FromFile) -> None:
+        """Load all tensors; the file is mapped, so this is the only copy."""
+        self.model.load_weights(tensors(update_info.path))
+
+    def finish_weight_update(self) -> None:
+        """Process what waited for the last tensor."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Nothing to do."""
+
+
+def tensors(path: str) -> Iterator[tuple[str, Tensor]]:
+    """The file's tensors by the names of a checkpoint: transformers holds a layer's experts as one parameter,
+    checkpoints and vLLM as many."""
+    with safe_open(path, "pt") as file:
+        for name in file.keys():
+            tensor = file.get_tensor(name)
+            layer, found, kind = name.partition(".experts.")
+            if not found or kind not in ("gate_up_proj", "down_proj"):
+                yield name, tensor
+                continue
+            for i, expert in enumerate(tensor):  # (2I, H) or (H, I)
+                if kind == "down_proj":
+                    yield f"{layer}.experts.{i}.down_proj.weight", expert
+                else:
+                    for part, half in zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True):
+                        yield f"{layer}.experts.{i}.{part}.weight", half
+
+
+class Extension:
+    """Mixed into vLLM's worker class; being imported is all it is for."""
+
+
+def _end_with(owner: int) -> None:
+    """Once that process is gone, end this one and, if that is another, vLLM's engine core above it.
+
+    vLLM's own processes notice a front end that ends in order, not one that is killed.
+    """
+    try:
+        select.select([os.pidfd_open(owner)], [], [])  # readable when it has ended
+    except ProcessLookupError:
+        pass
+    if (parent := os.getppid()) not in (1, owner):
+        os.kill(parent, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if owner := os.environ.get(OWNER):
+    WeightTransferEngineFactory.register_engine(BACKEND, FileWeightTransfer)
+    Thread(target=_end_with, args=(int(owner),), daemon=True).start()
