@@ -6,9 +6,9 @@
 
 Each server does one job after another: learner, controller, the batch's hand-over between them, and the
 engine, where a push or a prefill stops all sequences. Between its stops the engine makes one token of each of
-its n sequences in `decode_step_s + decode_token_s · n` seconds, so all of them advance on one *token clock*: a
-sequence of L tokens that starts at reading V ends at V + L, whatever happens meanwhile, and the versions of its
-tokens are those held between the two readings.
+its n sequences in `decode_step_s + decode_token_s · n` seconds, so all advance on one *token clock*: a
+sequence of L tokens that starts at reading V ends at V + L, whatever happens meanwhile, and the versions of
+its tokens are those held between the two readings.
 
 PipelineRL-k, as trainer/controller.py runs it: (k+1)·P groups start at version 0 and P more for every further
 version held; a push takes the newest version waiting, but for one to be evaluated: newer ones then wait until
