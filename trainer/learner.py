@@ -1,48 +1,74 @@
-"""The learner's process: batches in, gradients, AdamW steps, new weights out."""
+"""The learner's process: batches in, gradients, AdamW steps, new weights out; on one rank or several.
+
+controller -- message --> rank 0 --> every rank: packs the batch, takes its share, forward, backward
+(FSDP2) --> all see what each found, and step or refuse alike --> rank 0: weights out, answer
+"""
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from kernels import CISPO
-from trainer import checkpoint
+from trainer import checkpoint, ranks
 from trainer.clock import Clock
 from trainer.config import Config, ConfigError
-from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, Shutdown, StepDone
-from trainer.packing import MicroBatch, pack
-from trainer.policy_model import PolicyModel
-from trainer.publish import Publisher, unique_weights
+from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, StepDone
+from trainer.packing import MicroBatch
+from trainer.policy_model import PolicyModel, PolicyOutput
+from trainer.publish import Publisher
+from trainer.ranks import Ranks
+from trainer.ratios import Sums, merged, ratio_metrics, sums_by_lag
+from trainer.sharding import copies, gathered, local, shard, sum_whole
+from trainer.shares import IDLE, Round, padding, rounds, rows
 from trainer.types import TrainBatch, TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRecord:
-    """What the forward passes said of a batch's N loss tokens."""
+class Part:
+    """What one rank says of its share of a step."""
 
-    logprobs: NDArray[np.float32]
-    logprobs_gen: NDArray[np.float32]
-    entropy: NDArray[np.float32]
+    loss: float
+    squared_norm: float  # of its part of the gradient
+    by_lag: dict[int, Sums]
+    problem: str  # why it has no numbers
 
 
 class Learner:
-    """Model and optimizer at one version; `train` makes the next."""
+    """Model and optimizer at one version; `train` makes the next. All ranks call the same methods in step."""
 
-    def __init__(self, config: Config, model_dir: str, clock: Clock, resume_from: str | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model_dir: str,
+        clock: Clock,
+        resume_from: str | None = None,
+        among: Ranks | None = None,
+    ) -> None:
         self.config, self.clock, self.version = config, clock, 0
+        self.ranks = ranks.alone() if among is None else among
         settings = config.learner
         torch.manual_seed(config.seed)
         self.model = PolicyModel(model_dir, config.model, settings.checkpoint_activations)
-        self.parameters = list(self.model.parameters())
+        if self.ranks.mesh is None:
+            self.model.to(self.ranks.device)
+        else:
+            shard(self.model, self.ranks.mesh, settings.vocab_parallel)
+        self.weights = dict(self.model.lm.named_parameters())  # tied ones once, as FSDP2 shards them
+        self.parameters = [local(w) for w in self.weights.values()]
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=settings.lr,
@@ -52,81 +78,117 @@ class Learner:
             fused=True,
         )
         if resume_from is not None:
-            self.version = checkpoint.load(resume_from, self.optimizer)
+            self.version = checkpoint.load(resume_from, self.weights, self.optimizer, self.ranks)
 
-    def train(self, batch: TrainBatch) -> dict[str, float]:
+    def train(self, batch: TrainBatch) -> dict[str, Any]:
         """One optimizer step; its metrics. Nothing is changed when the batch is refused."""
         start = time.monotonic()
-        self._check(batch)
-        micro_batches = pack(batch.sequences, self.config.learner.micro_batch_tokens)
+        lag = self._check(batch)
+        shares = rounds(batch.sequences, self.config.learner.micro_batch_tokens, self.ranks.size)
         metrics = {"learner/loss": 0.0, "learner/lr": self._learning_rate(), "learner/tokens": 0.0}
-        if micro_batches:
-            metrics |= self._step(micro_batches)
+        if shares:
+            metrics |= self._step(batch, shares)
         self.version += 1
         seconds = time.monotonic() - start
-        fed = sum(len(m.input_ids) for m in micro_batches)
         return metrics | {
-            "learner/input_tokens": float(fed),
-            "learner/micro_batches": float(len(micro_batches)),
+            "learner/input_tokens": float(rows(shares)),
+            "learner/micro_batches": float(sum(m is not IDLE for share in shares for m in share)),
+            "learner/padding": padding(shares),
             "learner/tokens_per_s": metrics["learner/tokens"] / seconds,
             "learner/seconds": seconds,
+            "lag/histogram": {str(k): n for k, n in lag.items()},
         }
 
     def score(self, sequences: Sequence[TrainSequence]) -> tuple[NDArray[np.float32], ...]:
         """Log-probs of every token of the sequences under the present weights."""
         everything = [replace(s, weights=np.ones(len(s.token_ids), np.float32)) for s in sequences]
-        scores = [np.zeros(0, np.float32)] * len(sequences)
+        own: dict[int, NDArray[np.float32]] = {}
         with torch.no_grad():
-            for micro_batch in pack(everything, self.config.learner.micro_batch_tokens):
-                out = self.model(micro_batch, None, self.config.engine.temperature)
-                for i in np.unique(micro_batch.owners):
-                    scores[i] = out.logprobs.numpy()[micro_batch.owners == i]
-        return tuple(scores)
+            for share in rounds(everything, self.config.learner.micro_batch_tokens, self.ranks.size):
+                m = share[self.ranks.rank]
+                logprobs = self.model(m, None, self.config.engine.temperature, share).logprobs.cpu().numpy()
+                if m is not IDLE:
+                    own |= {i: logprobs[m.owners == i] for i in np.unique(m.owners).tolist()}
+        found = {i: scores for part in self.ranks.gather(own) for i, scores in part.items()}
+        return tuple(found.get(i, np.zeros(0, np.float32)) for i in range(len(sequences)))
 
-    def _check(self, batch: TrainBatch) -> None:
-        """Refuse a batch that is not the next one, or older than the pipeline allows."""
+    def _check(self, batch: TrainBatch) -> dict[int, int]:
+        """Loss tokens by lag; refuses a batch that is not the next one, or older than the pipeline allows."""
         if batch.step != self.version + 1:
             raise RuntimeError(f"batch of step {batch.step} came to a learner of version {self.version}")
-        lag, bound = max(lag_histogram(batch, self.version), default=0), self.config.pipeline.max_lag
+        histogram, bound = lag_histogram(batch, self.version), self.config.pipeline.max_lag
+        lag = max(histogram, default=0)
         if lag > bound:
             raise RuntimeError(f"step {batch.step}: a token's lag is {lag}, above pipeline.max_lag = {bound}")
+        return histogram
 
-    def _step(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+    def _step(self, batch: TrainBatch, shares: Sequence[Round]) -> dict[str, Any]:
         """Forward and backward of every micro-batch, then one update; the weights are final, so sums do."""
         objective = CISPO(max_ratio=self.config.objective.max_ratio)
-        loss, records = 0.0, []
+        done: list[tuple[MicroBatch, PolicyOutput]] = []
         with self.clock.state("forward_backward"):
-            for m in micro_batches:
-                try:
-                    out = self.model(m, objective, self.config.engine.temperature)
-                except ValueError as e:  # the kernel refuses such inputs before it makes a loss
-                    raise self._refusal(str(e)) if "NaN or infinity" in str(e) else e from e
+            for share in shares:
+                m = share[self.ranks.rank]
+                out = self.model(m, objective, self.config.engine.temperature, share)
                 out.loss.backward()
-                loss += float(out.loss.detach())
-                records.append(
-                    TokenRecord(out.logprobs.detach().numpy(), m.logprobs_gen, out.entropy.detach().numpy())
-                )
+                done.append((m, out._replace(loss=out.loss.detach())))
+            self._collect_gradients()
+            own = self._part(batch, done)
         with self.clock.state("optimizer"):
-            norm = self._update(loss)
+            parts = self.ranks.gather(own)
+            loss, norm = self._update(parts)
+        by_lag = merged(part.by_lag for part in parts)
         return {
             "learner/loss": loss,
             "learner/grad_norm": norm,
             "learner/lr": self.optimizer.param_groups[0]["lr"],
-            "learner/tokens": float(sum(len(r.logprobs) for r in records)),
-        } | ratio_metrics(records, self.config.objective.max_ratio)
+            "learner/tokens": float(sum(sums.tokens for sums in by_lag.values())),
+        } | ratio_metrics(by_lag)
 
-    def _update(self, loss: float) -> float:
-        """Clip and step; returns the gradient's norm before clipping. ConfigError if it is not finite."""
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        if not (np.isfinite(loss) and torch.isfinite(norm)):
-            raise self._refusal(f"loss is {loss:g}, the gradient's norm {float(norm):g}")
+    def _collect_gradients(self) -> None:
+        """Give the optimizer this rank's part of the gradient that FSDP2 has summed over the ranks."""
+        if self.ranks.mesh is None:
+            return
+        whole = [w.grad for w in self.weights.values() if not isinstance(w, DTensor)]
+        sum_whole([gradient for gradient in whole if gradient is not None])
+        for weight, part in zip(self.weights.values(), self.parameters, strict=True):
+            if isinstance(weight.grad, DTensor):
+                part.grad, weight.grad = weight.grad.to_local(), None
+
+    def _part(self, batch: TrainBatch, done: Sequence[tuple[MicroBatch, PolicyOutput]]) -> Part:
+        """What this rank found."""
+        by_lag, loss = [], 0.0
+        for m, out in done:
+            loss += float(out.loss) / self.model.loss_copies  # type: ignore[arg-type]  # it was trained on
+            if m is not IDLE and not out.problem:
+                logprobs, entropy = out.logprobs.cpu().numpy(), out.entropy.cpu().numpy()
+                lags, bound = _lags(batch, m, self.version), self.config.objective.max_ratio
+                by_lag.append(sums_by_lag(logprobs, m.logprobs_gen, entropy, lags, bound))
+        gradients: dict[float, list[torch.Tensor]] = {}
+        for weight, part in zip(self.weights.values(), self.parameters, strict=True):
+            if part.grad is not None:
+                gradients.setdefault(copies(weight, self.ranks.size), []).append(part.grad)
+        squared = sum(float(torch.nn.utils.get_total_norm(of)) ** 2 / n for n, of in gradients.items())
+        return Part(loss, squared, merged(by_lag), next((out.problem for _, out in done if out.problem), ""))
+
+    def _update(self, parts: Sequence[Part]) -> tuple[float, float]:
+        """Clip and step; returns the loss and the gradient's norm before clipping.
+
+        ConfigError if they are not finite. Every rank has the same numbers, so all step or none.
+        """
+        loss, norm = sum(part.loss for part in parts), math.sqrt(sum(part.squared_norm for part in parts))
+        problem = next((part.problem for part in parts if part.problem), "")
+        if problem or not (math.isfinite(loss) and math.isfinite(norm)):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise self._refusal(problem or f"loss is {loss:g}, the gradient's norm {norm:g}")
         clip = self.config.learner.grad_clip
         # The fused kernel divides gradients by `grad_scale` as it reads them: clipping costs no pass.
-        self.optimizer.grad_scale = (norm / clip).clamp(min=1.0) if clip else None  # type: ignore[attr-defined]  # unstubbed
+        scale = torch.tensor(max(1.0, norm / clip), device=self.ranks.device) if clip else None
+        self.optimizer.grad_scale = scale  # type: ignore[attr-defined]  # unstubbed
         self.optimizer.param_groups[0]["lr"] = self._learning_rate()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return float(norm)
+        return loss, norm
 
     def _refusal(self, what: str) -> ConfigError:
         return ConfigError(
@@ -147,83 +209,113 @@ def lag_histogram(batch: TrainBatch, version: int) -> dict[int, int]:
     return dict(zip(lags.tolist(), tokens.tolist(), strict=True))
 
 
-def ratio_metrics(records: Sequence[TokenRecord], max_ratio: float) -> dict[str, float]:
-    """How far trainer and generator are apart, over a batch's loss tokens; ρ = π_train / π_gen."""
-    log_ratio = np.concatenate([r.logprobs - r.logprobs_gen for r in records]).astype(np.float64)
-    ratio = np.exp(log_ratio)
-    return {
-        "ratio/mean": float(ratio.mean()),
-        "ratio/min": float(ratio.min()),
-        "ratio/max": float(ratio.max()),
-        "ratio/truncated": float((ratio > max_ratio).mean()),
-        "ratio/ess": float(
-            ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
-        ),  # effective sample size, share
-        "kl/k1": float(-log_ratio.mean()),  # estimates of KL(generator || learner), in nats
-        "kl/k3": float((ratio - 1 - log_ratio).mean()),
-        "learner/entropy": float(np.mean(np.concatenate([r.entropy for r in records]))),
-    }
+def _lags(batch: TrainBatch, m: MicroBatch, version: int) -> NDArray[np.int32]:
+    """(N,) of the micro-batch's loss tokens; those of one sequence stand together and in order."""
+    first = np.flatnonzero(np.diff(m.owners, prepend=-1))
+    of = [batch.sequences[i] for i in m.owners[first].tolist()]
+    return version - np.concatenate([s.versions[s.weights != 0] for s in of])
 
 
 def learner_main(
     config: Config,
     model_dir: str,
-    conn: Connection,
+    conn: Connection | None,
     threads: int,
     resume_from: str | None,
-    telemetry: Connection,
+    telemetry: Connection | None,
 ) -> None:
-    """Entry of the spawned process. `resume_from` is the checkpoint whose optimizer goes with `model_dir`."""
+    """Entry of a rank's process. `resume_from` is the checkpoint whose optimizer goes with `model_dir`.
+
+    Only rank 0 has `conn` and books the time of all; a rank that torchrun started has no `telemetry`.
+    """
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()
-    clock = Clock("learner", telemetry.send)
+    among: Ranks | None = None
     try:
-        _serve(config, model_dir, conn, clock, resume_from)
+        among = ranks.join(config.pipeline.deadline_s)
+        clock = Clock("learner", telemetry.send if telemetry is not None and not among.rank else _drop)
+        _serve(config, model_dir, conn, clock, resume_from, among)
         clock.flush()
+        ranks.leave(among)
     except (EOFError, ConnectionError):
         return  # the controller is gone: the launcher tells why
     except Exception as e:
-        user_error = isinstance(e, ConfigError)
-        telemetry.send(Failed("learner", str(e) or repr(e), traceback.format_exc(), user_error))
+        told = e if among is None else among.explain(e)
+        role = "learner" if among is None else among.role
+        if telemetry is None:
+            print(f"{role}: {told}", file=sys.stderr)
+        else:
+            user_error = isinstance(told, ConfigError)
+            telemetry.send(Failed(role, str(told) or repr(told), traceback.format_exc(), user_error))
         raise SystemExit(1) from e
 
 
-def _serve(config: Config, model_dir: str, conn: Connection, clock: Clock, resume_from: str | None) -> None:
+def _drop(spans: object) -> None:
+    """Rank 0 books the time: the others are in step with it."""
+
+
+def _serve(
+    config: Config,
+    model_dir: str,
+    conn: Connection | None,
+    clock: Clock,
+    resume_from: str | None,
+    among: Ranks,
+) -> None:
     """Answer messages until Shutdown."""
     start = time.monotonic()
-    learner = Learner(config, model_dir, clock, resume_from)
+    learner = Learner(config, model_dir, clock, resume_from, among)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    weights = unique_weights(learner.model.lm)
-    parameters = sum(w.numel() for w in weights.values())
+    parameters = sum(w.numel() for w in learner.weights.values())
     files = config.pipeline.max_lag + 2  # waiting, held back for an evaluation, being written
-    publisher = Publisher(config.run_dir, parameters * dtype.itemsize, files, dtype)
+    publisher = (
+        Publisher(config.run_dir, parameters * dtype.itemsize, files, dtype) if not among.rank else None
+    )
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    conn.send(
+
+    def answer(reply: object) -> None:
+        if conn is not None:
+            conn.send(reply)
+
+    answer(
         Ready({"parameters": parameters, "dtype": config.model.dtype, "seconds": time.monotonic() - start})
     )
     clock.enter("idle")
-    while not isinstance(message := conn.recv(), Shutdown):
+    for message in among.messages(conn):
         match message:
             case TrainBatch():
-                lag = lag_histogram(message, learner.version)
                 try:
                     metrics = learner.train(message)
                 except ConfigError as e:  # nothing was changed: these weights can still be saved
-                    conn.send(Refused(str(e)))
+                    answer(Refused(str(e)))
                     continue
                 path = ""  # an empty batch leaves the weights as they are
                 if metrics["learner/tokens"]:
                     with clock.state("publish"):
-                        path = publisher.publish(weights, learner.version)
-                conn.send(StepDone(learner.version, path, metrics, lag))
+                        path = _publish(learner, publisher, dtype)
+                lag = {int(k): n for k, n in metrics["lag/histogram"].items()}
+                answer(StepDone(learner.version, path, metrics, lag))
             case Score(sequences):
                 with clock.state("score"):
                     scores = learner.score(sequences)
-                conn.send(Scored(scores))
+                answer(Scored(scores))
             case Save(path, state):
                 with clock.state("checkpoint"):
                     lm, version = learner.model.lm, learner.version
-                    checkpoint.save(path, lm, tokenizer, learner.optimizer, version, state)
-                    checkpoint.prune(config.run_dir, config.logging.keep_checkpoints)
-                conn.send(Saved(path))
-    publisher.close()
+                    checkpoint.save(
+                        path, lm, tokenizer, learner.weights, learner.optimizer, version, state, among
+                    )
+                    if not among.rank:
+                        checkpoint.prune(config.run_dir, config.logging.keep_checkpoints)
+                answer(Saved(path))
+    if publisher is not None:
+        publisher.close()
+
+
+def _publish(learner: Learner, publisher: Publisher | None, dtype: torch.dtype) -> str:
+    """Rank 0 writes, tensor by tensor, what all ranks have parts of; returns the file's path on rank 0."""
+    if publisher is not None:
+        return publisher.publish(learner.weights, learner.version)
+    for weight in learner.weights.values():
+        gathered(weight, dtype)
+    return ""

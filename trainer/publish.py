@@ -20,6 +20,7 @@ from torch import Tensor
 
 from trainer import run_folder
 from trainer.config import ConfigError
+from trainer.sharding import gathered
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
@@ -39,7 +40,10 @@ class Publisher:
         atexit.register(self.close)
 
     def publish(self, weights: Mapping[str, Tensor], version: int) -> str:
-        """Write a buffer nobody reads, then name it after the version; returns that path."""
+        """Write a buffer nobody reads, then name it after the version; returns that path.
+
+        Weights may be sharded: they are gathered one by one, so the other ranks must gather them as well.
+        """
         path = self.folder / f"version-{version:06d}.safetensors"
         buffer = next((b for b in self._buffers if b.stat().st_nlink == 1), None)
         try:
@@ -61,11 +65,6 @@ class Publisher:
         self._lock.close()
 
 
-def unique_weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The parameters by name, tied ones once."""
-    return {name: p.detach() for name, p in model.named_parameters()}
-
-
 def _write(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """The safetensors format, tensor by tensor: no copy of the whole model is made on the way."""
     header, at = {}, 0
@@ -78,6 +77,6 @@ def _write(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Non
     with path.open("rb+", buffering=0) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for w in weights.values():
-            view = w.to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data
+            view = gathered(w, dtype).cpu().contiguous().view(-1).view(torch.uint8).numpy().data
             while view:
                 view = view[file.write(view) :]

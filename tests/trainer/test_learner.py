@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,92 +15,25 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from training import NoClock, config, error, make_model, oracle, sequences
+from transformers import AutoModelForCausalLM
 
-from trainer.config import Config, ConfigError, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
+from trainer.config import Config, ConfigError, ModelConfig
 from trainer.learner import Learner, lag_histogram, learner_main
 from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, Shutdown, Spans, StepDone
 from trainer.packing import pack
 from trainer.types import TrainBatch, TrainSequence
 
-VOCABULARY = 31
 TIMEOUT_S = 60
-
-
-class NoClock:
-    """Stands in for the role's clock."""
-
-    def state(self, state: str) -> Any:
-        return nullcontext()
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(2)
-    folder = tmp_path_factory.mktemp("model")
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
-    )  # fmt: skip
-    lm = AutoModelForCausalLM.from_config(config)
-    for p in lm.parameters():
-        p.data.normal_(0, 0.2) if p.dim() > 1 else None
-    lm.save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", pad_token="1").save_pretrained(folder)
-    return str(folder)
-
-
-def config(**learner: Any) -> Config:
-    settings = LearnerConfig(**{"lr": 1e-3, "grad_clip": 0.0, **learner})
-    return Config(
-        learner=settings, pipeline=PipelineConfig(max_lag=2), objective=ObjectiveConfig(max_ratio=2.0)
-    )
+    return make_model("tied", tmp_path_factory.mktemp("model"))
 
 
 def learner(model_dir: str, c: Config | None = None, resume_from: str | None = None) -> Learner:
     return Learner(c or config(), model_dir, NoClock(), resume_from)  # type: ignore[arg-type]
-
-
-def sequences(seed: int = 0, version: int = 0) -> tuple[TrainSequence, ...]:
-    """Prompts of several lengths, shared prefixes, unsampled tokens, ratios beyond the bound."""
-    rng = np.random.default_rng(seed)
-    out = []
-    for g in range(4):
-        prompt = rng.integers(0, VOCABULARY, 3 + 2 * g).astype(np.int32)
-        for n in (2, 5, 9, 4):
-            weights = rng.uniform(0.01, 0.1, n).astype(np.float32)
-            weights[1:2] = 0 if n == 9 else weights[1:2]
-            tokens, logprobs = rng.integers(0, 3, n), rng.normal(-3, 0.7, n)
-            out.append(
-                TrainSequence(
-                    prompt, tokens.astype(np.int32), logprobs.astype(np.float32),
-                    np.full(n, version, np.int32), weights, float(rng.normal()),
-                )
-            )  # fmt: skip
-    return tuple(out)
-
-
-def oracle(
-    model_dir: str, batch: Sequence[TrainSequence], max_ratio: float
-) -> tuple[float, dict[str, torch.Tensor]]:
-    """The CISPO loss in float64 by plain transformers and autograd: padded, no packing, no kernel."""
-    lm = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64, attn_implementation="eager")
-    longest = max(len(s.prompt_ids) + len(s.token_ids) for s in batch)
-    ids = torch.zeros(len(batch), longest, dtype=torch.long)
-    for row, s in zip(ids, batch, strict=True):
-        full = np.concatenate([s.prompt_ids, s.token_ids])
-        row[: len(full)] = torch.from_numpy(full.astype(np.int64))
-    logprobs = lm(ids).logits.log_softmax(-1)
-    loss = torch.zeros((), dtype=torch.float64)
-    for i, s in enumerate(batch):
-        for t in range(len(s.token_ids)):
-            logp = logprobs[i, len(s.prompt_ids) + t - 1, s.token_ids[t]]
-            ratio = torch.exp(logp - float(s.logprobs[t])).detach().clamp(max=max_ratio)
-            loss = loss - float(s.weights[t]) * ratio * s.advantage * logp
-    loss.backward()
-    return float(loss.detach()), {n: p.grad for n, p in lm.named_parameters() if p.grad is not None}
 
 
 def gradients(
@@ -110,20 +43,13 @@ def gradients(
     one = learner(model_dir, c)
     kept: dict[str, torch.Tensor] = {}
 
-    def keep(loss: float) -> float:
+    def keep(parts: object) -> tuple[float, float]:
         kept.update({n: p.grad.clone() for n, p in one.model.lm.named_parameters() if p.grad is not None})
-        return 0.0
+        return 0.0, 0.0
 
     one._update = keep  # type: ignore[method-assign]
     metrics = one.train(TrainBatch(1, tuple(batch), {}))
     return int(metrics["learner/micro_batches"]), kept
-
-
-def error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Relative error of all gradients together."""
-    assert got.keys() == expected.keys()
-    difference = sum(float(((got[n].double() - expected[n].double()) ** 2).sum()) for n in got)
-    return float(np.sqrt(difference / sum(float((g.double() ** 2).sum()) for g in expected.values())))
 
 
 BUDGETS = {1: 4096, 2: 80, 7: 19}

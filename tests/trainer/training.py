@@ -1,0 +1,105 @@
+"""What tests of the learner train: small models, uneven batches, the gradient by float64 autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3MoeConfig
+
+from trainer.config import Config, LearnerConfig, ObjectiveConfig, PipelineConfig
+from trainer.types import TrainSequence
+
+VOCABULARY = 31
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+MODELS = {
+    "tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
+    "untied": LlamaConfig(**SHAPE, tie_word_embeddings=False),
+    "moe": Qwen3MoeConfig(
+        **SHAPE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        norm_topk_prob=True, tie_word_embeddings=False,
+    ),
+}  # fmt: skip
+
+
+class NoClock:
+    """Stands in for the role's clock."""
+
+    def state(self, state: str) -> Any:
+        return nullcontext()
+
+
+def make_model(kind: str, folder: Path) -> str:
+    """A model with random weights and a tokenizer in the folder; its path."""
+    torch.manual_seed(2)
+    lm = AutoModelForCausalLM.from_config(MODELS[kind])
+    for p in lm.parameters():
+        p.data.normal_(0, 0.2) if p.dim() > 1 else None
+    lm.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", pad_token="1").save_pretrained(folder)
+    return str(folder)
+
+
+def config(**learner: Any) -> Config:
+    settings = LearnerConfig(**{"lr": 1e-3, "grad_clip": 0.0, **learner})
+    return Config(
+        learner=settings, pipeline=PipelineConfig(max_lag=2), objective=ObjectiveConfig(max_ratio=2.0)
+    )
+
+
+def sequences(seed: int = 0, version: int = 0) -> tuple[TrainSequence, ...]:
+    """Prompts of several lengths, shared prefixes, unsampled tokens, ratios beyond the bound."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for g in range(4):
+        prompt = rng.integers(0, VOCABULARY, 3 + 2 * g).astype(np.int32)
+        for n in (2, 5, 9, 4):
+            weights = rng.uniform(0.01, 0.1, n).astype(np.float32)
+            weights[1:2] = 0 if n == 9 else weights[1:2]
+            tokens, logprobs = rng.integers(0, 3, n), rng.normal(-3, 0.7, n)
+            out.append(
+                TrainSequence(
+                    prompt, tokens.astype(np.int32), logprobs.astype(np.float32),
+                    np.full(n, version, np.int32), weights, float(rng.normal()),
+                )
+            )  # fmt: skip
+    return tuple(out)
+
+
+def oracle(
+    model_dir: str, batch: Sequence[TrainSequence], max_ratio: float
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """The CISPO loss in float64 by plain transformers and autograd: padded, no packing, no kernel."""
+    lm = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
+    longest = max(len(s.prompt_ids) + len(s.token_ids) for s in batch)
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    for row, s in zip(ids, batch, strict=True):
+        full = np.concatenate([s.prompt_ids, s.token_ids])
+        row[: len(full)] = torch.from_numpy(full.astype(np.int64))
+    logprobs = lm(ids).logits.log_softmax(-1)
+    loss = torch.zeros((), dtype=torch.float64)
+    for i, s in enumerate(batch):
+        for t in range(len(s.token_ids)):
+            logp = logprobs[i, len(s.prompt_ids) + t - 1, s.token_ids[t]]
+            ratio = torch.exp(logp - float(s.logprobs[t])).detach().clamp(max=max_ratio)
+            loss = loss - float(s.weights[t]) * ratio * s.advantage * logp
+    loss.backward()
+    return float(loss.detach()), {n: p.grad for n, p in lm.named_parameters() if p.grad is not None}
+
+
+def error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Relative error of all tensors together."""
+    assert got.keys() == expected.keys()
+    difference = sum(float(((got[n].double() - expected[n].double()) ** 2).sum()) for n in got)
+    return float(np.sqrt(difference / sum(float((g.double() ** 2).sum()) for g in expected.values())))
