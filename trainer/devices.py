@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import dataclass
 
 from trainer.config import Config, ConfigError
+from trainer.simulate import Split
 
 LEARNER_SHARE = 1 / 4  # of the GPUs, where no setting says: generation takes most of a step
 
@@ -30,6 +31,13 @@ class Devices:
     def unit(self) -> str:
         """What the ledger counts."""
         return "GPU-hours" if self.gpus else "core-hours"
+
+    def split(self) -> Split:
+        """Devices by side, as the advice counts them."""
+        if not self.gpus:
+            return Split(1, 1, self.cores)
+        engines = self.remote or sum(len(own) for own in self.engines)
+        return Split(self.world or len(self.learner), engines)
 
     def threads(self, given: int, processes: int) -> int:
         """CPU threads of each of a role's processes: as given, or an equal part of the cores."""

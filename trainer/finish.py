@@ -1,4 +1,4 @@
-"""The end of a run: the fit in words and JSON, the picture of the curve, the report."""
+"""The end of a run: the fit in words and JSON, the picture of the curve, the report, the advice."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from trainer.config import Config
 from trainer.ledger import Ledger
 from trainer.run_folder import write_atomic
 from trainer.scaling import EvalPoint, Fit, explain, plot_curve, write_report
+from trainer.split import advise_run
 from trainer.ui import summary_text
 
 
 def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger: Ledger) -> str:
     """Write fit.json, curve.png and report.html into the run folder; returns the summary to print."""
     run_dir = Path(config.run_dir)
+    advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text
     if fit is None:
-        return summary_text(run_dir, points, ledger, "no evaluation was finished, so there is no curve yet")
+        words = "no evaluation was finished, so there is no curve yet"
+        return summary_text(run_dir, points, ledger, words, advice)
     write_atomic(run_dir / "fit.json", json.dumps(fit.to_json(), indent=1))
     plot_curve(points, fit, run_dir / "curve.png", ledger.unit, run_dir.name)
     words = explain(fit, ledger.unit)
     write_atomic(run_dir / "fit.txt", words)
     write_report(run_dir)
-    return summary_text(run_dir, points, ledger, words)
+    return summary_text(run_dir, points, ledger, words, advice)

@@ -307,7 +307,10 @@ class Launcher:
             "compute/startup": compute.startup,
             "engine/tokens_per_s": sum(self._rates.values()),
         }
-        line |= {f"idle/{role}": share for role, share in self.ledger.idle_shares().items()}
+        idle = self.ledger.idle_shares()
+        for kind in ("learner", "engine"):
+            shares = [share for role, share in idle.items() if role.partition("-")[0] == kind]
+            line[f"idle/{kind}"] = sum(shares) / len(shares)
         self.metrics.write(line)
         self.view.update(line)
 

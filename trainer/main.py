@@ -82,10 +82,15 @@ def checkpoint_state(config: Config) -> dict[str, Any]:
 
 def dry_run(launch: Launch) -> int:
     """Print what would run; start nothing."""
-    from trainer.memory import describe
+    from trainer.memory import describe, known_size
+    from trainer.split import plan
 
-    print(to_yaml(launch.config))
-    print(describe(launch.config, split(launch.config)))
+    config = launch.config
+    devices, size = split(config), known_size(config.model.path)
+    print(to_yaml(config))
+    print(describe(config, devices, size))
+    if size is not None:
+        print(plan(config, size.parameters, size.layers, size.kv_width, devices.split()).text)
     return 0
 
 

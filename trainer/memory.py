@@ -121,29 +121,26 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> None:
     _fits(f"{what}, a learner rank", rank, memory, "a GPU", lower)
 
 
-def describe(config: Config, devices: Devices) -> str:
+def known_size(path: str) -> Size | None:
+    """The size of a built-in model, or of one on this machine."""
+    if path in BUILT_IN:
+        return SIZES[path]
+    return size_of(path) if Path(path, "config.json").is_file() else None
+
+
+def describe(config: Config, devices: Devices, size: Size | None) -> str:
     """Device split and memory estimate, for a person."""
     split = f"devices: {devices.describe()}; {config.verifier.workers} verifier workers"
-    path = config.model.path
-    if path not in BUILT_IN and not Path(path, "config.json").is_file():
-        return f"{split}\nmemory: {path} is not on this machine yet, so its size is not known"
-    size = SIZES[path] if path in BUILT_IN else size_of(path)
+    if size is None:
+        return f"{split}\nmemory: {config.model.path} is not on this machine yet, so its size is not known"
     n = need(config, size, devices)
-    ranks, engines = len(devices.learner), len(devices.engines)
-    lines = [f"memory, for {size.parameters / 1e6:.4g} M parameters:"]
-    total = 0
-    for who, count, parts in (
-        ("learner rank", ranks, n.rank),
-        ("engine", engines, n.engine),
-        ("", 1, n.beside),
-    ):
-        each = f" (each of {count})" if count > 1 else ""
-        lines += [
-            f"  {f'{who}{each}: {name}'.removeprefix(': '):<55}{b / GIB:8.2f} GiB"
-            for name, b in parts.items()
-        ]
+    sides = (("learner rank", len(devices.learner), n.rank), ("engine", len(devices.engines), n.engine))
+    lines, total = [f"memory, for {size.parameters / 1e6:.4g} M parameters:"], 0
+    for who, count, parts in (*sides, ("", 1, n.beside)):
+        each = f"each {who}: " if count > 1 else f"{who}: " if who else ""
+        lines += [f"  {each + name:<48}{b / GIB:8.2f} GiB" for name, b in parts.items() if count]
         total += count * sum(parts.values())
-    return "\n".join([split, *lines, f"  {'together, at most':<55}{total / GIB:8.2f} GiB"])
+    return "\n".join([split, *lines, f"  {'together, at most':<48}{total / GIB:8.2f} GiB"])
 
 
 def _parameters(folder: Path) -> int:

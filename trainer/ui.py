@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import textwrap
 import threading
 import time
 from collections import deque
@@ -346,7 +347,7 @@ FILES = {
 }
 
 
-def summary_text(run_dir: Path, points: Sequence[EvalPoint], ledger: Ledger, fit: str) -> str:
+def summary_text(run_dir: Path, points: Sequence[EvalPoint], ledger: Ledger, fit: str, advice: str) -> str:
     """What is printed at the end: the score from start to end, where the compute went, the fit, the files."""
     books, compute = ledger.to_json(), ledger.compute()
     lines = [f"{run_dir.name}: {clock(books['wall_s'])} of wall time", ""]
@@ -355,7 +356,7 @@ def summary_text(run_dir: Path, points: Sequence[EvalPoint], ledger: Ledger, fit
         lines.append("held-out pass rate  " + " → ".join(score[: len(points)]))
     lines.append(f"compute             {compute.total:.4g} {ledger.unit}")
     lines[-1] += f", and {compute.evaluation:.4g} for evaluation, {compute.startup:.4g} for start-up"
-    lines += ["", *_usage(books), "", fit.strip(), "", f"files in {run_dir}"]
+    lines += ["", *_usage(books), "", *textwrap.wrap(advice, 100), "", fit.strip(), "", f"files in {run_dir}"]
     lines += [f"  {name:<14} {what}" for name, what in FILES.items() if (run_dir / name).exists()]
     return "\n".join(lines)
 

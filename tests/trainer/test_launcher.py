@@ -42,15 +42,17 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(launcher.ENGINES, "torch", "fake_roles:engine")
     for name, role in ROLES.items():
         monkeypatch.setattr(launcher, name, role)
+    monkeypatch.setattr("trainer.memory.check_fits", lambda *args: None)  # there is no model
 
 
 def start(behaviour: str, run_dir: Path) -> subprocess.Popen[str]:
     """The whole program, but for its roles, in a process group of its own."""
     program = (
-        "import sys; from trainer import launcher, main, models\n"
+        "import sys; from trainer import launcher, main, memory, models\n"
         "launcher.ENGINES['torch'] = 'fake_roles:engine'\n"
         f"launcher.LEARNER, launcher.CONTROLLER = {tuple(ROLES.values())}\n"
         f"models.resolve_model = lambda path: {behaviour!r}\n"
+        "memory.check_fits = lambda *args: None\n"
         f"code = main.main(['--run-dir', {str(run_dir)!r}])\n"
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )

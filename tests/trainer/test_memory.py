@@ -91,6 +91,6 @@ def test_on_gpus_a_rank_and_an_engine_must_each_fit(tiny: Path, monkeypatch: pyt
 
 
 def test_a_dry_run_shows_split_and_memory_and_loads_nothing() -> None:
-    text = describe(Config(), ONE)
+    text = describe(Config(), ONE, SIZES["smollm2-135m"])
     assert "2 CPU cores, shared in time by 1 learner rank and 1 engine" in text
     assert "learner rank: weights, FP32" in text and "together, at most" in text
