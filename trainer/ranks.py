@@ -136,7 +136,14 @@ def join(deadline_s: float) -> Ranks:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=deadline_s))
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=deadline_s))
+    except dist.DistError as e:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ConfigError(
+            f"learner rank {rank} of {size} did not meet the others at {where} after {deadline_s:g} s: start "
+            f"all ranks, with a MASTER_PORT that is free and reachable ({str(e).splitlines()[0]})"
+        ) from e
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     shape, names = ((size,), ("shard",)) if here == size else ((size // here, here), ("replicate", "shard"))
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
+import signal
+import socket
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from training import MODELS, NoClock, config, error, make_model, oracle, sequences
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import trainer.learner
+from trainer import checkpoint
 from trainer import ranks as ranks_module
-from trainer.config import Config, ModelConfig
-from trainer.learner import Learner
+from trainer.config import Config, ConfigError, ModelConfig, PipelineConfig
+from trainer.learner import Learner, learner_main
+from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Shutdown, StepDone
 from trainer.ranks import Ranks
 from trainer.sharding import gathered, like
 from trainer.shares import IDLE, rounds
@@ -28,6 +39,8 @@ from trainer.types import TrainBatch, TrainSequence
 
 Results = dict[str, Any]
 FEW = 45  # tokens of a micro-batch: several to each of three ranks
+TIED = config(micro_batch_tokens=FEW)
+TIMEOUT_S = 90
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +58,6 @@ def _start(rank: int, size: int, folder: str, work: Callable[[Ranks], Results]) 
 
 
 def free_port() -> str:
-    import socket
-
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return str(s.getsockname()[1])
@@ -112,6 +123,7 @@ def all_cases(models: dict[str, str], ranks: Ranks) -> dict[str, Results]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_together_do_what_one_does(
     size: int, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,7 +155,172 @@ def test_ranks_together_do_what_one_does(
 
 
 def _moved(model_dir: str, weights: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    from transformers import AutoModelForCausalLM
-
     before = dict(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).named_parameters())
     return [(n, w, before[n].detach()) for n, w in weights.items()]
+
+
+def on_two_from_one(model_dir: str, one: Path, two: Path, ranks: Ranks) -> Results:
+    """Goes on from a checkpoint of one rank, and saves; then rank 1's disk is full at the next one."""
+    resumed = Learner(TIED, str(one), NoClock(), str(one), ranks)  # type: ignore[arg-type]
+    random = torch.get_rng_state()
+    resumed.train(TrainBatch(2, sequences(2, 1), {}))
+    save(resumed, two)
+    if ranks.rank == 1:
+
+        def full(*args: Any, **kwargs: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        torch.save = full
+    said = ""
+    try:
+        save(resumed, two)
+    except ConfigError as e:
+        said = str(e)
+    resumed.train(TrainBatch(3, sequences(3, 2), {}))
+    weights = {name: gathered(w, torch.float32).clone() for name, w in resumed.weights.items()}
+    return {"random": random, "said": said, "weights": weights}
+
+
+def save(one: Learner, path: Path) -> None:
+    tokenizer: Any = SimpleNamespace(save_pretrained=lambda folder: None)
+    state = {"version": one.version}
+    checkpoint.save(path, one.model.lm, tokenizer, one.weights, one.optimizer, one.version, state, one.ranks)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_with_any_number_of_ranks(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken = Learner(TIED, models["tied"], NoClock())  # type: ignore[arg-type]
+    unbroken.train(TrainBatch(1, sequences(1, 0), {}))
+    one, two = tmp_path / "step-000001", tmp_path / "step-000002"
+    save(unbroken, one)
+    random = torch.get_rng_state()
+    work = partial(on_two_from_one, models["tied"], one, two)
+    got = on_ranks(2, tmp_path, work, monkeypatch)
+    for step in (2, 3):
+        unbroken.train(TrainBatch(step, sequences(step, step - 1), {}))
+    back = Learner(TIED, str(two), NoClock(), str(two))  # type: ignore[arg-type]
+    assert back.version == 2
+    back.train(TrainBatch(3, sequences(3, 2), {}))
+    expected = {n: w.detach() for n, w in unbroken.weights.items()}
+    for weights in (got[0]["weights"], got[1]["weights"], {n: w.detach() for n, w in back.weights.items()}):
+        for name, w in weights.items():
+            torch.testing.assert_close(w, expected[name], rtol=0, atol=2e-6, msg=name)
+    lm = AutoModelForCausalLM.from_pretrained(two)
+    assert sum(p.numel() for p in lm.parameters()) == sum(w.numel() for w in expected.values())
+    assert all(torch.equal(rank["random"], random) for rank in got)
+    for rank in got:
+        assert f"no space left for the checkpoint {two}; older ones are whole" in rank["said"]
+    assert not list(tmp_path.glob(".step*"))
+
+
+class Group:
+    """`learner_main` in two processes, as the launcher starts it; spoken to over rank 0's pipe."""
+
+    def __init__(self, c: Config, model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.conn, theirs = context.Pipe()
+        self.processes: list[Any] = []
+        self.telemetry: list[Any] = []
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", free_port())
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        for rank in range(2):
+            monkeypatch.setenv("RANK", str(rank))
+            ours, telemetry = context.Pipe()
+            args = (c, model_dir, theirs if rank == 0 else None, 1, None, telemetry)
+            self.processes.append(context.Process(target=learner_main, args=args, daemon=True))
+            self.processes[-1].start()
+            telemetry.close()
+            self.telemetry.append(ours)
+        theirs.close()
+        assert isinstance(self.receive(), Ready)
+
+    def receive(self) -> Any:
+        assert self.conn.poll(TIMEOUT_S)
+        return self.conn.recv()
+
+    def ask(self, message: object) -> Any:
+        self.conn.send(message)
+        return self.receive()
+
+    def failures(self, rank: int) -> list[Failed]:
+        """What it said until its end, and that it ended."""
+        told = []
+        with suppress(EOFError):
+            while self.telemetry[rank].poll(TIMEOUT_S):
+                told.append(self.telemetry[rank].recv())
+        self.processes[rank].join(TIMEOUT_S)
+        assert self.processes[rank].exitcode is not None
+        return [t for t in told if isinstance(t, Failed)]
+
+
+@pytest.mark.slow
+def test_ranks_refuse_alike_step_publish_score_save_and_end(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
+    bad = (replace(sequences()[0], advantage=np.nan), *sequences()[1:])  # in one rank's share
+    refused = group.ask(TrainBatch(1, bad, {}))
+    assert isinstance(refused, Refused) and "advantages holds NaN" in refused.message
+    scored = group.ask(Score(sequences()))
+    assert [len(x) for x in scored.logprobs] == [len(s.token_ids) for s in sequences()]
+    done = group.ask(TrainBatch(1, sequences(), {}))
+    assert isinstance(done, StepDone) and done.version == 1
+    path = tmp_path / "checkpoints" / "step-000001"
+    assert group.ask(Save(str(path), {"version": 1})) == Saved(str(path))
+    saved = dict(AutoModelForCausalLM.from_pretrained(path).named_parameters())
+    published = load_file(done.weights_path)
+    assert all(torch.equal(w, saved[n]) for n, w in published.items()) and len(published) == len(saved)
+    assert group.ask(TrainBatch(2, (), {})).weights_path == ""
+    group.conn.send(Shutdown())
+    assert not group.failures(0) and not group.failures(1)
+    assert [p.exitcode for p in group.processes] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (signal.SIGKILL, "learner rank 1 died, hung or cannot be reached"),
+        (signal.SIGSTOP, "learner rank 1 died, hung or cannot be reached"),
+        ("step", "batch of step 9"),
+    ],
+)
+def test_a_rank_that_is_lost_is_named_and_no_other_waits_for_ever(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any, said: str
+) -> None:
+    c = replace(TIED, run_dir=str(tmp_path), pipeline=PipelineConfig(deadline_s=25, max_lag=2))
+    group = Group(c, models["tied"], monkeypatch)
+    began = time.monotonic()
+    if how == "step":
+        group.conn.send(TrainBatch(9, sequences(), {}))
+    else:
+        os.kill(group.processes[1].pid, how)
+        group.conn.send(TrainBatch(1, sequences(), {}))
+    (failed,) = group.failures(0)
+    assert said in failed.message
+    assert time.monotonic() - began < 25 + 15
+    if how == signal.SIGSTOP:
+        group.processes[1].kill()
+
+
+def test_without_its_companions_a_rank_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="RANK is set and WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"):
+        ranks_module.join(1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(ConfigError, match=f"rank 0 of 2.*127.0.0.1:{port}"):
+            ranks_module.join(1)
+    monkeypatch.setenv("MASTER_PORT", free_port())
+    with pytest.raises(ConfigError, match=r"rank 0 of 2.*after 1 s"):
+        ranks_module.join(1)
