@@ -44,8 +44,8 @@ DEFAULTS = {
     "slots": Constant(
         96, "sequences per GPU", "ASSUMED: 8B in bf16 leaves an H200 KV cache for about 200 of 4K"
     ),
-    "push_s": Constant(0.8, "s", "ASSUMED: 16 GB at 20 GB/s, loading included"),
-    "step_s": Constant(ASSUMED["step_s"].value, "s", ASSUMED["step_s"].source),
+    "push_s": Constant(0.8, "s of the engine", "ASSUMED: 16 GB at 20 GB/s, loading included"),
+    "step_s": Constant(0.8, "s of the learner", "ASSUMED: gradient norm, AdamW, publishing of 8B parameters"),
 }
 
 

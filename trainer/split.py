@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ ASSUMED = {
         0.6, "of bandwidth and of peak", "ASSUMED of a tuned engine with CUDA graphs: no bar of ours"
     ),
     "push_rate": Assumption(2e10, "B/s", "ASSUMED: bf16 weights by NCCL within a node, loading included"),
-    "step_s": Assumption(1.0, "s", "ASSUMED: gradient norm, AdamW and its all-gathers, per step"),
+    "update_s": Assumption(1e-10, "s per parameter", "ASSUMED: gradient norm, AdamW, publishing, per step"),
     "mean_share": Assumption(0.42, "of the longest", "ASSUMED: mean completion, reasoning models"),
     "p95_share": Assumption(0.85, "of the longest", "ASSUMED: 95th percentile of completions"),
     "prompt_tokens": Assumption(200, "tokens", "ASSUMED: a question in a template"),
@@ -140,13 +141,24 @@ def plan(config: Config, parameters: int, layers: int, kv_width: int, split: Spl
     rates = assumed_rates(parameters, layers, kv_width, work.context, slots, width)
     scheme, devices = Scheme("pipeline", pipeline.max_lag), split.learner + split.engine
 
-    def outcome(s: Split) -> Outcome:
-        return simulate(work, rates, Split(s.learner, s.engine // width), scheme, steps=12)
+    @cache
+    def outcome(engines: int) -> Outcome:
+        return simulate(work, rates, Split(devices - engines * width, engines), scheme, steps=12)
 
-    found = {s: outcome(s) for s in (Split(devices - e, e) for e in range(width, devices, width))}
-    best = max(found, key=lambda s: found[s].steps_per_hour)
-    now = found.get(split) or outcome(split)
-    faster = found[best].steps_per_hour / now.steps_per_hour
+    # Uphill from where both sides have as much to do as devices.
+    most = (devices - 1) // width
+    generate = rates.decode_step_s / slots + rates.decode_token_s  # seconds a token, of one engine
+    engines = round(devices / width * generate / (generate + rates.train_token_s / width))
+    engines = max(1, min(most, engines))
+    while True:
+        near = [n for n in (engines, engines - 1, engines + 1) if 1 <= n <= most]
+        better = max(near, key=lambda n: outcome(n).steps_per_hour)
+        if better == engines:
+            break
+        engines = better
+    best = Split(devices - engines * width, engines * width)
+    now = outcome(split.engine // width)
+    faster = outcome(engines).steps_per_hour / now.steps_per_hour
     text = (
         f"at assumed rates, {split} GPUs (engine + learner) make {now.steps_per_hour:.3g} steps per hour, "
         f"learner idle {now.learner_idle:.0%}, engine idle {now.engine_idle:.0%}"
@@ -182,7 +194,7 @@ def assumed_rates(
         train_token_s=6 * parameters / (a["train_mfu"] * a["peak"]),
         prefill_token_s=2 * parameters / computes,
         push_s=2 * parameters / a["push_rate"],
-        step_s=a["step_s"],
+        step_s=parameters * a["update_s"],
     )
 
 
