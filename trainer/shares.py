@@ -15,17 +15,26 @@ from trainer.packing import MicroBatch, pack
 from trainer.types import TrainSequence
 
 Round = tuple[MicroBatch, ...]  # by rank
-SLACK = (1.02, 1.08, 1.2)  # budgets tried, over the least that could hold all
+SLACK = (1.0, 1.02, 1.05, 1.1, 1.2, 1.4)  # budgets tried, over the least that could hold all
+GOOD = 0.02  # padding below which no other budget is tried: packing again costs time, too
 
 
 def rounds(sequences: Sequence[TrainSequence], token_budget: int, ranks: int) -> list[Round]:
-    """The batch in as few rows of all ranks' time as found; ranks without work get one row of weight 0."""
-    found = _deal(pack(sequences, token_budget), ranks)
-    if ranks == 1 or not found:
-        return found
-    least = -(-rows(found) // (ranks * len(found)))
-    budgets = [min(token_budget, int(least * slack)) for slack in SLACK]
-    return min([found, *(_deal(pack(sequences, b), ranks) for b in budgets)], key=_time)
+    """The batch in rounds; a rank without work gets one row of weight 0.
+
+    Where a round would wait for its largest micro-batch, the batch is packed again by smaller budgets. No
+    micro-batch is longer than the budget, or than the longest that a single completion needs.
+    """
+    best = _deal(pack(sequences, token_budget), ranks)
+    if ranks == 1 or not best:
+        return best
+    bound = max(token_budget, *(len(m.input_ids) for share in best for m in share))
+    least = rows(best) / (ranks * len(best))
+    for budget in sorted({min(bound, int(least * slack)) for slack in SLACK}):
+        if padding(best) < GOOD:
+            break
+        best = min(best, _deal(pack(sequences, budget), ranks), key=_time)
+    return best
 
 
 def rows(found: Sequence[Round]) -> int:

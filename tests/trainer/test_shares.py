@@ -1,0 +1,56 @@
+"""Promises of the shares: every completion once, no rank waits long, and every rank comes to the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trainer.packing import pack
+from trainer.shares import IDLE, padding, rounds, rows
+from trainer.types import TrainSequence
+
+
+def batch(prompts: int, group: int, median: float, longest: int) -> tuple[TrainSequence, ...]:
+    """Log-normal lengths, cut at the longest."""
+    rng = np.random.default_rng(0)
+    out = []
+    for _ in range(prompts):
+        prompt = rng.integers(0, 1000, rng.integers(50, 250)).astype(np.int32)
+        for n in np.clip(rng.lognormal(np.log(median), 0.8, group), 1, longest).astype(int):
+            ids, zeros = rng.integers(0, 1000, n).astype(np.int32), np.zeros(n, np.int32)
+            one = np.ones(n, np.float32)
+            out.append(TrainSequence(prompt, ids, -one, zeros, one, 1.0))
+    return tuple(out)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "group", "ranks"), [(16, 8, 2), (16, 8, 3), (16, 8, 4), (48, 16, 3), (48, 16, 8)]
+)
+def test_padding_is_below_five_percent_of_a_real_batch(prompts: int, group: int, ranks: int) -> None:
+    found = rounds(batch(prompts, group, 256, 2048), 4096, ranks)
+    assert all(len(share) == ranks for share in found)
+    assert 0 <= padding(found) < 0.05
+    slots = sum(ranks * max(len(m.input_ids) for m in share) for share in found)
+    assert padding(found) == pytest.approx(1 - rows(found) / slots)
+    of_rank = [sum(len(share[r].input_ids) for share in found) for r in range(ranks)]
+    assert max(of_rank) < 1.1 * min(of_rank)
+
+
+@pytest.mark.parametrize(("prompts", "ranks"), [(1, 3), (2, 3), (5, 2), (5, 1)])
+def test_every_completion_is_in_one_share_within_the_budget(prompts: int, ranks: int) -> None:
+    sequences = batch(prompts, 4, 60, 300)
+    found = rounds(sequences, 256, ranks)
+    of = [np.unique(m.owners) for share in found for m in share if m is not IDLE]
+    assert sorted(np.concatenate(of).tolist()) == list(range(len(sequences)))
+    longest = max(len(s.prompt_ids) + len(s.token_ids) for s in sequences)
+    assert all(len(m.input_ids) <= max(256, longest) for share in found for m in share)
+    again = rounds(sequences, 256, ranks)
+    assert [m.owners.tolist() for r in found for m in r] == [m.owners.tolist() for r in again for m in r]
+
+
+def test_one_rank_computes_what_was_packed_in_that_order_and_an_empty_batch_has_no_round() -> None:
+    sequences = batch(3, 4, 60, 300)
+    one = [share[0].owners.tolist() for share in rounds(sequences, 256, 1)]
+    assert one == [m.owners.tolist() for m in pack(sequences, 256)]
+    assert rounds((), 256, 3) == [] and padding([]) == 0
+    assert not IDLE.token_weights.any() and len(IDLE.input_ids) == 1
