@@ -11,6 +11,7 @@ import torch
 from engine_process import SHAPE
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+
 @pytest.fixture(scope="session", params=["torch", "vllm"])
 def kind(request: pytest.FixtureRequest) -> str:
     """Both engines; vLLM is skipped where it is not installed, unless it is asked for."""
@@ -25,6 +26,12 @@ def need_vllm() -> None:
         if os.environ.get("SIGMOID_RL_REQUIRE_VLLM"):
             pytest.fail("SIGMOID_RL_REQUIRE_VLLM is set and vLLM is not installed")
         pytest.skip("vLLM is not installed (make test-vllm)")
+
+
+@pytest.fixture
+def vllm_installed() -> None:
+    """For what is promised of vLLM alone."""
+    need_vllm()
 
 
 def save(model: PreTrainedModel, folder: Path) -> str:
@@ -47,7 +54,7 @@ def untied_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def make_moe(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(2)
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **experts, tie_word_embeddings=False))

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -118,10 +118,8 @@ class EngineProcess:
 
     def close(self) -> None:
         """Ask it to end; by force if it does not."""
-        try:
+        with suppress(OSError):
             self.conn.send(Shutdown())
-        except OSError:
-            pass
         self.process.join(30)
         if self.process.is_alive():
             self.process.kill()

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from engine_process import (
 
 from trainer.engines.protocol import EngineClient
 from trainer.rollout import Progress, RolloutContext, rollout_prompt
-from trainer.types import Completion, Prompt
+from trainer.types import Completion, Prompt, Request
 
 LONG = 1900  # tokens of a completion that is still running when something shorter has ended
 
@@ -193,15 +194,17 @@ def test_weights_swap_mid_sequence_and_its_old_keys_stay(
         swap = int(np.argmax(c.versions == version))
         assert 0 < swap < len(tokens) - 4
         assert c.versions.tolist() == [version - 1] * swap + [version] * (len(tokens) - swap)
-        np.testing.assert_allclose(
-            c.logprobs[:swap], teacher_forced(old, prompt, tokens[:swap]), atol=2e-5
-        )
+        np.testing.assert_allclose(c.logprobs[:swap], teacher_forced(old, prompt, tokens[:swap]), atol=2e-5)
         stale = stale_kv(old, new, prompt, tokens, swap)
         np.testing.assert_allclose(c.logprobs[swap:], stale, atol=2e-5)
         anew = teacher_forced(new, prompt, tokens)[swap:]
         assert np.abs(c.logprobs[swap:] - anew).max() > 1e-2  # else nothing was shown
     # The prefix cache holds the prompt's old keys; a new request must not meet them.
-    for completions, model, label in ((fresh, new, version), (back, old, version + 1), (same, old, version + 2)):
+    for completions, model, label in (
+        (fresh, new, version),
+        (back, old, version + 1),
+        (same, old, version + 2),
+    ):
         for c in completions.values():
             assert set(c.versions.tolist()) == {label}
             expected = teacher_forced(model, prompt, c.token_ids.tolist())
@@ -245,7 +248,13 @@ def test_interruption_goes_on_after_the_phrase_which_carries_no_loss(
     async def rollouts(client: EngineClient) -> Any:
         decode = lambda many: ["" for _ in many]  # noqa: E731
         ctx = RolloutContext(
-            config, client, Verifier(), decode, frozenset(), (1, 2, 3), Progress(200)  # type: ignore[arg-type]
+            config,
+            client,
+            Verifier(),
+            decode,
+            frozenset(),
+            (1, 2, 3),
+            Progress(200),  # type: ignore[arg-type]
         )
         return await rollout_prompt(ctx, Prompt("id", "", p(40), "", {}), 3, "g", 7)
 
@@ -269,7 +278,7 @@ def test_an_engine_tells_what_it_has_done(engine: EngineProcess) -> None:
     assert states == {"start-up", "idle", "generate", "evaluate", "weight_update"}
     assert {told.role for told in engine.spans} == {"engine"}
     spans = [span for told in engine.spans for span in told.spans]
-    assert all(a[2] == pytest.approx(b[1], abs=1e-6) for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a[2] == pytest.approx(b[1], abs=1e-6) for a, b in pairwise(spans))
     info = engine.info  # type: ignore[attr-defined]
     assert info["dtype"] == "float32" and info["slots"] == 8
 

@@ -72,7 +72,12 @@ class VLLM:
         except ConfigError:
             raise
         except Exception as e:
-            raise ConfigError(f"vLLM did not start: {self._last_words() or _one_line(str(e))}") from e
+            cause = self._last_words() or _one_line(str(e))
+            advice = (
+                "; lower engine.slots, engine.max_new_tokens or data.max_prompt_tokens (on a GPU: or raise "
+                "engine.memory or engine.tensor_parallel)"
+            )
+            raise ConfigError(f"vLLM did not start: {cause}{advice * ('memory' in cause.lower())}") from e
 
     async def sample(self, request: Request, index: int, version: int) -> Completion:
         """See Backend."""
@@ -211,7 +216,7 @@ def _kv_bytes(config: Config, model: Any, tokens: int) -> int:
     width = size * (getattr(model, "num_key_value_heads", None) or heads)
     bytes_ = 4 if config.model.dtype == "float32" else 2
     blocks = -(-tokens // BLOCK) + config.engine.slots + 1  # each sequence's last block is not full
-    return 2 * model.num_hidden_layers * width * bytes_ * blocks * BLOCK
+    return int(2 * model.num_hidden_layers * width * bytes_ * blocks * BLOCK)
 
 
 def _environment(threads: int) -> None:

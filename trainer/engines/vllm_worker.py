@@ -1,4 +1,4 @@
-"""What runs inside vLLM's worker: weights from a safetensors file, and an end when its engine process is gone.
+"""What runs inside vLLM's worker: weights from a safetensors file, and its end with the engine process.
 
 vLLM imports this module by `worker_extension_cls`; nothing else does.
 """
@@ -9,6 +9,7 @@ import os
 import select
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
 
@@ -16,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from trainer.engines.vllm_engine import BACKEND, OWNER
@@ -51,8 +53,12 @@ class FileWeightTransfer(WeightTransferEngine[Nothing, FromFile]):
         self.model.load_weights(tensors(update_info.path))
 
     def finish_weight_update(self) -> None:
-        """Process what waited for the last tensor."""
+        """Process what waited for the last tensor. A tied head has no tensor of its own in the file, but on a
+        CPU its own copy in another layout, which is made again."""
         finalize_layerwise_reload(self.model, self.model_config)
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
         """Nothing to do."""
@@ -62,7 +68,7 @@ def tensors(path: str) -> Iterator[tuple[str, Tensor]]:
     """The file's tensors by the names of a checkpoint: transformers holds a layer's experts as one parameter,
     checkpoints and vLLM as many."""
     with safe_open(path, "pt") as file:
-        for name in file.keys():
+        for name in file.keys():  # noqa: SIM118  # not a dict
             tensor = file.get_tensor(name)
             layer, found, kind = name.partition(".experts.")
             if not found or kind not in ("gate_up_proj", "down_proj"):
@@ -80,20 +86,18 @@ class Extension:
     """Mixed into vLLM's worker class; being imported is all it is for."""
 
 
-def _end_with(owner: int) -> None:
-    """Once that process is gone, end this one and, if that is another, vLLM's engine core above it.
+def _end_with(owner: int, parent: int) -> None:
+    """Once the owner is gone, end this process and, if that is another, vLLM's engine core above it.
 
     vLLM's own processes notice a front end that ends in order, not one that is killed.
     """
-    try:
+    with suppress(ProcessLookupError):
         select.select([os.pidfd_open(owner)], [], [])  # readable when it has ended
-    except ProcessLookupError:
-        pass
-    if (parent := os.getppid()) not in (1, owner):
+    if parent not in (owner, os.getpid()) and os.getppid() == parent:
         os.kill(parent, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 if owner := os.environ.get(OWNER):
     WeightTransferEngineFactory.register_engine(BACKEND, FileWeightTransfer)
-    Thread(target=_end_with, args=(int(owner),), daemon=True).start()
+    Thread(target=_end_with, args=(int(owner), os.getppid()), daemon=True).start()
