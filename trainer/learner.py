@@ -232,7 +232,8 @@ def learner_main(
     transformers_logging.disable_progress_bar()
     among: Ranks | None = None
     try:
-        among = ranks.join(config.pipeline.deadline_s)
+        # Half: who is missing must be told before the controller's own patience ends.
+        among = ranks.join(config.pipeline.deadline_s / 2)
         clock = Clock("learner", telemetry.send if telemetry is not None and not among.rank else _drop)
         _serve(config, model_dir, conn, clock, resume_from, among)
         clock.flush()
@@ -243,7 +244,7 @@ def learner_main(
         told = e if among is None else among.explain(e)
         role = "learner" if among is None else among.role
         if telemetry is None:
-            print(f"{role}: {told}", file=sys.stderr)
+            print(f"error: {role}: {told}", file=sys.stderr)
         else:
             user_error = isinstance(told, ConfigError)
             telemetry.send(Failed(role, str(told) or repr(told), traceback.format_exc(), user_error))
