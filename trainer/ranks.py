@@ -111,7 +111,8 @@ class Ranks:
     def _lost(self, missing: list[int], error: Exception) -> RankLost:
         who = f"learner rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         return RankLost(
-            f"{who} died, hung or cannot be reached for {self.deadline_s:g} s, half of pipeline.deadline_s: {error}"
+            f"{who} died, hung or cannot be reached for {self.deadline_s:g} s (half of pipeline.deadline_s): "
+            f"{error}"
         )
 
     def _linger(self) -> None:

@@ -173,6 +173,48 @@ def test_a_killed_role_ends_the_run_with_its_name(
 
 
 @pytest.mark.slow
+def test_a_run_on_two_ranks_and_two_engines_is_resumed_on_one_of_each(
+    model_dir: Path, data: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    two = ("--learner.ranks", "2", "--engine.count", "2")
+    done = run(command(model_dir, data, run_dir, *two), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {"learner", "learner-1", "engine", "engine-1"} < json.loads(
+        (run_dir / "pids.json").read_text()
+    ).keys()
+    books = json.loads((run_dir / "ledger.json").read_text())
+    assert books["roles"].keys() == {"learner", "engine", "engine-1"}
+    AutoModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "step-000004")
+    one = ("--learner.ranks", "1", "--engine.count", "1", "--pipeline.steps", "6", "--resume")
+    done = run(command(model_dir, data, run_dir, *one), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [r["step"] for r in lines(run_dir) if "learner/loss" in r] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["learner", "learner-1"])
+def test_a_killed_rank_ends_the_run_with_its_name(
+    role: str, model_dir: Path, data: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000", "--learner.ranks", "2")
+    process = subprocess.Popen(
+        argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 2, process)
+        pids = json.loads((run_dir / "pids.json").read_text())
+        os.kill(pids[role], signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert f"the {role}'s process was killed by signal 9" in err.decode()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("engines", [1, 2])
 def test_a_killed_engine_is_started_again_and_no_group_is_lost(
     engines: int, model_dir: Path, data: Path, tmp_path: Path
