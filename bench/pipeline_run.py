@@ -121,10 +121,12 @@ def read_run(folder: Path, decode_step_s: float = 0.0) -> Run:
     groups = [r for r in journal if "finished" in r]
     trace = _trace(folder, rows, spans, config["pipeline"]["max_lag"] + 2)
     held = {role: books["devices"] for role, books in ledger["roles"].items() if books["devices"]}
-    split = Split(round(held["learner"]), round(sum(held.values()) - held["learner"]))
+    split = Split(round(held["learner"]), len(trace.engines))  # rates are of an engine, whatever its width
     if ledger["unit"] == "core-hours":
         cores = round(sum(held.values()))
-        split = Split(config["learner"]["threads"] or cores, config["engine"]["threads"] or cores, cores)
+        ranks, engines = max(1, config["learner"].get("ranks", 1)), len(trace.engines)
+        learner, engine = config["learner"]["threads"] * ranks, config["engine"]["threads"] * engines
+        split = Split(learner or cores, engine or cores, cores)  # threads; 0: all cores, dealt out
     work = _workload(config, trace, rows, groups)
     rates, notes = _rates(config, trace, split, work, groups, decode_step_s)
     wall = trace.ended - trace.began
@@ -256,7 +258,7 @@ def _rates(
         )
     rates = Rates(
         decode_step_s=decode_step_s,
-        decode_token_s=left / tokens,
+        decode_token_s=left / tokens / (len(trace.engines) if split.cores else 1),  # of all engines there
         slots=config["engine"]["slots"],
         train_token_s=speed.work(feeding) * devices / fed,
         push_s=speed.mean(pushes),
