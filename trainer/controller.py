@@ -258,10 +258,9 @@ class Controller:
         self.emit("checkpoint", {"path": path, "step": self.version})
 
     def _report(self, done: StepDone, groups: list[Group], stats: dict[str, float], waited: float) -> None:
-        lag = {str(k): v for k, v in sorted(done.lag.items())}
         data: dict[str, Any] = {"step": done.version, "train/wait_s": waited}
         data["train/solved_share"] = self.sampler.solved_share
-        data |= {"train/epoch": groups[-1].epoch, "lag/histogram": lag}
+        data["train/epoch"] = groups[-1].epoch
         self.emit("step", data | stats | done.metrics)
         for group in groups[: self.config.logging.samples_per_step]:
             self.emit("sample", sample_record(group, done.version))

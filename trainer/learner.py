@@ -268,7 +268,7 @@ def _serve(
     learner = Learner(config, model_dir, clock, resume_from, among)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     parameters = sum(w.numel() for w in learner.weights.values())
-    files = config.pipeline.max_lag + 2  # waiting, held back for an evaluation, being written
+    files = config.pipeline.max_lag + 3  # held, waiting, kept back for an evaluation, being written
     publisher = (
         Publisher(config.run_dir, parameters * dtype.itemsize, files, dtype) if not among.rank else None
     )
@@ -294,8 +294,7 @@ def _serve(
                 if metrics["learner/tokens"]:
                     with clock.state("publish"):
                         path = _publish(learner, publisher, dtype)
-                lag = {int(k): n for k, n in metrics["lag/histogram"].items()}
-                answer(StepDone(learner.version, path, metrics, lag))
+                answer(StepDone(learner.version, path, metrics))
             case Score(sequences):
                 with clock.state("score"):
                     scores = learner.score(sequences)

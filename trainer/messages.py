@@ -93,8 +93,7 @@ class StepDone:
 
     version: int
     weights_path: str
-    metrics: dict[str, float]
-    lag: dict[int, int]  # tokens by lag (learner version − token version) in this batch
+    metrics: dict[str, Any]  # numbers, and under lag/ numbers by lag (learner version − token version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class FakeLearner:
     async def train(self, batch: TrainBatch) -> StepDone:
         await asyncio.sleep(self.step_s)
         self.batches.append(batch)
-        return StepDone(batch.step, "", {}, {})
+        return StepDone(batch.step, "", {})
 
     async def save(self, path: str, state: dict[str, Any]) -> None:
         self.saved.append((path, state))

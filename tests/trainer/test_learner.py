@@ -218,7 +218,7 @@ def test_the_process_steps_publishes_scores_saves_and_ends(model_dir: str, tmp_p
     c = replace(config(), run_dir=str(tmp_path))
     process = Process(c, model_dir)
     done: StepDone = process.ask(TrainBatch(1, sequences(), {}))
-    assert done.version == 1 and done.lag == {0: 76}
+    assert done.version == 1 and done.metrics["lag/histogram"] == {"0": 76}
     published = load_file(done.weights_path)
     assert "lm_head.weight" not in published  # tied: once
     empty: StepDone = process.ask(TrainBatch(2, (), {}))
