@@ -83,10 +83,10 @@ def test_on_gpus_a_rank_and_an_engine_must_each_fit(tiny: Path, monkeypatch: pyt
     )  # fmt: skip
     split = Devices(64, (("0",), ("1",)), (("2",),))
     check_fits(config, str(tiny), split)  # 60 GiB a rank, 15 for the engine's weights
-    with pytest.raises(ConfigError, match="a learner rank: about .* give learner.ranks more GPUs"):
+    with pytest.raises(ConfigError, match=r"a learner rank: about .* give learner\.ranks more GPUs"):
         check_fits(config, str(tiny), replace(split, learner=(("0",),)))
     monkeypatch.setattr(memory, "_gpu_memory", lambda: 16 * GIB)
-    with pytest.raises(ConfigError, match="an engine's share of the weights: about 14.9 GiB"):
+    with pytest.raises(ConfigError, match=r"an engine's share of the weights: about 14\.9 GiB"):
         check_fits(config, str(tiny), split)
 
 
