@@ -76,6 +76,34 @@ def test_weights_swap_inside_completions_and_lag_is_used(tmp_path: Path) -> None
     assert {0, 1} < set(np.concatenate(lags(learner)).tolist())
 
 
+def test_colocated_engines_stand_still_while_the_learner_steps(tmp_path: Path) -> None:
+    states: list[tuple[str, bool]] = []
+
+    class TakingTurns(FakeEngine):
+        paused = False
+
+        async def pause(self) -> None:
+            self.paused = True
+
+        def resume(self) -> None:
+            self.paused = False
+
+        async def update_weights(self, version: int, path: str) -> None:
+            states.append(("push", self.paused))
+
+    engine = TakingTurns()
+
+    class Watching(FakeLearner):
+        async def train(self, batch: Any) -> Any:
+            states.append(("step", engine.paused))
+            return await super().train(batch)
+
+    config = configured(tmp_path, 1, steps=3)
+    config = replace(config, engine=replace(config.engine, colocate=True))
+    asyncio.run(controller(config, engine, Watching(), []).run())
+    assert [s for s in states if s[0] == "step"] == [("step", True)] * 3 and not engine.paused
+
+
 def test_batches_take_groups_in_the_order_they_were_issued_and_none_is_lost(tmp_path: Path) -> None:
     engine = FakeEngine(lambda r, i: 40 if r.request_id.endswith("3") else 1)
     asyncio.run(controller(configured(tmp_path, 2), engine, FakeLearner(), []).run())
