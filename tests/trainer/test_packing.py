@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def hidden(model: PolicyModel, sequences: list[TrainSequence]) -> list[torch.Ten
     return [states[torch.from_numpy(m.owners == i)] for i in range(len(sequences))]
 
 
-LENGTHS = {"short": [3, 1, 7, 7], "long": [150, 90, 40]}
+LENGTHS = {"short": [3, 1, 7, 7], "long": [150, 90, 40], "blocks": [600, 2, 257]}
 
 
 @pytest.mark.parametrize("kind", LENGTHS)
@@ -145,7 +146,7 @@ def test_packed_equals_one_by_one_in_plain_transformers(
     model = PolicyModel(str(model_dir), ModelConfig(), checkpointing)
     sequences = some(3, 5, LENGTHS[kind], alphabet=3)  # few symbols: completions share prefixes
     plans = [attention.layout(m.segments) for m in pack(sequences, 10**6)]
-    assert bool(plans[0].branches) == (kind == "long")
+    assert bool(plans[0].branches) == (kind != "short")
     for implementation in ("eager", "sdpa"):
         plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model_dir, attn_implementation=implementation, dtype=torch.float32
@@ -178,6 +179,83 @@ def test_changing_one_completion_leaves_all_others_bitwise_equal(model_dir: Path
 def test_prefixes_are_computed_once() -> None:
     (m,) = pack([sequence(list(range(14)), [1, 2, 3, 4])] * 7 + [sequence(list(range(14)), [1, 2, 9])], 4096)
     assert len(m.input_ids) == 14 + 3 and len(m.rows) == 7 * 4 + 3
+
+
+def varlen_reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends_q: torch.Tensor, ends_k: torch.Tensor,
+    longest_q: int, longest_k: int, scaling: float,
+) -> torch.Tensor:  # fmt: skip
+    """What flash-attn's variable-length kernel computes: causal, aligned at the bottom right."""
+    assert ends_q.dtype == ends_k.dtype == torch.int32 and len(ends_q) == len(ends_k)
+    counts_q, counts_k = ends_q.diff().tolist(), ends_k.diff().tolist()
+    assert sum(counts_q) == len(q) and sum(counts_k) == len(k) == len(v)
+    assert (max(counts_q), max(counts_k)) == (longest_q, longest_k)
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    out = []
+    for qb, kb, vb in zip(q.split(counts_q), k.split(counts_k), v.split(counts_k), strict=True):
+        scores = torch.einsum("ihd,jhd->hij", qb, kb) * scaling
+        seen = torch.ones(len(qb), len(kb)).tril(len(kb) - len(qb)).bool()
+        out.append(torch.einsum("hij,jhd->ihd", scores.masked_fill(~seen, -torch.inf).softmax(-1), vb))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_what_a_flash_kernel_is_given_is_the_same_attention(kind: str) -> None:
+    """On CUDA one call takes all branches; here a reference of that call stands in for it."""
+    (m,) = pack(some(3, 5, LENGTHS[kind], alphabet=3), 10**6)
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, h, len(m.input_ids), 8, dtype=torch.float64, generator=g, requires_grad=True)
+        for h in (4, 2, 2)
+    )
+    mixed = torch.randn(1, len(m.input_ids), 4, 8, dtype=torch.float64, generator=g)
+    plain = attention.layout(m.segments)
+    ours, _ = attention.packed_attention(torch.nn.Identity(), q, k, v, None, 0.3, packed=plain)
+    flash = attention.layout(m.segments, flash=True)
+    assert not flash.batches and flash.restore is None
+    rows = (x[0].transpose(0, 1) for x in (q, k, v))
+    theirs = attention.by_flash(varlen_reference, *rows, flash, 0.3)[None]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    for a, b in zip(
+        *(torch.autograd.grad((x * mixed).sum(), (q, k, v)) for x in (ours, theirs)), strict=True
+    ):
+        torch.testing.assert_close(
+            a, b, rtol=0, atol=1e-6
+        )  # rows taken many times are summed in FP32 or above
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
+    grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.13 takes fewer KV heads than query heads, torch 2.11 does not."""
+    from torch.nn.attention import varlen
+
+    real = list(inspect.signature(varlen.varlen_attn).parameters)
+    assert real[:3] == ["query", "key", "value"] and {"scale", "window_size", "enable_gqa"} < set(real)
+    assert real[3:7] == ["cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+
+    def newer(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]
+        assert window_size == (-1, 0) and enable_gqa
+        return varlen_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale)
+
+    def older(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):  # type: ignore[no-untyped-def]
+        assert window_size == (-1, 0) and q.shape[1] == k.shape[1] == v.shape[1]
+        return varlen_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale)
+
+    monkeypatch.setattr(varlen, "varlen_attn", newer if grouped else older)
+    monkeypatch.setattr(
+        attention.importlib.util, "find_spec", lambda name: None if name == "flash_attn" else name
+    )
+    attention.flash_kernel.cache_clear()
+    try:
+        kernel = attention.flash_kernel()
+    finally:
+        attention.flash_kernel.cache_clear()
+    q, k = torch.randn(7, 4, 8), torch.randn(9, 2, 8)
+    ends = torch.tensor([0, 3, 7], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+    assert kernel is not None
+    torch.testing.assert_close(kernel(q, k, k, *ends, 4, 5, 0.3), varlen_reference(q, k, k, *ends, 4, 5, 0.3))
 
 
 def test_attention_it_cannot_do_is_refused() -> None:

@@ -1,0 +1,48 @@
+"""On a real card: the flash kernel's attention over a tree of completions is the masked one's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trainer import attention
+from trainer.packing import pack
+from trainer.types import TrainSequence
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def sequences() -> list[TrainSequence]:
+    """Three prompts, completions shorter and longer than a block of queries."""
+    rng = np.random.default_rng(0)
+    out = []
+    for size in (5, 40, 130):
+        prompt = rng.integers(0, 50, size).astype(np.int32)
+        for n in (3, 300, 90, 600):
+            tokens = rng.integers(0, 50, n).astype(np.int32)
+            ones = np.ones(n, np.float32)
+            out.append(TrainSequence(prompt, tokens, -ones, np.zeros(n, np.int32), ones, 1.0))
+    return out
+
+
+def test_flash_over_branches_equals_the_same_in_float32() -> None:
+    (m,) = pack(sequences(), 10**6)
+    kernel = attention.flash_kernel()
+    assert kernel is not None, "neither flash-attn nor torch.nn.attention.varlen is there"
+    torch.manual_seed(0)
+    q, k, v, weight = (torch.randn(len(m.input_ids), h, 64, device="cuda") for h in (8, 2, 2, 8))
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        given = [x.bfloat16().to(dtype).requires_grad_() for x in (q, k, v)]
+        flash = attention.layout(m.segments, flash=True)
+        moved = attention.Layout(
+            (), flash.branches, flash.own.cuda(), flash.paths.cuda(), flash.causal.cuda(),
+            tuple(x.cuda() for x in flash.ends), None, flash.longest,  # type: ignore[arg-type]  # two
+        )  # fmt: skip
+        rows = [x.transpose(0, 1)[None] for x in given]
+        out, _ = attention.packed_attention(torch.nn.Identity(), *rows, None, 0.125, packed=moved)
+        gradients = torch.autograd.grad((out[0].float() * weight).sum(), given)
+        found.append([x.float() for x in (out, *gradients)])
+    for exact, half in zip(*found, strict=True):
+        assert float((half - exact).norm() / exact.norm()) < 0.01  # bf16 keeps 8 bits
