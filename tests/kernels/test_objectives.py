@@ -30,8 +30,8 @@ from kernels import (
 )
 from kernels.reference import reference_policy_loss
 
-N, H, V = 29, 11, 67
-SEQUENCES = torch.tensor([7] * 10 + [3] * 1 + [9] * 18)  # any ids; interleaved below
+N, H, V = 13, 11, 67  # few rows: Triton's interpreter takes 20 ms for each
+SEQUENCES = torch.tensor([7] * 4 + [3] * 1 + [9] * 6 + [1] * 2)  # any ids; interleaved below
 
 
 def problem(seed: int = 0) -> dict[str, Tensor]:
@@ -42,12 +42,12 @@ def problem(seed: int = 0) -> dict[str, Tensor]:
     logp = torch.log_softmax((hidden @ weight.T).double(), 1)[torch.arange(N), targets].float()
     sequences = SEQUENCES[torch.randperm(N, generator=g)]
     per_sequence = torch.zeros(10)
-    per_sequence[[3, 7, 9]] = torch.tensor([-1.3, 0.8, 1.1])
+    per_sequence[[1, 3, 7, 9]] = torch.tensor([0.6, -1.3, 0.8, -1.1])
     return {
         "hidden": hidden, "weight": weight, "targets": targets, "sequences": sequences,
         "logprobs_gen": logp + 0.7 * rand(N), "logprobs_ref": logp + 0.5 * rand(N),
         "advantages": per_sequence[sequences],
-        "token_weights": 1.0 / torch.bincount(sequences)[sequences] / 3,
+        "token_weights": 1.0 / torch.bincount(sequences)[sequences] / 4,
     }  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_every_objective_in_every_mode_on_every_backend_equals_its_formula_in_fl
     p = problem()
     expected = oracle(p, surrogate, MODES[mode])
     got = ours(p, -2.5, objective=objective, backend=backend, exact=True, **MODES[mode])
-    assert abs(float(got[0] - expected[0])) <= 4e-6
+    assert abs(float(got[0] - expected[0])) <= 4e-6 * max(1.0, abs(float(expected[0])))
     assert float((got[1] - expected[1]).abs().max()) <= 5e-6
     assert float((got[2] - expected[2]).abs().max()) <= 1e-5
     assert error(got[3], expected[3]) <= 1e-5 and error(got[4], expected[4]) <= 1e-5
@@ -232,7 +232,7 @@ def test_settings_that_make_no_sense_are_a_clear_error(make: Callable[[], Any], 
         ({"objective": CISPO}, "objective: expected an objective such as CISPO"),
         ({"objective": GSPO}, "objective: expected an objective such as CISPO"),
         ({"objective": lambda logp, *_: logp}, "expected a Term of loss, .*, given Tensor"),
-        ({"objective": lambda x, *_: Term(x.mean(), x, x, x > 0)}, r"each \(29,\) .* given shapes \[\(\),"),
+        ({"objective": lambda x, *_: Term(x.mean(), x, x, x > 0)}, r"each \(13,\) .* given shapes \[\(\),"),
         ({"entropy_bonus": math.nan}, "entropy_bonus is nan"),
         (
             {"objective": type("Own", (), {"__call__": lambda *_: None, "__hash__": None})()},

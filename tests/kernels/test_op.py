@@ -192,7 +192,7 @@ def test_two_runs_give_the_same_bits(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BATCH_INVARIANT)
 def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> None:
-    p = problem(17, 37, 131)
+    p = problem(17, 37, 131) if backend == "cpu" else problem(17, 19, 67)  # two tiles each way in both
 
     def score(rows: Tensor) -> Tensor:
         logp, entropy = linear_logprob(p["hidden"][rows], p["weight"], p["targets"][rows], backend=backend)
@@ -215,13 +215,14 @@ def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> Non
 
 @pytest.mark.parametrize("backend", BATCH_INVARIANT)
 def test_the_number_of_threads_changes_no_bit(backend: str) -> None:
-    p = problem(33, 64, 700)
+    p = problem(33, 64, 700) if backend == "cpu" else problem(5, 64, 131)
+    ours = slice(1, 5) if backend == "cpu" else slice(1, 3)  # the interpreter's gradients are MKL's products
     try:
         results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             scored = linear_logprob(p["hidden"], p["weight"], p["targets"], backend=backend)
-            results.append([*run(p, backend=backend)[1:], *scored])
+            results.append([*run(p, backend=backend)[ours], *scored])
     finally:
         torch.set_num_threads(1)
     for other in results[1:]:
@@ -282,6 +283,13 @@ def test_peaked_rows_distant_targets_and_offsets_keep_their_precision(backend: s
         out.loss.backward()
         assert weight.grad is not None
         assert float(weight.grad[target]) == pytest.approx(math.expm1(expected), rel=1e-5, abs=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_certain_tokens_entropy_keeps_its_relative_precision(backend: str) -> None:
+    one, gap = torch.ones(1, 1), 20.0  # π = (1 − q, q): the entropy is q (gap + 1) to within q²
+    _, entropy = linear_logprob(one, torch.tensor([[gap], [0.0]]), torch.tensor([0]), backend=backend)
+    assert float(entropy) == pytest.approx(math.exp(-gap) * (gap + 1), rel=1e-5, abs=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -410,11 +418,11 @@ def test_in_inference_mode_it_scores() -> None:
 
 @pytest.mark.skipif("triton" not in BACKENDS, reason="Triton is not installed: requirements/tests.txt")
 @pytest.mark.parametrize("row_kernel", ["two-pass", "spx", "lean"])
-@pytest.mark.parametrize("chunk_rows", [64, 1])
+@pytest.mark.parametrize("chunk_rows", [24, 1])
 def test_each_row_kernel_errs_by_its_rounding_alone_however_many_chunks(
     row_kernel: Any, chunk_rows: int
 ) -> None:
-    p = problem(64, 32, 151)
+    p = problem(24, 32, 151)
     half = p | {k: p[k].bfloat16() for k in ("hidden", "weight")}
     _, logp, entropy, dx, dw = run(half, backend="triton", row_kernel=row_kernel, chunk_rows=chunk_rows)
     q = {k: x.double().requires_grad_() if k in ("hidden", "weight") else x for k, x in p.items()}

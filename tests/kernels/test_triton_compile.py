@@ -21,10 +21,11 @@ import torch
 
 SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # of a block, CUDA C++ Programming Guide
 ROWS, WIDTH = 4096, 4096
+PARTS = 2  # processes that compile side by side
 
 
-def launches(capability: int) -> list[tuple[str, dict[str, Any]]]:
-    """(name, what was found) for each kernel in each shipped config."""
+def launches(capability: int, part: int) -> list[tuple[str, dict[str, Any]]]:
+    """(name, what was found) for each kernel in each shipped config, of one of the PARTS of all cases."""
     import triton
     from triton.runtime.jit import JITFunction
 
@@ -35,13 +36,12 @@ def launches(capability: int) -> list[tuple[str, dict[str, Any]]]:
     def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         bound = dict(zip(kernel.arg_names, args, strict=False))
         bound |= {k: options.pop(k) for k in list(options) if k in kernel.arg_names}
-        code = compiled(triton, kernel, bound, options, capability)
-        found.append((f"{kernel.fn.__name__} {case}", code))
+        found.append((f"{kernel.fn.__name__} {case}", compiled(triton, kernel, bound, options, capability)))
 
     JITFunction.run = compile_instead
     fused.capability = lambda device: capability
     fused.multiprocessors = lambda device: 132
-    for case, call in cases():  # noqa: B007  # compile_instead reads it
+    for case, call in cases()[part::PARTS]:  # noqa: B007  # compile_instead reads it
         call()
     return found
 
@@ -105,17 +105,15 @@ def compiled(
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(code.asm["cubin"])
         cubin.flush()
-        sass, usage = (
-            subprocess.run([tools / "cuobjdump", option, cubin.name], capture_output=True, text=True).stdout
-            for option in ("-sass", "-res-usage")
-        )
-    mnemonics = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]+)", sass, re.M)
+        command = [tools / "cuobjdump", "-sass", "-res-usage", cubin.name]
+        dump = subprocess.run(command, capture_output=True, text=True).stdout
+    mnemonics = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]+)", dump, re.M)
     count = {
         name: sum(m.split(".")[0] == name for m in mnemonics)
         for name in ("STL", "LDL", "HGMMA", "HMMA", "UTCHMMA", "FFMA", "UTMALDG", "UTMASTG")
     }
     order = [m for m in mnemonics if m.split(".")[0] in ("LDG", "STG", "BAR", "BRA")]
-    registers, stack = (int(re.search(rf"{k}:(\d+)", usage)[1]) for k in ("REG", "STACK"))  # type: ignore[index]
+    registers, stack = (int(re.search(rf"{k}:(\d+)", dump)[1]) for k in ("REG", "STACK"))  # type: ignore[index]
     return count | {
         "instructions": len(mnemonics), "registers": registers, "stack": stack,
         "shared": code.metadata.shared, "wgmma": code.asm["ptx"].count("wgmma.mma_async"), "order": order,
@@ -148,11 +146,19 @@ def report(capability: int) -> dict[str, dict[str, Any]]:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = str(Path(__file__).parents[2])
     kept["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [kept.get("PYTHONPATH")])])
-    run = subprocess.run(
-        [sys.executable, __file__, str(capability)], env=kept, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return dict(json.loads(run.stdout.splitlines()[-1]))
+    runs = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(capability), str(part)],
+            env=kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for part in range(PARTS)
+    ]  # fmt: skip
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        printed, errors = run.communicate()
+        assert run.returncode == 0, errors[-3000:]
+        found |= json.loads(printed.splitlines()[-1])
+    return found
 
 
 generations = pytest.mark.parametrize(
@@ -200,4 +206,4 @@ def test_bf16_results_wait_for_all_reads_of_their_tile(capability: int) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(launches(int(sys.argv[1]))))
+    print(json.dumps(launches(*map(int, sys.argv[1:]))))
