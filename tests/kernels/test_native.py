@@ -150,6 +150,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_the_threads(types: tuple[tor
 def test_scoring_is_bitwise_the_statistics_of_the_logits() -> None:
     hidden, weight = rand(400, 24), rand(2500, 24)  # more rows than are scored at a time
     targets, inverse = torch.arange(400) - 3, torch.ones(400)
+    targets[-3:] = 2500  # of another shard, where rows of the block before had theirs
     stats = native.row_stats(logits(hidden, weight), targets, inverse, 0.0)
     assert torch.equal(native.score(hidden, weight, targets, inverse, 0.0), stats)
 
