@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ GEMM_NUMBERS = 1 << 26  # of the largest operand whose product is timed
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Model, batch, and how each side cuts it. Lengths of completions are log-normal, cut at `longest`."""
+    """Model, batch, and how each side cuts it. Completions' lengths: quantiles of a log-normal, cut at `longest`."""
 
     model: str
     device: str
@@ -66,8 +67,9 @@ def make_batch(p: Problem) -> list[TrainSequence]:
     """The batch: random tokens, log-probs near those of random weights, weights that sum to 1."""
     rng = np.random.default_rng(0)
     vocabulary = MODELS[p.model]().vocab_size
-    spread = np.exp(rng.normal(0, p.sigma, (p.prompts, p.group)))
-    lengths = np.clip(np.rint(p.median * spread), 2, p.longest).astype(int)
+    quantiles = (np.arange(p.prompts * p.group) + 0.5) / (p.prompts * p.group)  # no luck of a seed's tail
+    spread = np.exp(p.sigma * rng.permutation([NormalDist().inv_cdf(x) for x in quantiles]))
+    lengths = np.clip(np.rint(p.median * spread), 2, p.longest).astype(int).reshape(p.prompts, p.group)
     weight = np.float32(1 / lengths.sum())
     batch = []
     for row in lengths:
