@@ -33,7 +33,7 @@ from trainer.publish import Publisher
 from trainer.ranks import Ranks
 from trainer.ratios import Sums, merged, ratio_metrics, sums_by_lag
 from trainer.sharding import copies, gathered, local, shard, sum_whole
-from trainer.shares import IDLE, Round, padding, rounds, rows
+from trainer.shares import IDLE, Round, padding, rounds, rows, rows_by_rank
 from trainer.types import TrainBatch, TrainSequence
 
 
@@ -92,6 +92,7 @@ class Learner:
         seconds = time.monotonic() - start
         return metrics | {
             "learner/input_tokens": float(rows(shares)),
+            "learner/rank_tokens": {str(rank): n for rank, n in enumerate(rows_by_rank(shares))},
             "learner/micro_batches": float(sum(m is not IDLE for share in shares for m in share)),
             "learner/padding": padding(shares),
             "learner/tokens_per_s": metrics["learner/tokens"] / seconds,

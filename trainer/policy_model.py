@@ -3,7 +3,7 @@
 Body and loss stand under one root module, so that whatever wraps this module (FSDP2) sees every use of
 every parameter; nothing may call the body past it. Master weights are FP32. With dtype bfloat16 the body
 runs under autocast, and the head sees hidden states and weights rounded to bfloat16, which is what the
-engine receives; its logits are FP32 unless `fp32_head` is off.
+engine receives, so that its products are exact in FP32; its logits are FP32 unless `fp32_head` is off.
 
 With the vocabulary split over ranks, each rank holds a part of the head and sees the hidden states of all of
 them: the loss is then the whole round's on every rank.
@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from kernels import CISPO, linear_logprob, policy_loss
-from trainer.attention import layout
+from trainer.attention import HALF, flash_kernel, layout
 from trainer.config import ConfigError, ModelConfig
 from trainer.experts import EXPERTS
 from trainer.packing import MicroBatch
@@ -96,8 +96,7 @@ class PolicyModel(nn.Module):
     ) -> PolicyOutput:
         """Loss, log-probs and entropy of the micro-batch; without an objective it only scores."""
         hidden, weight = self._hidden(batch), self._head()
-        if self.dtype != torch.float32:  # rounded as the engine's are; gradients stay FP32
-            hidden, weight = (x + (x.to(self.dtype).float() - x).detach() for x in (hidden.float(), weight))
+        hidden, weight = hidden.to(self.dtype), weight.to(self.dtype)  # rounded as the engine's are
         group, own = self.vocabulary_group, slice(None)
         if group is not None:
             ends = np.cumsum([0, *(len(p.targets) for p in peers)]).tolist()
@@ -143,12 +142,13 @@ class PolicyModel(nn.Module):
             torch.from_numpy(x).to(device, non_blocking=True)
             for x in (batch.input_ids, batch.position_ids, batch.rows)
         )
+        flash = device.type == "cuda" and self.dtype in HALF and flash_kernel() is not None
         with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
             out = self.lm.base_model(
                 input_ids=ids[None],
                 position_ids=positions[None],
                 use_cache=False,
-                packed=_on(device, layout(batch.segments)),
+                packed=_on(device, layout(batch.segments, flash)),
             )
         return out.last_hidden_state[0].index_select(0, rows)
 

@@ -37,9 +37,14 @@ def rounds(sequences: Sequence[TrainSequence], token_budget: int, ranks: int) ->
     return best
 
 
+def rows_by_rank(found: Sequence[Round]) -> list[int]:
+    """Input rows that each rank computes."""
+    return [sum(len(m.input_ids) for m in mine if m is not IDLE) for mine in zip(*found, strict=True)]
+
+
 def rows(found: Sequence[Round]) -> int:
     """Input rows of the rounds."""
-    return sum(len(m.input_ids) for micro_batches in found for m in micro_batches if m is not IDLE)
+    return sum(rows_by_rank(found))
 
 
 def padding(found: Sequence[Round]) -> float:

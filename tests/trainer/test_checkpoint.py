@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from training import MODELS, make_model
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from trainer import checkpoint, publish, run_folder
@@ -103,8 +104,9 @@ def test_a_resume_takes_the_optimizers_settings_of_today(model_dir: str, tmp_pat
     assert len(resumed.optimizer.state) == len(resumed.parameters)  # the moments are those of the checkpoint
 
 
-def test_a_checkpoint_is_a_hugging_face_model_with_the_same_logits(model_dir: str, tmp_path: Path) -> None:
-    one = learner(model_dir)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_checkpoint_is_a_hugging_face_model_with_the_same_logits(kind: str, tmp_path: Path) -> None:
+    one = learner(make_model(kind, tmp_path / kind))
     one.train(batch(1))
     save(one, tmp_path / "step-000001")
     lm = AutoModelForCausalLM.from_pretrained(tmp_path / "step-000001")

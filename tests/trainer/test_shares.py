@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainer.packing import pack
-from trainer.shares import IDLE, padding, rounds, rows
+from trainer.shares import IDLE, padding, rounds, rows, rows_by_rank
 from trainer.types import TrainSequence
 
 
@@ -32,8 +32,8 @@ def test_padding_is_below_five_percent_of_a_real_batch(prompts: int, group: int,
     assert 0 <= padding(found) < 0.05
     slots = sum(ranks * max(len(m.input_ids) for m in share) for share in found)
     assert padding(found) == pytest.approx(1 - rows(found) / slots)
-    of_rank = [sum(len(share[r].input_ids) for share in found) for r in range(ranks)]
-    assert max(of_rank) < 1.1 * min(of_rank)
+    of_rank = rows_by_rank(found)
+    assert sum(of_rank) == rows(found) and max(of_rank) < 1.1 * min(of_rank)
 
 
 @pytest.mark.parametrize(("prompts", "ranks"), [(1, 3), (2, 3), (5, 2), (5, 1)])
