@@ -57,8 +57,10 @@ def test_a_head_that_vllms_cpu_attention_does_not_know_is_told(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("vllm_installed")
-def test_a_kv_cache_beyond_the_memory_is_told_with_its_size(tied_llama: str, tmp_path: Path) -> None:
-    config = settings(tied_llama, tmp_path, "vllm", slots=10_000_000)
+def test_a_kv_cache_beyond_the_memory_is_told_with_its_size(tmp_path: Path) -> None:
+    shape: dict[str, Any] = SHAPE | {"head_dim": 512, "num_key_value_heads": 4}  # 48 KiB a token
+    LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path / "wide")
+    config = settings(str(tmp_path / "wide"), tmp_path, "vllm", slots=4000)
     told = failure(config)
     assert "GiB" in told and "engine.slots" in told
 

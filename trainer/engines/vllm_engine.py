@@ -25,6 +25,9 @@ BACKEND = "safetensors"  # the name of our weight transfer in vLLM's registry
 EXTENSION = "trainer.engines.vllm_worker.Extension"
 OWNER = "SIGMOID_RL_ENGINE_PID"  # environment variable: the process that has started vLLM
 BLOCK = 32  # tokens of a KV block on a CPU, the least its kernels take: only whole blocks are shared
+STEP_TOKENS = (
+    2048  # tokens of one step on a CPU, beyond a token of every sequence: bounds the wait for a swap
+)
 PROMPT_TOKENS = 128  # assumed of a prompt, for the CPU's KV cache; where they are longer, fewer run at once
 
 
@@ -175,6 +178,7 @@ def _arguments(config: Config, model_dir: str) -> Any:
         device = {
             "enforce_eager": True,
             "block_size": BLOCK,
+            "max_num_batched_tokens": max(STEP_TOKENS, engine.slots),
             "kv_cache_memory_bytes": _kv_bytes(
                 config, model, max(length, engine.slots * (PROMPT_TOKENS + new))
             ),

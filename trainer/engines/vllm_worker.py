@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -45,7 +46,13 @@ class FileWeightTransfer(WeightTransferEngine[Nothing, FromFile]):
         """Nothing to do."""
 
     def start_weight_update(self) -> None:
-        """Layer by layer, since vLLM keeps linear layers in a layout of its own."""
+        """Layer by layer, since vLLM keeps weights in a layout of its own; on a CPU it lays experts out only
+        while it sets up their kernel, so that is to be done again."""
+        if self.device.type == "cpu":
+            for module in self.model.modules():
+                method = getattr(module, "quant_method", None)
+                if isinstance(method, UnquantizedFusedMoEMethod):
+                    method.moe_kernel = None
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: FromFile) -> None:
