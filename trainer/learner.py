@@ -28,11 +28,11 @@ from trainer.clock import Clock
 from trainer.config import Config, ConfigError
 from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, StepDone
 from trainer.packing import MicroBatch
-from trainer.policy_model import PolicyModel, PolicyOutput
+from trainer.policy_model import PolicyModel, PolicyOutput, load
 from trainer.publish import Publisher
 from trainer.ranks import Ranks
 from trainer.ratios import Sums, merged, ratio_metrics, sums_by_lag
-from trainer.sharding import copies, gathered, local, shard, sum_whole
+from trainer.sharding import copies, fill, gathered, local, shard, sum_whole
 from trainer.shares import IDLE, Round, padding, rounds, rows, rows_by_rank
 from trainer.types import TrainBatch, TrainSequence
 
@@ -62,11 +62,13 @@ class Learner:
         self.ranks = ranks.alone() if among is None else among
         settings = config.learner
         torch.manual_seed(config.seed)
-        self.model = PolicyModel(model_dir, config.model, settings.checkpoint_activations)
-        if self.ranks.mesh is None:
+        mesh, checkpointed = self.ranks.mesh, settings.checkpoint_activations
+        self.model = PolicyModel(model_dir, config.model, checkpointed, empty=mesh is not None)
+        if mesh is None:
             self.model.to(self.ranks.device)
         else:
-            shard(self.model, self.ranks.mesh, settings.vocab_parallel)
+            shard(self.model, mesh, settings.vocab_parallel)
+            fill(self.model.lm, load(model_dir) if self.ranks.rank == 0 else None)
         self.weights = dict(self.model.lm.named_parameters())  # tied ones once, as FSDP2 shards them
         self.parameters = [local(w) for w in self.weights.values()]
         self.optimizer = torch.optim.AdamW(

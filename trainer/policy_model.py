@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from kernels import CISPO, linear_logprob, policy_loss
 from trainer.attention import HALF, flash_kernel, layout
@@ -45,17 +45,27 @@ class PolicyOutput(NamedTuple):
     problem: str = ""  # why there are no numbers; the loss is 0 or NaN then, and can be run backward in step
 
 
+def load(model_dir: str, empty: bool = False) -> PreTrainedModel:
+    """The causal LM with FP32 weights; an empty one has shapes only, and lies on the meta device."""
+    how: dict[str, Any] = {
+        "dtype": torch.float32,
+        "attn_implementation": "packed",
+        "experts_implementation": EXPERTS,
+    }
+    if not empty:
+        return AutoModelForCausalLM.from_pretrained(model_dir, **how)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir), **how)
+
+
 class PolicyModel(nn.Module):
     """Wraps the causal LM at `model_dir`."""
 
-    def __init__(self, model_dir: str, config: ModelConfig, checkpoint_activations: bool = False) -> None:
+    def __init__(
+        self, model_dir: str, config: ModelConfig, checkpoint_activations: bool = False, empty: bool = False
+    ) -> None:
         super().__init__()
-        self.lm = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            dtype=torch.float32,
-            attn_implementation="packed",
-            experts_implementation=EXPERTS,
-        )
+        self.lm = load(model_dir, empty)
         self.dtype = getattr(torch, config.dtype)
         self.logits_dtype = torch.float32 if config.fp32_head else self.dtype
         head = self.lm.get_output_embeddings()

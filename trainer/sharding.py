@@ -25,27 +25,23 @@ from trainer.policy_model import PolicyModel
 
 
 def shard(policy: PolicyModel, mesh: DeviceMesh, vocab_parallel: bool) -> None:
-    """Shard the policy in place over the mesh's last dimension, in step on every rank."""
+    """Shard an empty policy in place over the mesh's last dimension; `fill` it then. All ranks in step."""
     lm = policy.lm
-    embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
+    head = lm.get_output_embeddings()
+    tied = head.weight is lm.get_input_embeddings().weight
     whole = {p for p in lm.parameters() if p.dim() < 2}
-    for p in whole:
-        p.data = p.data.to(mesh.device_type)
+    ends: list[nn.Module] = [m for m in lm.modules() if isinstance(m, nn.Embedding)]
     if vocab_parallel:
         policy.split_vocabulary(dist.distributed_c10d._get_default_group())
-        if head.weight is not embedding.weight:
-            everyone = init_device_mesh(mesh.device_type, (mesh.size(),))
-            head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), everyone, [Shard(0)]))
-            whole.add(head.weight)
-    ends = [embedding, head] if head.weight not in whole else embedding
+    if vocab_parallel and not tied:
+        everyone = init_device_mesh(mesh.device_type, (mesh.size(),))
+        head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), everyone, [Shard(0)]))
+        whole.add(head.weight)
+    else:
+        ends.append(head)
+    half = policy.dtype if policy.dtype != torch.float32 else None
     plain = MixedPrecisionPolicy(cast_forward_inputs=False)
-    mixed = (
-        plain
-        if policy.dtype == torch.float32
-        else MixedPrecisionPolicy(
-            param_dtype=policy.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
-    )
+    mixed = MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False)
     fully_shard(ends, mesh=mesh, mp_policy=plain, reshard_after_forward=False, ignored_params=whole)
     for layer in lm.modules():
         if isinstance(layer, GradientCheckpointingLayer):
@@ -55,6 +51,24 @@ def shard(policy: PolicyModel, mesh: DeviceMesh, vocab_parallel: bool) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    policy.to_empty(device=torch.device(mesh.device_type))
+    if tied:
+        head.weight = lm.get_input_embeddings().weight
+
+
+@torch.no_grad()
+def fill(lm: nn.Module, source: nn.Module | None) -> None:
+    """Give every rank its part of rank 0's weights and buffers, one after the other: only rank 0 has a
+    `source`, so that a machine's memory holds the whole model once."""
+    given = {} if source is None else dict([*source.named_parameters(), *source.named_buffers()])
+    for name, to in [*lm.named_parameters(), *lm.named_buffers()]:
+        tensor = given[name] if source is not None else torch.empty(to.shape, dtype=to.dtype)
+        tensor = tensor.detach().to(to.device).contiguous()
+        if isinstance(to, DTensor):
+            to.copy_(distribute_tensor(tensor, to.device_mesh, to.placements))
+        else:
+            dist.broadcast(tensor, 0)
+            to.copy_(tensor)
 
 
 def local(tensor: Tensor) -> Tensor:
