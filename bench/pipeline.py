@@ -130,7 +130,11 @@ def describe_runs(result: Mapping[str, Any]) -> str:
             ])  # fmt: skip
     lines = [table(("run", "scheme", "", "predicted", "measured", "error", "note"), rows)]
     for run in result["runs"]:
-        rates = ", ".join(f"{name} {value:.4g}" for name, value in run["rates"].items() if value)
+        rates = ", ".join(
+            f"{name} ±{np.std(value):.0%}" if isinstance(value, list | tuple) else f"{name} {value:.4g}"
+            for name, value in run["rates"].items()
+            if value
+        )
         lines += [
             f"{run['name']}: rates of {run['rates_of']}: {rates}",
             *(f"  {note}" for note in run["notes"]),

@@ -246,12 +246,14 @@ def _rates(
     pushes = trace.of_engines("weight_update")
     first, last = trace.rows[0]["step"] - 1, trace.rows[-1]["step"]  # versions
     swapped = pushes[0].end  # the first version counted is held
-    made = [own for version, own in _made(groups).items() if version >= first]
-    tokens = float(sum(tokens for tokens, _ in made))
+    made = {version: own for version, own in _made(groups).items() if version >= first}
+    tokens = float(sum(tokens for tokens, _ in made.values()))
     if every := work.evaluation_every:
         tokens += ((last - 1) // every - (first - 1) // every) * sum(work.evaluation_lengths)
     generating = [i for i in trace.of_engines("generate", "evaluate") if i.start >= swapped - MOMENT]
-    left = speed.work(generating) - decode_step_s * sum(most for _, most in made) * len(trace.engines)
+    left = speed.work(generating) - decode_step_s * sum(most for _, most in made.values()) * len(
+        trace.engines
+    )
     if left <= 0:
         raise SystemExit(
             f"--decode-step-s {decode_step_s:g}: more than all the time this run's engine took; expected less"
@@ -267,6 +269,8 @@ def _rates(
         build_s=speed.mean(builds),
         report_s=speed.mean(reports),
         issue_s=speed.mean(issues),
+        train_scatter=_scatter([speed.work([i]) for i in feeding]),
+        decode_scatter=_scatter(_per_token(trace, speed, made)),
     )
     return rates, tuple(notes)
 
@@ -314,6 +318,25 @@ def _made(groups: Sequence[Mapping[str, Any]]) -> dict[int, tuple[int, int]]:
             tokens, most = made.get(version, (0, 0))
             made[version] = tokens + int(own.sum()), max(most, int(own.max()))
     return made
+
+
+def _per_token(trace: Trace, speed: Speed, made: Mapping[int, tuple[int, int]]) -> list[float]:
+    """The engines' work per token under each version held, where it was held for long."""
+    pushes = sorted(trace.engines[0].get("weight_update", ()))
+    generating = trace.of_engines("generate")
+    found, usual = [], float(np.mean([tokens for tokens, _ in made.values()]))
+    for row, step in zip(trace.rows, trace.steps, strict=True):
+        at = next((n for n, push in enumerate(pushes) if push.start >= step.end - MOMENT), len(pushes))
+        tokens, _ = made.get(row["step"], (0, 0))
+        if at + 1 < len(pushes) and tokens > usual / 2:
+            own = [i for i in generating if pushes[at].end - MOMENT <= i.start < pushes[at + 1].start]
+            found.append(speed.work(own) / tokens)
+    return found
+
+
+def _scatter(values: Sequence[float]) -> tuple[float, ...]:
+    """As factors of mean 1."""
+    return tuple((np.array(values) / np.mean(values)).tolist()) if values and min(values) > 0 else (1.0,)
 
 
 def _lag_mean(rows: Sequence[Mapping[str, Any]]) -> float:

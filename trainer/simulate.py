@@ -72,6 +72,9 @@ class Rates:
     build_s: float = 0.0  # from complete groups to the learner's first move: batch built, sent, received
     report_s: float = 0.0  # from StepDone to the push
     issue_s: float = 0.0  # from weights held to the next P prompts at the engine
+    # How unsteady they are: factors of mean 1, one drawn for each step and for each version held.
+    train_scatter: tuple[float, ...] = (1.0,)
+    decode_scatter: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +211,12 @@ class _Run:
     held: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])  # (token clock, version)
     lag: dict[int, float] = field(default_factory=dict)  # trained tokens
     marks: list[_Mark] = field(default_factory=list)
-    rng: np.random.Generator = field(init=False)
+    pace: float = 1.0  # of the version held
+    rng: np.random.Generator = field(init=False)  # of lengths
+    luck: np.random.Generator = field(init=False)  # of scatter
 
     def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
+        self.rng, self.luck = np.random.default_rng(self.seed).spawn(2)
 
     def outcome(self) -> Outcome:
         """Simulate and read the books."""
@@ -239,6 +244,7 @@ class _Run:
         decoding = n > 0 and not self.stops
         speed = self._speed(bool(n or self.stops))
         token_s = self.rates.decode_step_s + self.rates.decode_token_s * max(1.0, n / engines)
+        token_s *= self.pace
         queues = (self.learner, self.controller, self.handover, self.stops)
         ends = [queue[0].left for queue in queues if queue]
         if decoding:
@@ -348,8 +354,8 @@ class _Run:
         groups = self.groups[self.version * p : (self.version + 1) * p]
         tokens = sum(float(g.lengths.sum()) + self.work.prompt_tokens for g in groups)
         devices = 1 if self.split.cores else self.split.learner
-        seconds = self.rates.step_s
-        seconds += tokens * self.work.trained_share * self.rates.train_token_s / devices
+        seconds = tokens * self.work.trained_share * self.rates.train_token_s / devices
+        seconds = self.rates.step_s + seconds * float(self.luck.choice(self.rates.train_scatter))
         if self.version >= self.warm:
             self._count_lag(groups)
         job = _Job(seconds, self._stepped)
@@ -380,6 +386,7 @@ class _Run:
         """The engine holds the last of these versions: each frees the slots of a batch."""
         self.held.append((self.clock, versions[-1]))
         self.pushing = False
+        self.pace = float(self.luck.choice(self.rates.decode_scatter))
         self._order(len(versions))
         if self._evaluates(versions[-1]):
             self.evaluating = len(self.work.evaluation_lengths)

@@ -183,6 +183,8 @@ def test_the_rates_of_a_run_are_read_off_its_books(tmp_path: Path) -> None:
     }
     assert read == pytest.approx({name: STAGES[name] for name in read})
     assert r.train_token_s * 60 == pytest.approx(3.75) and r.step_s == pytest.approx(0.25)
+    assert r.train_scatter == pytest.approx([1] * len(r.train_scatter)) and len(r.train_scatter) == STEPS - 2
+    assert r.decode_scatter == pytest.approx([1] * len(r.decode_scatter)) and len(r.decode_scatter) > 5
     assert r.slots == 8 and run.work.trained_share == pytest.approx(60 / 80)
 
 

@@ -1,6 +1,7 @@
 """The simulated pipeline, against cases worked by hand."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ ONE = Split(1, 1)
 SCHEMES = [Scheme("pipeline", k) for k in (0, 1, 4)] + [Scheme("ppo", k) for k in (1, 2, 4)]
 
 
-def rates(**changes: float) -> Rates:
-    return Rates(**{n: getattr(RATES, n) for n in Rates.__dataclass_fields__} | changes)  # type: ignore[arg-type]
+def rates(**changes: Any) -> Rates:
+    return Rates(**{n: getattr(RATES, n) for n in Rates.__dataclass_fields__} | changes)
 
 
 def spread(completions: int = 4, prompts: int = 8, seed: int = 0) -> Workload:
@@ -195,3 +196,17 @@ def test_evaluation_goes_first_and_holds_newer_weights_back() -> None:
 def test_schemes_have_a_least_k(kind: str, k: int) -> None:
     with pytest.raises(ValueError, match="expected k of at least"):
         Scheme(kind, k)  # type: ignore[arg-type]
+
+
+def test_unsteady_stages_wait_for_each_other() -> None:
+    # Engine and learner at 2 s a step each: steady, nobody waits. Half of the learner's steps 1 s, half 3 s: in
+    # turns that costs nothing. Side by side the learner waits w' = max(0, 2 - w - L) after a step of L: never
+    # after 3 s, and 1 s after 1 s unless it had just waited. So a third of the steps wait: 2 + 1/3 s.
+    steady = rates(decode_step_s=0.2)
+    unsteady = rates(decode_step_s=0.2, train_scatter=(0.5, 1.5))
+    turns = simulate(WORK, unsteady, ONE, Scheme("pipeline", 0), steps=400)
+    assert 3600 / turns.steps_per_hour == pytest.approx(4, rel=0.03)
+    beside = [simulate(WORK, r, ONE, Scheme("pipeline", 1), steps=400) for r in (steady, unsteady)]
+    assert 3600 / beside[0].steps_per_hour == pytest.approx(2)
+    assert 3600 / beside[1].steps_per_hour == pytest.approx(7 / 3, rel=0.03)
+    assert beside[1].learner_idle == pytest.approx(1 / 7, abs=0.02)
