@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from engine_process import SHAPE
+from engine_process import SHAPE, need_vllm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 
@@ -18,14 +16,6 @@ def kind(request: pytest.FixtureRequest) -> str:
     if request.param == "vllm":
         need_vllm()
     return request.param
-
-
-def need_vllm() -> None:
-    """Skip without vLLM; fail where SIGMOID_RL_REQUIRE_VLLM says that it must be there."""
-    if importlib.util.find_spec("vllm") is None:
-        if os.environ.get("SIGMOID_RL_REQUIRE_VLLM"):
-            pytest.fail("SIGMOID_RL_REQUIRE_VLLM is set and vLLM is not installed")
-        pytest.skip("vLLM is not installed (make test-vllm)")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +15,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -39,6 +41,14 @@ SHAPE = {
     "initializer_range": 0.2,  # distributions far from uniform
     "max_position_embeddings": 4096,
 }
+
+
+def need_vllm() -> None:
+    """Skip without vLLM; fail where SIGMOID_RL_REQUIRE_VLLM says that it must be there."""
+    if importlib.util.find_spec("vllm") is None:
+        if os.environ.get("SIGMOID_RL_REQUIRE_VLLM"):
+            pytest.fail("SIGMOID_RL_REQUIRE_VLLM is set and vLLM is not installed")
+        pytest.skip("vLLM is not installed (make test-vllm)")
 
 
 def settings(model: str, run_dir: Path, kind: str, dtype: str = "float32", **engine: Any) -> Config:

@@ -65,11 +65,12 @@ class VLLM:
     def __init__(self, config: Config, model_dir: str, threads: int, log: Path) -> None:
         self._log = log
         self._log_from = log.stat().st_size if log.is_file() else 0
-        _environment(threads)
+        environment(threads)
+        from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         try:
-            arguments = _arguments(config, model_dir)
+            arguments = AsyncEngineArgs(**vllm_settings(config, model_dir))
             self.limit: int = arguments.max_model_len
             self._llm: Any = AsyncLLM.from_engine_args(arguments)
         except ConfigError:
@@ -88,20 +89,10 @@ class VLLM:
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        parameters = SamplingParams(
-            temperature=request.temperature,
-            max_tokens=request.max_tokens,
-            seed=int(np.random.SeedSequence([request.seed, index]).generate_state(1, np.uint64)[0] >> 1),
-            stop_token_ids=sorted(request.stop_ids),
-            ignore_eos=True,  # stop_ids is the whole set
-            logprobs=0,  # of the sampled token alone
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        sampling = SamplingParams(**parameters(request, index), output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = {"prompt_token_ids": list(request.prompt_ids), "cache_salt": f"v{version}"}
         try:
-            async for output in self._llm.generate(prompt, parameters, _name((request.request_id, index))):
+            async for output in self._llm.generate(prompt, sampling, name((request.request_id, index))):
                 last = output.outputs[0]
         except EngineDeadError as e:
             raise RuntimeError(self._death()) from e
@@ -109,7 +100,7 @@ class VLLM:
 
     async def abort(self, samples: Iterable[Sample]) -> None:
         """See Backend."""
-        await self._llm.abort([_name(s) for s in samples])
+        await self._llm.abort([name(s) for s in samples])
 
     async def pause(self) -> None:
         """See Backend."""
@@ -159,10 +150,9 @@ class VLLM:
         return _one_line(causes[0].partition(": ")[2]) if causes else ""
 
 
-def _arguments(config: Config, model_dir: str) -> Any:
-    """vLLM's settings for this run; ConfigError where the model cannot be served on this device."""
+def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
+    """The fields of AsyncEngineArgs for this run; ConfigError where the device cannot serve the model."""
     from transformers import AutoConfig
-    from vllm import AsyncEngineArgs
     from vllm.config import WeightTransferConfig
     from vllm.platforms import current_platform
 
@@ -188,22 +178,21 @@ def _arguments(config: Config, model_dir: str) -> Any:
             "gpu_memory_utilization": engine.memory,
             "tensor_parallel_size": engine.tensor_parallel,
         }
-    return AsyncEngineArgs(
-        model=model_dir,
-        dtype=config.model.dtype,
-        max_model_len=length,
-        max_num_seqs=engine.slots,
-        seed=config.seed,
-        skip_tokenizer_init=True,  # token in, token out
-        generation_config="vllm",  # no sampling defaults of the model's
-        logprobs_mode="processed_logprobs",  # of the distribution sampled from
-        hf_overrides={"head_dtype": "float32"} if config.model.fp32_head else {},
-        enable_prefix_caching=True,
-        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-        worker_extension_cls=EXTENSION,
-        disable_log_stats=True,
-        **device,
-    )
+    return device | {
+        "model": model_dir,
+        "dtype": config.model.dtype,
+        "max_model_len": length,
+        "max_num_seqs": engine.slots,
+        "seed": config.seed,
+        "skip_tokenizer_init": True,  # token in, token out
+        "generation_config": "vllm",  # no sampling defaults of the model's
+        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
+        "hf_overrides": {"head_dtype": "float32"} if config.model.fp32_head else {},
+        "enable_prefix_caching": True,
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        "worker_extension_cls": EXTENSION,
+        "disable_log_stats": True,
+    }
 
 
 def _kv_bytes(config: Config, model: Any, tokens: int) -> int:
@@ -223,7 +212,7 @@ def _kv_bytes(config: Config, model: Any, tokens: int) -> int:
     return int(2 * model.num_hidden_layers * width * bytes_ * blocks * BLOCK)
 
 
-def _environment(threads: int) -> None:
+def environment(threads: int) -> None:
     """What vLLM reads from the environment; before it is imported, and inherited by its processes."""
     defaults = {"VLLM_LOGGING_LEVEL": "ERROR"}
     os.environ |= {k: v for k, v in defaults.items() if k not in os.environ} | {
@@ -240,7 +229,23 @@ def _environment(threads: int) -> None:
         }
 
 
-def _name(sample: Sample) -> str:
+def parameters(request: Request, index: int) -> dict[str, Any]:
+    """vLLM's sampling parameters of one sample."""
+    key = np.random.SeedSequence([request.seed, index]).generate_state(1, np.uint64)[0]
+    return {
+        "temperature": request.temperature,
+        "max_tokens": request.max_tokens,
+        "seed": int(key >> np.uint64(1)),  # signed there
+        "stop_token_ids": sorted(request.stop_ids),
+        "ignore_eos": True,  # stop_ids is the whole set
+        "logprobs": 0,  # of the sampled token alone
+        "flat_logprobs": True,
+        "detokenize": False,
+    }
+
+
+def name(sample: Sample) -> str:
+    """What vLLM calls a sample."""
     return f"{sample[0]}/{sample[1]}"
 
 
