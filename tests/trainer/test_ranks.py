@@ -229,17 +229,17 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(
 
 
 class Group:
-    """`learner_main` in two processes, as the launcher starts it; spoken to over rank 0's pipe."""
+    """`learner_main` in `size` processes, as the launcher starts it; spoken to over rank 0's pipe."""
 
-    def __init__(self, c: Config, model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, c: Config, model_dir: str, monkeypatch: pytest.MonkeyPatch, size: int = 2) -> None:
         context = multiprocessing.get_context("spawn")
         self.conn, theirs = context.Pipe()
         self.processes: list[Any] = []
         self.telemetry: list[Any] = []
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", free_port())
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        for rank in range(2):
+        monkeypatch.setenv("WORLD_SIZE", str(size))
+        for rank in range(size):
             monkeypatch.setenv("RANK", str(rank))
             ours, telemetry = context.Pipe()
             args = (c, model_dir, theirs if rank == 0 else None, 1, None, telemetry)
