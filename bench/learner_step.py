@@ -47,7 +47,7 @@ GEMM_NUMBERS = 1 << 26  # of the largest operand whose product is timed
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Model, batch, and how each side cuts it. Completions' lengths: quantiles of a log-normal, cut at `longest`."""
+    """Model, batch, and how each side cuts it. Completions' lengths: quantiles of a log-normal, cut."""
 
     model: str
     device: str
@@ -142,6 +142,9 @@ def save_model(p: Problem, folder: str) -> None:
     with torch.device(p.device):
         lm = AutoModelForCausalLM.from_config(MODELS[p.model](), dtype=getattr(torch, p.dtype))
     lm.save_pretrained(folder)
+    del lm
+    if p.device == "cuda":
+        torch.cuda.empty_cache()  # the card is for those who are measured
 
 
 Step = Callable[[Sequence[TrainSequence]], float]  # one optimizer step; its loss

@@ -118,31 +118,38 @@ def problem_of(args: argparse.Namespace) -> Problem:
 # ------------------------------------------------------------------------------------------------ measuring
 
 
-def run(p: Problem, providers: Sequence[str], rounds: int, steps: int, threads: int) -> dict[str, Any]:
-    """Every measurement of a problem, in rounds: the GEMMs, then the providers, each round another first."""
+def run(
+    p: Problem, providers: Sequence[str], rounds: int, steps: int, threads: int, folder: str,
+    gemm: bool = True, seconds: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Every measurement of a problem, in rounds: the GEMMs, then the providers, each round another first.
+
+    `folder` holds the model. `gemm`: whether the bound is measured. `seconds`: that a process may take.
+    """
     counted = learner_step.lengths(learner_step.make_batch(p), p)
     record: dict[str, Any] = {
         "problem": dataclasses.asdict(p), "tokens": counted, "flops": learner_step.flops(p, counted),
         "gemm": {"flops_per_s": 0.0}, "providers": {name: {"rounds": []} for name in providers},
     }  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="bench-trainer-") as folder:
-        say(f"making {p.model} with random weights")
-        learner_step.save_model(p, folder)
-        for i in range(rounds):
-            gemm = measure("gemm", p, folder, steps, threads)
-            if gemm.get("flops_per_s", 0.0) > record["gemm"]["flops_per_s"]:
-                record["gemm"] = gemm
-            say(f"round {i + 1}/{rounds}: best GEMM {gemm.get('flops_per_s', 0) / 1e9:.4g} GFLOP/s")
-            for name in [*providers[i % len(providers) :], *providers[: i % len(providers)]]:
-                found = measure(name, p, folder, steps, threads)
-                record["providers"][name]["rounds"].append(found)
-                what = found.get("error") or f"{statistics.median(found['seconds']):.4g} s, " + (
-                    f"{found['peak_bytes'] / 1e9:.2f} GB"
-                )
-                say(f"round {i + 1}/{rounds}: {name} {what}")
+    for i in range(rounds):
+        now = f"round {i + 1}/{rounds}: "
+        if gemm:
+            found = measure("gemm", p, folder, steps, threads, seconds)
+            if found.get("flops_per_s", 0.0) > record["gemm"]["flops_per_s"]:
+                record["gemm"] = found
+            rate = f"{found.get('flops_per_s', 0) / 1e9:.4g} GFLOP/s"
+            say(now + (found.get("error") or f"best GEMM {rate}"))
+        for name in [*providers[i % len(providers) :], *providers[: i % len(providers)]]:
+            found = measure(name, p, folder, steps, threads, seconds)
+            record["providers"][name]["rounds"].append(found)
+            say(f"{now}{name} " + (found.get("error") or _said(found)))
     for found in record["providers"].values():
         _summarise(found, record)
     return record
+
+
+def _said(found: dict[str, Any]) -> str:
+    return f"{statistics.median(found['seconds']):.4g} s, {found['peak_bytes'] / 1e9:.2f} GB"
 
 
 def _summarise(found: dict[str, Any], record: dict[str, Any]) -> None:
@@ -157,8 +164,10 @@ def _summarise(found: dict[str, Any], record: dict[str, Any]) -> None:
     found["peak_bytes"] = int(statistics.median(r["peak_bytes"] for r in good))
 
 
-def measure(what: str, p: Problem, folder: str, steps: int, threads: int) -> dict[str, Any]:
-    """One measurement in a process of its own; {"error": one line} if it failed."""
+def measure(
+    what: str, p: Problem, folder: str, steps: int, threads: int, limit: float | None = None
+) -> dict[str, Any]:
+    """One measurement in a process of its own; {"error": one line} if it failed or took `limit` seconds."""
     command = [
         sys.executable, "-m", "bench.trainer", f"--measure={what}", f"--folder={folder}", f"--steps={steps}",
         f"--threads={threads}", f"--problem={json.dumps(dataclasses.asdict(p))}",
@@ -169,12 +178,24 @@ def measure(what: str, p: Problem, folder: str, steps: int, threads: int) -> dic
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "0",
     }
-    child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    if p.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # a learner takes a GPU where it sees one
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {limit:.0f} s"}
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         return {"error": f"ended with {child.returncode}: {last}"[:300]}
     found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     return found
+
+
+def peak_of(card: str) -> float | None:
+    """FLOP/s that the maker says of a card."""
+    return next((peak for name, peak in PEAKS.items() if name in card), None)
 
 
 def _measure(what: str, p: Problem, folder: str, steps: int) -> dict[str, Any]:
@@ -214,10 +235,9 @@ def synchronize(p: Problem) -> None:
 
 def bound(record: dict[str, Any]) -> tuple[float, str]:
     """FLOP/s that ours is held against, and what it is."""
-    card = record.get("card", "")
-    for name, peak in PEAKS.items():
-        if name in card:
-            return peak, f"{peak / 1e12:.0f} TFLOP/s, dense bf16 of a {name}"
+    peak = peak_of(record.get("card", ""))
+    if peak is not None:
+        return peak, f"{peak / 1e12:.0f} TFLOP/s, dense bf16 of this card"
     gemm = record["gemm"]
     return gemm[
         "flops_per_s"
@@ -308,6 +328,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     where = machine(args.device)
     steps = args.steps or (5 if args.device == "cuda" else 1)
     providers = [args.only] if args.only else list(PROVIDERS)
+    with tempfile.TemporaryDirectory(prefix="bench-trainer-") as folder:
+        say(f"making {p.model} with random weights")
+        learner_step.save_model(p, folder)
+        found = run(p, providers, 1 if args.quick else args.rounds, steps, args.threads, folder)
     record = {
         "command": " ".join(("python -m bench.trainer", *arguments)),
         "machine": where,
@@ -316,7 +340,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "commit": commit("kernels", "trainer", "bench/*.py"),
         "rounds": args.rounds,
         "steps": steps,
-        **run(p, providers, 1 if args.quick else args.rounds, steps, args.threads),
+        **found,
     }
     out = args.out or ROOT / "bench" / "results" / f"trainer-{args.device}.json"
     write_json(out, record)

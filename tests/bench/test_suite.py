@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import accuracy, gpu_suite
+from bench import accuracy, gpu_suite, learner_step, trainer, trainer_stage
 from bench.cases import Case
 from bench.measure import ROOT
 from bench.problem import Answer, log_probs, make_problem
@@ -135,9 +135,46 @@ def test_rows_are_halved_until_memory_holds_them(monkeypatch: pytest.MonkeyPatch
     assert found["rows"] == 256
 
 
-def test_stage_trainer_says_that_it_comes_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stage_trainer_runs_dry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes are bench.trainer's, tested there; one that fails is a line."""
+    stood: list[bool] = []
+
+    def measure(what: str, p: Any, folder: str, *rest: Any) -> dict[str, Any]:
+        stood.append((Path(folder) / "config.json").exists())
+        if what == "gemm":
+            return {"flops_per_s": 1e9, "product": "some product"}
+        return {"error": "killed"} if what == "plain" else {"seconds": [0.5], "peak_bytes": 10**9}
+
+    monkeypatch.setattr(trainer, "measure", measure)
     status, record = suite(tmp_path, "trainer")
-    assert status == 0 and "part 3" in record["status"] and "part 3" in capsys.readouterr().out
+    assert status == 0 and all(stood) and len(stood) == 4
+    ours, plain = record["cases"]
+    assert plain["error"] == "killed" and ours["providers"]["ours"]["s"]["median"] == 0.5
+    text = (tmp_path / "trainer.txt").read_text()
+    assert f"{ours['flops']['matmul'] / 1e9 / 0.5:.3f}" in text and "killed" in text
+    assert text.strip() in capsys.readouterr().out
+
+
+def test_stage_trainer_holds_its_shapes_to_their_bars() -> None:
+    plan = trainer_stage.plan(dry=False)
+    assert [(name, provider) for name, _, provider in plan[:2]] == [
+        ("qwen3-0.6b, packs", "ours"), ("qwen3-4b, packs", "ours"),
+    ]  # fmt: skip
+    for name, p, _ in plan:
+        counted = learner_step.lengths(learner_step.make_batch(p), p)
+        if "one" in name:
+            assert counted["completions"] == 1 and 16_000 < counted["fed_ours"] <= 16_384
+        else:
+            assert counted["longest"] <= 4_224 and counted["fed_ours"] / counted["micro_batches"] > 12_000
+    case = {
+        "name": "qwen3-4b, one of 16K", "card": "NVIDIA H200",
+        "flops": {"matmul": 989e11, "attention": 989e11},
+        "providers": {"ours": {"s": {"median": 0.5}}}, "gemm": {"flops_per_s": 0.0},
+    }  # fmt: skip
+    assert trainer_stage.bars([case]) == ["qwen3-4b, one of 16K: MFU with attention 0.400, bar 0.3: met"]
+    assert "0.200, bar 0.4: NOT MET" in trainer_stage.bars([case | {"name": "qwen3-4b, packs"}])[0]
 
 
 def test_failures_of_the_tests_are_in_the_json(tmp_path: Path) -> None:
