@@ -33,6 +33,7 @@ from trainer.simulate import Outcome, Rates, Scheme, Split, Workload, simulate
 from trainer.split import ASSUMED, assumed_rates, lognormal_lengths
 
 BAR = 0.15  # what a prediction may be off
+SEEDS = 8
 
 DEFAULTS = {
     "prompts": Constant(48, "prompts per step", "arXiv 2510.13786: 48 × 16"),
@@ -143,14 +144,21 @@ def describe_runs(result: Mapping[str, Any]) -> str:
 
 
 def compare(run: Run, source: Run) -> dict[str, Any]:
-    """A run's record: predicted with the rates of `source` beside measured, and the relative error."""
-    predicted = simulate(
-        run.work, source.rates, run.split, run.scheme, steps=run.steps, warm=run.warm, ends=True
-    )
+    """A run's record: predicted with the rates of `source` (the mean of SEEDS simulations, since each draws
+    its own lengths and scatter) beside measured, and the relative error."""
+    predicted = [
+        run.compare(
+            simulate(
+                run.work, source.rates, run.split, run.scheme,
+                steps=run.steps, warm=run.warm, ends=True, seed=seed,
+            )
+        )
+        for seed in range(SEEDS)
+    ]  # fmt: skip
     figures = {}
-    for name, (said, was) in run.compare(predicted).items():
-        error = said / was - 1 if was else None
-        figures[name] = {"predicted": said, "measured": was, "error": error}
+    for name, (_, was) in predicted[0].items():
+        said = float(np.mean([figures_of[name][0] for figures_of in predicted]))
+        figures[name] = {"predicted": said, "measured": was, "error": said / was - 1 if was else None}
     return {
         "name": run.name, "scheme": str(run.scheme), "split": str(run.split), "steps": run.steps,
         "rates_of": source.name, "rates": asdict(source.rates), "figures": figures,
