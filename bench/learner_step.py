@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -24,7 +25,12 @@ from trainer.learner import Learner
 from trainer.packing import MicroBatch, pack
 from trainer.types import TrainBatch, TrainSequence
 
-QWEN3 = {"vocab_size": 151_936, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+QWEN3: dict[str, Any] = {
+    "vocab_size": 151_936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
 MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
     "tiny": lambda: LlamaConfig(
         vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -243,13 +249,12 @@ def best_gemm(p: Problem) -> dict[str, Any]:
             for shape in ((rows, size), (out, size), (rows, out))
         )
         calls: dict[str, Callable[[], object]] = {
-            "X Wᵀ, torch": lambda x=x, w=w: x @ w.t(),
-            "G W, torch": lambda g=g, w=w: g @ w,
-            "Gᵀ X, torch": lambda g=g, x=x: g.t() @ x,
+            "X Wᵀ, torch": partial(torch.mm, x, w.t()),
+            "G W, torch": partial(torch.mm, g, w),
+            "Gᵀ X, torch": partial(torch.mm, g.t(), x),
         }
         if p.device == "cpu" and native.available():
-            into = torch.empty(rows, out)
-            calls["X Wᵀ, ours"] = lambda x=x, w=w, into=into: native.logits(x, w, into)
+            calls["X Wᵀ, ours"] = partial(native.logits, x, w, torch.empty(rows, out))
         for name, call in calls.items():
             seconds = min(_seconds(call, p.device) for _ in range(4))
             found[f"{name}, {rows} × {size} × {out}"] = 2 * rows * size * out / seconds
