@@ -200,8 +200,8 @@ def test_schemes_have_a_least_k(kind: str, k: int) -> None:
 
 def test_unsteady_stages_wait_for_each_other() -> None:
     # Engine and learner at 2 s a step each: steady, nobody waits. Now half of the learner's steps take 1 s,
-    # half 3 s: in turns that costs nothing. Side by side the learner waits w' = max(0, 2 - w - L) after a step
-    # of L: never after 3 s, and 1 s after 1 s unless it had just waited. So a third of them wait: 2 + 1/3 s.
+    # half 3 s: in turns that costs nothing. Side by side the learner waits w' = max(0, 2 - w - L) after one
+    # of L s: never after 3 s, and 1 s after 1 s unless it had just waited. A third of them wait: 2 + 1/3 s.
     steady = rates(decode_step_s=0.2)
     unsteady = rates(decode_step_s=0.2, train_scatter=(0.5, 1.5))
     turns = simulate(WORK, unsteady, ONE, Scheme("pipeline", 0), steps=400)
