@@ -110,6 +110,19 @@ def test_a_samples_tokens_depend_on_its_seed_and_index_alone(engine: EngineProce
     assert len({tuple(c.token_ids.tolist()) for c in (*alone.values(), *other.values())}) == 4
 
 
+def test_prompts_longer_together_than_a_step_keep_their_own_tokens(
+    engine: EngineProcess, tied_llama: str
+) -> None:
+    prompts = {f"long{i}": p(1200, i) for i in range(6)}
+    wanted = [request(k, x, max_tokens=6) for k, x in prompts.items()]
+    together = run(engine, lambda c: generate(c, *wanted))
+    alone = run(engine, lambda c: generate(c, wanted[5]))
+    assert together["long5", 0].token_ids.tolist() == alone["long5", 0].token_ids.tolist()
+    for (name, _), c in together.items():
+        expected = teacher_forced(load(tied_llama), prompts[name], c.token_ids.tolist())
+        np.testing.assert_allclose(c.logprobs, expected, atol=2e-5)
+
+
 def test_a_stop_token_ends_a_completion_and_is_its_last(engine: EngineProcess) -> None:
     free = run(engine, lambda c: generate(c, request("free", p(5), n=4, max_tokens=40)))
     stops = frozenset({int(free["free", 0].token_ids[9]), int(free["free", 1].token_ids[15])})

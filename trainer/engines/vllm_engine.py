@@ -168,7 +168,9 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
         device = {
             "enforce_eager": True,
             "block_size": BLOCK,
-            "max_num_batched_tokens": max(STEP_TOKENS, engine.slots),
+            # A prompt in parts would draw random numbers for each: vLLM takes them back on GPUs alone.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(STEP_TOKENS, length, engine.slots),
             "kv_cache_memory_bytes": _kv_bytes(
                 config, model, max(length, engine.slots * (PROMPT_TOKENS + new))
             ),
