@@ -86,7 +86,8 @@ class Learner:
         """One optimizer step; its metrics. Nothing is changed when the batch is refused."""
         start = time.monotonic()
         lag = self._check(batch)
-        shares = rounds(batch.sequences, self.config.learner.micro_batch_tokens, self.ranks.size)
+        with self.clock.state("pack"):
+            shares = rounds(batch.sequences, self.config.learner.micro_batch_tokens, self.ranks.size)
         metrics = {"learner/loss": 0.0, "learner/lr": self._learning_rate(), "learner/tokens": 0.0}
         if shares:
             metrics |= self._step(batch, shares)
