@@ -68,7 +68,7 @@ class Run:
     steps: int
     warm: int  # of these steps, not counted in what follows
     steps_per_hour: float  # evaluations between steps included
-    learner_idle: float  # packing is work here; the ledger books it as idle
+    learner_idle: float
     engine_idle: float
     lag_mean: float  # by trained token
     notes: tuple[str, ...]
