@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers.utils import logging as transformers_logging
 
 from kernels import native
 from trainer.clock import Clock
@@ -144,6 +145,7 @@ def _parameters(config: PreTrainedConfig) -> tuple[int, int]:
 
 def save_model(p: Problem, folder: str) -> None:
     """Random weights in a folder, as a learner takes them; on a GPU in bf16, for speed and disk."""
+    transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     with torch.device(p.device):
         lm = AutoModelForCausalLM.from_config(MODELS[p.model](), dtype=getattr(torch, p.dtype))
