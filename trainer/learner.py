@@ -7,12 +7,14 @@ controller -- message --> rank 0 --> every rank: packs the batch, takes its shar
 from __future__ import annotations
 
 import math
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -269,6 +271,12 @@ def _serve(
 ) -> None:
     """Answer messages until Shutdown."""
     start = time.monotonic()
+    if not Path(config.run_dir).is_dir():
+        raise ConfigError(
+            f"{among.role} on {socket.gethostname()} does not see the run folder {config.run_dir}; expected "
+            "one that all machines of the learner share, since each writes its part of a checkpoint: give "
+            "another --run-dir"
+        )
     learner = Learner(config, model_dir, clock, resume_from, among)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     parameters = sum(w.numel() for w in learner.weights.values())

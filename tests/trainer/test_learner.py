@@ -256,6 +256,15 @@ def test_the_process_tells_why_it_fails_and_leaves_no_files(model_dir: str, tmp_
     assert process.code == 1 and failed.message.startswith("batch of step 7 came to a learner of version 0")
 
 
+def test_a_machine_that_does_not_see_the_run_folder_says_so(model_dir: str, tmp_path: Path) -> None:
+    c = replace(config(), run_dir=str(tmp_path / "elsewhere"))
+    ours, theirs = multiprocessing.Pipe()
+    with pytest.raises(SystemExit):
+        learner_main(c, model_dir, None, 1, None, theirs)
+    failed: Failed = ours.recv()
+    assert failed.user_error and "does not see the run folder" in failed.message
+
+
 def test_the_process_ends_quietly_when_the_controller_is_gone(model_dir: str, tmp_path: Path) -> None:
     process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
     process.conn.close()
