@@ -28,6 +28,8 @@ from trainer.ranks import Ranks
 from trainer.run_folder import checkpoints
 from trainer.sharding import gathered, like, local
 
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, by parameter
+
 
 def save(
     path: str | Path,
@@ -90,9 +92,6 @@ def load(
     return int(state["version"])
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
 def _state(
     weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, version: int
 ) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def _state(
     known = [optimizer.state.get(part, {}) for part in parts]
 
     def moments(moment: str) -> dict[str, Tensor]:
-        of = [s.get(moment, torch.zeros_like(p)) for s, p in zip(known, parts, strict=True)]
+        of = [s[moment] if s else torch.zeros_like(p) for s, p in zip(known, parts, strict=True)]
         return {name: like(w, m.detach()) for (name, w), m in zip(weights.items(), of, strict=True)}
 
     return {
