@@ -73,7 +73,7 @@ def size_of(folder: str | Path) -> Size:
 def need(config: Config, size: Size, devices: Devices) -> Need:
     """What one rank, one engine and the rest will hold."""
     width = 2 if config.model.dtype == "bfloat16" else 4
-    engine, learner, ranks = config.engine, config.learner, devices.world or len(devices.learner)
+    engine, learner, ranks = config.engine, config.learner, len(devices.learner)  # nodes hold copies
     tokens = PROMPT_TOKENS + engine.max_new_tokens
     if engine.interruption.enabled:
         tokens = PROMPT_TOKENS + engine.interruption.hi + engine.interruption.answer_tokens
