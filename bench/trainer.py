@@ -1,7 +1,7 @@
 """The learner alone: useful tokens/s, MFU and peak memory of one optimizer step, beside a plain loop's.
 
   python -m bench.trainer                          SmolLM2-135M's shape, FP32, on the CPU (2 cores: 6
-                                                   minutes a round; the plain loop takes 16 GB)
+                                                   minutes a round; the plain loop takes 17 GB)
   python -m bench.trainer --model qwen3-0.6b       bf16 on a GPU, packs of 16K tokens
   python -m bench.trainer --quick                  a tiny model: does it run? (seconds)
 
