@@ -245,14 +245,17 @@ class _Serving:
         self._booked = now
 
     async def _watch(self) -> None:
-        """Every second: see that the backend lives, tell how much it has made."""
+        """Every second: see that the backend lives, tell how much it has made once that is more."""
+        told = 0
         while True:
             await asyncio.sleep(TELL_EVERY_S)
             await self.backend.check()
             self._book()
             self.clock.enter(self._state)
-            data = {"tokens": self.tokens, "busy_s": self.busy_s}
-            self.telemetry.send(Event("engine", time.monotonic(), data))
+            if self.tokens > told:  # tokens count when their completion ends
+                data = {"tokens": self.tokens, "busy_s": self.busy_s}
+                self.telemetry.send(Event("engine", time.monotonic(), data))
+                told = self.tokens
 
 
 def check_request(request: Request, limit: int) -> None:
