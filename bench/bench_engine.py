@@ -80,7 +80,9 @@ def vllm(model: str, threads: int, stack: ExitStack) -> Work:
     runner = stack.enter_context(asyncio.Runner())
 
     async def start() -> VLLM:
-        return VLLM(config, resolve_model(model), threads, Path(config.run_dir) / "none")
+        engine = VLLM(config, resolve_model(model), threads, Path(config.run_dir) / "none")
+        await engine.label(0)
+        return engine
 
     began = time.perf_counter()
     engine = runner.run(start())

@@ -76,7 +76,7 @@ class VLLM:
         except ConfigError:
             raise
         except Exception as e:
-            cause = self._last_words() or _one_line(str(e))
+            cause = self._last_words() or _one_line(str(e) or repr(e))
             advice = (
                 "; lower engine.slots, engine.max_new_tokens or data.max_prompt_tokens (on a GPU: or raise "
                 "engine.memory or engine.tensor_parallel)"
