@@ -66,6 +66,7 @@ setup(
         "safetensors>=0.5",
         "gguf>=0.10",
         "huggingface_hub>=1.0",
+        "httpx2>=2.16",
         "pyyaml>=6",
         "rich>=13",
         "matplotlib>=3.8",

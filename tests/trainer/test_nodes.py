@@ -193,10 +193,11 @@ def with_engine_host(
     hosts: Hosts, tmp_path: Path, *more: str
 ) -> tuple[list[subprocess.Popen[str]], subprocess.Popen[str]]:
     """The same two nodes, and a vLLM server on a third host."""
+    (tmp_path / "served").mkdir()
     make_model(tmp_path / "served")
     env = environment(tmp_path) | {"SIGMOID_RL_SECRET": SECRET}
-    argv = [sys.executable, "-m", "trainer.engines.vllm_server", str(tmp_path / "served"),
-            "--host", "10.77.2.2", "--port", "8077"]  # fmt: skip
+    argv = [sys.executable, "-m", "trainer.engines.vllm_server", "--host", "10.77.2.2", "--port", "8077",
+            "--model.path", str(tmp_path / "served"), "--engine.max_new_tokens", "8"]  # fmt: skip
     server = hosts.start("engine", argv, env, tmp_path / "server.log")
     url = "http://10.77.2.2:8077"
     return train(hosts, tmp_path, "--engine.kind", "vllm", "--engine.urls", url, *more), server
