@@ -83,6 +83,7 @@ setup(
         "test": [
             "pytest>=8",
             "pytest-timeout",
+            "pytest-xdist",
             "pytest-benchmark",
             "hypothesis",
             "ruff",
