@@ -181,7 +181,7 @@ def test_a_wrong_secret_and_an_absent_server_are_told(
     absent = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("SIGMOID_RL_SECRET", "open barley")
     for url, words in ((server.url, "SIGMOID_RL_SECRET"), (absent, "cannot be reached")):
-        engine = remote(tied_llama, tmp_path, url)
+        engine = remote(tied_llama, tmp_path, url, deadline_s=10.0)
         engine.process.join(60)
         engine._listener.join(10)
         assert engine.failure is not None and engine.failure.user_error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from trainer.config import Config, ConfigError
 from trainer.engines.vllm_engine import name, parameters
 from trainer.engines.vllm_serve import Sample, run
+from trainer.messages import Event
 from trainer.types import Completion, FinishReason, Request
 
 SECRET = "SIGMOID_RL_SECRET"
@@ -36,6 +38,10 @@ def engine_main(
     async def start() -> tuple[Remote, dict[str, Any]]:
         backend = Remote(url, role, config.pipeline.deadline_s)
         try:
+            if not await backend.answers():
+                text = f"waiting for the server of {role} at {url}"
+                telemetry.send(Event("note", time.monotonic(), {"text": text}))
+                await backend.wait()
             await backend.meet()
             await backend.load_files(sorted(Path(model_dir).glob("*.safetensors")), 0)
         except BaseException:
@@ -61,6 +67,20 @@ class Remote:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=False,
         )
+
+    async def answers(self) -> bool:
+        """Whether something listens there."""
+        try:
+            await asyncio.wait_for(self._http.get("/health"), self._silence_s)
+        except (httpx2.HTTPError, TimeoutError):
+            return False
+        return True
+
+    async def wait(self) -> None:
+        """Until the server answers, for half of the deadline: it may be starting together with the run."""
+        until = time.monotonic() + self._deadline_s / 2
+        while time.monotonic() < until and not await self.answers():
+            await asyncio.sleep(1)
 
     async def meet(self) -> None:
         """Check that it is there and ours, and clear away what an earlier run has left there."""
