@@ -170,6 +170,7 @@ class Launcher:
                     self._handle(conn.recv(), pipes[conn])
                 except (EOFError, ConnectionError):
                     role = pipes.pop(conn)
+                    self._hear("controller", 0)  # it says `done` before it asks the others to end
                     if not self.done:
                         self._make_good(role)
                         pipes[self._roles[role][1]] = role
@@ -225,12 +226,8 @@ class Launcher:
     def _death(self, role: str) -> Exception:
         """What to tell of a role that ended too early: its own last words, or how it was killed."""
         if self.failure is None and not role.startswith("engine"):  # another role may have told the cause
-            for other, conn in ((r, c) for r, (_, c) in self._roles.items() if r != role):
-                while not conn.closed and conn.poll(0.5):
-                    try:
-                        self._handle(conn.recv(), other)
-                    except (EOFError, ConnectionError):
-                        break
+            for other in self._roles.keys() - {role}:
+                self._hear(other, 0.5)
         process = self._roles[role][0]
         process.join(5)
         code = process.exitcode
@@ -248,6 +245,13 @@ class Launcher:
         )
         hint = "; the kernel may have run out of memory" if code == -signal.SIGKILL else ""
         return RoleDied(f"the {role}'s process {how}{hint}")
+
+    def _hear(self, role: str, seconds: float) -> None:
+        """Take in what a role has told and what it still tells, until it is silent for so long."""
+        conn = self._roles[role][1]
+        with suppress(EOFError, ConnectionError):
+            while not conn.closed and conn.poll(seconds):
+                self._handle(conn.recv(), role)
 
     def _count(self, signum: int, frame: FrameType | None) -> None:
         self._signals.append(signum)  # no more: the loop may hold the view's lock

@@ -48,6 +48,9 @@ def controller(
         signal.pause()
     if "waits" in model_dir:
         telemetry.recv()
+    if "talks" in model_dir:
+        for i in range(600):
+            telemetry.send(Event("note", time.monotonic(), {"text": str(i)}))
     telemetry.send(Event("done", time.monotonic(), {}))
 
 

@@ -77,6 +77,16 @@ def test_a_signal_to_all_during_start_up_stops_the_run_in_order(sent: int, tmp_p
     assert not any(log.read_text() for log in (tmp_path / "logs").iterdir())
 
 
+def test_roles_that_end_as_they_were_asked_to_are_not_taken_for_dead(
+    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(tmp_path, "talks")  # its word that all is done comes behind much else, slowly read
+    monkeypatch.setattr(one.view, "log", lambda text: time.sleep(0.005))
+    one._ready = True
+    one.run()
+    assert one.done and not one._deaths
+
+
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     process = start("deaf", tmp_path)
     for _ in range(2):
