@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -83,6 +84,14 @@ class Ranks:
         """What to tell of an error of this rank: its own words, or which rank it waited for in vain."""
         if self.mesh is None:
             return error
+        told: list[Exception] = []
+        asking = Thread(target=lambda: told.append(self._call_roll(error)), daemon=True)
+        asking.start()
+        asking.join(3 * ROLL_CALL_S)  # behind a cut link the store answers nothing, not even an error
+        return told[0] if told else self._lost([0], error) if _of_a_collective(error) else error
+
+    def _call_roll(self, error: Exception) -> Exception:
+        """The same, asked of the store, which lives with rank 0."""
         store = dist.distributed_c10d._get_default_store()
         store.set_timeout(timedelta(seconds=ROLL_CALL_S))
         others = [r for r in range(self.size) if r != self.rank]
@@ -105,7 +114,7 @@ class Ranks:
                     self._linger()
                     return self._lost(missing, error)
                 time.sleep(0.1)
-        except RuntimeError:  # the store lives with rank 0
+        except RuntimeError:
             return self._lost([0], error)
 
     def _lost(self, missing: list[int], error: Exception) -> RankLost:
