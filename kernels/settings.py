@@ -93,7 +93,7 @@ def _number(thing: Numbered, identity: int) -> int:
             ) from None
         if index is None:
             index = next(_count)
-            gone = lambda _: _objects.pop(index, None)  # noqa: E731
+            gone = lambda _: _objects.pop(index, None)  # noqa: E731  # a callback that needs `index`
             _objects[index] = weakref.ref(thing, gone) if weak else lambda: thing
             numbers[thing] = index
     return index
