@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.scaling.fit import EvalPoint, Fit
+from trainer.scaling.fit import Fit
+from trainer.scaling.points import EvalPoint
 
 AHEAD = 4.0  # the curve is drawn up to this multiple of the last compute
 INK, CURVE, GREY = "#1c2733", "#1f6feb", "#7d8793"

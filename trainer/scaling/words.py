@@ -1,0 +1,55 @@
+"""A fit in words: what can be concluded from it, and what cannot."""
+
+from __future__ import annotations
+
+from trainer.scaling.fit import FLAGS, HARMLESS, WIDEST, Estimate, Fit
+
+
+def explain(fit: Fit, unit: str) -> str:
+    """Several lines for a terminal; `unit` is that of compute."""
+    reasons = "; ".join(FLAGS[f] for f in fit.flags if f not in HARMLESS)
+    if "too-few-points" in fit.flags:
+        return f"The ceiling is not identified: {reasons}. Evaluate more often or train longer."
+    lines = [
+        f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {fit.points} evaluations, "
+        f"{fit.confidence:.0%} intervals:"
+    ]
+    if fit.identified:
+        lines.append(f"  ceiling     A     {words(fit.A, '.3f')}")
+        if "B-at-bound" in fit.flags:
+            lines.append(
+                f"  B (at least {fit.B.low:.2g}) and C_mid (at most {fit.C_mid.high:.3g} {unit}) are not"
+            )
+            lines.append(f"  identified: {FLAGS['B-at-bound']}.")
+        else:
+            lines.append(f"  efficiency  B     {words(fit.B, '.2f')}")
+            lines.append(f"  midpoint    C_mid {words(fit.C_mid, '.3g')} {unit}")
+            most = fit.law.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
+            lines.append(f"  nine tenths of the rise are won at about {most:.3g} {unit}")
+    else:
+        lines.append(f"  The ceiling A is not identified: {reasons}.")
+        lines.append(f"  The data allow A from {fit.A.low:.2f} to {fit.A.high:.2f}; take no number of it.")
+    if fit.R0_told is None:
+        lines.append(f"  at the start R0   not measured: from {fit.R0.low:.2f} to {fit.R0.high:.2f};")
+        lines.append("    B and C_mid hang on it. Evaluate before step 1, or give it (--r0).")
+    else:
+        where = "given" if fit.R0_source == "given" else f"measured before step 1: {fit.R0_told:.3f}"
+        lines.append(f"  at the start R0   {fit.R0.value:.3f} ({where})")
+    for times, e in ((2, fit.at_2x), (10, fit.at_10x)):
+        at = times * fit.compute_range[1]
+        wide = " - too wide to use" if e.high - e.low > WIDEST else ""
+        lines.append(f"  at {f'{times}×':>3} the compute ({at:.3g} {unit}): {words(e, '.3f')}{wide}")
+    if fit.outliers:
+        lines.append(f"  {fit.outliers} of the points lie far from the curve and count for little.")
+    if fit.scatter > 2:
+        lines.append(
+            f"  The points scatter {fit.scatter:.1f}× their standard errors; the intervals allow for it."
+        )
+    if fit.wander > 0.9 and fit.scatter > 0.5:
+        lines.append("  Neighbouring points err together: the run wanders, and the intervals allow for it.")
+    return "\n".join(lines)
+
+
+def words(e: Estimate, form: str) -> str:
+    """`value (low to high)`."""
+    return f"{e.value:{form}} ({e.low:{form}} to {e.high:{form}})"
