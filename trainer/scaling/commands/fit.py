@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import math
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve, fit_run, plot_curve
-
-COMPUTE = ("compute/total", "compute", "gpu_hours", "core_hours", "flops", "step")
-REWARD = ("eval/pass_rate", "pass_rate", "reward", "val_reward", "accuracy")
-ERROR = ("eval/pass_rate_se", "pass_rate_se", "reward_se", "se")
+from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve, plot_curve
+from trainer.scaling.read import add_input_arguments, read_curves
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to fit, and where to write it."""
-    command.add_argument(
-        "inputs", nargs="+", metavar="RUN_OR_FILE", help="a run folder, or a .csv or .jsonl file"
-    )
-    command.add_argument(
-        "--compute-column", help=f"column of C (default: the first there is of {', '.join(COMPUTE)})"
-    )
-    command.add_argument("--reward-column", help=f"column of R (default: the first of {', '.join(REWARD)})")
-    command.add_argument(
-        "--se-column", help=f"column of R's standard error (default: the first of {', '.join(ERROR)})"
-    )
-    command.add_argument(
-        "--r0", type=float, help="reward at zero compute (default: the point at compute 0, else unknown)"
-    )
+    add_input_arguments(command)
     command.add_argument("--json", type=Path, help="write the fits here, by input")
     command.add_argument("--plot", type=Path, help="write the picture here (.png or .svg); for one input")
 
@@ -42,69 +22,22 @@ def run(args: argparse.Namespace) -> None:
     """Print the fits; also where the data identify nothing, which is said."""
     _check_outputs(args)
     results = {}
-    for name in args.inputs:
-        points, result, unit = fit_file(Path(name), args)
-        results[name] = result.to_json()
-        print(f"{name}\n{explain(result, unit)}")
+    for curve in read_curves(args):
+        result = _fit(curve)
+        results[curve.name] = result.to_json()
+        print(f"{curve.name}\n{explain(result, curve.unit)}")
         if args.plot:
-            plot_curve(points, result, args.plot, unit, Path(name).stem)
+            start = [curve.R0] if isinstance(curve.R0, EvalPoint) else []
+            plot_curve([*start, *curve.points], result, args.plot, curve.unit, Path(curve.name).stem)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1, allow_nan=False))
 
 
-def fit_file(path: Path, args: argparse.Namespace) -> tuple[list[EvalPoint], Fit, str]:
-    """The points of a file, their fit, and the unit of compute."""
-    rows = _rows(path / "metrics.jsonl" if path.is_dir() else path)
-    columns = {c for row in rows for c in row if isinstance(c, str)}
-    compute = _column(args.compute_column, COMPUTE, columns, path, "--compute-column")
-    reward = _column(args.reward_column, REWARD, columns, path, "--reward-column")
-    error = args.se_column or next((c for c in ERROR if c in columns), None)
-    if args.se_column and args.se_column not in columns:
-        raise ConfigError(f"{path}: no column {args.se_column!r}; there are {', '.join(sorted(columns))}")
-    points = []
-    for i, row in enumerate(rows, 1):
-        if row.get(reward) not in (None, ""):
-            c, r = (_number(row, key, path, i) for key in (compute, reward))
-            points.append(EvalPoint(i, c, r, _number(row, error, path, i) if error else 0.0))
-    if not points:
-        raise ConfigError(f"{path}: no row holds {reward!r}")
-    points.sort(key=lambda p: p.compute)
-    if len({p.compute for p in points}) < len(points):
-        raise ConfigError(f"{path}: two points have the same {compute!r}; expected one point per compute")
+def _fit(curve: Curve) -> Fit:
     try:
-        if args.r0 is None:
-            result = fit_run(points)
-        else:
-            after = tuple(p for p in points if p.compute > 0)
-            result = fit_curve(Curve(path.name, compute, after, args.r0))
+        return fit_curve(curve)
     except ConfigError as e:
-        raise ConfigError(f"{path}: {e}") from e
-    ledger = path / "ledger.json"
-    unit = json.loads(ledger.read_text())["unit"] if ledger.is_file() else compute
-    return points, result, unit
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist; give a run folder, or a .csv or .jsonl file")
-    rows: list[dict[str, Any]] = []
-    try:
-        if path.suffix == ".csv":
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.DictReader(file))
-        else:
-            *whole, rest = path.read_text(encoding="utf-8").split("\n")
-            rows = [json.loads(line) for line in whole if line.strip()]
-            with suppress(ValueError):  # a run under way may be writing its last line
-                rows.append(json.loads(rest))
-            if not all(isinstance(row, dict) for row in rows):
-                raise ValueError("a line is not an object")
-    except (ValueError, csv.Error) as e:  # UnicodeDecodeError is a ValueError
-        kind = "a CSV table" if path.suffix == ".csv" else "JSON lines (a table needs the ending .csv)"
-        raise ConfigError(f"{path}: expected {kind}: {e}") from e
-    if not rows:
-        raise ConfigError(f"{path} is empty")
-    return rows
+        raise ConfigError(f"{curve.name}: {e}") from e
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -116,22 +49,3 @@ def _check_outputs(args: argparse.Namespace) -> None:
     for out in (args.json, args.plot):
         if out and not out.parent.is_dir():
             raise ConfigError(f"{out}: there is no folder {out.parent}; make it first")
-
-
-def _column(given: str | None, known: Sequence[str], columns: set[str], path: Path, flag: str) -> str:
-    found = given if given is not None else next((c for c in known if c in columns), None)
-    if found is None or found not in columns:
-        raise ConfigError(
-            f"{path}: no column {given or known[0]!r}; set {flag} to one of {', '.join(sorted(columns))}"
-        )
-    return found
-
-
-def _number(row: dict[str, Any], key: str, path: Path, line: int) -> float:
-    try:
-        value = float(row[key])
-    except (KeyError, TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"{path}: row {line}: {key!r} is {row.get(key)!r}; expected a finite number")
-    return value
