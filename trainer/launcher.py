@@ -26,7 +26,8 @@ from trainer.ledger import Compute, Ledger
 from trainer.messages import Event, Failed, Replacement, Spans, Stop
 from trainer.metrics import MetricsWriter, read
 from trainer.run_folder import sweep, write_atomic
-from trainer.scaling import EvalPoint, Fit, fit_run
+from trainer.scaling import EvalPoint, Fit
+from trainer.scaling.forecast import hint, outlook
 from trainer.ui import View
 
 GRACE_S = 20.0  # what a role may take to end by itself once the run is over
@@ -66,8 +67,8 @@ class Launcher:
         self._made: dict[int, tuple[float, Compute]] = {}  # version -> when it was made, and C by then
         if resume:
             self._recall(resume["version"])
+        self.outlook = outlook(self.points, 0.0, None) if self.points else None
         self.metrics = MetricsWriter(self.run_dir, config)
-        self.fit: Fit | None = None
         self.done = False
         self.failure: Failed | None = None
         self._signals: list[int] = []
@@ -290,6 +291,11 @@ class Launcher:
             case Event():
                 self.view.log(_in_words(message))
 
+    @property
+    def fit(self) -> Fit | None:
+        """The curve so far."""
+        return self.outlook.fit if self.outlook else None
+
     def _recall(self, version: int) -> None:
         """Take up curve and history of the run; what lies beyond the checkpoint is made again."""
         path = self.run_dir / "metrics.jsonl"
@@ -327,15 +333,11 @@ class Launcher:
         compute = self._made[step][1].total
         self.points.append(EvalPoint(step, compute, data["pass_rate"], data["pass_rate_se"]))
         line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
-        self.fit = fit_run(self.points)
-        if self.fit.identified:
-            line |= {
-                "forecast/ceiling": self.fit.A.value,
-                "forecast/ceiling_low": self.fit.A.low,
-                "forecast/ceiling_high": self.fit.A.high,
-                "forecast/end": float(self.fit.law.reward(compute / step * self.config.pipeline.steps)),
-            }
-        self._record(line)
+        end = compute / step * self.config.pipeline.steps if step else 0.0
+        self.outlook = outlook(self.points, end, self.outlook)
+        self._record(line | self.outlook.metrics())
+        if advice := hint(self.outlook, self.ledger.unit, end - compute):
+            self.view.log(advice)
 
     def _write_ledger(self) -> None:
         if time.monotonic() - self._ledger_written >= LEDGER_EVERY_S:

@@ -325,15 +325,25 @@ def facts(progress: Progress, unit: str) -> list[tuple[str, str]]:
 
 
 def forecast(progress: Progress) -> str:
-    """The forecast of the ceiling in words."""
-    ceiling, low, high, end = (
-        number(progress.latest.get(f"forecast/{k}"))
-        for k in ("ceiling", "ceiling_low", "ceiling_high", "end")
-    )
-    if ceiling is None:
-        return "ceiling not yet identified"
-    interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
-    return f"ceiling {ceiling:.2f}{interval}" + ("" if end is None else f", end {end:.2f}")
+    """The forecast of ceiling and end in words, and whether the last evaluation was foreseen."""
+
+    def told(key: str) -> str:
+        value, low, high = (
+            number(progress.latest.get(f"forecast/{key}{which}")) for which in ("", "_low", "_high")
+        )
+        if value is None:
+            return ""
+        return f"{value:.2f}" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
+
+    ceiling, end = told("ceiling"), told("end")
+    words = f"ceiling {ceiling}" if ceiling else "ceiling not yet identified"
+    if end:
+        words += f", end {end}"
+    if foreseen := told("foreseen"):
+        words += f", foreseen {foreseen}"
+    if progress.latest.get("forecast/alarm"):
+        words += " - OUT OF ITS BAND"
+    return words
 
 
 FILES = {

@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,18 +171,23 @@ def test_a_resume_needs_the_checkpoint_and_not_the_model_it_began_with(
     )
 
 
-def test_a_forecast_of_the_ceiling_comes_with_one_of_the_runs_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_each_evaluation_comes_with_what_was_foreseen_and_a_forecast_of_the_runs_end(
+    tmp_path: Path,
 ) -> None:
-    law, ceiling = Sigmoid(0.1, 0.9, 1.0, 0.01), SimpleNamespace(value=0.9, low=0.8, high=0.95)
-    monkeypatch.setattr(
-        launcher, "fit_run", lambda points: SimpleNamespace(identified=True, A=ceiling, law=law)
-    )
+    law = Sigmoid(0.1, 0.9, 2.0, 0.02)
     one = make(tmp_path)
+    one._handle(Event("eval", one.start, {"step": 0, "pass_rate": 0.1, "pass_rate_se": 0.01}))
     one._handle(Event("training_begins", one.start, {}))
-    for role in one.ledger.devices:
-        one._handle(Spans(role, (("idle", one.start, one.start + 30),)))
-    one._handle(Event("step", one.start + 30, {"step": 5}))
-    one._handle(Event("eval", one.start + 40, {"step": 5, "pass_rate": 0.5, "pass_rate_se": 0.1}))
+    for step in range(1, 9):
+        at = one.start + 30 * step
+        for role in one.ledger.devices:
+            one._handle(Spans(role, (("idle", at - 30, at),)))
+        one._handle(Event("step", at, {"step": step}))
+        rate = float(law.reward(one.ledger.compute(at).total))
+        one._handle(Event("eval", at + 1, {"step": step, "pass_rate": rate, "pass_rate_se": 0.01}))
     row = read(tmp_path / "metrics.jsonl")[-1]
-    assert row["forecast/end"] == pytest.approx(law.reward(2 * row["compute/total"]))  # 5 of 10 steps
+    end = float(law.reward(row["compute/total"] / 8 * 10))  # of ten steps
+    assert row["forecast/end_low"] <= end <= row["forecast/end_high"]
+    assert row["forecast/end"] == pytest.approx(end, abs=0.02)
+    assert row["forecast/foreseen"] == pytest.approx(rate, abs=0.02) and row["forecast/alarm"] == 0
+    assert one.fit is not None and one.fit.points == 8

@@ -1,0 +1,85 @@
+"""Promises of the live forecast: what it foresees comes; a run that leaves its law is told, or is done."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.scaling import EvalPoint, Sigmoid
+from trainer.scaling.forecast import Outlook, hint, outlook
+
+LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
+SD = 0.01
+
+
+def run(rewards: np.ndarray, compute: np.ndarray) -> list[Outlook]:
+    """The outlook after each evaluation; R0 is measured before."""
+    points, looks, before = [EvalPoint(0, 0.0, LAW.R0, SD)], [], None
+    for i, (c, r) in enumerate(zip(compute, rewards, strict=True), 1):
+        points.append(EvalPoint(i, float(c), float(r), SD))
+        before = outlook(points, float(compute[-1]), before)
+        looks.append(before)
+    return looks
+
+
+def noisy(seed: int, compute: np.ndarray) -> np.ndarray:
+    return LAW.reward(compute) + np.random.default_rng(seed).normal(0, SD, len(compute))
+
+
+def test_nine_in_ten_evaluations_come_as_foreseen_and_a_lawful_run_raises_no_alarm() -> None:
+    compute = np.linspace(0.012, 0.3, 16)
+    seen = []
+    for seed in range(6):
+        looks = run(noisy(seed, compute), compute)
+        assert all(x.foreseen is None for x in looks[:5])  # five points make the first fit
+        for look, reward in zip(looks[5:], noisy(seed, compute)[5:], strict=True):
+            assert look.foreseen is not None and not look.alarm
+            seen.append(look.foreseen.low <= reward <= look.foreseen.high)
+    assert 0.82 <= np.mean(seen) <= 0.98
+
+
+def test_the_end_of_the_run_is_foretold_from_two_thirds_of_it() -> None:
+    compute = np.linspace(0.012, 0.3, 18)
+    for seed in range(4):
+        end = run(noisy(seed, compute)[:12], compute[:12])[-1].fit.at(0.3)
+        assert end.low <= float(LAW.reward(0.3)) <= end.high and end.high - end.low < 0.06
+
+
+def test_a_collapse_is_an_alarm_at_once_and_a_slow_decline_within_a_few_evaluations() -> None:
+    compute = np.linspace(0.012, 0.3, 16)
+    fallen = noisy(0, compute)
+    fallen[10:] -= 0.3
+    looks = run(fallen, compute)
+    assert not looks[9].alarm and looks[10].alarm and looks[10].missed == -1 and looks[10].far
+    assert "has left its band (below" in hint(looks[10], "core-hours", 0.1)
+    sinking = noisy(0, compute)
+    sinking[10:] -= 0.03 * np.arange(1, 7)
+    assert any(x.alarm for x in run(sinking, compute)[10:13])
+
+
+def test_the_hint_is_to_go_on_while_it_rises_and_to_stop_at_the_ceiling() -> None:
+    compute = np.linspace(0.012, 0.3, 16)
+    rising = outlook([EvalPoint(0, 0.0, 0.11, SD), *points_of(compute[:6])], 0.3, None)
+    assert rising.gain is not None and rising.gain.low > 0.05 and rising.worth == 1
+    assert hint(rising, "core-hours", 0.2).startswith("go on: the rest (0.2 core-hours)")
+    late = np.linspace(0.02, 1.0, 30)
+    done = outlook([EvalPoint(0, 0.0, 0.11, SD), *points_of(late)], 1.3, None)
+    assert done.worth is not None and done.worth < 0.1
+    assert hint(done, "core-hours", 0.3).startswith("stop? the rest (0.3 core-hours)")
+
+
+def points_of(compute: np.ndarray) -> list[EvalPoint]:
+    return [
+        EvalPoint(i, float(c), float(r), SD)
+        for i, (c, r) in enumerate(zip(compute, noisy(1, compute), strict=True), 1)
+    ]
+
+
+def test_what_is_not_known_is_not_among_the_metrics() -> None:
+    compute = np.linspace(0.012, 0.3, 16)
+    looks = run(noisy(2, compute), compute)
+    assert looks[2].metrics() == {}
+    assert "forecast/end" in looks[4].metrics() and "forecast/foreseen" not in looks[4].metrics()
+    known = looks[14].metrics()
+    assert {"forecast/ceiling_low", "forecast/end_high", "forecast/gain", "forecast/worth"} <= set(known)
+    assert known["forecast/alarm"] == 0
+    assert "forecast/end" not in looks[15].metrics()  # it is over
