@@ -39,7 +39,7 @@ SHAPE = {
     "eos_token_id": None,
     "bos_token_id": None,
     "initializer_range": 0.2,  # distributions far from uniform
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 8192,
 }
 
 
@@ -57,7 +57,7 @@ def settings(model: str, run_dir: Path, kind: str, dtype: str = "float32", **eng
     return replace(
         config,
         model=replace(config.model, path=model, dtype=dtype),
-        engine=replace(config.engine, kind=kind, **({"slots": 8, "max_new_tokens": 1952} | engine)),
+        engine=replace(config.engine, kind=kind, **({"slots": 8, "max_new_tokens": 5952} | engine)),
     )
 
 

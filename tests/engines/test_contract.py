@@ -36,7 +36,7 @@ from trainer.engines.protocol import EngineClient
 from trainer.rollout import Progress, RolloutContext, rollout_prompt
 from trainer.types import Completion, Prompt, Request
 
-LONG = 1900  # tokens of a completion that is still running when something shorter has ended
+LONG = 5900  # tokens of a completion that is still running when something shorter has ended
 
 
 @pytest.fixture(scope="module")
