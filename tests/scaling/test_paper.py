@@ -8,7 +8,7 @@ from scipy.optimize import curve_fit
 
 from trainer.config import ConfigError
 from trainer.scaling import Sigmoid
-from trainer.scaling.paper import PaperGrid, paper_fit
+from trainer.scaling.paper import B_TABLE, PaperGrid, paper_fit
 
 # arXiv 2510.13786, Table 1: C_mid, B, A. R0 is not published.
 TABLE_1 = {"ScaleRL": (2542, 1.92, 0.610), "Scout": (4242, 1.65, 0.710), "code": (1675, 1.09, 0.615)}
@@ -78,12 +78,14 @@ def test_published_midpoints_are_steps_of_a_linear_grid() -> None:
     assert printed <= {int(x) for x in C_mid}
 
 
-def test_a_law_on_the_grid_comes_back() -> None:
-    truth = Sigmoid(0.3, 0.61, 1.92, float(PaperGrid().values()[1][6]))
+def test_a_law_on_the_grid_comes_back_though_its_slope_is_between_the_rows_of_the_table() -> None:
+    grid = PaperGrid(A=(0.5, 0.7, 0.001), C_mid=(1000, 4000, 301))
     compute = np.arange(1500, 8001, 250.0)
-    found = paper_fit(compute, truth.reward(compute), 0.3)
-    assert (found.A, found.B, found.C_mid) == pytest.approx((truth.A, truth.B, truth.C_mid), rel=1e-6)
-    assert found.flags == () and found.sse < 1e-12
+    for row in range(60, 80, 4):
+        truth = Sigmoid(0.3, 0.61, float(np.sqrt(B_TABLE[row] * B_TABLE[row + 1])), 2540.0)
+        found = paper_fit(compute, truth.reward(compute), 0.3, grid)
+        assert (found.A, found.B, found.C_mid) == pytest.approx((truth.A, truth.B, truth.C_mid), rel=1e-6)
+        assert found.flags == () and found.sse < 1e-12
 
 
 def test_a_grid_that_does_not_hold_the_law_is_flagged() -> None:
