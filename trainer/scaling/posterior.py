@@ -141,7 +141,7 @@ def robust_weights(data: Data) -> Array:
         law = Sigmoid(float(cells.R0[k]), min(float(cells.A[k]), 1.0), b[k // 61], c_mid[k % 61])
         z = np.abs(data.reward - law.reward(data.compute)) / data.sd
         scale = max(float(np.median(z)) * 1.4826, 1.0 if data.sd_known else 1e-6)
-        weight = np.minimum(1, (OUTLIER * scale / np.maximum(z, 1e-9)) ** (1 if i < HUBER_ROUNDS else 2))
+        weight = np.minimum(1, (OUTLIER * scale / np.maximum(z, 1e-9)) ** (1 if i < HUBER_ROUNDS else 4))
     return weight
 
 

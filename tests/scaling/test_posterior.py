@@ -1,0 +1,106 @@
+"""Promises of the posterior: it is the brute-force integral; outliers, order and seeds do what they should."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.linalg import toeplitz
+from scipy.special import logsumexp
+
+from trainer.scaling import Sigmoid, fit
+from trainer.scaling.posterior import CORRELATED, CORRELATIONS, TOLD_WEIGHT, Data, posterior, robust_weights
+
+LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
+
+
+def quantiles(value: np.ndarray, log_weight: np.ndarray, at: tuple[float, ...]) -> np.ndarray:
+    order = np.argsort(value.ravel())
+    weight = np.exp(log_weight.ravel()[order] - log_weight.max())
+    total = np.cumsum(weight)
+    return value.ravel()[order][np.searchsorted(total / total[-1], at)]
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.85])
+def test_the_draws_are_the_brute_force_integral_over_noise_and_law(rho: float) -> None:
+    """R0 given, errors told: p(A, log B, log C_mid) ∝ Σ_ρ p(ρ) |Σ_ρ|^-½ (ν₀ + eᵀ Σ_ρ⁻¹ e)^-((n + ν₀) / 2)."""
+    rng, n, sd = np.random.default_rng(4), 14, 0.012
+    c = np.linspace(0.02, 0.16, n)
+    noise = np.linalg.cholesky(toeplitz(rho ** np.arange(n))) @ rng.uniform(-1.5, 1.5, n)  # no outliers
+    y = LAW.reward(c) + sd * noise
+    found = posterior(Data(c, y, np.full(n, sd), True, LAW.R0, 0.0), draws=20_000)
+
+    wide = 2.0 if rho else 1.0  # the box: what is beyond it has next to no weight
+    A = np.linspace(LAW.A - 0.2 * wide, 1, 141)[:, None, None]
+    b = np.geomspace(LAW.B / 1.6**wide, LAW.B * 1.6**wide, 121)[None, :, None]
+    c_mid = np.geomspace(LAW.C_mid / 1.5**wide, LAW.C_mid * 1.5**wide, 121)[None, None, :]
+    s = 1 / (1 + (c_mid[..., None] / c) ** b[..., None])
+    error = y - LAW.R0 - (A[..., None] - LAW.R0) * s
+    terms = []
+    for r in (0.0, *CORRELATIONS):
+        shape = CORRELATED * toeplitz(r ** np.arange(n)) + (1 - CORRELATED) * np.eye(n) if r else np.eye(n)
+        whiten = np.linalg.inv(np.linalg.cholesky(sd**2 * shape))
+        Q = ((error @ whiten.T) ** 2).sum(-1)
+        prior = 0.5 if r == 0 else 0.5 / len(CORRELATIONS)
+        log_det = np.linalg.slogdet(sd**2 * shape)[1]
+        terms.append(np.log(prior) - 0.5 * log_det - (n + TOLD_WEIGHT) / 2 * np.log(TOLD_WEIGHT + Q))
+    log_p = logsumexp(terms, axis=0)
+    faces = (log_p[0], log_p[:, 0], log_p[:, -1], log_p[..., 0], log_p[..., -1])
+    assert max(f.max() for f in faces) < log_p.max() - 6
+    at = (0.05, 0.5, 0.95)
+    ahead = LAW.R0 + (A - LAW.R0) / (1 + (c_mid / 0.32) ** b)
+    for name, value, drawn in (
+        ("A", np.broadcast_to(A, log_p.shape), found.draws.A),
+        ("B", np.broadcast_to(b, log_p.shape), found.draws.B),
+        ("C_mid", np.broadcast_to(c_mid, log_p.shape), found.draws.C_mid),
+        ("reward at 2x", ahead, found.draws.reward(0.32)),
+    ):
+        expected = quantiles(value, log_p, at)
+        width = expected[2] - expected[0]
+        np.testing.assert_allclose(np.quantile(drawn, at), expected, atol=0.05 * width, err_msg=name)
+    assert (found.wander > 0.5) == (rho > 0)
+
+
+def test_outliers_lose_their_weight_and_others_keep_theirs() -> None:
+    c = np.linspace(0.01, 0.3, 40)
+    y = LAW.reward(c) + np.random.default_rng(0).normal(0, 0.01, 40)
+    y[[12, 30]] += (0.1, -0.1)
+    weight = robust_weights(Data(c, y, np.full(40, 0.01), True, LAW.R0, 0.0))
+    assert weight[[12, 30]].max() < 0.2 and np.delete(weight, [12, 30]).min() > 0.5
+
+
+@pytest.mark.parametrize("offset", [-0.1, 0.1])
+def test_one_point_in_twenty_a_tenth_off_moves_the_ceiling_by_less_than_a_hundredth(offset: float) -> None:
+    c = np.linspace(0.01, 0.3, 40)
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        y = LAW.reward(c) + rng.normal(0, 0.01, 40)
+        dirty = y.copy()
+        dirty[rng.choice(40, 2, replace=False)] += offset
+        clean, moved = (fit(c, np.clip(r, 0, 1), np.full(40, 0.01), R0=LAW.R0) for r in (y, dirty))
+        assert abs(moved.A.value - clean.A.value) < 0.01
+
+
+def test_the_same_points_give_the_same_draws_in_any_order() -> None:
+    c = np.linspace(0.01, 0.3, 20)
+    y = LAW.reward(c) + np.random.default_rng(1).normal(0, 0.01, 20)
+    one, two = fit(c, y, R0=0.11), fit(c[::-1], y[::-1], R0=0.11)
+    assert one.draws is not None and two.draws is not None
+    assert one == two and (one.draws.A == two.draws.A).all()
+
+
+def test_compute_for_a_reward_is_the_inverse_of_the_reward_draw_by_draw() -> None:
+    c = np.linspace(0.01, 0.3, 20)
+    found = fit(c, LAW.reward(c), np.full(20, 0.01), R0=0.11)
+    assert found.draws is not None
+    at = found.draws.compute_for(0.6)
+    d = found.draws
+    back = d.R0 + (d.A - d.R0) / (1 + (d.C_mid / at) ** d.B)
+    np.testing.assert_allclose(back, 0.6)
+    assert np.isinf(found.compute_for(0.99).high) and found.draws.compute_for(0.1).max() == 0
+
+
+def test_a_long_series_is_fitted_as_its_means() -> None:
+    c = np.linspace(0.001, 0.3, 3000)
+    y = np.clip(LAW.reward(c) + np.random.default_rng(2).normal(0, 0.03, 3000), 0, 1)
+    found = fit(c, y, R0=0.11)
+    assert found.A.low <= 0.9 <= found.A.high and found.A.high - found.A.low < 0.01
