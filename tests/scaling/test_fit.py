@@ -11,7 +11,6 @@ import pytest
 
 from trainer.config import ConfigError
 from trainer.scaling import EvalPoint, Fit, Sigmoid, explain, fit, fit_run, plot_curve
-from trainer.scaling.__main__ import main
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 TINY = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
@@ -145,46 +144,6 @@ def test_what_is_unknown_is_null_in_json() -> None:
     json.dumps(few, allow_nan=False)
 
 
-def test_the_command_fits_anyones_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    c = np.linspace(500, 16000, 30)
-    table = "gpu_hours,val_reward\n" + "".join(f"{x},{r}\n" for x, r in zip(c, PAPER.reward(c), strict=True))
-    (tmp_path / "theirs.csv").write_text(table)
-    out = tmp_path / "fit.json"
-    argv = [
-        "fit",
-        str(tmp_path / "theirs.csv"),
-        "--r0",
-        "0.3",
-        "--json",
-        str(out),
-        "--plot",
-        str(tmp_path / "c.svg"),
-    ]
-    assert main(argv) == 0
-    found = json.loads(out.read_text())[str(tmp_path / "theirs.csv")]
-    assert found["A"]["value"] == pytest.approx(0.61, abs=2e-3) and found["flags"] == []
-    assert "ceiling     A" in capsys.readouterr().out and (tmp_path / "c.svg").stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "is empty"),
-        ("a,b\n1,2\n", "no column 'compute/total'"),
-        ("compute,reward\n1,x\n", "row 1: 'reward' is 'x'"),
-        ("compute,reward\n1,.5\n1,.6\n", "two points have the same"),
-        ("compute,reward\n1,.2\n2,1.6\n", "expected a number in"),
-    ],
-)
-def test_wrong_files_are_one_line_and_exit_code_2(
-    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "x.csv").write_text(text)
-    assert main(["fit", str(tmp_path / "x.csv")]) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
-
-
 def test_the_picture_is_drawn_for_identified_and_unidentified_fits(tmp_path: Path) -> None:
     for n in (3, 20):
         c = np.linspace(0.01, 0.3, n)
@@ -192,11 +151,3 @@ def test_the_picture_is_drawn_for_identified_and_unidentified_fits(tmp_path: Pat
         points += [EvalPoint(i + 1, x, float(TINY.reward(x)), 0.01) for i, x in enumerate(c)]
         plot_curve(points, fit_run(points), tmp_path / f"{n}.png", "core-hours", "tiny")
         assert (tmp_path / f"{n}.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_run_under_way_is_fitted_without_its_half_written_last_line(tmp_path: Path) -> None:
-    c = np.linspace(0.01, 0.3, 12)
-    lines = [json.dumps({"compute": x, "reward": float(TINY.reward(x))}) for x in (0.0, *c)]
-    (tmp_path / "m.jsonl").write_text("\n".join(lines)[:-9])
-    assert main(["fit", str(tmp_path / "m.jsonl"), "--json", str(tmp_path / "f.json")]) == 0
-    assert json.loads((tmp_path / "f.json").read_text())[str(tmp_path / "m.jsonl")]["points"] == 11

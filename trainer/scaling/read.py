@@ -1,107 +1,199 @@
-"""Curves from files: run folders of ours, and any table with a compute and a reward column."""
+"""Curves from the files of any trainer: which columns are compute and reward, in which units, and checked."""
 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import math
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.scaling import read_columns as names
 from trainer.scaling.points import Curve, EvalPoint, curve_of
+from trainer.scaling.read_compute import compute_of, number
+from trainer.scaling.read_tables import Rows, read_tables
 
-COMPUTE = ("compute/total", "compute", "gpu_hours", "core_hours", "flops", "step")
-REWARD = ("eval/pass_rate", "pass_rate", "reward", "val_reward", "accuracy")
-ERROR = ("eval/pass_rate_se", "pass_rate_se", "reward_se", "se")
+UNIT_RANGE = (0.0, 1.0)
+ROUNDING = 1e-6  # a mean of ones in single precision may lie beyond 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A curve, and in words where its compute, reward and errors come from."""
+
+    curve: Curve
+    compute: str
+    reward: str
+    error: str
+
+    def __str__(self) -> str:
+        return f"C is {self.compute} in {self.curve.unit}, R is {self.reward}, its errors are {self.error}."
 
 
 def add_input_arguments(command: argparse.ArgumentParser) -> None:
     """What to read, and how; for every command that reads curves."""
+    add = command.add_argument_group("input").add_argument
     command.add_argument(
-        "inputs", nargs="+", metavar="RUN_OR_FILE", help="a run folder, or a .csv or .jsonl file"
+        "inputs", nargs="+", metavar="RUN_OR_FILE",
+        help="a run folder; .csv, .tsv, .jsonl, .json or .parquet; a W&B export; TensorBoard events",
+    )  # fmt: skip
+    add("--compute-column", metavar="NAME", help="column or tag of C, the compute (default: by its name)")
+    add(
+        "--reward-column",
+        metavar="NAME",
+        help="column or tag of R, the held-out pass rate (default: by its name)",
     )
-    command.add_argument(
-        "--compute-column", help=f"column of C (default: the first there is of {', '.join(COMPUTE)})"
-    )
-    command.add_argument("--reward-column", help=f"column of R (default: the first of {', '.join(REWARD)})")
-    command.add_argument(
-        "--se-column", help=f"column of R's standard error (default: the first of {', '.join(ERROR)})"
-    )
-    command.add_argument(
-        "--r0", type=float, help="reward at zero compute (default: the point at compute 0, else unknown)"
-    )
+    add("--se-column", metavar="NAME", help="column of R's standard error (default: by its name)")
+    add("--samples", type=_positive, metavar="N", help="no such column: N samples (prompts × k) make R")
+    add("--r0", type=float, metavar="R", help="reward at zero compute (default: that at compute 0, if any)")
+    add(
+        "--reward-range", type=float, nargs=2, default=UNIT_RANGE, metavar=("LOW", "HIGH"),
+        help="scale of R (-1 1, or 0 100 for percent), also of --r0; all that is told is on 0 to 1",
+    )  # fmt: skip
+    add("--unit", type=names.unit_of, help=f"of compute: {', '.join(names.UNITS)} (default: by C's name)")
+    add("--devices", type=_positive, metavar="N", help="C in GPU-hours: the time that passed, on N GPUs")
+    add("--seconds-column", metavar="NAME", help="with --devices: column of that time (default: by name)")
+    add("--gpu-hours-per-step", type=_positive, metavar="X", help="C in GPU-hours: X times the step")
+    add("--drop-before", type=float, default=0.0, metavar="C", help="leave out what lies before; R0 stays")
 
 
 def read_curves(args: argparse.Namespace) -> list[Curve]:
-    """The curves of all inputs, in their order; a curve's name is its input. ConfigError: wrong input."""
-    return [_read(Path(name), args) for name in args.inputs]
+    """The curves of all inputs, in their order. ConfigError, one line: what is wrong with an input."""
+    return [reading.curve for reading in read_inputs(args)]
 
 
-def _read(path: Path, args: argparse.Namespace) -> Curve:
-    rows = _rows(path / "metrics.jsonl" if path.is_dir() else path)
-    columns = {c for row in rows for c in row if isinstance(c, str)}
-    compute = _column(args.compute_column, COMPUTE, columns, path, "--compute-column")
-    reward = _column(args.reward_column, REWARD, columns, path, "--reward-column")
-    error = args.se_column or next((c for c in ERROR if c in columns), None)
-    if args.se_column and args.se_column not in columns:
-        raise ConfigError(f"{path}: no column {args.se_column!r}; there are {', '.join(sorted(columns))}")
-    points = []
-    for i, row in enumerate(rows, 1):
-        if row.get(reward) not in (None, ""):
-            c, r = (_number(row, key, path, i) for key in (compute, reward))
-            points.append(EvalPoint(i, c, r, _number(row, error, path, i) if error else 0.0))
-    if not points:
-        raise ConfigError(f"{path}: no row holds {reward!r}")
-    if len({p.compute for p in points}) < len(points):
-        raise ConfigError(f"{path}: two points have the same {compute!r}; expected one point per compute")
-    ledger = path / "ledger.json"
-    unit = json.loads(ledger.read_text())["unit"] if ledger.is_file() else compute
-    curve = curve_of(str(path), unit, points)
-    return curve if args.r0 is None else replace(curve, R0=args.r0)
+def read_inputs(args: argparse.Namespace) -> list[Reading]:
+    """The curves, and where they come from; named by their input, and by run where that holds several."""
+    _check_options(args)
+    return [reading for name in dict.fromkeys(args.inputs) for reading in _read(Path(name), args)]
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist; give a run folder, or a .csv or .jsonl file")
-    rows: list[dict[str, Any]] = []
-    try:
-        if path.suffix == ".csv":
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.DictReader(file))
-        else:
-            *whole, rest = path.read_text(encoding="utf-8").split("\n")
-            rows = [json.loads(line) for line in whole if line.strip()]
-            with suppress(ValueError):  # a run under way may be writing its last line
-                rows.append(json.loads(rest))
-            if not all(isinstance(row, dict) for row in rows):
-                raise ValueError("a line is not an object")
-    except (ValueError, csv.Error) as e:  # UnicodeDecodeError is a ValueError
-        kind = "a CSV table" if path.suffix == ".csv" else "JSON lines (a table needs the ending .csv)"
-        raise ConfigError(f"{path}: expected {kind}: {e}") from e
-    if not rows:
-        raise ConfigError(f"{path} is empty")
-    return rows
-
-
-def _column(given: str | None, known: Sequence[str], columns: set[str], path: Path, flag: str) -> str:
-    found = given if given is not None else next((c for c in known if c in columns), None)
-    if found is None or found not in columns:
+def same_unit(curves: Sequence[Curve]) -> str:
+    """The unit of all the curves. ConfigError: they have several, so their computes do not compare."""
+    by_unit = {c.unit: c.name for c in curves}
+    if len(by_unit) > 1:
+        told = ", ".join(f"{unit} ({name})" for unit, name in by_unit.items())
         raise ConfigError(
-            f"{path}: no column {given or known[0]!r}; set {flag} to one of {', '.join(sorted(columns))}"
+            f"the inputs' compute is in different units: {told}; convert them (--gpu-hours-per-step, "
+            "--devices), or give --unit if the names mislead"
         )
-    return found
+    return next(iter(by_unit))
 
 
-def _number(row: dict[str, Any], key: str, path: Path, line: int) -> float:
+def _check_options(args: argparse.Namespace) -> None:
+    ways = {
+        "--compute-column": args.compute_column is not None,
+        "--devices": args.devices is not None,
+        "--gpu-hours-per-step": args.gpu_hours_per_step is not None,
+    }
+    given = [flag for flag, is_given in ways.items() if is_given]
+    if len(given) > 1 and given != ["--compute-column", "--gpu-hours-per-step"]:
+        raise ConfigError(f"{' and '.join(given)} were given; expected one of them, each tells what C is")
+    if args.seconds_column is not None and args.devices is None:
+        raise ConfigError("--seconds-column needs --devices N: C is the time that passed, on N GPUs")
+    if args.se_column is not None and args.samples is not None:
+        raise ConfigError("--se-column and --samples were given; expected one: each tells R's error")
+    low, high = args.reward_range
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(f"--reward-range {low:g} {high:g}: expected the lowest reward, then the highest")
+
+
+def _read(path: Path, args: argparse.Namespace) -> list[Reading]:
+    """Of several runs in one file, those that hold the reward."""
+    tables = read_tables(path)
     try:
-        value = float(row[key])
-    except (KeyError, TypeError, ValueError):
+        if len(tables) > 1:
+            has = {n: names.reward_columns(_columns(rows), args.reward_column) for n, rows in tables.items()}
+            tables = {n: rows for n, rows in tables.items() if has[n]} or tables
+        return [
+            _reading(f"{path}: {run}" if run else str(path), path, rows, args) for run, rows in tables.items()
+        ]
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from e
+
+
+def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Reading:
+    columns = _columns(rows)
+    compute, unit, compute_told = compute_of(rows, columns, path, args)
+    reward = names.reward_column(columns, args.reward_column)
+    error = None if args.samples else names.error_column(columns, reward, args.se_column)
+    step = names.find_step(columns)
+    points = []
+    for i, (row, c) in enumerate(zip(rows, compute, strict=True), 1):
+        if row.get(reward) in (None, ""):
+            continue
+        at = i if step is None or row.get(step) in (None, "") else int(number(row, step, i))
+        if c is None and at != 0:
+            raise ConfigError(f"row {i} has a reward, but no row up to it has {compute_told}")
+        c = c or 0.0  # before step 1 there was no training, whether compute was logged or not
+        if c < 0:
+            raise ConfigError(f"row {i}: compute is {c:g}; expected at least 0")
+        points.append(EvalPoint(at, c, *_score(row, reward, error, i, args)))
+    points = _checked([p for p in points if p.compute == 0 or p.compute >= args.drop_before], reward, args)
+    curve = curve_of(name, unit, points)
+    if args.r0 is not None:
+        low, high = args.reward_range
+        if not low <= args.r0 <= high:
+            raise ConfigError(f"--r0 {args.r0:g}: expected a reward from {low:g} to {high:g}")
+        curve = replace(curve, R0=(args.r0 - low) / (high - low))
+    error_told = f"binomial, of {args.samples:g} samples" if args.samples else "taken from the scatter"
+    return Reading(curve, compute_told, repr(reward), repr(error) if error else error_told)
+
+
+def _score(
+    row: dict[str, Any], reward: str, error: str | None, line: int, args: argparse.Namespace
+) -> tuple[float, float]:
+    """The reward of a row, on the scale from 0 to 1, and its standard error; 0: not known."""
+    low, high = args.reward_range
+    r = (number(row, reward, line) - low) / (high - low)
+    if not -ROUNDING <= r <= 1 + ROUNDING:
+        raise ConfigError(f"row {line}: {reward!r} is {row[reward]}; {_range_told(r, args)}")
+    r = min(1.0, max(0.0, r))
+    if args.samples:
+        return r, math.sqrt(r * (1 - r) / args.samples)
+    se = number(row, error, line) / (high - low) if error else 0.0
+    if se < 0:
+        raise ConfigError(f"row {line}: {error!r} is {se:g}; expected a standard error, at least 0")
+    return r, se
+
+
+def _checked(points: list[EvalPoint], reward: str, args: argparse.Namespace) -> list[EvalPoint]:
+    """In ascending order, each compute once."""
+    if not points:
+        beyond = f" from compute {args.drop_before:g} on (--drop-before)" if args.drop_before else ""
+        raise ConfigError(f"no row holds {reward!r}{beyond}")
+    unique = {(p.compute, p.pass_rate): p for p in points}
+    ordered = sorted(unique.values(), key=lambda p: p.compute)
+    for one, other in pairwise(ordered):
+        if one.compute == other.compute:
+            raise ConfigError(
+                f"two rewards at compute {one.compute:g}: {one.pass_rate:g} and {other.pass_rate:g}; "
+                "expected one: average them, or split the file if it holds several runs"
+            )
+    return ordered
+
+
+def _range_told(r: float, args: argparse.Namespace) -> str:
+    low, high = args.reward_range
+    if (low, high) != UNIT_RANGE:
+        return f"expected {low:g} to {high:g} (--reward-range)"
+    likely = "-1 1" if -1 <= r < 0 else "0 100" if 1 < r <= 100 else "LOW HIGH"
+    return f"expected 0 to 1; if it is on another scale, give --reward-range {likely}"
+
+
+def _columns(rows: Rows) -> list[str]:
+    """Those that hold anything, in the order of the file."""
+    return list(dict.fromkeys(c for row in rows for c, v in row.items() if v not in (None, "")))
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"{path}: row {line}: {key!r} is {row.get(key)!r}; expected a finite number")
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value

@@ -4,46 +4,77 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import textwrap
 from pathlib import Path
+from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve, plot_curve
-from trainer.scaling.read import add_input_arguments, read_curves
+from trainer.scaling.read import Reading, add_input_arguments, read_inputs
 
+WIDTH = 88  # of a terminal line
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to fit, and where to write it."""
     add_input_arguments(command)
     command.add_argument("--json", type=Path, help="write the fits here, by input")
-    command.add_argument("--plot", type=Path, help="write the picture here (.png or .svg); for one input")
+    command.add_argument(
+        "--plot", type=Path, help="write the picture here (.png, .svg or .pdf); of several, NAME-RUN each"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the fits; also where the data identify nothing, which is said."""
     _check_outputs(args)
+    readings = read_inputs(args)
     results = {}
-    for curve in read_curves(args):
+    for i, reading in enumerate(readings):
+        curve = reading.curve
         result = _fit(curve)
-        results[curve.name] = result.to_json()
-        print(f"{curve.name}\n{explain(result, curve.unit)}")
+        results[curve.name] = _to_json(reading, result, args)
+        if i:
+            print()
+        told = textwrap.fill(str(reading), WIDTH, subsequent_indent="  ")
+        print(f"{curve.name}\n{told}\n{explain(result, curve.unit)}")
         if args.plot:
-            start = [curve.R0] if isinstance(curve.R0, EvalPoint) else []
-            plot_curve([*start, *curve.points], result, args.plot, curve.unit, Path(curve.name).stem)
+            path = args.plot if len(readings) == 1 else _beside(args.plot, curve.name, i)
+            _plot(curve, result, path)
+            print(f"  picture: {path}")
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1, allow_nan=False))
+        args.json.write_text(json.dumps(results, indent=1, allow_nan=False, ensure_ascii=False))
 
 
 def _fit(curve: Curve) -> Fit:
+    held = len(curve.points) + isinstance(curve.R0, EvalPoint)
+    if held < 2:
+        raise ConfigError(f"{curve.name}: there is {held} point; expected several, at growing compute")
     try:
         return fit_curve(curve)
     except ConfigError as e:
         raise ConfigError(f"{curve.name}: {e}") from e
 
 
+def _to_json(reading: Reading, result: Fit, args: argparse.Namespace) -> dict[str, Any]:
+    """The fit, with the unit of compute and what was read."""
+    source = {"compute": reading.compute, "reward": reading.reward, "error": reading.error}
+    given = {"reward_range": list(args.reward_range), "drop_before": args.drop_before}
+    return {"unit": reading.curve.unit, **result.to_json(), "source": {**source, **given}}
+
+
+def _plot(curve: Curve, result: Fit, path: Path) -> None:
+    start = [curve.R0] if isinstance(curve.R0, EvalPoint) else []
+    plot_curve([*start, *curve.points], result, path, curve.unit, Path(curve.name).stem)
+
+
+def _beside(path: Path, name: str, i: int) -> Path:
+    """`curve.png` and the run `a/b.csv`: `curve-1-b.png`."""
+    run = re.sub(r"[^\w.-]+", "_", Path(name).stem)
+    return path.with_name(f"{path.stem}-{i + 1}-{run}{path.suffix}")
+
+
 def _check_outputs(args: argparse.Namespace) -> None:
     """Before any work, so that a wrong name costs nothing."""
-    if args.plot and len(args.inputs) > 1:
-        raise ConfigError(f"--plot draws one input and {len(args.inputs)} were given; plot them one by one")
     if args.plot and args.plot.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--plot {args.plot}: expected a name ending in .png, .svg or .pdf")
     for out in (args.json, args.plot):

@@ -1,0 +1,74 @@
+"""Promises of `python -m trainer.scaling fit`: a law and its doubts from anyone's file, or one clear line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.scaling import Sigmoid
+from trainer.scaling.__main__ import main
+
+PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
+
+
+def write_curve(path: Path, last: float = 16_000, header: str = "gpu_hours,val_reward") -> Path:
+    c = np.linspace(500, last, 30)
+    rows = zip(c, PAPER.reward(c), strict=True)
+    path.write_text(f"{header}\n" + "".join(f"{x},{r}\n" for x, r in rows))
+    return path
+
+
+def test_it_fits_anyones_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out, picture = write_curve(tmp_path / "theirs.csv"), tmp_path / "fit.json", tmp_path / "c.svg"
+    assert main(["fit", str(path), "--r0", "0.3", "--json", str(out), "--plot", str(picture)]) == 0
+    found = json.loads(out.read_text())[str(path)]
+    for name, truth in (("A", 0.61), ("B", 1.92), ("C_mid", 2542), ("R0", 0.30)):
+        assert set(found[name]) == {"value", "low", "high"}
+        assert found[name]["value"] == pytest.approx(truth, rel=0.02)
+    assert found["flags"] == [] and found["identified"] is True
+    assert (found["unit"], found["R0_source"], found["points"]) == ("GPU-hours", "given", 30)
+    assert found["compute_range"] == [500, 16_000]
+    assert found["source"]["reward"] == "'val_reward'" and found["noise"] and found["data_hash"]
+    text = capsys.readouterr().out
+    assert "C is 'gpu_hours' in GPU-hours, R is 'val_reward', its errors are taken from the scatter" in text
+    assert "ceiling     A     0.61" in text and picture.stat().st_size > 1000
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_several_inputs_are_fitted_and_drawn_each(tmp_path: Path) -> None:
+    a, b = write_curve(tmp_path / "a.csv"), write_curve(tmp_path / "b.csv", 8000)
+    out = tmp_path / "fit.json"
+    assert main(["fit", str(a), str(b), "--json", str(out), "--plot", str(tmp_path / "c.png")]) == 0
+    found = json.loads(out.read_text())
+    assert list(found) == [str(a), str(b)] and found[str(b)]["compute_range"][1] == 8000
+    assert sorted(p.name for p in tmp_path.glob("*.png")) == ["c-1-a.png", "c-2-b.png"]
+
+
+def test_a_ceiling_beyond_the_data_is_not_claimed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_curve(tmp_path / "short.csv", 2500)
+    assert main(["fit", str(path), "--json", str(tmp_path / "f.json")]) == 0
+    assert json.loads((tmp_path / "f.json").read_text())[str(path)]["identified"] is False
+    text = capsys.readouterr().out
+    assert "ceiling A is not identified" in text and "ceiling     A" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("step,reward\n1,.2\n", [], "there is 1 point; expected several"),
+        ("step,reward\n0,.2\n", [], "there is 1 point; expected several"),
+        ("step,reward\n1,nan\n2,.2\n", [], "row 1: 'reward' is 'nan'; expected a finite number"),
+        ("step,reward\n1,.2\n2,.3\n", ["--json", "/nowhere/f.json"], "there is no folder /nowhere"),
+        ("step,reward\n1,.2\n2,.3\n", ["--plot", "c.txt"], "expected a name ending in .png, .svg or .pdf"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(
+    text: str, options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    assert main(["fit", str(tmp_path / "x.csv"), *options]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1 and err.startswith("error: ")

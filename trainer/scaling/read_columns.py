@@ -1,0 +1,138 @@
+"""Which column is what: the names that trainers give to compute, reward, its error and time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from trainer.config import ConfigError
+
+HELD_OUT = r"(?:eval|evaluation|val|valid|validation|test|held_?out)"
+SCORE = r"(?:pass_rate|reward|accuracy|acc|score|solve_rate|success_rate|pass@1|pass_at_1|pass1)"
+REWARD = (  # from the surest name to the vaguest; lower case
+    r"eval/pass_rate",  # ours
+    rf"{HELD_OUT}[/_. -](?:mean_|avg_)?{SCORE}(?:[/_]mean)?",  # eval/reward, val_accuracy
+    rf"(?:.+/)?val-core/.+/mean@\d+|{HELD_OUT}/.+/(?:avg|mean)@\d+",  # verl; prime-rl
+    rf"(?:eval/)?eval_.+_pass1|val/test_score/.+|{HELD_OUT}[/_].*{SCORE}s?(?:[/_]mean)?",  # OpenRLHF; TRL
+    rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value",  # value: TensorBoard's CSV
+)
+TRAINING = rf"(?:train|training|critic|rollout|reward|rewards)[/_].*{SCORE}?s?(?:[/_]mean)?"
+STEPS = (
+    r"steps?", r"global_step", r"(?:train|training|trainer|eval)/global_step", r"_step",
+    r"train(?:ing)?_step", r"iteration",
+)  # fmt: skip
+COMPUTE = (  # with the unit
+    (r"compute/total", "compute/total"),  # of a run of ours: the ledger has its unit
+    (r"(?:.+/)?(?:total_|train_|cum_|cumulative_)?gpu[_ -]?(?:hours?|hrs?|h)", "GPU-hours"),
+    (r"(?:.+/)?(?:total_|train_|cum_|cumulative_)?(?:core|cpu)[_ -]?(?:hours?|hrs?|h)", "core-hours"),
+    (r"(?:.+/)?(?:total_|train_|cum_|cumulative_)?(?:flops?|flos)", "FLOPs"),
+    (r"compute", "compute"),
+    *((name, "steps") for name in STEPS),
+)
+UNITS = ("GPU-hours", "core-hours", "FLOPs", "steps")
+PER_STEP = (r"timing_s/step", r"perf/time_per_step", r"time/step", r"step_time", r"(?:.+/)?seconds_per_step")
+CLOCKS = (  # seconds since the start, or since 1970
+    r"_runtime", r"relative time \(process\)", r"elapsed(?:_s|_seconds)?", r"wall_time", r"wall time",
+    r"relative time \(wall\)", r"_timestamp", r"timestamp",
+)  # fmt: skip
+ERROR = ("{}_se", "{}_stderr", "{}_sem", "{}/se", "{}/stderr")
+PLAIN_ERROR = ("se", "stderr", "sem", "standard_error")
+
+
+def reward_columns(columns: Sequence[str], given: str | None) -> list[str]:
+    """The given column if it is there; else those whose names say most surely: a held-out reward."""
+    if given is not None:
+        return [c for c in columns if c == given]
+    return next((found for pattern in REWARD if (found := matching(pattern, columns))), [])
+
+
+def reward_column(columns: Sequence[str], given: str | None) -> str:
+    """The one of `reward_columns`."""
+    if given is not None:
+        return existing(given, columns, "--reward-column")
+    found = reward_columns(columns, None)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(
+            f"several columns could be the reward; set --reward-column to one of {listed(found)}"
+        )
+    trained = matching(TRAINING, columns)
+    if trained:
+        raise ConfigError(
+            "no column is known for a held-out reward; if you mean that of the training batches, "
+            f"set --reward-column to one of {listed(trained)}"
+        )
+    raise ConfigError(f"no column is known for a reward; set --reward-column to one of {listed(columns)}")
+
+
+def compute_column(columns: Sequence[str], given: str | None) -> tuple[str, str]:
+    """The given column or the first known one, and the unit that its name tells (else the name itself)."""
+    names = columns if given is None else [existing(given, columns, "--compute-column")]
+    for pattern, unit in COMPUTE:
+        found = matching(pattern, names)
+        if found:
+            return found[0], unit
+    if given is not None:
+        return given, given
+    raise ConfigError(f"no column is known for compute; set --compute-column to one of {listed(columns)}")
+
+
+def step_column(columns: Sequence[str], given: str | None) -> str:
+    """The given column, or the one that counts steps."""
+    if given is not None:
+        return existing(given, columns, "--compute-column")
+    found = find_step(columns)
+    if found is None:
+        raise ConfigError(f"no column is known for steps; set --compute-column to one of {listed(columns)}")
+    return found
+
+
+def find_step(columns: Sequence[str]) -> str | None:
+    """The column that counts steps, if there is one."""
+    return next((c for name in STEPS for c in matching(name, columns)), None)
+
+
+def seconds_column(columns: Sequence[str], given: str | None) -> tuple[str, bool | None]:
+    """The column of seconds, and whether it holds those of each step; None: not told by its name."""
+    names = columns if given is None else [existing(given, columns, "--seconds-column")]
+    for patterns, per_step in ((PER_STEP, True), (CLOCKS, False)):
+        for pattern in patterns:
+            found = matching(pattern, names)
+            if found:
+                return found[0], per_step
+    if given is not None:
+        return given, None
+    raise ConfigError(f"no column is known for seconds; set --seconds-column to one of {listed(columns)}")
+
+
+def error_column(columns: Sequence[str], reward: str, given: str | None) -> str | None:
+    """The column of the reward's standard error; None: there is none."""
+    if given is not None:
+        return existing(given, columns, "--se-column")
+    known = (*(form.format(reward) for form in ERROR), *PLAIN_ERROR)
+    return next((c for name in known for c in columns if c.lower() == name.lower()), None)
+
+
+def unit_of(text: str) -> str:
+    """A unit as we spell it; any other text stays as it is."""
+    plain = re.sub(r"[ _-]", "", text.lower())
+    return next((u for u in UNITS if plain.rstrip("s") == re.sub("-", "", u.lower()).rstrip("s")), text)
+
+
+def matching(pattern: str, columns: Iterable[str]) -> list[str]:
+    """The columns whose whole name has this form, in any case."""
+    return [c for c in columns if re.fullmatch(pattern, c, re.IGNORECASE)]
+
+
+def existing(name: str, columns: Sequence[str], flag: str) -> str:
+    """The column, if it is there."""
+    if name not in columns:
+        raise ConfigError(f"no column {name!r}; set {flag} to one of {listed(columns)}")
+    return name
+
+
+def listed(columns: Iterable[str]) -> str:
+    """Names for an error line; of many, the first."""
+    names = sorted(columns)
+    return ", ".join(names[:20]) + (f" … ({len(names)} in all)" if len(names) > 20 else "")
