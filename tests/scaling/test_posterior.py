@@ -1,4 +1,4 @@
-"""Promises of the posterior: it is the brute-force integral; outliers, order and seeds do what they should."""
+"""Promises of the posterior: it is the brute-force integral, and outliers and order do not matter."""
 
 from __future__ import annotations
 
