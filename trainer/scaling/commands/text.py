@@ -1,0 +1,73 @@
+"""How the commands write: numbers, short names, lines of a terminal, and where files go."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.config import ConfigError
+from trainer.scaling.fit import Estimate
+
+WIDTH = 79
+
+
+def amount(x: float, digits: int = 3) -> str:
+    """Of compute or money: 2,540 or 0.0513 or 2.54e+21; `digits` are significant."""
+    return f"{float(f'{x:.{digits}g}'):,.6g}" if math.isfinite(x) else "∞"
+
+
+def amounts(e: Estimate) -> str:
+    """`value (low to high)` of compute."""
+    return f"{amount(e.value)} ({amount(e.low)} to {amount(e.high)})"
+
+
+def percent(p: float) -> str:
+    """Of a share of draws, of which a few thousand say nothing beyond 99 %."""
+    return "under 1 %" if p < 0.01 else "over 99 %" if p > 0.99 else f"{100 * p:.0f} %"
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """The last parts of paths: as many as tell them apart, without the file's ending where that does."""
+    paths = [Path(name) for name in names]
+    short = [
+        path.stem if path.suffix in (".csv", ".jsonl", ".parquet", ".json") else path.name for path in paths
+    ]
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        if len(set(short)) == len(short):
+            return short
+        short = ["/".join(path.parts[-depth:]) for path in paths]
+    return list(names)
+
+
+def paragraph(text: str, indent: str = "  ") -> str:
+    """Wrapped for a terminal."""
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
+
+
+def check_outputs(*outputs: tuple[Path | None, tuple[str, ...]]) -> None:
+    """Before any work, so that a wrong name costs nothing: the folder there, the ending one of those."""
+    for path, endings in outputs:
+        if path and path.suffix not in endings:
+            raise ConfigError(f"{path}: expected a name ending in {' or '.join(endings)}")
+        if path and not path.parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {path.parent}; make it first")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """What is unknown or infinite is null."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {k: plain(v) for k, v in x.items()}
+        if isinstance(x, tuple | list):
+            return [plain(v) for v in x]
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
+    path.write_text(json.dumps(plain(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
