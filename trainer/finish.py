@@ -9,7 +9,8 @@ from pathlib import Path
 from trainer.config import Config
 from trainer.ledger import Ledger
 from trainer.run_folder import write_atomic
-from trainer.scaling import EvalPoint, Fit, explain, plot_curve, write_report
+from trainer.scaling import EvalPoint, Fit, curve_of, explain, plot_curve, write_report
+from trainer.scaling.backtest import backtest, backtest_words
 from trainer.split import advise_run
 from trainer.ui import summary_text
 
@@ -23,7 +24,8 @@ def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger:
         return summary_text(run_dir, points, ledger, words, advice)
     write_atomic(run_dir / "fit.json", json.dumps(fit.to_json(), indent=1))
     plot_curve(points, fit, run_dir / "curve.png", ledger.unit, run_dir.name)
-    words = explain(fit, ledger.unit)
+    test = backtest_words(backtest(curve_of(run_dir.name, ledger.unit, points)), ledger.unit)
+    words = "\n".join(filter(None, (explain(fit, ledger.unit), test)))
     write_atomic(run_dir / "fit.txt", words)
     write_report(run_dir)
     return summary_text(run_dir, points, ledger, words, advice)

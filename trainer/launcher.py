@@ -334,9 +334,10 @@ class Launcher:
         self.points.append(EvalPoint(step, compute, data["pass_rate"], data["pass_rate_se"]))
         line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
         end = compute / step * self.config.pipeline.steps if step else 0.0
-        self.outlook = outlook(self.points, end, self.outlook)
+        before, self.outlook = self.outlook, outlook(self.points, end, self.outlook)
         self._record(line | self.outlook.metrics())
-        if advice := hint(self.outlook, self.ledger.unit, end - compute):
+        advice = hint(self.outlook, self.ledger.unit, end - compute)
+        if advice and self.outlook.verdict != (before.verdict if before else ""):  # told when it changes
             self.view.log(advice)
 
     def _write_ledger(self) -> None:

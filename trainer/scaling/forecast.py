@@ -36,6 +36,15 @@ class Outlook:
         """The run has left its band."""
         return abs(self.missed) >= 2 or self.far
 
+    @property
+    def verdict(self) -> str:
+        """ "left its band", "stop", "go on", or "" where there is nothing to say."""
+        if self.alarm:
+            return "left its band"
+        if self.gain is None or self.worth is None:
+            return ""
+        return "stop" if self.worth < UNLIKELY else "go on" if self.gain.low >= WORTH else ""
+
     def metrics(self) -> dict[str, float]:
         """For metrics.jsonl; what is not known is left out."""
         line: dict[str, float] = {}
@@ -84,19 +93,17 @@ def foresee(fit: Fit, point: EvalPoint) -> Estimate:
 
 
 def hint(now: Outlook, unit: str, rest: float) -> str:
-    """Stop or go on, in words; empty where there is nothing to say. `rest`: compute still to be spent."""
-    if now.alarm and now.foreseen is not None:
+    """The verdict in words; empty where there is none. `rest`: compute still to be spent."""
+    if now.verdict == "left its band" and now.foreseen is not None:
         side = "above" if now.missed > 0 else "below"
         band = f"{now.foreseen.low:.3f} to {now.foreseen.high:.3f}"
         return (
             f"the run has left its band ({side}: {band} was foreseen); the forecast no longer holds. "
             "Look at entropy, truncation and ρ"
         )
-    if now.gain is None or now.worth is None:
+    if not now.verdict or now.gain is None:
         return ""
     won = f"{now.gain.value:+.3f} ({now.gain.low:+.3f} to {now.gain.high:+.3f})"
-    if now.worth < UNLIKELY:
+    if now.verdict == "stop":
         return f"stop? the rest ({rest:.3g} {unit}) is likely to win only {won}"
-    if now.gain.low >= WORTH:
-        return f"go on: the rest ({rest:.3g} {unit}) is likely to win {won}"
-    return ""
+    return f"go on: the rest ({rest:.3g} {unit}) is likely to win {won}"

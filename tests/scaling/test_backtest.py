@@ -1,0 +1,47 @@
+"""Promises of the backtest: it uses the first half only, and a lawful run comes out as foretold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trainer.scaling import EvalPoint, Sigmoid, curve_of
+from trainer.scaling.backtest import backtest, backtest_words
+
+LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
+AT = np.linspace(0.01, 0.3, 30)
+
+
+def points(rewards: np.ndarray) -> list[EvalPoint]:
+    start = EvalPoint(0, 0.0, LAW.R0, 0.01)
+    return [
+        start,
+        *(
+            EvalPoint(i, float(c), float(r), 0.01)
+            for i, (c, r) in enumerate(zip(AT, rewards, strict=True), 1)
+        ),
+    ]
+
+
+def test_a_lawful_run_ends_as_its_first_half_foretold() -> None:
+    hits = []
+    for seed in range(8):
+        noise = np.random.default_rng(seed).normal(0, 0.01, 30)
+        found = backtest(curve_of("", "h", points(LAW.reward(AT) + noise)))
+        assert found is not None and found.seen == pytest.approx(0.15)
+        hits.append(found.foretold.low <= float(LAW.reward(0.3)) <= found.foretold.high)
+        assert abs(found.error) < 0.06
+    assert sum(hits) >= 6
+
+
+def test_the_second_half_does_not_tell() -> None:
+    curve = points(LAW.reward(AT))
+    other = [*curve[:-10], *(EvalPoint(p.step, p.compute, 0.2, 0.01) for p in curve[-10:])]
+    one, two = backtest(curve_of("", "h", curve)), backtest(curve_of("", "h", other))
+    assert one is not None and two is not None and one.foretold == two.foretold
+    assert two.came == 0.2 and two.error < -0.6
+
+
+def test_too_few_points_in_the_first_half_are_no_test() -> None:
+    assert backtest(curve_of("", "h", points(LAW.reward(AT))[:8])) is None
+    assert backtest(curve_of("", "h", [])) is None and backtest_words(None, "h") == ""
