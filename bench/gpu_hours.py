@@ -19,67 +19,27 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.measure import ROOT, write_json
-from bench.sources import CONSTANTS, CURVES, MODELS, PUBLISHED_HEADS, R0, Curve, Head, Shape
+from bench.sources import CURVES, R0, Curve
 from bench.table import number, table
+from trainer.config import ConfigError
+from trainer.scaling.kernel_cost import (
+    CONSTANTS,
+    MODELS,
+    PUBLISHED_HEADS,
+    Head,
+    Setting,
+    Shape,
+    cost_factor,
+    suite_heads,
+)
 from trainer.scaling.law import Sigmoid
-
-SUITE_NAMES = {  # which cases of the GPU suite stand for which head; of several the fastest
-    "naive FP32": ("naive FP32",),
-    "best peer": ("Liger CISPO", "Cut-Cross-Entropy, unfiltered", "TRL chunked log-prob"),
-    "ours": ("ours, two-pass", "ours, spx", "ours, lean"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One training step's size and its machine."""
-
-    peak_tflops: float
-    body_mfu: float
-    batch: float  # completions per step
-    length: float  # tokens per completion, prompt included
-    prompt: float  # tokens of it without loss
-    generators: float  # GPUs
-    trainers: float  # GPUs
-
-    def body_gpu_hours(self, shape: Shape) -> float:
-        """GPU-hours of the trainer's body in one step."""
-        flops = self.batch * self.length * shape.body_flops(int(self.length))
-        return flops / (self.body_mfu * self.peak_tflops * 1e12) / 3600
-
-    def head_gpu_hours(self, shape: Shape, head: Head) -> float:
-        """GPU-hours of the LM head and its loss in one step."""
-        flops = self.batch * (self.length - self.prompt) * shape.head_flops
-        return flops / (head.tflops * 1e12) / 3600
-
-
-def suite_heads(record: dict[str, Any], shape: Shape) -> list[Head]:
-    """Rates measured by the GPU suite, at its shape whose H·V is nearest to this model's."""
-    if record.get("dry_run"):
-        raise SystemExit("--kernels: that is a dry run's JSON, its times mean nothing; expected a GPU's")
-    size = shape.hidden * shape.vocab
-    timed = [case for case in record["cases"] if case.get("effective_tflops")]
-    if not timed:
-        raise SystemExit("--kernels: no case in it was timed; expected the JSON of stage kernels")
-    nearest = min(timed, key=lambda c: abs(np.log(c["shape"][1] * c["shape"][2] / size)))["shape"]
-    heads = []
-    for name, cases in SUITE_NAMES.items():
-        at = [case for case in timed if case["shape"] == nearest]
-        found = [case for case in at if case["name"].split(", chunk")[0] in cases]
-        if found:
-            best = max(found, key=lambda case: case["effective_tflops"])
-            where = f"MEASURED on {record['machine'].get('card', 'unknown')}, commit {record['commit']}"
-            heads.append(
-                Head(name, best["effective_tflops"], f"{where}: {best['name']} at N,H,V = {nearest}")
-            )
-    return heads
 
 
 def account(
@@ -100,7 +60,7 @@ def account(
     records = []
     for head in heads:
         own = setting.head_gpu_hours(shape, head)
-        factor = (generate + body + own) / (generate + balanced)
+        factor = cost_factor(shape, setting, head, reference)
         records.append({
             "model": shape.name,
             "head": head.name,
@@ -226,7 +186,10 @@ def _heads(args: argparse.Namespace, shape: Shape) -> list[Head]:
     """Published rates, over them what a GPU measured, over those what the user gives."""
     heads = {head.name: head for head in PUBLISHED_HEADS}
     if args.kernels:
-        heads |= {head.name: head for head in suite_heads(json.loads(args.kernels.read_text()), shape)}
+        try:
+            heads |= {head.name: head for head in suite_heads(json.loads(args.kernels.read_text()), shape)}
+        except ConfigError as e:
+            raise SystemExit(str(e)) from None
     for text in args.rate:
         name, _, value = text.rpartition("=")
         try:

@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 
 from bench import gpu_hours
-from bench.gpu_hours import Setting, account, suite_heads
-from bench.sources import CONSTANTS, CURVES, MODELS, PUBLISHED_HEADS, Head, Shape
+from bench.gpu_hours import account
+from bench.sources import CURVES
+from trainer.scaling.kernel_cost import (
+    CONSTANTS,
+    MODELS,
+    PUBLISHED_HEADS,
+    Head,
+    Setting,
+    Shape,
+    suite_heads,
+)
 from trainer.scaling.law import Sigmoid
 
 # 10 layers of 1,000,000 parameters; head 6 · 100 · 1,000 = 600,000 FLOP per token
