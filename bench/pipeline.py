@@ -27,8 +27,8 @@ from scipy.optimize import nnls
 
 from bench.measure import write_json
 from bench.pipeline_run import Run, read_run
-from bench.sources import MODELS, Constant
 from bench.table import number, table
+from trainer.scaling.kernel_cost import MODELS, Constant
 from trainer.simulate import Outcome, Rates, Scheme, Split, Workload, simulate
 from trainer.split import ASSUMED, assumed_rates, lognormal_lengths
 
