@@ -55,7 +55,7 @@ setup(
     description="Reinforcement learning for language models whose outcome you can predict",
     python_requires=">=3.11",
     packages=find_packages(include=["kernels", "kernels.*", "trainer", "trainer.*", "bench", "bench.*"]),
-    package_data={"trainer": ["recipes/*.yaml"]},
+    package_data={"trainer": ["recipes/*.yaml"], "trainer.scaling.report": ["page.*"]},
     ext_modules=[native],
     cmdclass={"build_ext": CMakeBuild},
     install_requires=[
@@ -70,6 +70,7 @@ setup(
         "pyyaml>=6",
         "rich>=13",
         "matplotlib>=3.8",
+        "jinja2>=3.1",
         "tensorboard>=2.16",
         "math-verify>=0.9,<0.10",
         "reasoning-gym==0.1.25",  # same seed, same items: a new version may draw other ones

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import fit
+from trainer.scaling.commands import compare, fit, report
 
-COMMANDS = {"fit": fit}
+COMMANDS = {"fit": fit, "compare": compare, "report": report}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

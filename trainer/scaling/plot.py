@@ -1,66 +1,175 @@
-"""The picture of a run: points with error bars, the curve, its band, the ceiling."""
+"""Pictures for papers and run folders: curves on linear and logarithmic compute, and the efficiency plot.
+
+Sized for a two-column paper (two panels over both columns, the efficiency plot in one), 8 pt, Okabe and
+Ito's colours, which the colour-blind tell apart; a mark of its own for each run, for print in grey.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.scaling.efficiency import straighten
 from trainer.scaling.fit import Fit
-from trainer.scaling.points import EvalPoint
+from trainer.scaling.points import Curve, EvalPoint, curve_of
 
-AHEAD = 4.0  # the curve is drawn up to this multiple of the last compute
-INK, CURVE, GREY = "#1c2733", "#1f6feb", "#7d8793"
+if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture needs
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+AHEAD, AHEAD_LINEAR = 4.0, 2.0  # curves are drawn up to these multiples of the last compute
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKS = "osD^vPX"
+BOTH_COLUMNS, ONE_COLUMN = (7.0, 2.6), (3.4, 2.5)  # inches
 STYLE = {
-    "font.size": 10,
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "svg.fonttype": "none",
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "sigmoid-rl",  # the same picture is the same file
+    "pdf.fonttype": 42,
+    "savefig.dpi": 300,
 }
+FAR = 50.0  # beyond any logarithm that is drawn
+Named = tuple[str, Curve, Fit]  # (what the legend calls it, points, their fit)
 
 
 def plot_curve(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, title: str) -> None:
-    """Write a PNG (or SVG, by the ending): linear compute on the left, logarithmic on the right."""
-    from matplotlib import rc_context  # imported here: a second that only a picture needs
-
-    with rc_context(rc=STYLE):  # type: ignore[arg-type]  # its keys are literals in the stubs
-        _draw(points, fit, path, unit, title)
+    """One run; the evaluation at compute 0, if there is one, is shown too."""
+    plot_curves([(title, curve_of(title, unit, points), fit)], path)
 
 
-def _draw(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, title: str) -> None:
+def plot_curves(runs: Sequence[Named], path: Path) -> None:
+    """Write PNG, SVG or PDF (by the ending): linear compute on the left, logarithmic on the right."""
+    _save(lambda figure: _curves(figure, runs), BOTH_COLUMNS, path)
+
+
+def plot_efficiency(runs: Sequence[Named], path: Path) -> None:
+    """Write the efficiency plot of the runs whose ceiling is identified."""
+    _save(lambda figure: _efficiency(figure, runs), ONE_COLUMN, path)
+
+
+def _save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path) -> None:
+    from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: no window system, no global state
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    with rc_context(rc=STYLE):  # type: ignore[arg-type]  # its keys are literals in the stubs
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _curves(figure: Figure, runs: Sequence[Named]) -> None:
     panels = figure.subplots(1, 2, sharey=True)
-    run = sorted(points, key=lambda p: p.compute)
-    after = [p for p in run if p.compute > 0]
+    far = AHEAD_LINEAR * max((p.compute for _, curve, _ in runs for p in curve.points), default=0.0)
     for axes, log in zip(panels, (False, True), strict=True):
-        shown = after if log else run
-        axes.errorbar(
-            [p.compute for p in shown], [p.pass_rate for p in shown], [p.pass_rate_se for p in shown],
-            fmt="o", ms=4, color=INK, ecolor=GREY, elinewidth=1, label="held-out pass rate", zorder=3,
-        )  # fmt: skip
-        if fit.band:
-            band = np.array([b for b in fit.band if b[0] <= AHEAD * after[-1].compute])
-            last = after[-1].compute
-            axes.fill_between(band[:, 0], band[:, 2], band[:, 3], color=CURVE, alpha=0.15, lw=0)
-            axes.plot(*band[band[:, 0] <= last][:, :2].T, color=CURVE, lw=2, label="sigmoid fit")
-            axes.plot(
-                *band[band[:, 0] >= 0.9 * last][:, :2].T, color=CURVE, lw=2, ls=(0, (3, 2)), label="forecast"
-            )
-        if fit.identified:
-            label = f"ceiling A = {fit.A.value:.3f} ({fit.A.low:.3f} to {fit.A.high:.3f})"
-            axes.axhline(fit.A.value, color=CURVE, lw=1, ls=":", label=label)
-        if log:
-            axes.set_xscale("log")
-        else:
-            axes.set_xlim(left=0)
-        axes.set_xlabel(f"compute ({unit}{', log scale' if log else ''})")
-        axes.grid(alpha=0.2)
-    panels[0].set_ylim(0, 1)
-    panels[0].set_ylabel("held-out pass rate (mean@k)")
-    panels[0].legend(loc="lower right", frameon=False, fontsize=9)
-    verdict = "" if fit.identified else " - the ceiling is not identified yet"
-    figure.suptitle(f"{title}{verdict}", x=0.01, ha="left", fontsize=12, color=INK)
-    figure.savefig(path, dpi=130)
+        for i, (name, curve, fit) in enumerate(runs):
+            reach = max(AHEAD * curve.points[-1].compute if log else 0.0, far) if curve.points else 0.0
+            _curve(axes, curve, fit, reach, log, _look(i), f"{name}: {ceiling(fit)}")
+        _compute_axis(axes, runs[0][1].unit, log)
+    measured = [p.pass_rate for _, curve, _ in runs for p in _points(curve)]
+    known = [x for _, _, fit in runs if fit.identified for x in (fit.A.low, fit.A.high)]
+    low, high = min(measured + known), max(measured + known)
+    room = 0.06 * (high - low) or 0.05
+    panels[0].set_ylim(max(0.0, low - room), min(1.0, high + room))
+    panels[0].set_ylabel("held-out pass rate")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=1 + (len(runs) > 1))
+
+
+def _curve(
+    axes: Axes, curve: Curve, fit: Fit, reach: float, log: bool, look: dict[str, Any], label: str
+) -> None:
+    points = [p for p in _points(curve) if p.compute > 0 or not log]
+    colour = look["color"]
+    axes.errorbar(
+        [p.compute for p in points], [p.pass_rate for p in points], [p.pass_rate_se for p in points],
+        fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.7,
+    )  # fmt: skip
+    axes.plot(
+        [p.compute for p in points], [p.pass_rate for p in points],
+        ls="none", ms=3, mec="white", mew=0.4, zorder=3, label=label, **look,
+    )  # fmt: skip
+    if fit.draws is not None:
+        last = curve.points[-1].compute
+        first = curve.points[0].compute / 2
+        past = np.geomspace(first, last, 80) if log else np.linspace(0, last, 80)
+        ahead = np.geomspace(last, reach, 40)
+        at = [fit.at(float(c)) for c in (*past, *ahead)]
+        axes.fill_between(
+            [*past, *ahead], [e.low for e in at], [e.high for e in at], color=colour, alpha=0.15, lw=0
+        )
+        axes.plot(past, fit.law.reward(past), color=colour, lw=1.2)
+        axes.plot(ahead, fit.law.reward(ahead), color=colour, lw=1.2, ls=(0, (3, 2)))
+    if fit.identified:
+        axes.axhline(fit.A.value, color=colour, lw=0.7, ls=":")
+
+
+def _efficiency(figure: Figure, runs: Sequence[Named]) -> None:
+    axes = figure.subplots()
+    ends: list[float] = []
+    for i, (name, curve, fit) in enumerate(runs):
+        if not fit.identified:
+            continue
+        look, line = _look(i), straighten(curve, fit)
+        c = np.geomspace(curve.points[0].compute / 1.3, 1.3 * curve.points[-1].compute, 2)
+        straight = fit.B.value * np.log(c / fit.C_mid.value)
+        axes.plot(c, straight, color=look["color"], lw=1)
+        label = f"{name}: B = {fit.B.value:.2f} ({fit.B.low:.2f} to {fit.B.high:.2f})"
+        axes.plot(line.compute, line.value, ls="none", ms=3, mec="white", mew=0.4, label=label, **look)
+        low, high = (
+            np.maximum(line.low, -FAR),
+            np.minimum(line.high, FAR),
+        )  # to the edge where they end nowhere
+        axes.vlines(line.compute, low, high, color=look["color"], lw=0.6, alpha=0.7)
+        ends += [*line.value, *straight]
+    _compute_axis(axes, runs[0][1].unit, log=True)
+    if ends:
+        axes.set_ylim(min(ends) - 0.5, max(ends) + 0.5)
+    axes.set_ylabel("log [(R − R0) / (A − R)]")
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside upper left")
+    else:
+        axes.text(0.5, 0.5, "no ceiling is identified", ha="center", transform=axes.transAxes)
+
+
+def ceiling(fit: Fit) -> str:
+    """For a legend: A with its interval, or that it is not known."""
+    if not fit.identified:
+        return "A not identified"
+    return f"A = {fit.A.value:.3f} ({fit.A.low:.3f} to {fit.A.high:.3f})"
+
+
+def _points(curve: Curve) -> list[EvalPoint]:
+    return [*([curve.R0] if isinstance(curve.R0, EvalPoint) else []), *curve.points]
+
+
+def _look(i: int) -> dict[str, Any]:
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i // len(COLOURS) % len(MARKS)]}
+
+
+def _compute_axis(axes: Axes, unit: str, log: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    if log:
+        axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        wide = high / low > 100
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda x, _: f"{x:g}" if 1e-4 <= x < 1e5 else f"{x:.0e}")
+        )
+        axes.xaxis.set_minor_formatter(
+            NullFormatter() if wide else FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+        )
+    else:
+        axes.set_xlim(left=0)
+    axes.set_xlabel(f"compute ({unit}{', log scale' if log else ''})")
+    axes.grid(alpha=0.25, lw=0.5)

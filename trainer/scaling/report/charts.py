@@ -1,0 +1,113 @@
+"""The numbers that the page's charts draw, as one JSON object; page.js documents how it is drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer.scaling.efficiency import straighten
+from trainer.scaling.fit import Estimate, Fit
+from trainer.scaling.points import Curve
+from trainer.scaling.report.run import Record, Run
+
+AHEAD = 4.0  # curves are drawn up to this multiple of their last compute,
+AHEAD_OF_ALL = 2.0  # and at least up to this multiple of all runs' last, where the linear chart ends
+TRAINING = (  # (title, metrics: drawn solid, then dashed)
+    ("Pass rate in training", {"train/pass_rate": "pass rate"}),
+    ("Prompts with a gradient", {"train/effective_prompts": "prompts"}),
+    ("Entropy, nats", {"learner/entropy": "entropy"}),
+    ("Truncated completions, share", {"train/truncated": "truncated"}),
+    ("Length, tokens", {"train/length_mean": "mean", "train/length_max": "longest"}),
+    ("Lag, weight versions", {"lag/mean": "mean", "lag/max": "largest"}),
+    ("Ratio ρ = π_train / π_gen", {"ratio/mean": "mean", "ratio/max": "largest"}),
+    ("Share of ρ beyond its bound", {"ratio/truncated": "beyond"}),
+    ("KL to the generator (k3), nats", {"kl/k3": "k3"}),
+    ("Gradient norm", {"learner/grad_norm": "norm"}),
+    ("Engine, tokens/s", {"engine/tokens_per_s": "tokens/s"}),
+    ("Learner, loss tokens/s", {"learner/tokens_per_s": "tokens/s"}),
+)
+
+
+def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
+    """Everything that is drawn; valid JSON: what is not finite is None."""
+    reach = AHEAD_OF_ALL * max((p.compute for r in runs for p in r.curve.points), default=0.0)
+    return {
+        "unit": runs[0].curve.unit,
+        "training": [{"title": t, "metrics": m} for t, m in TRAINING if any(_has(r, m) for r in runs)],
+        "reach": _plain(reach),
+        "runs": [_run(r, reach) for r in runs],
+    }
+
+
+def as_script(data: Mapping[str, Any]) -> str:
+    """JSON that can stand inside <script>: no <, no > and no & in it, and only ASCII."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _run(run: Run, reach: float) -> dict[str, Any]:
+    curve, fit = run.curve, run.fit
+    return {
+        "name": run.name,
+        "points": [_plain([p.compute, p.pass_rate, p.pass_rate_se, p.step]) for p in run.measured],
+        "first": curve.points[0].compute if curve.points else None,
+        "last": curve.points[-1].compute if curve.points else None,
+        "curve": [_plain([c, *_three(fit.at(c))]) for c in _grid(curve, reach)] if fit.draws else [],
+        "ceiling": _plain(_three(fit.A)) if fit.identified else None,
+        "efficiency": _efficiency(curve, fit) if fit.identified else None,
+        **(_record(run.record) if run.record else {}),
+    }
+
+
+def _record(record: Record) -> dict[str, Any]:
+    metrics = [m for _, ms in TRAINING for m in ms]
+    steps = [s["step"] for s in record.steps]
+    series = {m: [_plain(s.get(m)) for s in record.steps] for m in metrics}
+    return {
+        "steps": steps,
+        "series": {m: v for m, v in series.items() if any(x is not None for x in v)},
+        "forecasts": [_plain(list(f)) for f in record.forecasts],
+        "wall_s": record.wall_s,
+        "lanes": [
+            {"role": lane.role, "shares": {s: [round(x, 4) for x in v] for s, v in lane.shares.items()}}
+            for lane in record.lanes
+        ],
+    }
+
+
+def _efficiency(curve: Curve, fit: Fit) -> dict[str, Any]:
+    line = straighten(curve, fit)
+    return {
+        "points": [_plain(x) for x in np.stack([line.compute, line.value, line.low, line.high], 1).tolist()],
+        "B": fit.B.value,
+        "C_mid": fit.C_mid.value,
+        "left_out": line.left_out,
+    }
+
+
+def _grid(curve: Curve, reach: float) -> list[float]:
+    """Compute to draw a curve at: fine enough on a linear and on a logarithmic axis."""
+    first, last = curve.points[0].compute, curve.points[-1].compute
+    far = max(reach, AHEAD * last)
+    return np.union1d(
+        np.geomspace(first / 30, far, 90), [0.0, first / 2, last, reach, *np.linspace(0, reach, 41)]
+    ).tolist()
+
+
+def _three(e: Estimate) -> list[float]:
+    return [e.value, e.low, e.high]
+
+
+def _has(run: Run, metrics: Mapping[str, str]) -> bool:
+    return run.record is not None and any(s.get(m) is not None for s in run.record.steps for m in metrics)
+
+
+def _plain(x: Any) -> Any:
+    """Six digits are more than a screen shows; what is no finite number is None."""
+    if isinstance(x, list):
+        return [_plain(v) for v in x]
+    return float(f"{x:.6g}") if isinstance(x, int | float) and math.isfinite(x) else None

@@ -1,0 +1,124 @@
+"""The page: the template with what it shows. Jinja2 escapes all of it; nothing but our own is marked safe."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import unicodedata
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from trainer.run_folder import write_atomic
+from trainer.scaling.read import same_unit
+from trainer.scaling.report import answers
+from trainer.scaling.report.charts import as_script, chart_data
+from trainer.scaling.report.run import Run, run_of_folder
+
+COLOURS = 7  # of page.css, then they repeat with another mark
+LONGEST_TEXT = 4000  # characters of a completion
+
+
+def write_report(run_dir: Path) -> None:
+    """Write report.html into a run folder from the files in it."""
+    write_atomic(run_dir / "report.html", page([run_of_folder(run_dir)]))
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The HTML of one or many runs. ConfigError where they count compute in different units."""
+    unit = same_unit([r.curve for r in runs])
+    style, script = (_resource(f"page.{ending}") for ending in ("css", "js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=visible, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["amount"] = answers.amount
+    return environment.from_string(_resource("page.html")).render(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
+        unit=unit,
+        style=Markup(style),
+        script=Markup(script),
+        script_digest=Markup(digest),
+        data=Markup(as_script(chart_data(runs))),
+        runs=[_view(i, r) for i, r in enumerate(runs)],
+        whiskers=answers.whiskers([r.fit for r in runs]),
+        forecasts=any(r.record and r.record.forecasts for r in runs),
+        differing=differing([r.record.config if r.record else None for r in runs]),
+    )
+
+
+def visible(x: Any) -> Any:
+    """Text with control and direction characters and lone surrogates spelled out, which would disturb it."""
+    if not isinstance(x, str) or isinstance(x, Markup):
+        return x
+    disturbing = {c for c in x if unicodedata.category(c) in ("Cc", "Cf", "Cs")} - {"\n", "\t"}
+    return x.translate({ord(c): f"\\u{ord(c):04x}" for c in disturbing})
+
+
+def differing(configs: Sequence[str | None]) -> list[tuple[str, list[str]]]:
+    """(setting, its value in each run) of the settings that are not the same in all runs with a config."""
+    flat = [_flat(yaml.safe_load(c) or {}) if c else None for c in configs]
+    known = [f for f in flat if f is not None]
+    keys = sorted({k for f in known for k in f} - {"run_dir"})
+    return [
+        (k, [f.get(k, "–") if f is not None else "–" for f in flat])
+        for k in keys
+        if len({f.get(k) for f in known}) > 1
+    ]
+
+
+def _flat(x: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in x.items():
+        name = f"{prefix}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: str(value)}
+    return found
+
+
+def _view(i: int, run: Run) -> dict[str, Any]:
+    fit, record = run.fit, run.record
+    return {
+        "index": i,
+        "colour": i % COLOURS,
+        "name": run.name,
+        "fit": fit,
+        "answers": answers.answers(run),
+        "cost": answers.nine_tenths(fit) if fit.identified else None,
+        "cautions": answers.cautions(fit),
+        "reasons": answers.reasons(fit),
+        "points": run.measured,
+        "record": record,
+        "ledger": _ledger(record.ledger) if record and record.ledger else None,
+        "samples": [_sample(s) for s in record.samples] if record else [],
+    }
+
+
+def _ledger(ledger: Mapping[str, Any]) -> dict[str, Any]:
+    """Device-hours: what counts as C, what does not, and each role's states, largest first."""
+    roles = []
+    for role, book in ledger["roles"].items():
+        held = sum(book["states"].values())
+        if held:
+            states = sorted(book["states"].items(), key=lambda kv: -kv[1])
+            rows = [{"state": s, "hours": x / 3600, "share": x / held} for s, x in states]
+            roles.append({"role": role, "hours": held / 3600, "states": rows})
+    return {**ledger["compute"], "unit": ledger["unit"], "roles": roles}
+
+
+def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
+    completions = []
+    for c in sample["completions"]:
+        more = len(c["text"]) - LONGEST_TEXT
+        text = c["text"][:LONGEST_TEXT] + (f" … ({more:,} more characters)" if more > 0 else "")
+        completions.append({**c, "text": text})
+    right = sum(c["outcome"] == "correct" for c in completions)
+    return {**sample, "completions": completions, "right": right}
+
+
+def _resource(name: str) -> str:
+    return (files("trainer.scaling.report") / name).read_text(encoding="utf-8")

@@ -1,0 +1,150 @@
+"""What a report tells of one run: its curve and fit, and for our own runs the files of the run folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.metrics import read
+from trainer.scaling.fit import Fit, fit_curve
+from trainer.scaling.points import Curve, EvalPoint
+from trainer.scaling.read import add_input_arguments, read_curves
+
+SAMPLES = 12
+BINS = 120  # of the timeline
+MOST_STEPS = 300  # longer series are averaged over neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What a role did over time: `shares[state][i]` of the i-th of equal parts of the run."""
+
+    role: str
+    shares: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What only our own runs have."""
+
+    steps: tuple[Mapping[str, Any], ...]  # metrics of the training steps, at most MOST_STEPS
+    forecasts: tuple[tuple[float, float, float, float], ...]  # (compute, reward at the end, low, high)
+    ledger: Mapping[str, Any] | None  # ledger.json
+    lanes: tuple[Lane, ...]
+    wall_s: float  # the end of the lanes
+    samples: tuple[Mapping[str, Any], ...]
+    config: str  # YAML
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One curve of a report."""
+
+    name: str
+    curve: Curve
+    fit: Fit
+    record: Record | None  # None: a table, not a run folder
+
+    @property
+    def measured(self) -> tuple[EvalPoint, ...]:
+        """All evaluations, that at compute 0 among them."""
+        start = self.curve.R0
+        return (*([start] if isinstance(start, EvalPoint) else []), *self.curve.points)
+
+
+def runs_of(curves: Sequence[Curve]) -> list[Run]:
+    """A curve whose name is a run folder brings that folder's record."""
+    names = short_names([c.name for c in curves])
+    found = []
+    for name, curve in zip(names, curves, strict=True):
+        folder = Path(curve.name)
+        record = read_record(folder) if (folder / "config.yaml").is_file() else None
+        found.append(Run(name, curve, fit_curve(curve), record))
+    return found
+
+
+def run_of_folder(folder: Path) -> Run:
+    """The run of a run folder."""
+    parser = argparse.ArgumentParser()
+    add_input_arguments(parser)
+    (run,) = runs_of(read_curves(parser.parse_args(["--", str(folder)])))
+    return run
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """The last part of each path; as many parts as it takes to tell them apart."""
+    whole = [Path(n).resolve() for n in names]
+    paths = [p.with_suffix("") if p.is_file() else p for p in whole]
+    if len(set(paths)) < len(set(names)):  # a.csv and a.jsonl
+        paths = whole
+    for parts in range(1, max(len(p.parts) for p in paths)):
+        short = [str(Path(*p.parts[-parts:])) for p in paths]
+        if len(set(short)) == len(set(names)):
+            return short
+    return list(names)
+
+
+def read_record(folder: Path) -> Record:
+    """The files of a run folder; a run under way may not have all of them yet."""
+    ledger, timeline, samples = (folder / n for n in ("ledger.json", "timeline.jsonl", "samples.jsonl"))
+    spans = read(timeline) if timeline.is_file() else []
+    rows = read(folder / "metrics.jsonl")
+    by_step = {r["step"]: r for r in rows if "train/pass_rate" in r}
+    told = [r for r in rows if "forecast/end" in r]
+    return Record(
+        steps=averaged([by_step[k] for k in sorted(by_step)]),  # after a resume the last telling holds
+        forecasts=tuple(
+            (r["compute/total"], *(r[f"forecast/end{k}"] for k in ("", "_low", "_high"))) for r in told
+        ),
+        ledger=json.loads(ledger.read_text()) if ledger.is_file() else None,
+        lanes=lanes(spans),
+        wall_s=max((s["end"] for s in spans), default=0.0),
+        samples=spread(read(samples) if samples.is_file() else [], SAMPLES),
+        config=(folder / "config.yaml").read_text(encoding="utf-8"),
+    )
+
+
+def averaged(steps: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """At most MOST_STEPS rows: means of neighbours, and the largest of what is a largest."""
+    if len(steps) <= MOST_STEPS:
+        return tuple(steps)
+    rows = []
+    for part in np.array_split(np.arange(len(steps)), MOST_STEPS):
+        row = {}
+        for key in steps[part[0]]:
+            values = [v for i in part if isinstance(v := steps[i].get(key), int | float)]
+            if values:
+                row[key] = max(values) if key.endswith("/max") else float(np.mean(values))
+        rows.append(row)
+    return tuple(rows)
+
+
+def lanes(spans: Sequence[Mapping[str, Any]]) -> tuple[Lane, ...]:
+    """The timeline's spans as shares of BINS equal parts, a lane for each role."""
+    by_role: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for s in spans:
+        by_role.setdefault(s["role"], {}).setdefault(s["state"], []).append((s["start"], s["end"]))
+    edges = np.linspace(0, max((s["end"] for s in spans), default=0.0), BINS + 1)
+    found = []
+    for role, states in by_role.items():
+        shares = {}
+        for state, times in states.items():
+            knots = np.sort(np.array(times), axis=0).ravel()  # a role is in one state at a time
+            spent = np.concatenate([[0.0], np.cumsum(np.diff(knots) * (np.arange(len(knots) - 1) % 2 == 0))])
+            part = np.diff(np.interp(edges, knots, spent)) / (edges[1] - edges[0])
+            shares[state] = tuple(float(x) for x in np.clip(part, 0, 1))
+        found.append(Lane(role, shares))
+    return tuple(found)
+
+
+def spread(samples: Sequence[Mapping[str, Any]], count: int) -> tuple[Mapping[str, Any], ...]:
+    """Samples evenly over the run, the first and the last among them."""
+    if len(samples) <= count:
+        return tuple(samples)
+    return tuple(samples[round(i * (len(samples) - 1) / (count - 1))] for i in range(count))
