@@ -78,5 +78,5 @@ def sweep(run_dir: Path) -> None:
 def write_atomic(path: Path, text: str) -> None:
     """Replace the file at once, so that a reader or a crash never meets half of it."""
     aside = path.with_suffix(path.suffix + ".part")
-    aside.write_text(text)
+    aside.write_text(text, encoding="utf-8")
     aside.replace(path)
