@@ -7,7 +7,7 @@ import pytest
 from scipy.linalg import toeplitz
 from scipy.special import logsumexp
 
-from trainer.scaling import Sigmoid, fit
+from trainer.scaling import EvalPoint, Sigmoid, fit, fit_run
 from trainer.scaling.posterior import CORRELATED, CORRELATIONS, TOLD_WEIGHT, Data, posterior, robust_weights
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
@@ -104,3 +104,18 @@ def test_a_long_series_is_fitted_as_its_means() -> None:
     y = np.clip(LAW.reward(c) + np.random.default_rng(2).normal(0, 0.03, 3000), 0, 1)
     found = fit(c, y, R0=0.11)
     assert found.A.low <= 0.9 <= found.A.high and found.A.high - found.A.low < 0.01
+
+
+def test_a_run_that_scatters_widely_does_not_make_the_measured_start_uncertain() -> None:
+    c = np.linspace(0.01, 0.3, 30)
+    start, points = EvalPoint(0, 0.0, 0.11, 0.005), np.random.default_rng(3).normal(0, 0.03, 30)
+    rewards = np.clip(LAW.reward(c) * 0.8 + 0.1 + points, 0, 1)  # a law of another start
+    run = [
+        start,
+        *(
+            EvalPoint(i, float(x), float(r), 0.005)
+            for i, (x, r) in enumerate(zip(c, rewards, strict=True), 1)
+        ),
+    ]
+    found = fit_run(run)
+    assert found.scatter > 4 and found.R0.high - found.R0.low < 0.04 and abs(found.R0.value - 0.11) < 0.02

@@ -14,7 +14,7 @@ lose their weight first. How often the intervals cover: docs/validation.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -103,7 +103,9 @@ class _Cells:
 
 def posterior(data: Data, draws: int = DRAWS, seed: int = 0) -> Posterior:
     """The same draws for the same data and seed."""
-    weight = robust_weights(data)
+    weight, scatter = _robust(data)
+    if data.sd_known:  # σ is of the run; R0's own error is a model's that has not been trained
+        data = replace(data, R0_se=data.R0_se / max(1.0, scatter))
     noises = _noise_models(data, weight)
     box = full_box(data)
     for b_cells, c_cells, keep in ZOOMS:
@@ -125,7 +127,12 @@ def full_box(data: Data) -> tuple[float, float, float, float]:
 
 
 def robust_weights(data: Data) -> Array:
-    """(n,) in (0, 1]: Huber's first, then ones whose pull fades with the distance."""
+    """(n,) in (0, 1]."""
+    return _robust(data)[0]
+
+
+def _robust(data: Data) -> tuple[Array, float]:
+    """Weights, Huber's first, then ones whose pull fades with the distance; and the scatter, in sd."""
     weight = np.ones(len(data.compute))
     box = full_box(data)
     b, c_mid = np.geomspace(*box[:2], 25), np.geomspace(*box[2:], 61)
@@ -142,7 +149,7 @@ def robust_weights(data: Data) -> Array:
         z = np.abs(data.reward - law.reward(data.compute)) / data.sd
         scale = max(float(np.median(z)) * 1.4826, 1.0 if data.sd_known else 1e-6)
         weight = np.minimum(1, (OUTLIER * scale / np.maximum(z, 1e-9)) ** (1 if i < HUBER_ROUNDS else 4))
-    return weight
+    return weight, scale
 
 
 def _noise_models(data: Data, weight: Array) -> list[tuple[Array, float]]:
