@@ -49,7 +49,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument(
         "--margin", type=float, default=MARGIN,
-        help=f"what the ceilings of two runs of one recipe differ by, 90 %% (default: {MARGIN}, published; "
+        help=f"what the ceilings of two runs of one recipe differ by, 90%% (default: {MARGIN}, published; "
         "seeds correct it)",
     )  # fmt: skip
     command.add_argument("--json", type=Path, help="write all of it here")
@@ -227,16 +227,16 @@ def _who_leads(pair: Pair, unit: str) -> list[str]:
         start = f"from {amount(lead.low)} " if lead.low > low else ""
         end = f"up to {amount(lead.high)} " if lead.high < high else "on" if start else ""
         where = f"{start}{end}".strip() or f"everywhere from {amount(low)} to {amount(high)}"
-        lines.append(f"With 90 % or more, {lead.winner} is ahead {where} ({unit}).")
+        lines.append(f"With 90% or more, {lead.winner} is ahead {where} ({unit}).")
     if not pair.leads:
-        lines.append(f"From {amount(low)} to {amount(high)} {unit} neither is ahead with 90 %.")
+        lines.append(f"From {amount(low)} to {amount(high)} {unit} neither is ahead with 90%.")
     return lines
 
 
 def _budget_words(found: Comparison, unit: str) -> str:
     width = max(len(recipe.name) for recipe in found.recipes)
     falling = [r.name for r in found.recipes if "falling" in r.doubts]
-    lines = ["Reward at a budget, and the chance to be the best there (spread over seeds allowed for):"]
+    lines = ["Reward at a budget, and the chance to be the best there (allowing for seeds):"]
     for at, standings in found.budgets:
         lines.append(f"  {amount(at, 6)} {unit}")
         for s in sorted(standings, key=lambda s: -s.best):

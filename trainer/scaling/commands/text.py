@@ -17,7 +17,10 @@ WIDTH = 79
 
 def amount(x: float, digits: int = 3) -> str:
     """Of compute or money: 2,540 or 0.0513 or 2.54e+21; `digits` are significant."""
-    return f"{float(f'{x:.{digits}g}'):,.6g}" if math.isfinite(x) else "∞"
+    if not math.isfinite(x):
+        return "∞"
+    rounded = float(f"{x:.{digits}g}")
+    return f"{rounded:,.0f}" if 1000 <= rounded < 1e9 else f"{rounded:.{digits}g}"
 
 
 def amounts(e: Estimate) -> str:
@@ -26,8 +29,8 @@ def amounts(e: Estimate) -> str:
 
 
 def percent(p: float) -> str:
-    """Of a share of draws, of which a few thousand say nothing beyond 99 %."""
-    return "under 1 %" if p < 0.01 else "over 99 %" if p > 0.99 else f"{100 * p:.0f} %"
+    """Of a share of draws, of which a few thousand say nothing beyond 99%."""
+    return "under 1%" if p < 0.01 else "over 99%" if p > 0.99 else f"{p:.0%}"
 
 
 def short_names(names: Sequence[str]) -> list[str]:

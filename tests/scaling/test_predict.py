@@ -1,0 +1,168 @@
+"""Promises of predict: budgets and rewards by algebra, intervals that cover, the kernel's factor by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.scaling import Fit, Sigmoid, fit
+from trainer.scaling.__main__ import main
+from trainer.scaling.kernel_cost import CONSTANTS, MODELS
+from trainer.scaling.predict import compute_for, kernel_shift, reward_at
+
+LAW = Sigmoid(R0=0.30, A=0.61, B=2.0, C_mid=2500)
+
+
+def fitted(seed: int | None = None, law: Sigmoid = LAW, last: float = 12_000, sd: float = 0.005) -> Fit:
+    c = np.arange(500, last + 1, 500.0)
+    noise = 0 if seed is None else np.random.default_rng(seed).normal(0, sd, len(c))
+    return fit(c, law.reward(c) + noise, np.full(len(c), sd), R0=law.R0)
+
+
+def test_budgets_and_rewards_are_those_of_the_law_worked_by_hand() -> None:
+    found = fitted()
+    # R(2 C_mid) = R0 + (A − R0) / (1 + 1/4) = .3 + .31 · .8; and three quarters of the rise: C_mid · 3^(1/2)
+    assert reward_at(found, 5000).reward.value == pytest.approx(0.548, abs=1e-3)
+    assert compute_for(found, 0.3 + 0.31 * 0.75).compute.value == pytest.approx(2500 * 3**0.5, rel=0.01)
+    assert reward_at(found, 36_000).ahead == 3
+    start, beyond = compute_for(found, 0.2), compute_for(found, 0.9)
+    assert start.compute.high == 0 and start.chance == 1
+    assert beyond.compute.low == np.inf and beyond.chance == 0
+
+
+def test_intervals_of_rewards_and_budgets_cover_the_truth() -> None:
+    fits = [fitted(seed) for seed in range(25)]
+    ahead, needed = float(LAW.reward(24_000)), LAW.compute_for(0.59)
+    rewards = [reward_at(f, 24_000).reward for f in fits]
+    budgets = [compute_for(f, 0.59).compute for f in fits]
+    assert 19 <= sum(e.low <= ahead <= e.high for e in rewards) <= 25  # 22.5 expected; under 19: 1 in 100
+    assert 19 <= sum(e.low <= needed <= e.high for e in budgets) <= 25
+
+
+def test_a_cheaper_step_moves_the_compute_axis_by_its_factor() -> None:
+    found = fitted(3)
+    assert reward_at(found, 9000, factor=0.9).reward == reward_at(found, 10_000).reward
+    plain, moved = compute_for(found, 0.58), compute_for(found, 0.58, factor=0.9)
+    assert moved.compute.value == pytest.approx(0.9 * plain.compute.value)
+    assert moved.compute.high == pytest.approx(0.9 * plain.compute.high) and moved.chance == plain.chance
+
+
+def test_the_kernel_s_factor_by_hand() -> None:
+    # the paper's step, a fifth of its GPUs trainers, body at .4 of 989 TF/s, heads at 55.6 and 700
+    shape, tokens = MODELS["8b"], 768 * 16384
+    body = tokens * shape.body_flops(16384) / (0.4 * 989)
+    naive, ours = (768 * (16384 - 2048) * 6 * 4096 * 151936 / rate for rate in (55.6, 700))
+    by_hand = (4 * (body + naive) + body + ours) / (5 * (body + naive))
+    assert CONSTANTS["generators"].value / CONSTANTS["trainers"].value == 4
+    assert (
+        kernel_shift("8b", "ours", "naive").factor == pytest.approx(by_hand) == pytest.approx(0.946, abs=1e-3)
+    )
+    assert kernel_shift("8b", "ours", "ours").factor == pytest.approx(1)
+    assert kernel_shift("8b", "naive", "ours").factor > 1 > kernel_shift("8b", "ours", "peer").factor
+
+
+def write(path: Path, law: Sigmoid = LAW, n: int = 24, name: str = "gpu_hours") -> str:
+    c = np.arange(0, n + 1) * 500.0
+    r = law.reward(c) + np.random.default_rng(0).normal(0, 0.005, len(c))
+    lines = [f"{x},{y:.5f},0.005" for x, y in zip(c, r, strict=True)]
+    path.write_text(f"{name},pass_rate,pass_rate_se\n" + "\n".join(lines))
+    return str(path)
+
+
+def test_the_command_tells_rewards_budgets_and_money(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = write(tmp_path / "run.csv"), tmp_path / "p.json"
+    asked = ["--at", "5000", "--reach", "0.55", "0.9", "0.1", "--price", "2.5", "--currency", "EUR"]
+    assert main(["predict", run, *asked, "--json", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "at 5,000 GPU-hours (12,500 EUR): reward 0.5" in text and "never: under 1%" in text
+    assert "reward 0.1: there from the start" in text and "reward 0.55: " in text
+    assert max(map(len, text.splitlines())) <= 100
+    told = json.loads(out.read_text())[run]
+    assert told["at"][0]["cost"] == 12_500 and told["kernel"] is None
+    reach = told["reach"]
+    assert reach[0]["cost"]["value"] == pytest.approx(2.5 * reach[0]["compute"]["value"])
+    assert reach[1]["compute"] == {"value": None, "low": None, "high": None} and reach[1]["chance"] < 0.01
+
+
+def test_where_the_ceiling_is_not_identified_numbers_come_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = write(tmp_path / "short.csv", n=7)
+    assert main(["predict", short, "--at", "50000"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "not identified" in text and "Up to 3,500 GPU-hours" in text and "reward 0." in text
+
+
+def test_a_falling_curve_gets_no_forecast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{500 * i},{0.3 + 0.02 * min(i, 24 - i):.3f},0.005" for i in range(22)]
+    (tmp_path / "f.csv").write_text("gpu_hours,pass_rate,pass_rate_se\n" + "\n".join(rows))
+    assert main(["predict", str(tmp_path / "f.csv"), "--at", "50000"]) == 0
+    assert "no forecast" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_kernel_shift_is_told_with_the_source_of_its_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write(tmp_path / "run.csv")
+    suite = {
+        "dry_run": False, "commit": "abc", "machine": {"card": "NVIDIA H200"},
+        "cases": [{"shape": [16384, 4096, 151936], "name": "ours, spx", "effective_tflops": 650.0}],
+    }  # fmt: skip
+    (tmp_path / "kernels.json").write_text(json.dumps(suite))
+    rates = ["--kernel-rates", str(tmp_path / "kernels.json")]
+    assert main(["predict", run, "--at", "5000", "--kernel", "ours", "--measured-with", "naive", *rates]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "naive FP32 (56 TF/s, BOUND, NOT MEASURED)" in text and "650 TF/s, MEASURED on NVIDIA H200" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["run.csv"], "give --at BUDGET"),
+        (["few.csv", "--at", "1"], "few.csv: there are fewer than 5"),
+        (["run.csv", "--at", "-1"], "--at -1: expected a budget above 0"),
+        (["run.csv", "--reach", "55"], "--reach 55: expected a reward in (0, 1]"),
+        (["run.csv", "--at", "1", "--price", "0"], "--price 0"),
+        (["run.csv", "--at", "1", "--kernel", "ours"], "go together"),
+        (["steps.csv", "--at", "1", "--kernel", "ours", "--measured-with", "naive"], "compute is in steps"),
+        (
+            ["run.csv", "--at", "1", "--kernel", "ours", "--measured-with", "naive", "--model", "9b"],
+            "--model '9b'",
+        ),
+        (["run.csv", "--at", "1", "--kernel-rates", "run.csv"], "without --kernel"),
+        (
+            [
+                "run.csv",
+                "--at",
+                "1",
+                "--kernel",
+                "ours",
+                "--measured-with",
+                "peer",
+                "--kernel-rates",
+                "x.json",
+            ],
+            "expected kernels.json",
+        ),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(
+    argv: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("run.csv"))
+    write(Path("few.csv"), n=3)
+    write(Path("steps.csv"), name="step")
+    Path("x.json").write_text("{}")
+    assert main(["predict", *argv]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
