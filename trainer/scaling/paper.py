@@ -50,10 +50,10 @@ class PaperGrid:
                 f"paper's grid of A is {self.A}; expected 0 ≤ low < high ≤ 1 and a step between"
             )
         first, last, n = self.C_mid
-        if not (0 < first < last < np.inf and n >= 2):
+        if not (0 < first < last < np.inf and n >= 2 and n == int(n)):
             raise ConfigError(f"paper's grid of C_mid is {self.C_mid}; expected 0 < low < high and 2 or more")
         A = low + step * np.arange(round((high - low) / step) + 1, dtype=np.float64)
-        return A, (np.linspace if self.spacing == "linear" else np.geomspace)(first, last, n)
+        return A, (np.linspace if self.spacing == "linear" else np.geomspace)(first, last, int(n))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,22 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve, plot_curve
+from trainer.scaling.commands.beside import (
+    add_beside_arguments,
+    beside,
+    explain_paper,
+    fit_as_paper,
+    paper_json,
+)
 from trainer.scaling.read import Reading, add_input_arguments, read_inputs
 
 WIDTH = 88  # of a terminal line
 
+
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to fit, and where to write it."""
     add_input_arguments(command)
+    add_beside_arguments(command)
     command.add_argument("--json", type=Path, help="write the fits here, by input")
     command.add_argument(
         "--plot", type=Path, help="write the picture here (.png, .svg or .pdf); of several, NAME-RUN each"
@@ -31,12 +40,18 @@ def run(args: argparse.Namespace) -> None:
     results = {}
     for i, reading in enumerate(readings):
         curve = reading.curve
-        result = _fit(curve)
-        results[curve.name] = _to_json(reading, result, args)
+        source = textwrap.fill(str(reading), WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        if args.procedure == "paper":
+            found = fit_as_paper(curve, args)
+            words, content = explain_paper(found, curve.unit), paper_json(found, curve)
+        else:
+            result = _fit(curve)
+            words, content = explain(result, curve.unit), result.to_json()
+        more, entries = beside(curve, args)
+        results[curve.name] = _to_json(reading, {**content, **entries}, args)
         if i:
             print()
-        told = textwrap.fill(str(reading), WIDTH, subsequent_indent="  ")
-        print(f"{curve.name}\n{told}\n{explain(result, curve.unit)}")
+        print("\n".join([curve.name, source, words, *more]))
         if args.plot:
             path = args.plot if len(readings) == 1 else _beside(args.plot, curve.name, i)
             _plot(curve, result, path)
@@ -55,11 +70,12 @@ def _fit(curve: Curve) -> Fit:
         raise ConfigError(f"{curve.name}: {e}") from e
 
 
-def _to_json(reading: Reading, result: Fit, args: argparse.Namespace) -> dict[str, Any]:
-    """The fit, with the unit of compute and what was read."""
+def _to_json(reading: Reading, content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The fit and what is told beside it, with the unit of compute, the procedure and what was read."""
     source = {"compute": reading.compute, "reward": reading.reward, "error": reading.error}
     given = {"reward_range": list(args.reward_range), "drop_before": args.drop_before}
-    return {"unit": reading.curve.unit, **result.to_json(), "source": {**source, **given}}
+    told = {"unit": reading.curve.unit, "procedure": args.procedure}
+    return {**told, **content, "source": {**source, **given}}
 
 
 def _plot(curve: Curve, result: Fit, path: Path) -> None:
@@ -75,6 +91,8 @@ def _beside(path: Path, name: str, i: int) -> Path:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Before any work, so that a wrong name costs nothing."""
+    if args.plot and args.procedure == "paper":
+        raise ConfigError("--plot draws the bands of --procedure ours; --procedure paper has none")
     if args.plot and args.plot.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--plot {args.plot}: expected a name ending in .png, .svg or .pdf")
     for out in (args.json, args.plot):
