@@ -6,7 +6,7 @@ For given B and C_mid the law is linear in R0 and A. With s = rise(C; B, C_mid) 
 
 K_ρ[i, j] = ρ^|i − j|: a run's wanderings last longer than the distance of two evaluations, and whoever
 takes neighbouring points for independent gets intervals far too narrow. ρ = 0 has half of the prior, the
-values of CORRELATIONS share the rest. σ, R0 and A are integrated by hand (Student's t, A within its bounds),
+values of CORRELATIONS share the rest. σ, R0 and A are integrated by hand (Student's t, 0 ≤ R0 ≤ A ≤ 1),
 B and C_mid on a logarithmic grid with a flat prior, which closes in on where the posterior is. Outliers
 lose their weight first. How often the intervals cover: docs/validation.md.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
-from scipy.special import stdtr, stdtrit
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from trainer.scaling.law import Sigmoid, compute_for, rise
 
@@ -34,6 +34,7 @@ OUTLIER = 3.0  # standard deviations from which a point loses weight
 ROBUST_ROUNDS, HUBER_ROUNDS = 6, 3
 ZOOMS = ((17, 41, 12.0), (17, 41, 9.0), (25, 41, 7.0))  # grid over B × C_mid; nats below the peak to keep
 DRAWS = 4000
+STRATA = 16  # equally likely parts of A's distribution, for R0 within its bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +211,22 @@ def _cells(data: Data, whiten: Array, log_prior: float, b: Array, c_mid: Array) 
     log_weight = log_prior - 0.5 * np.log(determinant) - 0.5 * freedom * np.log(spread)
     log_weight += np.log(np.maximum(high - low, 1e-300))
     R0_sd = np.sqrt(spread / freedom * R0_variance)
-    return _Cells(log_weight, R0, A, A_sd, low, high, tilt, R0_sd, freedom, misfit)
+    cells = _Cells(log_weight, R0, A, A_sd, low, high, tilt, R0_sd, freedom, misfit)
+    if not data.exact:  # else a cell that tells nothing of R0 would win by all the R0 beyond its bounds
+        log_weight += np.log(np.maximum(_R0_within(R0, A, A_sd, low, high, tilt, R0_sd).mean(-1), 1e-300))
+    return cells
+
+
+def _R0_within(
+    R0: Array, A: Array, A_sd: Array, A_low: Array, A_high: Array, R0_tilt: Array, R0_sd: Array
+) -> Array:
+    """(n, STRATA): probability that 0 ≤ R0 ≤ A in each of the equally likely parts of A's distribution."""
+    middle = (np.arange(STRATA) + 0.5) / STRATA
+    z = ndtri(np.clip(A_low[:, None] + (A_high - A_low)[:, None] * middle, 1e-12, 1 - 1e-12))
+    off = A_sd[:, None] * z  # A less its mean
+    mean, sd = R0[:, None] + R0_tilt[:, None] * off, np.maximum(R0_sd, 1e-12)[:, None]
+    result: Array = np.maximum(ndtr((A[:, None] + off - mean) / sd) - ndtr(-mean / sd), 0)
+    return result
 
 
 def _reach(axis: Array, hit: NDArray[np.bool_]) -> tuple[float, float]:
@@ -256,10 +272,18 @@ def _draw(data: Data, grids: list[_Cells], p: Array, b: Array, c_mid: Array, dra
     def of(name: str) -> Array:
         return np.stack([getattr(g, name) for g in grids])[model, cell]
 
-    low, high = of("A_low"), of("A_high")
-    t = stdtrit(grids[0].freedom, np.clip(low + (high - low) * rng.random(draws), 1e-12, 1 - 1e-12))
-    A = np.clip(of("A") + of("A_sd") * t, data.R0 if data.exact else 0.0, 1)
-    R0 = of("R0") + of("R0_tilt") * (A - of("A")) + of("R0_sd") * rng.standard_normal(draws)
+    low, high, A_mean, A_sd = of("A_low"), of("A_high"), of("A"), of("A_sd")
+    share = rng.random(draws)  # of A's distribution within its bounds
+    if not data.exact:
+        parts = _R0_within(of("R0"), A_mean, A_sd, low, high, of("R0_tilt"), of("R0_sd")).cumsum(-1)
+        part = (parts < (rng.random(draws) * parts[:, -1])[:, None]).sum(-1)
+        share = (np.minimum(part, STRATA - 1) + share) / STRATA
+    t = stdtrit(grids[0].freedom, np.clip(low + (high - low) * share, 1e-12, 1 - 1e-12))
+    A = np.clip(A_mean + A_sd * t, data.R0 if data.exact else 0.0, 1)
+    R0, sd = of("R0") + of("R0_tilt") * (A - A_mean), np.maximum(of("R0_sd"), 1e-12)
+    if not data.exact:
+        first, last = ndtr(-R0 / sd), ndtr((A - R0) / sd)
+        R0 = R0 + sd * ndtri(np.clip(first + (last - first) * rng.random(draws), 1e-12, 1 - 1e-12))
     within = rng.random((2, draws)) - 0.5  # a cell is as wide as a step of the grid
     B = b[cell // len(c_mid)] * (b[1] / b[0]) ** within[0]
     C_mid = c_mid[cell % len(c_mid)] * (c_mid[1] / c_mid[0]) ** within[1]
