@@ -30,7 +30,8 @@ from trainer.scaling.least_squares import (
     triangle,
 )
 from trainer.scaling.points import Curve
-from trainer.scaling.posterior import Draws, full_box, robust_weights
+from trainer.scaling.posterior import Draws, full_box
+from trainer.scaling.posterior import _robust as robust
 
 Array = NDArray[np.float64]
 Resampling = Literal["residual", "parametric", "block"]
@@ -118,10 +119,13 @@ def _problem(curve: Curve) -> _Problem:
             f"{curve.name}: {len(data.compute)} points beyond R0; for an interval, {LEAST_POINTS} or more"
         )
     box = np.log(full_box(data)).reshape(2, 2).T
-    c, y, sd = data.compute, data.reward, data.sd / np.sqrt(robust_weights(data))
+    weight, scatter = robust(data)
+    c, y, sd = data.compute, data.reward, data.sd / np.sqrt(weight)
     if data.R0 is None or data.exact:
         return _Problem(data.R0, box, c, y, sd)
-    start = ((0.0, c), (data.R0, y), (data.R0_se, sd))
+    # the errors' size is the run's; R0's own error stays as told, as in posterior.py
+    R0_se = data.R0_se / max(1.0, scatter) if data.sd_known else data.R0_se
+    start = ((0.0, c), (data.R0, y), (R0_se, sd))
     return _Problem(None, box, *(np.r_[a, b].astype(np.float64) for a, b in start))
 
 
