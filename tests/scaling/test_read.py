@@ -163,7 +163,8 @@ def test_where_the_reward_is_not_clear_the_candidates_are_named(
 @pytest.mark.parametrize(
     ("column", "unit"),
     [
-        ("GPU hours", "GPU-hours"), ("train/gpu_hours", "GPU-hours"), ("core-hours", "core-hours"),
+        ("GPU hours", "GPU-hours"), ("Total GPU hours", "GPU-hours"), ("train/gpu_hours", "GPU-hours"),
+        ("core-hours", "core-hours"),
         ("total_flos", "FLOPs"), ("FLOPs", "FLOPs"), ("_step", "steps"), ("train/global_step", "steps"),
         ("compute", "compute"),
     ],
@@ -195,6 +196,7 @@ def test_verls_file_logger_is_read_and_the_time_of_its_steps_added_up(tmp_path: 
     curve = curve_at(path, "--devices", 8)
     # 3600 + 1800 + 1800 s = 2 h; step 4 was not logged and is taken to have taken as long as step 5
     assert (pairs(curve), curve.unit) == ([(16.0, 0.3), (24.0, 0.4)], "GPU-hours")
+    assert reading_of(path, "--devices", 8).compute == "the sum of 'timing_s/step' × 8 devices"
     assert EvalPoint(0, 0.0, 0.1, 0.0) == curve.R0
     assert pairs(curve_at(path)) == [(3, 0.3), (5, 0.4)]
     assert pairs(curve_at(path, "--gpu-hours-per-step", 0.5)) == [(1.5, 0.3), (2.5, 0.4)]
@@ -298,6 +300,7 @@ def test_another_scale_of_rewards_is_mapped_with_its_errors_and_r0(tmp_path: Pat
     path = write_csv(tmp_path / "a.csv", {"step": [1, 2], "reward": [-0.5, 1.0], "se": [0.1, 0.0]})
     curve = curve_at(path, "--reward-range", -1, 1, "--r0", -0.8)
     assert pairs(curve) == [(1, 0.25), (2, 1.0)] and curve.points[0].pass_rate_se == 0.05
+    assert "(-1 to 1 told as 0 to 1)" in reading_of(path, "--reward-range", -1, 1).reward
     assert pytest.approx(0.1) == curve.R0
 
 
@@ -305,6 +308,7 @@ def test_early_points_are_dropped_by_hand_and_r0_stays(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", {"gpu_hours": [0, 1, 2, 3], "reward": [0.1, 0.9, 0.2, 0.3]})
     curve = curve_at(path, "--drop-before", 2)
     assert pairs(curve) == [(2, 0.2), (3, 0.3)] and EvalPoint(1, 0.0, 0.1, 0.0) == curve.R0
+    assert "left out: 1 points before 2" in reading_of(path, "--drop-before", 2).compute
     given = curve_at(path, "--r0", 0.15)
     assert given.R0 == 0.15 and len(given.points) == 3
 
@@ -361,6 +365,7 @@ def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1 no", [], "not parquet"),
         ("events.out.tfevents.1", b"rubbish" * 9, [], "is empty"),
         ("a.csv", "step,_runtime,reward\n1,90,.2\n2,30,.3\n", ["--devices", 8], "falls from 90 to 30"),
+        ("a.csv", "step,timing_s/step,reward\n2,9,.2\n1,9,.3\n", ["--devices", 8], "'step' falls from 2"),
         ("a.csv", "step,reward\n1,.2\n", ["--seconds-column", "s"], "--seconds-column needs --devices"),
         ("a.csv", "step,reward\n1,.2\n", ["--devices", 8, "--gpu-hours-per-step", 1], "expected one of them"),
         ("a.csv", "step,reward\n1,.2\n", ["--samples", 8, "--se-column", "s"], "expected one"),

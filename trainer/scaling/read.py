@@ -33,11 +33,11 @@ class Reading:
         return f"C is {self.compute} in {self.curve.unit}, R is {self.reward}, its errors are {self.error}."
 
 
-def add_input_arguments(command: argparse.ArgumentParser) -> None:
-    """What to read, and how; for every command that reads curves."""
+def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> None:
+    """What to read, and how; for every command that reads curves. `nargs`: of the inputs."""
     add = command.add_argument_group("input").add_argument
     command.add_argument(
-        "inputs", nargs="+", metavar="RUN_OR_FILE",
+        "inputs", nargs=nargs, metavar="RUN_OR_FILE",
         help="a run folder; .csv, .tsv, .jsonl, .json or .parquet; a W&B export; TensorBoard events",
     )  # fmt: skip
     add("--compute-column", metavar="NAME", help="column or tag of C, the compute (default: by its name)")
@@ -132,15 +132,18 @@ def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Rea
         if c < 0:
             raise ConfigError(f"row {i}: compute is {c:g}; expected at least 0")
         points.append(EvalPoint(at, c, *_score(row, reward, error, i, args)))
-    points = _checked([p for p in points if p.compute == 0 or p.compute >= args.drop_before], reward, args)
-    curve = curve_of(name, unit, points)
+    kept = _checked([p for p in points if p.compute == 0 or p.compute >= args.drop_before], reward, args)
+    curve = curve_of(name, unit, kept)
+    low, high = args.reward_range
     if args.r0 is not None:
-        low, high = args.reward_range
         if not low <= args.r0 <= high:
             raise ConfigError(f"--r0 {args.r0:g}: expected a reward from {low:g} to {high:g}")
         curve = replace(curve, R0=(args.r0 - low) / (high - low))
+    early = sum(0 < p.compute < args.drop_before for p in points)
+    compute_told += f" (left out: {early} points before {args.drop_before:g})" if early else ""
+    mapped = "" if (low, high) == UNIT_RANGE else f" ({low:g} to {high:g} told as 0 to 1)"
     error_told = f"binomial, of {args.samples:g} samples" if args.samples else "taken from the scatter"
-    return Reading(curve, compute_told, repr(reward), repr(error) if error else error_told)
+    return Reading(curve, compute_told, f"{reward!r}{mapped}", repr(error) if error else error_told)
 
 
 def _score(

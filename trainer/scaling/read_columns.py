@@ -23,9 +23,9 @@ STEPS = (
 )  # fmt: skip
 COMPUTE = (  # with the unit
     (r"compute/total", "compute/total"),  # of a run of ours: the ledger has its unit
-    (r"(?:.+/)?(?:total_|train_|cum_|cumulative_)?gpu[_ -]?(?:hours?|hrs?|h)", "GPU-hours"),
-    (r"(?:.+/)?(?:total_|train_|cum_|cumulative_)?(?:core|cpu)[_ -]?(?:hours?|hrs?|h)", "core-hours"),
-    (r"(?:.+/)?(?:total_|train_|cum_|cumulative_)?(?:flops?|flos)", "FLOPs"),
+    (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?gpu[_ -]?(?:hours?|hrs?|h)", "GPU-hours"),
+    (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?(?:core|cpu)[_ -]?(?:hours?|hrs?|h)", "core-hours"),
+    (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?(?:flops?|flos)", "FLOPs"),
     (r"compute", "compute"),
     *((name, "steps") for name in STEPS),
 )

@@ -32,7 +32,7 @@ def compute_of(
         return (
             _times(seconds, args.devices / 3600),
             args.unit or "GPU-hours",
-            f"{told} × {args.devices:g} GPUs",
+            f"{told} × {args.devices:g} devices",
         )
     if args.gpu_hours_per_step is not None:
         step = names.step_column(columns, args.compute_column)
@@ -47,19 +47,30 @@ def compute_of(
 def _seconds(rows: Rows, columns: Sequence[str], column: str, per_step: bool | None) -> tuple[Values, str]:
     """Seconds of training up to each row: those of its steps added up, or what a clock shows."""
     values = _numbers(rows, column)
-    known = [v for v in values if v is not None]
-    falls = [(a, b) for a, b in pairwise(known) if b < a]
-    if per_step is None:  # the seconds of five steps or more do not grow by chance
-        per_step = bool(falls)
     step = names.find_step(columns)
     steps = _filled(_numbers(rows, step)) if step else None
+    back = _fall(steps or [])
+    if back:
+        raise ConfigError(
+            f"{step!r} falls from {back[0]:g} to {back[1]:g}; to count time, leave out the rows of steps "
+            "that a resumed run has made again, and sort by step"
+        )
+    falls = _fall(values)
+    if per_step is None:  # the seconds of five steps or more do not grow by chance
+        per_step = falls is not None
     if per_step:
         return _added_up(values, steps), f"the sum of {column!r}"
     if falls:
         raise ConfigError(
-            f"{column!r} falls from {falls[0][0]:g} to {falls[0][1]:g}; expected a running clock"
+            f"{column!r} falls from {falls[0]:g} to {falls[1]:g}; expected seconds since the start"
         )
     return _since_start(_filled(values), steps, column), f"{column!r}"
+
+
+def _fall(values: Values) -> tuple[float, float] | None:
+    """The first value that is below the one before it, after that one."""
+    known = [v for v in values if v is not None]
+    return next(((a, b) for a, b in pairwise(known) if b < a), None)
 
 
 def _added_up(values: Values, steps: Values | None) -> Values:
