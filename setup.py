@@ -87,6 +87,7 @@ setup(
             "pytest-xdist",
             "pytest-benchmark",
             "hypothesis",
+            "playwright",
             "ruff",
             "mypy",
         ],

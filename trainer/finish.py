@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,5 +28,12 @@ def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger:
     test = backtest_words(backtest(curve_of(run_dir.name, ledger.unit, points)), ledger.unit)
     words = "\n".join(filter(None, (explain(fit, ledger.unit), test)))
     write_atomic(run_dir / "fit.txt", words)
-    write_report(run_dir)
+    try:
+        write_report(run_dir)
+    except Exception as e:  # whatever it is: the run is over and whole, and its end must be told
+        traceback.print_exc()
+        again = f"python -m trainer.scaling report {run_dir} --out {run_dir}/report.html"
+        words += (
+            f"\n\nreport.html could not be written ({e!r}); the run itself is whole. Once mended: {again}"
+        )
     return summary_text(run_dir, points, ledger, words, advice)

@@ -169,9 +169,11 @@
   }
 
   // ---- the tip
+  let cross = null;
+  const leave = () => { cross?.remove(); cross = null; tip.hidden = true; };
+  addEventListener("pointerdown", (event) => { if (!event.target.closest?.("svg.chart")) leave(); });
+
   function hover(svg, chart, a, width) {
-    let cross = null;
-    const leave = () => { cross?.remove(); cross = null; tip.hidden = true; };
     const move = (event) => {
       const frame = svg.getBoundingClientRect(), px = (event.clientX - frame.left) * width / frame.width;
       if (px < a.left - 6 || px > a.right + 6) return leave();
@@ -183,7 +185,7 @@
     };
     svg.addEventListener("pointermove", move);
     svg.addEventListener("pointerdown", move);
-    svg.addEventListener("pointerleave", leave);
+    svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") leave(); });  // a finger is lifted, and the tip stays
   }
 
   function tell([heading, rows], event) {
@@ -356,7 +358,7 @@
   document.querySelectorAll("i[data-state]").forEach((i) => { i.style.background = stateColour(i.dataset.state); });
 
   function render() {
-    tip.hidden = true;
+    leave();
     charts.forEach(draw);
     swimming.forEach((f) => f());
   }

@@ -117,7 +117,7 @@ def averaged(steps: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
     rows = []
     for part in np.array_split(np.arange(len(steps)), MOST_STEPS):
         row = {}
-        for key in steps[part[0]]:
+        for key in dict.fromkeys(k for i in part for k in steps[i]):
             values = [v for i in part if isinstance(v := steps[i].get(key), int | float)]
             if values:
                 row[key] = max(values) if key.endswith("/max") else float(np.mean(values))

@@ -1,0 +1,91 @@
+"""A small run folder of known law, in which every text that people or models write is hostile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from trainer.scaling import Sigmoid
+
+LAW = Sigmoid(R0=0.10, A=0.80, B=2.0, C_mid=0.05)
+EVALUATED = tuple(0.02 * i for i in range(13))  # core-hours
+HOSTILE = (
+    "</script><script>window.hacked = 1</script>",
+    '"><img src="https://example.invalid/x.png" onerror="window.hacked = 2">',
+    "<!--<script>",
+    "{{ 7 * 7 }}{% raw %}",
+    "\u202egnp.exe\u2066\x1b[31m\x00",
+    "\ud800 alone",  # as JSON holds it: "\ud800"
+    "x" * 300,
+)
+
+
+def write_run(folder: Path, lr: float = 1e-5) -> Path:
+    """metrics.jsonl and all the rest, as a finished run leaves them."""
+    folder.mkdir(parents=True)
+    _lines(folder / "metrics.jsonl", [*_evaluations(), *_steps()])
+    _lines(folder / "samples.jsonl", [_sample(step) for step in range(1, 31)])
+    spans = [
+        {"role": "learner", "state": "idle", "start": 0.0, "end": 60.0},
+        {"role": "learner", "state": "forward_backward", "start": 60.0, "end": 120.0},
+        {"role": "engine", "state": "generate", "start": 0.0, "end": 120.0},
+    ]
+    _lines(folder / "timeline.jsonl", spans)
+    states = {
+        "learner": {"idle": 60.0, "forward_backward": 60.0},
+        "engine": {"generate": 120.0, HOSTILE[0]: 1.0},
+    }
+    ledger = {
+        "unit": "core-hours",
+        "roles": {role: {"devices": 1.0, "states": s, "seconds": s} for role, s in states.items()},
+        "compute": {"total": 0.24, "evaluation": 0.01, "startup": 0.02},
+    }
+    (folder / "ledger.json").write_text(json.dumps(ledger))
+    config = {"learner": {"lr": lr}, "data": {"template": HOSTILE[0], "chat": False}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def _evaluations() -> list[dict[str, object]]:
+    rows = []
+    for i, c in enumerate(EVALUATED):
+        reward = float(LAW.reward(c)) + 0.004 * (-1) ** i
+        row = {"step": 5 * i, "eval/pass_rate": reward, "eval/pass_rate_se": 0.005, "compute/total": c}
+        if i > 5:
+            row |= {
+                "forecast/end": 0.77,
+                "forecast/end_low": 0.77 - 0.1 / i,
+                "forecast/end_high": 0.77 + 0.1 / i,
+            }
+        rows.append(row)
+    return rows
+
+
+def _steps() -> list[dict[str, object]]:
+    return [
+        {
+            "step": s, "train/pass_rate": s / 60, "learner/entropy": None if s == 30 else 2 - s / 40,
+            "lag/mean": 0.5, "lag/max": 1.0, "ratio/mean": 1.0, "ratio/max": 1.5, "train/truncated": 0.0,
+            "engine/tokens_per_s": 200.0, "learner/tokens_per_s": 90.0, "compute/total": 0.004 * s,
+        }
+        for s in range(1, 61)
+    ]  # fmt: skip
+
+
+def _sample(step: int) -> dict[str, object]:
+    completions = [
+        {"text": text, "reward": 1.0, "outcome": "correct" if i else HOSTILE[1], "tokens": 3}
+        for i, text in enumerate(HOSTILE)
+    ]
+    return {
+        "step": step,
+        "prompt": HOSTILE[step % len(HOSTILE)],
+        "answer": HOSTILE[0],
+        "completions": completions,
+    }
+
+
+def _lines(path: Path, rows: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

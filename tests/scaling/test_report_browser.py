@@ -1,0 +1,215 @@
+"""The report in headless Chromium: opened from a file, hovered, filtered, on a phone, in the dark, on paper.
+
+Skipped where there is no Chromium; SIGMOID_RL_REQUIRE_BROWSER=1 (.ci/run sets it) makes that a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_folder import HOSTILE, LAW, write_run
+
+from trainer.scaling import Curve, EvalPoint, fit_curve
+from trainer.scaling.report import page
+from trainer.scaling.report.run import Run, run_of_folder
+
+START = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+FIGURES = ("linear", "log", "efficiency", "forecast", "train/pass_rate", "learner/entropy", "lag/mean")
+PHONE = {"width": 375, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser with a fresh profile."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    why = "" if path else "there is no Chromium; Debian's package is `chromium`"
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError as e:
+        why = f"{e}; pip install -r requirements/tests.txt"
+    if why:
+        if os.environ.get("SIGMOID_RL_REQUIRE_BROWSER") == "1":
+            pytest.fail(f"SIGMOID_RL_REQUIRE_BROWSER=1, but {why}")
+        pytest.skip(why)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(START))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A report of one run and one of three, of which one is a table whose ceiling is not identified."""
+    folder = tmp_path_factory.mktemp("reports")
+    first, second = (run_of_folder(write_run(folder / f"{n}<b>", lr)) for n, lr in (("a", 1e-5), ("b", 2e-5)))
+    slow = replace(LAW, C_mid=0.3)
+    points = tuple(EvalPoint(i, 0.02 * i, float(slow.reward(0.02 * i)), 0.01) for i in range(1, 9))
+    curve = Curve("table", "core-hours", points, None)
+    third = Run("table", curve, fit_curve(curve), None)
+    assert first.fit.identified and not third.fit.identified
+    paths = {}
+    for name, runs in {"one": [first], "three": [first, second, third]}.items():
+        paths[name] = folder / f"{name}.html"
+        paths[name].write_text(page(runs), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture
+def opened(chromium: Any, reports: dict[str, Path]) -> Iterator[Any]:
+    """Opens a report; afterwards: no console message, no error, no request but the file itself."""
+    contexts, faults, requests = [], [], []
+
+    def opened(name: str, **options: Any) -> Any:
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda m: faults.append(m.text))
+        tab.on("pageerror", lambda e: faults.append(str(e)))
+        tab.on("request", lambda r: requests.append(r.url))
+        tab.goto(reports[name].as_uri())
+        return tab
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert faults == []
+    assert set(requests) <= {p.as_uri() for p in reports.values()} and requests
+
+
+def hover(tab: Any, figure: str, share: float) -> str:
+    """The tip's text at a share of the chart's width."""
+    chart = tab.locator(f'figure[data-chart="{figure}"] svg')
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    tab.mouse.move(box["x"] + share * box["width"], box["y"] + 40)
+    return str(tab.inner_text("#tip")) if tab.is_visible("#tip") else ""
+
+
+def drawn(tab: Any, run: int) -> dict[str, int]:
+    """How much of a run each chart shows."""
+    parts = f"""x.querySelectorAll('svg g[data-run="{run}"]').length"""
+    count = f"(all) => Object.fromEntries(all.map((x) => [x.dataset.chart, {parts}]))"
+    return dict(tab.eval_on_selector_all("figure[data-chart]", count))
+
+
+def test_every_chart_is_drawn_and_hover_tells_its_values(opened: Any) -> None:
+    tab = opened("one", viewport={"width": 1280, "height": 900})
+    assert all(drawn(tab, 0)[f] > 0 for f in FIGURES)
+    tip = hover(tab, "linear", 0.5)
+    x, fit, low, high = (float(t) for t in re.findall(r"\d*\.\d+", tip)[:4])
+    assert 0.2 < x < 0.3 and low < fit < high and fit == pytest.approx(float(LAW.reward(x)), abs=0.02)
+    assert "measured" in tip
+    assert "forecast" in hover(tab, "log", 0.9)
+    assert "B = 2." in hover(tab, "efficiency", 0.5) or "B = 1.9" in hover(tab, "efficiency", 0.5)
+    assert re.search(r"step \d+\s+mean 0.5, largest 1", hover(tab, "lag/mean", 0.5))
+    lane = tab.locator("[data-lanes] svg").first
+    lane.scroll_into_view_if_needed()
+    lane.hover(position={"x": 100, "y": 20})
+    assert "idle 100 %" in tab.inner_text("#tip")
+    tab.mouse.move(5, 5)
+    assert not tab.is_visible("#tip")
+
+
+def test_a_run_hidden_is_hidden_in_every_chart_and_table(opened: Any) -> None:
+    tab = opened("three", viewport={"width": 1280, "height": 900})
+    before = drawn(tab, 1)
+    assert all(before[f] > 0 for f in FIGURES)
+    others = [drawn(tab, 0), drawn(tab, 2)]
+    shown = '[data-run="1"]:not(svg *):visible'
+    assert tab.locator(shown).count() > 5
+    tab.locator("#filter input").nth(1).uncheck()
+    assert set(drawn(tab, 1).values()) == {0} and [drawn(tab, 0), drawn(tab, 2)] == others
+    assert tab.locator(shown).count() == 0
+    assert "b<b>" not in hover(tab, "linear", 0.4) and "a<b>" in hover(tab, "linear", 0.4)
+    tab.locator("#filter input").nth(1).check()
+    assert drawn(tab, 1) == before and tab.locator(shown).count() > 5
+    tab.click("#none")
+    assert tab.locator("figure[data-chart] svg").count() == 0
+    tab.click("#all")
+    assert drawn(tab, 1) == before
+
+
+@pytest.mark.parametrize("name", ["one", "three"])
+def test_on_a_phone_nothing_scrolls_sideways(opened: Any, name: str) -> None:
+    tab = opened(name, viewport=PHONE, has_touch=True, is_mobile=True)
+    tab.eval_on_selector_all("details", "(all) => all.forEach((d) => { d.open = true; })")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    wide = (
+        "(all) => all.filter((x) => x.getBoundingClientRect().right > 376 && !x.closest('svg'))"
+        ".map((x) => x.outerHTML.slice(0, 99))"
+    )
+    assert tab.eval_on_selector_all("body *", wide) == []
+    smallest = tab.eval_on_selector_all(
+        "body :not(svg *):not(sup)",
+        "(all) => Math.min(...all.map((x) => parseFloat(getComputedStyle(x).fontSize)))",
+    )
+    assert smallest >= 12
+    tab.locator('figure[data-chart="log"] svg').tap()  # the finger is lifted, and the tip stays
+    assert tab.is_visible("#tip") and tab.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    tab.locator("h1").tap()
+    assert not tab.is_visible("#tip")
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `rgb(r, g, b)`, WCAG 2."""
+    r, g, b = (int(x) / 255 for x in re.findall(r"\d+", colour)[:3])
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in (r, g, b)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_dark_and_light_have_their_paper_and_readable_ink(opened: Any) -> None:
+    papers = {}
+    for scheme in ("light", "dark"):
+        tab = opened("three", color_scheme=scheme)
+        paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        papers[scheme] = luminance(paper)
+        colour = "(x) => getComputedStyle(x)[x.closest('svg') ? 'fill' : 'color']"
+        for text in ("body", ".note", ".warn", ".chart text"):
+            ink = luminance(tab.eval_on_selector(text, colour))
+            light, dark = max(ink, papers[scheme]), min(ink, papers[scheme])
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (scheme, text)
+        for run in range(3):  # lines and marks
+            ink = luminance(tab.eval_on_selector(f".swatch.c{run}", "(x) => getComputedStyle(x).color"))
+            light, dark = max(ink, papers[scheme]), min(ink, papers[scheme])
+            assert (light + 0.05) / (dark + 0.05) >= 3, (scheme, run)
+    assert papers["light"] > 0.9 and papers["dark"] < 0.05
+
+
+def test_on_paper_it_is_light_and_open_and_no_wider_than_the_sheet(opened: Any) -> None:
+    tab = opened("three", color_scheme="dark", viewport={"width": 1280, "height": 900})
+    shut = "document.querySelectorAll('details:not([open])').length"
+    tab.evaluate(f"addEventListener('beforeprint', () => {{ window.shut = {shut}; }})")
+    assert tab.locator("details:not([open])").count() > 10
+    assert tab.pdf(format="A4")[:5] == b"%PDF-"
+    assert tab.evaluate("window.shut") == 0  # all open while printed
+    assert tab.locator("details:not([open])").count() > 10  # and as before afterwards
+    tab.emulate_media(media="print", color_scheme="dark")
+    tab.set_viewport_size({"width": 718, "height": 1040})  # A4 within its margins
+    assert luminance(tab.evaluate("getComputedStyle(document.body).backgroundColor")) > 0.9
+    assert not tab.is_visible("#filter")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 718
+
+
+def test_hostile_text_does_nothing_and_is_shown(opened: Any) -> None:
+    tab = opened("one")
+    assert tab.evaluate("window.hacked") is None and tab.locator("img").count() == 0
+    tab.locator(".samples summary").first.click()
+    texts = tab.locator(".samples li pre").all_text_contents()
+    assert texts[:4] == list(HOSTILE[:4])
+    assert tab.title() == "a<b>"
+
+
+def test_without_javascript_the_numbers_stand(opened: Any) -> None:
+    tab = opened("one", java_script_enabled=False)
+    assert "The charts need JavaScript" in tab.inner_text("header")
+    assert "0.80" in tab.inner_text("#answers") and tab.locator("#fits").is_visible()
