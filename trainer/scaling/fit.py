@@ -226,7 +226,9 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
 
     band_at = np.geomspace(c[0] / 10, c[-1] * 10, 100)
     curves, middle = draws.reward(band_at), law.reward(band_at)
-    band = [estimate(float(v), curves[:, i], confidence) for i, v in enumerate(middle)]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(curves, [tail, 1 - tail], axis=0, method="inverted_cdf")
+    band = np.stack([band_at, middle, np.minimum(low, middle), np.maximum(high, middle)], 1)
     at_2x, at_10x = (
         estimate(float(law.reward(x)), draws.reward(x), confidence) for x in (2 * c[-1], 10 * c[-1])
     )
@@ -234,7 +236,7 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
     A, B, C_mid = of("A"), of("B"), of("C_mid")
     return Fit(
         A, B, C_mid, of("R0"), at_2x, at_10x,
-        band=tuple((float(x), e.value, e.low, e.high) for x, e in zip(band_at, band, strict=True)),
+        band=tuple((x, value, low, high) for x, value, low, high in band.tolist()),
         flags=_flags(data, A, B, C_mid.value),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         scatter=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),

@@ -111,7 +111,8 @@ def posterior(data: Data, draws: int = DRAWS, seed: int = 0) -> Posterior:
     box = full_box(data)
     for b_cells, c_cells, keep in ZOOMS:
         b, c_mid = np.geomspace(*box[:2], b_cells), np.geomspace(*box[2:], c_cells)
-        grids = [_cells(data, whiten, prior, b, c_mid) for whiten, prior in noises]
+        won = _won(data, b, c_mid)
+        grids = [_cells(data, whiten, prior, won) for whiten, prior in noises]
         log_weight = np.stack([g.log_weight for g in grids])
         peak = log_weight.max()
         inside = (log_weight > peak - keep).any(0).reshape(b_cells, c_cells)
@@ -137,9 +138,10 @@ def _robust(data: Data) -> tuple[Array, float]:
     weight = np.ones(len(data.compute))
     box = full_box(data)
     b, c_mid = np.geomspace(*box[:2], 25), np.geomspace(*box[2:], 61)
+    won = _won(data, b, c_mid)
     for i in range(ROBUST_ROUNDS):
         whiten = np.diag(_with_start(data, np.sqrt(weight) / data.sd, 1 / max(data.R0_se, 1e-9)))
-        cells = _cells(data, whiten, 0.0, b, c_mid)
+        cells = _cells(data, whiten, 0.0, won)
         allowed = (cells.A <= 1) & (cells.R0 >= 0)
         k = (
             int(np.where(allowed, cells.misfit, np.inf).argmin())
@@ -150,6 +152,8 @@ def _robust(data: Data) -> tuple[Array, float]:
         z = np.abs(data.reward - law.reward(data.compute)) / data.sd
         scale = max(float(np.median(z)) * 1.4826, 1.0 if data.sd_known else 1e-6)
         weight = np.minimum(1, (OUTLIER * scale / np.maximum(z, 1e-9)) ** (1 if i < HUBER_ROUNDS else 4))
+        if i == 0 and (weight == 1).all():  # as it was: every round is like this one
+            break
     return weight, scale
 
 
@@ -180,10 +184,15 @@ def _with_start(data: Data, x: Array, start: float) -> Array:
     return x if data.exact or data.R0 is None else np.concatenate([[start], x])
 
 
-def _cells(data: Data, whiten: Array, log_prior: float, b: Array, c_mid: Array) -> _Cells:
-    """Everything linear, in closed form, for every cell."""
+def _won(data: Data, b: Array, c_mid: Array) -> Array:
+    """(cells, n): s of every cell."""
     s = rise(_with_start(data, data.compute, 0.0), b[:, None, None], c_mid[None, :, None])
-    ws = s.reshape(-1, s.shape[-1]) @ whiten.T
+    return s.reshape(-1, s.shape[-1])
+
+
+def _cells(data: Data, whiten: Array, log_prior: float, s: Array) -> _Cells:
+    """Everything linear, in closed form, for every cell of s."""
+    ws = s @ whiten.T
     w1 = whiten.sum(1)
     y = whiten @ _with_start(data, data.reward, data.R0 or 0.0)
     told = TOLD_WEIGHT if data.sd_known else 0.0
