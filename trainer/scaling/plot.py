@@ -6,6 +6,7 @@ Ito's colours, which the colour-blind tell apart; a mark of its own for each run
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture n
 AHEAD, AHEAD_LINEAR = 4.0, 2.0  # curves are drawn up to these multiples of the last compute
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKS = "osD^vPX"
-BOTH_COLUMNS, ONE_COLUMN = (7.0, 2.6), (3.4, 2.5)  # inches
+BOTH_COLUMNS, ONE_COLUMN = (7.0, 2.5), (3.4, 2.3)  # inches, the legend comes on top
+LEGEND_ROW, WIDEST_LABEL = 0.15, 56  # inches, characters
 STYLE = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -50,12 +52,18 @@ def plot_curve(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, tit
 
 def plot_curves(runs: Sequence[Named], path: Path) -> None:
     """Write PNG, SVG or PDF (by the ending): linear compute on the left, logarithmic on the right."""
-    _save(lambda figure: _curves(figure, runs), BOTH_COLUMNS, path)
+    labels = [f"{name}: {ceiling(fit)}" for name, _, fit in runs]
+    columns = 1 if max(map(len, labels)) > WIDEST_LABEL else min(2, len(labels))
+    width, height = BOTH_COLUMNS
+    rows = math.ceil(len(labels) / columns)
+    _save(lambda figure: _curves(figure, runs, labels, columns), (width, height + LEGEND_ROW * rows), path)
 
 
 def plot_efficiency(runs: Sequence[Named], path: Path) -> None:
     """Write the efficiency plot of the runs whose ceiling is identified."""
-    _save(lambda figure: _efficiency(figure, runs), ONE_COLUMN, path)
+    width, height = ONE_COLUMN
+    rows = sum(fit.identified for _, _, fit in runs)
+    _save(lambda figure: _efficiency(figure, runs), (width, height + LEGEND_ROW * rows), path)
 
 
 def _save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path) -> None:
@@ -68,13 +76,13 @@ def _save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _curves(figure: Figure, runs: Sequence[Named]) -> None:
+def _curves(figure: Figure, runs: Sequence[Named], labels: Sequence[str], columns: int) -> None:
     panels = figure.subplots(1, 2, sharey=True)
     far = AHEAD_LINEAR * max((p.compute for _, curve, _ in runs for p in curve.points), default=0.0)
     for axes, log in zip(panels, (False, True), strict=True):
-        for i, (name, curve, fit) in enumerate(runs):
+        for i, (_, curve, fit) in enumerate(runs):
             reach = max(AHEAD * curve.points[-1].compute if log else 0.0, far) if curve.points else 0.0
-            _curve(axes, curve, fit, reach, log, _look(i), f"{name}: {ceiling(fit)}")
+            _curve(axes, curve, fit, reach, log, _look(i), labels[i])
         _compute_axis(axes, runs[0][1].unit, log)
     measured = [p.pass_rate for _, curve, _ in runs for p in _points(curve)]
     known = [x for _, _, fit in runs if fit.identified for x in (fit.A.low, fit.A.high)]
@@ -82,7 +90,7 @@ def _curves(figure: Figure, runs: Sequence[Named]) -> None:
     room = 0.06 * (high - low) or 0.05
     panels[0].set_ylim(max(0.0, low - room), min(1.0, high + room))
     panels[0].set_ylabel("held-out pass rate")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=1 + (len(runs) > 1))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=columns)
 
 
 def _curve(

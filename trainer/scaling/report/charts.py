@@ -54,8 +54,8 @@ def _run(run: Run, reach: float) -> dict[str, Any]:
     return {
         "name": run.name,
         "points": [_plain([p.compute, p.pass_rate, p.pass_rate_se, p.step]) for p in run.measured],
-        "first": curve.points[0].compute if curve.points else None,
-        "last": curve.points[-1].compute if curve.points else None,
+        "first": _plain(curve.points[0].compute) if curve.points else None,
+        "last": _plain(curve.points[-1].compute) if curve.points else None,
         "curve": [_plain([c, *_three(fit.at(c))]) for c in _grid(curve, reach)] if fit.draws else [],
         "ceiling": _plain(_three(fit.A)) if fit.identified else None,
         "efficiency": _efficiency(curve, fit) if fit.identified else None,

@@ -260,7 +260,8 @@
     const read = (x) => {
       const rows = visible().filter(([run]) => run.efficiency?.points.length).map(([run, i]) => {
         const p = nearest(run.efficiency.points, Math.log(x), (q) => Math.log(q[0]));
-        return [colour(i), `${label(i)}${p[1].toFixed(2)} at ${number(p[0])}; B = ${run.efficiency.B.toFixed(2)}`];
+        const beyond = run.efficiency.left_out ? `; ${run.efficiency.left_out} points beyond R0 or A have no logarithm` : "";
+        return [colour(i), `${label(i)}${p[1].toFixed(2)} at ${number(p[0])}; B = ${run.efficiency.B.toFixed(2)}${beyond}`];
       });
       return rows.length ? [`${number(x)} ${data.unit}`, rows] : null;
     };

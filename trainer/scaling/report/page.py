@@ -20,7 +20,7 @@ from trainer.scaling.report import answers
 from trainer.scaling.report.charts import as_script, chart_data
 from trainer.scaling.report.run import Run, run_of_folder
 
-COLOURS = 7  # of page.css, then they repeat with another mark
+COLOURS, MARKS = 7, 4  # of page.css and page.js: the colours repeat with another mark
 LONGEST_TEXT = 4000  # characters of a completion
 
 
@@ -85,6 +85,7 @@ def _view(i: int, run: Run) -> dict[str, Any]:
     return {
         "index": i,
         "colour": i % COLOURS,
+        "mark": i // COLOURS % MARKS,
         "name": run.name,
         "fit": fit,
         "answers": answers.answers(run),

@@ -64,7 +64,8 @@ def runs_of(curves: Sequence[Curve]) -> list[Run]:
     found = []
     for name, curve in zip(names, curves, strict=True):
         folder = Path(curve.name)
-        record = read_record(folder) if (folder / "config.yaml").is_file() else None
+        ours = all((folder / n).is_file() for n in ("config.yaml", "metrics.jsonl"))
+        record = read_record(folder) if ours else None
         found.append(Run(name, curve, fit_curve(curve), record))
     return found
 
