@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import compare, fit, predict, report
+from trainer.scaling.commands import compare, fit, plan, predict, report
 
-COMMANDS = {"fit": fit, "compare": compare, "predict": predict, "report": report}
+COMMANDS = {"fit": fit, "compare": compare, "predict": predict, "plan": plan, "report": report}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

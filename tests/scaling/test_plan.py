@@ -1,0 +1,178 @@
+"""Promises of plan: what identifies a ceiling and what does not, costs by hand, the same every time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.scaling import Curve, EvalPoint, Sigmoid
+from trainer.scaling.__main__ import main
+from trainer.scaling.plan import Cell, after_pilot, cheapest, prior, simulate
+
+SCALERL = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # arXiv 2510.13786, Table 1
+ITS_OWN = {"A": (0.61, 0.61), "B": (1.92, 1.92)}
+
+
+def pilot(last: float, n: int, sd: float = 0.005, told: bool = True) -> Curve:
+    rng, c = np.random.default_rng(4), np.linspace(last / n, last, n)
+    r = SCALERL.reward(c) + rng.normal(0, sd, n)
+    points = (
+        EvalPoint(i, float(x), float(y), sd * told) for i, (x, y) in enumerate(zip(c, r, strict=True), 1)
+    )
+    return Curve("pilot", "GPU-hours", tuple(points), EvalPoint(0, 0.0, 0.3, sd * told))
+
+
+def test_the_paper_s_law_is_known_from_16k_gpu_hours_and_not_from_4k() -> None:
+    # facts: simulated with noise .003–.006, sd(A) = .03–.065 from fits up to 4k; it is .002–.005 up to 8k
+    short, long = simulate(prior(2542, 0.3, 0.003, 8, **ITS_OWN), [4000, 16_000], [32])
+    assert short.chance == 0 and long.chance >= 0.75
+    assert long.error < 0.01 and (long.budget, long.evaluations, long.cost) == (16_000, 32, 16_000)
+
+
+def test_less_noise_and_more_evaluations_make_it_known_sooner() -> None:
+    few, many = simulate(prior(2542, 0.3, 0.01, 8, **ITS_OWN), [10_000], [8, 48])
+    (exact,) = simulate(prior(2542, 0.3, 0.001, 8, **ITS_OWN), [10_000], [8])
+    assert few.chance <= many.chance and few.chance < exact.chance and few.error > 4 * exact.error
+
+
+def test_what_is_called_known_is_true_as_often_as_its_interval_says() -> None:
+    from trainer.scaling.plan import _trial
+
+    prospect = prior(2542, 0.3, 0.003, 16)
+    outcomes = [_trial((prospect, i, 15_000.0, 24, 0.02)) for i in range(16)]
+    errors = [error for known, error in outcomes if known]
+    assert len(errors) >= 8 and np.mean(np.array(errors) <= 0.02) >= 0.9
+
+
+def test_the_prior_covers_its_ranges_evenly_and_is_the_same_every_time() -> None:
+    laws = prior(100, 0.2, 0.01, 40, (0.5, 0.7), (1.0, 3.0)).laws
+    assert laws == prior(100, 0.2, 0.01, 40, (0.5, 0.7), (1.0, 3.0)).laws
+    A, B = (np.sort([getattr(law, name) for law in laws]) for name in ("A", "B"))
+    assert np.all(np.abs(A - np.linspace(0.5025, 0.6975, 40)) <= 0.0026)  # one in each of 40 equal parts
+    assert np.all(np.abs(B - np.linspace(1.025, 2.975, 40)) <= 0.026)
+
+
+def test_after_a_pilot_the_laws_are_what_it_leaves_open_and_the_noise_is_its_own() -> None:
+    for told in (True, False):
+        prospect, fit = after_pilot(pilot(8000, 32, sd=0.006, told=told), 200)
+        A = [law.A for law in prospect.laws]
+        assert np.quantile(A, [0.05, 0.95]) == pytest.approx([fit.A.low, fit.A.high], abs=1e-3)
+        assert 0.0045 < prospect.noise < 0.0078 and prospect.error == pytest.approx(0.006 * told)
+    assert after_pilot(pilot(8000, 32), 5, noise=0.02)[0].noise == 0.02
+
+
+def test_a_pilot_s_points_count() -> None:
+    prospect, _ = after_pilot(pilot(40_000, 40), 6)
+    (cell,) = simulate(prospect, [50_000], [1], eval_cost=100)
+    assert cell.chance == 1 and cell.cost == 10_000 + 100
+
+
+def test_the_cheapest_plan_is_good_and_stays_good_with_more_compute() -> None:
+    def cell(budget: float, n: int, chance: float) -> Cell:
+        return Cell(budget, n, budget + 50 * n, chance, 0.08, 0.01)
+
+    lucky, short, long = cell(1000, 10, 0.85), cell(2000, 10, 0.6), cell(4000, 10, 0.9)  # 1,000 was luck
+    often, oftener = cell(2000, 40, 0.82), cell(4000, 40, 0.99)
+    assert cheapest([lucky, short, long, often, oftener]) == often  # 4,000 against 4,500
+    assert cheapest([lucky, short]) is None
+
+
+def test_two_processes_find_what_one_finds() -> None:
+    prospect = prior(2542, 0.3, 0.005, 3)
+    seen = []
+    both = simulate(prospect, [9000], [8], workers=2, progress=lambda: seen.append(1))
+    assert both == simulate(prospect, [9000], [8]) and len(seen) == 3
+
+
+def test_the_command_tells_the_table_and_the_cheapest_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    argv = [
+        "plan",
+        "--c-mid",
+        "2542",
+        "--r0",
+        "0.3",
+        "--noise",
+        "0.002",
+        "--a",
+        ".61",
+        ".61",
+        "--b",
+        "1.92",
+        "1.92",
+    ]
+    argv += [
+        "--budgets",
+        "1",
+        "8",
+        "--evaluations",
+        "24",
+        "--runs",
+        "5",
+        "--eval-cost",
+        "10",
+        "--json",
+        str(out),
+    ]
+    assert main(argv) == 0
+    captured = capsys.readouterr()
+    text = " ".join(captured.out.split())
+    assert (
+        "2,542 1 0%" in text
+        and "The cheapest that reaches 80%: up to 20,340 GPU-hours (8 × C_mid, 20,600" in text
+    )
+    assert max(map(len, captured.out.splitlines())) <= 80
+    told = json.loads(out.read_text())
+    assert told["cheapest"]["cost"] == 8 * 2542 + 240 and len(told["plans"]) == 2
+
+
+def test_the_command_plans_on_from_a_pilot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = pilot(4000, 16)
+    assert isinstance(run.R0, EvalPoint)
+    rows = [f"{p.compute},{p.pass_rate},{p.pass_rate_se}" for p in (run.R0, *run.points)]
+    (tmp_path / "pilot.csv").write_text("gpu_hours,pass_rate,pass_rate_se\n" + "\n".join(rows))
+    argv = ["plan", str(tmp_path / "pilot.csv"), "--budgets", "1.1", "--evaluations", "2", "--runs", "5"]
+    assert main(argv) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "16 evaluations up to 4,000 GPU-hours" in text and "4,400 1.1 0%" in text
+    assert "None of these reaches 80%" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "--c-mid and --r0"),
+        (["--c-mid", "9", "--r0", ".6"], "expected 0 ≤ R0 < low"),
+        (["--c-mid", "0", "--r0", ".3"], "--c-mid 0"),
+        (
+            ["--c-mid", "9", "--r0", ".3", "--evaluations", "4"],
+            "--evaluations 4: expected a number of at least 5",
+        ),
+        (["--c-mid", "9", "--r0", ".3", "--noise", "0"], "--noise 0"),
+        (["--c-mid", "9", "--r0", ".3", "--runs", "2"], "--runs 2"),
+        (["few.csv", "few.csv"], "fewer than 5"),
+        (["few.csv", "falling.csv"], "expected one, the pilot"),
+        (["falling.csv"], "fallen from its peak"),
+        (["falling.csv", "--c-mid", "3"], "--c-mid is for planning without a pilot"),
+        (["falling.csv", "--budgets", "1"], "--budgets 1: expected a number above 1"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(
+    argv: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("few.csv").write_text("gpu_hours,pass_rate\n0,.3\n1,.4\n2,.5\n")
+    rows = [f"{500 * i},{0.3 + 0.02 * min(i, 24 - i):.3f},0.005" for i in range(22)]
+    Path("falling.csv").write_text("gpu_hours,pass_rate,pass_rate_se\n" + "\n".join(rows))
+    assert main(["plan", *argv]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1

@@ -1,0 +1,146 @@
+"""How much of a pilot, and evaluated how often, until the ceiling is known: simulated and fitted.
+
+A law is drawn (from a prior, or from what a pilot leaves possible), evaluations of it are made up to a
+budget, with noise, and the fit that a user would make of them says how near it knows A. Seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import qmc
+
+from trainer.config import ConfigError
+from trainer.scaling.fit import FLAGS, HARMLESS, Fit, fit_curve
+from trainer.scaling.law import Sigmoid
+from trainer.scaling.points import Curve, EvalPoint
+
+Array = NDArray[np.float64]
+
+WITHIN = 0.02  # A is known when its interval reaches no further than this from its value
+CHANCE = 0.8  # of that, from which a plan is good enough
+A_RANGE, B_RANGE = (0.5, 0.75), (1.1, 2.5)  # arXiv 2510.13786, Table 1: A .585 to .71, B 1.09 to 2.44
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What may come: laws, equally likely, and how they will be seen."""
+
+    laws: tuple[Sigmoid, ...]
+    seen: Curve  # what there is already: R0 and, with a pilot, its points
+    noise: float  # standard deviation of an evaluation
+    error: float  # standard error that the fit is told; 0: none
+    C_mid: float  # of the likeliest law, for orientation
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A plan, and how it went in the simulations."""
+
+    budget: float
+    evaluations: int  # with a pilot: beyond it
+    cost: float  # in compute, evaluations included; with a pilot: beyond it
+    chance: float  # that A is known
+    doubt: float  # standard error of that share, by the number of simulations
+    error: float  # median |Â − A|
+
+
+def prior(
+    C_mid: float,
+    R0: float,
+    noise: float,
+    runs: int,
+    A: tuple[float, float] = A_RANGE,
+    B: tuple[float, float] = B_RANGE,
+) -> Prospect:
+    """Laws with A and B uniform over their ranges (a Latin square); R0 will be measured before step 1."""
+    unit = qmc.LatinHypercube(d=2, rng=np.random.default_rng(0)).random(runs)
+    laws = tuple(
+        Sigmoid(R0, A[0] + a * (A[1] - A[0]), B[0] + b * (B[1] - B[0]), C_mid) for a, b in unit.tolist()
+    )
+    return Prospect(laws, Curve("", "", (), EvalPoint(0, 0.0, R0, noise)), noise, noise, C_mid)
+
+
+def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Prospect, Fit]:
+    """Laws that the pilot's fit leaves possible, evenly over their A; its noise, unless that is given."""
+    fit = fit_curve(pilot)
+    if fit.draws is None:
+        raise ConfigError(f"{pilot.name}: {FLAGS['too-few-points']}; give --c-mid, --r0 and --noise instead")
+    order = np.argsort(fit.draws.A, kind="stable")
+    chosen = order[((np.arange(runs) + 0.5) / runs * len(order)).astype(int)]
+    columns = (fit.draws.R0, fit.draws.A, fit.draws.B, fit.draws.C_mid)
+    laws = tuple(Sigmoid(*(float(x[i]) for x in columns)) for i in chosen)
+    told = float(np.median([p.pass_rate_se for p in pilot.points]))
+    if noise is None:
+        residual = [p.pass_rate - float(fit.law.reward(p.compute)) for p in pilot.points]
+        scatter = float(np.sqrt(np.sum(np.square(residual)) / max(1, len(residual) - 3)))
+        noise = max(told, scatter)
+    return Prospect(laws, pilot, noise, told, fit.C_mid.value), fit
+
+
+def simulate(
+    prospect: Prospect,
+    budgets: Sequence[float],  # all of the run's compute, ascending
+    evaluations: Sequence[int],  # at least LEAST_POINTS, with the pilot's
+    eval_cost: float = 0.0,  # of an evaluation, in compute
+    within: float = WITHIN,
+    workers: int = 1,
+    progress: Callable[[], None] = lambda: None,  # called after each fit
+) -> list[Cell]:
+    """A cell for every budget and number of evaluations; the same for any number of workers."""
+    spent = prospect.seen.points[-1].compute if prospect.seen.points else 0.0
+    plans = [(budget, n) for budget in budgets for n in evaluations]
+    tasks = [(prospect, i, budget, n, within) for budget, n in plans for i in range(len(prospect.laws))]
+    outcomes = []
+    if workers == 1:
+        for task in tasks:
+            outcomes.append(_trial(task))
+            progress()
+    else:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            for outcome in pool.map(_trial, tasks, chunksize=4):
+                outcomes.append(outcome)
+                progress()
+    cells = []
+    for k, (budget, n) in enumerate(plans):
+        known, error = np.array(outcomes[k * len(prospect.laws) : (k + 1) * len(prospect.laws)]).T
+        p = float(known.mean())
+        doubt = (max(p * (1 - p), 1 / len(known)) / len(known)) ** 0.5  # nor is all or none ever certain
+        cells.append(Cell(budget, n, budget - spent + eval_cost * n, p, doubt, float(np.median(error))))
+    return cells
+
+
+def cheapest(cells: Sequence[Cell], chance: float = CHANCE) -> Cell | None:
+    """The plan of least cost that reaches a chance, as do all longer ones evaluated as often."""
+    good = [
+        cell
+        for cell in cells
+        if all(
+            c.chance >= chance for c in cells if c.evaluations == cell.evaluations and c.budget >= cell.budget
+        )
+    ]
+    return min(good, key=lambda cell: cell.cost, default=None)
+
+
+def _trial(task: tuple[Prospect, int, float, int, float]) -> tuple[bool, float]:
+    """One law seen up to a budget: whether its A is known then, and how far off its value is."""
+    prospect, i, budget, n, within = task
+    law, seen = prospect.laws[i], prospect.seen
+    rng = np.random.default_rng([i, n])  # the same luck at every budget: less noise between cells
+    start = seen.points[-1].compute if seen.points else 0.0
+    compute = np.linspace(start, budget, n + 1)[1:]
+    reward = np.clip(law.reward(compute) + rng.normal(0, prospect.noise, n), 0, 1)
+    points = [EvalPoint(0, float(c), float(r), prospect.error) for c, r in zip(compute, reward, strict=True)]
+    R0 = seen.R0
+    if isinstance(R0, EvalPoint) and not seen.points:  # with a pilot it has been measured
+        R0 = replace(R0, pass_rate=float(np.clip(law.R0 + rng.normal(0, prospect.noise), 0, 1)))
+    found = fit_curve(Curve("", "", (*seen.points, *points), R0))
+    A = found.A
+    known = max(A.high - A.value, A.value - A.low) <= within
+    doubts = set(found.flags) - HARMLESS - {"wide"}  # how wide is what is asked here
+    return known and not doubts, abs(A.value - law.A)
