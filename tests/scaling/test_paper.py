@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from scipy.optimize import curve_fit
 
+from bench.literal_grid import literal_loop
 from trainer.config import ConfigError
 from trainer.scaling import Sigmoid
 from trainer.scaling.paper import B_TABLE, PaperGrid, paper_fit
@@ -18,23 +20,6 @@ R0 = 0.3
 def law(row: str) -> Sigmoid:
     C_mid, B, A = TABLE_1[row]
     return Sigmoid(R0, A, B, C_mid)
-
-
-def literal_loop(
-    c: np.ndarray, r: np.ndarray, start: float, grid: PaperGrid
-) -> tuple[float, float, float, float]:
-    """The procedure as the paper words it: every pair, `curve_fit` for B, the least squared error."""
-    best = (np.inf, 0.0, 0.0, 0.0)
-    for A in np.arange(grid.A[0], grid.A[1] + grid.A[2] / 2, grid.A[2]):
-        for C_mid in (np.linspace if grid.spacing == "linear" else np.geomspace)(*grid.C_mid):
-
-            def model(C: np.ndarray, B: float, A: float = A, C_mid: float = C_mid) -> np.ndarray:
-                return start + (A - start) / (1 + (C_mid / C) ** B)
-
-            with np.errstate(over="ignore"):
-                (B,), _ = curve_fit(model, c, r, p0=[1.0], ftol=1e-12, xtol=1e-12)
-                best = min(best, (float(((r - model(c, B)) ** 2).sum()), A, B, C_mid))
-    return best
 
 
 @pytest.mark.filterwarnings("ignore::scipy.optimize.OptimizeWarning")
@@ -54,10 +39,9 @@ def test_the_answer_is_that_of_the_literal_loop(
 ) -> None:
     for seed in range(2):
         reward = law(row).reward(compute) + np.random.default_rng(seed).normal(0, sd, len(compute))
-        sse, A, B, C_mid = literal_loop(compute, reward, start, grid)
+        literal, sse = literal_loop(compute, reward, start, grid, tolerance=1e-12)
         found = paper_fit(compute, reward, start, grid)
-        assert (found.A, found.C_mid) == pytest.approx((A, C_mid), rel=1e-12)
-        assert found.law == Sigmoid(start, found.A, pytest.approx(B, abs=1e-4), found.C_mid)
+        assert found.law == replace(literal, B=pytest.approx(literal.B, abs=1e-4))
         assert found.sse == pytest.approx(sse, rel=1e-6, abs=1e-15)
         assert found.sse == pytest.approx(float(((reward - found.law.reward(compute)) ** 2).sum()))
 
