@@ -93,6 +93,8 @@ class EngineConfig:
     """vLLM servers on other machines (started by `python -m trainer.engines.vllm_server`), instead of engines here; the shared secret is $SIGMOID_RL_SECRET."""
     colocate: bool = False
     """Learner and vLLM engines share the GPUs and sleep in turns: for few GPUs; slower than a split."""
+    weight_push: Literal["auto", "file", "nccl", "ipc"] = "auto"
+    """How new weights reach the engines: `nccl` between distinct GPUs, `ipc` on the same ones, else a `file` in shared memory or, to `urls`, uploaded. `auto` is by the devices; give `file` where the others fail, `nccl` on both sides for servers of `urls`."""
     memory: float = 0.9
     """Share of a GPU's memory that vLLM takes for weights and KV cache."""
     slots: int = 64

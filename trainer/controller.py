@@ -25,14 +25,18 @@ construction, nothing is ever discarded, and k = 0 is strictly on-policy. The le
 
 Evaluation of version v happens while the engines hold v: the pusher keeps newer weights back until its
 completions are in, training rollouts go on in the slots left over, and the lag bound paces the learner.
+
+Weights that go from GPU to GPU (engine.weight_push) are those the learner has at that moment, so it makes no
+further step before the engines hold them. On GPUs they share, one side is away while the other works: the
+engines sleep for a step, its push and a checkpoint, and no step begins amid an evaluation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,6 +83,11 @@ class Controller:
         self._tasks: set[asyncio.Task[Any]] = set()  # all that must end with the run
         self._weights: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
         self._newest = ""  # the file of the weights that the engines hold
+        self._direct = self.config.engine.weight_push in ("nccl", "ipc")
+        self._transferred = -1  # the version that the learner itself has brought to the engines
+        self._held = asyncio.Event()  # they hold what it has made last
+        self._held.set()
+        self._still = asyncio.Lock()
         self._restored: dict[int, Group] = {}
         self._pending: list[Issued] = []
 
@@ -165,6 +174,9 @@ class Controller:
             if groups is None:
                 return
             waited = time.monotonic() - waited
+            if self.config.engine.colocate:
+                await self._weights.join()
+            await self._held.wait()
             # A task of its own: what fails meanwhile lets it end, so that its weights can be saved.
             self._step = asyncio.create_task(self._learn(step, groups, waited))
             await asyncio.shield(self._step)
@@ -174,16 +186,17 @@ class Controller:
     async def _learn(self, step: int, groups: list[Group], waited: float) -> None:
         """One batch through the learner."""
         batch = build_batch(groups, step, self.config.objective, self.version)
-        if colocate := self.config.engine.colocate:  # they take turns on the same GPUs
-            await self.ctx.engine.pause()
-        done = await self._within(self.learner.train(batch), f"learner: optimizer step {step}")
-        if colocate:
-            self.ctx.engine.resume()
-        self._stepped = True
-        for group in groups:
-            self.sampler.record(group)
-        self.journal.trained(step, groups[0].ordinal, groups[-1].ordinal)
-        self.version, self._ordinal = done.version, groups[-1].ordinal + 1
+        async with self._engines_still(self.config.engine.colocate):
+            done = await self._within(self.learner.train(batch), f"learner: optimizer step {step}")
+            self._stepped = True
+            for group in groups:
+                self.sampler.record(group)
+            self.journal.trained(step, groups[0].ordinal, groups[-1].ordinal)
+            self.version, self._ordinal = done.version, groups[-1].ordinal + 1
+            if self.config.engine.weight_push == "ipc":  # they are asleep: once is enough
+                await self._transfer(done.version)
+        if self._direct:
+            self._held.clear()
         self._weights.put_nowait((done.version, done.weights_path))
         self._report(done, groups, batch.stats, waited)
 
@@ -234,9 +247,33 @@ class Controller:
                 self._weights.task_done()
 
     async def hold(self, version: int, path: str) -> None:
-        """Return once every engine holds `version`, from the file at `path` (empty: unchanged)."""
-        push = self.ctx.engine.update_weights(version, path)
-        await self._within(push, f"engines: weight push of version {version}")
+        """Return once every engine holds `version`: from the file at `path` (empty: unchanged), or from the
+        learner, which must be at that version."""
+        if self._direct and self._transferred != version:
+            async with self._engines_still():
+                await self._transfer(version)
+        elif not self._direct:
+            push = self.ctx.engine.update_weights(version, path)
+            await self._within(push, f"engines: weight push of version {version}")
+        self._held.set()
+
+    async def _transfer(self, version: int) -> None:
+        """The learner's present weights into engines that stand still, and their label."""
+        await self.learner.push(self.ctx.engine.transfer, self._within)
+        label = self.ctx.engine.update_weights(version, "")
+        await self._within(label, f"engines: label of version {version}")
+        self._transferred = version
+
+    @asynccontextmanager
+    async def _engines_still(self, needed: bool = True) -> AsyncIterator[None]:
+        """The engines stand still meanwhile, asleep where they share the learner's GPUs."""
+        if not needed:
+            yield
+            return
+        async with self._still:
+            await self.ctx.engine.pause()
+            yield
+            self.ctx.engine.resume()
 
     def _evaluates(self, version: int) -> bool:
         return version == self.config.pipeline.steps or _due(version, self.config.evaluation.every)
@@ -254,7 +291,8 @@ class Controller:
         sampler = self.sampler.state_dict()
         state = {"version": self.version, "ordinal": self._ordinal, "sampler": sampler}
         path = str(Path(self.config.run_dir) / "checkpoints" / f"step-{self.version:06d}")
-        await self._within(self.learner.save(path, state), f"learner: checkpoint {path}")
+        async with self._engines_still(self.config.engine.colocate):
+            await self._within(self.learner.save(path, state), f"learner: checkpoint {path}")
         self.emit("checkpoint", {"path": path, "step": self.version})
 
     def _report(self, done: StepDone, groups: list[Group], stats: dict[str, float], waited: float) -> None:

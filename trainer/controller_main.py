@@ -93,10 +93,14 @@ async def _run(
         sampler = Sampler(dataset.train, config.pipeline, config.seed)
         controller = Controller(ctx, dataset, sampler, learner, journal, emit)
         info = await within(learner.ready(), "learner: start")
+        if config.engine.colocate:  # the learner has left the GPUs: the engines may begin
+            engines.resume()
         infos = [await within(e.ready(), f"{e.name}: start") for e in clients]
         emit("ready", {"learner": info, "engine": infos[0]})
         if resume is not None:
             await _restore(controller, config, sampler, resume)
+        elif config.engine.weight_push in ("nccl", "ipc"):  # what fails there is to fail now
+            await controller.hold(0, "")
         gate = parity_gate(ctx, learner, dataset.held_out)
         emit("parity", asdict(await within(gate, "parity gate: learner and engine on the same tokens")))
         asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, controller, engines)
@@ -155,7 +159,7 @@ async def _restore(controller: Controller, config: Config, sampler: Sampler, res
     issued, finished = replay(Path(config.run_dir) / "journal.jsonl", first, prompts)
     upto = resume["sampler"]["ordinal"]
     controller.restore(version, first, {o: i for o, i in issued.items() if o < upto}, finished)
-    await controller.hold(version, "")  # the engines loaded the checkpoint's weights
+    await controller.hold(version, "")  # that is what the engines have loaded
 
 
 def decoder(tokenizer: Any) -> Callable[[list[list[int]]], list[str]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from trainer.config import Config, ConfigError
 from trainer.simulate import Split
@@ -77,6 +78,36 @@ def role_name(kind: str, index: int) -> str:
     return kind if index == 0 else f"{kind}-{index}"
 
 
+def role_number(role: str) -> int:
+    """Its index."""
+    return int(role.partition("-")[2] or 0)
+
+
+def for_roles(config: Config, devices: Devices) -> Config:
+    """The config with what the devices decide: what the roles work by."""
+    push, count = weight_push(config, devices), len(devices.engines)
+    return replace(config, engine=replace(config.engine, weight_push=push, count=count))
+
+
+def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ipc"]:
+    """How new weights reach the engines; ConfigError where these devices cannot do what is asked for."""
+    given = config.engine.weight_push
+    learner, engines = ({gpu for own in side for gpu in own} for side in (devices.learner, devices.engines))
+    best: Literal["file", "nccl", "ipc"] = "file"
+    if devices.gpus and devices.remote:
+        best = "nccl" if given == "nccl" else "file"  # a server must be told as well, when it starts
+    elif devices.gpus and not learner & engines:
+        best = "nccl"
+    elif devices.gpus and engines <= learner:  # a handle of its memory is of use on the same GPU alone
+        best = "ipc"
+    if given in ("nccl", "ipc") and given != best:
+        raise ConfigError(
+            f"engine.weight_push {given}: nccl needs learner and engines on distinct GPUs, ipc a learner "
+            "rank on each of the engines' GPUs (engine.colocate); give auto or file"
+        )
+    return "file" if given == "file" else best
+
+
 def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[int, int] = (0, 0)) -> Devices:
     """Give GPUs (none: cores) to learner and engines; ConfigError where this machine has too few.
 
@@ -86,6 +117,8 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
     width, remote, (local, world) = engine.tensor_parallel, len(engine.urls), torchrun
     if remote and (engine.kind != "vllm" or engine.count):
         raise ConfigError("engine.urls names vLLM servers: expected engine.kind vllm, and no engine.count")
+    if remote and engine.colocate:
+        raise ConfigError("engine.colocate is for engines on this machine, engine.urls for others: give one")
     if local and config.learner.ranks not in (0, local):
         raise ConfigError(
             f"learner.ranks is {config.learner.ranks}, but torchrun made {local} on this machine"

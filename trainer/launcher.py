@@ -21,7 +21,7 @@ from typing import Any
 
 from trainer.cli import to_yaml
 from trainer.config import Config, ConfigError
-from trainer.devices import Devices, role_name
+from trainer.devices import Devices, for_roles, role_name, role_number
 from trainer.ledger import Compute, Ledger
 from trainer.messages import Event, Failed, Replacement, Spans, Stop
 from trainer.metrics import MetricsWriter, read
@@ -58,6 +58,7 @@ class Launcher:
         self, config: Config, model_dir: str, view: View, resume: dict[str, Any] | None, devices: Devices
     ) -> None:
         self.config, self.model_dir, self.view, self.resume = config, model_dir, view, resume
+        self.roles_config = for_roles(config, devices)  # the config as the roles get it
         self.run_dir = Path(config.run_dir)
         self.start = time.monotonic()
         carried = json.loads((self.run_dir / "ledger.json").read_text()) if resume else None
@@ -88,7 +89,7 @@ class Launcher:
             self._start_engine(i) for i in range(len(self.config.engine.urls) or len(self.devices.engines))
         ]
         learner = self._start_learner()
-        args = (self.config, self.model_dir, engines, learner, self.resume)
+        args = (self.roles_config, self.model_dir, engines, learner, self.resume)
         self._start("controller", CONTROLLER, args, ())
         for end in (*engines, learner):
             end.close()  # so that a dead role closes its pipe for good
@@ -108,7 +109,7 @@ class Launcher:
                 ENGINES[engine.kind],
                 self.devices.threads(engine.threads, len(self.devices.engines)),
             )
-        self._start(role, target, (self.config, self.model_dir, theirs, where, role), gpus)
+        self._start(role, target, (self.roles_config, self.model_dir, theirs, where, role), gpus)
         theirs.close()
         return ours
 
@@ -121,7 +122,7 @@ class Launcher:
         for rank, gpus in enumerate(self.devices.learner[: 1 if self.devices.world else ranks]):
             env = dict(zip(RENDEZVOUS, (rank, 0, ranks, "127.0.0.1", port), strict=True))
             conn = theirs if rank == 0 else None
-            args = (self.config, self.model_dir, conn, threads, resume_path)
+            args = (self.roles_config, self.model_dir, conn, threads, resume_path)
             several = ranks > 1 and not self.devices.world  # else torchrun's own variables, or none, hold
             self._start(role_name("learner", rank), LEARNER, args, gpus, env if several else {})
         theirs.close()
@@ -189,12 +190,15 @@ class Launcher:
             process.join(max(0.0, deadline - time.monotonic()))
 
     def _make_good(self, role: str) -> None:
-        """Start a dead engine again; whatever else dies ends the run."""
+        """Start a dead engine again; whatever else dies ends the run, and an engine that is bound to the
+        learner: a member of its NCCL group, or one that may start only while the learner is off the GPU."""
         death = self._death(role)
         self._deaths[role] += 1
-        kind, _, number = role.partition("-")
+        engine = self.roles_config.engine
         if (
-            kind != "engine"
+            role.partition("-")[0] != "engine"
+            or engine.colocate
+            or engine.weight_push in ("nccl", "ipc")
             or not self._ready
             or self._deaths[role] > RESPAWNS
             or isinstance(death, ConfigError)
@@ -203,7 +207,7 @@ class Launcher:
         self.failure = None
         self.view.log(f"{death}; it is started again")
         self._told.pop(role, None)
-        conn = self._start_engine(int(number or 0))
+        conn = self._start_engine(role_number(role))
         with suppress(OSError):  # a dead controller's pipe tells of it
             self._roles["controller"][1].send(Replacement(role, conn))
         conn.close()

@@ -11,7 +11,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -28,7 +30,8 @@ from kernels import CISPO
 from trainer import checkpoint, ranks
 from trainer.clock import Clock
 from trainer.config import Config, ConfigError
-from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, StepDone
+from trainer.messages import Failed, Push, Pushed, Ready, Refused, Save, Saved, Score, Scored, StepDone
+from trainer.offload import Offload
 from trainer.packing import MicroBatch
 from trainer.policy_model import PolicyModel, PolicyOutput, load
 from trainer.publish import Publisher
@@ -61,6 +64,7 @@ class Learner:
         among: Ranks | None = None,
     ) -> None:
         self.config, self.clock, self.version = config, clock, 0
+        self._offload = Offload()
         self.ranks = ranks.alone() if among is None else among
         settings = config.learner
         torch.manual_seed(config.seed)
@@ -83,6 +87,29 @@ class Learner:
         )
         if resume_from is not None:
             self.version = checkpoint.load(resume_from, self.weights, self.optimizer, self.ranks)
+
+    @contextmanager
+    def on_device(self, moments: bool = True) -> Iterator[None]:
+        """Weights, and AdamW's moments, are on the GPU for the block; where engines use it, only then."""
+        if not self.config.engine.colocate:
+            yield
+            return
+        self._offload.back([*self.parameters, *(self._moments() if moments else ())])
+        try:
+            yield
+        finally:
+            self.leave_device()
+
+    def leave_device(self) -> None:
+        """Keep weights and moments in the host's memory."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # scoring leaves the embeddings whole
+        self._offload.away([*self.parameters, *self._moments()])
+
+    def _moments(self) -> list[torch.Tensor]:
+        """AdamW's, as far as it has stepped."""
+        return [state[name] for state in self.optimizer.state.values() for name in checkpoint.MOMENTS]
 
     def train(self, batch: TrainBatch) -> dict[str, Any]:
         """One optimizer step; its metrics. Nothing is changed when the batch is refused."""
@@ -280,10 +307,13 @@ def _serve(
     learner = Learner(config, model_dir, clock, resume_from, among)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     parameters = sum(w.numel() for w in learner.weights.values())
+    if config.engine.colocate:
+        learner.leave_device()
+    direct = config.engine.weight_push in ("nccl", "ipc")
     files = config.pipeline.max_lag + 3  # held, waiting, kept back for an evaluation, being written
-    publisher = (
-        Publisher(config.run_dir, parameters * dtype.itemsize, files, dtype) if not among.rank else None
-    )
+    publisher, sender = None, None
+    if not (among.rank or direct):
+        publisher = Publisher(config.run_dir, parameters * dtype.itemsize, files, dtype)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
 
     def answer(reply: object) -> None:
@@ -297,22 +327,23 @@ def _serve(
     for message in among.messages(conn):
         match message:
             case TrainBatch():
-                try:
-                    metrics = learner.train(message)
-                except ConfigError as e:  # nothing was changed: these weights can still be saved
-                    answer(Refused(str(e)))
-                    continue
-                path = ""  # an empty batch leaves the weights as they are
-                if metrics["learner/tokens"]:
-                    with clock.state("publish"):
-                        path = _publish(learner, publisher, dtype)
-                answer(StepDone(learner.version, path, metrics))
+                with learner.on_device():
+                    reply = _step(learner, message, publisher, None if direct else dtype)
+                answer(reply)
+            case Push():
+                with clock.state("publish"), learner.on_device(moments=False):
+                    if sender is None:
+                        from trainer.transfer import Sender  # vLLM's
+
+                        sender = Sender(config.engine, learner.weights, dtype, among.rank, conn)
+                    sender.send()
+                answer(Pushed())
             case Score(sequences):
-                with clock.state("score"):
+                with clock.state("score"), learner.on_device(moments=False):
                     scores = learner.score(sequences)
                 answer(Scored(scores))
             case Save(path, state):
-                with clock.state("checkpoint"):
+                with clock.state("checkpoint"), learner.on_device():
                     lm, version = learner.model.lm, learner.version
                     checkpoint.save(
                         path, lm, tokenizer, learner.weights, learner.optimizer, version, state, among
@@ -322,6 +353,21 @@ def _serve(
                 answer(Saved(path))
     if publisher is not None:
         publisher.close()
+
+
+def _step(
+    learner: Learner, batch: TrainBatch, publisher: Publisher | None, dtype: torch.dtype | None
+) -> StepDone | Refused:
+    """A step, and its weights as a file in this type, if any."""
+    try:
+        metrics = learner.train(batch)
+    except ConfigError as e:  # nothing was changed: these weights can still be saved
+        return Refused(str(e))
+    path = ""  # an empty batch leaves the weights as they are
+    if metrics["learner/tokens"] and dtype is not None:
+        with learner.clock.state("publish"):
+            path = _publish(learner, publisher, dtype)
+    return StepDone(learner.version, path, metrics)
 
 
 def _publish(learner: Learner, publisher: Publisher | None, dtype: torch.dtype) -> str:

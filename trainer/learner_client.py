@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -11,10 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import ConfigError
-from trainer.messages import Ready, Refused, Save, Saved, Score, Scored, Shutdown, StepDone
+from trainer.engines.pool import Within
+from trainer.messages import (
+    Push,
+    Pushed,
+    Ready,
+    Refused,
+    Save,
+    Saved,
+    Score,
+    Scored,
+    Shutdown,
+    StepDone,
+    Transfer,
+    Transferred,
+)
 from trainer.types import TrainBatch, TrainSequence
 
 R = TypeVar("R")
+PUSHING = "learner: weight push to the engines (engine.weight_push file does it another way)"
 
 
 class LearnerClient:
@@ -24,6 +39,7 @@ class LearnerClient:
         self._conn = conn
         self._replies: asyncio.Queue[Any] = asyncio.Queue()
         self._owes = False  # an answer, that nobody may wait for any more
+        self._turn = asyncio.Lock()
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
 
     async def ready(self) -> dict[str, Any]:
@@ -33,6 +49,19 @@ class LearnerClient:
     async def train(self, batch: TrainBatch) -> StepDone:
         """One optimizer step."""
         return await self._ask(batch, StepDone)
+
+    async def push(self, transfer: Callable[[str, dict[str, Any]], Awaitable[None]], within: Within) -> None:
+        """Let it bring its weights to the engines; `transfer` makes at them the calls that it asks for, and
+        has deadlines of its own."""
+        async with self._turn:
+            self._check()
+            message: object = Push()
+            self._owes = True  # until all is done, whatever fails on the way
+            while not isinstance(answer := await within(self._exchange(message), PUSHING), Pushed):
+                call = _of(answer, Transfer)
+                await transfer(call.call, call.info)
+                message = Transferred()
+            self._owes = False
 
     async def score(self, sequences: Sequence[TrainSequence]) -> tuple[NDArray[np.float32], ...]:
         """Log-probs of the sequences' tokens under the learner's present weights."""
@@ -51,16 +80,23 @@ class LearnerClient:
             return  # it is gone already
 
     async def _ask(self, message: object, reply: type[R]) -> R:
+        async with self._turn:
+            self._check()
+            self._owes = True
+            answer = await self._exchange(message)
+            self._owes = False
+            return _of(answer, reply)
+
+    def _check(self) -> None:
         if self._owes:
             raise ConnectionError("the learner has not answered what it was asked before")
-        self._owes = True
+
+    async def _exchange(self, message: object) -> Any:
         try:
             self._conn.send(message)
         except OSError as e:
             raise ConnectionError("the learner's process has died") from e
-        answer = await self._replies.get()
-        self._owes = False
-        return _of(answer, reply)
+        return await self._replies.get()
 
     def _receive(self) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
-from trainer.devices import Devices, assign, torchrun_ranks, visible_gpus
+from trainer.devices import Devices, assign, for_roles, torchrun_ranks, visible_gpus
 from trainer.run_folder import claim, latest
 
 
@@ -62,7 +62,7 @@ def follow(launch: Launch, devices: Devices) -> int:
     from trainer.learner import learner_main
     from trainer.models import resolve_model
 
-    config = launch.config
+    config = for_roles(launch.config, devices)
     resume = checkpoint_state(config)["path"] if launch.resume else None
     threads = devices.threads(config.learner.threads, len(devices.learner))
     learner_main(config, resume or resolve_model(config.model.path), None, threads, resume, None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, ConfigError
-from trainer.devices import Devices
+from trainer.devices import Devices, weight_push
 from trainer.models import BUILT_IN
 
 GIB = 2**30
@@ -95,7 +95,7 @@ def need(config: Config, size: Size, devices: Devices) -> Need:
     if engine.kind == "torch":
         head = 8 * size.vocabulary * size.hidden * config.model.fp32_head  # FP32 head alone
         parts["linear layers again, packed"] = 4 * size.parameters if width == 4 else head
-    files = config.pipeline.max_lag + 3
+    files = config.pipeline.max_lag + 3 if weight_push(config, devices) == "file" else 0
     return Need(rank, parts, {"published weights (at most)": width * size.parameters * files})
 
 
@@ -130,7 +130,10 @@ def known_size(path: str) -> Size | None:
 
 def describe(config: Config, devices: Devices, size: Size | None) -> str:
     """Device split and memory estimate, for a person."""
-    split = f"devices: {devices.describe()}; {config.verifier.workers} verifier workers"
+    split = (
+        f"devices: {devices.describe()}; {config.verifier.workers} verifier workers; new weights by "
+        f"{weight_push(config, devices)}"
+    )
     if size is None:
         return f"{split}\nmemory: {config.model.path} is not on this machine yet, so its size is not known"
     n = need(config, size, devices)

@@ -2,10 +2,10 @@
 
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
     launcher  --- Stop, Replacement --->  controller
-    controller --- Request, UpdateWeights, Abort, Pause, Resume, Shutdown --->  engine
-    engine     --- Ready, Completion, WeightsHeld, Paused --->                  controller
-    controller --- TrainBatch, Score, Save, Shutdown --->                       learner
-    learner    --- Ready, StepDone, Refused, Scored, Saved --->                 controller
+    controller --- Request, UpdateWeights, Transfer, Abort, Pause, Resume, Shutdown --->  engine
+    engine     --- Ready, Completion, WeightsHeld, Transferred, Paused --->               controller
+    controller --- TrainBatch, Push, Transferred, Score, Save, Shutdown --->    learner
+    learner    --- Ready, StepDone, Refused, Transfer, Pushed, Scored, Saved ---> controller
 
 A closed pipe means the other side is dead: `recv` raises EOFError at once. A role that fails sends
 `Failed` on its telemetry pipe before it exits, so the launcher can name the culprit in one line.
@@ -52,8 +52,31 @@ class WeightsHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class Push:
+    """Bring your weights to the engines; answered by Transfers, each acknowledged, and then Pushed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A call of vLLM's weight transfer, from the learner to every engine."""
+
+    call: str  # a method of AsyncLLM's
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """It is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """Every engine has the weights."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
-    """Stop after the present token; sequences and KV stay. Answered by Paused."""
+    """Stop after the present token; sequences stay, and KV unless the GPU is shared. Answered by Paused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,11 @@ async def parity_gate(ctx: RolloutContext, learner: LearnerClient, prompts: Sequ
         for p, rollouts in zip(asked, answers, strict=True)
         for r in rollouts
     ]
+    if ctx.config.engine.colocate:  # the learner needs the GPUs
+        await ctx.engine.pause()
     scores = await learner.score(sequences)
+    if ctx.config.engine.colocate:
+        ctx.engine.resume()
     gap = np.concatenate(
         [np.abs(ours - s.logprobs)[s.weights > 0] for ours, s in zip(scores, sequences, strict=True)]
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.config import Config, ConfigError, EngineConfig, LearnerConfig
-from trainer.devices import Devices, assign, visible_gpus
+from trainer.devices import Devices, assign, for_roles, visible_gpus
 
 GPUS = tuple("01234567")
 
@@ -83,12 +83,51 @@ def test_ranks_made_by_torchrun_on_other_machines_are_in_the_books() -> None:
         ({"gpus": 0, "colocate": True}, "engine.colocate needs GPUs"),
         ({"urls": ("http://a:1",), "count": 2}, "engine.urls"),
         ({"urls": ("http://a:1",), "kind": "torch"}, "expected engine.kind vllm"),
+        ({"urls": ("http://a:1",), "colocate": True}, "give one"),
         ({"ranks": 2, "torchrun": (4, 4)}, "learner.ranks is 2, but torchrun made 4"),
     ],
 )
 def test_a_split_that_cannot_be_is_one_line(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
         split(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "push", "count"),
+    [
+        ({"gpus": 0}, "file", 1),
+        ({"kind": "torch"}, "file", 1),
+        ({}, "nccl", 6),
+        ({"ranks": 2, "tensor_parallel": 3}, "nccl", 2),
+        ({"weight_push": "file"}, "file", 6),
+        ({"colocate": True, "tensor_parallel": 4}, "ipc", 2),
+        ({"colocate": True, "ranks": 2}, "file", 8),  # a rank is not on every GPU of the engines
+        ({"urls": ("http://a:1",)}, "file", 0),
+        ({"urls": ("http://a:1",), "weight_push": "nccl"}, "nccl", 0),
+    ],
+)
+def test_weights_go_the_shortest_way_the_devices_allow(given: dict[str, Any], push: str, count: int) -> None:
+    engine = {key: value for key, value in given.items() if key not in ("gpus", "ranks")}
+    config = Config(engine=EngineConfig(**({"kind": "vllm"} | engine)))
+    told = for_roles(config, split(**given)).engine
+    assert (told.weight_push, told.count) == (push, count)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"gpus": 0, "weight_push": "nccl"},
+        {"weight_push": "ipc"},
+        {"colocate": True, "weight_push": "nccl"},
+        {"colocate": True, "ranks": 2, "weight_push": "ipc"},
+        {"kind": "torch", "weight_push": "nccl"},
+    ],
+)
+def test_a_way_for_weights_that_the_devices_do_not_allow_is_one_line(given: dict[str, Any]) -> None:
+    engine = {key: value for key, value in given.items() if key not in ("gpus", "ranks")}
+    config = Config(engine=EngineConfig(**({"kind": "vllm"} | engine)))
+    with pytest.raises(ConfigError, match="nccl needs learner and engines on distinct GPUs"):
+        for_roles(config, split(**given))
 
 
 @pytest.mark.parametrize(("value", "gpus"), [("", ()), ("-1", ()), ("2,5", ("2", "5"))])

@@ -62,6 +62,11 @@ class EnginePool:
             await asyncio.gather(*(self._push(engine, version, path) for engine in list(self._live)))
             self._version, self._path = version, path or self._path
 
+    async def transfer(self, call: str, info: dict[str, Any]) -> None:
+        """See Engine; all at once, since they meet in it. None may be missing: the call fails with it."""
+        what = f"{call} of the weight push (engine.weight_push file does it another way)"
+        await asyncio.gather(*(self._within(e.transfer(call, info), f"{e.name}: {what}") for e in self._live))
+
     async def pause(self) -> None:
         """See Engine."""
         await asyncio.gather(*(self._within(e.pause(), f"{e.name}: pause") for e in self._live))

@@ -7,7 +7,18 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from trainer.messages import Abort, Pause, Paused, Ready, Resume, Shutdown, UpdateWeights, WeightsHeld
+from trainer.messages import (
+    Abort,
+    Pause,
+    Paused,
+    Ready,
+    Resume,
+    Shutdown,
+    Transfer,
+    Transferred,
+    UpdateWeights,
+    WeightsHeld,
+)
 from trainer.types import Completion, Request, Table
 
 
@@ -22,8 +33,13 @@ class Engine(Protocol):
         """Return once the engine holds `version`, from this safetensors file (empty: unchanged)."""
         ...
 
+    async def transfer(self, call: str, info: dict[str, Any]) -> None:
+        """Make a call of vLLM's weight transfer; between `pause` and `resume`."""
+        ...
+
     async def pause(self) -> None:
-        """Return once the engine stands still, mid-sequence; sequences and KV stay."""
+        """Return once the engine stands still, mid-sequence; sequences and KV stay. With engine.colocate its
+        GPU memory is free then, and the KV made again by the weights it wakes with."""
         ...
 
     def resume(self) -> None:
@@ -38,7 +54,7 @@ class EngineClient:
         self.name, self._conn = name, conn
         self._streams: dict[str, asyncio.Queue[list[Completion] | Exception]] = {}
         self._answers: dict[type[Any], asyncio.Queue[Any]] = {
-            kind: asyncio.Queue() for kind in (Ready, WeightsHeld, Paused)
+            kind: asyncio.Queue() for kind in (Ready, WeightsHeld, Transferred, Paused)
         }
         self._dead: Exception | None = None
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
@@ -71,6 +87,11 @@ class EngineClient:
         held: WeightsHeld = await self._answer(WeightsHeld)
         if held.version != version:
             raise RuntimeError(f"{self.name} holds version {held.version} where {version} was pushed")
+
+    async def transfer(self, call: str, info: dict[str, Any]) -> None:
+        """See Engine."""
+        self._send(Transfer(call, info))
+        await self._answer(Transferred)
 
     async def pause(self) -> None:
         """See Engine."""

@@ -1,7 +1,9 @@
 """vLLM behind our messages: every call of its API stands here (and in vllm_worker.py, inside its worker).
 
-Weights come as safetensors files on this host. New ones are loaded between two tokens: running sequences
-keep their KV, and the prefix cache is salted by version, so no new one reads old keys.
+Weights come as safetensors files on this host, or from the learner's GPUs by vLLM's own transfer. New
+ones are loaded between two tokens: running sequences keep their KV, and the prefix cache is salted by
+version, so no new one reads old keys. Where the learner has the same GPUs (engine.colocate), vLLM sleeps
+in between: sequences stay, their KV does not, and is made again by the new weights.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, EngineConfig
+from trainer.devices import role_number
 from trainer.engines.vllm_serve import Sample, run
 from trainer.types import Completion, FinishReason, Request
 
@@ -41,7 +44,10 @@ def engine_main(
 
     async def start() -> tuple[VLLM, dict[str, Any]]:
         check_installed()
-        backend = VLLM(config, model_dir, threads, Path(config.run_dir) / "logs" / f"{role}.log")
+        if config.engine.colocate:  # vLLM measures the GPU's memory: the learner must have left it
+            conn.recv()
+        log = Path(config.run_dir) / "logs" / f"{role}.log"
+        backend = VLLM(config, model_dir, threads, log, role_number(role))
         await backend.label(0)
         return backend, {"kind": "vllm", "dtype": config.model.dtype, "threads": threads}
 
@@ -62,10 +68,13 @@ def check_installed() -> None:
 class VLLM:
     """One AsyncLLM and its child processes; see vllm_serve.Backend."""
 
-    def __init__(self, config: Config, model_dir: str, threads: int, log: Path) -> None:
+    def __init__(self, config: Config, model_dir: str, threads: int, log: Path, number: int = 0) -> None:
+        self._engine, self._first_rank = config.engine, first_rank(config.engine, number)
         self._log = log
         self._log_from = log.stat().st_size if log.is_file() else 0
         environment(threads)
+        if config.engine.weight_push == "ipc":  # handles come pickled, from our learner over our pipes
+            os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -109,6 +118,47 @@ class VLLM:
     async def resume(self) -> None:
         """See Backend."""
         await self._llm.resume_generation()
+
+    async def sleep(self) -> None:
+        """See Backend. Level 1 keeps the weights in the host's memory; `keep` preempts what runs, and vLLM
+        computes its KV again once it is awake."""
+        if self._engine.colocate:
+            await self._llm.sleep(level=1, mode="keep")
+        else:
+            await self.pause()
+
+    async def wake(self) -> None:
+        """See Backend."""
+        if self._engine.colocate:
+            await self._llm.wake_up()  # what still sleeps; then it generates again
+        else:
+            await self.resume()
+
+    async def transfer(self, call: str, info: dict[str, Any]) -> None:
+        """See Backend."""
+        from vllm.distributed.weight_transfer.base import (
+            WeightTransferInitRequest,
+            WeightTransferUpdateRequest,
+        )
+
+        try:
+            if call == "init_weight_transfer_engine":
+                own = ranked(info, self._first_rank)
+                await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=own))
+            elif call == "start_weight_update":
+                if self._engine.colocate:  # the KV cache sleeps on: the learner's weights are there as well
+                    await self._llm.wake_up(tags=["weights"])
+                await self._llm.start_weight_update()
+            elif call == "update_weights":
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            else:
+                await self._llm.finish_weight_update()
+        except Exception as e:
+            cause = self._last_words() or _one_line(str(e) or repr(e))
+            raise RuntimeError(
+                f"weight push by {self._engine.weight_push} failed at {call}: {cause}; engine.weight_push "
+                "file goes through shared memory instead"
+            ) from e
 
     async def load(self, version: int, path: str) -> None:
         """See Backend."""
@@ -178,6 +228,7 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
     else:
         device = {
             "gpu_memory_utilization": engine.memory,
+            "enable_sleep_mode": engine.colocate,
             "tensor_parallel_size": engine.tensor_parallel,
         }
     return device | {
@@ -191,7 +242,9 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
         "hf_overrides": {"head_dtype": "float32"} if config.model.fp32_head else {},
         "enable_prefix_caching": True,
-        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        "weight_transfer_config": WeightTransferConfig(
+            backend=engine.weight_push if engine.weight_push in ("nccl", "ipc") else BACKEND
+        ),
         "worker_extension_cls": EXTENSION,
         "disable_log_stats": True,
     }
@@ -229,6 +282,16 @@ def environment(threads: int) -> None:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner has the same cores
             "OMP_NUM_THREADS": str(threads),
         }
+
+
+def first_rank(engine: EngineConfig, number: int) -> int:
+    """Of this engine's GPUs in the group that NCCL sends weights over: the learner is 0, engines follow."""
+    return 1 + number * engine.tensor_parallel
+
+
+def ranked(info: dict[str, Any], first: int) -> dict[str, Any]:
+    """What begins a transfer, with this engine's own place: vLLM's sender takes all engines for one."""
+    return info | {"rank_offset": first} if "rank_offset" in info else info
 
 
 def parameters(request: Request, index: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A vLLM server elsewhere as an engine: our messages on this side, vLLM's HTTP routes on the other.
 
-Weights are uploaded as the safetensors file that the learner has published. No wait is without an end: what
-controls the server has a deadline, and a generation lasts as long as the server answers GET /health.
+Weights are uploaded as the safetensors file that the learner has published, or come by NCCL. No wait is
+without an end: what controls the server has a deadline, and a generation lasts as long as the server answers
+GET /health.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import httpx2
 import numpy as np
 
 from trainer.config import Config, ConfigError
-from trainer.engines.vllm_engine import name, parameters
+from trainer.devices import role_number
+from trainer.engines.vllm_engine import first_rank, name, parameters, ranked
 from trainer.engines.vllm_serve import Sample, run
 from trainer.messages import Event
 from trainer.types import Completion, FinishReason, Request
@@ -36,14 +38,19 @@ def engine_main(
     """Entry of the spawned process; returns on Shutdown or when the controller is gone."""
 
     async def start() -> tuple[Remote, dict[str, Any]]:
-        backend = Remote(url, role, config.pipeline.deadline_s)
+        first = first_rank(config.engine, role_number(role))
+        backend = Remote(url, role, config.pipeline.deadline_s, first)
         try:
             if not await backend.answers():
                 text = f"waiting for the server of {role} at {url}"
                 telemetry.send(Event("note", time.monotonic(), {"text": text}))
                 await backend.wait()
             await backend.meet()
-            await backend.load_files(sorted(Path(model_dir).glob("*.safetensors")), 0)
+            if config.engine.weight_push == "nccl":
+                await backend.forget_transfer()
+                await backend.resume()
+            else:
+                await backend.load_files(sorted(Path(model_dir).glob("*.safetensors")), 0)
         except BaseException:
             await backend.close()
             raise
@@ -55,8 +62,9 @@ def engine_main(
 class Remote:
     """One server; see vllm_serve.Backend."""
 
-    def __init__(self, url: str, role: str, deadline_s: float) -> None:
+    def __init__(self, url: str, role: str, deadline_s: float, first_rank: int = 1) -> None:
         self.url, self.role, self.limit = url.rstrip("/"), role, 0
+        self._first_rank = first_rank
         self._deadline_s = deadline_s
         self._silence_s = min(SILENCE_S, deadline_s / 2)
         self._http = httpx2.AsyncClient(
@@ -127,6 +135,26 @@ class Remote:
     async def resume(self) -> None:
         """See Backend."""
         await self._call("POST", "/resume")
+
+    async def sleep(self) -> None:
+        """See Backend; its GPUs are its own."""
+        await self.pause()
+
+    async def wake(self) -> None:
+        """See Backend."""
+        await self.resume()
+
+    async def transfer(self, call: str, info: dict[str, Any]) -> None:
+        """See Backend; vLLM's routes bear the names of the calls."""
+        bodies = {
+            "init_weight_transfer_engine": {"init_info": ranked(info, self._first_rank)},
+            "update_weights": {"update_info": info},
+        }
+        await self._call("POST", f"/{call}", json=bodies.get(call, {}))
+
+    async def forget_transfer(self) -> None:
+        """Leave the group over which an earlier run has sent its weights."""
+        await self._call("POST", "/shutdown_weight_transfer_engine")
 
     async def load(self, version: int, path: str) -> None:
         """See Backend."""

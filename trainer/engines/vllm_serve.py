@@ -32,6 +32,8 @@ from trainer.messages import (
     Ready,
     Resume,
     Shutdown,
+    Transfer,
+    Transferred,
     UpdateWeights,
     WeightsHeld,
 )
@@ -60,6 +62,18 @@ class Backend(Protocol):
 
     async def resume(self) -> None:
         """Go on."""
+        ...
+
+    async def sleep(self) -> None:
+        """As `pause`, and leave a GPU that is shared with the learner to it: KV is lost, sequences stay."""
+        ...
+
+    async def wake(self) -> None:
+        """Go on after `sleep`."""
+        ...
+
+    async def transfer(self, call: str, info: dict[str, Any]) -> None:
+        """A call of vLLM's weight transfer, by its name there; while paused or asleep."""
         ...
 
     async def load(self, version: int, path: str) -> None:
@@ -158,13 +172,17 @@ class _Serving:
             case Pause():
                 self._book()
                 self._paused = True
-                await self.backend.pause()
+                await self.backend.sleep()
                 self._send()  # what ended before the pause
                 self.conn.send(Paused())
             case Resume():
                 self._book()
-                await self.backend.resume()
+                await self.backend.wake()
                 self._paused = False
+            case Transfer(call, info):
+                with self.clock.state("weight_update"):
+                    await self.backend.transfer(call, info)
+                self.conn.send(Transferred())
         self._fill()
 
     async def _update(self, version: int, path: str) -> None:
