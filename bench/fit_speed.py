@@ -3,7 +3,7 @@
   OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python -m bench.fit_speed
 
 The curve is the paper's ScaleRL, evaluated every 250 GPU-hours from 1,500 to 8,000 with noise. CPU time is
-what a quiet core would need; on a busy machine the wall clock tells of the others. The literal loop runs once.
+what a quiet core would need; on a busy one the wall clock tells of the others. The literal loop runs once.
 """
 
 from __future__ import annotations
