@@ -11,53 +11,50 @@ bench/results/validation.json, the picture to docs/validation.png.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import math
-import multiprocessing
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.measure import ROOT, write_json
-from bench.validate_cases import CASES, Case
 from bench.validate_document import document
-from bench.validate_fits import measure
 from bench.validate_plot import draw
+from bench.validate_runs import PARTS, Key, Record, kept_in, read, tasks_of, work
 from bench.validate_small import power_law, wrong_R0
-from bench.validate_tables import summary
+from bench.validate_tables import intervals_by_method, summary
 
 SEED = 2510
-CHANGES_THE_RESULT = (
-    *(ROOT / "trainer" / "scaling" / f"{name}.py" for name in ("posterior", "fit", "law", "paper")),
-    *(ROOT / "bench" / f"{name}.py" for name in ("validate_cases", "validate_fits")),
-)
-REFRESH = 60.0  # seconds between two lines of progress with the tables written anew
+WRITE_EVERY = 300.0  # seconds
 BEGIN, END = (
     "<!-- made by python -m bench.validate: begin -->",
     "<!-- made by python -m bench.validate: end -->",
 )
 
-Task = tuple[Case, str, int, int]
-Record = dict[str, Any]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    kept = args.out / f"runs-{_version()}.jsonl"
-    tasks = list(tasks_of(args.runs, args.seed))
-    records = {_key(r): r for r in _read(kept)}
-    wanted = {(case.name, row, i, seed): (case, row, i, seed) for case, row, i, seed in tasks}
-    left = [task for key, task in wanted.items() if key not in records]
-    print(f"{len(tasks)} runs, {len(tasks) - len(left)} of them kept in {kept}", flush=True)
+    files = kept_in(args.out)
+    tasks = tasks_of(args.runs, args.seed)
+    records = read(files)
+    left = [task for task in tasks if task.key not in records]
+    print(f"{len(tasks)} runs, {len(tasks) - len(left)} of them kept in {args.out}", flush=True)
+    small = {"wrong_R0": wrong_R0(), "power_law": power_law(args.seed)}
+
+    def write() -> None:
+        _write({task.key: records[task.key] for task in tasks if task.key in records}, small, args)
+
+    written = time.monotonic()
     try:
-        _work(left, kept, records, args.processes)
+        for key, record in work(left, files, args.processes) if left else ():
+            records[key] = record
+            if time.monotonic() - written > WRITE_EVERY:
+                write()
+                written = time.monotonic()
     finally:
-        _write([r for k, r in records.items() if k in wanted], args)
+        write()
     return 0
 
 
@@ -78,56 +75,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def tasks_of(runs: int, seed: int) -> Iterator[Task]:
-    """In such an order that what is cut short has done the same share of every case and row."""
-    every = [(case, row, i) for case in CASES for row in case.rows for i in range(case.runs(runs))]
-    for case, row, i in sorted(every, key=lambda t: (t[2] + 0.5) / t[0].runs(runs)):
-        yield case, row, i, seed
-
-
-def _version() -> str:
-    """Of what a kept run depends on."""
-    return hashlib.sha256(b"".join(file.read_bytes() for file in CHANGES_THE_RESULT)).hexdigest()[:10]
-
-
-def _key(record: Record) -> tuple[str, str, int, int]:
-    return record["case"], record["row"], record["i"], record["seed"]
-
-
-def _read(kept: Path) -> list[Record]:
-    """Whole lines; the last one of a run that was killed may be half."""
-    if not kept.is_file():
-        return []
-    return [json.loads(line) for line in kept.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _work(tasks: list[Task], kept: Path, records: dict[Any, Record], processes: int) -> None:
-    if not tasks:
-        return
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # inherited by the processes spawned
-    began = said = time.monotonic()
-    whole = kept.read_bytes().rpartition(b"\n") if kept.is_file() else (b"", b"", b"")
-    kept.write_bytes(whole[0] + whole[1])
-    with multiprocessing.get_context("spawn").Pool(processes) as pool, kept.open("a") as file:
-        for n, record in enumerate(pool.imap_unordered(measure, tasks), 1):
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            records[_key(record)] = record
-            now = time.monotonic()
-            if now - said > REFRESH or n == len(tasks):
-                said = now
-                left = (now - began) / n * (len(tasks) - n)
-                print(f"{n} of {len(tasks)} runs, about {left / 60:.0f} min left", flush=True)
-
-
-def _write(records: list[Record], args: argparse.Namespace) -> None:
+def _write(done: dict[Key, Record], small: dict[str, Any], args: argparse.Namespace) -> None:
     """Tables, JSON and picture of the runs there are."""
-    if {(r["case"], r["row"]) for r in records} != {(case.name, row) for case in CASES for row in case.rows}:
+    wanted = {
+        (name, case.name, row) for name, part in PARTS.items() for case in part.cases for row in case.rows
+    }
+    if wanted != {key[:3] for key in done}:
         print("too few runs for the tables: not every case has one; start again to go on", flush=True)
         return
+    runs, intervals = ([r for key, r in done.items() if key[0] == name] for name in PARTS)
     found = {
-        "runs": len(records), "asked": args.runs, "seed": args.seed, "fits": _version(),
-        **summary(records), "wrong_R0": wrong_R0(), "power_law": power_law(args.seed),
+        "runs": len(runs), "asked": args.runs, "seed": args.seed,
+        "code": {name: part.version() for name, part in PARTS.items()},
+        **summary(runs), "intervals": intervals_by_method(intervals),
+        **small,
     }  # fmt: skip
     write_json(args.json, _rounded(found))
     args.docs.mkdir(parents=True, exist_ok=True)

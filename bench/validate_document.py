@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.validate_cases import LONG, NOISE, OFF_GRID, ROWS, WEAK, WELL
+from bench.validate_intervals import KEYS, METHODS
 from bench.validate_tables import PROCEDURES, QUANTITIES
 
 Found = dict[str, Any]
@@ -13,7 +14,17 @@ Found = dict[str, Any]
 
 def document(found: Found) -> str:
     """Markdown: the bars, then every table."""
-    sections = (_bars, _accuracy, _coverage, _coverage_by_row, _flags, _outliers, _ranges, _wrong_R0)
+    sections = (
+        _bars,
+        _accuracy,
+        _coverage,
+        _coverage_by_row,
+        _intervals,
+        _flags,
+        _outliers,
+        _ranges,
+        _wrong_R0,
+    )
     head = f"{found['runs']} simulated runs, seed {found['seed']}; noise of sd {NOISE:g}."
     return "\n\n".join([head, *(section(found) for section in sections)])
 
@@ -88,6 +99,20 @@ def _share(x: float) -> str:
 def _coverage_by_row(found: Found) -> str:
     head = (f"{WELL}, by row", "runs", *QUANTITIES, "identified", "A, where identified", "width of A")
     return markdown(head, [_coverage_row(k, v) for k, v in found["coverage_by_row"].items()])
+
+
+def _intervals(found: Found) -> str:
+    rows = []
+    for case, v in found["intervals"].items():
+        for method in METHODS:
+            shares = [f"{v[method][key]:.2f}" for key in KEYS]
+            rows.append([f"{case}: {method}", str(v["runs"]), *shares, f"{v[method]['width of A']:.3f}"])
+    text = """## The intervals that are not the default
+
+The same runs, 90 % intervals by profile likelihood and by bootstrap (residuals drawn one by one or in blocks)
+beside the posterior's. The classical ones take errors for independent: where a run wanders they are too
+narrow."""
+    return f"{text}\n\n{markdown(('noise: interval', 'runs', *KEYS, 'width of A'), rows)}"
 
 
 def _flags(found: Found) -> str:

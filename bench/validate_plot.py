@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.validate_cases import OFF_GRID
+from bench.validate_intervals import METHODS
 
 COLORS = {"ours": "#1f6feb", "paper": "#d1495b", "paper, finer": "#e9a23b"}
+CLASSICAL = ("#d1495b", "#e9a23b", "#6d4c9f")
 INK, GREY = "#1c2733", "#7d8793"
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "text.color": INK}
 
@@ -20,23 +22,26 @@ def draw(found: dict[str, Any], path: Path) -> None:
     with rc_context(rc=STYLE):  # type: ignore[arg-type]  # its keys are literals in the stubs
         figure = Figure(figsize=(11, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _coverage(left, found["coverage"])
+        _coverage(left, found["coverage"], found["intervals"])
         _accuracy(right, found["accuracy"][OFF_GRID])
         figure.savefig(path, dpi=130)
 
 
-def _coverage(axes: Any, coverage: dict[str, Any]) -> None:
+def _coverage(axes: Any, coverage: dict[str, Any], intervals: dict[str, Any]) -> None:
     names = list(coverage)
     axes.axvspan(0.87, 0.93, color=GREY, alpha=0.2, lw=0, label=".87 to .93")
     for key, marker in (("A", "o"), ("B", "s"), ("C_mid", "^"), ("2x", "D")):
         shares = [coverage[name][key] for name in names]
         label = "reward at 2×" if key == "2x" else key
-        axes.plot(shares, range(len(names)), marker, ms=5, alpha=0.8, label=label)
+        axes.plot(shares, range(len(names)), marker, ms=5, alpha=0.8, color=COLORS["ours"], label=label)
+    for method, color in zip(METHODS[1:], CLASSICAL, strict=True):
+        found = [(intervals[name][method]["A"], y) for y, name in enumerate(names) if name in intervals]
+        axes.plot(*zip(*found, strict=True), "x", ms=6, mew=1.5, color=color, label=f"A, {method}")
     axes.set_yticks(range(len(names)), [f"{n} ({coverage[n]['runs']})" for n in names])
     axes.invert_yaxis()
-    axes.set_xlim(min(0.6, axes.get_xlim()[0]), 1.005)
+    axes.set_xlim(axes.get_xlim()[0], 1.005)
     axes.set_title("90 % intervals that hold the truth, by noise (runs)", loc="left")
-    axes.legend(fontsize=8, loc="lower left", frameon=False)
+    axes.legend(fontsize=7, loc="upper left", frameon=False)
 
 
 def _accuracy(axes: Any, rows: dict[str, Any]) -> None:
