@@ -11,6 +11,7 @@ import pytest
 
 from trainer.config import ConfigError
 from trainer.scaling import EvalPoint, Fit, Sigmoid, explain, fit, fit_run, plot_curve
+from trainer.scaling.words import amount
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 TINY = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
@@ -35,6 +36,15 @@ def test_noiseless_points_give_the_law_back() -> None:
     assert found.B.value == pytest.approx(1.92, rel=0.02)
     assert found.C_mid.value == pytest.approx(2542, rel=0.02)
     assert found.at_2x.value == pytest.approx(float(PAPER.reward(32_000)), abs=1e-3)
+
+
+def test_computes_are_told_as_people_write_them() -> None:
+    compute = np.arange(500, 16001, 500.0)
+    text = explain(fit(compute, PAPER.reward(compute), np.full(32, 0.003), R0=PAPER.R0), "GPU-hours")
+    assert "midpoint    C_mid 2,540 (2," in text and "(32,000 GPU-hours)" in text and "e+0" not in text
+    assert [amount(x) for x in (0.05126, 7, 812.4, 2541.7, 3.2e5, 2.541e21, math.inf)] == [
+        "0.0513", "7", "812", "2,540", "320,000", "2.54e+21", "∞",
+    ]  # fmt: skip
 
 
 def test_up_to_8k_gpu_hours_the_ceiling_is_found_and_its_interval_covers() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from trainer.scaling.fit import FLAGS, HARMLESS, WIDEST, Estimate, Fit
 
 
@@ -18,14 +20,14 @@ def explain(fit: Fit, unit: str) -> str:
         lines.append(f"  ceiling     A     {words(fit.A, '.3f')}")
         if "B-at-bound" in fit.flags:
             lines.append(
-                f"  B (at least {fit.B.low:.2g}) and C_mid (at most {fit.C_mid.high:.3g} {unit}) are not"
+                f"  B (at least {fit.B.low:.2g}) and C_mid (at most {amount(fit.C_mid.high)} {unit}) are not"
             )
             lines.append(f"  identified: {FLAGS['B-at-bound']}.")
         else:
             lines.append(f"  efficiency  B     {words(fit.B, '.2f')}")
-            lines.append(f"  midpoint    C_mid {words(fit.C_mid, '.3g')} {unit}")
+            lines.append(f"  midpoint    C_mid {amounts(fit.C_mid)} {unit}")
             most = fit.law.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
-            lines.append(f"  nine tenths of the rise are won at about {most:.3g} {unit}")
+            lines.append(f"  nine tenths of the rise are won at about {amount(most)} {unit}")
     else:
         lines.append(f"  The ceiling A is not identified: {reasons}.")
         lines.append(f"  The data allow A from {fit.A.low:.2f} to {fit.A.high:.2f}; take no number of it.")
@@ -38,7 +40,7 @@ def explain(fit: Fit, unit: str) -> str:
     for times, e in ((2, fit.at_2x), (10, fit.at_10x)):
         at = times * fit.compute_range[1]
         wide = " - too wide to use" if e.high - e.low > WIDEST else ""
-        lines.append(f"  at {f'{times}×':>3} the compute ({at:.3g} {unit}): {words(e, '.3f')}{wide}")
+        lines.append(f"  at {f'{times}×':>3} the compute ({amount(at)} {unit}): {words(e, '.3f')}{wide}")
     if fit.outliers:
         lines.append(f"  {fit.outliers} of the points lie far from the curve and count for little.")
     if fit.scatter > 2:
@@ -53,3 +55,16 @@ def explain(fit: Fit, unit: str) -> str:
 def words(e: Estimate, form: str) -> str:
     """`value (low to high)`."""
     return f"{e.value:{form}} ({e.low:{form}} to {e.high:{form}})"
+
+
+def amount(x: float, digits: int = 3) -> str:
+    """Of compute or money: 2,540 or 0.0513 or 2.54e+21; `digits` are significant."""
+    if not math.isfinite(x):
+        return "∞"
+    rounded = float(f"{x:.{digits}g}")
+    return f"{rounded:,.0f}" if 1000 <= rounded < 1e9 else f"{rounded:.{digits}g}"
+
+
+def amounts(e: Estimate) -> str:
+    """`value (low to high)` of compute."""
+    return f"{amount(e.value)} ({amount(e.low)} to {amount(e.high)})"

@@ -10,11 +10,10 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint
-from trainer.scaling.commands.text import amount, amounts
 from trainer.scaling.families import FamilyFit, compare_families
 from trainer.scaling.intervals import Intervals, Resampling, bootstrap, profile
 from trainer.scaling.paper import FLAGS, PaperFit, PaperGrid, paper_fit
-from trainer.scaling.words import words
+from trainer.scaling.words import amount, amounts, words
 
 PAPER_UNIT = "GPU-hours"  # of the paper's grid of C_mid
 BOOTSTRAPS: tuple[Resampling, ...] = ("residual", "block")

@@ -1,4 +1,4 @@
-"""How the commands write: numbers, short names, lines of a terminal, and where files go."""
+"""How the commands write: shares, short names, lines of a terminal, and where files go."""
 
 from __future__ import annotations
 
@@ -10,22 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling.fit import Estimate
 
 WIDTH = 79
-
-
-def amount(x: float, digits: int = 3) -> str:
-    """Of compute or money: 2,540 or 0.0513 or 2.54e+21; `digits` are significant."""
-    if not math.isfinite(x):
-        return "∞"
-    rounded = float(f"{x:.{digits}g}")
-    return f"{rounded:,.0f}" if 1000 <= rounded < 1e9 else f"{rounded:.{digits}g}"
-
-
-def amounts(e: Estimate) -> str:
-    """`value (low to high)` of compute."""
-    return f"{amount(e.value)} ({amount(e.low)} to {amount(e.high)})"
 
 
 def percent(p: float) -> str:
@@ -34,7 +20,13 @@ def percent(p: float) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """The last parts of paths: as many as tell them apart, without the file's ending where that does."""
+    """The last parts of paths: as many as tell them apart, without the file's ending where that does.
+
+    Of runs that one file holds (`file: run`), the run's name where that does.
+    """
+    runs = [name.rpartition(": ")[2] for name in names]
+    if all(": " in name for name in names) and len(set(runs)) == len(runs):
+        return runs
     paths = [Path(name) for name in names]
     short = [
         path.stem if path.suffix in (".csv", ".jsonl", ".parquet", ".json") else path.name for path in paths
