@@ -10,6 +10,7 @@ import pytest
 
 from trainer.scaling import Sigmoid
 from trainer.scaling.__main__ import main
+from trainer.scaling.commands.text import short_names
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 
@@ -33,18 +34,22 @@ def test_it_fits_anyones_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert found["compute_range"] == [500, 16_000]
     assert found["source"]["reward"] == "'val_reward'" and found["noise"] and found["data_hash"]
     text = capsys.readouterr().out
-    assert "C is 'gpu_hours' in GPU-hours, R is 'val_reward', its errors are taken from the scatter" in text
+    assert (
+        "C is 'gpu_hours' in GPU-hours, R is 'val_reward', its errors are taken from the scatter"
+        in " ".join(text.split())
+    )
     assert "ceiling     A     0.61" in text and picture.stat().st_size > 1000
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_several_inputs_are_fitted_and_drawn_each(tmp_path: Path) -> None:
+def test_several_inputs_are_fitted_and_drawn_in_one_picture(tmp_path: Path) -> None:
     a, b = write_curve(tmp_path / "a.csv"), write_curve(tmp_path / "b.csv", 8000)
     out = tmp_path / "fit.json"
-    assert main(["fit", str(a), str(b), "--json", str(out), "--plot", str(tmp_path / "c.png")]) == 0
+    assert main(["fit", str(a), str(b), "--json", str(out), "--plot", str(tmp_path / "c.svg")]) == 0
     found = json.loads(out.read_text())
     assert list(found) == [str(a), str(b)] and found[str(b)]["compute_range"][1] == 8000
-    assert sorted(p.name for p in tmp_path.glob("*.png")) == ["c-1-a.png", "c-2-b.png"]
+    text = (tmp_path / "c.svg").read_text()
+    assert "a: A = " in text and "b: A = " in text
 
 
 def test_a_ceiling_beyond_the_data_is_not_claimed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,6 +60,12 @@ def test_a_ceiling_beyond_the_data_is_not_claimed(tmp_path: Path, capsys: pytest
     assert "ceiling A is not identified" in text and "ceiling     A" not in text
 
 
+def test_runs_of_one_file_are_called_by_their_own_names() -> None:
+    assert short_names(["a/chart.csv: grpo", "a/chart.csv: cispo"]) == ["grpo", "cispo"]
+    assert short_names(["a/chart.csv: grpo", "b/chart.csv: grpo"]) != ["grpo", "grpo"]
+    assert short_names(["a/one.csv", "a/two.csv"]) == ["one", "two"]
+
+
 @pytest.mark.parametrize(
     ("text", "options", "says"),
     [
@@ -62,7 +73,7 @@ def test_a_ceiling_beyond_the_data_is_not_claimed(tmp_path: Path, capsys: pytest
         ("step,reward\n0,.2\n", [], "there is 1 point; expected several"),
         ("step,reward\n1,nan\n2,.2\n", [], "row 1: 'reward' is 'nan'; expected a finite number"),
         ("step,reward\n1,.2\n2,.3\n", ["--json", "/nowhere/f.json"], "there is no folder /nowhere"),
-        ("step,reward\n1,.2\n2,.3\n", ["--plot", "c.txt"], "expected a name ending in .png, .svg or .pdf"),
+        ("step,reward\n1,.2\n2,.3\n", ["--plot", "c.txt"], "expected a name ending in .png or .svg or .pdf"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(

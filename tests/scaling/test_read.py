@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -229,7 +230,7 @@ def test_a_date_before_which_steps_were_made_is_no_start(tmp_path: Path) -> None
 @pytest.mark.parametrize("tensors", [False, True])
 def test_tensorboard_events_are_read_by_tag_step_or_time(tensors: bool, tmp_path: Path) -> None:
     start = 1_760_000_000.0
-    rows = [(0, start, {"eval/reward": 0.125})]
+    rows = [(0, start - 60, {"loss": 3.0}), (0, start, {"eval/reward": 0.125})]
     rows += [(s, start + 360 * s, {"loss": 2.0, "flops": 1e20 * s}) for s in range(1, 21)]
     rows += [(s, start + 360 * s + 60, {"eval/reward": s / 32}) for s in (10, 20)]
     folder = write_events(tmp_path / "run", rows, tensors)
@@ -311,6 +312,18 @@ def test_early_points_are_dropped_by_hand_and_r0_stays(tmp_path: Path) -> None:
     assert "left out: 1 points before 2" in reading_of(path, "--drop-before", 2).compute
     given = curve_at(path, "--r0", 0.15)
     assert given.R0 == 0.15 and len(given.points) == 3
+
+
+def test_early_points_are_dropped_by_the_rule_when_asked(tmp_path: Path) -> None:
+    c = np.arange(250.0, 8001, 250)
+    # the sigmoid with R0 = .3, A = .61, C_mid = 2542, and a transient that it does not describe
+    rewards = 0.30 + 0.31 / (1 + (2542 / c) ** 1.92) + 0.1 * np.exp(-c / 500) + 0.002 * np.sin(5 * c)
+    table = {"gpu_hours": [0, *c], "reward": [0.3, *rewards], "se": [0.003] * 33}
+    path = write_csv(tmp_path / "a.csv", table)
+    kept = reading_of(path, "--drop-early")
+    assert len(kept.curve.points) < 32 and "left out: " in kept.compute
+    assert isinstance(kept.curve.R0, EvalPoint)
+    assert len(reading_of(path).curve.points) == 32 and "left out" not in reading_of(path).compute
 
 
 def test_order_does_not_matter_and_equal_rows_are_one(tmp_path: Path) -> None:

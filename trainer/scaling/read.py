@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling import read_columns as names
+from trainer.scaling.early import without_early
 from trainer.scaling.points import Curve, EvalPoint, curve_of
 from trainer.scaling.read_compute import compute_of, number
 from trainer.scaling.read_tables import Rows, read_tables
@@ -58,6 +59,11 @@ def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> N
     add("--seconds-column", metavar="NAME", help="with --devices: column of that time (default: by name)")
     add("--gpu-hours-per-step", type=_positive, metavar="X", help="C in GPU-hours: X times the step")
     add("--drop-before", type=float, default=0.0, metavar="C", help="leave out what lies before; R0 stays")
+    add(
+        "--drop-early",
+        action="store_true",
+        help="leave out the first quarter of the rise if it is off the law",
+    )
 
 
 def read_curves(args: argparse.Namespace) -> list[Curve]:
@@ -139,8 +145,10 @@ def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Rea
         if not low <= args.r0 <= high:
             raise ConfigError(f"--r0 {args.r0:g}: expected a reward from {low:g} to {high:g}")
         curve = replace(curve, R0=(args.r0 - low) / (high - low))
-    early = sum(0 < p.compute < args.drop_before for p in points)
-    compute_told += f" (left out: {early} points before {args.drop_before:g})" if early else ""
+    if args.drop_early:
+        curve = without_early(curve)
+    before = sum(0 < p.compute < curve.points[0].compute for p in points) if curve.points else 0
+    compute_told += f" (left out: {before} points before {curve.points[0].compute:g})" if before else ""
     mapped = "" if (low, high) == UNIT_RANGE else f" ({low:g} to {high:g} told as 0 to 1)"
     error_told = f"binomial, of {args.samples:g} samples" if args.samples else "taken from the scatter"
     return Reading(curve, compute_told, f"{reward!r}{mapped}", repr(error) if error else error_told)
