@@ -12,7 +12,7 @@ from trainer.scaling import Sigmoid
 LAW = Sigmoid(R0=0.10, A=0.80, B=2.0, C_mid=0.05)
 EVALUATED = tuple(0.02 * i for i in range(13))  # core-hours
 HOSTILE = (
-    "</script><script>window.hacked = 1</script>",
+    "</script ><script>window.hacked = 1</script>",
     '"><img src="https://example.invalid/x.png" onerror="window.hacked = 2">',
     "<!--<script>",
     "{{ 7 * 7 }}{% raw %}",
@@ -30,12 +30,13 @@ def write_run(folder: Path, lr: float = 1e-5) -> Path:
     spans = [
         {"role": "learner", "state": "idle", "start": 0.0, "end": 60.0},
         {"role": "learner", "state": "forward_backward", "start": 60.0, "end": 120.0},
-        {"role": "engine", "state": "generate", "start": 0.0, "end": 120.0},
+        {"role": "engine", "state": "generate", "start": 0.0, "end": 119.0},
+        {"role": "engine", "state": HOSTILE[0], "start": 119.0, "end": 120.0},
     ]
     _lines(folder / "timeline.jsonl", spans)
     states = {
         "learner": {"idle": 60.0, "forward_backward": 60.0},
-        "engine": {"generate": 120.0, HOSTILE[0]: 1.0},
+        "engine": {"generate": 119.0, HOSTILE[0]: 1.0},
     }
     ledger = {
         "unit": "core-hours",

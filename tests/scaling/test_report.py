@@ -190,7 +190,9 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
         assert hostile in shown
     assert "\\u202e" in shown and "\\ud800" in shown and "\\u001b" in shown
     assert not set("\u202e\u2066\x1b\x00") & set(text)
-    assert json.loads(parsed.scripts[0])["runs"][0]["name"] == folder.name
+    assert not set("<>&") & set(parsed.scripts[0])
+    drawn = json.loads(parsed.scripts[0])["runs"][0]
+    assert drawn["name"] == folder.name and HOSTILE[0] in drawn["lanes"][1]["shares"]
 
 
 def test_the_page_names_nothing_that_lies_elsewhere(tmp_path: Path) -> None:
