@@ -170,3 +170,16 @@ def test_what_few_points_cannot_tell_is_none_and_fewer_are_an_error() -> None:
     assert isinstance(few[0], FamilyFit)
     with pytest.raises(ConfigError, match="made: 4 points beyond R0; to compare families, 5 or more"):
         compare_families(curve(LAWS[3], COMPUTE[:4]))
+
+
+def test_points_are_checked_and_taken_as_the_fit_takes_them() -> None:
+    made = curve(LAWS[3])
+    broken = Curve("x", "", (*made.points[:-1], EvalPoint(99, 16_000.0, math.nan, 0.005)), None)
+    with pytest.raises(ConfigError, match="reward of point 26 is nan"):
+        compare_families(broken)
+    long = curve(LAWS[3], np.linspace(1000, 16_000, 1000))
+    assert len(data_of(long).compute) == 150 and data_of(long).sd_known
+    perfect = Curve(
+        "x", "", (*made.points[:-1], EvalPoint(99, 16_000.0, 1.0, 0.0)), EvalPoint(0, 0.0, 0.3, 0.0)
+    )
+    assert data_of(perfect).sd[-1] == 0.005 == data_of(perfect).R0_se
