@@ -96,7 +96,11 @@ def need(config: Config, size: Size, devices: Devices) -> Need:
         head = 8 * size.vocabulary * size.hidden * config.model.fp32_head  # FP32 head alone
         parts["linear layers again, packed"] = 4 * size.parameters if width == 4 else head
     files = config.pipeline.max_lag + 3 if weight_push(config, devices) == "file" else 0
-    return Need(rank, parts, {"published weights (at most)": width * size.parameters * files})
+    beside = {"published weights (at most)": width * size.parameters * files}
+    if engine.colocate:
+        asleep = 12 * size.parameters + width * size.parameters * len(devices.engines)
+        beside["what is asleep, in the host's memory"] = asleep
+    return Need(rank, parts, beside)
 
 
 def check_fits(config: Config, model_dir: str, devices: Devices) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import call, create_autospec
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ from engine_process import (
 )
 
 from trainer.config import EngineConfig, ModelConfig
-from trainer.engines.vllm_engine import first_rank, ranked, vllm_settings
+from trainer.engines.vllm_engine import VLLM, first_rank, ranked, vllm_settings
+from trainer.engines.vllm_remote import Remote
 from trainer.messages import Resume, Transfer, Transferred
 from trainer.policy_model import PolicyModel
 from trainer.sharding import fill, shard
@@ -241,6 +243,76 @@ def test_only_colocated_engines_have_a_memory_that_sleeps(
         config = settings(tied_llama, tmp_path, "vllm", colocate=colocate, tensor_parallel=2)
         arguments = AsyncEngineArgs(**vllm_settings(config, tied_llama))
         assert arguments.enable_sleep_mode is colocate and arguments.tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize("colocate", [False, True])
+def test_an_engine_calls_vllm_in_the_order_that_its_documents_give(colocate: bool, tmp_path: Path) -> None:
+    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = VLLM.__new__(VLLM)
+    engine._engine = EngineConfig(colocate=colocate, weight_push="ipc" if colocate else "nccl")
+    engine._first_rank, engine._log = 4, tmp_path / "none.log"
+    engine._llm = llm = create_autospec(AsyncLLM, instance=True)  # takes what the real one takes
+
+    async def body() -> None:
+        await engine.sleep()
+        await engine.transfer("init_weight_transfer_engine", {"rank_offset": 1, "world_size": 5})
+        await engine.transfer("start_weight_update", {})
+        await engine.transfer("update_weights", {"names": []})
+        await engine.transfer("finish_weight_update", {})
+        await engine.load(3, "")
+        await engine.wake()
+
+    asyncio.run(body())
+    init = WeightTransferInitRequest(init_info={"rank_offset": 4, "world_size": 5})
+    assert llm.method_calls == [
+        call.sleep(level=1, mode="keep")
+        if colocate
+        else call.pause_generation(mode="keep", clear_cache=False),
+        call.init_weight_transfer_engine(init),
+        *([call.wake_up(tags=["weights"])] if colocate else []),
+        call.start_weight_update(),
+        call.update_weights(WeightTransferUpdateRequest(update_info={"names": []})),
+        call.finish_weight_update(),
+        call.update_weight_version("3"),
+        call.wake_up() if colocate else call.resume_generation(),
+    ]
+    llm.update_weights.side_effect = ValueError("two\nlines")
+    with pytest.raises(RuntimeError, match=r"failed at update_weights: two lines; engine.weight_push file"):
+        asyncio.run(engine.transfer("update_weights", {}))
+
+
+def test_a_server_by_url_is_called_by_routes_that_vllm_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.entrypoints.rl.online.api_router import router
+
+    from trainer.transfer import Source, init_info
+
+    called: list[tuple[str, str, Any]] = []
+
+    async def record(self: Remote, method: str, route: str, json: Any = None) -> None:
+        called.append((method, route, json))
+
+    monkeypatch.setattr(Remote, "_call", record)
+    urls = ("http://127.0.0.1:9", "http://127.0.0.1:10")
+    config = EngineConfig(urls=urls, weight_push="nccl", tensor_parallel=4)
+    info = init_info(config, Source({}, torch.float32), 0)
+    assert (info.world_size, info.master_address) == (9, "127.0.0.1")
+    remote = Remote(urls[1], "engine-1", 5.0, first_rank(config, 1))
+
+    async def body() -> None:
+        await remote.forget_transfer()
+        await remote.transfer("init_weight_transfer_engine", {"rank_offset": 1})
+        await remote.transfer("start_weight_update", {})
+        await remote.transfer("update_weights", {"names": []})
+        await remote.transfer("finish_weight_update", {})
+
+    asyncio.run(body())
+    assert [json for _, _, json in called[1::2]] == [
+        {"init_info": {"rank_offset": 5}},
+        {"update_info": {"names": []}},
+    ]
+    assert {route for _, route, _ in called} <= {route.path for route in router.routes}
 
 
 def _sharded(rank: int, folder: str, port: int, out: str) -> None:
