@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling.commands.text import check_outputs, paragraph, percent, short_names, write_json
+from trainer.scaling.commands.text import WIDTH, check_outputs, paragraph, percent, short_names, write_json
 from trainer.scaling.compare import (
     AHEAD,
     CONFIDENCE,
@@ -121,7 +121,7 @@ def _groups(args: argparse.Namespace) -> dict[str, list[Curve]]:
 
 
 def _table(recipes: Sequence[Recipe], unit: str) -> str:
-    head = ("recipe", "runs", "ceiling A", "efficiency B", "midpoint C_mid")
+    head = ("runs", "ceiling A", "efficiency B", "midpoint C_mid")
     rows = []
     for recipe in recipes:
         if recipe.doubts:
@@ -130,11 +130,17 @@ def _table(recipes: Sequence[Recipe], unit: str) -> str:
         else:
             e = {name: recipe.mean(name) for name in ("A", "B", "C_mid")}
             cells = (words(e["A"], ".3f"), words(e["B"], ".2f"), amounts(e["C_mid"]))
-        rows.append((recipe.name, str(len(recipe.fits)), *cells))
+        rows.append((str(len(recipe.fits)), *cells))
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = [
+    table = [
         "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
     ]
+    names = ["recipe", *(recipe.name for recipe in recipes)]
+    column = max(map(len, names))
+    if column + 2 + max(map(len, table)) <= WIDTH:
+        lines = [f"{name:{column}}  {line}" for name, line in zip(names, table, strict=True)]
+    else:  # long names on lines of their own
+        lines = [x for name, line in zip(names, table, strict=True) for x in (name, f"  {line}")][1:]
     lines.append(f"({CONFIDENCE:.0%} intervals; C_mid in {unit})")
     lines += [
         paragraph(f"{recipe.name}: {'; '.join(FLAGS[flag] for flag in recipe.doubts)}.", "")
@@ -145,6 +151,7 @@ def _table(recipes: Sequence[Recipe], unit: str) -> str:
 
 
 def _spread(found: Comparison) -> str:
+    runs = [fit for recipe in found.recipes for fit in recipe.fits]
     if not found.seeds:
         return paragraph(
             "There is one run of each recipe. How far the ceilings of runs of one recipe differ is taken "
@@ -152,8 +159,8 @@ def _spread(found: Comparison) -> str:
             "",
         )
     return paragraph(
-        f"The ceilings of runs of one recipe have a standard deviation of {words(found.spread, '.3f')}, by "
-        f"{found.seeds} seed{'s' if found.seeds > 1 else ''} beyond the first and the paper's ±.02.",
+        f"The ceilings of runs of one recipe have a standard deviation of {words(found.spread, '.3f')}: the "
+        f"paper's ±.02, corrected by {len(runs)} runs of {len(found.recipes)} recipes.",
         "",
     )
 
