@@ -198,7 +198,7 @@ def test_the_command_has_words_for_curves_that_tell_nothing(
     assert main(["compare", full, flat, "--plot", str(tmp_path / "e.png")]) == 0
     text = capsys.readouterr().out
     assert "cannot be told: not identified for flat" in text and "has not risen" in text
-    assert "Efficiency" not in text
+    assert "Efficiency" not in text and "Beyond the data of flat these are guesses" in text
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def _table(recipes: Sequence[Recipe], unit: str) -> str:
         else:
             e = {name: recipe.mean(name) for name in ("A", "B", "C_mid")}
             cells = (words(e["A"], ".3f"), words(e["B"], ".2f"), amounts(e["C_mid"]))
-        rows.append((str(len(recipe.fits)), *cells))
+        rows.append((str(len(recipe.fits)), *(cell.replace(" to ", "–") for cell in cells)))
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     table = [
         "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
@@ -235,11 +235,16 @@ def _who_leads(pair: Pair, unit: str) -> list[str]:
 def _budget_words(found: Comparison, unit: str) -> str:
     width = max(len(recipe.name) for recipe in found.recipes)
     falling = [r.name for r in found.recipes if "falling" in r.doubts]
+    unsure = [r.name for r in found.recipes if r.doubts and "falling" not in r.doubts]
     lines = ["Reward at a budget, and the chance to be the best there (allowing for seeds):"]
     for at, standings in found.budgets:
         lines.append(f"  {amount(at, 6)} {unit}")
         for s in sorted(standings, key=lambda s: -s.best):
             lines.append(f"    {s.recipe:{width}}  {words(s.reward, '.3f')}  {percent(s.best)}")
+    if unsure:
+        names = " and ".join(unsure)
+        text = f"Beyond the data of {names} these are guesses: a ceiling that is not identified may be any."
+        lines.append(paragraph(text))
     if falling:
         lines.append(
             paragraph(f"Not for {' and '.join(falling)}: the sigmoid cannot describe a falling curve.")
