@@ -16,7 +16,8 @@ from trainer.learner_client import LearnerClient
 from trainer.rollout import RolloutContext, rollout_prompt
 from trainer.types import Prompt, TrainSequence
 
-# Mean |learner − engine| in nats: right settings stay a third below or better, wrong ones do not.
+# Mean |learner − engine| in nats, which right settings keep and wrong ones do not. SmolLM2-135M on a CPU:
+# float32 below 1e-5 (each engine is 6e-6 from float64), bfloat16 under an FP32 head .03, on both engines.
 PARITY_NATS = {"float32": 1e-3, "bfloat16": 0.05}
 PROMPTS, SAMPLES = 8, 2
 
