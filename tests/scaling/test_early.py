@@ -42,14 +42,22 @@ def test_without_a_transient_nothing_is_dropped() -> None:
         assert without_early(run) is run
 
 
-def test_one_early_outlier_drops_nothing() -> None:
-    run = curve(lambda c: np.where(c == 500, 0.1, 0.0))
-    assert without_early(run) is run
+def test_early_outliers_drop_nothing() -> None:
+    for off in ({500: 0.1}, {500: 0.1, 750: -0.1}):
+        run = curve(lambda c, off=off: sum(np.where(c == at, by, 0.0) for at, by in off.items()))
+        assert without_early(run) is run
+
+
+def test_errors_told_too_small_drop_nothing() -> None:
+    for seed in (0, 12, 14, 16, 39):  # the last four would, if the errors were believed
+        run = curve(lambda c: 0 * c, seed)
+        bold = replace(run, points=tuple(replace(p, pass_rate_se=SD / 10) for p in run.points))
+        assert without_early(bold) is bold
 
 
 def test_where_r0_is_unknown_or_little_is_left_nothing_is_dropped() -> None:
     run = curve(lambda c: 0.1 * np.exp(-c / 500))
-    unknown, short = replace(run, R0=None), replace(run, points=run.points[:12])
+    unknown, short = replace(run, R0=None), replace(run, points=run.points[:14])
     assert without_early(unknown) is unknown and without_early(short) is short
 
 

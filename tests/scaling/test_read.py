@@ -230,7 +230,7 @@ def test_a_date_before_which_steps_were_made_is_no_start(tmp_path: Path) -> None
 @pytest.mark.parametrize("tensors", [False, True])
 def test_tensorboard_events_are_read_by_tag_step_or_time(tensors: bool, tmp_path: Path) -> None:
     start = 1_760_000_000.0
-    rows = [(0, start - 60, {"loss": 3.0}), (0, start, {"eval/reward": 0.125})]
+    rows = [(0, start - 30, {"loss": 3.0}), (0, start, {"eval/reward": 0.125})]
     rows += [(s, start + 360 * s, {"loss": 2.0, "flops": 1e20 * s}) for s in range(1, 21)]
     rows += [(s, start + 360 * s + 60, {"eval/reward": s / 32}) for s in (10, 20)]
     folder = write_events(tmp_path / "run", rows, tensors)
