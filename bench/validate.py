@@ -84,8 +84,9 @@ def _write(done: dict[Key, Record], small: dict[str, Any], args: argparse.Namesp
         print("too few runs for the tables: not every case has one; start again to go on", flush=True)
         return
     runs, intervals = ([r for key, r in done.items() if key[0] == name] for name in PARTS)
+    planned = sum(task.part == "runs" for task in tasks_of(args.runs, args.seed))
     found = {
-        "runs": len(runs), "asked": args.runs, "seed": args.seed,
+        "runs": len(runs), "planned": planned, "seed": args.seed,
         "code": {name: part.version() for name, part in PARTS.items()},
         **summary(runs), "intervals": intervals_by_method(intervals),
         **small,

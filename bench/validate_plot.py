@@ -58,4 +58,4 @@ def _accuracy(axes: Any, rows: dict[str, Any]) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, min(0.06, axes.get_xlim()[1]))
     axes.set_title("error of A, laws off the grid: median (dot) to 95 %", loc="left")
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    axes.legend(fontsize=8, frameon=False, loc="upper right")

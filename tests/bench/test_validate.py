@@ -110,14 +110,12 @@ def record(case: str, row: str, i: int, A: float, low: float, high: float) -> di
 
 def test_errors_and_shares_by_hand() -> None:
     runs = [record(WELL, "ScaleRL", i, 0.6 + d, 0.6 + d - 0.01, 0.6 + d + 0.01)
-            for i, d in enumerate((0.002, -0.004, 0.006, 0.02))]  # fmt: skip
+            for i, d in enumerate((0.002, -0.004, 0.006, 0.02, -0.02))]  # fmt: skip
     found = accuracy(runs)
-    assert found["ours"]["A"][0] == pytest.approx(0.005) and found["ours"]["C_mid"][0] == pytest.approx(
-        0.005 / 0.6
-    )
+    assert found["ours"]["A"][0] == pytest.approx(0.006) and found["ours"]["C_mid"][0] == pytest.approx(0.01)
     assert found["paper"]["A"][0] == pytest.approx(0.01)
-    assert found["ours − paper"][0] == pytest.approx(0.008 - 0.01)
-    assert coverage(runs)["A"] == 0.75 and coverage(runs)["width of A"] == pytest.approx(0.02)
+    assert found["ours − paper"][0] == pytest.approx(0.0104 - 0.01)
+    assert coverage(runs)["A"] == 0.6 and coverage(runs)["width of A"] == pytest.approx(0.02)
 
 
 def everything(width: float) -> list[dict[str, Any]]:
@@ -135,7 +133,7 @@ def everything(width: float) -> list[dict[str, Any]]:
 def test_the_page_says_which_bars_hold(tmp_path: Path) -> None:
     runs = everything(0.01)
     found = {
-        "runs": 1, "seed": 0, **summary(runs), "intervals": intervals_by_method(runs),
+        "runs": 1, "planned": 2, "seed": 0, **summary(runs), "intervals": intervals_by_method(runs),
         "wrong_R0": [{"R0": 0.25, "ours": [0.6, 1.5, 2500.0], "paper, finer": [0.6, 1.5, 2500.0]}],
         "power_law": [
             {"low": 1500, "high": 5e4, "published A": 1.0, "A": 1.0, "quartiles": [1.0, 1.0]}
@@ -143,6 +141,7 @@ def test_the_page_says_which_bars_hold(tmp_path: Path) -> None:
     }  # fmt: skip
     assert all(bar["holds"] for bar in found["bars"]), [b for b in found["bars"] if not b["holds"]]
     page = validate.document(found)
+    assert "cut short" in page and "cut short" not in validate.document({**found, "runs": 2})
     assert "**no**" not in page and all(f"| {name}" in page for name in ROWS)
     draw(found, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
