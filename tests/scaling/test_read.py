@@ -309,7 +309,7 @@ def test_early_points_are_dropped_by_hand_and_r0_stays(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", {"gpu_hours": [0, 1, 2, 3], "reward": [0.1, 0.9, 0.2, 0.3]})
     curve = curve_at(path, "--drop-before", 2)
     assert pairs(curve) == [(2, 0.2), (3, 0.3)] and EvalPoint(1, 0.0, 0.1, 0.0) == curve.R0
-    assert "left out: 1 points before 2" in reading_of(path, "--drop-before", 2).compute
+    assert "left out: 1 before 2" in reading_of(path, "--drop-before", 2).compute
     given = curve_at(path, "--r0", 0.15)
     assert given.R0 == 0.15 and len(given.points) == 3
 

@@ -148,7 +148,7 @@ def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Rea
     if args.drop_early:
         curve = without_early(curve)
     before = sum(0 < p.compute < curve.points[0].compute for p in points) if curve.points else 0
-    compute_told += f" (left out: {before} points before {curve.points[0].compute:g})" if before else ""
+    compute_told += f" (left out: {before} before {curve.points[0].compute:.4g})" if before else ""
     mapped = "" if (low, high) == UNIT_RANGE else f" ({low:g} to {high:g} told as 0 to 1)"
     error_told = f"binomial, of {args.samples:g} samples" if args.samples else "taken from the scatter"
     return Reading(curve, compute_told, f"{reward!r}{mapped}", repr(error) if error else error_told)
