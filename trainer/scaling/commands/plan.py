@@ -100,7 +100,7 @@ def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argpars
     more = " more" if prospect.seen.points else ""
     scale = prospect.seen.points[-1].compute if more else prospect.C_mid
     of = "× spent" if more else "× C_mid"
-    head = [f"{unit}", of, *(f"{n}{more} evaluations" for n in evaluations)]
+    head = [f"{unit}", of, *(f"{'+' if more else ''}{n} evaluations" for n in evaluations)]
     rows = []
     for budget in dict.fromkeys(cell.budget for cell in cells):
         row = [cell for cell in cells if cell.budget == budget]
