@@ -145,6 +145,7 @@ class _Serving:
         self._evaluations: deque[tuple[Request, int]] = deque()  # request and its first sample not yet begun
         self._waiting: deque[tuple[Request, int]] = deque()
         self._running: dict[Sample, tuple[Request, asyncio.Task[None]]] = {}
+        self._aborted: set[Sample] = set()  # that have not ended yet
         self._paused = self._updating = False
         self._booked = time.monotonic()
         self._ended: list[Completion] = []
@@ -209,7 +210,8 @@ class _Serving:
                 else:
                     queue.append((request, first))
         self._send()
-        await self.backend.abort([s for s in self._running if s[0] in request_ids])
+        self._aborted |= {s for s in self._running if s[0] in request_ids}
+        await self.backend.abort(frozenset(self._aborted))
 
     def _fill(self) -> None:
         """Hand over what may run; evaluations first."""
@@ -234,6 +236,7 @@ class _Serving:
             )
         self._book()
         del self._running[request.request_id, index]
+        self._aborted.discard((request.request_id, index))
         self.tokens += len(completion.token_ids)
         if not self._ended:  # those that end with one token travel together
             asyncio.get_running_loop().call_soon(self._send)
@@ -263,11 +266,16 @@ class _Serving:
         self._booked = now
 
     async def _watch(self) -> None:
-        """Every second: see that the backend lives, tell how much it has made once that is more."""
+        """Every second: see that the backend lives, tell how much it has made once that is more.
+
+        And abort again what still runs: vLLM ignores the abort of a sample that it is just being given.
+        """
         told = 0
         while True:
             await asyncio.sleep(TELL_EVERY_S)
             await self.backend.check()
+            if self._aborted:
+                await self.backend.abort(frozenset(self._aborted))
             self._book()
             self.clock.enter(self._state)
             if self.tokens > told:  # tokens count when their completion ends
