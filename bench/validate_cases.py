@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 NOISE = 0.005  # sd of an evaluation
 START = 1500.0  # GPU-hours the paper leaves out
 OUTLIER_SHARE, OUTLIER_SIZE = 0.05, 0.1
-WEAK = "ScaleRL-math+code-code"  # B = 1.09: at 8k GPU-hours a quarter of the rise is still to come
+WEAK = "ScaleRL-math+code-code"  # B = 1.09: its bend is too slow for 8k GPU-hours
 R0 = ASSUMED_R0.value
 
 

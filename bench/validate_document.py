@@ -43,7 +43,7 @@ def _bars(found: Found) -> str:
     rows = [
         [b["what"], f"{b['found']:.4f}", b["bar"], "yes" if b["holds"] else "**no**"] for b in found["bars"]
     ]
-    note = f"Rows of Table 1 but {WEAK}, which has its own lines below."
+    note = f"Errors, flags and outliers: rows of Table 1 but {WEAK}, which has its own lines below."
     return f"## Bars\n\n{note}\n\n{markdown(('what', 'found', 'bar', 'holds'), rows)}"
 
 
