@@ -8,7 +8,7 @@ from scipy.linalg import toeplitz
 from scipy.special import logsumexp
 
 from trainer.scaling import EvalPoint, Sigmoid, fit, fit_run
-from trainer.scaling.posterior import CORRELATED, CORRELATIONS, TOLD_WEIGHT, Data, posterior, robust_weights
+from trainer.scaling.posterior import CORRELATED, CORRELATIONS, TOLD_WEIGHT, Data, posterior, robust
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 
@@ -64,7 +64,7 @@ def test_outliers_lose_their_weight_and_others_keep_theirs() -> None:
     c = np.linspace(0.01, 0.3, 40)
     y = LAW.reward(c) + np.random.default_rng(0).normal(0, 0.01, 40)
     y[[12, 30]] += (0.1, -0.1)
-    weight = robust_weights(Data(c, y, np.full(40, 0.01), True, LAW.R0, 0.0))
+    weight = robust(Data(c, y, np.full(40, 0.01), True, LAW.R0, 0.0))[0]
     assert weight[[12, 30]].max() < 0.2 and np.delete(weight, [12, 30]).min() > 0.5
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -127,12 +127,7 @@ def fit_run(points: Sequence[EvalPoint], confidence: float = 0.9) -> Fit:
 
 def fit_curve(curve: Curve, confidence: float = 0.9) -> Fit:
     """Fit a curve with what it knows of R0."""
-    columns = ([p.compute for p in curve.points], [p.pass_rate for p in curve.points])
-    errors = [p.pass_rate_se for p in curve.points]
-    if isinstance(curve.R0, EvalPoint):
-        start, error = curve.R0.pass_rate, curve.R0.pass_rate_se or None
-        return fit(*columns, errors, R0=start, R0_se=error, confidence=confidence)
-    return fit(*columns, errors, R0=curve.R0, confidence=confidence)
+    return _fit(checked(curve), confidence)
 
 
 def fit(
@@ -147,7 +142,30 @@ def fit(
     """The sigmoid through the points. ConfigError on NaN, C ≤ 0, rewards outside [0, 1], other lengths."""
     c, r = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
     sd = np.zeros(c.shape) if se is None else np.asarray(se, np.float64)
-    _check(c, r, sd, R0, R0_se, confidence)
+    return _fit(_checked(c, r, sd, R0, R0_se), confidence)
+
+
+def checked(curve: Curve) -> Data:
+    """A curve's points as they are fitted: ascending, none with an error of 0. ConfigError as `fit`."""
+    columns = [[getattr(p, name) for p in curve.points] for name in ("compute", "pass_rate", "pass_rate_se")]
+    c, r, sd = (np.asarray(x, np.float64) for x in columns)
+    if isinstance(curve.R0, EvalPoint):
+        return _checked(c, r, sd, curve.R0.pass_rate, curve.R0.pass_rate_se or None)
+    return _checked(c, r, sd, curve.R0, 0.0)
+
+
+def averaged(data: Data) -> Data:
+    """At most MOST_POINTS means of neighbours."""
+    if len(data.compute) <= MOST_POINTS:
+        return data
+    parts = np.array_split(np.arange(len(data.compute)), MOST_POINTS)
+    c, r = (np.array([x[i].mean() for i in parts]) for x in (data.compute, data.reward))
+    sd = np.array([float(np.sqrt((data.sd[i] ** 2).sum())) / len(i) for i in parts])
+    return replace(data, compute=c, reward=r, sd=sd)
+
+
+def _checked(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | None) -> Data:
+    _check(c, r, sd, R0, R0_se)
     order = np.argsort(c, kind="stable")
     c, r, sd = c[order], r[order], sd[order]
     known = bool((sd > 0).any())
@@ -155,24 +173,31 @@ def fit(
     sd = np.where(sd > 0, sd, sd[sd > 0].min() if known else EQUAL_ERROR)
     if R0_se is None:
         R0_se = float(sd.min(initial=EQUAL_ERROR))
+    return Data(c, r, sd, known, R0, R0_se)
+
+
+def _fit(data: Data, confidence: float) -> Fit:
+    if not 0.5 <= confidence <= 0.9999:
+        raise ConfigError(f"fit: confidence is {confidence}; expected a number in [0.5, 0.9999]")
+    c, r, sd, R0 = data.compute, data.reward, data.sd, data.R0
     facts: dict[str, Any] = {
         "confidence": confidence,
         "points": len(c),
         "compute_range": (float(c[0]), float(c[-1])) if len(c) else (0.0, 0.0),
-        "R0_source": "unknown" if R0 is None else "measured" if R0_se else "given",
+        "R0_source": "unknown" if R0 is None else "measured" if data.R0_se else "given",
         "R0_told": R0,
-        "noise": "given standard errors" if known else "equal errors, from the scatter",
+        "noise": "given standard errors" if data.sd_known else "equal errors, from the scatter",
         "data_hash": hashlib.sha256(
-            np.concatenate([c, r, sd, [-1.0 if R0 is None else R0, R0_se]]).tobytes()
+            np.concatenate([c, r, sd, [-1.0 if R0 is None else R0, data.R0_se]]).tobytes()
         ).hexdigest()[:16],
     }
     if len(c) < LEAST_POINTS:
-        return _nothing(R0, R0_se, facts)
-    data = Data(*_averaged(c, r, sd), known, R0, R0_se)
+        return _nothing(R0, data.R0_se, facts)
+    data = averaged(data)
     return _result(data, posterior(data), facts)
 
 
-def _check(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | None, confidence: float) -> None:
+def _check(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | None) -> None:
     if not c.shape == r.shape == sd.shape or c.ndim != 1:
         raise ConfigError(
             f"fit: compute, reward and errors have lengths {c.size}, {r.size}, {sd.size}; expected one"
@@ -188,19 +213,9 @@ def _check(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | None,
             raise ConfigError(f"fit: {name} of point {i + 1} is {x[i]}; expected a number {wanted}")
     for name, value, low, high in (
         ("R0", R0 or 0.0, 0.0, 1.0), ("R0's standard error", R0_se or 0.0, 0.0, 1.0),
-        ("confidence", confidence, 0.5, 0.9999),
     ):  # fmt: skip
         if not low <= value <= high:
             raise ConfigError(f"fit: {name} is {value}; expected a number in [{low:g}, {high:g}]")
-
-
-def _averaged(c: Array, r: Array, sd: Array) -> tuple[Array, Array, Array]:
-    """At most MOST_POINTS means of neighbours."""
-    if len(c) <= MOST_POINTS:
-        return c, r, sd
-    parts = np.array_split(np.arange(len(c)), MOST_POINTS)
-    means = [np.array([x[i].mean() for i in parts]) for x in (c, r)]
-    return means[0], means[1], np.array([float(np.sqrt((sd[i] ** 2).sum())) / len(i) for i in parts])
 
 
 def _nothing(R0: float | None, R0_se: float, facts: dict[str, Any]) -> Fit:

@@ -30,8 +30,7 @@ from trainer.scaling.least_squares import (
     triangle,
 )
 from trainer.scaling.points import Curve
-from trainer.scaling.posterior import Draws, full_box
-from trainer.scaling.posterior import _robust as robust
+from trainer.scaling.posterior import Draws, full_box, robust
 
 Array = NDArray[np.float64]
 Resampling = Literal["residual", "parametric", "block"]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.ndimage import minimum_filter
 from scipy.optimize import least_squares
 
-from trainer.scaling.fit import EQUAL_ERROR, _averaged, _check
-from trainer.scaling.points import Curve, EvalPoint
+from trainer.scaling.fit import averaged, checked
+from trainer.scaling.points import Curve
 from trainer.scaling.posterior import Data
 
 Array = NDArray[np.float64]
@@ -36,18 +36,8 @@ class Best:
 
 
 def data_of(curve: Curve) -> Data:
-    """The points beyond compute 0, as `fit` takes them: checked, long series averaged, no error 0."""
-    columns = [[getattr(p, name) for p in curve.points] for name in ("compute", "pass_rate", "pass_rate_se")]
-    c, r, sd = (np.asarray(x, np.float64) for x in columns)
-    measured = isinstance(curve.R0, EvalPoint)
-    R0 = curve.R0.pass_rate if isinstance(curve.R0, EvalPoint) else curve.R0
-    R0_se = curve.R0.pass_rate_se if isinstance(curve.R0, EvalPoint) else 0.0
-    _check(c, r, sd, R0, R0_se, confidence=0.9)
-    known = bool((sd > 0).any())
-    sd = np.where(sd > 0, sd, sd[sd > 0].min() if known else EQUAL_ERROR)
-    if measured and not R0_se:
-        R0_se = float(sd.min(initial=EQUAL_ERROR))
-    return Data(*_averaged(c, r, sd), known, R0, R0_se)
+    """The points beyond compute 0, as `fit` takes them."""
+    return averaged(checked(curve))
 
 
 def triangle(floor: float, ceiling: float) -> Corners:

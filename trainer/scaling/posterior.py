@@ -104,7 +104,7 @@ class _Cells:
 
 def posterior(data: Data, draws: int = DRAWS, seed: int = 0) -> Posterior:
     """The same draws for the same data and seed."""
-    weight, scatter = _robust(data)
+    weight, scatter = robust(data)
     if data.sd_known:  # σ is of the run; R0's own error is a model's that has not been trained
         data = replace(data, R0_se=data.R0_se / max(1.0, scatter))
     noises = _noise_models(data, weight)
@@ -128,13 +128,8 @@ def full_box(data: Data) -> tuple[float, float, float, float]:
     return (*B_RANGE, float(data.compute[0]) / 3, float(data.compute[-1]) * REACH)
 
 
-def robust_weights(data: Data) -> Array:
-    """(n,) in (0, 1]."""
-    return _robust(data)[0]
-
-
-def _robust(data: Data) -> tuple[Array, float]:
-    """Weights, Huber's first, then ones whose pull fades with the distance; and the scatter, in sd."""
+def robust(data: Data) -> tuple[Array, float]:
+    """Weights (n,) in (0, 1], Huber's first, then of a pull that fades with the distance; the scatter, in sd."""
     weight = np.ones(len(data.compute))
     box = full_box(data)
     b, c_mid = np.geomspace(*box[:2], 25), np.geomspace(*box[2:], 61)
