@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from trainer.scaling import EvalPoint, Sigmoid, curve_of
+from trainer.scaling.__main__ import main
 from trainer.scaling.backtest import backtest, backtest_words
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
@@ -45,3 +49,13 @@ def test_the_second_half_does_not_tell() -> None:
 def test_too_few_points_in_the_first_half_are_no_test() -> None:
     assert backtest(curve_of("", "h", points(LAW.reward(AT))[:8])) is None
     assert backtest(curve_of("", "h", [])) is None and backtest_words(None, "h") == ""
+
+
+def test_fit_tells_what_the_first_half_foretold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{c},{r:.4f},.01" for c, r in zip((0.0, *AT), (LAW.R0, *LAW.reward(AT)), strict=True)]
+    (tmp_path / "run.csv").write_text("\n".join(["core_hours,pass_rate,pass_rate_se", *rows]))
+    assert main(["fit", str(tmp_path / "run.csv"), "--json", str(tmp_path / "fit.json")]) == 0
+    assert "From the first 0.15 core-hours alone the end was foretold as" in capsys.readouterr().out
+    (found,) = json.loads((tmp_path / "fit.json").read_text()).values()
+    assert found["backtest"]["came"] == pytest.approx(float(LAW.reward(0.3)), abs=1e-4)
+    assert found["backtest"]["foretold"]["value"] == pytest.approx(found["backtest"]["came"], abs=0.01)

@@ -8,6 +8,7 @@ import numpy as np
 
 from trainer.scaling.fit import LEAST_POINTS, Estimate, fit_curve
 from trainer.scaling.points import Curve
+from trainer.scaling.words import amount
 
 SHARE = 0.5  # of the compute
 
@@ -48,6 +49,6 @@ def backtest_words(test: Backtest | None, unit: str) -> str:
         return ""
     e = test.foretold
     return (
-        f"From its first {test.seen:.3g} {unit} alone the end was foretold as {e.value:.3f} "
+        f"From the first {amount(test.seen)} {unit} alone the end was foretold as {e.value:.3f} "
         f"({e.low:.3f} to {e.high:.3f}); it came to {test.came:.3f}."
     )

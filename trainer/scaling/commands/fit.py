@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve
+from trainer.scaling.backtest import backtest, backtest_words
 from trainer.scaling.commands.beside import (
     add_beside_arguments,
     beside,
@@ -46,7 +48,10 @@ def run(args: argparse.Namespace) -> None:
             words, content = explain_paper(found, curve.unit), paper_json(found, curve)
         else:
             result = _fit(curve)
-            words, content = explain(result, curve.unit), result.to_json()
+            held = backtest(curve)
+            told = backtest_words(held, curve.unit)
+            words = "\n".join(filter(None, (explain(result, curve.unit), told and paragraph(told))))
+            content = {**result.to_json(), "backtest": held and asdict(held)}
             drawn.append((label, curve, result))
         more, entries = beside(curve, args)
         if results:
