@@ -129,7 +129,7 @@ def full_box(data: Data) -> tuple[float, float, float, float]:
 
 
 def robust(data: Data) -> tuple[Array, float]:
-    """Weights (n,) in (0, 1], Huber's first, then of a pull that fades with distance; and the scatter, in sd."""
+    """Weights (n,) in (0, 1], Huber's first, later ones redescending; and the scatter, in sd."""
     weight = np.ones(len(data.compute))
     box = full_box(data)
     b, c_mid = np.geomspace(*box[:2], 25), np.geomspace(*box[2:], 61)
