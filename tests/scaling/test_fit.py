@@ -92,6 +92,13 @@ def test_too_few_flat_and_falling_runs_are_flagged() -> None:
     assert "falling" in falling.flags and not falling.identified
 
 
+@pytest.mark.parametrize("R0", [1.0, 1 - 1e-12])
+def test_a_start_at_the_highest_reward_leaves_nothing_to_rise_to(R0: float) -> None:
+    found = fit(np.arange(1.0, 9.0), np.ones(8), R0=R0)
+    assert (found.R0.value, found.A.value) == (R0, 1.0)
+    assert "flat" in found.flags and not found.identified
+
+
 def test_r0_is_the_point_of_least_compute_and_its_error_widens_intervals() -> None:
     c = np.linspace(0.01, 0.3, 20)
     points = [EvalPoint(0, 0.0, 0.11, 0.01)] + [

@@ -33,6 +33,7 @@ TOLD_WEIGHT = 3.0  # told standard errors count for as much as this many points
 OUTLIER = 3.0  # standard deviations from which a point loses weight
 ROBUST_ROUNDS, HUBER_ROUNDS = 6, 3
 ZOOMS = ((17, 41, 12.0), (17, 41, 9.0), (25, 41, 7.0))  # grid over B × C_mid; nats below the peak to keep
+NO_ROOM = 1e-6  # a given R0 so near to 1 leaves no ceiling to seek
 DRAWS = 4000
 STRATA = 16  # equally likely parts of A's distribution, for R0 within its bounds
 
@@ -248,6 +249,8 @@ def _most_likely(
     floor = float(data.R0 or 0) if data.exact else 0.0
     A = float(np.clip(grid.A[k], floor, 1))
     R0 = float(np.clip(grid.R0[k] + grid.R0_tilt[k] * (A - grid.A[k]), 0, A))
+    if 1 - floor < NO_ROOM:
+        return Sigmoid(floor, 1.0, float(b[k // len(c_mid)]), float(c_mid[k % len(c_mid)]))
     c, y = _with_start(data, data.compute, 0.0), whiten @ _with_start(data, data.reward, data.R0 or 0.0)
 
     def law(x: Array) -> Sigmoid:
