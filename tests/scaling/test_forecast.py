@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from trainer.scaling import EvalPoint, Sigmoid
 from trainer.scaling.forecast import Outlook, hint, outlook
@@ -65,6 +66,31 @@ def test_the_hint_is_to_go_on_while_it_rises_and_to_stop_at_the_ceiling() -> Non
     done = outlook([EvalPoint(0, 0.0, 0.11, SD), *points_of(late)], 1.3, None)
     assert done.worth is not None and done.worth < 0.1
     assert hint(done, "core-hours", 0.3).startswith("stop? the rest (0.3 core-hours)")
+
+
+@pytest.mark.parametrize("samples", [64, 0])
+def test_perfect_scores_and_errors_not_told_raise_no_alarm(samples: int) -> None:
+    law, compute = (
+        Sigmoid(R0=0.11, A=0.985 if samples else 0.8, B=3.0, C_mid=0.05),
+        np.linspace(0.012, 0.6, 30),
+    )
+    looks: list[Outlook] = []
+    for seed in range(2):
+        rng, points, before = np.random.default_rng(seed), [EvalPoint(0, 0.0, 0.11, 0.03)], None
+        for i, c in enumerate(compute.tolist(), 1):
+            p = float(law.reward(c))
+            r = rng.binomial(samples, p) / samples if samples else min(1.0, p + rng.normal(0, 0.03))
+            points.append(EvalPoint(i, c, r, (r * (1 - r) / samples) ** 0.5 if samples else 0.0))
+            before = outlook(points, 1.0, before)
+            looks.append(before)
+    assert np.mean([x.alarm for x in looks if x.foreseen]) <= 0.04
+
+
+def test_at_the_end_there_is_no_hint_however_the_end_was_rounded() -> None:
+    compute = np.linspace(0.012, 0.3, 16)
+    end = float(np.nextafter(0.3, 1))  # 0.3 / steps · steps
+    done = outlook([EvalPoint(0, 0.0, 0.11, SD), *points_of(compute)], end, None)
+    assert done.verdict == "" and done.gain is None
 
 
 def points_of(compute: np.ndarray) -> list[EvalPoint]:

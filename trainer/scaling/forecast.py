@@ -8,15 +8,16 @@ describes it, and something in the training has changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainer.scaling.fit import Estimate, Fit, estimate, fit_run
+from trainer.scaling.fit import EQUAL_ERROR, Estimate, Fit, estimate, fit_run
 from trainer.scaling.points import EvalPoint
 
 WORTH = 0.01  # a gain that is worth the compute: half of the margin between two ceilings (arXiv 2510.13786)
 UNLIKELY = 0.1  # probability of that gain below which the hint is to stop
+OVER = 1e-9  # of the end: less than this is left by rounding alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,12 @@ def outlook(points: Sequence[EvalPoint], end: float, before: Outlook | None) -> 
     fit, point = fit_run(points), points[-1]
     foreseen, missed, far = None, 0, False
     if before is not None and before.fit.draws is not None and point.compute > 0:
-        foreseen = foresee(before.fit, point)
+        foreseen = foresee(before.fit, replace(point, pass_rate_se=_error(points)))
         side = int(point.pass_rate > foreseen.high) - int(point.pass_rate < foreseen.low)
         missed = side + (before.missed if side * before.missed > 0 else 0)
         reach = foreseen.high - foreseen.value if side > 0 else foreseen.value - foreseen.low
         far = side != 0 and abs(point.pass_rate - foreseen.value) > 2 * reach
-    if fit.draws is None or end <= point.compute:
+    if fit.draws is None or end * (1 - OVER) <= point.compute:
         return Outlook(fit, foreseen, missed, far)
     last = fit.draws.reward(end)
     gains = last - fit.draws.reward(point.compute)
@@ -80,6 +81,12 @@ def outlook(points: Sequence[EvalPoint], end: float, before: Outlook | None) -> 
     gain = estimate(float(law.reward(end) - law.reward(point.compute)), gains, fit.confidence)
     worth = float((gains >= WORTH).mean())
     return Outlook(fit, foreseen, missed, far, fit.at(end), gain, worth)
+
+
+def _error(points: Sequence[EvalPoint]) -> float:
+    """The last point's, as the fit takes it: 0 (a perfect score, or not told) is that of the surest point."""
+    told = [p.pass_rate_se for p in points if p.compute > 0 and p.pass_rate_se > 0]
+    return points[-1].pass_rate_se or min(told, default=EQUAL_ERROR)
 
 
 def foresee(fit: Fit, point: EvalPoint) -> Estimate:
