@@ -147,6 +147,14 @@ def test_a_run_that_wanders_gets_wider_intervals_than_one_that_jitters() -> None
     assert widths[1] > 1.3 * widths[0]
 
 
+def test_scatter_is_held_against_told_errors_alone() -> None:
+    c = np.linspace(0.01, 0.3, 24)
+    r = np.clip(TINY.reward(c) + np.random.default_rng(1).normal(0, 0.04, 24), 0, 1)
+    told = explain(fit(c, r, np.full(24, 0.01), R0=0.11), "core-hours")
+    assert "× their standard errors" in told
+    assert "standard errors" not in explain(fit(c, r, R0=0.11), "core-hours")
+
+
 def test_the_start_is_told_as_measured_and_as_the_law_has_it() -> None:
     c = np.linspace(0.01, 0.3, 20)
     points = [EvalPoint(0, 0.0, 0.13, 0.01)]

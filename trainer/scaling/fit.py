@@ -25,6 +25,7 @@ LEAST_POINTS = 5  # beyond R0: the law has three parameters
 MOST_POINTS = 150  # longer series are averaged over neighbours
 WIDEST = 0.06  # an interval of A wider than ±.03 tells no two recipes apart
 EQUAL_ERROR = 1e-2  # where no errors are given; only their being equal matters
+TOLD_ERRORS = "given standard errors"
 FLAGS = {
     "too-few-points": "there are fewer than 5 evaluations beyond R0",
     "flat": "the score has not risen beyond its noise",
@@ -60,7 +61,7 @@ class Fit:
     band: tuple[tuple[float, float, float, float], ...]  # (compute, value, low, high)
     flags: tuple[str, ...]
     r2: float
-    scatter: float  # residual standard deviation in standard errors
+    scatter: float  # residual standard deviation in standard errors; none told: in hundredths of the scale
     wander: float  # probability that neighbouring points err together
     outliers: int  # points that have lost three quarters of their weight or more
     confidence: float
@@ -76,6 +77,11 @@ class Fit:
     def identified(self) -> bool:
         """Whether the data tell the ceiling."""
         return not set(self.flags) - HARMLESS
+
+    @property
+    def scatters(self) -> bool:
+        """Whether the points lie twice as far from the law as the standard errors say that were told."""
+        return self.noise == TOLD_ERRORS and self.scatter > 2
 
     @property
     def law(self) -> Sigmoid:
@@ -186,7 +192,7 @@ def _fit(data: Data, confidence: float) -> Fit:
         "compute_range": (float(c[0]), float(c[-1])) if len(c) else (0.0, 0.0),
         "R0_source": "unknown" if R0 is None else "measured" if data.R0_se else "given",
         "R0_told": R0,
-        "noise": "given standard errors" if data.sd_known else "equal errors, from the scatter",
+        "noise": TOLD_ERRORS if data.sd_known else "equal errors, from the scatter",
         "data_hash": hashlib.sha256(
             np.concatenate([c, r, sd, [-1.0 if R0 is None else R0, data.R0_se]]).tobytes()
         ).hexdigest()[:16],

@@ -43,7 +43,7 @@ def explain(fit: Fit, unit: str) -> str:
         lines.append(f"  at {f'{times}×':>3} the compute ({amount(at)} {unit}): {words(e, '.3f')}{wide}")
     if fit.outliers:
         lines.append(f"  {fit.outliers} of the points lie far from the curve and count for little.")
-    if fit.scatter > 2:
+    if fit.scatters:
         lines.append(
             f"  The points scatter {fit.scatter:.1f}× their standard errors; the intervals allow for it."
         )

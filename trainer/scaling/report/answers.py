@@ -135,6 +135,6 @@ def _mind(fit: Fit) -> str:
     notes = [FLAGS[f] for f in fit.flags]
     if fit.outliers:
         notes.append(f"{fit.outliers} of them lie far from the curve and count for little")
-    if fit.scatter > 2:
+    if fit.scatters:
         notes.append(f"they scatter {fit.scatter:.1f}× their standard errors, which the interval allows for")
     return f"Mind: {'; '.join(notes)}." if notes else ""
