@@ -147,6 +147,16 @@ def test_a_run_that_wanders_gets_wider_intervals_than_one_that_jitters() -> None
     assert widths[1] > 1.3 * widths[0]
 
 
+def test_noise_that_is_not_told_is_no_fall() -> None:
+    c, fell = np.linspace(0.01, 0.3, 20), 0
+    broken = np.r_[np.linspace(0.2, 0.8, 10), np.linspace(0.75, 0.3, 10)]
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(0, 0.05, 20)
+        fell += "falling" in fit(c, np.clip(TINY.reward(c) - 0.2 + noise, 0, 1), R0=0.05).flags
+        assert "falling" in fit(c, np.clip(broken + noise, 0, 1), R0=0.2).flags
+    assert fell <= 2
+
+
 def test_scatter_is_held_against_told_errors_alone() -> None:
     c = np.linspace(0.01, 0.3, 24)
     r = np.clip(TINY.reward(c) + np.random.default_rng(1).normal(0, 0.04, 24), 0, 1)

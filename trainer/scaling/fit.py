@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 LEAST_POINTS = 5  # beyond R0: the law has three parameters
 MOST_POINTS = 150  # longer series are averaged over neighbours
 WIDEST = 0.06  # an interval of A wider than ±.03 tells no two recipes apart
-EQUAL_ERROR = 1e-2  # where no errors are given; only their being equal matters
+EQUAL_ERROR = 1e-2  # where no errors are given; for the fit only their being equal matters
 TOLD_ERRORS = "given standard errors"
 FLAGS = {
     "too-few-points": "there are fewer than 5 evaluations beyond R0",
@@ -265,9 +265,14 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
     )  # fmt: skip
 
 
+def _jitter(r: Array) -> float:
+    """The noise of points whose errors are not told, by how far each is off its neighbours."""
+    return 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5
+
+
 def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float) -> tuple[str, ...]:
     flags = []
-    r, sd = data.reward, data.sd
+    r, sd = data.reward, data.sd if data.sd_known else np.maximum(data.sd, _jitter(data.reward))
     last = max(2, len(r) // 5)
     start = float(r[0]) if data.R0 is None else data.R0
     if r[-last:].mean() - start < 3 * sd[-last:].mean() / last**0.5:
