@@ -261,9 +261,11 @@ def test_the_command_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
 
 def test_what_cannot_be_reported_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hours, steps = table(tmp_path / "a.csv"), table(tmp_path / "b.csv", column="step")
+    (tmp_path / "start.csv").write_text("step,reward\n0,.3\n")
     for argv, says in (
         ([str(hours), str(steps), "--out", str(tmp_path / "x.html")], "unit"),
         ([str(hours), "--out", str(tmp_path / "none" / "x.html")], "no folder"),
+        ([str(tmp_path / "start.csv"), "--r0", ".2", "--out", str(tmp_path / "x.html")], "no evaluation"),
         ([str(hours), "--out", str(tmp_path / "x.html"), "--png", str(hours)], "is a file"),
     ):
         assert main(["report", *argv]) == 2

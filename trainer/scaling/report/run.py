@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.config import ConfigError
 from trainer.metrics import read
 from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.points import Curve, EvalPoint
@@ -63,6 +64,8 @@ def runs_of(curves: Sequence[Curve]) -> list[Run]:
     names = short_names([c.name for c in curves])
     found = []
     for name, curve in zip(names, curves, strict=True):
+        if not curve.points and not isinstance(curve.R0, EvalPoint):
+            raise ConfigError(f"{curve.name}: there is no evaluation to report beside the given R0")
         folder = Path(curve.name)
         ours = all((folder / n).is_file() for n in ("config.yaml", "metrics.jsonl"))
         record = read_record(folder) if ours else None
