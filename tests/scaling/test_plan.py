@@ -149,6 +149,7 @@ def test_the_command_plans_on_from_a_pilot(tmp_path: Path, capsys: pytest.Captur
         ([], "--c-mid and --r0"),
         (["--c-mid", "9", "--r0", ".6"], "expected 0 ≤ R0 < low"),
         (["--c-mid", "0", "--r0", ".3"], "--c-mid 0"),
+        (["--c-mid", "inf", "--r0", ".3"], "--c-mid inf"),
         (
             ["--c-mid", "9", "--r0", ".3", "--evaluations", "4"],
             "--evaluations 4: expected a number of at least 5",

@@ -166,7 +166,7 @@ def _pilot(args: argparse.Namespace) -> tuple[Prospect, str, float]:
 def _assumed(args: argparse.Namespace) -> Prospect:
     if args.c_mid is None or args.r0 is None:
         raise ConfigError("plan: give a pilot's run or file, or --c-mid and --r0 as you guess them")
-    if not args.c_mid > 0:
+    if not 0 < args.c_mid < float("inf"):
         raise ConfigError(f"--c-mid {args.c_mid:g}: expected a compute above 0")
     if not 0 <= args.r0 < args.a[0] <= args.a[1] <= 1:
         raise ConfigError(
