@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from trainer.scaling import Curve, EvalPoint, Fit, Sigmoid, fit_curve, fit_run, plot_curve
-from trainer.scaling.plot import COLOURS, plot_curves, plot_efficiency
+from trainer.scaling.plot import COLOURS, _look, plot_curves, plot_efficiency
 
 LAW = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 
@@ -57,6 +57,11 @@ def test_every_run_is_named_with_its_ceiling_and_colour(
     assert (
         not re.search(r"font: (\d+)px", text) or min(map(float, re.findall(r"font: ([\d.]+)px", text))) >= 7
     )
+
+
+def test_every_run_has_a_mark_of_its_own_and_no_two_look_alike() -> None:
+    looks = [(x["color"], x["marker"]) for x in map(_look, range(49))]
+    assert len({mark for _, mark in looks[:7]}) == 7 and len(set(looks)) == 49
 
 
 def test_the_efficiency_plot_leaves_out_what_has_no_ceiling(

@@ -161,7 +161,8 @@ def _points(curve: Curve) -> list[EvalPoint]:
 
 
 def _look(i: int) -> dict[str, Any]:
-    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i // len(COLOURS) % len(MARKS)]}
+    round_ = i // len(COLOURS)  # the colours come again with other marks
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[(i + round_) % len(MARKS)]}
 
 
 def _compute_axis(axes: Axes, unit: str, log: bool) -> None:
