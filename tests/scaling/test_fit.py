@@ -157,6 +157,12 @@ def test_noise_that_is_not_told_is_no_fall() -> None:
     assert fell <= 2
 
 
+def test_no_line_is_wider_than_a_terminal() -> None:
+    c = np.linspace(1, 10, 12)
+    for f in (fit(c, 0.2 + 0.05 * np.sin(c), np.full(12, 0.01), R0=0.2), fit(c[:2], [0.2, 0.3], R0=0.2)):
+        assert max(map(len, explain(f, "GPU-hours").split("\n"))) <= 79
+
+
 def test_scatter_is_held_against_told_errors_alone() -> None:
     c = np.linspace(0.01, 0.3, 24)
     r = np.clip(TINY.reward(c) + np.random.default_rng(1).normal(0, 0.04, 24), 0, 1)

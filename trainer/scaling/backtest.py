@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.scaling.fit import LEAST_POINTS, Estimate, fit_curve
 from trainer.scaling.points import Curve
-from trainer.scaling.words import amount
+from trainer.scaling.words import amount, paragraph
 
 SHARE = 0.5  # of the compute
 
@@ -44,11 +44,11 @@ def backtest(curve: Curve, share: float = SHARE) -> Backtest | None:
 
 
 def backtest_words(test: Backtest | None, unit: str) -> str:
-    """One line; empty where there is nothing to say."""
+    """For a terminal; empty where there is nothing to say."""
     if test is None:
         return ""
     e = test.foretold
-    return (
+    return paragraph(
         f"From the first {amount(test.seen)} {unit} alone the end was foretold as {e.value:.3f} "
         f"({e.low:.3f} to {e.high:.3f}); it came to {test.came:.3f}."
     )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 from trainer.scaling.fit import FLAGS, HARMLESS, WIDEST, Estimate, Fit
+
+WIDTH = 79
 
 
 def explain(fit: Fit, unit: str) -> str:
     """Several lines for a terminal; `unit` is that of compute."""
     reasons = "; ".join(FLAGS[f] for f in fit.flags if f not in HARMLESS)
     if "too-few-points" in fit.flags:
-        return f"The ceiling is not identified: {reasons}. Evaluate more often or train longer."
+        return paragraph(
+            f"The ceiling is not identified: {reasons}. Evaluate more often or train longer.", ""
+        )
     lines = [
         f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {fit.points} evaluations, "
         f"{fit.confidence:.0%} intervals:"
@@ -29,7 +34,7 @@ def explain(fit: Fit, unit: str) -> str:
             most = fit.law.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
             lines.append(f"  nine tenths of the rise are won at about {amount(most)} {unit}")
     else:
-        lines.append(f"  The ceiling A is not identified: {reasons}.")
+        lines.append(paragraph(f"The ceiling A is not identified: {reasons}."))
         lines.append(f"  The data allow A from {fit.A.low:.2f} to {fit.A.high:.2f}; take no number of it.")
     if fit.R0_told is None:
         lines.append(f"  at the start R0   not measured: from {fit.R0.low:.2f} to {fit.R0.high:.2f};")
@@ -44,12 +49,21 @@ def explain(fit: Fit, unit: str) -> str:
     if fit.outliers:
         lines.append(f"  {fit.outliers} of the points lie far from the curve and count for little.")
     if fit.scatters:
-        lines.append(
-            f"  The points scatter {fit.scatter:.1f}× their standard errors; the intervals allow for it."
-        )
+        text = f"The points scatter {fit.scatter:.1f}× their standard errors; the intervals allow for it."
+        lines.append(paragraph(text))
     if fit.wander > 0.9 and fit.scatter > 0.5:
-        lines.append("  Neighbouring points err together: the run wanders, and the intervals allow for it.")
+        lines.append(
+            paragraph("Neighbouring points err together: the run wanders, and the intervals allow for it.")
+        )
     return "\n".join(lines)
+
+
+def paragraph(text: str, indent: str = "  ") -> str:
+    """Wrapped for a terminal."""
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
 
 
 def words(e: Estimate, form: str) -> str:

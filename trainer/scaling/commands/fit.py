@@ -17,9 +17,10 @@ from trainer.scaling.commands.beside import (
     fit_as_paper,
     paper_json,
 )
-from trainer.scaling.commands.text import check_outputs, paragraph, short_names, write_json
+from trainer.scaling.commands.text import check_outputs, short_names, write_json
 from trainer.scaling.plot import Named, plot_curves
 from trainer.scaling.read import Reading, add_input_arguments, read_inputs, same_unit
+from trainer.scaling.words import paragraph
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
             result = _fit(curve)
             held = backtest(curve)
             told = backtest_words(held, curve.unit)
-            words = "\n".join(filter(None, (explain(result, curve.unit), told and paragraph(told))))
+            words = "\n".join(filter(None, (explain(result, curve.unit), told)))
             content = {**result.to_json(), "backtest": held and asdict(held)}
             drawn.append((label, curve, result))
         more, entries = beside(curve, args)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from trainer.config import ConfigError
-from trainer.scaling.commands.text import check_outputs, paragraph, write_json
+from trainer.scaling.commands.text import check_outputs, write_json
 from trainer.scaling.fit import LEAST_POINTS
 from trainer.scaling.plan import (
     A_RANGE,
@@ -27,7 +27,7 @@ from trainer.scaling.plan import (
     simulate,
 )
 from trainer.scaling.read import add_input_arguments, read_curves
-from trainer.scaling.words import amount, words
+from trainer.scaling.words import amount, paragraph, words
 
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × C_mid
 FURTHER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × what the pilot has spent

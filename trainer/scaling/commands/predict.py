@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling.commands.text import check_outputs, paragraph, percent, write_json
+from trainer.scaling.commands.text import check_outputs, percent, write_json
 from trainer.scaling.fit import FLAGS, HARMLESS, Estimate, Fit, fit_curve
 from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.points import Curve
 from trainer.scaling.predict import KERNELS, Needed, Reached, Shift, compute_for, kernel_shift, reward_at
 from trainer.scaling.read import add_input_arguments, read_curves
-from trainer.scaling.words import amount, amounts, words
+from trainer.scaling.words import amount, amounts, paragraph, words
 
 FAR = 10.0  # times the data's compute: so far no forecast has ever been checked
 

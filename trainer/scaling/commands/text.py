@@ -1,17 +1,14 @@
-"""How the commands write: shares, short names, lines of a terminal, and where files go."""
+"""How the commands write: shares, short names, and where files go."""
 
 from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-
-WIDTH = 79
 
 
 def percent(p: float) -> str:
@@ -36,14 +33,6 @@ def short_names(names: Sequence[str]) -> list[str]:
             return short
         short = ["/".join(path.parts[-depth:]) for path in paths]
     return list(names)
-
-
-def paragraph(text: str, indent: str = "  ") -> str:
-    """Wrapped for a terminal."""
-    return textwrap.fill(
-        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False,
-        break_long_words=False,
-    )  # fmt: skip
 
 
 def check_outputs(*outputs: tuple[Path | None, tuple[str, ...]]) -> None:
