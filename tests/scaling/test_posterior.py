@@ -80,6 +80,15 @@ def test_one_point_in_twenty_a_tenth_off_moves_the_ceiling_by_less_than_a_hundre
         assert abs(moved.A.value - clean.A.value) < 0.01
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flat_run_leaves_its_start_as_measured_and_no_ceiling_below_it(seed: int) -> None:
+    reward = 0.5 + np.random.default_rng(seed).normal(0, 0.01, 9)
+    found = fit_run([EvalPoint(i, float(i), float(r), 0.01) for i, r in enumerate(reward)])
+    assert found.R0.low > 0.47 and found.R0.high < 0.53
+    assert found.A.low > 0.47 and found.A.high > 0.9
+    assert found.at_2x.low > 0.47 and "flat" in found.flags
+
+
 def test_the_same_points_give_the_same_draws_in_any_order() -> None:
     c = np.linspace(0.01, 0.3, 20)
     y = LAW.reward(c) + np.random.default_rng(1).normal(0, 0.01, 20)

@@ -35,6 +35,8 @@ ROBUST_ROUNDS, HUBER_ROUNDS = 6, 3
 ZOOMS = ((17, 41, 12.0), (17, 41, 9.0), (25, 41, 7.0))  # grid over B × C_mid; nats below the peak to keep
 NO_ROOM = 1e-6  # a given R0 so near to 1 leaves no ceiling to seek
 DRAWS = 4000
+VAGUE = 1.0  # sd of A from which it is near enough to uniform within its bounds to tell what R0 that allows
+NOTHING = 1e4  # sd of A from which it is uniform within its bounds, and a quantile has too few digits to tell
 STRATA = 16  # equally likely parts of A's distribution, for R0 within its bounds
 
 
@@ -228,9 +230,9 @@ def _R0_within(
     """(n, STRATA): probability that 0 ≤ R0 ≤ A in each of the equally likely parts of A's distribution."""
     middle = (np.arange(STRATA) + 0.5) / STRATA
     z = ndtri(np.clip(A_low[:, None] + (A_high - A_low)[:, None] * middle, 1e-12, 1 - 1e-12))
-    off = A_sd[:, None] * z  # A less its mean
-    mean, sd = R0[:, None] + R0_tilt[:, None] * off, np.maximum(R0_sd, 1e-12)[:, None]
-    result: Array = np.maximum(ndtr((A[:, None] + off - mean) / sd) - ndtr(-mean / sd), 0)
+    at = np.where(A_sd[:, None] > VAGUE, middle, A[:, None] + A_sd[:, None] * z)  # A there
+    mean, sd = R0[:, None] + R0_tilt[:, None] * (at - A[:, None]), np.maximum(R0_sd, 1e-12)[:, None]
+    result: Array = np.maximum(ndtr((at - mean) / sd) - ndtr(-mean / sd), 0)
     return result
 
 
@@ -267,7 +269,11 @@ def _most_likely(
         lambda x: whiten @ law(x).reward(c) - y, inside, bounds=(low[:n], high[:n]), x_scale="jac"
     )
     best = law(found.x)
-    return best if best.R0 <= best.A else Sigmoid(best.A, best.A, best.B, best.C_mid)
+    if best.R0 <= best.A:
+        return best
+    w1 = whiten.sum(1)  # no rise: the level of least squares
+    level = float(np.clip((w1 @ y) / (w1 @ w1), 0, 1))
+    return Sigmoid(level, level, best.B, best.C_mid)
 
 
 def _draw(data: Data, grids: list[_Cells], p: Array, b: Array, c_mid: Array, draws: int, seed: int) -> Draws:
@@ -286,7 +292,8 @@ def _draw(data: Data, grids: list[_Cells], p: Array, b: Array, c_mid: Array, dra
         part = (parts < (rng.random(draws) * parts[:, -1])[:, None]).sum(-1)
         share = (np.minimum(part, STRATA - 1) + share) / STRATA
     t = stdtrit(grids[0].freedom, np.clip(low + (high - low) * share, 1e-12, 1 - 1e-12))
-    A = np.clip(A_mean + A_sd * t, data.R0 if data.exact else 0.0, 1)
+    floor = float(data.R0 or 0) if data.exact else 0.0
+    A = np.where(A_sd > NOTHING, floor + (1 - floor) * share, np.clip(A_mean + A_sd * t, floor, 1))
     R0, sd = of("R0") + of("R0_tilt") * (A - A_mean), np.maximum(of("R0_sd"), 1e-12)
     if not data.exact:
         first, last = ndtr(-R0 / sd), ndtr((A - R0) / sd)
