@@ -163,17 +163,6 @@ class _Group:
     lengths: NDArray[np.int64]  # (G,)
     left: int  # completions that still run
     began: NDArray[np.float64]  # (G,) the token clock
-    prefilled: bool = False
-
-
-@dataclass(slots=True)
-class _Mark:
-    """The books at the end of a step."""
-
-    time: float
-    learner: float  # busy seconds
-    engine: float
-    tokens: float
 
 
 @dataclass(slots=True)
@@ -201,8 +190,7 @@ class _Run:
     evaluating: int = 0  # completions that the held version's score still needs
     running: list[tuple[float, int, int]] = field(default_factory=list)  # heap of (end, ordinal, sample)
     groups: list[_Group] = field(default_factory=list)  # by ordinal
-    unfinished: list[int] = field(default_factory=list)  # groups left, by batch
-    complete: set[int] = field(default_factory=set)  # batches verified, not yet trained on
+    unfinished: list[int] = field(default_factory=list)  # groups left, by batch; -1: verified
     batches: int = 0  # verified without a gap, from the first on
     version: int = 0
     training: bool = False
@@ -210,7 +198,7 @@ class _Run:
     pushing: bool = False
     held: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])  # (token clock, version)
     lag: dict[int, float] = field(default_factory=dict)  # trained tokens
-    marks: list[_Mark] = field(default_factory=list)
+    marks: list[NDArray[np.float64]] = field(default_factory=list)  # step ends: time, busy, busy, tokens
     pace: float = 1.0  # of the version held
     rng: np.random.Generator = field(init=False)  # of lengths
     luck: np.random.Generator = field(init=False)  # of scatter
@@ -226,14 +214,14 @@ class _Run:
             self._settle()
             if len(self.marks) <= self.steps:
                 self._advance()
-        first, last = self.marks[self.warm], self.marks[self.steps]
-        wall, tokens = last.time - first.time, sum(self.lag.values())
+        wall, learner, engine, made = (self.marks[self.steps] - self.marks[self.warm]).tolist()
+        tokens = sum(self.lag.values())
         return Outcome(
             3600 * (self.steps - self.warm) / wall,
-            max(0.0, 1 - (last.learner - first.learner) / wall),
-            max(0.0, 1 - (last.engine - first.engine) / wall),
+            max(0.0, 1 - learner / wall),
+            max(0.0, 1 - engine / wall),
             {lag: n / tokens for lag, n in sorted(self.lag.items()) if n > EPS * tokens},
-            (last.tokens - first.tokens) / wall,
+            made / wall,
         )
 
     # -------------------------------------------------------------------------------------- time
@@ -242,7 +230,6 @@ class _Run:
         """On to the next moment at which anything ends, by rates that hold until then."""
         n, engines = len(self.running), 1 if self.split.cores else self.split.engine
         decoding = n > 0 and not self.stops
-        speed = self._speed(bool(n or self.stops))
         token_s = self.rates.decode_step_s + self.rates.decode_token_s * max(1.0, n / engines)
         token_s *= self.pace
         queues = (self.learner, self.controller, self.handover, self.stops)
@@ -252,7 +239,7 @@ class _Run:
         if not ends:
             raise RuntimeError("the simulated pipeline stands still")
         work = max(0.0, min(ends))
-        wall = work / speed
+        wall = work / self._speed(bool(n or self.stops))
         self.time += wall
         self.busy["learner"] += wall * bool(self.learner)
         self.busy["engine"] += wall * (1.0 if self.stops else min(1.0, n / engines))
@@ -322,8 +309,7 @@ class _Run:
             group = self.groups[ordinal]
             group.began[i] = self.clock
             heapq.heappush(self.running, (self.clock + float(group.lengths[i]), ordinal, i))
-            if not group.prefilled:
-                group.prefilled = True
+            if i == 0:
                 prefill += self.work.prompt_tokens * self.rates.prefill_token_s / engines
         if prefill:
             self.stops.append(_Job(prefill, lambda: None))
@@ -339,9 +325,8 @@ class _Run:
     # ----------------------------------------------------------------------- controller, learner
 
     def _verified(self, batch: int) -> None:
-        self.complete.add(batch)
-        while self.batches in self.complete:
-            self.complete.remove(self.batches)
+        self.unfinished[batch] = -1
+        while self.batches < len(self.unfinished) and self.unfinished[self.batches] < 0:
             self.batches += 1
         self._train()
 
@@ -406,11 +391,10 @@ class _Run:
         since = np.array([clock for clock, _ in self.held] + [np.inf])
         low = int(np.searchsorted(since, began.min(), "right")) - 1
         for i in range(max(0, low), len(self.held)):
-            tokens = float(
-                np.clip(np.minimum(end, since[i + 1]) - np.maximum(began, since[i]), 0, None).sum()
-            )
+            inside = np.minimum(end, since[i + 1]) - np.maximum(began, since[i])
+            tokens = float(np.clip(inside, 0, None).sum())
             lag = self.version - self.held[i][1]
             self.lag[lag] = self.lag.get(lag, 0.0) + tokens
 
     def _mark(self) -> None:
-        self.marks.append(_Mark(self.time, self.busy["learner"], self.busy["engine"], self.tokens))
+        self.marks.append(np.array([self.time, self.busy["learner"], self.busy["engine"], self.tokens]))
