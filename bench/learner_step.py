@@ -181,7 +181,8 @@ def ours(p: Problem, folder: str) -> Step:
 
 def plain(p: Problem, folder: str) -> Step:
     """What one writes first: padded micro-batches of so many sequences, whole logits, log_softmax, AdamW."""
-    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(p.device)
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    lm.to(p.device)  # type: ignore[arg-type]  # mypy loses `self` under transformers' decorator
     lm.train()
     if p.checkpoint:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
