@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.validate_cases import CASES, OUTLIERS, ROWS, WELL
+from bench.validate_cases import simulate as simulate_row
+from bench.validate_fits import ours
 from trainer.config import ConfigError
 from trainer.scaling import EvalPoint, Fit, Sigmoid, explain, fit, fit_run, plot_curve
 from trainer.scaling.words import amount
@@ -90,6 +93,48 @@ def test_too_few_flat_and_falling_runs_are_flagged() -> None:
     assert "flat" in flat.flags
     falling = fit(c, np.r_[np.linspace(0.3, 0.8, 6), np.linspace(0.75, 0.4, 6)], np.full(12, sd), R0=0.2)
     assert "falling" in falling.flags and not falling.identified
+
+
+JUMPS = {
+    "one jump at the end": [0.0, 0, 0, 0, 1],
+    "one jump from a tenth": [0.1, 0.1, 0.1, 0.1, 0.1, 0.9],
+    "one jump to just below 1": [0.1, 0.1, 0.1, 0.1, 0.1, 0.95],
+    "two of ten after a step": [0.1] * 8 + [0.8] * 2,
+}
+
+
+@pytest.mark.parametrize("start", ["given", "measured", "unknown"])
+@pytest.mark.parametrize("reward", JUMPS.values(), ids=JUMPS)
+def test_a_jump_tells_no_ceiling(reward: list[float], start: str) -> None:
+    c = np.arange(1.0, len(reward) + 1)
+    R0, R0_se = {"given": (reward[0], 0.0), "measured": (reward[0], None), "unknown": (None, 0.0)}[start]
+    for sd in (None, np.full(len(c), 0.005)):
+        found = fit(c, reward, sd, R0=R0, R0_se=R0_se)
+        assert not found.identified
+    assert not {"C_mid-beyond-data", "misfit"}.isdisjoint(found.flags)
+
+
+def test_mere_noise_tells_no_ceiling() -> None:
+    told = set()
+    for seed in range(8):
+        r = 0.5 + np.random.default_rng(seed).normal(0, 0.02, 50)
+        found = fit(np.arange(1.0, 51), r, np.full(50, 0.005), R0=r[0])
+        assert not found.identified
+        told |= set(found.flags)
+    assert "misfit" in told
+
+
+def test_that_a_curve_explains_too_little_is_said_and_written() -> None:
+    found = fit(np.arange(1.0, 6), JUMPS["one jump at the end"], R0=0.0)
+    text = " ".join(explain(found, "h").split())
+    assert "not identified: the curve leaves a fifth of the points, or four fifths of" in text
+    assert "misfit" in found.to_json()["flags"] and found.to_json()["identified"] is False
+
+
+def test_the_laws_of_the_paper_explain_their_points() -> None:
+    for row in ROWS.values():
+        for case in (c for c in CASES if c.name in (WELL, OUTLIERS)):
+            assert "misfit" not in ours(simulate_row(case, row, 0, 1)).flags
 
 
 @pytest.mark.parametrize("R0", [1.0, 1 - 1e-12])

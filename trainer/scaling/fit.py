@@ -24,15 +24,17 @@ Array = NDArray[np.float64]
 LEAST_POINTS = 5  # beyond R0: the law has three parameters
 MOST_POINTS = 150  # longer series are averaged over neighbours
 WIDEST = 0.06  # an interval of A wider than ±.03 tells no two recipes apart
+LEAST_SHARE = 0.2  # of outliers from which, and of explained variance up to which, a curve is no law
 EQUAL_ERROR = 1e-2  # where no errors are given; for the fit only their being equal matters
 TOLD_ERRORS = "given standard errors"
 FLAGS = {
     "too-few-points": "there are fewer than 5 evaluations beyond R0",
     "flat": "the score has not risen beyond its noise",
     "A-at-bound": "the data still allow a ceiling of 1, the highest there is",
-    "C_mid-beyond-data": "half of the rise lies beyond the data",
+    "C_mid-beyond-data": "half of the rise lies beyond the data, or in the last of them alone",
     "falling": "the score has fallen from its peak: the sigmoid cannot describe that",
     "wide": "the interval of A is wider than 0.06",
+    "misfit": "the curve leaves a fifth of the points, or four fifths of their variance, unexplained",
     "B-at-bound": "the rise is over before the evaluations can show how steep it was",
     "R0-unknown": "the reward at zero compute was not measured, and B and C_mid hang on it",
 }
@@ -258,7 +260,7 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
     return Fit(
         A, B, C_mid, of("R0"), at_2x, at_10x,
         band=tuple((x, value, low, high) for x, value, low, high in band.tolist()),
-        flags=_flags(data, A, B, C_mid.value),
+        flags=_flags(data, A, B, C_mid.value, _misfit(data, found)),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         scatter=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
         wander=found.wander, outliers=found.outliers, draws=draws, **facts,
@@ -270,7 +272,18 @@ def _jitter(r: Array) -> float:
     return 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5
 
 
-def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float) -> tuple[str, ...]:
+def _misfit(data: Data, found: Posterior) -> bool:
+    """Whether outliers make up the law, or it explains next to nothing: of one jump, or of mere noise.
+
+    A measured or given R0 is one of the points: most of a late series' rise may lie before its first.
+    """
+    start = [] if data.R0 is None else [data.R0]
+    r, law = np.r_[start, data.reward], found.law.reward(np.r_[[0.0] * len(start), data.compute])
+    outlying = found.outliers >= LEAST_SHARE * len(data.reward)
+    return outlying or float(((r - law) ** 2).sum()) > (1 - LEAST_SHARE) * float(((r - r.mean()) ** 2).sum())
+
+
+def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, misfit: bool) -> tuple[str, ...]:
     flags = []
     r, sd = data.reward, data.sd if data.sd_known else np.maximum(data.sd, _jitter(data.reward))
     last = max(2, len(r) // 5)
@@ -279,13 +292,15 @@ def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float) -> tuple[str, ...
         flags.append("flat")
     if A.high >= 0.99 and A.low < 0.95:
         flags.append("A-at-bound")
-    if c_mid > data.compute[-1]:
+    if c_mid > data.compute[-2]:
         flags.append("C_mid-beyond-data")
     windows = np.convolve(r, np.ones(last) / last, "valid")
     if windows.max() - windows[-1] > max(0.03, 4 * sd.mean() / last**0.5):
         flags.append("falling")
     if A.high - A.low > WIDEST:
         flags.append("wide")
+    if misfit and not {"flat", "falling"} & set(flags):  # these say why
+        flags.append("misfit")
     if B.high > 0.9 * B_RANGE[1]:
         flags.append("B-at-bound")
     if data.R0 is None:
