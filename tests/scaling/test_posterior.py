@@ -34,12 +34,12 @@ def test_the_draws_are_the_brute_force_integral_over_noise_and_law(rho: float) -
     b = np.geomspace(LAW.B / 1.6**wide, LAW.B * 1.6**wide, 121)[None, :, None]
     c_mid = np.geomspace(LAW.C_mid / 1.5**wide, LAW.C_mid * 1.5**wide, 121)[None, None, :]
     s = 1 / (1 + (c_mid[..., None] / c) ** b[..., None])
-    error = y - LAW.R0 - (A[..., None] - LAW.R0) * s
     terms = []
     for r in (0.0, *CORRELATIONS):
         shape = CORRELATED * toeplitz(r ** np.arange(n)) + (1 - CORRELATED) * np.eye(n) if r else np.eye(n)
         whiten = np.linalg.inv(np.linalg.cholesky(sd**2 * shape))
-        Q = ((error @ whiten.T) ** 2).sum(-1)
+        gained, by = whiten @ (y - LAW.R0), s @ whiten.T  # the error is linear in A: gained - (A - R0) by
+        Q = gained @ gained - 2 * (A - LAW.R0) * (by @ gained) + (A - LAW.R0) ** 2 * (by**2).sum(-1)
         prior = 0.5 if r == 0 else 0.5 / len(CORRELATIONS)
         log_det = np.linalg.slogdet(sd**2 * shape)[1]
         terms.append(np.log(prior) - 0.5 * log_det - (n + TOLD_WEIGHT) / 2 * np.log(TOLD_WEIGHT + Q))
