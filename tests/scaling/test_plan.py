@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,13 @@ def pilot(last: float, n: int, sd: float = 0.005, told: bool = True) -> Curve:
         EvalPoint(i, float(x), float(y), sd * told) for i, (x, y) in enumerate(zip(c, r, strict=True), 1)
     )
     return Curve("pilot", "GPU-hours", tuple(points), EvalPoint(0, 0.0, 0.3, sd * told))
+
+
+def write(path: Path, run: Curve) -> str:
+    assert isinstance(run.R0, EvalPoint)
+    rows = [f"{p.compute},{p.pass_rate},{p.pass_rate_se}" for p in (run.R0, *run.points)]
+    path.write_text("gpu_hours,pass_rate,pass_rate_se\n" + "\n".join(rows))
+    return str(path)
 
 
 def test_the_paper_s_law_is_known_from_16k_gpu_hours_and_not_from_4k() -> None:
@@ -62,6 +71,57 @@ def test_after_a_pilot_the_laws_are_what_it_leaves_open_and_the_noise_is_its_own
         assert np.quantile(A, [0.05, 0.95]) == pytest.approx([fit.A.low, fit.A.high], abs=1e-3)
         assert 0.0045 < prospect.noise < 0.0078 and prospect.error == pytest.approx(0.006 * told)
     assert after_pilot(pilot(8000, 32), 5, noise=0.02)[0].noise == 0.02
+
+
+def with_rewards(run: Curve, change: dict[int, float]) -> Curve:
+    points = [replace(p, pass_rate=change.get(i, p.pass_rate)) for i, p in enumerate(run.points)]
+    return replace(run, points=tuple(points))
+
+
+def test_one_evaluation_far_off_is_not_a_pilot_s_noise() -> None:
+    for told in (True, False):
+        plain = pilot(8000, 32, told=told)
+        with_outlier = with_rewards(plain, {20: 0.05})
+        assert after_pilot(with_outlier, 5)[0].noise == pytest.approx(after_pilot(plain, 5)[0].noise, rel=0.2)
+
+
+def test_perfect_scores_are_simulated_no_surer_than_the_fit_takes_them() -> None:
+    rewards = np.clip(Sigmoid(0.3, 1.0, 4.0, 500).reward(np.arange(250, 4001, 250.0)), 0, 1)
+    rewards[3:] = 1.0  # whose binomial error is 0
+    sd = np.sqrt(rewards * (1 - rewards) / 400)
+    points = [EvalPoint(i, 250.0 * i, r, s) for i, (r, s) in enumerate(zip(rewards, sd, strict=True), 1)]
+    prospect, fit = after_pilot(Curve("perfect", "GPU-hours", tuple(points), 0.3), 6)
+    assert prospect.error == pytest.approx(sd[:3].min()) and prospect.noise >= prospect.error
+    few, many = simulate(prospect, [8000], [2, 40])
+    assert few.chance <= many.chance and many.error < 0.01 and fit.A.high >= 0.99
+
+
+def test_after_a_pilot_that_wanders_the_simulated_evaluations_wander_on() -> None:
+    plain, c = pilot(4000, 40), np.linspace(100, 4000, 40)
+    rng, wander = np.random.default_rng(1), [0.0]
+    for _ in c:
+        wander.append(0.93 * wander[-1] + 0.01 * (1 - 0.93**2) ** 0.5 * rng.standard_normal())
+    r = SCALERL.reward(c) + np.array(wander[1:])
+    wandering, fit = after_pilot(with_rewards(plain, dict(enumerate(r.tolist()))), 12)
+    assert after_pilot(plain, 12)[0].memory == 0 < wandering.memory
+    assert np.exp(-100 / wandering.memory) == pytest.approx(fit.correlation) and fit.correlation > 0.7
+    alone = replace(wandering, memory=0.0)
+    (together,), (apart,) = (simulate(x, [6000], [40]) for x in (wandering, alone))
+    assert together.error > 1.2 * apart.error and together.chance <= apart.chance
+
+
+def test_errors_that_wander_forget_by_compute_and_begin_where_the_pilot_ended() -> None:
+    from trainer.scaling.plan import _errors
+
+    prospect = replace(after_pilot(pilot(4000, 16), 5)[0], noise=0.01, memory=500.0)
+    law = replace(SCALERL, A=0.9)  # far above the pilot's last point: no more than 2 noises are believed
+    near, far = (np.linspace(4000, 4000 + 40_000 * d, 40_001)[1:] for d in (50, 5000))
+    close, wide = (_errors(prospect, law, c, np.random.default_rng(0)) for c in (near, far))
+    assert np.corrcoef(close[:-1], close[1:])[0, 1] == pytest.approx(np.exp(-0.1), abs=0.02)
+    assert np.corrcoef(wide[:-1], wide[1:])[0, 1] == pytest.approx(0, abs=0.02)
+    assert close.std() == pytest.approx(0.01, rel=0.1) and wide.std() == pytest.approx(0.01, rel=0.1)
+    starts = [_errors(prospect, law, near[:1], np.random.default_rng(i))[0] for i in range(200)]
+    assert np.mean(starts) == pytest.approx(-0.02 * np.exp(-0.1), abs=0.001)
 
 
 def test_a_pilot_s_points_count() -> None:
@@ -132,15 +192,39 @@ def test_the_command_tells_the_table_and_the_cheapest_plan(
 
 
 def test_the_command_plans_on_from_a_pilot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = pilot(4000, 16)
-    assert isinstance(run.R0, EvalPoint)
-    rows = [f"{p.compute},{p.pass_rate},{p.pass_rate_se}" for p in (run.R0, *run.points)]
-    (tmp_path / "pilot.csv").write_text("gpu_hours,pass_rate,pass_rate_se\n" + "\n".join(rows))
-    argv = ["plan", str(tmp_path / "pilot.csv"), "--budgets", "1.1", "--evaluations", "2", "--runs", "5"]
+    told = write(tmp_path / "pilot.csv", pilot(4000, 16))
+    argv = ["plan", told, "--budgets", "1.1", "--evaluations", "2", "--runs", "5"]
     assert main(argv) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "16 evaluations up to 4,000 GPU-hours" in text and "4,400 1.1 0%" in text
     assert "None of these reaches 80%" in text
+
+
+def test_after_a_pilot_that_tells_the_ceiling_no_more_is_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, out = write(tmp_path / "long.csv", pilot(40_000, 40)), tmp_path / "plan.json"
+    assert main(["plan", told, "--json", str(out)]) == 0
+    assert "The pilot alone tells A to ±0.02: no more is needed" in " ".join(capsys.readouterr().out.split())
+    content = json.loads(out.read_text())
+    assert content["known"] and content["plans"] == [] and content["cheapest"] is None
+
+
+@pytest.mark.parametrize("command", ["plan", "predict"])
+def test_the_help_tells_every_option_and_ends_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # an option a line
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    usage, _, options = text.partition("\n\n")
+    for option in re.findall(r"--[\w-]+", usage):
+        assert re.search(
+            rf"^ +{option}\b.*  +\w.*$|^ +{option}\b[^\n]*\n {{20,}}\w", options, re.MULTILINE
+        ), option
+    assert not re.search(r"\(\d[\d.]*, ", text)  # no tuple of Python
+    assert text.rstrip().splitlines()[-1].startswith(f"  python -m trainer.scaling {command} ")
 
 
 @pytest.mark.parametrize(
@@ -160,6 +244,16 @@ def test_the_command_plans_on_from_a_pilot(tmp_path: Path, capsys: pytest.Captur
         (["few.csv", "falling.csv"], "expected one, the pilot"),
         (["falling.csv"], "fallen from its peak"),
         (["falling.csv", "--c-mid", "3"], "--c-mid is for planning without a pilot"),
+        (["falling.csv", "--a", ".5", ".6"], "--a is for planning without a pilot"),
+        (
+            ["--c-mid", "9", "--r0", ".3", "--samples", "8", "--drop-early"],
+            "--samples, --drop-early: how a pilot is read, and there is none",
+        ),
+        (["--c-mid", "1e305", "--r0", ".3"], "is the unit right?"),
+        (["flat.csv"], "nothing tells where its rise would be"),
+        (["zeros.csv"], "nothing tells where its rise would be"),
+        (["jump.csv"], "a law that does not describe the pilot"),
+        (["exact.csv"], "give --noise"),
         (["falling.csv", "--budgets", "1"], "--budgets 1: expected a number above 1"),
     ],
 )
@@ -172,6 +266,14 @@ def test_wrong_use_is_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("few.csv").write_text("gpu_hours,pass_rate\n0,.3\n1,.4\n2,.5\n")
+    Path("jump.csv").write_text("gpu_hours,pass_rate\n" + "\n".join(f"{i},{i // 9}" for i in range(10)))
+    told = pilot(4000, 16, told=False)
+    for name, law in (("flat", replace(SCALERL, A=0.3)), ("zeros", Sigmoid(0, 0, 1, 1)), ("exact", SCALERL)):
+        r = law.reward([p.compute for p in told.points]).tolist()
+        write(
+            Path(f"{name}.csv"),
+            with_rewards(replace(told, R0=EvalPoint(0, 0.0, law.R0, 0)), dict(enumerate(r))),
+        )
     rows = [f"{500 * i},{0.3 + 0.02 * min(i, 24 - i):.3f},0.005" for i in range(22)]
     Path("falling.csv").write_text("gpu_hours,pass_rate,pass_rate_se\n" + "\n".join(rows))
     assert main(["plan", *argv]) == 2

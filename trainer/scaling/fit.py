@@ -64,7 +64,8 @@ class Fit:
     flags: tuple[str, ...]
     r2: float
     scatter: float  # residual standard deviation in standard errors; none told: in hundredths of the scale
-    wander: float  # probability that neighbouring points err together
+    wander: float  # probability that neighbouring points err together,
+    correlation: float  # and by how much, if they do
     outliers: int  # points that have lost three quarters of their weight or more
     confidence: float
     points: int  # beyond R0
@@ -236,7 +237,7 @@ def _nothing(R0: float | None, R0_se: float, facts: dict[str, Any]) -> Fit:
     few = ("too-few-points",)
     return Fit(
         unknown, unknown, unknown, start, unknown, unknown, (), few,
-        r2=nan, scatter=nan, wander=nan, outliers=0, **facts,
+        r2=nan, scatter=nan, wander=nan, correlation=nan, outliers=0, **facts,
     )  # fmt: skip
 
 
@@ -263,7 +264,7 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
         flags=_flags(data, A, B, C_mid.value, _misfit(data, found)),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         scatter=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
-        wander=found.wander, outliers=found.outliers, draws=draws, **facts,
+        wander=found.wander, correlation=found.correlation, outliers=found.outliers, draws=draws, **facts,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ budget, with noise, and the fit that a user would make of them says how near it 
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import qmc
 
 from trainer.config import ConfigError
-from trainer.scaling.fit import FLAGS, HARMLESS, Fit, fit_curve
+from trainer.scaling.fit import FLAGS, HARMLESS, Fit, checked, fit_curve
 from trainer.scaling.law import Sigmoid
 from trainer.scaling.points import Curve, EvalPoint
 
@@ -24,6 +25,15 @@ Array = NDArray[np.float64]
 
 WITHIN = 0.02  # A is known when its interval reaches no further than this from its value
 CHANCE = 0.8  # of that, from which a plan is good enough
+NO_NOISE = 1e-4  # no evaluation has so little: a pass rate of ten million samples
+WANDERS = 0.5  # probability from which errors are simulated to
+OUTLIER = 3.0  # standard deviations from which a residual tells nothing of the noise
+HOPELESS = {  # flags of a pilot after which anything may come
+    "falling": "mend the run, then plan",
+    "flat": "nothing tells where its rise would be: train on until it rises, evaluate with less noise, or "
+    "plan without it (--c-mid, --r0)",
+    "misfit": "a law that does not describe the pilot foresees nothing: look at its points",
+}
 A_RANGE, B_RANGE = (0.5, 0.75), (1.1, 2.5)  # arXiv 2510.13786, Table 1: A .585 to .71, B 1.09 to 2.44
 
 
@@ -36,6 +46,7 @@ class Prospect:
     noise: float  # standard deviation of an evaluation
     error: float  # standard error that the fit is told; 0: none
     C_mid: float  # of the likeliest law, for orientation
+    memory: float = 0.0  # compute after which errors correlate by 1/e; 0: they are independent
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +82,32 @@ def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Pr
     fit = fit_curve(pilot)
     if fit.draws is None:
         raise ConfigError(f"{pilot.name}: {FLAGS['too-few-points']}; give --c-mid, --r0 and --noise instead")
+    for flag, reason in HOPELESS.items():
+        if flag in fit.flags:
+            raise ConfigError(f"{pilot.name}: {FLAGS[flag]}; {reason}")
     order = np.argsort(fit.draws.A, kind="stable")
     chosen = order[((np.arange(runs) + 0.5) / runs * len(order)).astype(int)]
     columns = (fit.draws.R0, fit.draws.A, fit.draws.B, fit.draws.C_mid)
     laws = tuple(Sigmoid(*(float(x[i]) for x in columns)) for i in chosen)
-    told = float(np.median([p.pass_rate_se for p in pilot.points]))
-    if noise is None:
-        residual = [p.pass_rate - float(fit.law.reward(p.compute)) for p in pilot.points]
-        scatter = float(np.sqrt(np.sum(np.square(residual)) / max(1, len(residual) - 3)))
-        noise = max(told, scatter)
-    return Prospect(laws, pilot, noise, told, fit.C_mid.value), fit
+    data = checked(pilot)
+    told = float(np.median(data.sd)) if data.sd_known else 0.0
+    scatter = _scatter(pilot, fit, told)
+    noise, given = noise or max(told, scatter), noise is not None
+    if noise < NO_NOISE and not given:
+        raise ConfigError(
+            f"{pilot.name}: its evaluations lie on the curve to {noise:.1g}, and no errors are told: how "
+            "uncertain an evaluation is cannot be seen; give --noise"
+        )
+    memory = 0.0
+    if fit.wander > WANDERS and scatter > told / 2:  # else they hardly err at all
+        memory = -float(np.median(np.diff(data.compute))) / math.log(fit.correlation)
+    return Prospect(laws, pilot, noise, told, fit.C_mid.value, memory), fit
+
+
+def is_known(fit: Fit, within: float) -> bool:
+    """Whether A's interval reaches no further than that from its value, and nothing else is in doubt."""
+    doubts = set(fit.flags) - HARMLESS - {"wide"}  # how wide is what is asked here
+    return max(fit.A.high - fit.A.value, fit.A.value - fit.A.low) <= within and not doubts
 
 
 def simulate(
@@ -134,13 +161,30 @@ def _trial(task: tuple[Prospect, int, float, int, float]) -> tuple[bool, float]:
     rng = np.random.default_rng([i, n])  # the same luck at every budget: less noise between cells
     start = seen.points[-1].compute if seen.points else 0.0
     compute = np.linspace(start, budget, n + 1)[1:]
-    reward = np.clip(law.reward(compute) + rng.normal(0, prospect.noise, n), 0, 1)
+    reward = np.clip(law.reward(compute) + _errors(prospect, law, compute, rng), 0, 1)
     points = [EvalPoint(0, float(c), float(r), prospect.error) for c, r in zip(compute, reward, strict=True)]
     R0 = seen.R0
     if isinstance(R0, EvalPoint) and not seen.points:  # with a pilot it has been measured
         R0 = replace(R0, pass_rate=float(np.clip(law.R0 + rng.normal(0, prospect.noise), 0, 1)))
     found = fit_curve(Curve("", "", (*seen.points, *points), R0))
-    A = found.A
-    known = max(A.high - A.value, A.value - A.low) <= within
-    doubts = set(found.flags) - HARMLESS - {"wide"}  # how wide is what is asked here
-    return known and not doubts, abs(A.value - law.A)
+    return is_known(found, within), abs(found.A.value - law.A)
+
+
+def _errors(prospect: Prospect, law: Sigmoid, compute: Array, rng: np.random.Generator) -> Array:
+    """(n,), of evaluations at equal distances; where a pilot wanders they wander on from its last point."""
+    errors = rng.normal(0, prospect.noise, len(compute))
+    if prospect.memory:
+        last = prospect.seen.points[-1]
+        likely = 2 * prospect.noise  # the last may be an outlier
+        before = float(np.clip(last.pass_rate - law.reward(last.compute), -likely, likely))
+        rho = math.exp(-(compute[0] - last.compute) / prospect.memory)
+        for i, fresh in enumerate(errors):
+            errors[i] = before = rho * before + (1 - rho**2) ** 0.5 * fresh
+    return errors
+
+
+def _scatter(pilot: Curve, fit: Fit, told: float) -> float:
+    """Standard deviation of the points around their law, without outliers."""
+    off = np.array([p.pass_rate - float(fit.law.reward(p.compute)) for p in pilot.points])
+    off = off[np.abs(off) <= OUTLIER * max(told, 1.4826 * float(np.median(np.abs(off))))]
+    return float(np.sqrt(np.sum(off**2) / max(1, len(off) - 3)))

@@ -86,6 +86,7 @@ class Posterior:
     law: Sigmoid
     draws: Draws
     wander: float  # probability that neighbouring points err together
+    correlation: float  # of them, if they do: its mean over CORRELATIONS
     outliers: int
 
 
@@ -123,7 +124,9 @@ def posterior(data: Data, draws: int = DRAWS, seed: int = 0) -> Posterior:
     p = np.exp(log_weight - peak)
     law = _most_likely(data, noises, grids, p, b, c_mid)
     wander = float(1 - p[0].sum() / p.sum())
-    return Posterior(law, _draw(data, grids, p, b, c_mid, draws, seed), wander, int((weight < 0.25).sum()))
+    correlation = float(p[1:].sum(1) @ CORRELATIONS / max(p[1:].sum(), 1e-300))
+    drawn = _draw(data, grids, p, b, c_mid, draws, seed)
+    return Posterior(law, drawn, wander, correlation, int((weight < 0.25).sum()))
 
 
 def full_box(data: Data) -> tuple[float, float, float, float]:

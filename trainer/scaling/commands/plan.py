@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from trainer.config import ConfigError
 from trainer.scaling.commands.text import check_outputs, write_json
-from trainer.scaling.fit import LEAST_POINTS
+from trainer.scaling.fit import LEAST_POINTS, Fit
 from trainer.scaling.plan import (
     A_RANGE,
     B_RANGE,
@@ -23,6 +23,7 @@ from trainer.scaling.plan import (
     Prospect,
     after_pilot,
     cheapest,
+    is_known,
     prior,
     simulate,
 )
@@ -34,64 +35,96 @@ FURTHER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × what the pilot has spent
 EVALUATIONS = (10, 20, 40)
 NOISE, RUNS = 0.005, 24
 WORTH_IT = 60  # fits from which starting processes pays
-WANDERS = 0.5  # probability from which it is told
+MOST = 1e305  # compute, beyond which multiples of it overflow
+EXAMPLES = """\
+Give one input, the pilot: what it leaves open is simulated. Or none, and --c-mid and --r0.
+
+examples:
+  python -m trainer.scaling plan --c-mid 2500 --r0 0.3 --noise 0.005 --eval-cost 20
+  python -m trainer.scaling plan pilot.csv --budgets 1.5 2 3 --evaluations 10 20
+"""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """A pilot, or what is assumed without one; the plans to try."""
     add_input_arguments(command, nargs="*")
-    command.epilog = (
-        "Give one input, the pilot: what it leaves open is simulated. Or none, and --c-mid and --r0."
-    )
-    add = command.add_argument_group("without a pilot").add_argument
-    add("--c-mid", type=float, metavar="C", help="guess of the compute at which half of the rise is won")
-    add("--a", type=float, nargs=2, default=A_RANGE, metavar=("LOW", "HIGH"), help=f"range of A {A_RANGE}")
-    add("--b", type=float, nargs=2, default=B_RANGE, metavar=("LOW", "HIGH"), help=f"range of B {B_RANGE}")
+    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
+    add = command.add_argument_group("without a pilot", "guesses, with --r0 and --unit").add_argument
+    add("--c-mid", type=float, metavar="C", help="compute at which half of the rise will be won, in --unit")
+    for name, what, usual in (("--a", "ceiling A, a reward", A_RANGE), ("--b", "efficiency B", B_RANGE)):
+        add(
+            name, type=float, nargs=2, metavar=("LOW", "HIGH"),
+            help=f"range of the {what} (default: {usual[0]} {usual[1]})",
+        )  # fmt: skip
     add = command.add_argument_group("plans").add_argument
-    add("--noise", type=float, metavar="SD", help=f"of an evaluation (default: the pilot's, else {NOISE})")
     add(
-        "--budgets", type=float, nargs="+", metavar="X",
-        help="to try, in multiples of C_mid, with a pilot of what it has spent",
+        "--noise", type=float, metavar="SD",
+        help=f"standard deviation of an evaluation, on 0 to 1 (default: the pilot's, else {NOISE}); without "
+        "a pilot all err independently, after one whose neighbouring points err together so do these",
     )  # fmt: skip
     add(
-        "--evaluations",
-        type=int,
-        nargs="+",
-        default=EVALUATIONS,
-        metavar="N",
-        help="to try; beyond the pilot",
-    )
-    add("--eval-cost", type=float, default=0.0, metavar="C", help="of one evaluation, in compute (0)")
-    add("--within", type=float, default=WITHIN, metavar="D", help=f"A is known when within ± this ({WITHIN})")
-    add("--runs", type=int, default=RUNS, metavar="N", help=f"simulated for each plan ({RUNS})")
-    command.add_argument("--json", type=Path, help="write the table here")
+        "--budgets", type=float, nargs="+", metavar="X",
+        help="to try, of the whole run, in multiples of C_mid "
+        f"(default: {_list(BUDGETS)}), with a pilot of what it has spent (default: {_list(FURTHER)})",
+    )  # fmt: skip
+    add(
+        "--evaluations", type=int, nargs="+", default=EVALUATIONS, metavar="N",
+        help=f"how many to try, at equal distances; with a pilot beyond it (default: {_list(EVALUATIONS)})",
+    )  # fmt: skip
+    add(
+        "--eval-cost", type=float, default=0.0, metavar="C",
+        help="of one evaluation, in the unit of compute (default: 0)",
+    )  # fmt: skip
+    add(
+        "--within", type=float, default=WITHIN, metavar="D",
+        help=f"A is known when its 90%% interval reaches no further than this, a reward (default: {WITHIN})",
+    )  # fmt: skip
+    add("--runs", type=int, default=RUNS, metavar="N", help=f"simulated for each plan (default: {RUNS})")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the table here")
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the table, and the cheapest plan."""
     _check(args)
+    cells: list[Cell] = []
+    known = False
     if args.inputs:
-        prospect, unit, unspent = _pilot(args)
-        budgets = [unspent * x for x in sorted(args.budgets or FURTHER)]
+        prospect, fit, unit = _pilot(args)
+        known = is_known(fit, args.within)
+        budgets = [fit.compute_range[1] * x for x in sorted(args.budgets or FURTHER)]
     else:
         prospect, unit = _assumed(args), args.unit or "GPU-hours"
         budgets = [args.c_mid * x for x in sorted(args.budgets or BUDGETS)]
+    if not budgets[-1] < MOST:
+        raise ConfigError(
+            f"a budget of {budgets[-1]:g} {unit}: expected one below {MOST:g}; is the unit right?"
+        )
+    if known:
+        text = f"The pilot alone tells A to ±{args.within:g}: no more is needed"
+        print(paragraph(f"{text}. A smaller --within asks for more.", ""))
+    else:
+        cells = _simulated(prospect, budgets, args)
+        print(describe(prospect, cells, unit, args))
+    if args.json:
+        best = cheapest(cells)
+        content = {"unit": unit, "within": args.within, "noise": prospect.noise, "runs": args.runs}
+        content |= {"known": known, "wanders": prospect.memory > 0}
+        content |= {"plans": [asdict(cell) for cell in cells], "cheapest": asdict(best) if best else None}
+        write_json(args.json, content)
+
+
+def _simulated(prospect: Prospect, budgets: Sequence[float], args: argparse.Namespace) -> list[Cell]:
+    """Every plan, with a bar on a terminal's standard error."""
     evaluations = sorted(set(args.evaluations))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers': one core each
     fits = len(budgets) * len(evaluations) * len(prospect.laws)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("simulating", total=fits)
-        cells = simulate(
+        return simulate(
             prospect, budgets, evaluations, args.eval_cost, args.within,
             workers=_cores() if fits >= WORTH_IT else 1,
             progress=lambda: bar.advance(task),
         )  # fmt: skip
-    print(describe(prospect, cells, unit, args))
-    if args.json:
-        best = cheapest(cells)
-        content = {"unit": unit, "within": args.within, "noise": prospect.noise, "runs": args.runs}
-        content |= {"plans": [asdict(cell) for cell in cells], "cheapest": asdict(best) if best else None}
-        write_json(args.json, content)
 
 
 def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argparse.Namespace) -> str:
@@ -137,30 +170,20 @@ def _best_words(
     )
 
 
-def _pilot(args: argparse.Namespace) -> tuple[Prospect, str, float]:
+def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
     curves = read_curves(args)
     if len(curves) > 1:
         raise ConfigError(f"plan: there are {len(curves)} runs; expected one, the pilot")
     prospect, fit = after_pilot(curves[0], args.runs, args.noise)
-    spent, unit = fit.compute_range[1], curves[0].unit
-    if "falling" in fit.flags:
-        raise ConfigError(
-            f"{curves[0].name}: the score has fallen from its peak; no sigmoid foresees such a run"
-        )
-    print(
-        paragraph(
-            f"After {curves[0].name}: {fit.points} evaluations up to {amount(spent)} {unit}, A "
-            f"{words(fit.A, '.3f')}, noise {prospect.noise:.2g} per evaluation.", "",
-        )
-    )  # fmt: skip
-    if fit.wander > WANDERS:
-        print(
-            paragraph(
-                "Careful: neighbouring points of the pilot err together. The simulated ones do not, so the "
-                "chances are too good.", "",
-            )
-        )  # fmt: skip
-    return prospect, unit, spent
+    unit = curves[0].unit
+    text = (
+        f"After {curves[0].name}: {fit.points} evaluations up to {amount(fit.compute_range[1])} {unit}, A "
+        f"{words(fit.A, '.3f')}, noise {prospect.noise:.2g} per evaluation."
+    )
+    if prospect.memory:
+        text += " Its neighbouring points err together, and so do the simulated ones."
+    print(paragraph(text, ""))
+    return prospect, fit, unit
 
 
 def _assumed(args: argparse.Namespace) -> Prospect:
@@ -168,19 +191,18 @@ def _assumed(args: argparse.Namespace) -> Prospect:
         raise ConfigError("plan: give a pilot's run or file, or --c-mid and --r0 as you guess them")
     if not 0 < args.c_mid < float("inf"):
         raise ConfigError(f"--c-mid {args.c_mid:g}: expected a compute above 0")
-    if not 0 <= args.r0 < args.a[0] <= args.a[1] <= 1:
-        raise ConfigError(
-            f"--r0 {args.r0:g} --a {args.a[0]:g} {args.a[1]:g}: expected 0 ≤ R0 < low ≤ high ≤ 1"
-        )
-    if not 0 < args.b[0] <= args.b[1]:
-        raise ConfigError(f"--b {args.b[0]:g} {args.b[1]:g}: expected 0 < low ≤ high")
+    A, B = (tuple(given or usual) for given, usual in ((args.a, A_RANGE), (args.b, B_RANGE)))
+    if not 0 <= args.r0 < A[0] <= A[1] <= 1:
+        raise ConfigError(f"--r0 {args.r0:g} --a {A[0]:g} {A[1]:g}: expected 0 ≤ R0 < low ≤ high ≤ 1")
+    if not 0 < B[0] <= B[1] < float("inf"):
+        raise ConfigError(f"--b {B[0]:g} {B[1]:g}: expected 0 < low ≤ high")
     noise = NOISE if args.noise is None else args.noise
     text = (
-        f"Assumed: A from {args.a[0]:g} to {args.a[1]:g}, B from {args.b[0]:g} to {args.b[1]:g}, C_mid "
+        f"Assumed: A from {A[0]:g} to {A[1]:g}, B from {B[0]:g} to {B[1]:g}, C_mid "
         f"{amount(args.c_mid)}, R0 {args.r0:g} measured before step 1, noise {noise:g} per evaluation."
     )
     print(paragraph(text, ""))
-    return prior(args.c_mid, args.r0, noise, args.runs, tuple(args.a), tuple(args.b))
+    return prior(args.c_mid, args.r0, noise, args.runs, A, B)
 
 
 def _cores() -> int:
@@ -189,8 +211,7 @@ def _cores() -> int:
 
 def _check(args: argparse.Namespace) -> None:
     check_outputs((args.json, (".json",)))
-    if args.inputs and args.c_mid is not None:
-        raise ConfigError("--c-mid is for planning without a pilot; give one or the other")
+    _check_idle(args)
     least = 1 if args.inputs else LEAST_POINTS
     least_budget = 1.0 if args.inputs else 0.0
     for name, values, low, expected in (
@@ -204,3 +225,24 @@ def _check(args: argparse.Namespace) -> None:
             raise ConfigError(f"{name} {wrong[0]:g}: expected a number {expected}")
     if not 0 <= args.eval_cost < float("inf"):
         raise ConfigError(f"--eval-cost {args.eval_cost:g}: expected a compute of at least 0")
+
+
+def _check_idle(args: argparse.Namespace) -> None:
+    """No option may be given that is not read."""
+    if args.inputs:
+        for name in ("--c-mid", "--a", "--b"):
+            if getattr(args, name.strip("-").replace("-", "_")) is not None:
+                raise ConfigError(f"{name} is for planning without a pilot; give one or the other")
+        return
+    parser = argparse.ArgumentParser()
+    add_input_arguments(parser, nargs="*")
+    unset = vars(parser.parse_args([]))
+    read = [name for name in unset if name not in ("inputs", "r0", "unit")]
+    if idle := [f"--{name.replace('_', '-')}" for name in read if getattr(args, name) != unset[name]]:
+        raise ConfigError(
+            f"{', '.join(idle)}: how a pilot is read, and there is none; give its file, or leave this out"
+        )
+
+
+def _list(numbers: Sequence[float]) -> str:
+    return " ".join(f"{x:g}" for x in numbers)
