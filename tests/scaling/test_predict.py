@@ -14,6 +14,7 @@ from trainer.scaling.kernel_cost import CONSTANTS, MODELS
 from trainer.scaling.predict import compute_for, kernel_shift, reward_at
 
 LAW = Sigmoid(R0=0.30, A=0.61, B=2.0, C_mid=2500)
+KERNEL = ("run.csv", "--at", "1", "--kernel", "ours", "--measured-with", "peer")
 
 
 def fitted(seed: int | None = None, law: Sigmoid = LAW, last: float = 12_000, sd: float = 0.005) -> Fit:
@@ -136,18 +137,12 @@ def test_the_kernel_shift_is_told_with_the_source_of_its_rates(
         ),
         (["run.csv", "--at", "1", "--kernel-rates", "run.csv"], "without --kernel"),
         (
-            [
-                "run.csv",
-                "--at",
-                "1",
-                "--kernel",
-                "ours",
-                "--measured-with",
-                "peer",
-                "--kernel-rates",
-                "x.json",
-            ],
+            [*KERNEL, "--kernel-rates", "x.json"],
             "expected kernels.json",
+        ),
+        (
+            [*KERNEL, "--kernel-rates", "dry.json"],
+            "error: kernels.json is a dry run's",
         ),
     ],
 )
@@ -163,6 +158,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     write(Path("few.csv"), n=3)
     write(Path("steps.csv"), name="step")
     Path("x.json").write_text("{}")
+    Path("dry.json").write_text('{"dry_run": true}')
     assert main(["predict", *argv]) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1

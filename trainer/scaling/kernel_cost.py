@@ -157,11 +157,11 @@ def cost_factor(shape: Shape, setting: Setting, head: Head, reference: Head) -> 
 def suite_heads(record: Mapping[str, Any], shape: Shape) -> list[Head]:
     """Rates measured by the GPU suite, at its shape whose H·V is nearest to this model's."""
     if record.get("dry_run"):
-        raise ConfigError("--kernels: that is a dry run's JSON, its times mean nothing; expected a GPU's")
+        raise ConfigError("kernels.json is a dry run's, its times mean nothing; expected a GPU's")
     size = shape.hidden * shape.vocab
     timed = [case for case in record["cases"] if case.get("effective_tflops")]
     if not timed:
-        raise ConfigError("--kernels: no case in it was timed; expected the JSON of stage kernels")
+        raise ConfigError("kernels.json has no case that was timed; expected that of stage kernels")
     nearest = min(timed, key=lambda c: abs(np.log(c["shape"][1] * c["shape"][2] / size)))["shape"]
     heads = []
     for name, cases in SUITE_NAMES.items():

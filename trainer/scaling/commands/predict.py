@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +19,50 @@ from trainer.scaling.read import add_input_arguments, read_curves
 from trainer.scaling.words import amount, amounts, paragraph, words
 
 FAR = 10.0  # times the data's compute: so far no forecast has ever been checked
+EXAMPLES = """\
+examples:
+  python -m trainer.scaling predict run.csv --at 24000 50000 --price 2.5
+  python -m trainer.scaling predict run.csv --reach 0.6 --kernel ours --measured-with naive
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Of one input: what the budgets buy, and what the rewards cost."""
+
+    curve: Curve
+    fit: Fit
+    shift: Shift | None
+    reached: Sequence[Reached]
+    needed: Sequence[Needed]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to foresee, its price, another kernel."""
     add_input_arguments(command)
+    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = command.add_argument
-    add("--at", type=float, nargs="+", default=[], metavar="BUDGET", help="tell the reward at these budgets")
     add(
-        "--reach",
-        type=float,
-        nargs="+",
-        default=[],
-        metavar="REWARD",
-        help="tell the budget for these rewards",
-    )
-    add("--price", type=float, metavar="MONEY", help="of a unit of compute: tell budgets in money, too")
-    add("--currency", default="USD", help="of --price (default: USD)")
-    kernel = command.add_argument_group("another loss kernel", "compute in GPU-hours; see docs/gpu-hours.md")
-    add = kernel.add_argument
+        "--at", type=float, nargs="+", default=[], metavar="BUDGET",
+        help="tell the reward at these budgets, in the unit of compute",
+    )  # fmt: skip
+    add(
+        "--reach", type=float, nargs="+", default=[], metavar="REWARD",
+        help="tell the budget for these rewards, on 0 to 1",
+    )  # fmt: skip
+    add("--price", type=float, metavar="MONEY", help="of one unit of compute: tell budgets in money, too")
+    add("--currency", metavar="NAME", default="USD", help="of --price (default: USD)")
+    add("--json", type=Path, metavar="FILE", help="write all of it here")
+    add = command.add_argument_group(
+        "another loss kernel", "it changes the GPU-hours of a step; the account: docs/gpu-hours.md"
+    ).add_argument
     add("--kernel", choices=KERNELS, help="the run to foresee uses this one")
     add("--measured-with", choices=KERNELS, help="the runs given used this one")
-    add("--model", default="8b", metavar="SIZE", help=f"{', '.join(MODELS)} (default: 8b)")
+    add("--model", default="8b", metavar="SIZE", help=f"of both: {', '.join(MODELS)} (default: 8b)")
     add(
-        "--kernel-rates", type=Path, metavar="FILE", help="kernels.json of bench/gpu_suite.sh: measured rates"
-    )
-    command.add_argument("--json", type=Path, help="write all of it here")
+        "--kernel-rates", type=Path, metavar="FILE",
+        help="kernels.json of bench/gpu_suite.sh: rates measured on your GPU, in place of published ones",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> None:
@@ -60,58 +78,49 @@ def run(args: argparse.Namespace) -> None:
                 "compute in them (--gpu-hours-per-step, --devices or --unit)"
             )
         factor = shift.factor if shift else 1.0
-        reached = [reward_at(fit, budget, factor) for budget in args.at]
-        needed = [compute_for(fit, reward, factor) for reward in args.reach]
-        print(describe(curve, fit, shift, reached, needed, args))
-        results[curve.name] = to_json(curve, fit, shift, reached, needed, args)
+        foreseen = Foreseen(
+            curve, fit, shift,
+            [reward_at(fit, budget, factor) for budget in args.at],
+            [compute_for(fit, reward, factor) for reward in args.reach],
+        )  # fmt: skip
+        print(describe(foreseen, args))
+        results[curve.name] = to_json(foreseen, args)
     if args.json:
         write_json(args.json, results)
 
 
-def describe(
-    curve: Curve,
-    fit: Fit,
-    shift: Shift | None,
-    reached: Sequence[Reached],
-    needed: Sequence[Needed],
-    args: argparse.Namespace,
-) -> str:
+def describe(foreseen: Foreseen, args: argparse.Namespace) -> str:
     """For a terminal."""
+    curve, fit, shift = foreseen.curve, foreseen.fit, foreseen.shift
     lines = [curve.name, *(paragraph(text) for text in _warnings(curve, fit))]
     if shift:
         lines.append(paragraph(_shift_words(shift)))
-    for r in reached:
+    for r in foreseen.reached:
         cost = f" ({_money(r.budget, args)})" if args.price else ""
         far = f"; {amount(r.ahead)}× the data: unchecked" if r.ahead > FAR else ""
         lines.append(f"  at {amount(r.budget, 6)} {curve.unit}{cost}: reward {words(r.reward, '.3f')}{far}")
-    lines += [paragraph(_needed_words(n, curve.unit, args)) for n in needed]
+    lines += [paragraph(_needed_words(n, curve.unit, args)) for n in foreseen.needed]
     return "\n".join(lines)
 
 
-def to_json(
-    curve: Curve,
-    fit: Fit,
-    shift: Shift | None,
-    reached: Sequence[Reached],
-    needed: Sequence[Needed],
-    args: argparse.Namespace,
-) -> dict[str, Any]:
+def to_json(foreseen: Foreseen, args: argparse.Namespace) -> dict[str, Any]:
     """Everything `describe` tells; money beside compute where there is a price."""
+    fit, shift = foreseen.fit, foreseen.shift
 
     def cost(x: float) -> dict[str, Any]:
         return {"cost": x * args.price} if args.price else {}
 
     return {
-        "unit": curve.unit,
+        "unit": foreseen.curve.unit,
         "identified": fit.identified,
         "flags": fit.flags,
         "confidence": fit.confidence,
         "A": asdict(fit.A),
         "price": {"per_unit": args.price, "currency": args.currency} if args.price else None,
         "kernel": asdict(shift) if shift else None,
-        "at": [asdict(r) | cost(r.budget) for r in reached],
+        "at": [asdict(r) | cost(r.budget) for r in foreseen.reached],
         "reach": [asdict(n) | {"cost": {k: v * args.price for k, v in asdict(n.compute).items()}}
-                  if args.price else asdict(n) for n in needed],
+                  if args.price else asdict(n) for n in foreseen.needed],
     }  # fmt: skip
 
 
@@ -203,7 +212,7 @@ def _shift(args: argparse.Namespace) -> Shift | None:
             raise ConfigError(f"--kernel-rates {args.kernel_rates}: {e}") from e
     try:
         return kernel_shift(args.model, args.kernel, args.measured_with, suite)
-    except (KeyError, TypeError) as e:
+    except (KeyError, TypeError, AttributeError) as e:
         raise ConfigError(
             f"--kernel-rates {args.kernel_rates}: expected kernels.json of the GPU suite"
         ) from e
