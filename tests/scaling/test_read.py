@@ -20,7 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from trainer.config import ConfigError
-from trainer.scaling import Curve, EvalPoint
+from trainer.scaling import Curve, EvalPoint, curve_of
 from trainer.scaling.read import Reading, add_input_arguments, read_curves, read_inputs, same_unit
 
 
@@ -391,6 +391,19 @@ def test_wrong_input_is_one_clear_line(
     with pytest.raises(ConfigError) as error:
         curve_at(tmp_path / name, *options)
     assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("compute", "says"),
+    [
+        ([0, 1, math.nan], "step 2: compute is nan; expected a number of at least 0"),
+        ([0, 1, -1], "step 2: compute is -1; expected a number of at least 0"),
+        ([0, 0, 1], "two rewards at compute 0: 0 and 0.1; expected one: average them"),
+    ],
+)
+def test_no_point_is_dropped_in_silence(compute: list[float], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        curve_of("", "h", [EvalPoint(i, c, 0.1 * i, 0.0) for i, c in enumerate(compute)])
 
 
 def test_wrong_folders_are_one_clear_line(tmp_path: Path) -> None:

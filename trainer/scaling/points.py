@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
+
+from trainer.config import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,20 @@ class Curve:
 
 
 def curve_of(name: str, unit: str, points: Iterable[EvalPoint]) -> Curve:
-    """A run's evaluations as a curve; the one at compute 0, if there is one, is R0."""
-    ordered = sorted(points, key=lambda p: p.compute)
+    """A run's evaluations, in any order, as a curve; the one at compute 0, if there is one, is R0.
+
+    Equal ones are one. ConfigError: two rewards at one compute, or a compute that is none.
+    """
+    unique = {(p.compute, p.pass_rate): p for p in points}
+    for p in unique.values():
+        if not 0 <= p.compute < math.inf:
+            raise ConfigError(f"step {p.step}: compute is {p.compute:g}; expected a number of at least 0")
+    ordered = sorted(unique.values(), key=lambda p: p.compute)
+    for one, other in pairwise(ordered):
+        if one.compute == other.compute:
+            raise ConfigError(
+                f"two rewards at compute {one.compute:g}: {one.pass_rate:g} and {other.pass_rate:g}; "
+                "expected one: average them, or split what holds several runs"
+            )
     start = next((p for p in ordered if p.compute == 0), None)
     return Curve(name, unit, tuple(p for p in ordered if p.compute > 0), start)

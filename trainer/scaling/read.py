@@ -6,7 +6,6 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +47,22 @@ def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> N
         help="column or tag of R, the held-out pass rate (default: by its name)",
     )
     add("--se-column", metavar="NAME", help="column of R's standard error (default: by its name)")
-    add("--samples", type=_positive, metavar="N", help="no such column: N samples (prompts × k) make R")
+    add(
+        "--samples", type=_positive, metavar="N",
+        help="no such column: N samples (prompts × k) make R, as if drawn anew each time: where the held-out "
+        "prompts stay the same, the errors told are too large",
+    )  # fmt: skip
     add("--r0", type=float, metavar="R", help="reward at zero compute (default: that at compute 0, if any)")
     add(
         "--reward-range", type=float, nargs=2, default=UNIT_RANGE, metavar=("LOW", "HIGH"),
         help="scale of R (-1 1, or 0 100 for percent), also of --r0; all that is told is on 0 to 1",
     )  # fmt: skip
     add("--unit", type=names.unit_of, help=f"of compute: {', '.join(names.UNITS)} (default: by C's name)")
-    add("--devices", type=_positive, metavar="N", help="C in GPU-hours: the time that passed, on N GPUs")
+    add(
+        "--devices", type=_positive, metavar="N",
+        help="C in GPU-hours: the time that passed, on N GPUs; the wall time of TensorBoard and W&B holds "
+        "evaluations and checkpoints, too",
+    )  # fmt: skip
     add("--seconds-column", metavar="NAME", help="with --devices: column of that time (default: by name)")
     add("--gpu-hours-per-step", type=_positive, metavar="X", help="C in GPU-hours: X times the step")
     add("--drop-before", type=float, default=0.0, metavar="C", help="leave out what lies before; R0 stays")
@@ -138,7 +145,10 @@ def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Rea
         if c < 0:
             raise ConfigError(f"row {i}: compute is {c:g}; expected at least 0")
         points.append(EvalPoint(at, c, *_score(row, reward, error, i, args)))
-    kept = _checked([p for p in points if p.compute == 0 or p.compute >= args.drop_before], reward, args)
+    kept = [p for p in points if p.compute == 0 or p.compute >= args.drop_before]
+    if not kept:
+        beyond = f" from compute {args.drop_before:g} on (--drop-before)" if args.drop_before else ""
+        raise ConfigError(f"no row holds {reward!r}{beyond}")
     curve = curve_of(name, unit, kept)
     low, high = args.reward_range
     if args.r0 is not None:
@@ -169,22 +179,6 @@ def _score(
     if se < 0:
         raise ConfigError(f"row {line}: {error!r} is {se:g}; expected a standard error, at least 0")
     return r, se
-
-
-def _checked(points: list[EvalPoint], reward: str, args: argparse.Namespace) -> list[EvalPoint]:
-    """In ascending order, each compute once."""
-    if not points:
-        beyond = f" from compute {args.drop_before:g} on (--drop-before)" if args.drop_before else ""
-        raise ConfigError(f"no row holds {reward!r}{beyond}")
-    unique = {(p.compute, p.pass_rate): p for p in points}
-    ordered = sorted(unique.values(), key=lambda p: p.compute)
-    for one, other in pairwise(ordered):
-        if one.compute == other.compute:
-            raise ConfigError(
-                f"two rewards at compute {one.compute:g}: {one.pass_rate:g} and {other.pass_rate:g}; "
-                "expected one: average them, or split the file if it holds several runs"
-            )
-    return ordered
 
 
 def _range_told(r: float, args: argparse.Namespace) -> str:
