@@ -51,11 +51,21 @@ def test_too_few_points_in_the_first_half_are_no_test() -> None:
     assert backtest(curve_of("", "h", [])) is None and backtest_words(None, "h") == ""
 
 
+def test_a_first_half_that_told_no_ceiling_says_so() -> None:
+    found = backtest(curve_of("", "h", points(LAW.reward(AT / 8))))
+    assert found is not None and not found.identified
+    assert "where the ceiling was not yet identified" in " ".join(backtest_words(found, "h").split())
+
+
 def test_fit_tells_what_the_first_half_foretold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [f"{c},{r:.4f},.01" for c, r in zip((0.0, *AT), (LAW.R0, *LAW.reward(AT)), strict=True)]
     (tmp_path / "run.csv").write_text("\n".join(["core_hours,pass_rate,pass_rate_se", *rows]))
     assert main(["fit", str(tmp_path / "run.csv"), "--json", str(tmp_path / "fit.json")]) == 0
-    assert "From the first 0.15 core-hours alone the end was foretold as" in capsys.readouterr().out
     (found,) = json.loads((tmp_path / "fit.json").read_text()).values()
+    assert found["backtest"]["identified"]
+    assert (
+        "From the first 0.15 core-hours alone, where the ceiling was identified, the end was foretold as"
+        in " ".join(capsys.readouterr().out.split())
+    )
     assert found["backtest"]["came"] == pytest.approx(float(LAW.reward(0.3)), abs=1e-4)
     assert found["backtest"]["foretold"]["value"] == pytest.approx(found["backtest"]["came"], abs=0.01)

@@ -49,6 +49,7 @@ def backtest_words(test: Backtest | None, unit: str) -> str:
         return ""
     e = test.foretold
     return paragraph(
-        f"From the first {amount(test.seen)} {unit} alone the end was foretold as {e.value:.3f} "
+        f"From the first {amount(test.seen)} {unit} alone, where the ceiling was "
+        f"{'' if test.identified else 'not yet '}identified, the end was foretold as {e.value:.3f} "
         f"({e.low:.3f} to {e.high:.3f}); it came to {test.came:.3f}."
     )
