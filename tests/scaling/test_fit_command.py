@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +74,8 @@ def test_runs_of_one_file_are_called_by_their_own_names() -> None:
 @pytest.mark.parametrize(
     ("text", "options", "says"),
     [
-        ("step,reward\n1,.2\n", [], "there is 1 point; expected several"),
-        ("step,reward\n0,.2\n", [], "there is 1 point; expected several"),
+        ("step,reward\n1,.2\n", [], "there is one point; expected several"),
+        ("step,reward\n0,.2\n", [], "there is one point; expected several"),
         ("step,reward\n1,nan\n2,.2\n", [], "row 1: 'reward' is 'nan'; expected a finite number"),
         ("step,reward\n1,.2\n2,.3\n", ["--json", "/nowhere/f.json"], "there is no folder /nowhere"),
         ("step,reward\n1,.2\n2,.3\n", ["--plot", "c.txt"], "expected a name ending in .png or .svg or .pdf"),
@@ -83,3 +88,29 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
     assert main(["fit", str(tmp_path / "x.csv"), *options]) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1 and err.startswith("error: ")
+
+
+def test_a_reader_who_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)  # as `| head` does
+    command = [sys.executable, "-m", "trainer.scaling", "fit", str(write_curve(tmp_path / "a.csv"))]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=120)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+
+
+def test_no_help_shows_python(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("fit", "compare", "report"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert not re.search(r"\([\d.]+, ", capsys.readouterr().out)
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, other = write_curve(tmp_path / "a.csv"), write_curve(tmp_path / "c.csv", last=8_000)
+    copy = tmp_path / "copy.csv"
+    copy.write_text(a.read_text())
+    for inputs in ([f"x={a}", f"y={a}"], [a, copy], [f"x={a},{other}", f"y={copy}"]):
+        assert main(["compare", *map(str, inputs)]) == 2
+        err = capsys.readouterr().err
+        assert "expected each run once" in err and str(a) in err and err.count("\n") == 1

@@ -156,7 +156,9 @@ def test_the_same_seed_gives_the_same_interval_and_json_holds_it() -> None:
 def test_too_few_points_or_resamples_are_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="made: 4 points beyond R0; for an interval, 5 or more"):
         profile(curve(UP_TO_8K[:4]))
-    with pytest.raises(ConfigError, match="bootstrap: 3 resamples by 'residual'; expected 100 or more"):
+    with pytest.raises(
+        ConfigError, match="bootstrap: 3 refits are too few for quantiles; expected 100 or more"
+    ):
         bootstrap(curve(), 3)
-    with pytest.raises(ConfigError, match="expected 100 or more by residual, parametric, block"):
+    with pytest.raises(ConfigError, match="expected one of residual, parametric, block"):
         bootstrap(curve(), 1000, "jackknife")  # type: ignore[arg-type]  # that is the point

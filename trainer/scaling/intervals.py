@@ -177,11 +177,10 @@ def bootstrap(
 
     A measured R0 errs as a Gaussian in all of them.
     """
-    if resampling not in get_args(Resampling) or resamples < 100:
-        raise ConfigError(
-            f"bootstrap: {resamples} resamples by {resampling!r}; "
-            f"expected 100 or more by {', '.join(get_args(Resampling))}"
-        )
+    if resampling not in get_args(Resampling):
+        raise ConfigError(f"bootstrap: {resampling!r}; expected one of {', '.join(get_args(Resampling))}")
+    if resamples < 100:
+        raise ConfigError(f"bootstrap: {resamples} refits are too few for quantiles; expected 100 or more")
     problem = _problem(curve)
     law, _ = problem.best()
     fitted = law.reward(problem.c)

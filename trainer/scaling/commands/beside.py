@@ -29,11 +29,11 @@ def add_beside_arguments(command: argparse.ArgumentParser) -> None:
     grid = PaperGrid()
     add(
         "--paper-A", type=float, nargs=3, default=grid.A, metavar=("LOW", "HIGH", "STEP"),
-        help="the paper's grid of A (default: %(default)s)",
+        help=f"the paper's grid of A (default: {_plain(grid.A)})",
     )  # fmt: skip
     add(
         "--paper-c-mid", type=float, nargs=3, metavar=("LOW", "HIGH", "N"),
-        help=f"its grid of C_mid (default: {grid.C_mid}, in {PAPER_UNIT})",
+        help=f"its grid of C_mid (default: {_plain(grid.C_mid)}, in {PAPER_UNIT})",
     )  # fmt: skip
     add(
         "--paper-spacing", choices=("linear", "log"), default="linear",
@@ -43,8 +43,13 @@ def add_beside_arguments(command: argparse.ArgumentParser) -> None:
     add("--profile", action="store_true", help="also profile-likelihood intervals, which presume white noise")
     add(
         "--bootstrap", type=int, metavar="N",
-        help="also intervals of N refits to resampled errors: single ones and blocks of them",
+        help="also intervals of N refits (100 or more) to resampled errors: single ones and blocks of them",
     )  # fmt: skip
+
+
+def _plain(numbers: Sequence[float]) -> str:
+    """As they are given."""
+    return " ".join(f"{x:g}" for x in numbers)
 
 
 def fit_as_paper(curve: Curve, args: argparse.Namespace) -> PaperFit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,11 @@ def _groups(args: argparse.Namespace) -> dict[str, list[Curve]]:
         groups[name] = [curve]
     if len(groups) < 2:
         raise ConfigError(f"there is one recipe, {next(iter(groups))}; expected two or more to compare")
+    runs = [curve for curves in groups.values() for curve in curves]
+    for a, b in combinations(runs, 2):
+        if (a.points, a.R0) == (b.points, b.R0):
+            which = " and ".join(dict.fromkeys((a.name, b.name)))
+            raise ConfigError(f"{which}: the same points twice; expected each run once, in one recipe")
     return groups
 
 

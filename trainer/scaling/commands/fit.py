@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> None:
 def _fit(curve: Curve) -> Fit:
     held = len(curve.points) + isinstance(curve.R0, EvalPoint)
     if held < 2:
-        raise ConfigError(f"{curve.name}: there is {held} point; expected several, at growing compute")
+        points = "one point" if held else "no point"
+        raise ConfigError(f"{curve.name}: there is {points}; expected several, at growing compute")
     try:
         return fit_curve(curve)
     except ConfigError as e:
