@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.__main__ import main
 from trainer.scaling.compare import DIFFER, SAME, UNTOLD, Comparison, at_ceiling, compare
+from trainer.scaling.compare_plot import plot_recipes
 from trainer.scaling.seeds import run_spread
 
 # arXiv 2510.13786: B at the common A = .61 is 2.01 (ScaleRL) and 1.77 (with DAPO's loss); C_mid is Table 1's
@@ -188,6 +190,27 @@ def test_the_command_tells_draws_and_writes(tmp_path: Path, capsys: pytest.Captu
     assert told["pairs"][0]["verdict"] == DIFFER and told["budgets"][0]["compute"] == 8000
     assert set(told["recipes"]) == {"scalerl", "dapo"} and len(told["recipes"]["scalerl"]["runs"]) == 2
     assert "scalerl (2 runs)" in plot.read_text()
+
+
+def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_doubtful_one(
+    tmp_path: Path,
+) -> None:
+    short = np.arange(500, 2001, 250.0)
+    runs = {
+        "two": [curve(SCALERL, OFTEN, 0.005, 1), curve(SCALERL, OFTEN, 0.005, 2)],
+        "one": [curve(DAPO_LOSS, OFTEN, 0.005, 3)],
+        "doubtful": [curve(DAPO_LOSS, OFTEN, 0.005, 4), curve(DAPO_LOSS, short, 0.005, 5)],
+    }
+    found = compare(runs)
+    plot_recipes(found, tmp_path / "e.svg")
+    told = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "e.svg").read_text(encoding="utf-8"))
+    B = found.pairs[0].B_held[1]
+    assert [text for text in told if re.match("two|doubtful", text)] == ["two (2 runs)"]
+    assert any(re.match(rf"one: B = {B.value:.2f} \({B.low:.2f} to", text) for text in told)
+    assert "all at the mean ceiling, 0.6" in " ".join(told) and "identified: doubtful" in " ".join(told)
+    nothing = compare({"a": runs["doubtful"][1:], "b": runs["doubtful"]})
+    plot_recipes(nothing, tmp_path / "none.svg")
+    assert "no ceiling is identified" in (tmp_path / "none.svg").read_text(encoding="utf-8")
 
 
 def test_the_command_has_words_for_curves_that_tell_nothing(

@@ -7,6 +7,8 @@ Ito's colours, which the colour-blind tell apart; a mark of its own for each run
 from __future__ import annotations
 
 import math
+import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +27,12 @@ AHEAD, AHEAD_LINEAR = 4.0, 2.0  # curves are drawn up to these multiples of the 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKS = "osD^vPX"
 BOTH_COLUMNS, ONE_COLUMN = (7.0, 2.5), (3.4, 2.3)  # inches, the legend comes on top
-LEGEND_ROW, WIDEST_LABEL = 0.15, 56  # inches, characters
+LEGEND_ROW, WIDEST_LABEL, WIDEST_TITLE = 0.15, 56, 52  # inches, characters over both columns, over one
 STYLE = {
     "font.size": 8,
     "axes.labelsize": 8,
     "legend.fontsize": 7,
+    "legend.title_fontsize": 7,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "axes.linewidth": 0.6,
@@ -59,11 +62,17 @@ def plot_curves(runs: Sequence[Named], path: Path) -> None:
     _save(lambda figure: _curves(figure, runs, labels, columns), (width, height + LEGEND_ROW * rows), path)
 
 
-def plot_efficiency(runs: Sequence[Named], path: Path) -> None:
-    """Write the efficiency plot of the runs whose ceiling is identified."""
+def plot_efficiency(runs: Sequence[Named], path: Path, title: str = "") -> None:
+    """Write the efficiency plot of the runs whose ceiling is identified; runs of one name look alike."""
+    shown = [run for run in runs if run[2].identified]
+    lines = textwrap.wrap(title, WIDEST_TITLE)
     width, height = ONE_COLUMN
-    rows = sum(fit.identified for _, _, fit in runs)
-    _save(lambda figure: _efficiency(figure, runs), (width, height + LEGEND_ROW * rows), path)
+    rows = len({name for name, _, _ in shown}) + len(lines)
+    unit = runs[0][1].unit
+    _save(
+        lambda figure: _efficiency(figure, shown, unit, "\n".join(lines)),
+        (width, height + LEGEND_ROW * rows), path,
+    )  # fmt: skip
 
 
 def _save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path) -> None:
@@ -121,30 +130,29 @@ def _curve(
         axes.axhline(fit.A.value, color=colour, lw=0.7, ls=":")
 
 
-def _efficiency(figure: Figure, runs: Sequence[Named]) -> None:
+def _efficiency(figure: Figure, runs: Sequence[Named], unit: str, title: str) -> None:
     axes = figure.subplots()
     ends: list[float] = []
-    for i, (name, curve, fit) in enumerate(runs):
-        if not fit.identified:
-            continue
-        look, line = _look(i), straighten(curve, fit)
+    seeds = Counter(name for name, _, _ in runs)
+    looks = {name: _look(i) for i, name in enumerate(seeds)}
+    labels = {name: f"{name} ({n} runs)" for name, n in seeds.items() if n > 1}  # each once
+    for name, curve, fit in runs:
+        look, line = looks[name], straighten(curve, fit)
         c = np.geomspace(curve.points[0].compute / 1.3, 1.3 * curve.points[-1].compute, 2)
         straight = fit.B.value * np.log(c / fit.C_mid.value)
         axes.plot(c, straight, color=look["color"], lw=1)
-        label = f"{name}: B = {fit.B.value:.2f} ({fit.B.low:.2f} to {fit.B.high:.2f})"
+        own = f"{name}: B = {fit.B.value:.2f} ({fit.B.low:.2f} to {fit.B.high:.2f})"
+        label = labels.pop(name, "_") if seeds[name] > 1 else own  # the legend leaves out what begins so
         axes.plot(line.compute, line.value, ls="none", ms=3, mec="white", mew=0.4, label=label, **look)
-        low, high = (
-            np.maximum(line.low, -FAR),
-            np.minimum(line.high, FAR),
-        )  # to the edge where they end nowhere
+        low, high = np.maximum(line.low, -FAR), np.minimum(line.high, FAR)  # to the edge, if they end nowhere
         axes.vlines(line.compute, low, high, color=look["color"], lw=0.6, alpha=0.7)
         ends += [*line.value, *straight]
-    _compute_axis(axes, runs[0][1].unit, log=True)
+    _compute_axis(axes, unit, log=True)
     if ends:
         axes.set_ylim(min(ends) - 0.5, max(ends) + 0.5)
     axes.set_ylabel("log [(R − R0) / (A − R)]")
-    if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside upper left")
+    if runs:
+        figure.legend(loc="outside upper left", title=title or None, alignment="left")
     else:
         axes.text(0.5, 0.5, "no ceiling is identified", ha="center", transform=axes.transAxes)
 

@@ -21,7 +21,7 @@ from trainer.scaling.compare import (
     Recipe,
     compare,
 )
-from trainer.scaling.compare_plot import plot_efficiency
+from trainer.scaling.compare_plot import plot_recipes
 from trainer.scaling.fit import FLAGS
 from trainer.scaling.points import Curve
 from trainer.scaling.read import add_input_arguments, read_curves, same_unit
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         write_json(args.json, to_json(found, unit))
     if args.plot:
-        plot_efficiency(found, args.plot, unit)
+        plot_recipes(found, args.plot)
 
 
 def describe(found: Comparison, unit: str) -> str:
