@@ -39,7 +39,7 @@ $(TEST_STAMP): $(STAMP) $(TEST_REQUIREMENTS)
 	@touch $@
 
 test: setup-tests  ## the tests that take seconds each
-	$(PY) -m pytest -q -n 2 -m "not slow"
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 test-slow: setup-tests  ## the tests that take longer
 	$(PY) -m pytest -q -m slow
