@@ -193,6 +193,8 @@ def test_two_runs_give_the_same_bits(backend: str) -> None:
 @pytest.mark.parametrize("backend", BATCH_INVARIANT)
 def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> None:
     p = problem(17, 37, 131) if backend == "cpu" else problem(17, 19, 67)  # two tiles each way in both
+    # the interpreter is slow: there, around the ends of chunks (5) and tiles (16)
+    sizes = range(1, 18) if backend == "cpu" else (1, 2, 4, 5, 6, 15, 16)
 
     def score(rows: Tensor) -> Tensor:
         logp, entropy = linear_logprob(p["hidden"][rows], p["weight"], p["targets"][rows], backend=backend)
@@ -206,7 +208,7 @@ def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> Non
     order = torch.randperm(17, generator=torch.Generator().manual_seed(0))
     for function in (score, train):
         everything = function(torch.arange(17))
-        for n in range(1, 18):
+        for n in sizes:
             assert torch.equal(function(torch.arange(n)), everything[:, :n])
         assert torch.equal(function(order), everything[:, order])
     if backend == "cpu":  # its scoring and its training are the same sums, too

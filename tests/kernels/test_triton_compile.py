@@ -101,12 +101,7 @@ def compiled(
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(code.asm["cubin"])
-        cubin.flush()
-        command = [tools / "cuobjdump", "-sass", "-res-usage", cubin.name]
-        dump = subprocess.run(command, capture_output=True, text=True).stdout
+    dump = disassembled(Path(triton.__file__).parent / "backends/nvidia/bin", code.asm["cubin"])
     mnemonics = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]+)", dump, re.M)
     count = {
         name: sum(m.split(".")[0] == name for m in mnemonics)
@@ -118,6 +113,16 @@ def compiled(
         "instructions": len(mnemonics), "registers": registers, "stack": stack,
         "shared": code.metadata.shared, "wgmma": code.asm["ptx"].count("wgmma.mma_async"), "order": order,
     }  # fmt: skip
+
+
+@cache  # half a second, and a fourth of the launches share their code with another
+def disassembled(tools: Path, code: bytes) -> str:
+    """What NVIDIA's tools say of a cubin."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(code)
+        cubin.flush()
+        command = [tools / "cuobjdump", "-sass", "-res-usage", cubin.name]
+        return subprocess.run(command, capture_output=True, text=True).stdout
 
 
 def described(value: Any, parameter: Any) -> tuple[str, bool]:
