@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated import assert_one_line_and_exit_code_2, falling, simulated, write
 
-from trainer.scaling import Curve, EvalPoint, Sigmoid
+from trainer.scaling import EvalPoint, Sigmoid
 from trainer.scaling.__main__ import main
 from trainer.scaling.compare import DIFFER, SAME, UNTOLD, Comparison, at_ceiling, compare
 from trainer.scaling.compare_plot import plot_recipes
@@ -21,23 +22,9 @@ DAPO_LOSS = Sigmoid(R0=0.30, A=0.61, B=1.77, C_mid=2542)
 OFTEN, SELDOM = np.arange(500, 16_001, 500.0), np.arange(1000, 16_001, 1000.0)
 
 
-def curve(law: Sigmoid, compute: np.ndarray, sd: float, seed: int | None, name: str = "run") -> Curve:
-    """A run that follows the law; without a seed exactly, though it says that it errs by `sd`."""
-    noise = (
-        np.zeros(len(compute) + 1)
-        if seed is None
-        else np.random.default_rng(seed).normal(0, sd, len(compute) + 1)
-    )
-    r = np.clip(law.reward([0.0, *compute]) + noise, 0, 1)
-    points = [
-        EvalPoint(i, float(c), float(x), sd) for i, (c, x) in enumerate(zip([0.0, *compute], r, strict=True))
-    ]
-    return Curve(name, "GPU-hours", tuple(points[1:]), points[0])
-
-
 def two(a: Sigmoid, b: Sigmoid, sd: float = 0.005, seed: int | None = None) -> Comparison:
     other = None if seed is None else seed + 1000
-    return compare({"a": [curve(a, SELDOM, sd, seed)], "b": [curve(b, SELDOM, sd, other)]})
+    return compare({"a": [simulated(a, SELDOM, sd, seed)], "b": [simulated(b, SELDOM, sd, other)]})
 
 
 def test_ceilings_of_the_paper_are_told_apart_and_those_within_its_margin_are_not() -> None:
@@ -72,7 +59,7 @@ def test_a_run_beside_itself_gets_an_interval_as_wide_as_two_runs_make() -> None
 def test_holding_the_ceiling_is_least_squares_with_the_ceiling_held() -> None:
     from scipy.optimize import least_squares
 
-    run = curve(SCALERL, OFTEN, 0.005, 8)
+    run = simulated(SCALERL, OFTEN, 0.005, 8)
     recipe = compare({"a": [run], "b": [run]}).recipes[0]
     c, r = np.array([(p.compute, p.pass_rate) for p in run.points]).T
     assert recipe.fits[0].wander < 0.01  # white noise, as least squares has it
@@ -109,7 +96,7 @@ def test_curves_of_equal_slope_cross_where_algebra_says() -> None:
 
 def test_the_chance_to_be_the_best_is_a_half_at_the_crossing_and_certain_far_from_it() -> None:
     high, low = Sigmoid(0.3, 0.62, 2.0, 4000), Sigmoid(0.3, 0.55, 2.0, 1500)
-    runs = {"a": [curve(high, OFTEN, 0.002, None)], "b": [curve(low, OFTEN, 0.002, None)]}
+    runs = {"a": [simulated(high, OFTEN, 0.002, None)], "b": [simulated(low, OFTEN, 0.002, None)]}
     found = compare(runs, [1000.0, 6848.0, 50_000.0])
     chances = [standings[0].best for _, standings in found.budgets]
     assert chances[0] < 0.01 and 0.4 < chances[1] < 0.6 and chances[2] > 0.99
@@ -149,31 +136,17 @@ def test_with_seeds_the_interval_of_a_difference_covers_it_as_often_as_said() ->
 
 
 def test_without_an_identified_ceiling_it_cannot_be_told() -> None:
-    short = [curve(SCALERL, np.arange(1500, 4001, 250.0), 0.005, 1)]
-    falling = Curve(
-        "f",
-        "GPU-hours",
-        tuple(EvalPoint(i, 500.0 * i, 0.3 + 0.02 * min(i, 20 - i), 0.005) for i in range(1, 17)),
-        0.3,
-    )
-    full = [curve(DAPO_LOSS, OFTEN, 0.005, 2)]
-    for other, flag in ((short, "wide"), ([falling], "falling")):
+    short = [simulated(SCALERL, np.arange(1500, 4001, 250.0), 0.005, 1)]
+    full = [simulated(DAPO_LOSS, OFTEN, 0.005, 2)]
+    for other, flag in ((short, "wide"), ([falling()], "falling")):
         pair = compare({"a": full, "b": other}).pairs[0]
         assert pair.verdict == UNTOLD and flag in pair.doubts
 
 
-def write(path: Path, law: Sigmoid, n: int = 32, sd: float = 0.005, seed: int = 0) -> str:
-    c = np.arange(0, n + 1) * 500.0
-    r = law.reward(c) + np.random.default_rng(seed).normal(0, sd, len(c))
-    lines = [f"{x},{y:.5f},{sd}" for x, y in zip(c, r, strict=True)]
-    path.write_text("gpu_hours,pass_rate,pass_rate_se\n" + "\n".join(lines))
-    return str(path)
-
-
 def test_the_command_tells_draws_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     low = Sigmoid(0.3, 0.52, 1.77, 1800)
-    seeds = ",".join(write(tmp_path / f"s{i}.csv", SCALERL, seed=i) for i in range(2))
-    dapo = write(tmp_path / "dapo.csv", low, seed=9)
+    seeds = ",".join(write(tmp_path / f"s{i}.csv", simulated(SCALERL, OFTEN, 0.005, i)) for i in range(2))
+    dapo = write(tmp_path / "dapo.csv", simulated(low, OFTEN, 0.005, 9))
     out, plot = tmp_path / "c.json", tmp_path / "e.svg"
     assert (
         main(["compare", f"scalerl={seeds}", dapo, "--at", "8000", "--json", str(out), "--plot", str(plot)])
@@ -197,9 +170,9 @@ def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_dou
 ) -> None:
     short = np.arange(500, 2001, 250.0)
     runs = {
-        "two": [curve(SCALERL, OFTEN, 0.005, 1), curve(SCALERL, OFTEN, 0.005, 2)],
-        "one": [curve(DAPO_LOSS, OFTEN, 0.005, 3)],
-        "doubtful": [curve(DAPO_LOSS, OFTEN, 0.005, 4), curve(DAPO_LOSS, short, 0.005, 5)],
+        "two": [simulated(SCALERL, OFTEN, 0.005, 1), simulated(SCALERL, OFTEN, 0.005, 2)],
+        "one": [simulated(DAPO_LOSS, OFTEN, 0.005, 3)],
+        "doubtful": [simulated(DAPO_LOSS, OFTEN, 0.005, 4), simulated(DAPO_LOSS, short, 0.005, 5)],
     }
     found = compare(runs)
     plot_recipes(found, tmp_path / "e.svg")
@@ -216,8 +189,8 @@ def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_dou
 def test_the_command_has_words_for_curves_that_tell_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = write(tmp_path / "full.csv", SCALERL)
-    flat = write(tmp_path / "flat.csv", Sigmoid(0.3, 0.3, 1, 2000))
+    full = write(tmp_path / "full.csv", simulated(SCALERL, OFTEN, 0.005, 0))
+    flat = write(tmp_path / "flat.csv", simulated(Sigmoid(0.3, 0.3, 1, 2000), OFTEN, 0.005, 0))
     assert main(["compare", full, flat, "--plot", str(tmp_path / "e.png")]) == 0
     text = capsys.readouterr().out
     assert "cannot be told: not identified for flat" in text and "has not risen" in text
@@ -245,9 +218,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(Path("full.csv"), SCALERL)
-    write(Path("few.csv"), SCALERL, n=3)
+    write(Path("full.csv"), simulated(SCALERL, OFTEN, 0.005, 0))
+    write(Path("few.csv"), simulated(SCALERL, OFTEN[:3], 0.005, 0))
     Path("steps.csv").write_text(Path("full.csv").read_text().replace("gpu_hours", "step"))
-    assert main(["compare", *argv]) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
+    assert_one_line_and_exit_code_2(["compare", *argv], says, capsys)

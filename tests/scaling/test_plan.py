@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated import assert_one_line_and_exit_code_2, falling, simulated, with_rewards, write
 
 from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.__main__ import main
@@ -19,19 +20,14 @@ ITS_OWN = {"A": (0.61, 0.61), "B": (1.92, 1.92)}
 
 
 def pilot(last: float, n: int, sd: float = 0.005, told: bool = True) -> Curve:
-    rng, c = np.random.default_rng(4), np.linspace(last / n, last, n)
-    r = SCALERL.reward(c) + rng.normal(0, sd, n)
-    points = (
-        EvalPoint(i, float(x), float(y), sd * told) for i, (x, y) in enumerate(zip(c, r, strict=True), 1)
-    )
-    return Curve("pilot", "GPU-hours", tuple(points), EvalPoint(0, 0.0, 0.3, sd * told))
+    run = simulated(SCALERL, np.linspace(last / n, last, n), sd, 4, "pilot")
+    return run if told else untold(run)
 
 
-def write(path: Path, run: Curve) -> str:
+def untold(run: Curve) -> Curve:
     assert isinstance(run.R0, EvalPoint)
-    rows = [f"{p.compute},{p.pass_rate},{p.pass_rate_se}" for p in (run.R0, *run.points)]
-    path.write_text("gpu_hours,pass_rate,pass_rate_se\n" + "\n".join(rows))
-    return str(path)
+    points = tuple(replace(p, pass_rate_se=0.0) for p in run.points)
+    return replace(run, points=points, R0=replace(run.R0, pass_rate_se=0.0))
 
 
 def test_the_paper_s_law_is_known_from_16k_gpu_hours_and_not_from_4k() -> None:
@@ -71,11 +67,6 @@ def test_after_a_pilot_the_laws_are_what_it_leaves_open_and_the_noise_is_its_own
         assert np.quantile(A, [0.05, 0.95]) == pytest.approx([fit.A.low, fit.A.high], abs=1e-3)
         assert 0.0045 < prospect.noise < 0.0078 and prospect.error == pytest.approx(0.006 * told)
     assert after_pilot(pilot(8000, 32), 5, noise=0.02)[0].noise == 0.02
-
-
-def with_rewards(run: Curve, change: dict[int, float]) -> Curve:
-    points = [replace(p, pass_rate=change.get(i, p.pass_rate)) for i, p in enumerate(run.points)]
-    return replace(run, points=tuple(points))
 
 
 def test_one_evaluation_far_off_is_not_a_pilot_s_noise() -> None:
@@ -267,15 +258,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     Path("few.csv").write_text("gpu_hours,pass_rate\n0,.3\n1,.4\n2,.5\n")
     Path("jump.csv").write_text("gpu_hours,pass_rate\n" + "\n".join(f"{i},{i // 9}" for i in range(10)))
-    told = pilot(4000, 16, told=False)
     for name, law in (("flat", replace(SCALERL, A=0.3)), ("zeros", Sigmoid(0, 0, 1, 1)), ("exact", SCALERL)):
-        r = law.reward([p.compute for p in told.points]).tolist()
-        write(
-            Path(f"{name}.csv"),
-            with_rewards(replace(told, R0=EvalPoint(0, 0.0, law.R0, 0)), dict(enumerate(r))),
-        )
-    rows = [f"{500 * i},{0.3 + 0.02 * min(i, 24 - i):.3f},0.005" for i in range(22)]
-    Path("falling.csv").write_text("gpu_hours,pass_rate,pass_rate_se\n" + "\n".join(rows))
-    assert main(["plan", *argv]) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
+        write(Path(f"{name}.csv"), simulated(law, np.linspace(250, 4000, 16), 0.0, None))
+    write(Path("falling.csv"), falling())
+    assert_one_line_and_exit_code_2(["plan", *argv], says, capsys)

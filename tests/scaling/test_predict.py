@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated import assert_one_line_and_exit_code_2, falling, simulated, write
 
-from trainer.scaling import Fit, Sigmoid, fit
+from trainer.scaling import Curve, Fit, Sigmoid, fit
 from trainer.scaling.__main__ import main
 from trainer.scaling.kernel_cost import CONSTANTS, MODELS
 from trainer.scaling.predict import compute_for, kernel_shift, reward_at
@@ -65,18 +66,14 @@ def test_the_kernel_s_factor_by_hand() -> None:
     assert kernel_shift("8b", "naive", "ours").factor > 1 > kernel_shift("8b", "ours", "peer").factor
 
 
-def write(path: Path, law: Sigmoid = LAW, n: int = 24, name: str = "gpu_hours") -> str:
-    c = np.arange(0, n + 1) * 500.0
-    r = law.reward(c) + np.random.default_rng(0).normal(0, 0.005, len(c))
-    lines = [f"{x},{y:.5f},0.005" for x, y in zip(c, r, strict=True)]
-    path.write_text(f"{name},pass_rate,pass_rate_se\n" + "\n".join(lines))
-    return str(path)
+def run_of(n: int = 24) -> Curve:
+    return simulated(LAW, 500.0 * np.arange(1, n + 1), 0.005, 0)
 
 
 def test_the_command_tells_rewards_budgets_and_money(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, out = write(tmp_path / "run.csv"), tmp_path / "p.json"
+    run, out = write(tmp_path / "run.csv", run_of()), tmp_path / "p.json"
     asked = ["--at", "5000", "--reach", "0.55", "0.9", "0.1", "--price", "2.5", "--currency", "EUR"]
     assert main(["predict", run, *asked, "--json", str(out)]) == 0
     text = capsys.readouterr().out
@@ -93,23 +90,21 @@ def test_the_command_tells_rewards_budgets_and_money(
 def test_where_the_ceiling_is_not_identified_numbers_come_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = write(tmp_path / "short.csv", n=7)
+    short = write(tmp_path / "short.csv", run_of(7))
     assert main(["predict", short, "--at", "50000"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "not identified" in text and "Up to 3,500 GPU-hours" in text and "reward 0." in text
 
 
 def test_a_falling_curve_gets_no_forecast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [f"{500 * i},{0.3 + 0.02 * min(i, 24 - i):.3f},0.005" for i in range(22)]
-    (tmp_path / "f.csv").write_text("gpu_hours,pass_rate,pass_rate_se\n" + "\n".join(rows))
-    assert main(["predict", str(tmp_path / "f.csv"), "--at", "50000"]) == 0
+    assert main(["predict", write(tmp_path / "f.csv", falling()), "--at", "50000"]) == 0
     assert "no forecast" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_kernel_shift_is_told_with_the_source_of_its_rates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = write(tmp_path / "run.csv")
+    run = write(tmp_path / "run.csv", run_of())
     suite = {
         "dry_run": False, "commit": "abc", "machine": {"card": "NVIDIA H200"},
         "cases": [{"shape": [16384, 4096, 151936], "name": "ours, spx", "effective_tflops": 650.0}],
@@ -154,11 +149,9 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(Path("run.csv"))
-    write(Path("few.csv"), n=3)
-    write(Path("steps.csv"), name="step")
+    write(Path("run.csv"), run_of())
+    write(Path("few.csv"), run_of(3))
+    write(Path("steps.csv"), run_of(), compute="step")
     Path("x.json").write_text("{}")
     Path("dry.json").write_text('{"dry_run": true}')
-    assert main(["predict", *argv]) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
+    assert_one_line_and_exit_code_2(["predict", *argv], says, capsys)

@@ -1,0 +1,53 @@
+"""Runs that follow a law, and one that breaks, as curves and as files; and what wrong use says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.scaling import Curve, EvalPoint, Sigmoid
+from trainer.scaling.__main__ import main
+
+
+def simulated(law: Sigmoid, compute: np.ndarray, sd: float, seed: int | None, name: str = "run") -> Curve:
+    """A run that follows the law; without a seed exactly, though it says that it errs by `sd`."""
+    c = np.concatenate([[0.0], compute])
+    noise = np.zeros(len(c)) if seed is None else np.random.default_rng(seed).normal(0, sd, len(c))
+    return _curve(c, np.clip(law.reward(c) + noise, 0, 1), sd, name)
+
+
+def falling() -> Curve:
+    """A run that rises for half of its compute, and falls again."""
+    steps = np.arange(22)
+    return _curve(500.0 * steps, 0.3 + 0.02 * np.minimum(steps, 24 - steps), 0.005, "falling")
+
+
+def with_rewards(run: Curve, change: dict[int, float]) -> Curve:
+    """The run with the rewards of some points beyond R0 changed."""
+    points = [replace(p, pass_rate=change.get(i, p.pass_rate)) for i, p in enumerate(run.points)]
+    return replace(run, points=tuple(points))
+
+
+def write(path: Path, run: Curve, compute: str = "gpu_hours") -> str:
+    """As a CSV file."""
+    assert isinstance(run.R0, EvalPoint)
+    rows = [f"{p.compute},{p.pass_rate:.6f},{p.pass_rate_se}" for p in (run.R0, *run.points)]
+    path.write_text(f"{compute},pass_rate,pass_rate_se\n" + "\n".join(rows))
+    return str(path)
+
+
+def assert_one_line_and_exit_code_2(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What every command does with wrong use."""
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
+def _curve(compute: np.ndarray, reward: np.ndarray, sd: float, name: str) -> Curve:
+    points = [
+        EvalPoint(i, float(c), float(r), sd) for i, (c, r) in enumerate(zip(compute, reward, strict=True))
+    ]
+    return Curve(name, "GPU-hours", tuple(points[1:]), points[0])
