@@ -115,6 +115,15 @@ def test_a_long_series_is_fitted_as_its_means() -> None:
     assert found.A.low <= 0.9 <= found.A.high and found.A.high - found.A.low < 0.01
 
 
+@pytest.mark.parametrize("sd", [0.002, 0.03])
+def test_the_error_told_of_the_start_means_the_same_whether_those_of_the_points_are_told(sd: float) -> None:
+    c = np.linspace(0.1, 0.3, 40)  # too late to tell R0
+    r = LAW.reward(c) + np.random.default_rng(4).normal(0, sd, 40)
+    for se in (np.full(40, sd), None):
+        R0 = fit(c, r, se, R0=LAW.R0, R0_se=0.01).R0
+        assert R0.high - R0.low == pytest.approx(2 * 1.645 * 0.01, rel=0.35)
+
+
 def test_a_run_that_scatters_widely_does_not_make_the_measured_start_uncertain() -> None:
     c = np.linspace(0.01, 0.3, 30)
     start, points = EvalPoint(0, 0.0, 0.11, 0.005), np.random.default_rng(3).normal(0, 0.03, 30)

@@ -145,7 +145,7 @@ def fit(
     se: ArrayLike | None = None,  # (n,) standard errors; None or all 0: equal ones, from the scatter
     *,
     R0: float | None,  # reward at zero compute; None: unknown, anything from 0 to A
-    R0_se: float | None = 0.0,  # 0: R0 is exact; None: as uncertain as the surest point
+    R0_se: float | None = 0.0,  # 0: R0 is exact; None: as uncertain as the surest point, told or not
     confidence: float = 0.9,
 ) -> Fit:
     """The sigmoid through the points. ConfigError on NaN, C ≤ 0, rewards outside [0, 1], other lengths."""
@@ -180,9 +180,8 @@ def _checked(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | Non
     known = bool((sd > 0).any())
     # a perfect score has a binomial error of 0, but is no more certain than the surest point
     sd = np.where(sd > 0, sd, sd[sd > 0].min() if known else EQUAL_ERROR)
-    if R0_se is None:
-        R0_se = float(sd.min(initial=EQUAL_ERROR))
-    return Data(c, r, sd, known, R0, R0_se)
+    surest = float(sd.min(initial=EQUAL_ERROR))
+    return Data(c, r, sd, known, R0, surest if R0_se is None else R0_se, R0_se is not None)
 
 
 def _fit(data: Data, confidence: float) -> Fit:

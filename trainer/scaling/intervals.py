@@ -122,9 +122,7 @@ def _problem(curve: Curve) -> _Problem:
     c, y, sd = data.compute, data.reward, data.sd / np.sqrt(weight)
     if data.R0 is None or data.exact:
         return _Problem(data.R0, box, c, y, sd)
-    # the errors' size is the run's; R0's own error stays as told, as in posterior.py
-    R0_se = data.R0_se / max(1.0, scatter) if data.sd_known else data.R0_se
-    start = ((0.0, c), (data.R0, y), (R0_se, sd))
+    start = ((0.0, c), (data.R0, y), (data.start_error(scatter), sd))
     return _Problem(None, box, *(np.r_[a, b].astype(np.float64) for a, b in start))
 
 

@@ -50,6 +50,13 @@ class Data:
     sd_known: bool
     R0: float | None
     R0_se: float
+    R0_se_told: bool = True  # else it is that of the surest point, and as little known as `sd` is
+
+    def start_error(self, scatter: float) -> float:
+        """R0's error, as all are scaled by the scatter: one told is of an untrained model and stays."""
+        if self.sd_known:
+            return self.R0_se / max(1.0, scatter)
+        return self.R0_se / scatter if self.R0_se_told else self.R0_se
 
     @property
     def exact(self) -> bool:
@@ -109,8 +116,7 @@ class _Cells:
 def posterior(data: Data, draws: int = DRAWS, seed: int = 0) -> Posterior:
     """The same draws for the same data and seed."""
     weight, scatter = robust(data)
-    if data.sd_known:  # σ is of the run; R0's own error is a model's that has not been trained
-        data = replace(data, R0_se=data.R0_se / max(1.0, scatter))
+    data = replace(data, R0_se=data.start_error(scatter))
     noises = _noise_models(data, weight)
     box = full_box(data)
     for b_cells, c_cells, keep in ZOOMS:
