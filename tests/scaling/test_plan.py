@@ -243,6 +243,7 @@ def test_the_help_tells_every_option_and_ends_with_an_example(
         (["--c-mid", "1e305", "--r0", ".3"], "is the unit right?"),
         (["flat.csv"], "nothing tells where its rise would be"),
         (["zeros.csv"], "nothing tells where its rise would be"),
+        (["unsure.csv"], "error: unsure.csv: fit: R0's standard error is 5.0"),
         (["jump.csv"], "a law that does not describe the pilot"),
         (["exact.csv"], "give --noise"),
         (["falling.csv", "--budgets", "1"], "--budgets 1: expected a number above 1"),
@@ -261,4 +262,5 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     for name, law in (("flat", replace(SCALERL, A=0.3)), ("zeros", Sigmoid(0, 0, 1, 1)), ("exact", SCALERL)):
         write(Path(f"{name}.csv"), simulated(law, np.linspace(250, 4000, 16), 0.0, None))
     write(Path("falling.csv"), falling())
+    write(Path("unsure.csv"), simulated(SCALERL, np.linspace(250, 4000, 16), 5.0, None))
     assert_one_line_and_exit_code_2(["plan", *argv], says, capsys)

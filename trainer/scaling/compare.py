@@ -280,10 +280,7 @@ def _shuffled(draws: Draws, rng: np.random.Generator) -> Draws:
 
 
 def _fit(curve: Curve) -> Fit:
-    try:
-        fit = fit_curve(curve, CONFIDENCE)
-    except ConfigError as e:
-        raise ConfigError(f"{curve.name}: {e}") from e
+    fit = fit_curve(curve, CONFIDENCE)
     if fit.draws is None:
         raise ConfigError(f"{curve.name}: {FLAGS['too-few-points']}; leave it out, or evaluate it more often")
     return fit

@@ -135,8 +135,11 @@ def fit_run(points: Sequence[EvalPoint], confidence: float = 0.9) -> Fit:
 
 
 def fit_curve(curve: Curve, confidence: float = 0.9) -> Fit:
-    """Fit a curve with what it knows of R0."""
-    return _fit(checked(curve), confidence)
+    """Fit a curve with what it knows of R0. ConfigError as `fit`, with the curve's name."""
+    try:
+        return _fit(checked(curve), confidence)
+    except ConfigError as e:
+        raise ConfigError(f"{curve.name}: {e}" if curve.name else str(e)) from e
 
 
 def fit(

@@ -70,10 +70,7 @@ def _fit(curve: Curve) -> Fit:
     if held < 2:
         points = "one point" if held else "no point"
         raise ConfigError(f"{curve.name}: there is {points}; expected several, at growing compute")
-    try:
-        return fit_curve(curve)
-    except ConfigError as e:
-        raise ConfigError(f"{curve.name}: {e}") from e
+    return fit_curve(curve)
 
 
 def _to_json(reading: Reading, content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:

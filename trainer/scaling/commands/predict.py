@@ -174,10 +174,7 @@ def _money_range(e: Estimate, args: argparse.Namespace) -> str:
 
 
 def _fit(curve: Curve) -> Fit:
-    try:
-        fit = fit_curve(curve)
-    except ConfigError as e:
-        raise ConfigError(f"{curve.name}: {e}") from e
+    fit = fit_curve(curve)
     if fit.draws is None:
         raise ConfigError(
             f"{curve.name}: {FLAGS['too-few-points']}: nothing can be foreseen; evaluate more often"
