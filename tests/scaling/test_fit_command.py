@@ -15,7 +15,7 @@ import pytest
 
 from trainer.scaling import Sigmoid
 from trainer.scaling.__main__ import main
-from trainer.scaling.commands.text import short_names
+from trainer.scaling.words import short_names
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 

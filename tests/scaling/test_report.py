@@ -22,10 +22,11 @@ from trainer.metrics import read
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run, write_report
 from trainer.scaling.__main__ import main
 from trainer.scaling.efficiency import straighten
-from trainer.scaling.report.answers import amount, answers, nine_tenths, whiskers
+from trainer.scaling.report.answers import answers, nine_tenths, whiskers
 from trainer.scaling.report.charts import chart_data
 from trainer.scaling.report.page import differing, page
-from trainer.scaling.report.run import MOST_STEPS, Run, averaged, lanes, run_of_folder, short_names, spread
+from trainer.scaling.report.run import MOST_STEPS, Run, averaged, lanes, run_of_folder, spread
+from trainer.scaling.words import amount, short_names
 
 
 class Parsed(HTMLParser):
@@ -170,7 +171,7 @@ def test_amounts_are_written_as_people_do() -> None:
         0.0: "0",
         math.inf: "∞",
     }
-    assert {x: amount(x) for x in told} == told
+    assert {x: amount(x) for x in told} == told and amount(math.nan) == "–"
 
 
 def test_settings_that_differ_are_found() -> None:

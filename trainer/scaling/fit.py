@@ -82,6 +82,11 @@ class Fit:
         return not set(self.flags) - HARMLESS
 
     @property
+    def reasons(self) -> str:
+        """Why they do not; empty where they do."""
+        return "; ".join(FLAGS[f] for f in self.flags if f not in HARMLESS)
+
+    @property
     def scatters(self) -> bool:
         """Whether the points lie twice as far from the law as the standard errors say that were told."""
         return self.noise == TOLD_ERRORS and self.scatter > 2
@@ -106,18 +111,19 @@ class Fit:
         return self.draws
 
     def to_json(self) -> dict[str, Any]:
-        """As valid JSON, with `identified` and without the draws; what is unknown or infinite is null."""
-
-        def plain(x: Any) -> Any:
-            if isinstance(x, dict):
-                return {k: plain(v) for k, v in x.items()}
-            if isinstance(x, tuple | list):
-                return [plain(v) for v in x]
-            return None if isinstance(x, float) and not math.isfinite(x) else x
-
+        """As valid JSON, with `identified` and without the draws."""
         content = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "draws"}
         content = {k: asdict(v) if isinstance(v, Estimate) else v for k, v in content.items()}
-        return {**plain(content), "identified": self.identified}
+        return {**valid_json(content), "identified": self.identified}
+
+
+def valid_json(x: Any) -> Any:
+    """What is unknown or infinite is null."""
+    if isinstance(x, dict):
+        return {k: valid_json(v) for k, v in x.items()}
+    if isinstance(x, tuple | list):
+        return [valid_json(v) for v in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
 def estimate(value: float, draws: Array, confidence: float) -> Estimate:

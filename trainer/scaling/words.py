@@ -1,21 +1,23 @@
-"""A fit in words: what can be concluded from it, and what cannot."""
+"""A fit in words: what can be concluded from it, and what cannot; amounts and names as people write them."""
 
 from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 
-from trainer.scaling.fit import FLAGS, HARMLESS, WIDEST, Estimate, Fit
+from trainer.scaling.fit import FLAGS, WIDEST, Estimate, Fit
 
 WIDTH = 79
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".json")  # endings that a name needs not
 
 
 def explain(fit: Fit, unit: str) -> str:
     """Several lines for a terminal; `unit` is that of compute."""
-    reasons = "; ".join(FLAGS[f] for f in fit.flags if f not in HARMLESS)
     if "too-few-points" in fit.flags:
         return paragraph(
-            f"The ceiling is not identified: {reasons}. Evaluate more often or train longer.", ""
+            f"The ceiling is not identified: {fit.reasons}. Evaluate more often or train longer.", ""
         )
     lines = [
         f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {fit.points} evaluations, "
@@ -34,7 +36,7 @@ def explain(fit: Fit, unit: str) -> str:
             most = fit.law.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
             lines.append(f"  nine tenths of the rise are won at about {amount(most)} {unit}")
     else:
-        lines.append(paragraph(f"The ceiling A is not identified: {reasons}."))
+        lines.append(paragraph(f"The ceiling A is not identified: {fit.reasons}."))
         lines.append(f"  The data allow A from {fit.A.low:.2f} to {fit.A.high:.2f}; take no number of it.")
     if fit.R0_told is None:
         lines.append(f"  at the start R0   not measured: from {fit.R0.low:.2f} to {fit.R0.high:.2f};")
@@ -74,7 +76,7 @@ def words(e: Estimate, form: str) -> str:
 def amount(x: float, digits: int = 3) -> str:
     """Of compute or money: 2,540 or 0.0513 or 2.54e+21; `digits` are significant."""
     if not math.isfinite(x):
-        return "∞"
+        return "∞" if x > 0 else "–"
     rounded = float(f"{x:.{digits}g}")
     return f"{rounded:,.0f}" if 1000 <= rounded < 1e9 else f"{rounded:.{digits}g}"
 
@@ -82,3 +84,20 @@ def amount(x: float, digits: int = 3) -> str:
 def amounts(e: Estimate) -> str:
     """`value (low to high)` of compute."""
     return f"{amount(e.value)} ({amount(e.low)} to {amount(e.high)})"
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """The last parts of paths: as many as tell them apart, without the file's ending where that does.
+
+    Of runs that one file holds (`file: run`), the run's name where that does.
+    """
+    runs = [name.rpartition(": ")[2] for name in names]
+    if all(": " in name for name in names) and len(set(runs)) == len(runs):
+        return runs
+    paths = [Path(name).resolve() for name in names]
+    short = [path.stem if path.suffix in TABLES else path.name for path in paths]
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        if len(set(short)) == len(short):
+            return short
+        short = ["/".join(path.parts[-depth:]) for path in paths]
+    return list(names)

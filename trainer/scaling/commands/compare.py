@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling.commands.text import check_outputs, percent, short_names, write_json
+from trainer.scaling.commands.text import check_outputs, percent, write_json
 from trainer.scaling.compare import (
     AHEAD,
     CONFIDENCE,
@@ -26,7 +26,7 @@ from trainer.scaling.fit import FLAGS
 from trainer.scaling.points import Curve
 from trainer.scaling.read import add_input_arguments, read_curves, same_unit
 from trainer.scaling.seeds import MARGIN
-from trainer.scaling.words import WIDTH, amount, amounts, paragraph, words
+from trainer.scaling.words import WIDTH, amount, amounts, paragraph, short_names, words
 
 MANY = 3  # pairs; of more than that only ceilings and leads are told
 LIKELY = 0.8  # share of the draws with a crossing from which it is told

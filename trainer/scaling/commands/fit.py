@@ -17,10 +17,10 @@ from trainer.scaling.commands.beside import (
     fit_as_paper,
     paper_json,
 )
-from trainer.scaling.commands.text import check_outputs, short_names, write_json
+from trainer.scaling.commands.text import check_outputs, write_json
 from trainer.scaling.plot import Named, plot_curves
 from trainer.scaling.read import Reading, add_input_arguments, read_inputs, same_unit
-from trainer.scaling.words import paragraph
+from trainer.scaling.words import paragraph, short_names
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.scaling.fit import FLAGS, HARMLESS, WIDEST, Estimate, Fit, estimate
+from trainer.scaling.fit import FLAGS, WIDEST, Estimate, Fit, estimate
 from trainer.scaling.report.run import Run
+from trainer.scaling.words import amount
 
 TENTHS = 0.9  # of the rise
 
@@ -65,14 +65,9 @@ def _unidentified(run: Run) -> tuple[Answer, ...]:
         allows = "is what the data allow"
     return (
         Answer("How high will it end?", "not identified", f"The data do not tell yet. {_latest(run)}"),
-        Answer("How sure is that?", allowed, f"{allows} for the ceiling A: {reasons(fit)}."),
+        Answer("How sure is that?", allowed, f"{allows} for the ceiling A: {fit.reasons}."),
         Answer("At what cost?", spent, f"spent so far. {ahead}".strip()),
     )
-
-
-def reasons(fit: Fit) -> str:
-    """Why the ceiling is not identified; empty where it is."""
-    return "; ".join(FLAGS[f] for f in fit.flags if f not in HARMLESS)
 
 
 def cautions(fit: Fit) -> str:
@@ -103,16 +98,6 @@ def whiskers(fits: Sequence[Fit]) -> list[Whisker | None]:
         return round(100 * (x - low) / span, 2)
 
     return [Whisker(at(f.A.value), at(f.A.low), at(f.A.high)) if f.identified else None for f in fits]
-
-
-def amount(x: float) -> str:
-    """Three digits, as people write them: 0.0142, 2,540, 1.2e+21."""
-    if not math.isfinite(x):
-        return "∞" if x > 0 else "–"
-    x = float(f"{x:.3g}")
-    if x == 0 or not 1e-3 <= abs(x) < 1e6:
-        return f"{x:.3g}"
-    return f"{x:,.{max(0, 2 - math.floor(math.log10(abs(x))))}f}"
 
 
 def _to(e: Estimate) -> str:

@@ -19,6 +19,7 @@ from trainer.scaling.read import same_unit
 from trainer.scaling.report import answers
 from trainer.scaling.report.charts import as_script, chart_data
 from trainer.scaling.report.run import Run, run_of_folder
+from trainer.scaling.words import amount
 
 COLOURS, MARKS = 7, 4  # of page.css and page.js: the colours repeat with another mark
 LONGEST_TEXT = 4000  # characters of a completion
@@ -37,7 +38,7 @@ def page(runs: Sequence[Run]) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=visible, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["amount"] = answers.amount
+    environment.filters["amount"] = amount
     return environment.from_string(_resource("page.html")).render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
         unit=unit,
@@ -91,7 +92,7 @@ def _view(i: int, run: Run) -> dict[str, Any]:
         "answers": answers.answers(run),
         "cost": answers.nine_tenths(fit) if fit.identified else None,
         "cautions": answers.cautions(fit),
-        "reasons": answers.reasons(fit),
+        "reasons": fit.reasons,
         "points": run.measured,
         "record": record,
         "ledger": _ledger(record.ledger) if record and record.ledger else None,

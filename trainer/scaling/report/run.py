@@ -16,6 +16,7 @@ from trainer.metrics import read
 from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.points import Curve, EvalPoint
 from trainer.scaling.read import add_input_arguments, read_curves
+from trainer.scaling.words import short_names
 
 SAMPLES = 12
 BINS = 120  # of the timeline
@@ -79,19 +80,6 @@ def run_of_folder(folder: Path) -> Run:
     add_input_arguments(parser)
     (run,) = runs_of(read_curves(parser.parse_args(["--", str(folder)])))
     return run
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """The last part of each path; as many parts as it takes to tell them apart."""
-    whole = [Path(n).resolve() for n in names]
-    paths = [p.with_suffix("") if p.is_file() else p for p in whole]
-    if len(set(paths)) < len(set(names)):  # a.csv and a.jsonl
-        paths = whole
-    for parts in range(1, max(len(p.parts) for p in paths)):
-        short = [str(Path(*p.parts[-parts:])) for p in paths]
-        if len(set(short)) == len(set(names)):
-            return short
-    return list(names)
 
 
 def read_record(folder: Path) -> Record:
