@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling.commands.text import check_outputs, percent, write_json
-from trainer.scaling.fit import FLAGS, HARMLESS, Estimate, Fit, fit_curve
+from trainer.scaling.fit import FLAGS, Estimate, Fit, fit_curve
 from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.points import Curve
 from trainer.scaling.predict import KERNELS, Needed, Reached, Shift, compute_for, kernel_shift, reward_at
@@ -127,9 +127,8 @@ def to_json(foreseen: Foreseen, args: argparse.Namespace) -> dict[str, Any]:
 def _warnings(curve: Curve, fit: Fit) -> list[str]:
     if fit.identified:
         return [f"The law's ceiling: A {words(fit.A, '.3f')}; {fit.confidence:.0%} intervals."]
-    reasons = "; ".join(FLAGS[f] for f in fit.flags if f not in HARMLESS)
     last = f"{amount(fit.compute_range[1])} {curve.unit}"
-    text = f"The ceiling is not identified: {reasons}. "
+    text = f"The ceiling is not identified: {fit.reasons}. "
     if "falling" in fit.flags:
         return [text + "Below is what a sigmoid would do: no forecast."]
     return [text + f"Up to {last} the numbers below rest on data; beyond, trust the intervals, no number."]
