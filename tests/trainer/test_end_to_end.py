@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from small import command, environment, make_data, make_model
 from timeline import overlap, read_timeline
 from transformers import AutoModelForCausalLM
 
+from trainer import launcher
 from trainer.journal import unpack
+from trainer.main import main
 from trainer.run_folder import PREFIX
 
 TIMEOUT_S = 150
@@ -52,14 +55,30 @@ def versions(run_dir: Path) -> list[np.ndarray]:
     return out
 
 
-def test_a_run_leaves_everything_it_promises_and_a_resume_goes_on(
-    model_dir: Path, data: Path, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run of 4 steps at k = 0."""
+
+    argv: list[str]
+    folder: Path
+    wall: float  # seconds
+    stdout: str
+
+
+@pytest.fixture(scope="module")
+def finished(model_dir: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("finished")
+    argv = command(model_dir, data, folder / "run", "--pipeline.max_lag", "0")
     began = time.monotonic()
-    done = run(command(model_dir, data, run_dir), tmp_path)
-    wall = time.monotonic() - began
+    done = run(argv, folder)
     assert done.returncode == 0, done.stderr
+    return Finished(argv, folder / "run", time.monotonic() - began, done.stdout)
+
+
+def test_a_run_leaves_everything_it_promises_and_its_folder_is_not_overwritten(
+    finished: Finished, tmp_path: Path
+) -> None:
+    run_dir = finished.folder
     rows = lines(run_dir)
     evaluations = [r for r in rows if "eval/pass_rate" in r]
     assert [r["step"] for r in evaluations] == [0, 2, 4]
@@ -72,46 +91,25 @@ def test_a_run_leaves_everything_it_promises_and_a_resume_goes_on(
     for role in ("learner", "engine"):
         states = ledger["roles"][role]
         assert sum(states["states"].values()) == pytest.approx(states["wall_s"] * states["devices"], rel=0.01)
-        assert states["wall_s"] == ledger["wall_s"] < wall  # test_launcher.py: it reaches to the end
+        assert states["wall_s"] == ledger["wall_s"] < finished.wall  # test_launcher.py: it reaches to the end
     for name in ("config.yaml", "samples.jsonl", "fit.json", "curve.png", "report.html", "journal.jsonl"):
         assert (run_dir / name).stat().st_size > 0
     assert list(run_dir.rglob("events.out.tfevents*"))
     AutoModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "step-000004")
-    assert "identif" in done.stdout  # three points identify nothing, and it says so
+    assert "identif" in finished.stdout  # three points identify nothing, and it says so
 
-    again = run(command(model_dir, data, run_dir), tmp_path)
+    again = run(finished.argv, tmp_path)
     assert again.returncode == 2 and "in use already" in again.stderr
 
-    argv = [
-        sys.executable,
-        "-m",
-        "trainer.main",
-        "--resume",
-        "--run-dir",
-        str(run_dir),
-        "--pipeline.steps",
-        "6",
-    ]
-    resumed = run(argv, tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert [r["step"] for r in lines(run_dir) if "learner/loss" in r] == [1, 2, 3, 4, 5, 6]
-    after = [r["compute/total"] for r in lines(run_dir) if "eval/pass_rate" in r]
-    assert after == sorted(after) and len(after) == 4
 
-
-def test_at_k_0_in_fp32_the_first_batch_has_ratio_1(model_dir: Path, data: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    done = run(
-        command(model_dir, data, run_dir, "--pipeline.max_lag", "0", "--pipeline.steps", "2"), tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    first = next(r for r in lines(run_dir) if r["step"] == 1 and "ratio/max" in r)
+def test_at_k_0_in_fp32_the_first_batch_has_ratio_1(finished: Finished) -> None:
+    first = next(r for r in lines(finished.folder) if r["step"] == 1 and "ratio/max" in r)
     assert abs(first["ratio/max"] - 1) < 1e-4 and abs(first["ratio/min"] - 1) < 1e-4
     assert first["lag/histogram"] == {"0": first["lag/histogram"]["0"]}
-    assert all(len(set(v.tolist())) <= 1 for v in versions(run_dir))
+    assert all(len(set(v.tolist())) <= 1 for v in versions(finished.folder))
 
 
-def test_at_k_4_versions_mix_within_completions_and_both_sides_work_at_once(
+def test_at_k_4_versions_mix_within_completions_both_sides_work_at_once_and_a_resume_goes_on(
     model_dir: Path, data: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -127,6 +125,15 @@ def test_at_k_4_versions_mix_within_completions_and_both_sides_work_at_once(
             histogram[lag] = histogram.get(lag, 0) + count
     assert len(histogram) >= 3 and max(map(int, histogram)) <= 4
     assert overlap(read_timeline(run_dir / "timeline.jsonl")) > 0
+
+    argv = [sys.executable, "-m", "trainer.main", "--resume", "--run-dir", str(run_dir)]
+    resumed = run([*argv, "--pipeline.steps", "12", "--evaluation.every", "2"], tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [r["step"] for r in lines(run_dir) if "learner/loss" in r] == list(range(1, 13))
+    evaluations = [r for r in lines(run_dir) if "eval/pass_rate" in r]
+    assert [r["step"] for r in evaluations] == [0, 10, 12]
+    after = [r["compute/total"] for r in evaluations]
+    assert after == sorted(after)
 
 
 @pytest.mark.slow
@@ -242,13 +249,21 @@ def test_a_killed_engine_is_started_again_and_no_group_is_lost(
     assert max(int(k) for r in lines(run_dir) for k in r.get("lag/histogram", {})) <= 1
 
 
-def test_bad_data_is_one_line_with_its_line_number(model_dir: Path, tmp_path: Path) -> None:
+def test_bad_data_is_one_line_with_its_line_number(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(launcher.ENGINES, "torch", "fake_roles:engine")  # the controller reads the data
+    monkeypatch.setattr(launcher, "LEARNER", "fake_roles:learner")
+    environment(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "1+1=", "answer": "2"}\n{"question": \n')
-    done = run(command(model_dir, bad, tmp_path / "run"), tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert "bad.jsonl:2" in done.stderr
+    capsys.readouterr()
+    code = main(command(model_dir, bad, tmp_path / "run")[3:])
+    told = capsys.readouterr().err
+    assert code == 2
+    assert told.startswith("error: ") and told.count("\n") == 1
+    assert "bad.jsonl:2" in told
 
 
 def until(holds: Any, process: subprocess.Popen[bytes]) -> None:
