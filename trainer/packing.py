@@ -15,6 +15,7 @@ question it saves half of the tokens and more.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,6 +23,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.balance import balance
 from trainer.types import TrainSequence
 
 Rows = NDArray[np.int64]
@@ -77,6 +79,24 @@ def pack(sequences: Sequence[TrainSequence], token_budget: int) -> list[MicroBat
     return [_lay(sequences, pieces) for pieces in bins]
 
 
+def pack_balanced(sequences: Sequence[TrainSequence], count: int) -> list[MicroBatch]:
+    """At most `count` micro-batches of about equal length; the same input always gives the same."""
+    whole = list(_pieces(sequences, sys.maxsize))
+    if not whole:
+        return []
+    members = [i for piece in whole for i in piece.members]
+    groups = [g for g, piece in enumerate(whole) for _ in piece.members]
+    sizes = [
+        len(_inputs(sequences[i])) - shared
+        for piece in whole
+        for i, shared in zip(piece.members, piece.shared, strict=True)
+    ]
+    prompts = [len(sequences[piece.members[0]].prompt_ids) for piece in whole]
+    places = balance(sizes, groups, prompts, count)
+    bins = [[i for i, place in zip(members, places, strict=True) if place == b] for b in range(count)]
+    return [_lay(sequences, list(_pieces(sequences, sys.maxsize, sorted(one)))) for one in bins if one]
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """Some completions of one prompt, sorted, with the tokens each shares with the one before."""
@@ -86,8 +106,11 @@ class _Piece:
     length: int
 
 
-def _pieces(sequences: Sequence[TrainSequence], budget: int) -> Iterator[_Piece]:
-    weighted = [i for i, s in enumerate(sequences) if s.weights.any()]
+def _pieces(
+    sequences: Sequence[TrainSequence], budget: int, among: Sequence[int] | None = None
+) -> Iterator[_Piece]:
+    """Of these sequences, or of all: groups in order, cut where they would exceed the budget."""
+    weighted = [i for i in (range(len(sequences)) if among is None else among) if sequences[i].weights.any()]
     for _, run in groupby(weighted, key=lambda i: sequences[i].prompt_ids.tobytes()):
         group = sorted(run, key=lambda i: _inputs(sequences[i]).tolist())
         members: list[int] = []

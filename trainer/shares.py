@@ -11,29 +11,31 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainer.packing import MicroBatch, pack
+from trainer.packing import MicroBatch, pack, pack_balanced
 from trainer.types import TrainSequence
 
 Round = tuple[MicroBatch, ...]  # by rank
-SLACK = (1.0, 1.02, 1.05, 1.1, 1.2, 1.4)  # budgets tried, over the least that could hold all
-GOOD = 0.02  # padding below which no other budget is tried: packing again costs time, too
+GOOD = 0.01  # padding below which nothing is moved: that takes time, too
 
 
 def rounds(sequences: Sequence[TrainSequence], token_budget: int, ranks: int) -> list[Round]:
     """The batch in rounds; a rank without work gets one row of weight 0.
 
-    Where a round would wait for its largest micro-batch, the batch is packed again by smaller budgets. No
-    micro-batch is longer than the budget, or than the longest that a single completion needs.
+    Packed first as for one rank; where rounds would wait for their largest micro-batch, completions change
+    places, in as many rounds or one more. No micro-batch is longer than the budget, or than the longest that
+    a single completion needs.
     """
     best = _deal(pack(sequences, token_budget), ranks)
     if ranks == 1 or not best:
         return best
     bound = max(token_budget, *(len(m.input_ids) for share in best for m in share))
-    least = rows(best) / (ranks * len(best))
-    for budget in sorted({min(bound, int(least * slack)) for slack in SLACK}):
+    for more in (0, 1):
         if padding(best) < GOOD:
             break
-        best = min(best, _deal(pack(sequences, budget), ranks), key=_time)
+        found = _deal(pack_balanced(sequences, ranks * (len(best) + more)), ranks)
+        if all(len(m.input_ids) <= bound for share in found for m in share):
+            best = min(best, found, key=_time)
+            break
     return best
 
 

@@ -24,7 +24,8 @@ def batch(prompts: int, group: int, median: float, longest: int) -> tuple[TrainS
 
 
 @pytest.mark.parametrize(
-    ("prompts", "group", "ranks"), [(16, 8, 2), (16, 8, 3), (16, 8, 4), (48, 16, 3), (48, 16, 8)]
+    ("prompts", "group", "ranks"),
+    [(16, 8, 2), (16, 8, 3), (16, 8, 4), (16, 8, 7), (16, 8, 8), (48, 16, 3), (48, 16, 8)],
 )
 def test_padding_is_below_five_percent_of_a_real_batch(prompts: int, group: int, ranks: int) -> None:
     found = rounds(batch(prompts, group, 256, 2048), 4096, ranks)
@@ -34,6 +35,16 @@ def test_padding_is_below_five_percent_of_a_real_batch(prompts: int, group: int,
     assert padding(found) == pytest.approx(1 - rows(found) / slots)
     of_rank = rows_by_rank(found)
     assert sum(of_rank) == rows(found) and max(of_rank) < 1.1 * min(of_rank)
+
+
+def test_levelling_repeats_few_prompts() -> None:
+    sequences = batch(16, 8, 1000, 12_288)
+    prompts = {s.prompt_ids.tobytes(): len(s.prompt_ids) for s in sequences}
+    least = sum(prompts.values()) + sum(len(s.token_ids) - 1 for s in sequences)
+    for ranks in (4, 8):
+        found = rounds(sequences, 16_384, ranks)
+        time = sum(max(len(m.input_ids) for m in share) for share in found)
+        assert time * ranks < 1.05 * least  # padding and prompts computed again, together
 
 
 @pytest.mark.parametrize(("prompts", "ranks"), [(1, 3), (2, 3), (5, 2), (5, 1)])
