@@ -95,6 +95,14 @@ def test_too_few_flat_and_falling_runs_are_flagged() -> None:
     assert "falling" in falling.flags and not falling.identified
 
 
+def test_one_high_outlier_before_the_end_is_no_fall() -> None:
+    rng, c = np.random.default_rng(0), np.linspace(1000, 16_000, 10)
+    r = PAPER.reward(c) + rng.normal(0, 0.005, 10) + 0.1 * (np.arange(10) == 6)
+    assert "falling" not in fit(c, r, np.full(10, 0.005), R0=PAPER.R0).flags
+    fell = r - np.r_[[0] * 7, 0.03, 0.06, 0.1]
+    assert "falling" in fit(c, fell, np.full(10, 0.005), R0=PAPER.R0).flags
+
+
 JUMPS = {
     "one jump at the end": [0.0, 0, 0, 0, 1],
     "one jump from a tenth": [0.1, 0.1, 0.1, 0.1, 0.1, 0.9],

@@ -303,8 +303,9 @@ def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, misfit: bool) -> 
         flags.append("A-at-bound")
     if c_mid > data.compute[-2]:
         flags.append("C_mid-beyond-data")
-    windows = np.convolve(r, np.ones(last) / last, "valid")
-    if windows.max() - windows[-1] > max(0.03, 4 * sd.mean() / last**0.5):
+    some = min(len(r), max(3, last))  # of three, one outlier is not the median
+    windows = np.median(np.lib.stride_tricks.sliding_window_view(r, some), axis=-1)
+    if windows.max() - windows[-1] > max(0.03, 4 * sd.mean() / some**0.5):
         flags.append("falling")
     if A.high - A.low > WIDEST:
         flags.append("wide")
