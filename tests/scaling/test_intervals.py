@@ -56,7 +56,7 @@ def brute_chi2(made: Curve, held: dict[str, float]) -> float:
     if not isinstance(made.R0, float):
         free.append((0.0, 1.0))
     low, high = np.array(free).T
-    starts = low + (high - low) * np.random.default_rng(0).random((6, len(low)))
+    starts = low + (high - low) * np.random.default_rng(0).random((3, len(low)))
     found = [
         least_squares(errors, x, bounds=(low, high), x_scale="jac", xtol=1e-12, ftol=1e-12) for x in starts
     ]
