@@ -50,6 +50,8 @@ from bench import learner_step
 from bench.learner_step import MODELS, PROVIDERS, Problem
 from bench.measure import ROOT, commit, machine, process_peak_bytes, write_json
 from bench.table import number, table
+from trainer.allocator import keep_freed_memory
+from trainer.launcher import CPU
 from trainer.types import TrainSequence
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bf16 FLOP/s, from the makers' data sheets
@@ -173,12 +175,7 @@ def measure(
         sys.executable, "-m", "bench.trainer", f"--measure={what}", f"--folder={folder}", f"--steps={steps}",
         f"--threads={threads}", f"--problem={json.dumps(dataclasses.asdict(p))}",
     ]  # fmt: skip
-    # As the launcher sets them for a learner, and for both alike: huge pages, and threads that wait asleep.
-    environment = os.environ | {
-        "THP_MEM_ALLOC_ENABLE": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "0",
-    }
+    environment = CPU | os.environ  # as the launcher sets them for a learner, and for both alike
     if p.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # a learner takes a GPU where it sees one
     try:
@@ -201,6 +198,8 @@ def peak_of(card: str) -> float | None:
 
 def _measure(what: str, p: Problem, folder: str, steps: int) -> dict[str, Any]:
     """In the child."""
+    if p.device == "cpu":
+        keep_freed_memory()  # as a learner does, and for both alike
     if what == "gemm":
         return learner_step.best_gemm(p)
     step = PROVIDERS[what](p, folder)

@@ -51,6 +51,11 @@ class RoleDied(RuntimeError):
     """A role process ended before the run did."""
 
 
+# For torch on CPUs. Engine and learner share the cores, so idle OpenMP threads must soon sleep; not at once,
+# since waking one takes as long as a small operation. Huge pages: faults would cost a fifth of a gradient.
+CPU = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000", "THP_MEM_ALLOC_ENABLE": "1"}
+
+
 class Launcher:
     """One run, from spawn to the last event. `run` returns once the controller has said 'done'."""
 
@@ -81,9 +86,7 @@ class Launcher:
         self._roles: dict[str, tuple[SpawnProcess, Connection]] = {}
 
     def _spawn(self) -> None:
-        # Idle OpenMP threads must sleep, not spin: engine and learner share the cores.
-        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
-        os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # torch in huge pages: a gradient's page faults cost a fifth
+        os.environ |= {"TOKENIZERS_PARALLELISM": "false"} | {k: os.environ.get(k, v) for k, v in CPU.items()}
         (self.run_dir / "logs").mkdir(exist_ok=True)
         engines = [
             self._start_engine(i) for i in range(len(self.config.engine.urls) or len(self.devices.engines))

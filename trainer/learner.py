@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from kernels import CISPO
 from trainer import checkpoint, ranks
+from trainer.allocator import keep_freed_memory
 from trainer.clock import Clock
 from trainer.config import Config, ConfigError
 from trainer.messages import Failed, Push, Pushed, Ready, Refused, Save, Saved, Score, Scored, StepDone
@@ -267,6 +268,8 @@ def learner_main(
     try:
         # Half: who is missing must be told before the controller's own patience ends.
         among = ranks.join(config.pipeline.deadline_s / 2)
+        if among.device.type == "cpu":
+            keep_freed_memory()
         clock = Clock("learner", telemetry.send if telemetry is not None and not among.rank else _drop)
         _serve(config, model_dir, conn, clock, resume_from, among)
         clock.flush()
