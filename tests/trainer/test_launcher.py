@@ -47,7 +47,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 def start(behaviour: str, run_dir: Path) -> subprocess.Popen[str]:
     """The whole program, but for its roles, in a process group of its own."""
     program = (
-        "import sys; from trainer import launcher, main, memory, models\n"
+        "import signal, sys; from trainer import launcher, main, memory, models\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # ignored where the tests run under nohup
         "launcher.ENGINES['torch'] = 'fake_roles:engine'\n"
         f"launcher.LEARNER, launcher.CONTROLLER = {tuple(ROLES.values())}\n"
         f"models.resolve_model = lambda path: {behaviour!r}\n"
