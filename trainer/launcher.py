@@ -86,7 +86,7 @@ class Launcher:
         self._roles: dict[str, tuple[SpawnProcess, Connection]] = {}
 
     def _spawn(self) -> None:
-        os.environ |= {"TOKENIZERS_PARALLELISM": "false"} | {k: os.environ.get(k, v) for k, v in CPU.items()}
+        os.environ |= {"TOKENIZERS_PARALLELISM": "false"} | CPU | os.environ
         (self.run_dir / "logs").mkdir(exist_ok=True)
         engines = [
             self._start_engine(i) for i in range(len(self.config.engine.urls) or len(self.devices.engines))

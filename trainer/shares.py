@@ -15,7 +15,7 @@ from trainer.packing import MicroBatch, pack, pack_balanced
 from trainer.types import TrainSequence
 
 Round = tuple[MicroBatch, ...]  # by rank
-GOOD = 0.01  # padding below which nothing is moved: that takes time, too
+GOOD = 0.03  # padding below which nothing is moved: looking for better places takes time, too
 
 
 def rounds(sequences: Sequence[TrainSequence], token_budget: int, ranks: int) -> list[Round]:

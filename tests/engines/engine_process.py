@@ -74,7 +74,7 @@ class EngineProcess:
         self.conn, theirs = launcher.CONTEXT.Pipe()
         self.telemetry, told = launcher.CONTEXT.Pipe()
         args = (config, config.model.path, theirs, where, role)
-        env = {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
+        env = {"CUDA_VISIBLE_DEVICES": "", **launcher.CPU}
         target = target or launcher.ENGINES[config.engine.kind]
         self.process = launcher.CONTEXT.Process(
             target=launcher._role, args=(target, told, args, str(self.log), env), name=role

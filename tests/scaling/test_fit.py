@@ -103,6 +103,22 @@ def test_one_high_outlier_before_the_end_is_no_fall() -> None:
     assert "falling" in fit(c, fell, np.full(10, 0.005), R0=PAPER.R0).flags
 
 
+@pytest.mark.parametrize(("points", "last"), [(50, 4), (100, 9)])
+def test_a_collapse_in_the_last_few_of_many_points_is_a_fall(points: int, last: int) -> None:
+    rng, c = np.random.default_rng(0), np.linspace(16_000 / points, 16_000, points)
+    r = PAPER.reward(c) + rng.normal(0, 0.005, points)
+    r[-last:] = 0.58 - 0.45 * np.arange(1, last + 1) / last
+    found = fit(c, r, np.full(points, 0.005), R0=PAPER.R0)
+    assert "falling" in found.flags and "flat" not in found.flags
+
+
+def test_noise_as_large_as_was_told_is_no_misfit() -> None:
+    rng, c = np.random.default_rng(0), np.linspace(80, 12_000, 150)
+    r = Sigmoid(R0=0.3, A=0.6, B=2.0, C_mid=80).reward(c) + rng.normal(0, 0.05, 150)
+    found = fit(c, np.clip(r, 0, 1), np.full(150, 0.05), R0=0.3, R0_se=0.02)
+    assert found.identified and found.A.low < 0.6 < found.A.high
+
+
 JUMPS = {
     "one jump at the end": [0.0, 0, 0, 0, 1],
     "one jump from a tenth": [0.1, 0.1, 0.1, 0.1, 0.1, 0.9],
@@ -119,7 +135,7 @@ def test_a_jump_tells_no_ceiling(reward: list[float], start: str) -> None:
     for sd in (None, np.full(len(c), 0.005)):
         found = fit(c, reward, sd, R0=R0, R0_se=R0_se)
         assert not found.identified
-    assert not {"C_mid-beyond-data", "misfit"}.isdisjoint(found.flags)
+        assert not {"C_mid-beyond-data", "misfit"}.isdisjoint(found.flags)
 
 
 def test_mere_noise_tells_no_ceiling() -> None:

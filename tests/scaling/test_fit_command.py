@@ -94,9 +94,11 @@ def test_a_reader_who_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)  # as `| head` does
     command = [sys.executable, "-m", "trainer.scaling", "fit", str(write_curve(tmp_path / "a.csv"))]
+    command += ["--json", str(tmp_path / "fit.json")]  # written nonetheless
     done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=120)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+    assert (tmp_path / "fit.json").exists()
 
 
 def test_no_help_shows_python(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +112,12 @@ def test_a_run_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.Captur
     a, other = write_curve(tmp_path / "a.csv"), write_curve(tmp_path / "c.csv", last=8_000)
     copy = tmp_path / "copy.csv"
     copy.write_text(a.read_text())
-    for inputs in ([f"x={a}", f"y={a}"], [a, copy], [f"x={a},{other}", f"y={copy}"]):
+    for inputs in (
+        [f"x={a}", f"y={a}"],
+        [a, copy],
+        [f"x={a},{other}", f"y={copy}"],
+        [f"x={a},{a}", f"y={other}"],
+    ):
         assert main(["compare", *map(str, inputs)]) == 2
         err = capsys.readouterr().err
         assert "expected each run once" in err and str(a) in err and err.count("\n") == 1

@@ -101,6 +101,18 @@ def test_after_a_pilot_that_wanders_the_simulated_evaluations_wander_on() -> Non
     assert together.error > 1.2 * apart.error and together.chance <= apart.chance
 
 
+def test_a_dense_pilot_is_planned_on_from_as_its_fit_sees_it() -> None:
+    c = np.linspace(4, 6000, 1500)  # averaged by tens
+    rng, wander = np.random.default_rng(1), [0.0]
+    for _ in c:
+        wander.append(0.99 * wander[-1] + 0.01 * (1 - 0.99**2) ** 0.5 * rng.standard_normal())
+    dense = simulated(SCALERL, c, 0.005, 4, "dense")
+    r = SCALERL.reward(c) + np.array(wander[1:])
+    prospect, fit = after_pilot(with_rewards(dense, dict(enumerate(r.tolist()))), 12)
+    assert len(prospect.seen.points) == 150
+    assert np.exp(-40 / prospect.memory) == pytest.approx(fit.correlation)
+
+
 def test_errors_that_wander_forget_by_compute_and_begin_where_the_pilot_ended() -> None:
     from trainer.scaling.plan import _errors
 

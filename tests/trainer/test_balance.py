@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer.balance import balance
 
-GROUPS = st.lists(st.lists(st.integers(1, 500), min_size=1, max_size=6), min_size=1, max_size=6)
+GROUPS = st.lists(st.lists(st.integers(0, 500), min_size=1, max_size=6), min_size=1, max_size=6)
 
 
 def loads(sizes: list[int], groups: list[int], prompts: list[int], bins: np.ndarray, count: int) -> list[int]:

@@ -59,6 +59,14 @@ def test_every_completion_is_in_one_share_within_the_budget(prompts: int, ranks:
     assert [m.owners.tolist() for r in found for m in r] == [m.owners.tolist() for r in again for m in r]
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_answers_of_one_token_which_add_no_row_are_shared_out_too(ranks: int) -> None:
+    sequences = batch(3, 4, 1, 1)
+    found = rounds(sequences, 64, ranks)
+    of = [np.unique(m.owners) for share in found for m in share if m is not IDLE]
+    assert sorted(np.concatenate(of).tolist()) == list(range(12))
+
+
 def test_one_rank_computes_what_was_packed_in_that_order_and_an_empty_batch_has_no_round() -> None:
     sequences = batch(3, 4, 60, 300)
     one = [share[0].owners.tolist() for share in rounds(sequences, 256, 1)]

@@ -24,6 +24,7 @@ Array = NDArray[np.float64]
 LEAST_POINTS = 5  # beyond R0: the law has three parameters
 MOST_POINTS = 150  # longer series are averaged over neighbours
 WIDEST = 0.06  # an interval of A wider than ±.03 tells no two recipes apart
+SCATTERS = 2.0  # times the told errors, from which they do not explain how far points lie off the law
 LEAST_SHARE = 0.2  # of outliers from which, and of explained variance up to which, a curve is no law
 EQUAL_ERROR = 1e-2  # where no errors are given; for the fit only their being equal matters
 TOLD_ERRORS = "given standard errors"
@@ -88,8 +89,8 @@ class Fit:
 
     @property
     def scatters(self) -> bool:
-        """Whether the points lie twice as far from the law as the standard errors say that were told."""
-        return self.noise == TOLD_ERRORS and self.scatter > 2
+        """Whether the points lie farther from the law than the standard errors say that were told."""
+        return self.noise == TOLD_ERRORS and self.scatter > SCATTERS
 
     @property
     def law(self) -> Sigmoid:
@@ -288,8 +289,12 @@ def _misfit(data: Data, found: Posterior) -> bool:
     """
     start = [] if data.R0 is None else [data.R0]
     r, law = np.r_[start, data.reward], found.law.reward(np.r_[[0.0] * len(start), data.compute])
-    outlying = found.outliers >= LEAST_SHARE * len(data.reward)
-    return outlying or float(((r - law) ** 2).sum()) > (1 - LEAST_SHARE) * float(((r - r.mean()) ** 2).sum())
+    if found.outliers >= LEAST_SHARE * len(data.reward):
+        return True
+    off = float(np.sqrt((((data.reward - law[len(start) :]) / data.sd) ** 2).mean()))
+    if data.sd_known and off < SCATTERS:  # the told errors explain the rest
+        return False
+    return float(((r - law) ** 2).sum()) > (1 - LEAST_SHARE) * float(((r - r.mean()) ** 2).sum())
 
 
 def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, misfit: bool) -> tuple[str, ...]:
@@ -305,8 +310,9 @@ def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, misfit: bool) -> 
         flags.append("C_mid-beyond-data")
     some = min(len(r), max(3, last))  # of three, one outlier is not the median
     windows = np.median(np.lib.stride_tricks.sliding_window_view(r, some), axis=-1)
-    if windows.max() - windows[-1] > max(0.03, 4 * sd.mean() / some**0.5):
-        flags.append("falling")
+    ends = (some, windows[-1]), (3, np.median(r[-3:]))  # a late fall is in a few points only
+    if any(windows.max() - end > max(0.03, 4 * sd.mean() / n**0.5) for n, end in ends):
+        flags = [*(flag for flag in flags if flag != "flat"), "falling"]
     if A.high - A.low > WIDEST:
         flags.append("wide")
     if misfit and not {"flat", "falling"} & set(flags):  # these say why

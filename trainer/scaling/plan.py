@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import qmc
 
 from trainer.config import ConfigError
-from trainer.scaling.fit import FLAGS, HARMLESS, Fit, checked, fit_curve
+from trainer.scaling.fit import FLAGS, HARMLESS, MOST_POINTS, Fit, averaged, checked, fit_curve
 from trainer.scaling.law import Sigmoid
 from trainer.scaling.points import Curve, EvalPoint
 
@@ -79,6 +79,7 @@ def prior(
 
 def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Prospect, Fit]:
     """Laws that the pilot's fit leaves possible, evenly over their A; its noise, unless that is given."""
+    pilot = _thinned(pilot)
     fit = fit_curve(pilot)
     if fit.draws is None:
         raise ConfigError(f"{pilot.name}: {FLAGS['too-few-points']}; give --c-mid, --r0 and --noise instead")
@@ -102,6 +103,16 @@ def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Pr
     if fit.wander > WANDERS and scatter > told / 2:  # else they hardly err at all
         memory = -float(np.median(np.diff(data.compute))) / math.log(fit.correlation)
     return Prospect(laws, pilot, noise, told, fit.C_mid.value, memory), fit
+
+
+def _thinned(pilot: Curve) -> Curve:
+    """As the fit sees it: neighbours of a long series averaged, which new evaluations shall not be."""
+    if len(pilot.points) <= MOST_POINTS:
+        return pilot
+    data = averaged(checked(pilot))
+    errors = data.sd if data.sd_known else np.zeros(len(data.sd))
+    rows = zip(data.compute.tolist(), data.reward.tolist(), errors.tolist(), strict=True)
+    return replace(pilot, points=tuple(EvalPoint(0, *row) for row in rows))
 
 
 def is_known(fit: Fit, within: float) -> bool:

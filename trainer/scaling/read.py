@@ -81,7 +81,7 @@ def read_curves(args: argparse.Namespace) -> list[Curve]:
 def read_inputs(args: argparse.Namespace) -> list[Reading]:
     """The curves, and where they come from; named by their input, and by run where that holds several."""
     _check_options(args)
-    return [reading for name in dict.fromkeys(args.inputs) for reading in _read(Path(name), args)]
+    return [reading for path in dict.fromkeys(map(Path, args.inputs)) for reading in _read(path, args)]
 
 
 def same_unit(curves: Sequence[Curve]) -> str:

@@ -49,7 +49,9 @@ def explain(fit: Fit, unit: str) -> str:
         wide = " - too wide to use" if e.high - e.low > WIDEST else ""
         lines.append(f"  at {f'{times}×':>3} the compute ({amount(at)} {unit}): {words(e, '.3f')}{wide}")
     if fit.outliers:
-        lines.append(f"  {fit.outliers} of the points lie far from the curve and count for little.")
+        which = "of the points lies" if fit.outliers == 1 else "of the points lie"
+        does = "counts" if fit.outliers == 1 else "count"
+        lines.append(f"  {fit.outliers} {which} far from the curve and {does} for little.")
     if fit.scatters:
         text = f"The points scatter {fit.scatter:.1f}× their standard errors; the intervals allow for it."
         lines.append(paragraph(text))

@@ -46,7 +46,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "seeds correct it)",
     )  # fmt: skip
     command.add_argument("--json", type=Path, help="write all of it here")
-    command.add_argument("--plot", type=Path, help="write the efficiency plot here (.png or .svg)")
+    command.add_argument("--plot", type=Path, help="write the efficiency plot here (.png, .svg or .pdf)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> None:
     groups = _groups(args)
     unit = same_unit([curve for curves in groups.values() for curve in curves])
     found = compare(groups, args.at, args.margin)
-    print(describe(found, unit))
     if args.json:
         write_json(args.json, to_json(found, unit))
     if args.plot:
         plot_recipes(found, args.plot)
+    print(describe(found, unit))
 
 
 def describe(found: Comparison, unit: str) -> str:
@@ -108,6 +108,8 @@ def _groups(args: argparse.Namespace) -> dict[str, list[Curve]]:
         inputs = [part for part in runs.split(",") if part]
         if not name or not inputs:
             raise ConfigError(f"{text!r}: expected NAME=RUN,RUN,... or a run or a file")
+        if len(set(map(Path, inputs))) < len(inputs):
+            raise ConfigError(f"{text!r}: one run stands there twice; expected each run once")
         if name in groups:
             raise ConfigError(f"two groups are called {name!r}; expected NAME=RUN,RUN,... once for each name")
         groups[name] = read_curves(argparse.Namespace(**{**vars(args), "inputs": inputs}))

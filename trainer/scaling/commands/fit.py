@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> None:
         same_unit([reading.curve for reading in readings])
     labels = short_names([reading.curve.name for reading in readings])
     results: dict[str, Any] = {}
+    told: list[str] = []
     drawn: list[Named] = []
     for reading, label in zip(readings, labels, strict=True):
         curve = reading.curve
@@ -50,19 +51,17 @@ def run(args: argparse.Namespace) -> None:
         else:
             result = _fit(curve)
             held = backtest(curve)
-            told = backtest_words(held, curve.unit)
-            words = "\n".join(filter(None, (explain(result, curve.unit), told)))
+            words = "\n".join(filter(None, (explain(result, curve.unit), backtest_words(held, curve.unit))))
             content = {**result.to_json(), "backtest": held and asdict(held)}
             drawn.append((label, curve, result))
         more, entries = beside(curve, args)
-        if results:
-            print()
         results[curve.name] = _to_json(reading, {**content, **entries}, args)
-        print("\n".join([curve.name, paragraph(str(reading)), words, *more]))
+        told.append("\n".join([curve.name, paragraph(str(reading)), words, *more]))
     if args.plot:
         plot_curves(drawn, args.plot)
     if args.json:
         write_json(args.json, results)
+    print("\n\n".join(told))
 
 
 def _fit(curve: Curve) -> Fit:

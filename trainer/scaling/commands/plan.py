@@ -99,18 +99,19 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"a budget of {budgets[-1]:g} {unit}: expected one below {MOST:g}; is the unit right?"
         )
-    if known:
-        text = f"The pilot alone tells A to ±{args.within:g}: no more is needed"
-        print(paragraph(f"{text}. A smaller --within asks for more.", ""))
-    else:
+    if not known:
         cells = _simulated(prospect, budgets, args)
-        print(describe(prospect, cells, unit, args))
     if args.json:
         best = cheapest(cells)
         content = {"unit": unit, "within": args.within, "noise": prospect.noise, "runs": args.runs}
         content |= {"known": known, "wanders": prospect.memory > 0}
         content |= {"plans": [asdict(cell) for cell in cells], "cheapest": asdict(best) if best else None}
         write_json(args.json, content)
+    if known:
+        text = f"The pilot alone tells A to ±{args.within:g}: no more is needed"
+        print(paragraph(f"{text}. A smaller --within asks for more.", ""))
+    else:
+        print(describe(prospect, cells, unit, args))
 
 
 def _simulated(prospect: Prospect, budgets: Sequence[float], args: argparse.Namespace) -> list[Cell]:
@@ -180,7 +181,7 @@ def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
         f"After {curves[0].name}: {fit.points} evaluations up to {amount(fit.compute_range[1])} {unit}, A "
         f"{words(fit.A, '.3f')}, noise {prospect.noise:.2g} per evaluation."
     )
-    if prospect.memory:
+    if prospect.memory and not is_known(fit, args.within):
         text += " Its neighbouring points err together, and so do the simulated ones."
     print(paragraph(text, ""))
     return prospect, fit, unit

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     """Print what is foreseen, of each input."""
     _check(args)
     shift = _shift(args)
-    results = {}
+    results, told = {}, []
     for curve in read_curves(args):
         fit = _fit(curve)
         if shift and curve.unit != "GPU-hours":
@@ -83,10 +83,11 @@ def run(args: argparse.Namespace) -> None:
             [reward_at(fit, budget, factor) for budget in args.at],
             [compute_for(fit, reward, factor) for reward in args.reach],
         )  # fmt: skip
-        print(describe(foreseen, args))
+        told.append(describe(foreseen, args))
         results[curve.name] = to_json(foreseen, args)
     if args.json:
         write_json(args.json, results)
+    print("\n".join(told))
 
 
 def describe(foreseen: Foreseen, args: argparse.Namespace) -> str:
