@@ -20,7 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from trainer.config import ConfigError
-from trainer.scaling import Curve, EvalPoint, curve_of
+from trainer.scaling import Curve, EvalPoint, curve_of, fit_curve
 from trainer.scaling.read import Reading, add_input_arguments, read_curves, read_inputs, same_unit
 
 
@@ -393,15 +393,27 @@ def test_wrong_input_is_one_clear_line(
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_run_whose_steps_are_faster_than_its_books_has_a_curve(tmp_path: Path) -> None:
+    points = [EvalPoint(i, 0.1 * (i // 2), 0.1 * i, 0.02) for i in range(8)]
+    curve = curve_of("", "h", points)
+    assert [p.step for p in curve.points] == [2, 3, 4, 5, 6, 7]
+    assert isinstance(curve.R0, EvalPoint)
+    assert (curve.R0.pass_rate, curve.R0.pass_rate_se) == pytest.approx((0.05, 0.02 / 2**0.5))
+    assert fit_curve(curve).points == 6
+    table = tmp_path / "a.csv"
+    rows = [f"{p.step},{p.compute},{p.pass_rate}" for p in points[1:]]
+    table.write_text("\n".join(["step,gpu_hours,reward", *rows]))
+    assert len(curve_at(table).points) == 6
+
+
 @pytest.mark.parametrize(
     ("compute", "says"),
     [
         ([0, 1, math.nan], "step 2: compute is nan; expected a number of at least 0"),
         ([0, 1, -1], "step 2: compute is -1; expected a number of at least 0"),
-        ([0, 0, 1], "two rewards at compute 0: 0 and 0.1; expected one: average them"),
     ],
 )
-def test_no_point_is_dropped_in_silence(compute: list[float], says: str) -> None:
+def test_what_is_no_compute_is_not_dropped_in_silence(compute: list[float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         curve_of("", "h", [EvalPoint(i, c, 0.1 * i, 0.0) for i, c in enumerate(compute)])
 

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,7 @@ def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Rea
     if not kept:
         beyond = f" from compute {args.drop_before:g} on (--drop-before)" if args.drop_before else ""
         raise ConfigError(f"no row holds {reward!r}{beyond}")
+    _check_distinct(kept, step)
     curve = curve_of(name, unit, kept)
     low, high = args.reward_range
     if args.r0 is not None:
@@ -179,6 +181,18 @@ def _score(
     if se < 0:
         raise ConfigError(f"row {line}: {error!r} is {se:g}; expected a standard error, at least 0")
     return r, se
+
+
+def _check_distinct(points: Sequence[EvalPoint], step: str | None) -> None:
+    """Several rewards at one compute are of several runs, unless their steps say that they are of one."""
+    ordered = sorted(points, key=lambda p: (p.compute, p.step))
+    for one, other in pairwise(ordered):
+        of_one_run = step is not None and one.step != other.step and one.compute > 0
+        if one.compute == other.compute and one.pass_rate != other.pass_rate and not of_one_run:
+            raise ConfigError(
+                f"two rewards at compute {one.compute:g}: {one.pass_rate:g} and {other.pass_rate:g}; "
+                "expected one: average them, or split what holds several runs"
+            )
 
 
 def _range_told(r: float, args: argparse.Namespace) -> str:
