@@ -291,6 +291,16 @@ def _drop(spans: object) -> None:
     """Rank 0 books the time: the others are in step with it."""
 
 
+def _check_run_folder(run_dir: str, role: str) -> None:
+    """Every rank writes its part of a checkpoint there."""
+    if not Path(run_dir).is_dir():
+        raise ConfigError(
+            f"{role} on {socket.gethostname()} does not see the run folder {run_dir}; expected one that all "
+            "machines of the learner share, since each writes its part of a checkpoint: give another "
+            "--run-dir"
+        )
+
+
 def _serve(
     config: Config,
     model_dir: str,
@@ -301,12 +311,7 @@ def _serve(
 ) -> None:
     """Answer messages until Shutdown."""
     start = time.monotonic()
-    if not Path(config.run_dir).is_dir():
-        raise ConfigError(
-            f"{among.role} on {socket.gethostname()} does not see the run folder {config.run_dir}; expected "
-            "one that all machines of the learner share, since each writes its part of a checkpoint: give "
-            "another --run-dir"
-        )
+    _check_run_folder(config.run_dir, among.role)
     learner = Learner(config, model_dir, clock, resume_from, among)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     parameters = sum(w.numel() for w in learner.weights.values())
