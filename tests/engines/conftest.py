@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from engine_process import SHAPE, need_vllm
+from engine_process import SHAPE, EngineProcess, need_vllm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 
@@ -22,6 +23,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 def vllm_installed() -> None:
     """For what is promised of vLLM alone."""
     need_vllm()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_engine_is_left_behind() -> Iterator[None]:
+    """One that a failed test has not closed would keep pytest from ever exiting: multiprocessing joins it."""
+    yield
+    for process in list(EngineProcess.running):
+        process.close()
 
 
 def save(model: PreTrainedModel, folder: Path) -> str:

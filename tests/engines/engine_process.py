@@ -12,7 +12,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -64,6 +64,8 @@ def settings(model: str, run_dir: Path, kind: str, dtype: str = "float32", **eng
 class EngineProcess:
     """One engine's process; `client` speaks to it, once an event loop at a time."""
 
+    running: ClassVar[set[EngineProcess]] = set()  # for who must not leave one behind
+
     def __init__(self, config: Config, role: str = "engine", target: str = "", where: int | str = 1) -> None:
         self.role, self.version = role, 0
         self.spans: list[Spans] = []
@@ -80,6 +82,7 @@ class EngineProcess:
             target=launcher._role, args=(target, told, args, str(self.log), env), name=role
         )
         self.process.start()
+        self.running.add(self)
         theirs.close()
         told.close()
         self._listener = Thread(target=self._listen, daemon=True)
@@ -128,6 +131,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """Ask it to end; by force if it does not."""
+        self.running.discard(self)
         with suppress(OSError):
             self.conn.send(Shutdown())
         self.process.join(30)
