@@ -3,8 +3,10 @@
 transformers calls `packed_attention` in each layer with the `Layout` given to the model's forward. No mask
 over the whole pack is ever built. A branch's own rows are queries, the rows of its path are keys, causal at
 the bottom right. On CUDA one variable-length flash kernel takes all branches. Elsewhere short segments are
-batched into one SDPA call whose boolean mask is the segment's tree, and long ones go in blocks of queries:
-a third faster on a CPU than whole branches, which would take the path's other queries along.
+batched into one SDPA call whose mask is the segment's tree, and long ones go in blocks of queries: a third
+faster on a CPU than whole branches, which would take the path's other queries along. There the query heads
+of one KV head become further query rows, so K and V are not repeated, and masks are added, since SDPA would
+make such a mask of a boolean one in every layer.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from transformers import AttentionInterface
 from trainer.packing import Segment
 
 SHORT = 128  # rows up to which a segment is always batched: the mask is cheaper than more calls
-LONGEST_MASK = 8192  # rows up to which a segment may have a mask (64 MiB)
+LONGEST_MASK = 4096  # rows up to which a segment may have a mask (64 MiB)
 BLOCK = 256  # queries of a branch taken at once: fewer make more calls, more compute more beyond the causal
 UNSUPPORTED = ("softcap", "s_aux")  # what other model families ask of their attention
 HALF = (torch.bfloat16, torch.float16)  # what flash kernels take
@@ -38,11 +40,10 @@ Flash = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float], Tens
 class Layout:
     """Where the rows of a micro-batch go; made once, used by every layer."""
 
-    batches: tuple[tuple[Tensor, Tensor], ...]  # rows (B, S) and mask (B, 1, S, S), True: attends
+    batches: tuple[tuple[Tensor, Tensor], ...]  # rows (B, S) and mask (B, 1, S, S) to be added
     branches: tuple[tuple[int, int], ...]  # of the other rows: a branch's own rows and its path's
     own: Tensor  # (sum of own rows,) where they stand
     paths: Tensor  # (sum of path rows,) each branch's path, ancestors first
-    causal: Tensor  # (BLOCK, longest + BLOCK) mask, of which every block's is a part
     ends: tuple[Tensor, Tensor]  # int32, own rows and path rows before each branch, then all
     restore: Tensor | None  # (T,) where each row of the pack stands in the results; None: where it was
     longest: tuple[int, int]  # own rows, and rows of a path
@@ -76,7 +77,6 @@ def layout(segments: Sequence[Segment], flash: bool = False) -> Layout:
         tuple(branches),
         torch.from_numpy(own),
         torch.from_numpy(np.concatenate([none, *paths])),
-        torch.from_numpy(np.tri(BLOCK, longest + BLOCK, longest - 1, np.bool_)),
         (torch.from_numpy(ends[0]), torch.from_numpy(ends[1])),
         torch.from_numpy(_inverse(np.concatenate([*order, own]), int(starts[-1]))) if batches else None,
         (max((n for n, _ in branches), default=0), longest),
@@ -90,8 +90,8 @@ def _inverse(places: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
     return inverse
 
 
-def _batched(batch: Sequence[tuple[int, Segment]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Rows (B, S), padded with the segment's last row, and the tree masks (B, 1, S, S)."""
+def _batched(batch: Sequence[tuple[int, Segment]]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Rows (B, S), padded with the segment's last row, and the tree masks (B, 1, S, S): 0 or −∞."""
     longest = max(s.length for _, s in batch)
     index = np.stack([start + np.minimum(np.arange(longest), s.length - 1) for start, s in batch])
     mask = np.zeros((len(batch), 1, longest, longest), np.bool_)
@@ -100,7 +100,7 @@ def _batched(batch: Sequence[tuple[int, Segment]]) -> tuple[NDArray[np.int64], N
         for b in segment.branches:
             rows = np.ix_(b.path[-b.own :], b.path)
             one[0][rows] = np.tri(b.own, len(b.path), len(b.path) - b.own, dtype=np.bool_)
-    return index, mask
+    return index, np.where(mask, np.float32(0), np.float32(-np.inf))
 
 
 def packed_attention(
@@ -134,37 +134,50 @@ def packed_attention(
 
 
 def _batch_attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """(B·S, Hq, D). Query heads of one KV head become further query rows, so K and V are not repeated."""
+    """(B·S, Hq, D)."""
     (b, s), hk, d = rows.shape, k.shape[1], k.shape[2]
     g = q.shape[1] // hk
     flat = rows.reshape(-1)
     qb = q.index_select(0, flat).view(b, s, hk, g, d).permute(0, 2, 3, 1, 4).reshape(b, hk, g * s, d)
     kb, vb = (x.index_select(0, flat).view(b, s, hk, d).transpose(1, 2) for x in (k, v))
-    out = F.scaled_dot_product_attention(qb, kb, vb, attn_mask=mask.repeat(1, 1, g, 1), scale=scaling)
+    mask = mask.to(q.dtype).repeat(1, 1, g, 1)
+    out = F.scaled_dot_product_attention(qb, kb, vb, attn_mask=mask, scale=scaling)
     return out.view(b, hk, g, s, d).permute(0, 3, 1, 2, 4).reshape(b * s, hk * g, d)
 
 
 def _branch_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Iterator[Tensor]:
     """(rows, Hq, D) of each block of each branch, in order. All is cut at once: a slice's gradient is as
     large as what it was cut from, a split's is not."""
+    (hk, d), g, longest = k.shape[1:], q.shape[1] // k.shape[1], packed.longest[1]
     blocks = [min(BLOCK, own - at) for own, _ in packed.branches for at in range(0, own, BLOCK)]
-    queries = iter((q if packed.restore is None else q.index_select(0, packed.own)).split(blocks))
+    own_rows = q if packed.restore is None else q.index_select(0, packed.own)
+    queries = iter(own_rows.reshape(-1, hk, g, d).split(blocks))
     lengths = [length for _, length in packed.branches]
     keys, values = (gather(x, packed.paths).split(lengths) for x in (k, v))
+    causal = _causal(longest, g, q.dtype, q.device)
     for (own, length), kb, vb in zip(packed.branches, keys, values, strict=True):
         kb, vb = (x.transpose(0, 1)[None] for x in (kb, vb))
         for end in (*range(length - own + BLOCK, length, BLOCK), length):
             qb = next(queries)
-            first = packed.longest[1] - 1 - end + len(qb)  # so that the last query attends to all `end` keys
+            n = len(qb)
+            first = longest - 1 - end + n  # so that the last query attends to all `end` keys
             out = F.scaled_dot_product_attention(
-                qb.transpose(0, 1)[None],
+                qb.permute(1, 0, 2, 3).reshape(1, hk, n * g, d),
                 kb[:, :, :end],
                 vb[:, :, :end],
-                attn_mask=packed.causal[: len(qb), first : first + end],
+                attn_mask=causal[: n * g, first : first + end],
                 scale=scaling,
-                enable_gqa=True,
             )
-            yield out.squeeze(0).transpose(0, 1)
+            yield out.view(hk, n, g, d).transpose(0, 1).reshape(n, hk * g, d)
+
+
+@lru_cache(2)
+def _causal(longest: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(BLOCK · group, longest + BLOCK), 0 or −∞, of which every block's mask is a part; each row comes
+    `group` times."""
+    seen = torch.ones(BLOCK, longest + BLOCK, dtype=torch.bool, device=device).tril_(longest - 1)
+    mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+    return mask.repeat_interleave(group, 0)
 
 
 def by_flash(kernel: Flash, q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Tensor:

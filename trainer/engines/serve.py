@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from trainer.allocator import keep_freed_memory
 from trainer.clock import Clock
 from trainer.config import Config, ConfigError
 from trainer.engines.torch_engine import TorchEngine
@@ -42,6 +43,7 @@ def engine_main(
     clock = Clock(role, telemetry.send)
     try:
         torch.set_num_threads(threads)
+        keep_freed_memory()
         dtype = getattr(torch, config.model.dtype)
         engine = TorchEngine(model_dir, dtype, config.model.fp32_head, config.engine.slots)
         conn.send(
