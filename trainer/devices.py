@@ -22,6 +22,7 @@ class Devices:
     engines: tuple[tuple[str, ...], ...]
     remote: int = 0  # engines on other machines
     world: int = 0  # ranks of the learner on all machines, where torchrun made them
+    width: int = 1  # GPUs of each remote engine
 
     @property
     def gpus(self) -> bool:
@@ -37,7 +38,7 @@ class Devices:
         """Devices by side, as the advice counts them."""
         if not self.gpus:
             return Split(1, 1, self.cores)
-        engines = self.remote or sum(len(own) for own in self.engines)
+        engines = self.remote * self.width or sum(len(own) for own in self.engines)
         return Split(self.world or len(self.learner), engines)
 
     def threads(self, given: int, processes: int) -> int:
@@ -47,18 +48,18 @@ class Devices:
     def held(self) -> dict[str, float]:
         """Devices by role, as the ledger books them.
 
-        On GPUs that learner and engines share, and on cores, each side holds half, since they take turns.
+        A GPU that learner and engines share is half of each, and so are cores, since they take turns.
         """
         roles = [role_name("engine", i) for i in range(self.remote or len(self.engines))]
         if not self.gpus:
             return {"learner": self.cores / 2} | {role: self.cores / 2 / len(roles) for role in roles}
-        learner = self.world or len(self.learner)
-        if not self.engines:  # all remote: their servers hold one GPU each, as far as this machine knows
-            return {"learner": float(learner)} | dict.fromkeys(roles, 1.0)
-        shared = set(self.learner[0]) & set(self.engines[0])
-        half = 0.5 if shared else 1.0
-        engines = {role: half * len(own) for role, own in zip(roles, self.engines, strict=True)}
-        return {"learner": half * learner} | engines
+        ranks, engines = ({gpu for own in side for gpu in own} for side in (self.learner, self.engines))
+        shared = ranks & engines
+        learner = (self.world or len(self.learner)) - len(shared) / 2  # ranks elsewhere share with nobody
+        if self.remote:
+            return {"learner": learner} | dict.fromkeys(roles, float(self.width))
+        held = [len(own) - len(shared & set(own)) / 2 for own in self.engines]
+        return {"learner": learner} | dict(zip(roles, held, strict=True))
 
     def describe(self) -> str:
         """One line for a person."""
@@ -153,7 +154,7 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
             + ("" if engine.colocate else ", or let them take turns: engine.colocate")
         )
     engines = tuple(gpus[first + i * width : first + (i + 1) * width] for i in range(count))
-    return Devices(cores, tuple((gpu,) for gpu in gpus[:ranks]), engines, remote, world)
+    return Devices(cores, tuple((gpu,) for gpu in gpus[:ranks]), engines, remote, world, width)
 
 
 def torchrun_ranks() -> tuple[int, int]:

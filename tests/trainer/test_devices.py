@@ -9,6 +9,7 @@ import pytest
 
 from trainer.config import Config, ConfigError, EngineConfig, LearnerConfig
 from trainer.devices import Devices, assign, for_roles, visible_gpus
+from trainer.simulate import Split
 
 GPUS = tuple("01234567")
 
@@ -52,6 +53,27 @@ def test_what_is_given_is_obeyed_and_the_rest_is_derived(
 
 def test_shared_gpus_are_booked_once() -> None:
     assert sum(split(gpus=2, colocate=True).held().values()) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("given", "learner", "engines"),
+    [
+        ({"colocate": True, "ranks": 8, "count": 1, "tensor_parallel": 4}, 6.0, [2.0]),
+        ({"colocate": True, "ranks": 2}, 1.0, [0.5, 0.5, 1, 1, 1, 1, 1, 1]),
+        ({"colocate": True, "ranks": 3, "tensor_parallel": 4}, 1.5, [2.5, 4.0]),
+        ({"colocate": True, "gpus": 2, "torchrun": (2, 4)}, 3.0, [0.5, 0.5]),  # 2 ranks elsewhere
+        ({"urls": ("http://a:1", "http://b:1"), "tensor_parallel": 4}, 8.0, [4.0, 4.0]),
+    ],
+)
+def test_every_gpu_is_booked_whole_and_halved_only_where_both_sides_hold_it(
+    given: dict[str, Any], learner: float, engines: list[float]
+) -> None:
+    held = split(**given).held()
+    assert held.pop("learner") == learner and list(held.values()) == engines
+
+
+def test_remote_engines_count_with_all_their_gpus() -> None:
+    assert split(urls=("http://a:1", "http://b:1"), tensor_parallel=4).split() == Split(8, 8)
 
 
 def test_a_run_on_a_cpu_books_every_core_once_however_many_processes_share_it() -> None:
