@@ -130,6 +130,8 @@ def plan(config: Config, parameters: int, layers: int, kv_width: int, split: Spl
 
     It is `Split(learner GPUs, engine GPUs)`, or on a CPU, where there is no choice, `Split(1, 1, cores)`.
     """
+    if config.engine.urls:
+        return Advice("the engines are on other machines, so there is no split to choose")
     if split.cores or config.engine.colocate:
         what = f"{split.cores} cores" if split.cores else "GPUs"
         return Advice(f"learner and engine share the {what} in time, so there is no split to choose")

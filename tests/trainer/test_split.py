@@ -101,6 +101,16 @@ def test_a_plan_names_the_best_split_and_its_gain() -> None:
     assert "share the 2 cores in time" in plan(config, 600_000_000, 28, 1024, Split(1, 1, 2)).text
 
 
+@pytest.mark.parametrize("split", [Split(4, 1), Split(4, 8), Split(1, 1, 4)])
+@pytest.mark.parametrize("width", [1, 4])
+def test_remote_engines_are_no_part_of_a_plan(split: Split, width: int) -> None:
+    urls = ("http://a:1", "http://b:1")
+    config = Config(engine=EngineConfig(kind="vllm", urls=urls, tensor_parallel=width))
+    advice = plan(config, 600_000_000, 28, 1024, split)
+    assert (advice.best, advice.faster) == (None, 1)
+    assert advice.text == "the engines are on other machines, so there is no split to choose"
+
+
 def test_assumed_rates_by_hand() -> None:
     a = {name: assumption.value for name, assumption in ASSUMED.items()}
     rates = assumed_rates(1e9, layers=10, kv_width=100, context=1000, slots=8)
