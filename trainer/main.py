@@ -44,7 +44,8 @@ def train(launch: Launch) -> int:
         if resume is None:
             view.phase("preparing the model")
         model = resume["path"] if resume else resolve_model(config.model.path)
-        check_fits(config, model, devices)
+        if unchecked := check_fits(config, model, devices):
+            view.log(unchecked)
         launcher = Launcher(config, model, view, resume, devices)
         try:
             launcher.run()

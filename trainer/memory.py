@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, ConfigError
-from trainer.devices import Devices, weight_push
+from trainer.devices import Devices, visible_gpus, weight_push
 from trainer.models import BUILT_IN
 
 GIB = 2**30
@@ -103,8 +103,11 @@ def need(config: Config, size: Size, devices: Devices) -> Need:
     return Need(rank, parts, beside)
 
 
-def check_fits(config: Config, model_dir: str, devices: Devices) -> None:
-    """ConfigError, with by how much, if the model cannot fit: before any of it is loaded."""
+def check_fits(config: Config, model_dir: str, devices: Devices) -> str:
+    """ConfigError, with by how much, if the model cannot fit: before any of it is loaded.
+
+    Where that cannot be told, the reason in a line; otherwise an empty text.
+    """
     size = size_of(model_dir)
     n = need(config, size, devices)
     rank, engine = sum(n.rank.values()), sum(n.engine.values())
@@ -114,8 +117,10 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> None:
         _fits(
             what, all_, _ram(), "this machine", "pipeline.max_lag, learner.micro_batch_tokens or engine.slots"
         )
-        return
+        return ""
     memory = _gpu_memory()
+    if memory is None:
+        return "nvidia-smi does not tell the GPUs' memory: whether the model fits is not checked"
     share = config.engine.memory * memory
     weights = n.engine["weights"] // config.engine.tensor_parallel
     if devices.engines:
@@ -123,6 +128,7 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> None:
         _fits(f"{what}, an engine's share of the weights", weights, share, "engine.memory of a GPU", lower)
     lower = "learner.micro_batch_tokens, set checkpoint_activations, or give learner.ranks more GPUs"
     _fits(f"{what}, a learner rank", rank, memory, "a GPU", lower)
+    return ""
 
 
 def known_size(path: str) -> Size | None:
@@ -176,8 +182,18 @@ def _ram() -> float:
     return total if text == "max" else min(total, int(text))
 
 
-def _gpu_memory() -> float:
-    """Bytes of the smallest GPU."""
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    out = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-    return min(float(line) for line in out.split()) * 2**20
+def _gpu_memory() -> float | None:
+    """Bytes of the smallest GPU that CUDA_VISIBLE_DEVICES leaves (by index or UUID); None: not to be had."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [[part.strip() for part in line.split(",")] for line in told.splitlines()]
+    gpus = [row for row in rows if len(row) == 3]
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        names = visible_gpus()
+        uuids = tuple(name for name in names if name.startswith("GPU-"))  # a beginning is enough for CUDA
+        gpus = [row for row in gpus if row[0] in names or row[1].startswith(uuids)]
+    sizes = [float(mib) for _, _, mib in gpus if mib.isdecimal()]  # else [N/A]: of memory shared with the CPU
+    return min(sizes) * 2**20 if sizes else None
