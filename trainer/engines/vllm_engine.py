@@ -8,6 +8,7 @@ in between: sequences stay, their KV does not, and is made again by the new weig
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import Config, ConfigError, EngineConfig
-from trainer.devices import role_number
+from trainer.devices import role_number, visible_gpus
 from trainer.engines.vllm_serve import Sample, run
 from trainer.types import Completion, FinishReason, Request
 
@@ -275,13 +276,22 @@ def environment(threads: int) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         OWNER: str(os.getpid()),
     }
-    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+    if _on_cpu():
         os.environ |= {
             "TORCHDYNAMO_DISABLE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine core's process
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner has the same cores
             "OMP_NUM_THREADS": str(threads),
         }
+
+
+def _on_cpu() -> bool:
+    """Whether vLLM will choose its CPU platform: it sees no GPU, or is the build for the CPU."""
+    try:
+        build = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        build = "cpu"  # that package is vllm-cpu
+    return "cpu" in build or not visible_gpus()
 
 
 def first_rank(engine: EngineConfig, number: int) -> int:
