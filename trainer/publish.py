@@ -8,10 +8,8 @@ folder is locked by its process: `run_folder.sweep` removes those whose owner is
 from __future__ import annotations
 
 import atexit
-import fcntl
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,9 +32,7 @@ class Publisher:
         run_folder.sweep(Path(run_dir))  # before the room is measured
         shared = run_folder.SHARED
         fits = shared.is_dir() and shutil.disk_usage(shared).free > size * files
-        self.folder = Path(tempfile.mkdtemp(prefix=run_folder.PREFIX, dir=shared if fits else run_dir))
-        self._lock = (self.folder / "lock").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.folder, self._lock = run_folder.weight_folder(shared if fits else Path(run_dir))
         atexit.register(self.close)
 
     def publish(self, weights: Mapping[str, Tensor], version: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import IO
 
@@ -73,6 +74,16 @@ def sweep(run_dir: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # its owner lives, or has not locked it yet
+
+
+def weight_folder(where: Path) -> tuple[Path, IO[str]]:
+    """A new folder there for weights, and its lock: once that is closed, `sweep` may remove the folder."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
+    aside = folder / "lock.part"
+    lock = aside.open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    aside.rename(folder / "lock")  # locked before another's sweep can find it
+    return folder, lock
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -99,11 +99,12 @@ def serve(host: str, port: int, settings: Sequence[str]) -> None:
     check_port(host, port)
     config = parse(settings).config
     folder = resolve_model(config.model.path)
-    shared = run_folder.SHARED
-    incoming = tempfile.mkdtemp(prefix="sigmoid-rl-server-", dir=shared if shared.is_dir() else None)
+    where = run_folder.SHARED if run_folder.SHARED.is_dir() else Path(tempfile.gettempdir())
+    run_folder.sweep(where)  # what servers that were killed have left
+    incoming, lock = run_folder.weight_folder(where)
     environment(config.engine.threads or len(os.sched_getaffinity(0)))
     # VLLM_SERVER_DEV_MODE opens vLLM's routes for weights and pauses; Guard stands before them all.
-    os.environ |= {"VLLM_SERVER_DEV_MODE": "1", FOLDER: incoming}
+    os.environ |= {"VLLM_SERVER_DEV_MODE": "1", FOLDER: str(incoming)}
     try:
         from vllm.entrypoints.launchers.api_server.entry import run_server
         from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -121,6 +122,7 @@ def serve(host: str, port: int, settings: Sequence[str]) -> None:
         asyncio.run(run_server(args))
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
+        lock.close()
 
 
 def check_host(host: str) -> None:
