@@ -27,8 +27,7 @@ from transformers import AttentionInterface
 
 from trainer.packing import Segment
 
-SHORT = 128  # rows up to which a segment is always batched: the mask is cheaper than more calls
-LONGEST_MASK = 4096  # rows up to which a segment may have a mask (64 MiB)
+SHORT = 128  # rows up to which a segment is batched: the mask is cheaper than more calls
 BLOCK = 256  # queries of a branch taken at once: fewer make more calls, more compute more beyond the causal
 UNSUPPORTED = ("softcap", "s_aux")  # what other model families ask of their attention
 HALF = (torch.bfloat16, torch.float16)  # what flash kernels take
@@ -52,20 +51,18 @@ class Layout:
 def layout(segments: Sequence[Segment], flash: bool = False) -> Layout:
     """Decide for each segment how it is computed; with `flash`, all go by their branches."""
     starts = np.cumsum([0, *(s.length for s in segments)])
-    short: dict[int, list[tuple[int, Segment]]] = {}  # by size class, so that padding stays below half
+    short: list[tuple[int, Segment]] = []
     paths: list[NDArray[np.int64]] = []
     branches, order = [], []
     for start, segment in zip(starts, segments, strict=False):
-        by_branch = sum(b.own * (len(b.path) - b.own / 2) for b in segment.branches)  # causal
-        masked = segment.length**2 <= by_branch and segment.length <= LONGEST_MASK
-        if not flash and (masked or segment.length <= SHORT):
-            short.setdefault(max(segment.length, SHORT).bit_length(), []).append((start, segment))
+        if not flash and segment.length <= SHORT:
+            short.append((start, segment))
         else:
             paths += [start + b.path for b in segment.branches]
             branches += [(b.own, len(b.path)) for b in segment.branches]
     batches = []
-    for batch in short.values():
-        index, mask = _batched(batch)
+    if short:
+        index, mask = _batched(short)
         batches.append((torch.from_numpy(index), torch.from_numpy(mask)))
         order.append(index.ravel())
     none = np.zeros(0, np.int64)
@@ -171,7 +168,7 @@ def _branch_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: 
             yield out.view(hk, n, g, d).transpose(0, 1).reshape(n, hk * g, d)
 
 
-@lru_cache(2)
+@lru_cache(1)
 def _causal(longest: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(BLOCK · group, longest + BLOCK), 0 or −∞, of which every block's mask is a part; each row comes
     `group` times."""

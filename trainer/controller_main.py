@@ -7,7 +7,7 @@ import gc
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,7 +21,7 @@ from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
 from trainer.journal import Journal, replay
 from trainer.learner_client import LearnerClient
-from trainer.messages import Event, Failed, Replacement, Stop
+from trainer.messages import Event, Failed, Replacement, Stop, tell
 from trainer.parity import parity_gate
 from trainer.rollout import Progress, RolloutContext
 from trainer.sampler import Sampler
@@ -45,7 +45,7 @@ def controller_main(
         asyncio.run(_run(config, model_dir, engine_conns, learner_conn, telemetry, resume))
     except Exception as e:
         user_error = isinstance(e, ConfigError)
-        telemetry.send(Failed("controller", str(e) or repr(e), traceback.format_exc(), user_error))
+        tell(telemetry, Failed("controller", str(e) or repr(e), traceback.format_exc(), user_error))
         raise SystemExit(1) from e
 
 
@@ -127,11 +127,10 @@ def check_lengths(
 
 
 def emitter(telemetry: Connection) -> Emit:
-    """Tells the launcher, as long as it lives: without it the run stops after its step, and saves."""
+    """Tells the launcher what happens."""
 
     def emit(kind: str, data: dict[str, Any]) -> None:
-        with suppress(OSError):
-            telemetry.send(Event(kind, time.monotonic(), data))
+        tell(telemetry, Event(kind, time.monotonic(), data))
 
     return emit
 

@@ -173,7 +173,7 @@ class Launcher:
             for conn in [c for c in pipes if c in ready]:
                 try:
                     self._handle(conn.recv(), pipes[conn])
-                except (EOFError, ConnectionError):
+                except (EOFError, OSError):
                     role = pipes.pop(conn)
                     self._hear("controller", 0)  # it says `done` before it asks the others to end
                     if not self.done:
@@ -257,7 +257,7 @@ class Launcher:
     def _hear(self, role: str, seconds: float) -> None:
         """Take in what a role has told and what it still tells, until it is silent for so long."""
         conn = self._roles[role][1]
-        with suppress(EOFError, ConnectionError):
+        with suppress(EOFError, OSError):
             while not conn.closed and conn.poll(seconds):
                 self._handle(conn.recv(), role)
 

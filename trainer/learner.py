@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from trainer import checkpoint, ranks
 from trainer.allocator import keep_freed_memory
 from trainer.clock import Clock
 from trainer.config import Config, ConfigError
-from trainer.messages import Failed, Push, Pushed, Ready, Refused, Save, Saved, Score, Scored, StepDone
+from trainer.messages import Failed, Push, Pushed, Ready, Refused, Save, Saved, Score, Scored, StepDone, tell
 from trainer.offload import Offload
 from trainer.packing import MicroBatch
 from trainer.policy_model import PolicyModel, PolicyOutput, load
@@ -270,7 +271,9 @@ def learner_main(
         among = ranks.join(config.pipeline.deadline_s / 2)
         if among.device.type == "cpu":
             keep_freed_memory()
-        clock = Clock("learner", telemetry.send if telemetry is not None and not among.rank else _drop)
+        clock = Clock(
+            "learner", partial(tell, telemetry) if telemetry is not None and not among.rank else _drop
+        )
         _serve(config, model_dir, conn, clock, resume_from, among)
         clock.flush()
         ranks.leave(among)
@@ -283,7 +286,7 @@ def learner_main(
             print(f"error: {role}: {told}", file=sys.stderr)
         else:
             user_error = isinstance(told, ConfigError)
-            telemetry.send(Failed(role, str(told) or repr(told), traceback.format_exc(), user_error))
+            tell(telemetry, Failed(role, str(told) or repr(told), traceback.format_exc(), user_error))
         raise SystemExit(1) from e
 
 

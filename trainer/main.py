@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -59,10 +60,14 @@ def train(launch: Launch) -> int:
 
 
 def follow(launch: Launch, devices: Devices) -> int:
-    """A rank of the learner that torchrun has made: it does as rank 0 says, until that ends."""
+    """A rank of the learner that torchrun has made: it does as rank 0 says, until that ends. A stop, which
+    torchrun passes on to all, is for rank 0 to answer."""
+    from trainer.launcher import STOPS
     from trainer.learner import learner_main
     from trainer.models import resolve_model
 
+    for stop in STOPS:
+        signal.signal(stop, signal.SIG_IGN)
     config = for_roles(launch.config, devices)
     resume = checkpoint_state(config)["path"] if launch.resume else None
     threads = devices.threads(config.learner.threads, len(devices.learner))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
+import struct
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -48,6 +50,9 @@ def controller(
         signal.pause()
     if "waits" in model_dir:
         telemetry.recv()
+    if "stutters" in model_dir:
+        os.write(telemetry.fileno(), struct.pack("!i", 1000) + b"the first bytes of a message")
+        os.kill(os.getpid(), signal.SIGKILL)
     if "talks" in model_dir:
         for i in range(600):
             telemetry.send(Event("note", time.monotonic(), {"text": str(i)}))

@@ -154,6 +154,40 @@ def test_ctrl_c_saves_and_exits_cleanly(model_dir: Path, data: Path, tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_killed_launcher_loses_no_step(model_dir: Path, data: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000", "--logging.checkpoint_every", "0")
+    log = tmp_path / "out.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(argv, env=environment(tmp_path), stdout=file, stderr=subprocess.STDOUT)
+    pids: dict[str, int] = {}
+    try:
+        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 3, process)
+        step = max(r["step"] for r in lines(run_dir) if "learner/loss" in r)
+        pids = json.loads((run_dir / "pids.json").read_text())
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 60
+        while (left := [p for p in pids.values() if running(p)]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not left, "they outlive the launcher"
+    finally:
+        process.kill()
+        for pid in filter(running, pids.values()):
+            os.kill(pid, signal.SIGKILL)
+    (saved,) = (run_dir / "checkpoints").iterdir()
+    assert int(saved.name.removeprefix("step-")) >= step
+
+
+def running(pid: int) -> bool:
+    """Whether the process is neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["learner", "controller"])
 def test_a_killed_role_ends_the_run_with_its_name(
     role: str, model_dir: Path, data: Path, tmp_path: Path

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from trainer import launcher, run_folder
-from trainer.cli import to_yaml
+from trainer.cli import parse, to_yaml
 from trainer.config import Config, LoggingConfig, PipelineConfig
 from trainer.devices import assign
 from trainer.launcher import Launcher
-from trainer.main import main
+from trainer.main import follow, main
 from trainer.messages import Event, Spans
 from trainer.metrics import read
 from trainer.scaling import Sigmoid
@@ -85,6 +85,28 @@ def test_roles_that_end_as_they_were_asked_to_are_not_taken_for_dead(
     one._ready = True
     one.run()
     assert one.done and not one._deaths
+
+
+def test_a_role_killed_amid_a_message_is_named(fakes: None, tmp_path: Path) -> None:
+    with pytest.raises(launcher.RoleDied, match="the controller's process was killed by signal 9"):
+        make(tmp_path, "stutters").run()
+
+
+def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    during: list[object] = []
+    monkeypatch.setattr(
+        "trainer.learner.learner_main",
+        lambda *args: during.extend(signal.getsignal(stop) for stop in launcher.STOPS),
+    )
+    monkeypatch.setattr("trainer.models.resolve_model", lambda path: path)
+    before = {stop: signal.getsignal(stop) for stop in launcher.STOPS}
+    try:
+        launch = parse(["--run-dir", str(tmp_path)])
+        follow(launch, assign(launch.config, (), 1))
+    finally:
+        for stop, handler in before.items():
+            signal.signal(stop, handler)
+    assert during == [signal.SIG_IGN] * len(launcher.STOPS)
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:

@@ -127,6 +127,18 @@ def test_an_engine_that_dies_of_a_push_does_not_hold_up_the_others() -> None:
     assert other.version == 1 and not dying.made
 
 
+def test_a_new_engine_that_dies_of_its_first_push_is_not_said_to_be_back() -> None:
+    notes: list[str] = []
+
+    async def work() -> list[int]:
+        both = EnginePool([Engine("a"), Engine("b")], within, notes.append)  # type: ignore[list-item]
+        await both.update_weights(1, "file-1")
+        await both.replace(Engine("c", dies_on_push=True))  # type: ignore[arg-type]
+        return await indices(both, request("r"))
+
+    assert len(asyncio.run(work())) == 4 and not notes
+
+
 def test_a_push_that_hangs_is_named_with_its_engine() -> None:
     class Hung(Engine):
         async def update_weights(self, version: int, path: str) -> None:

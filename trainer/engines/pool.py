@@ -81,7 +81,7 @@ class EnginePool:
         try:
             await self._within(engine.ready(), f"{engine.name}: start after its death")
             async with self._pushing:
-                await self._push(engine, self._version, self._path)
+                await self._send(engine, self._version, self._path)
                 self._live[engine] = 0
             self._note(f"{engine.name} is back, with the weights of version {self._version}")
         except ConnectionError:
@@ -98,11 +98,13 @@ class EnginePool:
 
     async def _push(self, engine: EngineClient, version: int, path: str) -> None:
         try:
-            await self._within(
-                engine.update_weights(version, path), f"{engine.name}: weight push of version {version}"
-            )
+            await self._send(engine, version, path)
         except ConnectionError:
             self._lost(engine)
+
+    async def _send(self, engine: EngineClient, version: int, path: str) -> None:
+        push = engine.update_weights(version, path)
+        await self._within(push, f"{engine.name}: weight push of version {version}")
 
     async def _least_busy(self) -> EngineClient:
         async with self._changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
@@ -12,7 +13,6 @@ from typing import Any
 
 import torch
 
-from trainer.allocator import keep_freed_memory
 from trainer.clock import Clock
 from trainer.config import Config, ConfigError
 from trainer.engines.torch_engine import TorchEngine
@@ -27,6 +27,7 @@ from trainer.messages import (
     Shutdown,
     UpdateWeights,
     WeightsHeld,
+    tell,
 )
 from trainer.types import Request, Table
 
@@ -40,10 +41,9 @@ def engine_main(
 
     `role` ("engine", "engine-1", ...) is its name in the books.
     """
-    clock = Clock(role, telemetry.send)
+    clock = Clock(role, partial(tell, telemetry))
     try:
         torch.set_num_threads(threads)
-        keep_freed_memory()
         dtype = getattr(torch, config.model.dtype)
         engine = TorchEngine(model_dir, dtype, config.model.fp32_head, config.engine.slots)
         conn.send(
@@ -61,7 +61,7 @@ def engine_main(
         return  # the controller is gone, and the launcher knows
     except Exception as e:
         user_error = isinstance(e, ConfigError)
-        telemetry.send(Failed(role, str(e) or repr(e), traceback.format_exc(), user_error))
+        tell(telemetry, Failed(role, str(e) or repr(e), traceback.format_exc(), user_error))
         raise SystemExit(1) from e
     finally:
         clock.flush()
@@ -99,7 +99,7 @@ def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Conne
         now = time.monotonic()
         busy_s += now - began
         if now - told > TELL_EVERY_S:
-            telemetry.send(Event("engine", now, {"tokens": engine.generated, "busy_s": busy_s}))
+            tell(telemetry, Event("engine", now, {"tokens": engine.generated, "busy_s": busy_s}))
             told = now
 
 

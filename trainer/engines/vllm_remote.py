@@ -23,7 +23,7 @@ from trainer.config import Config, ConfigError
 from trainer.devices import role_number
 from trainer.engines.vllm_engine import first_rank, name, parameters, ranked
 from trainer.engines.vllm_serve import Sample, run
-from trainer.messages import Event
+from trainer.messages import Event, tell
 from trainer.types import Completion, FinishReason, Request
 
 SECRET = "SIGMOID_RL_SECRET"
@@ -43,7 +43,7 @@ def engine_main(
         try:
             if not await backend.answers():
                 text = f"waiting for the server of {role} at {url}"
-                telemetry.send(Event("note", time.monotonic(), {"text": text}))
+                tell(telemetry, Event("note", time.monotonic(), {"text": text}))
                 await backend.wait()
             await backend.meet()
             if config.engine.weight_push == "nccl":

@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any, Protocol
@@ -36,6 +37,7 @@ from trainer.messages import (
     Transferred,
     UpdateWeights,
     WeightsHeld,
+    tell,
 )
 from trainer.types import Completion, Request, Table
 
@@ -97,7 +99,7 @@ def run(
     start: Callable[[], Awaitable[tuple[Backend, dict[str, Any]]]],
 ) -> None:
     """The whole life of an engine process; `start` gives the backend and what `Ready` tells of it."""
-    clock = Clock(role, telemetry.send)
+    clock = Clock(role, partial(tell, telemetry))
     with suppress(OSError):
         os.setsid()  # Ctrl-C in the terminal is for the launcher, not for vLLM's processes
     try:
@@ -106,7 +108,7 @@ def run(
         return  # the controller is gone, and the launcher knows
     except Exception as e:
         user_error = isinstance(e, ConfigError)
-        telemetry.send(Failed(role, str(e) or repr(e), traceback.format_exc(), user_error))
+        tell(telemetry, Failed(role, str(e) or repr(e), traceback.format_exc(), user_error))
         raise SystemExit(1) from e
     finally:
         with suppress(OSError):
@@ -280,7 +282,7 @@ class _Serving:
             self.clock.enter(self._state)
             if self.tokens > told:  # tokens count when their completion ends
                 data = {"tokens": self.tokens, "busy_s": self.busy_s}
-                self.telemetry.send(Event("engine", time.monotonic(), data))
+                tell(self.telemetry, Event("engine", time.monotonic(), data))
                 told = self.tokens
 
 
