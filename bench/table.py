@@ -29,7 +29,7 @@ def number(value: Any, form: str = ".3g") -> str:
 
 
 def compare_rows(cases: Sequence[dict[str, Any]], fastest: str | None) -> list[list[str]]:
-    """Rows of bench.compare's table; `fastest` names the case whose time is 1.00."""
+    """Rows of bench.kernels.compare's table; `fastest` names the case whose time is 1.00."""
     unit = next((c["ms"]["median"] for c in cases if c["name"] == fastest and c.get("ms")), None)
     rows = []
     for case in cases:

@@ -37,7 +37,7 @@ from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from kernels import CISPO, linear_logprob, policy_loss
-from trainer.tiny import make_model, make_tokenizer
+from trainer.models.tiny import make_model, make_tokenizer
 
 CARRIED = {  # what the loss below computes; anything else in GRPOConfig would silently be left out
     "loss_type": "cispo",

@@ -22,7 +22,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random 0.16 M Qwen3 and its character tokenizer."""
-    from trainer.tiny import make_model, make_tokenizer
+    from trainer.models.tiny import make_model, make_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny-random")
     make_model(seed=0).save_pretrained(folder)

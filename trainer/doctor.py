@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.models import WHEEL, cache_folder, find_gguf
+from trainer.models.resolve import WHEEL, cache_folder, find_gguf
 from trainer.run_folder import SHARED
 
 Status = Literal["ok", "missing", "wrong"]

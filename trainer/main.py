@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
-from trainer.devices import Devices, assign, for_roles, torchrun_ranks, visible_gpus
+from trainer.launcher.placement import Devices, assign, for_roles, torchrun_ranks, visible_gpus
 from trainer.run_folder import claim, latest
 
 
@@ -30,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(launch: Launch) -> int:
     """One run, and what is told at its end."""
-    from trainer.finish import finish
-    from trainer.launcher import Launcher, RoleDied  # takes a second: --help is answered before
-    from trainer.memory import check_fits
-    from trainer.models import resolve_model
-    from trainer.ui import make_view
+    from trainer.launcher.memory_estimate import check_fits
+    from trainer.launcher.summary import finish
+    from trainer.launcher.supervisor import Launcher, RoleDied  # takes a second: --help is answered before
+    from trainer.launcher.terminal import make_view
+    from trainer.models.resolve import resolve_model
 
     config = launch.config
     devices = split(config)
@@ -62,9 +62,9 @@ def train(launch: Launch) -> int:
 def follow(launch: Launch, devices: Devices) -> int:
     """A rank of the learner that torchrun has made: it does as rank 0 says, until that ends. A stop, which
     torchrun passes on to all, is for rank 0 to answer."""
-    from trainer.launcher import STOPS
-    from trainer.learner import learner_main
-    from trainer.models import resolve_model
+    from trainer.launcher.supervisor import STOPS
+    from trainer.learner.learner import learner_main
+    from trainer.models.resolve import resolve_model
 
     for stop in STOPS:
         signal.signal(stop, signal.SIG_IGN)
@@ -88,8 +88,8 @@ def checkpoint_state(config: Config) -> dict[str, Any]:
 
 def dry_run(launch: Launch) -> int:
     """Print what would run; start nothing."""
-    from trainer.memory import describe, known_size
-    from trainer.split import plan
+    from trainer.launcher.advice import plan
+    from trainer.launcher.memory_estimate import describe, known_size
 
     config = launch.config
     devices, size = split(config), known_size(config.model.path)

@@ -19,7 +19,7 @@ from trainer.scaling.kernel_cost import (
     Shape,
     suite_heads,
 )
-from trainer.scaling.law import Sigmoid
+from trainer.scaling.sigmoid import Sigmoid
 
 # 10 layers of 1,000,000 parameters; head 6 · 100 · 1,000 = 600,000 FLOP per token
 SHAPE = Shape("toy", 100, 10, 5, 5, 10, 3_266, 1_000, "by hand")

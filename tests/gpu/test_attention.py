@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainer import attention
-from trainer.packing import pack
+from trainer.learner import attention
+from trainer.learner.packing import pack
 from trainer.types import TrainSequence
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

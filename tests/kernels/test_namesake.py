@@ -14,7 +14,7 @@ import torch
 
 import kernels
 from trainer import doctor
-from trainer.tiny import make_model
+from trainer.models.tiny import make_model
 
 HERE = Path(kernels.__file__).parents[1]
 ADVICE = r"`kernels` 0.17.1 is installed.*pip uninstall kernels"
@@ -99,6 +99,6 @@ def test_where_ours_hides_the_other_the_import_error_has_the_advice(other: Path)
 
 
 def test_where_the_other_hides_ours_the_trainer_says_which_and_what_to_do(other: Path) -> None:
-    done = python("import trainer.batch", other, HERE)
+    done = python("import trainer.controller.batch", other, HERE)
     assert done.returncode != 0 and str(other / "kernels" / "__init__.py") in done.stderr
     assert "pip uninstall kernels" in done.stderr

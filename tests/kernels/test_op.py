@@ -433,5 +433,5 @@ def test_each_row_kernel_errs_by_its_rounding_alone_however_many_chunks(
     assert float((logp - logp64).abs().max()) <= 5e-6 and float((entropy - entropy64).abs().max()) <= 1e-5
     for ours, expected in zip((dx, dw), exact, strict=True):
         # bf16 rounds dz, and again the gradients themselves; with so few terms little of it averages out.
-        # bench.accuracy measures full-size problems.
+        # bench.kernels.accuracy measures full-size problems.
         assert error(ours, expected) <= 2.8e-3

@@ -18,8 +18,8 @@ from small import command, environment, make_data, make_model
 from timeline import overlap, read_timeline
 from transformers import AutoModelForCausalLM
 
-from trainer import launcher
-from trainer.journal import unpack
+from trainer.controller.journal import unpack
+from trainer.launcher import supervisor as launcher
 from trainer.main import main
 from trainer.run_folder import PREFIX
 

@@ -1,1 +1,1 @@
-"""Engines generate completions: the protocol, the embedded torch engine, the process around it."""
+"""Engines generate completions: the protocol they share, the embedded torch engine, and vLLM."""

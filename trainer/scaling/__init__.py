@@ -1,11 +1,11 @@
 """The law that ties reward to compute: fit, words, picture, report."""
 
 from trainer.scaling.fit import Estimate, Fit, fit, fit_curve, fit_run
-from trainer.scaling.law import Sigmoid
 from trainer.scaling.plot import plot_curve
 from trainer.scaling.points import Curve, EvalPoint, curve_of
 from trainer.scaling.report import write_report
-from trainer.scaling.words import explain
+from trainer.scaling.sigmoid import Sigmoid
+from trainer.scaling.text import explain
 
 __all__ = [
     "Curve",

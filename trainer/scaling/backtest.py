@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.scaling.fit import LEAST_POINTS, Estimate, fit_curve
 from trainer.scaling.points import Curve
-from trainer.scaling.words import amount, paragraph
+from trainer.scaling.text import amount, paragraph
 
 SHARE = 0.5  # of the compute
 

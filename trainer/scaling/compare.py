@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainer.config import ConfigError
 from trainer.scaling.fit import FLAGS, HARMLESS, Estimate, Fit, estimate, fit_curve
-from trainer.scaling.law import Sigmoid
 from trainer.scaling.points import Curve
 from trainer.scaling.posterior import Draws
 from trainer.scaling.seeds import MARGIN, Spread, run_spread
+from trainer.scaling.sigmoid import Sigmoid
 
 Array = NDArray[np.float64]
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainer.config import ConfigError
-from trainer.scaling.law import Sigmoid
 from trainer.scaling.points import Curve, EvalPoint, curve_of
 from trainer.scaling.posterior import B_RANGE, Data, Draws, Posterior, posterior
+from trainer.scaling.sigmoid import Sigmoid
 
 Array = NDArray[np.float64]
 

@@ -18,8 +18,8 @@ from scipy.stats import qmc
 
 from trainer.config import ConfigError
 from trainer.scaling.fit import FLAGS, HARMLESS, MOST_POINTS, Fit, averaged, checked, fit_curve
-from trainer.scaling.law import Sigmoid
 from trainer.scaling.points import Curve, EvalPoint
+from trainer.scaling.sigmoid import Sigmoid
 
 Array = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from trainer.scaling.law import Sigmoid, compute_for, rise
+from trainer.scaling.sigmoid import Sigmoid, compute_for, rise
 
 Array = NDArray[np.float64]
 

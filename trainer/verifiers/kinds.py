@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.reasoning_gym_items import decode
 from trainer.types import Outcome, Prompt
 from trainer.verifiers.exact import judge_exact
 from trainer.verifiers.math_answer import answer_part, judge_math_quick, judge_math_slow
 from trainer.verifiers.number import judge_number, literal_number
+from trainer.verifiers.reasoning_gym import decode
 
 Judgement = tuple[float, Outcome]
 Scorer = Callable[[str, str, dict[str, Any]], Judgement]

@@ -21,8 +21,8 @@ from typing import Any, get_args
 
 from trainer.config import ConfigError, VerifierConfig
 from trainer.types import Outcome
+from trainer.verifiers.fork_server import LENGTH
 from trainer.verifiers.kinds import check_kind, judge_quick, may_execute, needs_workers
-from trainer.verifiers.nursery import LENGTH
 
 START_S = 120.0  # seconds the nursery may take to import a scorer
 MAX_REPLY = 4096  # bytes; a judgement is shorter
@@ -166,7 +166,7 @@ class VerifierPool:
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
         cpu = str(math.ceil(LIFE_S + 2 * self._config.timeout_s))
         fd = str(theirs.fileno())
-        command = [sys.executable, "-m", "trainer.verifiers.nursery", fd, self._config.kind, cpu]
+        command = [sys.executable, "-m", "trainer.verifiers.fork_server", fd, self._config.kind, cpu]
         with theirs:
             self._nursery = subprocess.Popen(
                 command,

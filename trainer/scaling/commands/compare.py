@@ -24,9 +24,9 @@ from trainer.scaling.compare import (
 from trainer.scaling.compare_plot import plot_recipes
 from trainer.scaling.fit import FLAGS
 from trainer.scaling.points import Curve
-from trainer.scaling.read import add_input_arguments, read_curves, same_unit
+from trainer.scaling.reading.read import add_input_arguments, read_curves, same_unit
 from trainer.scaling.seeds import MARGIN
-from trainer.scaling.words import WIDTH, amount, amounts, paragraph, short_names, words
+from trainer.scaling.text import WIDTH, amount, amounts, paragraph, short_names, words
 
 MANY = 3  # pairs; of more than that only ceilings and leads are told
 LIKELY = 0.8  # share of the draws with a crossing from which it is told

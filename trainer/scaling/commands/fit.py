@@ -10,7 +10,7 @@ from typing import Any
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve
 from trainer.scaling.backtest import backtest, backtest_words
-from trainer.scaling.commands.beside import (
+from trainer.scaling.commands.cross_checks import (
     add_beside_arguments,
     beside,
     explain_paper,
@@ -19,8 +19,8 @@ from trainer.scaling.commands.beside import (
 )
 from trainer.scaling.commands.text import check_outputs, write_json
 from trainer.scaling.plot import Named, plot_curves
-from trainer.scaling.read import Reading, add_input_arguments, read_inputs, same_unit
-from trainer.scaling.words import paragraph, short_names
+from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
+from trainer.scaling.text import paragraph, short_names
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -27,8 +27,8 @@ from trainer.scaling.plan import (
     prior,
     simulate,
 )
-from trainer.scaling.read import add_input_arguments, read_curves
-from trainer.scaling.words import amount, paragraph, words
+from trainer.scaling.reading.read import add_input_arguments, read_curves
+from trainer.scaling.text import amount, paragraph, words
 
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × C_mid
 FURTHER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × what the pilot has spent

@@ -15,8 +15,8 @@ from trainer.scaling.fit import FLAGS, Estimate, Fit, fit_curve
 from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.points import Curve
 from trainer.scaling.predict import KERNELS, Needed, Reached, Shift, compute_for, kernel_shift, reward_at
-from trainer.scaling.read import add_input_arguments, read_curves
-from trainer.scaling.words import amount, amounts, paragraph, words
+from trainer.scaling.reading.read import add_input_arguments, read_curves
+from trainer.scaling.text import amount, amounts, paragraph, words
 
 FAR = 10.0  # times the data's compute: so far no forecast has ever been checked
 EXAMPLES = """\

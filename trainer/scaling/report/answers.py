@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainer.scaling.fit import FLAGS, WIDEST, Estimate, Fit, estimate
 from trainer.scaling.report.run import Run
-from trainer.scaling.words import amount
+from trainer.scaling.text import amount
 
 TENTHS = 0.9  # of the rise
 

@@ -15,11 +15,11 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from trainer.run_folder import write_atomic
-from trainer.scaling.read import same_unit
+from trainer.scaling.reading.read import same_unit
 from trainer.scaling.report import answers
 from trainer.scaling.report.charts import as_script, chart_data
 from trainer.scaling.report.run import Run, run_of_folder
-from trainer.scaling.words import amount
+from trainer.scaling.text import amount
 
 COLOURS, MARKS = 7, 4  # of page.css and page.js: the colours repeat with another mark
 LONGEST_TEXT = 4000  # characters of a completion

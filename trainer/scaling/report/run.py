@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from trainer.config import ConfigError
-from trainer.metrics import read
+from trainer.launcher.metrics import read
 from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.points import Curve, EvalPoint
-from trainer.scaling.read import add_input_arguments, read_curves
-from trainer.scaling.words import short_names
+from trainer.scaling.reading.read import add_input_arguments, read_curves
+from trainer.scaling.text import short_names
 
 SAMPLES = 12
 BINS = 120  # of the timeline

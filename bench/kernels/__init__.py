@@ -1,0 +1,1 @@
+"""Benchmarks of the fused loss: accuracy, memory and time, beside its peers."""

@@ -1,0 +1,197 @@
+"""The providers: ours, what plain trainers write, the peers, and the limit; each a forward + backward.
+
+A provider takes a Problem and returns an Answer. All compute the same loss and gradients (CISPO, bound 4, per
+token), so their errors compare; `note` says what was needed to get there. A peer that is not installed raises
+ImportError when it runs, and the table says so in its line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import kernels
+from bench.kernels.problem import MAX_RATIO, Answer, Problem
+
+Run = Callable[[Problem], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One line of a table."""
+
+    name: str
+    run: Run
+    note: str = ""
+    flops: float = 6.0  # per N·H·V, of forward and backward as it computes them
+
+
+def backward(loss: Tensor, logprobs: Tensor | None, entropy: Tensor | None, p: Problem) -> Answer:
+    """The gradients of `loss` in hidden and weight."""
+    d_hidden, d_weight = torch.autograd.grad(loss, (p.hidden, p.weight))
+    logprobs, entropy = (x.detach() if x is not None else None for x in (logprobs, entropy))
+    return Answer(loss.detach(), logprobs, entropy, d_hidden, d_weight)
+
+
+def cispo(logp: Tensor, p: Problem) -> Tensor:
+    """The loss a trainer writes when it has per-token log-probs."""
+    ratio = (logp.detach().float() - p.logprobs_gen).exp().clamp(max=MAX_RATIO)
+    return -(p.token_weights * ratio * p.advantages * logp).sum()
+
+
+def ours(p: Problem, backend: str, **mode: Any) -> Answer:
+    """`kernels.policy_loss`; `mode` holds its mode keywords."""
+    out = kernels.policy_loss(
+        p.hidden, p.weight, p.targets, logprobs_gen=p.logprobs_gen, advantages=p.advantages,
+        token_weights=p.token_weights, objective=kernels.CISPO(MAX_RATIO), backend=backend, **mode,
+    )  # fmt: skip
+    return backward(out.loss, out.logprobs, out.entropy, p)
+
+
+def naive(p: Problem, dtype: torch.dtype) -> Answer:
+    """Whole logits in `dtype`, log_softmax, gather, autograd."""
+    logits = F.linear(p.hidden.to(dtype), p.weight.to(dtype))
+    logp = torch.log_softmax(logits, dim=-1).gather(1, p.targets[:, None])[:, 0]
+    return backward(cispo(logp, p), logp, None, p)
+
+
+def torch_linear_cross_entropy(p: Problem) -> Answer:
+    """Per-token cross entropy is −log π; its gradient is weighted outside."""
+    op, options = F.linear_cross_entropy, torch.nn.LinearCrossEntropyOptions
+    chunked = options(batch_chunk_size=p.chunk_rows, chunking_method=None)
+    logp = -op(p.hidden, p.weight, p.targets, reduction="none", options=chunked)
+    return backward(cispo(logp, p), logp, None, p)
+
+
+def liger(p: Problem) -> Answer:
+    """Sequences of one token: only so can its advantages differ from token to token."""
+    peer = importlib.import_module("liger_kernel.chunked_loss.grpo_loss")
+    n = len(p.targets)
+    loss_of = peer.LigerFusedLinearGRPOLoss(
+        beta=0.0, loss_type="cispo", epsilon_high=MAX_RATIO, compiled=False, use_ref_model=False,
+        chunk_size=p.chunk_rows,
+    )  # fmt: skip
+    loss, _ = loss_of(
+        p.hidden[:, None], p.weight, p.targets[:, None], torch.ones_like(p.targets[:, None]),
+        p.advantages * p.token_weights * n, old_per_token_logps=p.logprobs_gen[:, None],
+    )  # fmt: skip
+    return backward(loss, None, None, p)
+
+
+def cut_cross_entropy(p: Problem, **options: Any) -> Answer:
+    """Per-token cross entropy is −log π; its gradient is weighted outside."""
+    peer = importlib.import_module("cut_cross_entropy")
+    impl = "cce" if p.hidden.is_cuda else "torch_compile"
+    logp = -peer.linear_cross_entropy(p.hidden, p.weight, p.targets, reduction="none", impl=impl, **options)
+    return backward(cispo(logp, p), logp, None, p)
+
+
+def trl(p: Problem) -> Answer:
+    """TRL's tile is 4096 tokens by a slice of the vocabulary: the slice that makes it as large as a chunk."""
+    peer = importlib.import_module("trl.kernels.chunked_logprob")
+    n, _, v = p.shape
+    columns = min(v, max(1, p.chunk_rows * v // min(n, peer.TOKEN_CHUNK_SIZE)))
+    logp, entropy, *_ = peer.ChunkedLogProbFunction.apply(
+        p.hidden, p.weight, None, p.targets, 1.0, columns, None, 1.0, ("entropy",)
+    )
+    return backward(cispo(logp, p), logp, entropy, p)
+
+
+class Gemms:
+    """The limit: X Wᵀ, dZ W and dZᵀ X alone, on buffers made at the first call.
+
+    Whole, or `rows` at a time as the chunked losses do it. With bf16 operands on CUDA the logits are FP32, as
+    an FP32 head needs them, and so is a dW that is summed over chunks.
+    """
+
+    def __init__(self, rows: int | None = None) -> None:
+        self.rows = rows
+        self.buffers: tuple[Tensor, ...] = ()
+
+    @torch.no_grad()
+    def prepare(self, p: Problem, wide: bool) -> None:
+        """Buffers for the logits, their gradient (random: zeros run faster), dX and dW."""
+        n, h, v = p.shape
+        rows, x = min(n, self.rows or n), p.hidden
+        dtype = torch.float32 if wide else x.dtype
+        z = torch.empty(rows, v, dtype=dtype, device=x.device)
+        dz = torch.empty(rows, v, dtype=x.dtype, device=x.device).normal_(0, 1e-3)
+        dw = torch.empty(v, h, dtype=dtype if rows < n else x.dtype, device=x.device)
+        self.buffers = z, dz, torch.empty_like(x), dw
+
+    @torch.no_grad()
+    def __call__(self, p: Problem) -> Answer:
+        wide = p.hidden.is_cuda and p.hidden.dtype == torch.bfloat16
+        if not self.buffers or (len(self.buffers[2]), len(self.buffers[3])) != (len(p.hidden), len(p.weight)):
+            self.prepare(p, wide)
+        z, dz, dx, dw = self.buffers
+        w = p.weight.detach()
+        for rows in (slice(i, i + len(z)) for i in range(0, len(p.hidden), len(z))):
+            x = p.hidden.detach()[rows]
+            c = len(x)
+            wide_mm(x, w.t(), z[:c])
+            torch.mm(dz[:c], w, out=dx[rows])
+            if rows.start and wide:
+                torch.addmm(dw, dz[:c].t(), x, out_dtype=torch.float32, out=dw)
+            elif rows.start:
+                dw.addmm_(dz[:c].t(), x)
+            else:
+                wide_mm(dz[:c].t(), x, dw)
+        return Answer(None, None, None, None, None)
+
+
+def wide_mm(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a b, in `out`'s type straight from the accumulator."""
+    if a.dtype == out.dtype:
+        torch.mm(a, b, out=out)
+    else:
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
+
+
+def our_backends(device: str) -> list[str]:
+    """The backends of ours for this device; one that does not work here is a line that says why."""
+    return ["triton", "torch"] if device == "cuda" else ["cpu", "torch"]
+
+
+def all_cases(p: Problem, backends: Sequence[str] | None = None) -> list[Case]:
+    """Every provider for this problem, the limit first."""
+    device, rows = p.hidden.device.type, p.chunk_rows
+    made: list[Case] = [
+        Case("3 bare GEMMs", Gemms(), "the limit: whole, no loss"),
+        Case("3 bare GEMMs, chunked", Gemms(rows), f"the limit: {rows} rows at a time"),
+    ]
+    for backend in our_backends(device) if backends is None else backends:
+        made.append(Case(f"ours ({backend})", partial(ours, backend=backend, chunk_rows=rows)))
+    made += [
+        Case("naive FP32", partial(naive, dtype=torch.float32), "log_softmax + gather, no entropy"),
+        Case("naive bf16", partial(naive, dtype=torch.bfloat16), "log_softmax + gather, no entropy"),
+        Case("torch linear_cross_entropy", torch_linear_cross_entropy, "none-reduced, no entropy", 8),
+        Case("Liger CISPO", liger, "one-token sequences; no log-probs out", 8),
+        Case("Cut-Cross-Entropy", cut_cross_entropy, "CISPO outside, no entropy", 8),
+        Case("TRL chunked log-prob", trl, "CISPO outside", 8),
+    ]
+    if device == "cuda":
+        unfiltered = Case("Cut-Cross-Entropy, unfiltered", partial(cut_cross_entropy, filter_eps=None))
+        made.insert(-1, unfiltered)
+    return made
+
+
+def peer_versions() -> dict[str, str]:
+    """Installed versions of the peers, 'missing' where there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"torch": str(torch.__version__)}
+    for name in ("triton", "liger_kernel", "cut_cross_entropy", "trl", "transformers"):
+        try:
+            found[name] = version(name) if importlib.util.find_spec(name) else "missing"
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found

@@ -1,0 +1,1 @@
+"""Benchmarks of the learner's step, beside a plain transformers loop."""

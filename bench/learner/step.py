@@ -1,0 +1,275 @@
+"""What bench.learner.throughput measures: one optimizer step by our learner and by a plain transformers loop.
+
+Models are built from their configs with random weights, batches from random tokens with the lengths of a real
+batch, so nothing is downloaded. All sizes come in one `Problem`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers.utils import logging as transformers_logging
+
+from kernels import native
+from trainer.config import Config, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
+from trainer.learner.learner import Learner
+from trainer.learner.packing import MicroBatch, pack
+from trainer.telemetry import Clock
+from trainer.types import TrainBatch, TrainSequence
+
+QWEN3: dict[str, Any] = {
+    "vocab_size": 151_936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
+MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "tiny": lambda: LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    ),
+    "smollm2-135m": lambda: LlamaConfig(
+        vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
+    ),
+    "qwen3-0.6b": lambda: Qwen3Config(
+        **QWEN3, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16
+    ),
+    "qwen3-4b": lambda: Qwen3Config(
+        **QWEN3, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32
+    ),
+}  # fmt: skip
+MAX_RATIO, LR, GRAD_CLIP = 4.0, 1e-5, 1.0
+GEMM_NUMBERS = 1 << 26  # of the largest operand whose product is timed
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Model, batch, and how each side cuts it. Completions' lengths: quantiles of a log-normal, cut."""
+
+    model: str
+    device: str
+    dtype: str  # of body and logits' operands; master weights are FP32
+    prompts: int
+    group: int  # completions of a prompt
+    prompt_tokens: int  # of the middle prompt; they run from half to one and a half of it
+    median: int  # tokens of the middle completion
+    sigma: float  # standard deviation of log(length); 0: all alike
+    longest: int
+    micro_batch_tokens: int  # ours
+    micro_batch_sequences: int  # the plain loop's
+    checkpoint: bool  # recompute activations, both sides
+
+
+def make_batch(p: Problem) -> list[TrainSequence]:
+    """The batch: random tokens, log-probs near those of random weights, weights that sum to 1."""
+    rng = np.random.default_rng(0)
+    vocabulary = MODELS[p.model]().vocab_size
+    quantiles = (np.arange(p.prompts * p.group) + 0.5) / (p.prompts * p.group)  # no luck of a seed's tail
+    spread = np.exp(p.sigma * rng.permutation([NormalDist().inv_cdf(x) for x in quantiles]))
+    lengths = np.clip(np.rint(p.median * spread), 2, p.longest).astype(int).reshape(p.prompts, p.group)
+    weight = np.float32(1 / lengths.sum())
+    batch = []
+    for row in lengths:
+        size = int(p.prompt_tokens * rng.uniform(0.5, 1.5)) + 1
+        prompt = rng.integers(0, vocabulary, size).astype(np.int32)
+        for n in row:
+            batch.append(
+                TrainSequence(
+                    prompt, rng.integers(0, vocabulary, n).astype(np.int32),
+                    rng.normal(-np.log(vocabulary), 0.1, n).astype(np.float32), np.zeros(n, np.int32),
+                    np.full(n, weight), float(rng.normal()),
+                )
+            )  # fmt: skip
+    return batch
+
+
+def lengths(batch: Sequence[TrainSequence], p: Problem) -> dict[str, int]:
+    """Tokens of a batch as each side counts them.
+
+    useful: each completion's tokens, and each prompt's once. fed_ours: rows of the packed micro-batches.
+    fed_plain: rows of the padded ones, and `pairs` what our rows attend to, summed.
+    """
+    packs = pack(batch, p.micro_batch_tokens)
+    prompts = {s.prompt_ids.tobytes(): len(s.prompt_ids) for s in batch}
+    total = [len(s.prompt_ids) + len(s.token_ids) for s in batch]
+    return {
+        "completions": len(batch),
+        "longest": max(total),
+        "useful": sum(prompts.values()) + sum(len(s.token_ids) for s in batch),
+        "fed_ours": sum(len(m.input_ids) for m in packs),
+        "fed_plain": sum(
+            max(total[i : i + p.micro_batch_sequences]) * len(total[i : i + p.micro_batch_sequences])
+            for i in range(0, len(total), p.micro_batch_sequences)
+        ),
+        "loss": sum(len(s.token_ids) for s in batch),
+        "pairs": sum(attended(m) for m in packs),
+        "micro_batches": len(packs),
+    }
+
+
+def attended(m: MicroBatch) -> int:
+    """(query, key) pairs of a micro-batch: a row attends to its ancestors and itself."""
+    return int((m.position_ids + 1).sum())
+
+
+def flops(p: Problem, counted: dict[str, int]) -> dict[str, float]:
+    """FLOPs of our step. matmul: 6 a token and parameter, the head's on loss tokens; attention: on top."""
+    config = MODELS[p.model]()
+    heads, body = _parameters(config)
+    width = config.num_attention_heads * (getattr(config, "head_dim", None) or
+                                          config.hidden_size // config.num_attention_heads)  # fmt: skip
+    return {
+        "matmul": 6.0 * (body * counted["fed_ours"] + heads * counted["loss"]),
+        "attention": 12.0 * width * config.num_hidden_layers * counted["pairs"],
+    }
+
+
+def _parameters(config: PreTrainedConfig) -> tuple[int, int]:
+    """Parameters of the head, and of the body's linear layers."""
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config)
+    head = lm.get_output_embeddings()
+    body = [m for m in lm.modules() if isinstance(m, nn.Linear) and m is not head]
+    return head.weight.numel(), sum(m.weight.numel() for m in body)
+
+
+def save_model(p: Problem, folder: str) -> None:
+    """Random weights in a folder, as a learner takes them; on a GPU in bf16, for speed and disk."""
+    transformers_logging.disable_progress_bar()
+    torch.manual_seed(0)
+    with torch.device(p.device):
+        lm = AutoModelForCausalLM.from_config(MODELS[p.model](), dtype=getattr(torch, p.dtype))
+    lm.save_pretrained(folder)
+    del lm
+    if p.device == "cuda":
+        torch.cuda.empty_cache()  # the card is for those who are measured
+
+
+Step = Callable[[Sequence[TrainSequence]], float]  # one optimizer step; its loss
+
+
+def ours(p: Problem, folder: str) -> Step:
+    """trainer.learner.learner.Learner, as a run has it."""
+    config = Config(
+        model=ModelConfig(path=folder, dtype=p.dtype),  # type: ignore[arg-type]  # checked by the parser
+        objective=ObjectiveConfig(max_ratio=MAX_RATIO),
+        pipeline=PipelineConfig(max_lag=10**6),  # the same batch at every version
+        learner=LearnerConfig(
+            lr=LR,
+            grad_clip=GRAD_CLIP,
+            micro_batch_tokens=p.micro_batch_tokens,
+            checkpoint_activations=p.checkpoint,
+        ),
+    )
+    learner = Learner(config, folder, Clock("learner", lambda spans: None))
+
+    def step(batch: Sequence[TrainSequence]) -> float:
+        return learner.train(TrainBatch(learner.version + 1, tuple(batch), {}))["learner/loss"]
+
+    return step
+
+
+def plain(p: Problem, folder: str) -> Step:
+    """What one writes first: padded micro-batches of so many sequences, whole logits, log_softmax, AdamW."""
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    lm.to(p.device)  # type: ignore[arg-type]  # mypy loses `self` under transformers' decorator
+    lm.train()
+    if p.checkpoint:
+        lm.gradient_checkpointing_enable({"use_reentrant": False})
+    defaults = LearnerConfig()
+    optimizer = torch.optim.AdamW(
+        lm.parameters(),
+        lr=LR,
+        betas=defaults.betas,
+        eps=defaults.eps,
+        weight_decay=defaults.weight_decay,
+        fused=True,
+    )
+    dtype = getattr(torch, p.dtype)
+
+    def step(batch: Sequence[TrainSequence]) -> float:
+        total = 0.0
+        for i in range(0, len(batch), p.micro_batch_sequences):
+            padded = _pad(batch[i : i + p.micro_batch_sequences], p.device)
+            with torch.autocast(p.device, dtype, enabled=dtype != torch.float32):
+                logits = lm(padded["ids"], attention_mask=padded["mask"], use_cache=False).logits
+            logp = logits[:, :-1].float().log_softmax(-1)
+            logp = logp.gather(-1, padded["ids"][:, 1:, None])[..., 0]
+            ratio = (logp.detach() - padded["logprobs"]).exp().clamp(max=MAX_RATIO)
+            loss = -(padded["weights"] * ratio * padded["advantages"] * logp).sum()
+            del logits, logp, ratio
+            loss.backward()
+            total += float(loss.detach())
+        nn.utils.clip_grad_norm_(lm.parameters(), GRAD_CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def _pad(sequences: Sequence[TrainSequence], device: str) -> dict[str, Tensor]:
+    """ids and mask (B, S), and per predicted token (B, S − 1) what the loss takes; padding to the right."""
+    size = max(len(s.prompt_ids) + len(s.token_ids) for s in sequences)
+    ids, mask = np.zeros((2, len(sequences), size), np.int64)
+    logprobs, weights, advantages = np.zeros((3, len(sequences), size - 1), np.float32)
+    for i, s in enumerate(sequences):
+        begin, end = len(s.prompt_ids), len(s.prompt_ids) + len(s.token_ids)
+        ids[i, :end] = np.concatenate([s.prompt_ids, s.token_ids])
+        mask[i, :end] = 1
+        predicted = slice(begin - 1, end - 1)
+        logprobs[i, predicted], weights[i, predicted] = s.logprobs, s.weights
+        advantages[i, predicted] = s.advantage
+    arrays = {"ids": ids, "mask": mask, "logprobs": logprobs, "weights": weights, "advantages": advantages}
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+PROVIDERS: dict[str, Callable[[Problem, str], Step]] = {"ours": ours, "plain": plain}
+
+
+def best_gemm(p: Problem) -> dict[str, Any]:
+    """The fastest product of the model's own shapes here: FLOP/s, which one, and every shape's best."""
+    config = MODELS[p.model]()
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config)
+    shapes = {tuple(m.weight.shape) for m in lm.modules() if isinstance(m, nn.Linear)}
+    dtype = getattr(torch, p.dtype)
+    found: dict[str, float] = {}
+    for out, size in sorted(shapes):
+        rows = min(p.micro_batch_tokens, GEMM_NUMBERS // max(out, size))  # the head's chunk is smaller
+        x, w, g = (
+            torch.randn(shape, device=p.device, dtype=dtype)
+            for shape in ((rows, size), (out, size), (rows, out))
+        )
+        calls: dict[str, Callable[[], object]] = {
+            "X Wᵀ, torch": partial(torch.mm, x, w.t()),
+            "G W, torch": partial(torch.mm, g, w),
+            "Gᵀ X, torch": partial(torch.mm, g.t(), x),
+        }
+        if p.device == "cpu" and native.available():
+            calls["X Wᵀ, ours"] = partial(native.logits, x, w, torch.empty(rows, out))
+        for name, call in calls.items():
+            seconds = min(_seconds(call, p.device) for _ in range(4))
+            found[f"{name}, {rows} × {size} × {out}"] = 2 * rows * size * out / seconds
+    best = max(found, key=lambda name: found[name])
+    return {"flops_per_s": found[best], "product": best, "all": found}
+
+
+def _seconds(call: Callable[[], object], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

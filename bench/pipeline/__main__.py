@@ -1,0 +1,5 @@
+"""`python -m bench.pipeline`: see splits.py."""
+
+from bench.pipeline.splits import main
+
+main()

@@ -1,0 +1,360 @@
+"""How many steps per hour a split of GPUs makes, who waits for whom, and how old the tokens are.
+
+  python -m bench.pipeline                                  an 8-GPU node: every split, both schemes
+  python -m bench.pipeline --devices 16 --learner 4 --k 1,8 a split of your own beside the best
+  python -m bench.pipeline --engine-rate 1:150,32:3200,128:4900 --train-tokens-per-s 9000
+                                                            rates that you measured, of one GPU each
+  python -m bench.pipeline --run runs/demo-0                rates of a real run: predicted beside measured
+  python -m bench.pipeline --run A B C --rates-from A       the same with the rates of one of them
+
+A discrete-event simulation (simulate.py) of what the controller does, group by group. The lengths of
+completions are log-normal by --mean and --p95, or (--run) those of the run. Without --engine-rate, a decoding
+step reads the weights once and each sequence's KV cache; without --train-tokens-per-s, the learner runs at an
+assumed MFU. Every constant is printed with its source. Evaluation is left out, except of a real run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from bench.measure import write_json
+from bench.pipeline.measured_run import Run, read_run
+from bench.pipeline.simulate import Outcome, Rates, Scheme, Split, Workload, simulate
+from bench.table import number, table
+from trainer.launcher.advice import ASSUMED, assumed_rates, lognormal_lengths
+from trainer.scaling.kernel_cost import MODELS, Constant
+
+BAR = 0.15  # what a prediction may be off
+SEEDS = 8
+
+DEFAULTS = {
+    "prompts": Constant(48, "prompts per step", "arXiv 2510.13786: 48 × 16"),
+    "completions": Constant(16, "completions per prompt", "arXiv 2510.13786: 48 × 16"),
+    "mean": Constant(6000, "tokens per completion", "ASSUMED: .42 of the longest"),
+    "p95": Constant(12000, "tokens, 95th percentile", "ASSUMED: .85 of the longest"),
+    "longest": Constant(14336, "tokens", "arXiv 2510.13786: 12,288 thinking + 2,048 answer"),
+    "prompt_tokens": Constant(200, "tokens", ASSUMED["prompt_tokens"].source),
+    "slots": Constant(
+        96, "sequences per GPU", "ASSUMED: 8B in bf16 leaves an H200 KV cache for about 200 of 4K"
+    ),
+    "push_s": Constant(0.8, "s of the engine", "ASSUMED: 16 GB at 20 GB/s, loading included"),
+    "step_s": Constant(0.8, "s of the learner", "ASSUMED: gradient norm, AdamW, publishing of 8B parameters"),
+}
+
+
+def sweep(
+    work: Workload, rates: Rates, devices: int, schemes: Sequence[Scheme], steps: int, seed: int = 0
+) -> dict[tuple[Scheme, Split], Outcome]:
+    """Every split of the devices under every scheme."""
+    splits = [Split(learner, devices - learner) for learner in range(1, devices)]
+    return {(c, s): simulate(work, rates, s, c, steps=steps, seed=seed) for c in schemes for s in splits}
+
+
+def fit_engine(text: str) -> tuple[float, float]:
+    """Seconds per decoding step and more per sequence, from `sequences:tokens/s,...` of one engine."""
+    try:
+        points = [tuple(map(float, point.split(":"))) for point in text.split(",")]
+        sequences, rates = np.array([(n, rate) for n, rate in points]).T
+    except ValueError:
+        raise SystemExit(
+            f"--engine-rate {text!r}: expected SEQUENCES:TOKENS/S,..., as in 1:150,32:3200,128:4900"
+        ) from None
+    if len(points) < 2 or min(*sequences, *rates) <= 0:
+        raise SystemExit(f"--engine-rate {text!r}: expected two points or more, all numbers above 0")
+    # n / rate = seconds of a step = a + b·n, in relative least squares
+    seconds = sequences / rates
+    (step, token), _ = nnls(np.stack([1 / seconds, sequences / seconds], 1), np.ones(len(points)))
+    return float(step), float(token)
+
+
+def describe(result: Mapping[str, Any]) -> str:
+    """The tables, from the JSON record alone."""
+    records = result["records"]
+    present = [r for r in records if r["split"] == result["split"]]
+    rows = [
+        [
+            r["scheme"],
+            r["split"],
+            number(r["steps_per_hour"], ".2f"),
+            _percent(r["learner_idle"]),
+            _percent(r["engine_idle"]),
+            number(r["lag_mean"], ".2f"),
+            str(r["lag_max"]),
+            "  ".join(f"{lag}: {share:.0%}" for lag, share in r["lag"].items()),
+        ]
+        for r in present
+    ]
+    head = ("scheme", "split", "steps/h", "learner idle", "engine idle", "lag, mean", "max", "note")
+    parts = [
+        f"split {result['split']} (GPUs of engine + learner); the note is tokens by lag",
+        table(head, rows),
+    ]
+    schemes, splits = (list(dict.fromkeys(r[key] for r in records)) for key in ("scheme", "split"))
+    found = {(r["scheme"], r["split"]): r["steps_per_hour"] for r in records}
+    best = {scheme: max(splits, key=lambda split: found[scheme, split]) for scheme in schemes}
+    cells = [
+        [split, *(f"{found[c, split]:.2f}" + (" *" if best[c] == split else "  ") for c in schemes)]
+        for split in splits
+    ]
+    parts += ["", "steps per hour by split; * the best of a scheme", table(("split", *schemes), cells)]
+    top = max(records, key=lambda r: r["steps_per_hour"])
+    parts.append(
+        f"best of all: {top['scheme']} on {top['split']}, {top['steps_per_hour']:.2f} steps per hour"
+    )
+    parts.append("Sources:")
+    parts += [
+        f"  {name} = {c['value']:g} {c['unit']}: {c['source']}" for name, c in result["constants"].items()
+    ]
+    return "\n".join(parts)
+
+
+def describe_runs(result: Mapping[str, Any]) -> str:
+    """Predicted beside measured, from the JSON record alone."""
+    rows = []
+    for run in result["runs"]:
+        for figure, c in run["figures"].items():
+            share = "idle" in figure
+            form = (lambda x: _percent(x)) if share else (lambda x: number(x, ".4g"))
+            error = c["error"]
+            rows.append([
+                run["name"], run["scheme"], figure, form(c["predicted"]), form(c["measured"]),
+                "–" if error is None else f"{100 * error:+.1f} %",
+                "beyond the bar" if abs(error or 0) > BAR else "",
+            ])  # fmt: skip
+    lines = [table(("run", "scheme", "", "predicted", "measured", "error", "note"), rows)]
+    for run in result["runs"]:
+        rates = ", ".join(
+            f"{name} ±{np.std(value):.0%}" if isinstance(value, list | tuple) else f"{name} {value:.4g}"
+            for name, value in run["rates"].items()
+            if value
+        )
+        lines += [
+            f"{run['name']}: rates of {run['rates_of']}: {rates}",
+            *(f"  {note}" for note in run["notes"]),
+        ]
+    return "\n".join(lines)
+
+
+def compare(run: Run, source: Run) -> dict[str, Any]:
+    """A run's record: predicted with the rates of `source` (the mean of SEEDS simulations, since each draws
+    its own lengths and scatter) beside measured, and the relative error."""
+    predicted = [
+        run.compare(
+            simulate(
+                run.work, source.rates, run.split, run.scheme,
+                steps=run.steps, warm=run.warm, ends=True, seed=seed,
+            )
+        )
+        for seed in range(SEEDS)
+    ]  # fmt: skip
+    figures = {}
+    for name, (_, was) in predicted[0].items():
+        said = float(np.mean([figures_of[name][0] for figures_of in predicted]))
+        figures[name] = {"predicted": said, "measured": was, "error": said / was - 1 if was else None}
+    return {
+        "name": run.name, "scheme": str(run.scheme), "split": str(run.split), "steps": run.steps,
+        "rates_of": source.name, "rates": asdict(source.rates), "figures": figures,
+        "notes": list(source.notes),
+    }  # fmt: skip
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Steps per hour, and both idle shares, over the split; a line for each scheme."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    records = result["records"]
+    schemes, splits = (list(dict.fromkeys(r[key] for r in records)) for key in ("scheme", "split"))
+    figure, axes = plt.subplots(1, 3, figsize=(14, 4.4), layout="constrained", sharex=True)
+    titles = ("steps per hour", "learner idle, % of the time", "engine idle, % of the time")
+    keys = ("steps_per_hour", "learner_idle", "engine_idle")
+    for axis, key, title in zip(axes, keys, titles, strict=True):
+        for i, scheme in enumerate(schemes):
+            values = [r[key] * (100 if "idle" in key else 1) for r in records if r["scheme"] == scheme]
+            style = {"marker": "o"} if scheme.startswith("Pipeline") else {"marker": "s", "linestyle": "--"}
+            width = 4 - 3 * i / len(schemes)  # what lies beneath stays visible
+            axis.plot(splits, values, color=f"C{i}", label=scheme, markersize=4, linewidth=width, **style)
+        if result["split"] in splits:
+            axis.axvline(result["split"], color="grey", lw=0.8, zorder=0)
+        axis.set(title=title, xlabel="GPUs of engine + learner", ylim=(0, None if key == keys[0] else 100))
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.suptitle(result["what"], fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every option with its default and source."""
+    p = argparse.ArgumentParser(
+        "python -m bench.pipeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--devices", type=int, default=8, help="GPUs of learner and engines together (8)")
+    p.add_argument("--learner", type=int, help="GPUs of the learner in your split (the best of PipelineRL)")
+    p.add_argument(
+        "--k",
+        default="0,1,4,8",
+        help="lags of PipelineRL-k and PPO-off-policy-k, whose k = 1 is PipelineRL-0 (0,1,4,8)",
+    )
+    p.add_argument(
+        "--model", default="8b", help="whose size gives rates that are not given: " + ", ".join(MODELS)
+    )
+    for name, c in DEFAULTS.items():
+        kind = int if name in ("prompts", "completions", "longest", "slots") else float
+        help_ = f"{c.unit} ({c.value:g})"
+        p.add_argument(f"--{name.replace('_', '-')}", type=kind, default=kind(c.value), help=help_)
+    p.add_argument(
+        "--engine-rate", metavar="N:TOK/S,...", help="tokens/s of one GPU with N sequences running"
+    )
+    p.add_argument("--train-tokens-per-s", type=float, help="tokens/s of the learner on one GPU")
+    p.add_argument("--steps", type=int, default=24, help="steps simulated once the pipeline is full (24)")
+    p.add_argument("--seed", type=int, default=0, help="of the lengths drawn (0)")
+    p.add_argument(
+        "--run", type=Path, nargs="+", metavar="RUN_DIR", help="real runs to predict and compare with"
+    )
+    p.add_argument(
+        "--rates-from", type=Path, metavar="RUN_DIR", help="the run whose rates are used (each its own)"
+    )
+    p.add_argument(
+        "--decode-step-s", type=float, default=0.0,
+        help="of a run's engine: seconds of a decoding step whatever the number of sequences (0)",
+    )  # fmt: skip
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the record")
+    p.add_argument("--png", type=Path, metavar="FILE", help="draw steps/hour and idle shares over the split")
+    return p
+
+
+def predict(args: argparse.Namespace) -> dict[str, Any]:
+    """The sweep's record."""
+    schemes = _schemes(args.k)
+    _check(args)
+    try:
+        lengths = lognormal_lengths(args.mean, args.p95, args.longest, args.completions, seed=args.seed)
+    except ValueError as e:
+        raise SystemExit(f"--mean {args.mean:g} --p95 {args.p95:g}: {e}") from None
+    work = Workload(prompts=args.prompts, prompt_tokens=args.prompt_tokens, lengths=lengths)
+    rates = _rates(args, work)
+    found = sweep(work, rates, args.devices, schemes, args.steps, args.seed)
+    own = Split(args.learner, args.devices - args.learner) if args.learner else None
+    split = own or max(found, key=lambda key: found[key].steps_per_hour)[1]
+    return {
+        "what": f"{MODELS[args.model].name} on {args.devices} GPUs, {args.prompts} × {args.completions} "
+        f"completions of mean {args.mean:g}, 95th percentile {args.p95:g} tokens; simulated",
+        "split": str(split),
+        "rates": asdict(rates),
+        "constants": _constants(args, rates),
+        "records": [
+            {"scheme": str(c), "split": str(s), **asdict(o), "lag_mean": o.lag_mean, "lag_max": o.lag_max}
+            for (c, s), o in found.items()
+        ],
+    }
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.model not in MODELS:
+        raise SystemExit(f"--model {args.model}: expected one of {', '.join(MODELS)}")
+    if args.devices < 2 or not 0 < (1 if args.learner is None else args.learner) < args.devices:
+        raise SystemExit(
+            f"--devices {args.devices} --learner {args.learner}: expected 2 devices or more, and a learner "
+            "that has one and leaves one to the engine"
+        )
+    least = dict.fromkeys(("prompts", "completions", "longest", "slots", "steps"), 1)
+    for name, bound in (least | dict.fromkeys(("prompt_tokens", "push_s", "step_s"), 0)).items():
+        if not getattr(args, name) >= bound:
+            given = f"--{name.replace('_', '-')} {getattr(args, name):g}"
+            raise SystemExit(f"{given}: expected {bound} or more")
+    if args.train_tokens_per_s is not None and not args.train_tokens_per_s > 0:
+        raise SystemExit(f"--train-tokens-per-s {args.train_tokens_per_s:g}: expected a rate above 0")
+
+
+def _rates(args: argparse.Namespace, work: Workload) -> Rates:
+    """What the options give, and the rest by the model's size."""
+    shape = MODELS[args.model]
+    parameters = shape.body_parameters + shape.hidden * shape.vocab
+    kv_width = shape.kv_heads * shape.head_dim
+    rates = assumed_rates(parameters, shape.layers, kv_width, work.context, args.slots)
+    rates = replace(rates, push_s=args.push_s, step_s=args.step_s)
+    if args.train_tokens_per_s:
+        rates = replace(rates, train_token_s=1 / args.train_tokens_per_s)
+    if args.engine_rate:
+        step, token = fit_engine(args.engine_rate)
+        rates = replace(rates, decode_step_s=step, decode_token_s=token)
+    return rates
+
+
+def _constants(args: argparse.Namespace, rates: Rates) -> dict[str, dict[str, Any]]:
+    """Every number that went in, with its source."""
+    constants = {
+        name: c if getattr(args, name) == c.value else replace(c, value=getattr(args, name), source="GIVEN")
+        for name, c in DEFAULTS.items()
+    }
+    shape = MODELS[args.model]
+    train, engine = "GIVEN by --train-tokens-per-s", "GIVEN by --engine-rate"
+    if not args.train_tokens_per_s:
+        train = f"6 FLOP per parameter at peak · train_mfu, {shape.source}"
+        constants |= {name: Constant(**asdict(ASSUMED[name])) for name in ("peak", "train_mfu")}
+    if not args.engine_rate:
+        engine = f"weights and KV cache at bandwidth · decode_share, {shape.source}"
+        constants |= {
+            name: Constant(**asdict(ASSUMED[name])) for name in ("peak", "bandwidth", "decode_share")
+        }
+    step_s = rates.decode_step_s + rates.decode_token_s * args.slots
+    constants["learner"] = Constant(1 / rates.train_token_s, "tokens/s and GPU", train)
+    constants["engine"] = Constant(
+        args.slots / step_s, f"tokens/s and GPU, {args.slots} sequences running", engine
+    )
+    return {name: asdict(c) for name, c in constants.items()}
+
+
+def _schemes(text: str) -> list[Scheme]:
+    try:
+        ks = [int(k) for k in text.split(",")]
+    except ValueError:
+        ks = [-1]
+    if min(ks) < 0:
+        raise SystemExit(f"--k {text!r}: expected whole numbers from 0 on, as in 0,1,8")
+    return [Scheme("pipeline", k) for k in ks] + [Scheme("ppo", k) for k in ks if k > 1]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Simulate, print the tables, write what was asked for."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(arguments)
+    if args.rates_from and not args.run:
+        raise SystemExit("--rates-from needs --run: the runs to predict")
+    if args.run:
+        if args.png:
+            raise SystemExit("--png draws a sweep over splits; it does not go with --run")
+        source = read_run(args.rates_from, args.decode_step_s) if args.rates_from else None
+        runs = [read_run(folder, args.decode_step_s) for folder in args.run]
+        result: dict[str, Any] = {"runs": [compare(run, source or run) for run in runs]}
+        print(describe_runs(result))
+    else:
+        result = predict(args)
+        print(describe(result))
+    result["command"] = " ".join(("python -m bench.pipeline", *arguments))
+    if args.json:
+        write_json(args.json, result)
+    if args.png:
+        draw(result, args.png)
+    if args.json or args.png:
+        print(f"written to {' and '.join(str(p) for p in (args.json, args.png) if p)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""What a curve's fit costs on one core: ours, with intervals, and the paper's grid beside its literal loop.
+
+  OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python -m bench.validation.fit_speed
+
+The curve is the paper's ScaleRL, evaluated every 250 GPU-hours from 1,500 to 8,000 with noise. CPU time is
+what a quiet core would need; on a busy one the wall clock tells of the others. The literal loop runs once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import OptimizeWarning
+
+from bench.measure import ROOT, commit, machine, summary, write_json
+from bench.sources import CURVES, R0
+from bench.table import number, table
+from bench.validation.literal_grid import literal_loop
+from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve
+from trainer.scaling.alternatives.families import compare_families
+from trainer.scaling.alternatives.intervals import bootstrap, profile
+from trainer.scaling.alternatives.paper import PaperGrid, paper_fit
+
+NOISE = 0.005
+RESAMPLES = 1000
+CODE = ("trainer/scaling", "bench/validation/fit_speed.py", "bench/validation/literal_grid.py")
+
+
+def example() -> Curve:
+    """27 evaluations of the paper's ScaleRL."""
+    published = CURVES["8b"]
+    law = Sigmoid(R0.value, published.A, published.B, published.C_mid)
+    compute = np.arange(1500, 8001, 250.0)
+    reward = law.reward(compute) + np.random.default_rng(0).normal(0, NOISE, len(compute))
+    points = (
+        EvalPoint(i, float(c), float(r), NOISE) for i, (c, r) in enumerate(zip(compute, reward, strict=True))
+    )
+    return Curve("ScaleRL", "GPU-hours", tuple(points), R0.value)
+
+
+def measure(rounds: int, grid: PaperGrid | None = None) -> dict[str, Any]:
+    """Milliseconds of each case, and how the literal loop's answer differs from ours."""
+    curve, grid = example(), grid or PaperGrid()
+    compute = np.array([p.compute for p in curve.points])
+    reward = np.array([p.pass_rate for p in curve.points])
+
+    def fit_and_bootstrap() -> None:
+        fit_curve(curve)
+        bootstrap(curve, RESAMPLES)
+
+    cases: dict[str, Callable[[], object]] = {
+        "fit": lambda: fit_curve(curve),
+        f"fit and {RESAMPLES:,} bootstraps": fit_and_bootstrap,
+        "profile likelihood": lambda: profile(curve),
+        "four families": lambda: compare_families(curve),
+        "the paper's grid": lambda: paper_fit(compute, reward, R0.value, grid),
+    }
+    found = {name: _timed(call, rounds) for name, call in cases.items()}
+    laws: list[Sigmoid] = []
+
+    def literal() -> None:
+        laws.append(literal_loop(compute, reward, R0.value, grid)[0])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OptimizeWarning)
+        found["the paper's grid, literal loop"] = _timed(literal, 1)
+    ours = paper_fit(compute, reward, R0.value, grid).law
+    return {
+        "cases": found,
+        "differs": {k: abs(getattr(ours, k) - getattr(laws[0], k)) for k in ("A", "B", "C_mid")},
+        "pairs": len(grid.values()[0]) * len(grid.values()[1]),
+        "machine": machine("cpu"),
+        "threads": {k: os.environ.get(k) for k in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")},
+        "load": os.getloadavg()[0],
+        "commit": commit(*CODE),
+    }
+
+
+def _timed(call: Callable[[], object], rounds: int) -> dict[str, dict[str, float]]:
+    """Median and quartiles, milliseconds; a first call, if there are several, warms up."""
+    if rounds > 1:
+        call()
+    cpu, wall = [], []
+    for _ in range(rounds):
+        begin = time.process_time(), time.perf_counter()
+        call()
+        cpu.append((time.process_time() - begin[0]) * 1e3)
+        wall.append((time.perf_counter() - begin[1]) * 1e3)
+    return {"cpu": summary(cpu), "wall": summary(wall)}
+
+
+def tell(record: dict[str, Any]) -> str:
+    """The table."""
+    rows = [
+        [name, number(ms["cpu"]["median"], ".0f"), f"{ms['cpu']['low']:.0f}–{ms['cpu']['high']:.0f}",
+         number(ms["wall"]["median"], ".0f")]
+        for name, ms in record["cases"].items()
+    ]  # fmt: skip
+    grid, loop = (record["cases"][f"the paper's grid{k}"]["cpu"]["median"] for k in ("", ", literal loop"))
+    differs = ", ".join(f"{k} {v:.1g}" for k, v in record["differs"].items())
+    return (
+        f"{table(('', 'ms CPU', 'quartiles', 'ms wall'), rows)}\n"
+        f"The grid of {record['pairs']} pairs is {loop / grid:.0f}× as fast as its loop; "
+        f"their answers differ by {differs}."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, write the record, print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.validation.fit_speed", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path, default=ROOT / "bench/results/fit-speed.json")
+    args = parser.parse_args(argv)
+    record = measure(args.rounds)
+    write_json(args.json, record)
+    print(tell(record))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Promises of the validation: known laws and noise, right arithmetic, nothing lost when it is cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.sources import TABLE_1
+from bench.validation import runs as validate_runs
+from bench.validation import validate
+from bench.validation.cases import (
+    CASES,
+    NOISE,
+    OFF_GRID,
+    OUTLIERS,
+    R0,
+    ROWS,
+    TOO_SHORT,
+    WELL,
+    Case,
+    Row,
+    simulate,
+)
+from bench.validation.intervals import KEYS, METHODS
+from bench.validation.plot import draw
+from bench.validation.runs import PARTS, Task, kept_in, read, tasks_of, work
+from bench.validation.tables import QUANTITIES, accuracy, coverage, intervals_by_method, summary
+from trainer.scaling import Sigmoid
+
+BY_NAME = {case.name: case for case in CASES}
+LONG_RUN = Row(TABLE_1[0], every=1.0, high=60_000.0, far=1e5)  # many evaluations: moments can be checked
+
+
+def errors(case: Case) -> np.ndarray:
+    points = simulate(case, LONG_RUN, 0, seed=1)
+    return points.reward - points.law.reward(points.compute)
+
+
+def test_every_row_of_the_paper_is_simulated_on_its_range_and_spacing() -> None:
+    assert len(ROWS) == len(TABLE_1) == 10
+    points = simulate(BY_NAME[WELL], ROWS["ScaleRL"], 0, seed=1)
+    assert points.compute.tolist() == list(range(1500, 8001, 250))
+    assert points.law == Sigmoid(R0, 0.610, 1.92, 2542) and points.R0 == R0
+    assert simulate(BY_NAME[TOO_SHORT], ROWS["ScaleRL"], 0, 1).compute[-1] == 4000
+    assert simulate(BY_NAME[WELL], ROWS["ScaleRL-bs2048"], 0, 1).compute[-1] == pytest.approx(50_000)
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES if case.rows == tuple(ROWS)])
+def test_noise_is_of_the_size_said_and_told_as_said(name: str) -> None:
+    case = BY_NAME[name]
+    error = errors(case)
+    points = simulate(case, LONG_RUN, 0, seed=1)
+    if name == OUTLIERS:
+        hit = np.abs(error) > 0.08
+        assert hit.mean() == pytest.approx(0.05, abs=1e-4)
+        error = error[~hit]
+    if case.noise == "binomial":
+        assert points.se is not None
+        assert np.std(error / points.se) == pytest.approx(1, rel=0.02)
+        assert points.se.max() > 1.5 * points.se.min()
+        return
+    assert error.std() == pytest.approx(NOISE, rel=0.15 if "t" in case.noise else 0.05)
+    assert np.corrcoef(error[1:], error[:-1])[0, 1] == pytest.approx(case.ar, abs=0.03)
+    if case.told:
+        assert points.se is not None and (points.se == case.told * NOISE).all()
+    else:
+        assert points.se is None
+
+
+def test_a_run_is_the_same_every_time_and_its_twin_differs_by_the_outliers_alone() -> None:
+    row, case = ROWS["ScaleRL"], BY_NAME[OUTLIERS]
+    one, again, other = (simulate(case, row, i, 7) for i in (3, 3, 4))
+    assert (one.reward == again.reward).all() and (one.reward != other.reward).any()
+    moved = np.abs(one.reward - simulate(case, row, 3, 7, "independent").reward)
+    assert np.sort(moved)[-2:] == pytest.approx([0, 0.1], abs=1e-9)  # 5 % of 27 points: one
+
+
+def test_laws_off_the_grid_stay_within_its_cell() -> None:
+    laws = [simulate(BY_NAME[OFF_GRID], ROWS["ScaleRL"], i, 7).law for i in range(50)]
+    A, C_mid = np.array([law.A for law in laws]), np.array([law.C_mid for law in laws])
+    assert 0.002 < np.abs(A - 0.610).max() <= 0.0025 and 180 < np.abs(C_mid - 2542).max() <= 201.6
+
+
+def test_what_is_cut_short_has_done_the_same_share_of_everything() -> None:
+    tasks = tasks_of(1000, seed=1)
+    assert len({t.key for t in tasks}) == len(tasks)
+    assert sum(t.part == "runs" and t.case.name == WELL for t in tasks) == 1000
+    half = tasks[: len(tasks) // 2]
+    for part, case in ((name, case) for name, p in PARTS.items() for case in p.cases):
+        of = sum(t.part == part and t.case.name == case.name for t in tasks)
+        assert sum(t.part == part and t.case.name == case.name for t in half) / of == pytest.approx(
+            0.5, abs=0.1
+        )
+
+
+def record(case: str, row: str, i: int, A: float, low: float, high: float) -> dict[str, Any]:
+    """A run whose every number is off as A is; truth .6."""
+    four = {key: [0.6, A, low, high] for key in QUANTITIES}
+    theirs = {"A": 0.61, "B": 0.61, "C_mid": 0.6, "far": 0.01}
+    return {
+        "case": case, "row": row, "i": i, "seed": 0, "fit_ms": 1.0, "identified": high - low < 0.06,
+        "ours": {**four, "far": A - 0.6}, "paper": theirs, "paper, finer": theirs,
+        "A_moved": 0.002, "A_moved_paper": -0.03,
+        **{method: {key: [0.6, A, low, high] for key in KEYS} for method in METHODS},
+    }  # fmt: skip
+
+
+def test_errors_and_shares_by_hand() -> None:
+    runs = [record(WELL, "ScaleRL", i, 0.6 + d, 0.6 + d - 0.01, 0.6 + d + 0.01)
+            for i, d in enumerate((0.002, -0.004, 0.006, 0.02, -0.02))]  # fmt: skip
+    found = accuracy(runs)
+    assert found["ours"]["A"][0] == pytest.approx(0.006) and found["ours"]["C_mid"][0] == pytest.approx(0.01)
+    assert found["paper"]["A"][0] == pytest.approx(0.01)
+    assert found["ours − paper"][0] == pytest.approx(0.0104 - 0.01)
+    assert coverage(runs)["A"] == 0.6 and coverage(runs)["width of A"] == pytest.approx(0.02)
+
+
+def everything(width: float) -> list[dict[str, Any]]:
+    """Some runs of every case, a tenth of whose intervals miss."""
+    runs = []
+    for case in CASES:
+        for row in case.rows:
+            for i in range(10):
+                half = 0.1 if case.name == TOO_SHORT else width
+                A = 0.6 + (1.5 * half if i == 0 else 0.001)
+                runs.append(record(case.name, row, i, A, A - half, A + half))
+    return runs
+
+
+def test_the_page_says_which_bars_hold(tmp_path: Path) -> None:
+    runs = everything(0.01)
+    found = {
+        "runs": 1, "planned": 2, "seed": 0, **summary(runs), "intervals": intervals_by_method(runs),
+        "wrong_R0": [{"R0": 0.25, "ours": [0.6, 1.5, 2500.0], "paper, finer": [0.6, 1.5, 2500.0]}],
+        "power_law": [
+            {"low": 1500, "high": 5e4, "published A": 1.0, "A": 1.0, "quartiles": [1.0, 1.0]}
+        ],
+    }  # fmt: skip
+    assert all(bar["holds"] for bar in found["bars"]), [b for b in found["bars"] if not b["holds"]]
+    page = validate.document(found)
+    assert "cut short" in page and "cut short" not in validate.document({**found, "runs": 2})
+    assert "**no**" not in page and all(f"| {name}" in page for name in ROWS)
+    draw(found, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
+    missed = {bar["what"]: bar["holds"] for bar in summary(everything(0.04))["bars"]}
+    assert not missed["the paper's ranges: flagged"] and missed["fit of 1.5k–4k: flagged"]
+    assert "**no**" in validate.document({**found, **summary(everything(0.04))})
+
+
+def test_a_run_that_was_cut_goes_on_where_it_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = BY_NAME[TOO_SHORT]
+    tasks = [Task("runs", case, "ScaleRL", i, 5, 0.5) for i in range(2)]
+    files = kept_in(tmp_path)
+    done = dict(work(tasks, files, processes=1))
+    kept = files["runs"].read_text()
+    assert (
+        set(done) == set(read(files)) == {t.key for t in tasks} and "2 of 2 runs" in capsys.readouterr().out
+    )
+    files["runs"].write_text(kept[:-20])  # killed in the middle of a line
+    (lost,) = [t for t in tasks if t.key not in read(files)]
+    again = dict(work([lost], files, processes=1))
+    assert again[lost.key]["ours"] == done[lost.key]["ours"]
+    assert [json.loads(line)["i"] for line in files["runs"].read_text().splitlines()] == [0, 1]
+
+
+def test_what_other_code_measured_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kept_in(tmp_path)
+    for source in {source for part in PARTS.values() for source in part.sources}:
+        (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / source).write_bytes((validate.ROOT / source).read_bytes())
+    monkeypatch.setattr(validate_runs, "ROOT", tmp_path)
+    assert kept_in(tmp_path) == before
+    with (tmp_path / "trainer" / "scaling" / "posterior.py").open("a") as file:
+        file.write("# changed\n")
+    assert all(kept_in(tmp_path)[name] != before[name] for name in PARTS)

@@ -1,0 +1,66 @@
+"""Roles without models, for tests of the launcher; `model_dir` says how they misbehave."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainer import run_folder
+from trainer.config import Config
+from trainer.messages import Event
+from trainer.telemetry import Clock
+
+time.sleep(0.3)  # as imports take
+
+
+def engine(
+    config: Config, model_dir: str, conn: Connection, threads: int, role: str, telemetry: Connection
+) -> None:
+    clock = Clock(role, telemetry.send)
+    clock.enter("generate")
+    clock.flush()
+    if "stuck" in model_dir:
+        signal.pause()
+    _until_closed(conn)
+    clock.flush()
+
+
+def learner(
+    config: Config, model_dir: str, conn: Connection, threads: int, resume: str | None, telemetry: Connection
+) -> None:
+    folder = Path(tempfile.mkdtemp(prefix=run_folder.PREFIX, dir=config.run_dir))
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _until_closed(conn)
+
+
+def controller(
+    config: Config, model_dir: str, engines: list[Connection], learner: Connection, resume: Any,
+    telemetry: Connection,
+) -> None:  # fmt: skip
+    telemetry.send(Event("training_begins", time.monotonic(), {}))
+    if "deaf" in model_dir:
+        signal.pause()
+    if "waits" in model_dir:
+        telemetry.recv()
+    if "stutters" in model_dir:
+        os.write(telemetry.fileno(), struct.pack("!i", 1000) + b"the first bytes of a message")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "talks" in model_dir:
+        for i in range(600):
+            telemetry.send(Event("note", time.monotonic(), {"text": str(i)}))
+    telemetry.send(Event("done", time.monotonic(), {}))
+
+
+def _until_closed(conn: Connection) -> None:
+    try:
+        conn.recv()
+    except EOFError:
+        return

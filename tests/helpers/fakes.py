@@ -1,0 +1,91 @@
+"""A fake engine and learner for tests of the loop: they obey the protocols and tell what happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+from trainer.config import Config
+from trainer.messages import StepDone
+from trainer.types import Completion, Prompt, Request, TrainBatch
+from trainer.verifiers.pool import Verdict
+
+
+def prompts(n: int, start: int = 0) -> tuple[Prompt, ...]:
+    return tuple(Prompt(f"id{i:04d}", f"text {i}", (1, 2, i % 50), "7", {}) for i in range(start, start + n))
+
+
+class FakeEngine:
+    """Makes a token every `tick` seconds; each token has the version held at that moment."""
+
+    def __init__(
+        self, lengths: Any = lambda request, index: 5, tick: float = 0.001, load_s: float = 0.0
+    ) -> None:
+        self.version, self.lengths, self.tick, self.load_s = 0, lengths, tick, load_s
+        self.requests: list[Request] = []
+        self.running = self.most_running = 0
+        self.held: list[int] = [0]
+
+    async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
+        self.requests.append(request)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        for index in range(request.n):
+            versions = []
+            wanted = self.lengths(request, index)
+            for _ in range(min(wanted, request.max_tokens)):
+                await asyncio.sleep(self.tick)
+                versions.append(self.version)
+            n = len(versions)
+            reason = "length" if wanted > request.max_tokens else "stop"
+            ids = np.arange(n, dtype=np.int32) + 10
+            logprobs = np.full(n, -0.5, np.float32)
+            yield [Completion(request.request_id, index, ids, logprobs, np.array(versions, np.int32), reason)]
+        self.running -= 1
+
+    async def update_weights(self, version: int, path: str) -> None:
+        await asyncio.sleep(self.load_s)
+        self.version = version
+        self.held.append(version)
+
+
+class FakeLearner:
+    """Takes `step_s` a step and keeps the batches."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.step_s, self.batches, self.saved = step_s, [], []  # type: ignore[var-annotated]
+
+    async def train(self, batch: TrainBatch) -> StepDone:
+        await asyncio.sleep(self.step_s)
+        self.batches.append(batch)
+        return StepDone(batch.step, "", {})
+
+    async def save(self, path: str, state: dict[str, Any]) -> None:
+        self.saved.append((path, state))
+
+
+class FakeVerifier:
+    """Correct for even indices, by counting calls; it takes a worker for each."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def quick(self, completion: str, answer: str) -> None:
+        return None
+
+    async def verify(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
+        self.texts.append(completion)
+        right = len(self.texts) % 2 == 0
+        return Verdict(float(right), "correct" if right else "wrong")
+
+
+def context(config: Config, engine: Any) -> Any:
+    from trainer.controller.rollout import Progress, RolloutContext
+
+    verifier: Any = FakeVerifier()
+    decode = lambda batch: [" ".join(map(str, ids)) for ids in batch]  # noqa: E731
+    progress = Progress(config.pipeline.deadline_s)
+    return RolloutContext(config, engine, verifier, decode, frozenset({0}), (97, 98, 99), progress)

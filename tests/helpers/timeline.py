@@ -1,0 +1,34 @@
+"""What timeline.jsonl says of a run, for tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from trainer.launcher.ledger import Span
+
+
+def read_timeline(path: Path) -> list[Span]:
+    """The spans of timeline.jsonl."""
+    rows = (json.loads(line) for line in path.read_text().splitlines())
+    return [Span(r["role"], r["state"], r["start"], r["end"]) for r in rows]
+
+
+def overlap(
+    timeline: Iterable[Span],
+    a: tuple[str, str] = ("engine", "generate"),
+    b: tuple[str, str] = ("learner", "forward_backward"),
+) -> float:
+    """Seconds during which role a[0] was in state a[1] while role b[0] was in state b[1]."""
+    spans = list(timeline)
+    first = sorted((s.start, s.end) for s in spans if (s.role, s.state) == a)
+    second = sorted((s.start, s.end) for s in spans if (s.role, s.state) == b)
+    both, i, j = 0.0, 0, 0
+    while i < len(first) and j < len(second):
+        both += max(0.0, min(first[i][1], second[j][1]) - max(first[i][0], second[j][0]))
+        if first[i][1] <= second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return both

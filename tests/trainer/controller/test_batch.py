@@ -1,0 +1,141 @@
+"""Promises of the batch: hand-worked advantages and weights for every kind of group."""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from kernels import token_weights
+from trainer.config import ObjectiveConfig
+from trainer.controller.batch import build_batch
+from trainer.types import Group, Outcome, Prompt, Rollout, TrainBatch
+
+
+def rollout(
+    reward: float, n: int, *, phrase: slice | None = None, truncated: bool = False, version: int = 3
+) -> Rollout:
+    sampled = np.ones(n, np.bool_)
+    if phrase is not None:
+        sampled[phrase] = False
+    right = reward > 0
+    return Rollout(
+        np.arange(n, dtype=np.int32), np.full(n, -0.5, np.float32), np.full(n, version, np.int32), sampled,
+        "", reward, "correct" if right else "wrong", truncated, phrase is not None,
+    )  # fmt: skip
+
+
+def group(ordinal: int, *rollouts: Rollout) -> Group:
+    return Group(ordinal, 0, Prompt(f"p{ordinal}", "", (9, ordinal), "", {}), rollouts)
+
+
+PLAIN = group(0, rollout(1, 2), rollout(-1, 4), rollout(-1, 2))  # centred: 4/3, -2/3, -2/3
+INTERRUPTED = group(1, rollout(1, 6, phrase=slice(2, 4)), rollout(-1, 4))  # 4 + 4 loss tokens; 1, -1
+TRUNCATED = group(2, rollout(1, 3), rollout(-1, 12, truncated=True), rollout(1, 5))  # 2/3, (-4/3), 2/3
+ALL_RIGHT = group(3, rollout(1, 3), rollout(1, 5))
+ALL_WRONG = group(4, rollout(-1, 3, truncated=True), rollout(-1, 5))
+GROUPS = [PLAIN, INTERRUPTED, TRUNCATED, ALL_RIGHT, ALL_WRONG]
+# Surviving: 3 prompts; 3 + 2 + 2 completions; 8 + 8 + 8 loss tokens.
+CENTRED = [4 / 3, -2 / 3, -2 / 3, 1, -1, 2 / 3, 2 / 3]
+
+
+def weights(batch: TrainBatch) -> list[list[float]]:
+    return [s.weights.tolist() for s in batch.sequences]
+
+
+def exact(expected: list[list[float]]) -> list[list[float]]:
+    return [np.array(w, np.float32).tolist() for w in expected]
+
+
+def test_prompt_average_of_a_mixed_batch_is_exactly_as_worked_by_hand() -> None:
+    batch = build_batch(GROUPS, 4, ObjectiveConfig(), 3)
+    w = 1 / (3 * 8)
+    phrase = [w, w, 0, 0, w, w]  # the phrase's two tokens carry no loss
+    assert weights(batch) == exact([[w] * 2, [w] * 4, [w] * 2, phrase, [w] * 4, [w] * 3, [w] * 5])
+    assert batch.step == 4
+    assert sum(s.weights.sum(dtype=np.float64) for s in batch.sequences) == pytest.approx(1, abs=1e-6)
+    assert batch.stats["train/effective_prompts"] == 3 and batch.stats["train/effective_completions"] == 7
+
+
+def test_sample_and_token_averages_are_exactly_as_worked_by_hand() -> None:
+    lengths = [2, 4, 2, 4, 4, 3, 5]
+    by_sample = build_batch(GROUPS, 1, ObjectiveConfig(aggregation="sample"), 3)
+    by_token = build_batch(GROUPS, 1, ObjectiveConfig(aggregation="token"), 3)
+    for batch, expected in ((by_sample, [1 / (7 * n) for n in lengths]), (by_token, [1 / 24] * 7)):
+        assert [s.weights.max() for s in batch.sequences] == np.array(expected, np.float32).tolist()
+        assert [int((s.weights > 0).sum()) for s in batch.sequences] == lengths
+
+
+@pytest.mark.parametrize("aggregation", ["prompt", "sample", "token"])
+def test_weights_agree_with_the_kernels_own(aggregation: Literal["prompt", "sample", "token"]) -> None:
+    batch = build_batch(GROUPS, 1, ObjectiveConfig(aggregation=aggregation), 3)
+    lengths = [int((s.weights > 0).sum()) for s in batch.sequences]
+    theirs = token_weights(lengths, [int(s.prompt_ids[1]) for s in batch.sequences], aggregation)
+    ours = np.concatenate([s.weights[s.weights > 0] for s in batch.sequences])
+    np.testing.assert_array_equal(ours, theirs.numpy())
+
+
+def test_prompts_weigh_the_same_whatever_their_lengths() -> None:
+    long = group(1, rollout(1, 30), rollout(-1, 10))
+    batch = build_batch([PLAIN, long], 1, ObjectiveConfig(), 3)
+    assert weights(batch)[0] == exact([[1 / 16] * 2])[0]  # 1/2 over the prompt's 8 tokens
+    assert weights(batch)[4] == exact([[1 / 80] * 10])[0]  # 1/2 over 40
+
+
+def test_batch_norm_divides_by_the_std_of_the_survivors_only() -> None:
+    batch = build_batch(GROUPS, 1, ObjectiveConfig(), 3)
+    # Σ of squares: 16/9 + 4/9 + 4/9 + 1 + 1 + 4/9 + 4/9 = 50/9; mean 4/21; variance 50/63 − 16/441 = 334/441
+    expected = np.array(CENTRED) / np.sqrt(334 / 441)
+    np.testing.assert_allclose([s.advantage for s in batch.sequences], expected, rtol=1e-12)
+
+
+def test_group_norm_and_none_are_as_worked_by_hand() -> None:
+    by_group = build_batch(GROUPS, 1, ObjectiveConfig(advantage_norm="group"), 3)
+    third = np.sqrt(8 / 9)  # std of (1, −1, −1) and of (1, −1, 1)
+    expected = [4 / 3 / third, -2 / 3 / third, -2 / 3 / third, 1, -1, 2 / 3 / third, 2 / 3 / third]
+    np.testing.assert_allclose([s.advantage for s in by_group.sequences], expected, rtol=1e-12)
+    plain = build_batch(GROUPS, 1, ObjectiveConfig(advantage_norm="none"), 3)
+    np.testing.assert_allclose([s.advantage for s in plain.sequences], CENTRED, rtol=1e-12)
+
+
+def test_truncated_completions_come_back_by_setting_and_keep_counting_in_the_mean() -> None:
+    kept = build_batch([TRUNCATED], 1, ObjectiveConfig(drop_truncated=False, advantage_norm="none"), 3)
+    np.testing.assert_allclose([s.advantage for s in kept.sequences], [2 / 3, -4 / 3, 2 / 3])
+    assert weights(kept)[1] == exact([[1 / 20] * 12])[0]
+
+
+def test_a_prompt_whose_completions_are_all_dropped_is_no_denominator() -> None:
+    gone = group(5, rollout(1, 4, truncated=True), rollout(-1, 4, truncated=True))
+    batch = build_batch([PLAIN, gone], 1, ObjectiveConfig(), 3)
+    assert weights(batch)[0] == exact([[1 / 8] * 2])[0]
+    assert batch.stats["train/effective_prompts"] == 1
+
+
+def test_zero_variance_groups_stay_by_setting_with_advantage_zero() -> None:
+    batch = build_batch([ALL_RIGHT, PLAIN], 1, ObjectiveConfig(drop_zero_variance=False), 3)
+    assert [s.advantage for s in batch.sequences[:2]] == [0, 0]
+    assert weights(batch)[0] == exact([[1 / 16] * 3])[0]
+
+
+def test_a_batch_of_zero_variance_is_empty_and_finite() -> None:
+    batch = build_batch([ALL_RIGHT, ALL_WRONG], 1, ObjectiveConfig(), 3)
+    assert batch.sequences == ()
+    assert all(np.isfinite(list(batch.stats.values())))
+    kept = build_batch([ALL_RIGHT], 1, ObjectiveConfig(drop_zero_variance=False), 3)
+    assert [s.advantage for s in kept.sequences] == [0, 0]
+
+
+def test_stats_tell_rewards_drops_lengths_and_lag() -> None:
+    stale = group(6, rollout(1, 2, version=1), rollout(-1, 2))
+    stats = build_batch([*GROUPS, stale], 5, ObjectiveConfig(), 4).stats
+    assert stats["train/pass_rate"] == 7 / 14 and stats["train/reward"] == 0
+    assert (stats["train/all_right"], stats["train/all_wrong"]) == (1 / 6, 1 / 6)
+    assert (stats["train/truncated"], stats["train/interrupted"]) == (2 / 14, 1 / 14)
+    assert stats["train/length_max"] == 12 and stats["lag/max"] == 3
+
+
+def test_stats_tell_the_shares_of_broken_verdicts() -> None:
+    outcomes: list[Outcome] = ["crash", "crash", "timeout", "unparsable", "wrong"]
+    broken = group(0, *(replace(rollout(-1, 2), outcome=outcome) for outcome in outcomes))
+    stats = build_batch([broken], 1, ObjectiveConfig(), 3).stats
+    assert [stats[f"verify/{name}"] for name in ("crash", "timeout", "unparsable")] == [0.4, 0.2, 0.2]

@@ -1,0 +1,300 @@
+"""Promises of the loop: the lag bound, in-flight versions, order, evaluation of one version, stop, resume."""
+
+import asyncio
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import FakeEngine, FakeLearner, context, prompts
+
+from trainer.config import Config, ConfigError, EngineConfig, InterruptionConfig
+from trainer.controller.controller import Controller
+from trainer.controller.data import Dataset
+from trainer.controller.journal import Journal, replay
+from trainer.controller.process import check_lengths, emitter
+from trainer.controller.sampler import Sampler
+
+
+def configured(tmp_path: Path, k: int, steps: int = 12, prompts_per_step: int = 4, **pipeline: Any) -> Config:
+    config = Config(run_dir=str(tmp_path))
+    pipeline = {
+        "max_lag": k,
+        "steps": steps,
+        "prompts_per_step": prompts_per_step,
+        "deadline_s": 20.0,
+    } | pipeline
+    return replace(
+        config,
+        pipeline=replace(config.pipeline, completions_per_prompt=2, **pipeline),
+        evaluation=replace(config.evaluation, every=4, samples=1),
+        engine=replace(config.engine, max_new_tokens=40),
+        objective=replace(config.objective, drop_zero_variance=False),
+    )
+
+
+def controller(
+    config: Config, engine: Any, learner: Any, events: list[tuple[str, dict[str, Any]]]
+) -> Controller:
+    dataset = Dataset(prompts(20), prompts(3, start=100))
+    sampler = Sampler(dataset.train, config.pipeline, config.seed)
+    journal = Journal(Path(config.run_dir) / "journal.jsonl")
+    emit = lambda kind, data: events.append((kind, data))  # noqa: E731  # a one-line spy
+    return Controller(context(config, engine), dataset, sampler, learner, journal, emit)
+
+
+def lags(learner: FakeLearner) -> list[np.ndarray]:
+    """Per batch, the lag of every token."""
+    return [b.step - 1 - np.concatenate([s.versions for s in b.sequences]) for b in learner.batches]
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+@pytest.mark.parametrize("slow", ["engine", "learner", "pushes"])
+def test_lag_never_exceeds_k_and_k_0_is_on_policy(tmp_path: Path, k: int, slow: str) -> None:
+    rng = np.random.default_rng(0)
+    engine = FakeEngine(
+        lambda r, i: int(rng.integers(1, 40)),
+        tick=0.002 if slow == "engine" else 0.0002,
+        load_s=0.05 if slow == "pushes" else 0.0,
+    )
+    learner = FakeLearner(0.05 if slow == "learner" else 0.001)
+    config = configured(tmp_path, k)
+    asyncio.run(controller(config, engine, learner, []).run())
+    assert [b.step for b in learner.batches] == list(range(1, 13))
+    for batch_lags in lags(learner):
+        assert batch_lags.min() >= 0 and batch_lags.max() <= k
+    assert engine.most_running <= (k + 1) * 4 + 3  # the slots, and three evaluation prompts
+
+
+def test_weights_swap_inside_completions_and_lag_is_used(tmp_path: Path) -> None:
+    engine, learner = FakeEngine(lambda r, i: 30, tick=0.002), FakeLearner(0.001)
+    asyncio.run(controller(configured(tmp_path, 4), engine, learner, []).run())
+    sequences = [s for b in learner.batches for s in b.sequences]
+    assert any(len(set(s.versions.tolist())) > 1 for s in sequences)
+    assert {0, 1} < set(np.concatenate(lags(learner)).tolist())
+
+
+def test_colocated_engines_stand_still_while_the_learner_steps(tmp_path: Path) -> None:
+    states: list[tuple[str, bool]] = []
+
+    class TakingTurns(FakeEngine):
+        paused = False
+
+        async def pause(self) -> None:
+            self.paused = True
+
+        def resume(self) -> None:
+            self.paused = False
+
+        async def update_weights(self, version: int, path: str) -> None:
+            states.append(("push", self.paused))
+
+    engine = TakingTurns()
+
+    class Watching(FakeLearner):
+        async def train(self, batch: Any) -> Any:
+            states.append(("step", engine.paused))
+            return await super().train(batch)
+
+    config = configured(tmp_path, 1, steps=3)
+    config = replace(config, engine=replace(config.engine, colocate=True))
+    asyncio.run(controller(config, engine, Watching(), []).run())
+    assert [s for s in states if s[0] == "step"] == [("step", True)] * 3 and not engine.paused
+
+
+def test_batches_take_groups_in_the_order_they_were_issued_and_none_is_lost(tmp_path: Path) -> None:
+    engine = FakeEngine(lambda r, i: 40 if r.request_id.endswith("3") else 1)
+    asyncio.run(controller(configured(tmp_path, 2), engine, FakeLearner(), []).run())
+    text = (tmp_path / "journal.jsonl").read_text()
+    trained = [line for line in text.splitlines() if '"trained"' in line]
+    assert trained[0] == '{"trained": 1, "first": 0, "last": 3}' and '"first": 44, "last": 47' in trained[-1]
+    assert text.count('"finished"') == 48
+
+
+def test_an_evaluation_sees_exactly_one_version(tmp_path: Path) -> None:
+    seen: dict[str, set[int]] = {}
+
+    class Watching(FakeEngine):
+        async def stream(self, request: Any) -> Any:
+            async for ended in super().stream(request):
+                if request.evaluation:
+                    name = request.request_id.split(".")[0]
+                    seen.setdefault(name, set()).update(*(c.versions.tolist() for c in ended))
+                yield ended
+
+    events: list[tuple[str, dict[str, Any]]] = []
+    engine = Watching(lambda r, i: 20)
+    asyncio.run(controller(configured(tmp_path, 4), engine, FakeLearner(), events).run())
+    assert seen == {"e0": {0}, "e4": {4}, "e8": {8}, "e12": {12}}
+    assert [d["step"] for kind, d in events if kind == "eval"] == [0, 4, 8, 12]
+
+
+def test_an_engine_that_answers_nothing_is_named_within_the_deadline(tmp_path: Path) -> None:
+    config = configured(tmp_path, 1, deadline_s=0.2)
+    engine = FakeEngine(lambda r, i: 1 if r.evaluation else 10_000, tick=0.01)
+    config = replace(config, engine=replace(config.engine, max_new_tokens=10_000))
+    with pytest.raises(
+        TimeoutError, match=r"generate: step 1: nothing has come for pipeline.deadline_s = 0.2 s"
+    ):
+        asyncio.run(asyncio.wait_for(controller(config, engine, FakeLearner(), []).run(), 10))
+
+
+def test_an_evaluation_may_last_longer_than_the_deadline_while_completions_come(tmp_path: Path) -> None:
+    config = configured(tmp_path, 0, deadline_s=0.4, steps=4)
+    config = replace(config, evaluation=replace(config.evaluation, samples=10))
+    engine = FakeEngine(lambda r, i: 5 if r.evaluation else 1, tick=0.02)  # 1 s, a completion every 0.1 s
+    asyncio.run(asyncio.wait_for(controller(config, engine, FakeLearner(), []).run(), 30))
+
+
+@pytest.mark.parametrize("version", [0, 4])
+def test_an_evaluation_that_stands_still_is_named(tmp_path: Path, version: int) -> None:
+    class Stuck(FakeEngine):
+        async def stream(self, request: Any) -> Any:
+            if request.request_id.startswith(f"e{version}"):
+                await asyncio.sleep(100)
+            async for ended in super().stream(request):
+                yield ended
+
+    config = configured(tmp_path, 0, deadline_s=0.3, steps=4)
+    with pytest.raises(TimeoutError, match=f"evaluate: version {version}: nothing has come"):
+        asyncio.run(asyncio.wait_for(controller(config, Stuck(), FakeLearner(), []).run(), 10))
+
+
+def test_a_verifier_that_stands_still_is_named(tmp_path: Path) -> None:
+    run = controller(configured(tmp_path, 0, deadline_s=0.3), FakeEngine(), FakeLearner(), [])
+    run.ctx.verifier.verify = lambda *item: asyncio.sleep(100)  # type: ignore[assignment, method-assign]
+    with pytest.raises(TimeoutError, match="verify: evaluate: version 0"):
+        asyncio.run(asyncio.wait_for(run.run(), 10))
+
+
+def test_a_failing_push_ends_the_run(tmp_path: Path) -> None:
+    class Broken(FakeEngine):
+        async def update_weights(self, version: int, path: str) -> None:
+            raise ConnectionError("engine 0 has died")
+
+    with pytest.raises(ConnectionError, match="engine 0 has died"):
+        asyncio.run(
+            asyncio.wait_for(controller(configured(tmp_path, 1), Broken(), FakeLearner(), []).run(), 10)
+        )
+
+
+def test_a_run_whose_prompts_are_all_solved_ends_well_with_its_last_weights_evaluated(tmp_path: Path) -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+    config = configured(tmp_path, 0, no_positive_resampling=True, npr_threshold=0.01, steps=99)
+    config = replace(config, evaluation=replace(config.evaluation, every=98))
+    learner = FakeLearner()
+    asyncio.run(asyncio.wait_for(controller(config, FakeEngine(), learner, events).run(), 20))
+    assert 5 <= len(learner.batches) < 99 and all(len(b.sequences) == 8 for b in learner.batches)
+    assert [d["step"] for kind, d in events if kind == "eval"] == [0, len(learner.batches)]
+    (note,) = [d["text"] for kind, d in events if kind == "note"]
+    assert f"after step {len(learner.batches)}: all 20 training prompts have been solved" in note
+
+
+def test_a_fatal_error_saves_what_was_learned_before_it(tmp_path: Path) -> None:
+    class Refusing(FakeLearner):
+        async def train(self, batch: Any) -> Any:
+            if batch.step == 3:
+                raise ConfigError("step 3: loss is nan")
+            return await super().train(batch)
+
+    learner = Refusing()
+    with pytest.raises(ConfigError, match="step 3: loss is nan"):
+        asyncio.run(
+            asyncio.wait_for(controller(configured(tmp_path, 1), FakeEngine(), learner, []).run(), 10)
+        )
+    ((path, state),) = learner.saved
+    assert path.endswith("step-000002") and (state["version"], state["ordinal"]) == (2, 8)
+
+
+def test_a_step_under_way_when_something_fails_is_finished_and_saved(tmp_path: Path) -> None:
+    class Broken(FakeEngine):
+        async def update_weights(self, version: int, path: str) -> None:
+            await asyncio.sleep(0.05)
+            raise ConnectionError("engine 0 has died")
+
+    learner = FakeLearner(0.2)
+    with pytest.raises(ConnectionError, match="engine 0 has died"):
+        asyncio.run(asyncio.wait_for(controller(configured(tmp_path, 4), Broken(), learner, []).run(), 10))
+    assert [state["version"] for _, state in learner.saved] == [2] == [len(learner.batches)]
+
+
+def test_a_launcher_that_is_gone_is_told_nothing_and_stops_nothing() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    emitter(theirs)("step", {"step": 1})
+
+
+def test_stop_ends_after_the_step_under_way_and_a_resume_trains_every_ordinal_once(tmp_path: Path) -> None:
+    config = configured(tmp_path, 2)
+    learner = FakeLearner(0.01)
+
+    async def interrupted() -> dict[str, Any]:
+        run = controller(config, FakeEngine(), learner, [])
+        task = asyncio.create_task(run.run())
+        while len(learner.batches) < 5:
+            await asyncio.sleep(0.001)
+        run.stop.set()
+        await task
+        await run.save()
+        return learner.saved[-1][1]
+
+    state = asyncio.run(interrupted())
+    made = len(learner.batches)
+    assert state["version"] == made < 12
+
+    async def resumed() -> None:
+        run = controller(config, FakeEngine(), learner, [])
+        run.sampler.load_state_dict(state["sampler"])
+        items = {p.prompt_id: p for p in run.dataset.train}
+        issued, finished = replay(tmp_path / "journal.jsonl", made * 4, items)
+        run.restore(
+            made, made * 4, {o: i for o, i in issued.items() if o < state["sampler"]["ordinal"]}, finished
+        )
+        run.ctx.engine.version = made  # type: ignore[attr-defined]  # the launcher's full push
+        await run.run()
+
+    asyncio.run(resumed())
+    assert [b.step for b in learner.batches] == list(range(1, 13))
+    lines = [line for line in (tmp_path / "journal.jsonl").read_text().splitlines() if '"trained"' in line]
+    assert [f'"first": {4 * i}' in line for i, line in enumerate(lines)] == [True] * 12
+
+
+def test_a_restored_group_of_another_prompt_is_not_taken(tmp_path: Path) -> None:
+    config = configured(tmp_path, 0, steps=2)
+    asyncio.run(controller(config, FakeEngine(), FakeLearner(), []).run())
+    run = controller(config, FakeEngine(), FakeLearner(), [])
+    finished = replay(tmp_path / "journal.jsonl", 4, {p.prompt_id: p for p in run.dataset.train})[1]
+    other = run.dataset.train[0]
+    finished = {o: replace(g, prompt=other) for o, g in finished.items() if g.prompt != other}
+    assert len(finished) > 2
+    run.restore(1, 4, {}, finished)
+    for _ in range(4):
+        run.sampler.next()
+    run.ctx.engine.version = 1  # type: ignore[attr-defined]
+    asyncio.run(run.run())
+    assert len(run.ctx.engine.requests) == 4 + 3  # type: ignore[attr-defined]  # and three to evaluate
+
+
+def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
+    learner, config = FakeLearner(), configured(tmp_path, 0, steps=2)
+    run = controller(config, FakeEngine(), learner, [])
+    asyncio.run(run.run())
+    asyncio.run(run.save())
+    assert learner.saved[-1][1]["ordinal"] == 8
+    again = controller(configured(tmp_path, 0, steps=4, prompts_per_step=6), FakeEngine(), learner, [])
+    again.sampler.load_state_dict(learner.saved[-1][1]["sampler"])
+    again.restore(2, 8, {}, {})
+    again.ctx.engine.version = 2  # type: ignore[attr-defined]
+    asyncio.run(again.run())
+    assert '"trained": 4, "first": 14, "last": 19' in (tmp_path / "journal.jsonl").read_text()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_completions_that_cannot_fit_the_model_are_refused_at_the_start(interrupted: bool) -> None:
+    interruption = InterruptionConfig(enabled=interrupted, lo=10, hi=60, answer_tokens=30)
+    engine = EngineConfig(max_new_tokens=100, interruption=interruption)
+    check_lengths(engine, prompts(5), 10, 103)  # 3 tokens of prompt and 100 of completion, either way
+    with pytest.raises(ConfigError, match="the model holds 102 positions: lower engine"):
+        check_lengths(engine, prompts(5), 10, 102)

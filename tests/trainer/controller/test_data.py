@@ -1,0 +1,202 @@
+"""Data: a split that depends on the texts alone, and errors that name the line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from trainer.config import ConfigError, DataConfig
+from trainer.controller.data import Dataset, load_prompts
+from trainer.verifiers.reasoning_gym import decode, encode, generate
+
+
+class ByteTokenizer:
+    """One token per byte; a chat template only where a test gives it one."""
+
+    def __init__(self, chat_template: str | None = None) -> None:
+        self.chat_template = chat_template
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return ([1] if add_special_tokens else []) + list(text.encode())
+
+    def apply_chat_template(
+        self, turns: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        assert not tokenize and add_generation_prompt
+        return f"<user>{turns[0]['content']}<assistant>"
+
+
+def write(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(path)
+
+
+def rows(n: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"question": f"What is {i} + 1?", "answer": i + 1} for i in range(start, start + n)]
+
+
+def load(tokenizer: Any = None, **settings: Any) -> Dataset:
+    return load_prompts(DataConfig(**settings), tokenizer or ByteTokenizer())
+
+
+def error(**settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(**settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_held_out_prompts_are_those_with_the_smallest_hashes(tmp_path: Path) -> None:
+    texts = [r["question"] for r in rows(30)]
+    expected = sorted(texts, key=lambda t: hashlib.sha256(t.encode()).hexdigest())[:7]
+    shuffled = rows(30)
+    random.Random(1).shuffle(shuffled)
+    one = load(source=write(tmp_path / "a.jsonl", rows(30)), held_out=7)
+    two = load(source=write(tmp_path / "b.jsonl", shuffled), held_out=7)
+    assert [p.text for p in one.held_out] == [p.text for p in two.held_out] == expected
+    assert {p.text for p in one.train} == set(texts) - set(expected)
+    assert [p.text for p in one.train] == [t for t in texts if t not in expected]  # the file's order
+
+
+def test_a_prompt_that_stands_twice_is_one_prompt(tmp_path: Path) -> None:
+    data = load(source=write(tmp_path / "a.jsonl", rows(5) + rows(5)), held_out=1)
+    assert len(data.train) == 4
+    first = data.train[0]
+    assert first.prompt_id == hashlib.sha256(first.text.encode()).hexdigest()[:16]
+    assert first.token_ids == (1, *first.text.encode())
+
+
+def test_columns_template_and_pattern_make_the_prompt(tmp_path: Path) -> None:
+    items = [
+        {"Body": f"Ann has {i}.", "Q": "How many?", "Sol": f"#### 9\nso\n#### 1,00{i}", "n": i}
+        for i in range(3)
+    ]
+    data = load(
+        source=write(tmp_path / "a.jsonl", items),
+        prompt_column="Q",
+        answer_column="Sol",
+        template="{Body} {question} \\boxed{{}}",
+        answer_pattern=r"####\s*(.+)",
+        held_out=1,
+    )
+    prompts = {p.text: p for p in data.train + data.held_out}
+    prompt = prompts["Ann has 2. How many? \\boxed{}"]
+    assert prompt.answer == "1,002"
+    assert prompt.metadata == items[2]
+
+
+def test_chat_wraps_the_prompt_and_leaves_its_id(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", rows(3))
+    bare, chat = (
+        load(source=source, held_out=1),
+        load(ByteTokenizer("x"), source=source, held_out=1, chat=True),
+    )
+    assert [p.prompt_id for p in chat.train] == [p.prompt_id for p in bare.train]
+    assert bytes(chat.train[0].token_ids).decode() == f"<user>{chat.train[0].text}<assistant>"
+    assert "no chat template" in error(source=source, held_out=1, chat=True)
+
+
+def test_parquet_gives_what_jsonl_gives(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(9)), tmp_path / "a.parquet")
+    table = load(source=str(tmp_path / "a.parquet"), held_out=3)
+    assert table == load(source=write(tmp_path / "a.jsonl", rows(9)), held_out=3)
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 no")
+    assert "b.parquet: not a readable parquet" in error(source=str(tmp_path / "b.parquet"))
+
+
+def test_size_bounds_a_file_and_zero_reads_all(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", rows(20))
+    assert len(load(source=source, size=8, held_out=2).train) == 6
+    assert len(load(source=source, size=0, held_out=2).train) == 18
+
+
+def test_whole_numbers_lose_their_decimal_part(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "a.jsonl", [{"question": "a", "answer": 145.0}, {"question": "b", "answer": 0.5}]
+    )
+    data = load(source=source, held_out=1)
+    assert {p.answer for p in data.train + data.held_out} == {"145", "0.5"}
+
+
+def test_overlap_with_the_held_out_source_is_refused(tmp_path: Path) -> None:
+    train, held = write(tmp_path / "a.jsonl", rows(10)), write(tmp_path / "b.jsonl", rows(10, start=7))
+    message = error(source=train, held_out_source=held, held_out=2)
+    assert message.startswith("3 of 10 training prompts also stand in") and "What is" in message
+    apart = write(tmp_path / "c.jsonl", rows(5, start=50))
+    data = load(source=train, held_out_source=apart, held_out=2, size=10)
+    assert len(data.train) == 10 and len(data.held_out) == 2
+
+
+LINES = {
+    "malformed": ('{"question": "b"', ":3: not a line of JSON"),
+    "no object": ("[1, 2]", ":3: expected an object"),
+    "bad bytes": (b'{"question": "\xff"}', ":3: not a line of JSON"),
+    "no answer": ('{"question": "b"}', ":3: no column 'answer'; there are 'question'"),
+    "no question": ('{"q": "b", "answer": 1}', ":3: no column 'question'; there are 'q', 'answer'"),
+    "null question": ('{"question": null, "answer": 1}', ":3: 'question' is null"),
+    "empty question": ('{"question": " ", "answer": 1}', ":3: the prompt is empty"),
+    "empty answer": ('{"question": "b", "answer": " "}', ":3: the answer in 'answer' is empty"),
+    "null answer": ('{"question": "b", "answer": null}', ":3: the answer in 'answer' is empty"),
+    "list answer": ('{"question": "b", "answer": [1]}', ":3: 'answer' is list"),
+    "long": (json.dumps({"question": "b" * 300, "answer": 1}), ":3: the prompt has 301 tokens"),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
+    line, expected = LINES[name]
+    path = tmp_path / "a.jsonl"
+    raw = line if isinstance(line, bytes) else line.encode()
+    path.write_bytes(b'{"question": "a", "answer": 1}\n\n' + raw + b"\n")  # a blank line counts as a line
+    assert f"a.jsonl{expected}" in error(source=str(path), held_out=1, max_prompt_tokens=100)
+
+
+def test_wrong_settings_are_told_in_one_line(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", rows(4))
+    assert "4 different prompts; data.held_out takes 4" in error(source=source, held_out=4)
+    assert "data.held_out is 0" in error(source=source, held_out=0)
+    assert "no column 'body'; there are 'question', 'answer'" in error(source=source, template="{body}")
+    assert "write a literal brace twice" in error(source=source, template="{question} \\boxed{}")
+    assert "write a literal brace twice" in error(source=source, template="{question} \\boxed{")
+    assert "no regular expression" in error(source=source, answer_pattern="(")
+    assert "has no group" in error(source=source, answer_pattern="x")
+    assert "a.jsonl:1: data.answer_pattern" in error(source=source, answer_pattern="x(.)")
+    assert "does not exist" in error(source=str(tmp_path / "none.jsonl"))
+    assert "expected reasoning_gym:TASK" in error(source="some.csv")
+    assert "no rows in it" in error(source=write(tmp_path / "empty.jsonl", []))
+
+
+def test_a_generated_task_gives_the_same_items_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {"seed": 0, "size": 4}
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    one = generate("polynomial_multiplication", arguments)
+    monkeypatch.setenv("PYTHONHASHSEED", "2")
+    assert generate("polynomial_multiplication", arguments) == one
+
+
+def test_the_default_task_is_loaded_with_its_answers() -> None:
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "operators": ["+", "-", "*"]}
+    options |= {"allow_parentheses": False, "allow_negation": False}
+    data = load(options=options, template="Question: {question}\nAnswer:", size=300, held_out=20)
+    assert len(data.held_out) == 20 and len(data.train) > 80
+    for prompt in data.train:
+        expression = prompt.text.removeprefix("Question: Calculate ").removesuffix(".\nAnswer:")
+        assert set(expression) <= set("0123456789+-* ") and eval(expression) == int(prompt.answer)
+        assert prompt.metadata["origin"]["task"] == "basic_arithmetic"
+
+
+def test_a_wrong_task_or_option_is_told() -> None:
+    assert "close to it: basic_arithmetic" in error(source="reasoning_gym:basic_aritmetic")
+    assert "it takes min_terms" in error(source="reasoning_gym:basic_arithmetic", options={"terms": 1})
+
+
+def test_items_survive_json() -> None:
+    item = {"grid": ((1, 2), [3, (4,)]), "map": {1: "a", (2, 3): None}, "text": {"x": 1.5}}
+    assert decode(json.loads(json.dumps(encode(item)))) == item

@@ -1,0 +1,81 @@
+"""Promises of the sampler: epochs without gaps, no-positive-resampling, exact resume."""
+
+import numpy as np
+
+from trainer.config import PipelineConfig
+from trainer.controller.sampler import Issued, Sampler
+from trainer.types import Group, Prompt, Rollout
+
+
+def prompts(n: int) -> list[Prompt]:
+    return [Prompt(f"p{i}", f"text {i}", (i,), "0", {}) for i in range(n)]
+
+
+def group(prompt: Prompt, correct: int, total: int) -> Group:
+    empty = np.zeros(1, np.int32)
+    rollouts = [
+        Rollout(empty, empty.astype(np.float32), empty, np.ones(1, bool), "", 0.0, outcome, False, False)
+        for outcome in ["correct"] * correct + ["wrong"] * (total - correct)
+    ]
+    return Group(0, 0, prompt, tuple(rollouts))
+
+
+def issued(sampler: Sampler) -> Issued:
+    one = sampler.next()
+    assert one is not None
+    return one
+
+
+def test_every_epoch_holds_each_prompt_once_and_epochs_differ() -> None:
+    sampler = Sampler(prompts(7), PipelineConfig(), seed=3)
+    epochs = [[issued(sampler) for _ in range(7)] for _ in range(3)]
+    for number, epoch in enumerate(epochs):
+        assert sorted(i.prompt.prompt_id for i in epoch) == [f"p{i}" for i in range(7)]
+        assert {i.epoch for i in epoch} == {number}
+    assert [i.ordinal for epoch in epochs for i in epoch] == list(range(21))
+    orders = [[i.prompt.prompt_id for i in epoch] for epoch in epochs]
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_prompt_solved_over_its_whole_history_never_comes_again() -> None:
+    items = prompts(4)
+    sampler = Sampler(items, PipelineConfig(npr_threshold=0.9), seed=0)
+    for _ in range(4):
+        sampler.next()
+    sampler.record(group(items[2], 9, 10))  # .9 reaches the threshold
+    sampler.record(group(items[1], 8, 10))  # .8 does not
+    seen = {issued(sampler).prompt.prompt_id for _ in range(9)}
+    assert seen == {"p0", "p1", "p3"}
+    sampler.record(group(items[1], 10, 10))  # 18 of 20: now solved
+    assert sampler.solved("p1") and sampler.solved_share == 0.5
+    assert {issued(sampler).prompt.prompt_id for _ in range(8)} <= {"p0", "p3"}
+
+
+def test_the_switch_turns_no_positive_resampling_off() -> None:
+    items = prompts(2)
+    sampler = Sampler(items, PipelineConfig(no_positive_resampling=False), seed=0)
+    sampler.record(group(items[0], 8, 8))
+    assert {issued(sampler).prompt.prompt_id for _ in range(4)} == {"p0", "p1"}
+
+
+def test_no_prompt_comes_once_all_are_solved_and_the_reason_can_be_told() -> None:
+    items = prompts(2)
+    sampler = Sampler(items, PipelineConfig(), seed=0)
+    for item in items:
+        sampler.record(group(item, 8, 8))
+    assert sampler.next() is None
+    assert (
+        "all 2 training prompts" in sampler.exhausted and "no_positive_resampling false" in sampler.exhausted
+    )
+
+
+def test_a_restored_sampler_goes_on_as_the_unbroken_one() -> None:
+    items = prompts(5)
+    unbroken, broken = (Sampler(items, PipelineConfig(), seed=9) for _ in range(2))
+    for _ in range(7):
+        unbroken.next(), broken.next()
+    for sampler in (unbroken, broken):
+        sampler.record(group(items[0], 8, 8))
+    resumed = Sampler(list(reversed(items)), PipelineConfig(), seed=9)
+    resumed.load_state_dict(broken.state_dict())
+    assert [resumed.next() for _ in range(12)] == [unbroken.next() for _ in range(12)]

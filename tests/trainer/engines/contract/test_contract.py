@@ -1,0 +1,337 @@
+"""What every engine promises the controller, tested on each kind of engine as its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_process import (
+    VOCAB,
+    EngineProcess,
+    abort,
+    alive,
+    generate,
+    load,
+    perturb,
+    prompt_of,
+    request,
+    settings,
+    stale_kv,
+    teacher_forced,
+    wait_until_gone,
+    write,
+)
+
+from trainer.controller.rollout import Progress, RolloutContext, rollout_prompt
+from trainer.engines.protocol import EngineClient
+from trainer.types import Completion, Prompt, Request
+
+LONG = 5900  # tokens of a completion that is still running when something shorter has ended
+
+
+@pytest.fixture(scope="module")
+def engine(kind: str, tied_llama: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """float32, tied embeddings."""
+    process = EngineProcess(settings(tied_llama, tmp_path_factory.mktemp("run"), kind))
+    process.info = process.ready()  # type: ignore[attr-defined]
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def second(kind: str, untied_llama: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """bfloat16 under an FP32 head, untied embeddings."""
+    config = settings(untied_llama, tmp_path_factory.mktemp("run"), kind, "bfloat16")
+    process = EngineProcess(config, "engine-1")
+    process.ready()
+    yield process
+    process.close()
+
+
+def run(engine: EngineProcess, work: Callable[[EngineClient], Coroutine[Any, Any, Any]]) -> Any:
+    """The result of `work(client)`."""
+
+    async def body() -> Any:
+        async with engine.client() as client:
+            return await asyncio.wait_for(work(client), 250)
+
+    return asyncio.run(body())
+
+
+def p(length: int, seed: int = 0) -> tuple[int, ...]:
+    return prompt_of(length, VOCAB, seed)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_distribution_sampled_from(
+    engine: EngineProcess, tied_llama: str, temperature: float
+) -> None:
+    prompts = {f"r{i}": p(length) for i, length in enumerate((1, 2, 9, 70))}
+    wanted = [request(k, x, n=3, temperature=temperature, max_tokens=20) for k, x in prompts.items()]
+    done = run(engine, lambda client: generate(client, *wanted))
+    assert len(done) == 12
+    gaps = []
+    for (name, _), c in done.items():
+        assert c.finish_reason == "length" and len(c.token_ids) == len(c.versions) == 20
+        expected = teacher_forced(load(tied_llama), prompts[name], c.token_ids.tolist(), temperature)
+        gaps.append(np.abs(c.logprobs - expected).max())
+    print(f"{engine.info['kind']}, float32: at most {max(gaps):.1e} nats")  # type: ignore[attr-defined]
+    assert max(gaps) <= 2e-5
+
+
+def test_tokens_are_drawn_with_their_probabilities(engine: EngineProcess, tied_llama: str) -> None:
+    n, prompt = 600, p(6)
+    done = run(engine, lambda client: generate(client, request("draw", prompt, n=n, max_tokens=1)))
+    drawn = np.bincount([c.token_ids[0] for c in done.values()], minlength=VOCAB)
+    with torch.no_grad():
+        expected = n * load(tied_llama)(torch.tensor([prompt])).logits[0, -1].double().softmax(-1).numpy()
+    often = expected >= 5
+    chi2 = float(((drawn - expected) ** 2 / expected)[often].sum())
+    assert often.sum() > 5 and chi2 < often.sum() + 4 * (2 * often.sum()) ** 0.5
+
+
+def test_a_samples_tokens_depend_on_its_seed_and_index_alone(engine: EngineProcess) -> None:
+    alone = run(engine, lambda c: generate(c, request("a", p(11), n=2, max_tokens=25)))
+    crowd = [request(f"b{i}", p(3 + i), n=2, max_tokens=5 + 7 * i, seed=i) for i in range(6)]
+    beside = run(engine, lambda c: generate(c, *crowd, request("a", p(11), n=2, max_tokens=25)))
+    other = run(engine, lambda c: generate(c, request("a", p(11), n=2, max_tokens=25, seed=6)))
+    for key, completion in alone.items():
+        assert completion.token_ids.tolist() == beside[key].token_ids.tolist()
+    assert len({tuple(c.token_ids.tolist()) for c in (*alone.values(), *other.values())}) == 4
+
+
+def test_prompts_longer_together_than_a_step_keep_their_own_tokens(
+    engine: EngineProcess, tied_llama: str
+) -> None:
+    prompts = {f"long{i}": p(1200, i) for i in range(6)}
+    wanted = [request(k, x, max_tokens=6) for k, x in prompts.items()]
+    together = run(engine, lambda c: generate(c, *wanted))
+    alone = run(engine, lambda c: generate(c, wanted[5]))
+    assert together["long5", 0].token_ids.tolist() == alone["long5", 0].token_ids.tolist()
+    for (name, _), c in together.items():
+        expected = teacher_forced(load(tied_llama), prompts[name], c.token_ids.tolist())
+        np.testing.assert_allclose(c.logprobs, expected, atol=2e-5)
+
+
+def test_a_stop_token_ends_a_completion_and_is_its_last(engine: EngineProcess) -> None:
+    free = run(engine, lambda c: generate(c, request("free", p(5), n=4, max_tokens=40)))
+    stops = frozenset({int(free["free", 0].token_ids[9]), int(free["free", 1].token_ids[15])})
+    stopped = run(engine, lambda c: generate(c, request("free", p(5), n=4, max_tokens=40, stop_ids=stops)))
+    assert {c.finish_reason for c in free.values()} == {"length"}  # nothing but stop_ids ends a completion
+    assert "stop" in {c.finish_reason for c in stopped.values()}
+    for key, c in stopped.items():
+        whole = free[key].token_ids.tolist()
+        end = next((i + 1 for i, t in enumerate(whole) if t in stops), 40)
+        assert c.token_ids.tolist() == whole[:end]
+        assert c.finish_reason == ("stop" if whole[end - 1] in stops else "length")
+        assert len(c.logprobs) == len(c.versions) == end
+        np.testing.assert_allclose(c.logprobs, free[key].logprobs[:end], atol=2e-5)
+
+
+def test_more_samples_than_slots_all_end_and_evaluations_go_first(engine: EngineProcess) -> None:
+    order: list[str] = []
+
+    async def one(client: EngineClient, r: Request) -> None:
+        async for ended in client.stream(r):
+            order.extend([r.request_id] * len(ended))
+
+    async def all_of(client: EngineClient) -> None:
+        training = [request(f"t{i}", p(4), n=8, max_tokens=40) for i in range(4)]
+        evaluation = request("eval", p(4), n=8, max_tokens=3, evaluation=True)
+        await asyncio.gather(*(one(client, r) for r in (*training, evaluation)))
+
+    run(engine, all_of)
+    assert len(order) == 40
+    assert order.index("eval") < order.index("t1")  # behind the slots' present sequences, before the rest
+
+
+def test_abort_returns_what_there_is(engine: EngineProcess) -> None:
+    async def aborted(client: EngineClient) -> dict[tuple[str, int], Completion]:
+        wanted = (
+            request("x", p(5), n=6, max_tokens=LONG),
+            request("short", p(5), max_tokens=6),
+            request("y", p(5), n=8, max_tokens=LONG),
+        )
+        x, short, y = (asyncio.create_task(generate(client, r)) for r in wanted)
+        await short
+        abort(engine.conn, "x", "y")
+        return await x | await y
+
+    done = run(engine, aborted)
+    lengths = {key: len(c.token_ids) for key, c in done.items()}
+    assert len(done) == 14 and {c.finish_reason for c in done.values()} == {"abort"}
+    assert all(0 < lengths["x", i] < LONG for i in range(6))
+    assert min(lengths.values()) == 0  # the last of y never got a slot
+    whole = run(engine, lambda c: generate(c, request("x", p(5), n=6, max_tokens=4)))
+    for key, completion in whole.items():
+        assert done[key].token_ids[:4].tolist() == completion.token_ids.tolist()
+        assert len(done[key].logprobs) == len(done[key].versions) == lengths[key]
+
+
+def test_weights_swap_mid_sequence_and_its_old_keys_stay(
+    engine: EngineProcess, tied_llama: str, tmp_path: Path
+) -> None:
+    old, new = load(tied_llama), load(tied_llama)
+    path, prompt = perturb(new, tmp_path / "new.safetensors"), p(70)
+
+    async def swapped(client: EngineClient) -> tuple[dict[tuple[str, int], Completion], ...]:
+        before = engine.version
+        long = asyncio.create_task(generate(client, request("long", prompt, n=2, max_tokens=LONG)))
+        await asyncio.sleep(0)
+        await generate(client, request("short", p(5), max_tokens=6))
+        await engine.push(client, path)
+        fresh = await generate(client, request("fresh", prompt, n=2, max_tokens=8, seed=9))
+        abort(engine.conn, "long")
+        running = await long
+        await engine.push(client, write(old, tmp_path / "old.safetensors"))
+        back = await generate(client, request("back", prompt, max_tokens=8))
+        await engine.push(client, "")  # a step without a gradient
+        same = await generate(client, request("same", prompt, max_tokens=8))
+        assert engine.version == before + 3
+        return running, fresh, back, same
+
+    running, fresh, back, same = run(engine, swapped)
+    version = engine.version - 2
+    for c in running.values():
+        tokens = c.token_ids.tolist()
+        swap = int(np.argmax(c.versions == version))
+        assert 0 < swap < len(tokens) - 4
+        assert c.versions.tolist() == [version - 1] * swap + [version] * (len(tokens) - swap)
+        np.testing.assert_allclose(c.logprobs[:swap], teacher_forced(old, prompt, tokens[:swap]), atol=2e-5)
+        stale = stale_kv(old, new, prompt, tokens, swap)
+        np.testing.assert_allclose(c.logprobs[swap:], stale, atol=2e-5)
+        anew = teacher_forced(new, prompt, tokens)[swap:]
+        assert np.abs(c.logprobs[swap:] - anew).max() > 1e-2  # else nothing was shown
+    # The prefix cache holds the prompt's old keys; a new request must not meet them.
+    for completions, model, label in (
+        (fresh, new, version),
+        (back, old, version + 1),
+        (same, old, version + 2),
+    ):
+        for c in completions.values():
+            assert set(c.versions.tolist()) == {label}
+            expected = teacher_forced(model, prompt, c.token_ids.tolist())
+            np.testing.assert_allclose(c.logprobs, expected, atol=2e-5)
+
+
+def test_pause_stands_still_and_resume_goes_on(engine: EngineProcess) -> None:
+    free = run(engine, lambda c: generate(c, request("z", p(8), n=3, max_tokens=60)))
+
+    async def paused(client: EngineClient) -> dict[tuple[str, int], Completion]:
+        task = asyncio.create_task(generate(client, request("z", p(8), n=3, max_tokens=60)))
+        await asyncio.sleep(0)
+        await client.pause()
+        late = asyncio.create_task(generate(client, request("late", p(8), max_tokens=1)))
+        await engine.push(client, "")  # a swap while paused does not set it going
+        await asyncio.sleep(1.0)
+        assert not late.done()
+        client.resume()
+        await late
+        return await task
+
+    for key, c in run(engine, paused).items():
+        assert c.token_ids.tolist() == free[key].token_ids.tolist()
+
+
+def test_interruption_goes_on_after_the_phrase_which_carries_no_loss(
+    engine: EngineProcess, tied_llama: str
+) -> None:
+    config = settings(tied_llama, Path("unused"), "torch")
+    interruption = replace(
+        config.engine.interruption, enabled=True, lo=20, hi=30, answer_tokens=10, end_marker=""
+    )
+    config = replace(config, engine=replace(config.engine, interruption=interruption))
+
+    class Verifier:
+        def quick(self, text: str, answer: str) -> Any:
+            from trainer.verifiers.pool import Verdict
+
+            return Verdict(1.0, "correct")
+
+    async def rollouts(client: EngineClient) -> Any:
+        decode = lambda many: ["" for _ in many]  # noqa: E731
+        ctx = RolloutContext(
+            config,
+            client,
+            Verifier(),
+            decode,
+            frozenset(),
+            (1, 2, 3),
+            Progress(200),  # type: ignore[arg-type]
+        )
+        return await rollout_prompt(ctx, Prompt("id", "", p(40), "", {}), 3, "g", 7)
+
+    model = load(tied_llama)
+    for rollout in run(engine, rollouts):
+        tokens = rollout.token_ids.tolist()
+        thinking = len(tokens) - 13
+        assert rollout.interrupted and 20 <= thinking <= 30
+        assert tokens[thinking : thinking + 3] == [1, 2, 3]
+        assert rollout.sampled.tolist() == [True] * thinking + [False] * 3 + [True] * 10
+        assert (rollout.logprobs[~rollout.sampled] == 0).all()
+        gap = np.abs(rollout.logprobs - teacher_forced(model, p(40), tokens))[rollout.sampled]
+        assert gap.max() <= 2e-5  # the answer was made behind thinking and phrase
+
+
+def test_an_engine_tells_what_it_has_done(engine: EngineProcess) -> None:
+    tokens = [e.data["tokens"] for e in engine.events if e.kind == "engine"]
+    assert tokens == sorted(tokens) and tokens[-1] > 500
+    assert engine.events[-1].data["busy_s"] > 0
+    states = {state for told in engine.spans for state, _, _ in told.spans}
+    assert states == {"start-up", "idle", "generate", "evaluate", "weight_update"}
+    assert {told.role for told in engine.spans} == {"engine"}
+    spans = [span for told in engine.spans for span in told.spans]
+    assert all(a[2] == pytest.approx(b[1], abs=1e-6) for a, b in pairwise(spans))
+    info = engine.info  # type: ignore[attr-defined]
+    assert info["dtype"] == "float32" and info["slots"] == 8
+
+
+def test_two_engines_side_by_side_in_bfloat16_under_an_fp32_head(
+    engine: EngineProcess, second: EngineProcess, untied_llama: str, tmp_path: Path
+) -> None:
+    model = load(untied_llama, torch.bfloat16)
+    prompt = p(40)
+
+    async def both() -> tuple[Any, Any]:
+        async with engine.client() as one, second.client() as two:
+            wanted = request("both", prompt, n=8, max_tokens=30)
+            first = await asyncio.gather(generate(one, wanted), generate(two, wanted))
+            await second.push(two, perturb(model, tmp_path / "two.safetensors", scale=0.1))
+            return first[1], await generate(two, wanted)
+
+    before, after = asyncio.run(asyncio.wait_for(both(), 250))
+    for completions, weights in ((before, load(untied_llama, torch.bfloat16)), (after, model)):
+        gap = np.concatenate([
+            np.abs(c.logprobs - teacher_forced(weights, prompt, c.token_ids.tolist()))
+            for c in completions.values()
+        ])  # fmt: skip
+        print(f"bfloat16: mean {gap.mean():.1e}, at most {gap.max():.1e} nats")
+        assert gap.mean() <= 0.02
+
+
+def test_an_engine_that_is_killed_leaves_no_process(second: EngineProcess) -> None:
+    pids = second.processes()
+    os.kill(second.process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+    second.process.join()
+    wait_until_gone(pids)
+
+
+def test_it_ends_with_its_controller_even_amid_work_and_leaves_no_process(engine: EngineProcess) -> None:
+    pids = engine.processes()
+    engine.conn.send(request("endless", p(5), n=8, max_tokens=LONG))
+    time.sleep(0.5)
+    assert alive(pids) == pids
+    engine.conn.close()  # as the death of the process that holds it
+    engine.process.join(60)
+    assert engine.process.exitcode == 0, engine.failure
+    wait_until_gone(pids)

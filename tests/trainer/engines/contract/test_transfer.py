@@ -1,0 +1,394 @@
+"""Promises of weights from GPU to GPU, as far as a CPU shows them: what vLLM's own classes are given and
+give, and that vLLM sleeps and wakes amid sequences. No weight crosses NCCL or CUDA's shared memory here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from unittest.mock import call, create_autospec
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from engine_process import (
+    VOCAB,
+    EngineProcess,
+    generate,
+    load,
+    perturb,
+    prompt_of,
+    request,
+    settings,
+    teacher_forced,
+)
+
+from trainer.config import EngineConfig, ModelConfig
+from trainer.engines.vllm.engine import VLLM, first_rank, ranked, vllm_settings
+from trainer.engines.vllm.remote import Remote
+from trainer.learner.policy_model import PolicyModel
+from trainer.learner.sharding import fill, shard
+from trainer.messages import Resume, Transfer, Transferred
+
+MODELS = ("tied_llama", "untied_llama", "tiny_moe")
+
+
+@pytest.fixture(autouse=True)
+def vllm(vllm_installed: None) -> None:
+    """All of this is vLLM's."""
+
+
+def weights_of(folder: str) -> dict[str, torch.Tensor]:
+    """As the learner holds them."""
+    return dict(PolicyModel(folder, ModelConfig()).lm.named_parameters())
+
+
+class Controller:
+    """Answers a Relay as the controller does, once all engines have done a call, and keeps the calls."""
+
+    def __init__(self) -> None:
+        self.theirs, self._ours = multiprocessing.Pipe()
+        self.calls: list[Transfer] = []
+        Thread(target=self._answer, daemon=True).start()
+
+    def _answer(self) -> None:
+        while True:
+            self.calls.append(self._ours.recv())
+            self._ours.send(Transferred())
+
+
+class Group:
+    """Where rank 0 broadcasts."""
+
+    disabled = False
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[str, torch.Tensor]]]:
+    """Stand-ins for what only a GPU has, below vLLM's senders; what they were given to send."""
+    from vllm.distributed.weight_transfer import ipc_engine, nccl_engine
+    from vllm.distributed.weight_transfer.packed_tensor import PackedIpcChunk
+
+    sent: dict[str, list[tuple[str, torch.Tensor]]] = {"nccl": [], "ipc": [], "endpoints": []}
+
+    def broadcast(iterator: Any, group: Any, src: int, **how: Any) -> None:
+        assert isinstance(group, Group) and src == 0
+        sent["nccl"] += [(name, tensor.clone()) for name, tensor in iterator]
+
+    def chunks(iterator: Any, gpu_uuid: str, buffer_size_bytes: int, **how: Any) -> Any:
+        for name, tensor in iterator:  # a chunk for each
+            assert tensor.nbytes <= buffer_size_bytes
+            sent["ipc"].append((name, tensor.clone()))
+            handle = (torch.Tensor, tuple(tensor.shape), torch.UntypedStorage, tensor.dtype, 0, b"handle")
+            kind = str(tensor.dtype).removeprefix("torch.")
+            yield PackedIpcChunk([name], [list(tensor.shape)], [kind], [tensor.nbytes], {gpu_uuid: handle})
+
+    def endpoint(info: Any) -> Group:
+        sent["endpoints"].append(info)
+        return Group()
+
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", endpoint)
+    monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", broadcast)
+    monkeypatch.setattr(ipc_engine, "packed_ipc_producer", chunks)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    properties = type("Properties", (), {"uuid": "GPU-0"})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    for name in ("synchronize", "ipc_collect"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    return sent
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_source_names_what_a_checkpoint_holds_and_declares_what_it_yields(
+    model: str, dtype: torch.dtype, request: pytest.FixtureRequest
+) -> None:
+    from safetensors.torch import load_file
+
+    from trainer.learner.weight_transfer import Source
+
+    folder = request.getfixturevalue(model)
+    source = Source(weights_of(folder), dtype)
+    yielded = [(name, t.dtype, tuple(t.shape)) for name, t in source]
+    assert [(m.name, m.dtype, m.shape) for m in source.metadata()] == yielded
+    held = load_file(Path(folder) / "model.safetensors")  # tied weights once, experts one by one
+    assert {name for name, _, _ in yielded} == set(held)
+    assert all(torch.equal(t, held[name].to(dtype)) for name, t in source)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_vllms_nccl_sender_makes_its_calls_in_order_and_vllms_workers_understand_them(
+    model: str, no_cuda: Any, request: pytest.FixtureRequest
+) -> None:
+    from vllm.distributed.weight_transfer.nccl_engine import (
+        NCCLWeightTransferInitInfo,
+        NCCLWeightTransferUpdateInfo,
+    )
+
+    from trainer.learner.weight_transfer import Sender
+
+    weights, controller = weights_of(request.getfixturevalue(model)), Controller()
+    engine = EngineConfig(weight_push="nccl", count=3, tensor_parallel=2)
+    sender = Sender(engine, weights, torch.bfloat16, 0, controller.theirs)
+    for _ in range(2):
+        sender.send()
+    init, *rest = controller.calls
+    once = ["start_weight_update", "update_weights", "finish_weight_update"]
+    assert [c.call for c in controller.calls] == ["init_weight_transfer_engine", *once, *once]
+    (endpoint,) = no_cuda["endpoints"]
+    for number in range(3):
+        info = NCCLWeightTransferInitInfo(**ranked(init.info, first_rank(engine, number)))
+        assert info.rank_offset == 1 + 2 * number and info.world_size == endpoint.world_size == 7
+        assert (info.master_address, info.master_port) == (endpoint.master_address, endpoint.master_port)
+        assert info.packed and info.packed_buffer_size_bytes == endpoint.packed_buffer_size_bytes
+    update = NCCLWeightTransferUpdateInfo(**rest[1].info)
+    told = list(zip(update.names, update.dtype_names, map(tuple, update.shapes), strict=True))
+    assert [(n, str(t.dtype)[6:], tuple(t.shape)) for n, t in no_cuda["nccl"]] == told + told
+
+
+def test_every_engines_gpus_have_a_rank_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.weight_transfer import nccl_common
+
+    places: list[tuple[int, int]] = []
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(
+        nccl_common,
+        "stateless_init_process_group",
+        lambda host, port, rank, world, device: places.append((rank, world)),
+    )
+    engine = EngineConfig(count=3, tensor_parallel=2)
+    sent = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 7}
+    for number in range(engine.count):
+        info = nccl_common.NCCLWeightTransferInitInfo(**ranked(sent, first_rank(engine, number)))
+        for rank in range(engine.tensor_parallel):
+            own = {"data_parallel_index": 0, "world_size": engine.tensor_parallel, "rank": rank}
+            nccl_common.worker_init_process_group(info, type("ParallelConfig", (), own))
+    assert places == [(rank, 7) for rank in range(1, 7)]
+
+
+def test_vllms_ipc_sender_hands_on_handles_that_vllms_workers_can_read(
+    no_cuda: Any, tied_llama: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer.ipc_engine import (
+        IPCWeightTransferInitInfo,
+        IPCWeightTransferUpdateInfo,
+    )
+
+    from trainer.learner.weight_transfer import Sender
+
+    weights, controller = weights_of(tied_llama), Controller()
+    Sender(EngineConfig(weight_push="ipc", count=1), weights, torch.float32, 0, controller.theirs).send()
+    init, start, *updates, finish = controller.calls
+    assert (start.call, finish.call) == ("start_weight_update", "finish_weight_update")
+    assert IPCWeightTransferInitInfo(**ranked(init.info, 1)).packed
+    assert [c.call for c in updates] == ["update_weights"] * len(weights)
+    with pytest.raises(ValueError, match="VLLM_ALLOW_INSECURE_SERIALIZATION"):
+        IPCWeightTransferUpdateInfo(**updates[0].info)
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    for (name, tensor), update in zip(no_cuda["ipc"], updates, strict=True):
+        assert torch.equal(tensor, weights[name])
+        info = IPCWeightTransferUpdateInfo(**update.info)
+        assert info.names == [name] and info.tensor_sizes == [tensor.nbytes]
+        assert info.ipc_handles["GPU-0"][1] == tuple(tensor.shape)  # type: ignore[index,call-overload]
+
+
+def test_a_buffer_of_shared_memory_holds_the_largest_weight() -> None:
+    from trainer.learner.weight_transfer import BUFFER, Source, init_info
+
+    embeddings = {"embed": torch.empty(BUFFER // 4, 4, device="meta"), "norm": torch.empty(4, device="meta")}
+    engine = EngineConfig(weight_push="ipc", count=1)
+    info = init_info(engine, Source(embeddings, torch.bfloat16), rank=1)
+    assert info.packed_buffer_size_bytes == 2 * BUFFER and not info.is_sender
+
+
+def test_a_push_that_fails_says_what_to_do(no_cuda: Any, tied_llama: str, monkeypatch: Any) -> None:
+    from trainer.learner.weight_transfer import Sender
+
+    weights, engine = weights_of(tied_llama), EngineConfig(weight_push="nccl", count=1)
+    monkeypatch.setattr(Group, "disabled", True)  # vLLM would go on, and send nothing
+    with pytest.raises(RuntimeError, match=r"nccl cannot begin: .*NCCL library; engine.weight_push file"):
+        Sender(engine, weights, torch.float32, 0, Controller().theirs)
+    monkeypatch.setattr(Group, "disabled", False)
+    sender = Sender(engine, weights, torch.float32, 0, Controller().theirs)
+    weights["model.norm.weight"] = torch.nn.Parameter(torch.ones(3))  # declared so, and sent so: no error
+    sender.send()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: 1 / 0)
+    with pytest.raises(RuntimeError, match=r"nccl failed: division by zero; engine.weight_push file"):
+        sender.send()
+
+
+@pytest.mark.parametrize(("given", "backend"), [("nccl", "nccl"), ("ipc", "ipc"), ("file", "safetensors")])
+def test_vllm_is_told_the_way(given: str, backend: str, tied_llama: str, tmp_path: Path) -> None:
+    from vllm import AsyncEngineArgs
+
+    config = settings(tied_llama, tmp_path, "vllm", weight_push=given)
+    arguments = AsyncEngineArgs(**vllm_settings(config, tied_llama))
+    assert arguments.weight_transfer_config.backend == backend
+
+
+def test_only_colocated_engines_have_a_memory_that_sleeps(
+    tied_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    for colocate in (False, True):
+        config = settings(tied_llama, tmp_path, "vllm", colocate=colocate, tensor_parallel=2)
+        arguments = AsyncEngineArgs(**vllm_settings(config, tied_llama))
+        assert arguments.enable_sleep_mode is colocate and arguments.tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize("colocate", [False, True])
+def test_an_engine_calls_vllm_in_the_order_that_its_documents_give(colocate: bool, tmp_path: Path) -> None:
+    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = VLLM.__new__(VLLM)
+    engine._engine = EngineConfig(colocate=colocate, weight_push="ipc" if colocate else "nccl")
+    engine._first_rank, engine._log = 4, tmp_path / "none.log"
+    engine._llm = llm = create_autospec(AsyncLLM, instance=True)  # takes what the real one takes
+
+    async def body() -> None:
+        await engine.sleep()
+        await engine.transfer("init_weight_transfer_engine", {"rank_offset": 1, "world_size": 5})
+        await engine.transfer("start_weight_update", {})
+        await engine.transfer("update_weights", {"names": []})
+        await engine.transfer("finish_weight_update", {})
+        await engine.load(3, "")
+        await engine.wake()
+
+    asyncio.run(body())
+    init = WeightTransferInitRequest(init_info={"rank_offset": 4, "world_size": 5})
+    assert llm.method_calls == [
+        call.sleep(level=1, mode="keep")
+        if colocate
+        else call.pause_generation(mode="keep", clear_cache=False),
+        call.init_weight_transfer_engine(init),
+        *([call.wake_up(tags=["weights"])] if colocate else []),
+        call.start_weight_update(),
+        call.update_weights(WeightTransferUpdateRequest(update_info={"names": []})),
+        call.finish_weight_update(),
+        call.update_weight_version("3"),
+        call.wake_up() if colocate else call.resume_generation(),
+    ]
+    llm.update_weights.side_effect = ValueError("two\nlines")
+    with pytest.raises(RuntimeError, match=r"failed at update_weights: two lines; engine.weight_push file"):
+        asyncio.run(engine.transfer("update_weights", {}))
+
+
+def test_a_server_by_url_is_called_by_routes_that_vllm_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.entrypoints.rl.online.api_router import router
+
+    from trainer.learner.weight_transfer import Source, init_info
+
+    called: list[tuple[str, str, Any]] = []
+
+    async def record(self: Remote, method: str, route: str, json: Any = None) -> None:
+        called.append((method, route, json))
+
+    monkeypatch.setattr(Remote, "_call", record)
+    urls = ("http://127.0.0.1:9", "http://127.0.0.1:10")
+    config = EngineConfig(urls=urls, weight_push="nccl", tensor_parallel=4)
+    info = init_info(config, Source({}, torch.float32), 0)
+    assert (info.world_size, info.master_address) == (9, "127.0.0.1")
+    remote = Remote(urls[1], "engine-1", 5.0, first_rank(config, 1))
+
+    async def body() -> None:
+        await remote.forget_transfer()
+        await remote.transfer("init_weight_transfer_engine", {"rank_offset": 1})
+        await remote.transfer("start_weight_update", {})
+        await remote.transfer("update_weights", {"names": []})
+        await remote.transfer("finish_weight_update", {})
+
+    asyncio.run(body())
+    assert [json for _, _, json in called[1::2]] == [
+        {"init_info": {"rank_offset": 5}},
+        {"update_info": {"names": []}},
+    ]
+    assert {route for _, route, _ in called} <= {route.path for route in router.routes}
+
+
+def _sharded(rank: int, folder: str, port: int, out: str) -> None:
+    """A rank of two: what its source declares and yields."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from trainer.learner.weight_transfer import Source
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.distributed.init_process_group("gloo")
+    policy = PolicyModel(folder, ModelConfig(), empty=True)
+    shard(policy, init_device_mesh("cpu", (2,), mesh_dim_names=("shard",)), False)
+    fill(policy.lm, load(folder) if rank == 0 else None)
+    source = Source(dict(policy.lm.named_parameters()), torch.bfloat16)
+    declared = [(m.name, m.dtype, m.shape) for m in source.metadata()]
+    torch.save((declared, list(source)), f"{out}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("model", ["tied_llama", "tiny_moe"])
+def test_shards_are_gathered_to_what_one_rank_would_send(
+    model: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    from vllm.utils.network_utils import get_open_port
+
+    from trainer.learner.weight_transfer import Source
+
+    folder = request.getfixturevalue(model)
+    mp.spawn(_sharded, (folder, get_open_port(), str(tmp_path)), nprocs=2)
+    alone = dict(Source(weights_of(folder), torch.bfloat16))
+    for rank in range(2):
+        declared, yielded = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        assert declared == [(name, t.dtype, tuple(t.shape)) for name, t in yielded]
+        assert [name for name, _ in yielded] == list(alone)
+        assert all(torch.equal(t, alone[name]) for name, t in yielded)
+
+
+def test_a_sleeping_vllm_keeps_its_sequences_and_goes_on_with_keys_of_the_new_weights(
+    tied_llama: str, tmp_path: Path
+) -> None:
+    """vLLM's engine core does all it does on a GPU, where its workers also give their memory back. The
+    weights come by the calls that the learner's sender makes, here with a file in them."""
+    old, new = load(tied_llama), load(tied_llama)
+    path = perturb(new, tmp_path / "new.safetensors")
+    config = settings(tied_llama, tmp_path, "vllm")
+    process = EngineProcess(replace(config, engine=replace(config.engine, colocate=True)))
+    prompts = {f"s{i}": prompt_of(7 + 3 * i, VOCAB, i) for i in range(3)}
+
+    async def body() -> dict[tuple[str, int], Any]:
+        async with process.client() as client:
+            wanted = [request(k, x, max_tokens=900) for k, x in prompts.items()]
+            running = asyncio.create_task(generate(client, *wanted))
+            await generate(client, request("probe", prompts["s0"], max_tokens=5))  # they have some tokens
+            await client.pause()
+            await client.transfer("start_weight_update", {})
+            await client.transfer("update_weights", {"path": path})
+            await client.transfer("finish_weight_update", {})
+            await client.update_weights(1, "")
+            late = asyncio.create_task(generate(client, request("late", prompts["s0"], max_tokens=20)))
+            await asyncio.sleep(0.5)
+            assert not late.done() and not running.done()
+            client.resume()
+            return await asyncio.wait_for(running, 200) | await asyncio.wait_for(late, 200)
+
+    try:
+        process.conn.send(Resume())  # the learner has left the GPU
+        process.ready()
+        done = asyncio.run(body())
+    finally:
+        process.close()
+    for (name, _), c in done.items():
+        prompt = prompts.get(name, prompts["s0"])
+        swap = int((c.versions == 0).sum())
+        assert c.finish_reason == "length" and (np.sort(c.versions) == c.versions).all()
+        assert (swap == 0) if name == "late" else (0 < swap < 900 == len(c.token_ids))
+        before = teacher_forced(old, prompt, c.token_ids.tolist())[:swap]
+        after = teacher_forced(new, prompt, c.token_ids.tolist())[swap:]
+        assert np.abs(c.logprobs - np.concatenate([before, after])).max() <= 5e-5

@@ -1,0 +1,122 @@
+"""Promises of the pipe between controller and engine: neither side ever waits for the other to read."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from trainer.engines.protocol import EngineClient
+from trainer.engines.torch.process import _serve
+from trainer.telemetry import Clock
+from trainer.types import Completion, Request
+
+TIMEOUT_S = 20
+
+
+class AtOnce:
+    """An engine that completes everything it was given in one step."""
+
+    generated, evaluation_share = 0, 0.0
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self.requests
+
+    def submit(self, request: Request) -> None:
+        self.requests.append(request)
+
+    def abort(self, request_ids: frozenset[str]) -> list[Completion]:
+        return []
+
+    def step(self) -> list[Completion]:
+        ids, logprobs = np.arange(4, dtype=np.int32), np.linspace(-1, 0, 4, dtype=np.float32)
+        ended = [
+            Completion(r.request_id, i, ids + i, logprobs, ids * 0, "stop")
+            for r in self.requests
+            for i in range(r.n)
+        ]
+        self.requests.clear()
+        return ended
+
+
+def serving(engine: Any = None) -> tuple[Any, threading.Thread]:
+    """The controller's end of a served engine's pipe, and the engine's thread."""
+    ours, theirs = multiprocessing.Pipe()
+    telemetry = multiprocessing.Pipe()
+    engine = engine or AtOnce()
+    clock = Clock("engine", lambda spans: None)
+    thread = threading.Thread(target=_serve, args=(engine, theirs, clock, telemetry[0]), daemon=True)
+    thread.start()
+    return ours, thread
+
+
+def request(name: str, n: int) -> Request:
+    return Request(name, tuple(range(1000)), n, 4, 1.0, frozenset({0}), 0)
+
+
+def test_thousands_of_completions_meet_hundreds_of_requests_without_a_deadlock() -> None:
+    conn, _ = serving()
+    got: list[Completion] = []
+
+    async def ask(client: EngineClient, r: Request) -> None:
+        got.extend([c async for ended in client.stream(r) for c in ended])
+
+    async def both() -> None:
+        client = EngineClient(conn, "engine 0")
+        await asyncio.gather(
+            ask(client, request("many", 4096)), *(ask(client, request(f"r{i}", 1)) for i in range(300))
+        )
+        client.close()
+
+    asker = threading.Thread(target=lambda: asyncio.run(both()), daemon=True)
+    asker.start()
+    asker.join(TIMEOUT_S)
+    assert not asker.is_alive() and len(got) == 4396
+
+
+def test_an_engine_whose_controller_is_gone_ends() -> None:
+    conn, thread = serving()
+    conn.close()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+class OneByOne(AtOnce):
+    """An engine that needs ten steps for what it was given."""
+
+    steps = 0
+
+    def step(self) -> list[Completion]:
+        self.steps += 1
+        time.sleep(0.01)
+        return super().step() if self.steps == 10 else []
+
+
+def test_a_paused_engine_stands_still_and_goes_on_where_it_stopped() -> None:
+    engine = OneByOne()
+    conn, _ = serving(engine)
+
+    async def scenario() -> tuple[int, int, int]:
+        client = EngineClient(conn, "engine 0")
+        stream = asyncio.create_task(anext(aiter(client.stream(request("a", 2)))))
+        while engine.steps < 3:
+            await asyncio.sleep(0.005)
+        await client.pause()
+        before = engine.steps
+        await asyncio.sleep(0.1)
+        still = engine.steps
+        client.resume()
+        ended = await asyncio.wait_for(stream, TIMEOUT_S)
+        client.close()
+        return before, still, len(ended)
+
+    before, still, ended = asyncio.run(scenario())
+    assert 3 <= before == still < 10 and engine.steps == 10 and ended == 2

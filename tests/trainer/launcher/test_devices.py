@@ -1,0 +1,160 @@
+"""Promises of the device split: derived where nothing is said, obeyed where it is, refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.pipeline.simulate import Split
+from trainer.config import Config, ConfigError, EngineConfig, LearnerConfig
+from trainer.launcher.placement import Devices, assign, for_roles, visible_gpus
+
+GPUS = tuple("01234567")
+
+
+def split(gpus: int = 8, ranks: int = 0, torchrun: tuple[int, int] = (0, 0), **engine: Any) -> Devices:
+    config = Config(
+        engine=EngineConfig(**({"kind": "vllm"} | engine)), learner=replace(LearnerConfig(), ranks=ranks)
+    )
+    return assign(config, GPUS[:gpus], 4, torchrun)
+
+
+def test_eight_gpus_are_split_two_to_six_and_no_gpu_is_given_twice() -> None:
+    devices = split()
+    assert devices.learner == (("0",), ("1",))
+    assert devices.engines == tuple((gpu,) for gpu in "234567")
+    assert devices.held() == {"learner": 2.0, "engine": 1.0} | {f"engine-{i}": 1.0 for i in range(1, 6)}
+    assert devices.unit == "GPU-hours"
+
+
+@pytest.mark.parametrize(
+    ("given", "learner", "engines"),
+    [
+        ({"ranks": 4}, 4, [1, 1, 1, 1]),
+        ({"ranks": 3, "tensor_parallel": 2}, 3, [2, 2]),
+        ({"ranks": 1, "count": 2}, 1, [1, 1]),
+        ({"gpus": 2}, 1, [1]),
+        ({"gpus": 4, "tensor_parallel": 4, "colocate": True}, 4, [4]),
+        ({"urls": ("http://a:1", "http://b:1")}, 8, []),
+    ],
+)
+def test_what_is_given_is_obeyed_and_the_rest_is_derived(
+    given: dict[str, Any], learner: int, engines: list[int]
+) -> None:
+    devices = split(**given)
+    assert len(devices.learner) == learner
+    assert [len(own) for own in devices.engines] == engines
+    if not given.get("colocate"):
+        used = [gpu for role in (*devices.learner, *devices.engines) for gpu in role]
+        assert len(used) == len(set(used)) <= 8
+
+
+def test_shared_gpus_are_booked_once() -> None:
+    assert sum(split(gpus=2, colocate=True).held().values()) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("given", "learner", "engines"),
+    [
+        ({"colocate": True, "ranks": 8, "count": 1, "tensor_parallel": 4}, 6.0, [2.0]),
+        ({"colocate": True, "ranks": 2}, 1.0, [0.5, 0.5, 1, 1, 1, 1, 1, 1]),
+        ({"colocate": True, "ranks": 3, "tensor_parallel": 4}, 1.5, [2.5, 4.0]),
+        ({"colocate": True, "gpus": 2, "torchrun": (2, 4)}, 3.0, [0.5, 0.5]),  # 2 ranks elsewhere
+        ({"urls": ("http://a:1", "http://b:1"), "tensor_parallel": 4}, 8.0, [4.0, 4.0]),
+    ],
+)
+def test_every_gpu_is_booked_whole_and_halved_only_where_both_sides_hold_it(
+    given: dict[str, Any], learner: float, engines: list[float]
+) -> None:
+    held = split(**given).held()
+    assert held.pop("learner") == learner and list(held.values()) == engines
+
+
+def test_remote_engines_count_with_all_their_gpus() -> None:
+    assert split(urls=("http://a:1", "http://b:1"), tensor_parallel=4).split() == Split(8, 8)
+
+
+def test_a_run_on_a_cpu_books_every_core_once_however_many_processes_share_it() -> None:
+    devices = split(gpus=0, ranks=2, count=3)
+    assert devices.unit == "core-hours" and sum(devices.held().values()) == pytest.approx(4.0)
+    assert (devices.threads(0, 2), devices.threads(0, 3), devices.threads(3, 2)) == (2, 1, 3)
+
+
+def test_the_torch_engine_keeps_the_run_on_the_cpu() -> None:
+    assert not split(kind="torch").gpus
+
+
+def test_ranks_made_by_torchrun_on_other_machines_are_in_the_books() -> None:
+    devices = split(gpus=2, torchrun=(2, 4), urls=("http://a:1",))
+    assert devices.held() == {"learner": 4.0, "engine": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ranks": 9}, "9 learner ranks and 1 engines of 1 GPUs each need 10 GPUs, this machine has 8"),
+        ({"ranks": 7, "tensor_parallel": 2}, "need 9 GPUs"),
+        ({"gpus": 1}, "engine.colocate"),
+        (
+            {"gpus": 2, "tensor_parallel": 4, "colocate": True},
+            "2 learner ranks and 1 engines of 4 GPUs each need 4 GPUs, this machine has 2",
+        ),
+        ({"gpus": 0, "ranks": 5}, "5 learner ranks and 1 engines on 4 CPU cores"),
+        ({"gpus": 0, "colocate": True}, "engine.colocate needs GPUs"),
+        ({"urls": ("http://a:1",), "count": 2}, "engine.urls"),
+        ({"urls": ("http://a:1",), "kind": "torch"}, "expected engine.kind vllm"),
+        ({"urls": ("http://a:1",), "colocate": True}, "give one"),
+        ({"ranks": 2, "torchrun": (4, 4)}, "learner.ranks is 2, but torchrun made 4"),
+    ],
+)
+def test_a_split_that_cannot_be_is_one_line(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
+        split(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "push", "count"),
+    [
+        ({"gpus": 0}, "file", 1),
+        ({"kind": "torch"}, "file", 1),
+        ({}, "nccl", 6),
+        ({"ranks": 2, "tensor_parallel": 3}, "nccl", 2),
+        ({"weight_push": "file"}, "file", 6),
+        ({"colocate": True, "tensor_parallel": 4}, "ipc", 2),
+        ({"colocate": True, "ranks": 2}, "file", 8),  # a rank is not on every GPU of the engines
+        ({"urls": ("http://a:1",)}, "file", 0),
+        ({"urls": ("http://a:1",), "weight_push": "nccl"}, "nccl", 0),
+    ],
+)
+def test_weights_go_the_shortest_way_the_devices_allow(given: dict[str, Any], push: str, count: int) -> None:
+    engine = {key: value for key, value in given.items() if key not in ("gpus", "ranks")}
+    config = Config(engine=EngineConfig(**({"kind": "vllm"} | engine)))
+    told = for_roles(config, split(**given)).engine
+    assert (told.weight_push, told.count) == (push, count)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"gpus": 0, "weight_push": "nccl"},
+        {"weight_push": "ipc"},
+        {"colocate": True, "weight_push": "nccl"},
+        {"colocate": True, "ranks": 2, "weight_push": "ipc"},
+        {"kind": "torch", "weight_push": "nccl"},
+    ],
+)
+def test_a_way_for_weights_that_the_devices_do_not_allow_is_one_line(given: dict[str, Any]) -> None:
+    engine = {key: value for key, value in given.items() if key not in ("gpus", "ranks")}
+    config = Config(engine=EngineConfig(**({"kind": "vllm"} | engine)))
+    with pytest.raises(ConfigError, match="nccl needs learner and engines on distinct GPUs"):
+        for_roles(config, split(**given))
+
+
+@pytest.mark.parametrize(("value", "gpus"), [("", ()), ("-1", ()), ("2,5", ("2", "5"))])
+def test_hidden_gpus_are_not_given_to_anyone(
+    value: str, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert visible_gpus() == gpus

@@ -1,0 +1,155 @@
+"""Promises of the memory estimate: it counts what is held; what cannot fit is told before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from subprocess import CalledProcessError, CompletedProcess, TimeoutExpired
+from typing import Any
+
+import pytest
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from trainer.config import Config, ConfigError, EngineConfig, LearnerConfig, ModelConfig
+from trainer.launcher import memory_estimate as memory
+from trainer.launcher.memory_estimate import GIB, SIZES, Size, check_fits, describe, need, size_of
+from trainer.launcher.placement import Devices
+from trainer.models.tiny import make_model
+
+ONE = Devices(2, ((),), ((),))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    make_model(seed=0).save_pretrained(folder)
+    return folder
+
+
+def test_the_built_in_models_sizes_are_theirs(tiny: Path) -> None:
+    assert size_of(tiny) == SIZES["tiny"]
+
+
+def test_a_mixtures_size_is_of_all_its_weights_and_its_activations_of_the_experts_that_work(
+    tmp_path: Path,
+) -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=32, hidden_size=64, intermediate_size=128, moe_intermediate_size=48, num_experts=4,
+        num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert size_of(tmp_path) == Size(parameters, 2, 64, 96, 32, 32)
+
+
+def test_the_memory_estimate_counts_the_engines_packed_weights() -> None:
+    parameters = SIZES["tiny"].parameters
+    engine = {
+        dtype: sum(
+            b for what, b in need(Config(model=ModelConfig(dtype=dtype)), SIZES["tiny"], ONE).engine.items()
+            if "KV" not in what
+        )
+        for dtype in ("float32", "bfloat16")
+    }  # fmt: skip
+    assert engine["float32"] == 2 * 4 * parameters
+    assert engine["bfloat16"] == 2 * parameters + 2 * 4 * 27 * 64  # the FP32 head twice
+
+
+def test_ranks_share_weights_gradients_and_moments() -> None:
+    one = need(Config(), SIZES["smollm2-135m"], ONE).rank
+    four = need(Config(), SIZES["smollm2-135m"], replace(ONE, learner=((),) * 4)).rank
+    assert {k: one[k] / four[k] for k in one} == pytest.approx(
+        {k: 4.0 if "FP32" in k else 1.0 for k in one}, rel=1e-6
+    )
+
+
+def test_a_model_too_big_for_the_machine_is_refused_with_by_how_much(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "size_of", lambda folder: Size(8_000_000_000, 36, 4096, 12288, 1024, 151_936))
+    monkeypatch.setattr(memory, "_ram", lambda: 24 * GIB)
+    config = Config(model=ModelConfig(path="big"))
+    with pytest.raises(
+        ConfigError, match=r"^model.path big: 8 G parameters: about \d+\.\d GiB .* 24.0, \d+\.\d too few"
+    ):
+        check_fits(config, str(tiny), ONE)
+
+
+def test_on_gpus_a_rank_and_an_engine_must_each_fit(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "size_of", lambda folder: Size(8_000_000_000, 36, 4096, 12288, 1024, 151_936))
+    monkeypatch.setattr(memory, "_gpu_memory", lambda: 80 * GIB)
+    config = Config(
+        model=ModelConfig(path="big", dtype="bfloat16"), engine=EngineConfig(kind="vllm"),
+        learner=LearnerConfig(checkpoint_activations=True),
+    )  # fmt: skip
+    split = Devices(64, (("0",), ("1",)), (("2",),))
+    check_fits(config, str(tiny), split)  # 60 GiB a rank, 15 for the engine's weights
+    with pytest.raises(ConfigError, match=r"a learner rank: about .* give learner\.ranks more GPUs"):
+        check_fits(config, str(tiny), replace(split, learner=(("0",),)))
+    monkeypatch.setattr(memory, "_gpu_memory", lambda: 16 * GIB)
+    with pytest.raises(ConfigError, match=r"an engine's share of the weights: about 14\.9 GiB"):
+        check_fits(config, str(tiny), split)
+
+
+def smi(monkeypatch: pytest.MonkeyPatch, told: str | Exception, visible: str | None = None) -> None:
+    """An nvidia-smi that tells this, and these GPUs visible."""
+
+    def run(command: list[str], **more: Any) -> CompletedProcess[str]:
+        if isinstance(told, Exception):
+            raise told
+        asked = command[1].removeprefix("--query-gpu=").split(",")
+        columns = ("index", "uuid", "memory.total")
+        rows = [dict(zip(columns, line.split(", "), strict=True)) for line in told.splitlines()]
+        return CompletedProcess(command, 0, "\n".join(", ".join(row[c] for c in asked) for row in rows))
+
+    monkeypatch.setattr(memory.subprocess, "run", run)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+
+FOUR = (
+    "0, GPU-aa01, 8192\n1, GPU-bb02, 81559\n2, GPU-bb13, 40960\n10, GPU-cc04, 143771"  # a display's GPU first
+)
+
+
+@pytest.mark.parametrize(
+    ("visible", "mib"),
+    [
+        (None, 8192), ("1", 81559), ("1, 2", 40960), ("10", 143771), ("GPU-cc04", 143771),
+        ("GPU-bb", 40960), ("GPU-bb0,10", 81559), ("", None), ("-1", None), ("MIG-aa01", None),
+    ],
+)  # fmt: skip
+def test_only_visible_gpus_bound_the_model(
+    visible: str | None, mib: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi(monkeypatch, FOUR, visible)
+    assert memory._gpu_memory() == (mib and mib * 2**20)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "0, GPU-aa01, [N/A]",
+        "",
+        CalledProcessError(9, "nvidia-smi"),
+        TimeoutExpired("nvidia-smi", 30),
+        FileNotFoundError("nvidia-smi"),
+    ],
+)
+def test_gpus_whose_memory_cannot_be_read_are_not_checked_and_that_is_told(
+    told: str | Exception, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi(monkeypatch, told)
+    config = Config(engine=EngineConfig(kind="vllm"))
+    note = check_fits(config, str(tiny), Devices(64, (("0",),), (("1",),)))
+    assert note == "nvidia-smi does not tell the GPUs' memory: whether the model fits is not checked"
+    smi(monkeypatch, FOUR)
+    assert check_fits(config, str(tiny), Devices(64, (("0",),), (("1",),))) == ""
+
+
+def test_a_dry_run_shows_split_and_memory_and_loads_nothing() -> None:
+    text = describe(Config(), ONE, SIZES["smollm2-135m"])
+    assert "2 CPU cores, shared in time by 1 learner rank and 1 engine" in text
+    assert "learner rank: weights, FP32" in text and "together, at most" in text

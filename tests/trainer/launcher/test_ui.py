@@ -1,0 +1,229 @@
+"""What a person sees: at any width, with anything missing, whatever the model wrote."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from trainer.config import Config, EvaluationConfig, PipelineConfig
+from trainer.launcher.ledger import Ledger
+from trainer.launcher.terminal import LiveView, Progress, View, make_view, summary_text
+from trainer.launcher.terminal_plot import clock, curve, printable, sparkline
+from trainer.messages import Spans
+
+CONFIG = Config(
+    run_dir="runs/demo-0", pipeline=PipelineConfig(steps=60), evaluation=EvaluationConfig(every=10)
+)
+HOSTILE = "[red]boom[/red] [/] \x1b[2J\x1b]0;owned\x07 \r日本語\u202e\x9b31m\nlast"
+SAMPLE = {
+    "step": 3,
+    "prompt": "Calculate.\n3 + 4 =",
+    "answer": "7",
+    "completions": [{"text": HOSTILE * 20, "reward": 1.0, "outcome": "correct", "tokens": 9}],
+}
+STEP = {
+    "step": 3,
+    "train/reward": -0.25,
+    "train/pass_rate": 0.375,
+    "lag/mean": 0.5,
+    "lag/max": 1,
+    "engine/tokens_per_s": 512.0,
+    "idle/engine": 0.12,
+    "learner/tokens_per_s": 830.0,
+    "idle/learner": 0.31,
+    "compute/total": 0.0123,
+    "learner/entropy": 0.678,
+}
+EVALUATION = {"step": 10, "eval/pass_rate": 0.41, "eval/pass_rate_se": 0.02, "compute/total": 0.01}
+CEILING = {
+    "forecast/ceiling": 0.88,
+    "forecast/ceiling_low": 0.82,
+    "forecast/ceiling_high": 0.93,
+    "forecast/end": 0.74,
+}
+FED: list[list[dict[str, Any]]] = [
+    [],
+    [{}],
+    [{"step": 1}],
+    [{"step": 1, "train/reward": None, "lag/max": float("nan"), "idle/engine": "?"}],
+    [{"eval/pass_rate": None}],
+    [{"eval/pass_rate": float("nan")}, {"step": 2}],
+    [{"step": 0, "eval/pass_rate": 0.0}, STEP, EVALUATION | {"eval/pass_rate": 1.0}],
+    [{"step": 0, "eval/pass_rate": 0.2}, STEP, STEP | {"step": 4}, STEP, EVALUATION | CEILING],
+    [EVALUATION | {"forecast/ceiling": 0.88}, STEP],
+]
+
+
+def live(width: int, height: int = 24) -> LiveView:
+    console = Console(file=StringIO(), force_terminal=True, width=width, height=height, color_system="256")
+    return LiveView(CONFIG, "core-hours", console.file, console)
+
+
+@pytest.mark.parametrize("fed", FED)
+@pytest.mark.parametrize(("width", "height"), [(20, 8), (60, 24), (80, 24), (140, 45)])
+def test_a_frame_fits_the_terminal_whatever_is_missing(
+    width: int, height: int, fed: list[dict[str, Any]]
+) -> None:
+    view = live(width, height)
+    view.phase("loading")
+    view.log(HOSTILE)
+    view.sample(SAMPLE)
+    for metrics in fed:
+        view.update(metrics)
+    lines = view.render().plain.split("\n")
+    assert all(cell_len(line) <= width for line in lines)
+    if height >= 24:
+        assert len(lines) < height
+
+
+def test_model_text_is_shown_as_written_and_steers_nothing() -> None:
+    view = live(80)
+    with view:
+        view.update(STEP)
+        view.sample(SAMPLE)
+        view.log(HOSTILE)
+    out = view.console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[red]boom[/red]" in out  # not taken for markup
+    assert "\x1b[2J" not in out and "\x1b]0;" not in out and "\x9b" not in out and "\u202e" not in out
+
+
+def test_a_sample_without_completions_or_texts_is_no_error() -> None:
+    samples: list[dict[str, Any]] = [
+        {},
+        {"completions": []},
+        {"completions": [{"reward": 1.0}]},
+        {"prompt": "x"},
+    ]
+    for sample in samples:
+        view = live(80)
+        view.update(STEP)
+        view.sample(sample)
+        view.render()
+
+
+def test_the_live_view_tells_what_matters() -> None:
+    view = live(100)
+    for metrics in ({"step": 0, "eval/pass_rate": 0.18}, STEP, EVALUATION):
+        view.update(metrics)
+    assert "ceiling not yet identified" in view.render().plain
+    view.update(EVALUATION | CEILING)
+    frame = view.render().plain
+    for text in ("step 3/60", "0.180 → 0.410 ± 0.020", "-0.250", "0.50 (max 1)", "512 tok/s (idle 12%)"):
+        assert text in frame
+    for text in (
+        "830 tok/s (idle 31%)",
+        "0.0123 core-hours",
+        "ceiling 0.88 [0.82, 0.93], end 0.74",
+        "0.678 nats",
+    ):
+        assert text in frame
+    view.update(EVALUATION)  # a fit that no longer identifies the ceiling takes the forecast back
+    assert "ceiling not yet identified" in view.render().plain
+
+
+@pytest.mark.parametrize("fed", FED)
+def test_the_plain_log_has_no_escape_codes(fed: list[dict[str, Any]]) -> None:
+    out = StringIO()
+    with make_view(CONFIG, stream=out) as view:
+        assert type(view) is View
+        view.phase("loading")
+        view.log(HOSTILE)
+        view.sample(SAMPLE)
+        for metrics in fed:
+            view.update(metrics)
+        view.finish("done")
+    lines = out.getvalue().splitlines()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out.getvalue())
+    assert lines[-1] == "done" and "[red]boom[/red]" in out.getvalue()
+
+
+def test_the_plain_log_paces_its_step_lines_and_tells_every_evaluation() -> None:
+    out = StringIO()
+    view = make_view(CONFIG, stream=out)
+    for step in range(1, 61):
+        view.update(STEP | {"step": step})
+        if step % 10 == 0:
+            view.update(EVALUATION | {"step": step})
+    assert out.getvalue().count("held-out pass rate 0.410 ± 0.020") == 6
+    assert re.findall(r"step (\d+)/60", out.getvalue()) == ["1", "60"]
+
+
+def test_time_left_counts_the_evaluations_to_come() -> None:
+    progress = Progress(steps=20, every=5)
+    progress.update({"step": 0, "eval/pass_rate": 0.1, "eval/seconds": 30.0}, 0.0)
+    now = 100.0
+    for step in range(1, 8):  # 2 s a step, but 10 s for step 6, which an evaluation held up
+        now += 10.0 if step == 6 else 2.0
+        progress.update({"step": step}, now)
+        if step == 5:
+            progress.update({"step": 5, "eval/pass_rate": 0.2, "eval/seconds": 9.0}, now + 9)
+    # 13 steps at 2 s, evaluations at 10 and 15 that add 8 s each, the last one alone: 9 s; less 3 s since.
+    assert progress.left(now + 3.0) == pytest.approx(13 * 2 + 2 * 8 + 9 - 3)
+    assert Progress(20, 5).left(0.0) is None
+
+
+def test_time_left_is_not_known_from_what_an_earlier_process_told() -> None:
+    view = live(80)
+    for step in range(1, 11):
+        view.recall(STEP | {"step": step})
+    assert view.progress.step == 10 and view.progress.left(0.0) is None
+    for step, now in ((11, 100.0), (12, 103.0), (13, 106.0)):
+        view.progress.update({"step": step}, now)
+    assert view.progress.left(106.0) == pytest.approx(47 * 3)
+
+
+def test_a_terminal_that_was_closed_does_not_end_the_run() -> None:
+    class Closed(StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    with make_view(CONFIG, stream=Closed()) as view:
+        view.update(STEP)
+        view.finish("done")
+
+
+def test_the_curve_puts_points_where_they_belong() -> None:
+    lines = [line.plain for line in curve([(0.0, 0.0), (1.0, 1.0)], None, 12, 5)]
+    assert lines[0].startswith("1.00│") and lines[2].startswith("0.50│") and lines[4].startswith("0.00│")
+    assert lines[0][-1] == "●" and lines[4][5] == "●"
+    dashed = [line.plain for line in curve([(0.0, 0.0), (1.0, 0.5)], 1.0, 12, 5)]
+    assert dashed[0] == "1.00│" + "╌" * 12
+
+
+def test_small_helpers() -> None:
+    assert [clock(s) for s in (None, 0.4, 187, 3753)] == ["–", "0:00", "3:07", "1:02:33"]
+    assert sparkline([0.0, 1.0], 10) == "▁█" and sparkline([1.0], 10) == ""
+    assert sparkline([0.0] * 50 + [1.0] * 50, 4) == "▁▁██"
+    assert printable("a\nb\x1b\tc") == "a ⏎ b· c"
+
+
+@dataclass
+class Point:
+    step: int
+    pass_rate: float
+    pass_rate_se: float
+
+
+def test_the_summary_tells_start_and_end_where_the_compute_went_and_what_is_where(tmp_path: Path) -> None:
+    ledger = Ledger({"engine": 1.0, "learner": 1.0}, "core-hours", 0.0, None)
+    ledger.add(Spans("engine", (("start-up", 0, 360), ("generate", 360, 3600))))
+    ledger.add(
+        Spans("learner", (("start-up", 0, 360), ("idle", 360, 2160), ("forward_backward", 2160, 3600)))
+    )
+    ledger.begin_training(360.0)
+    (tmp_path / "curve.png").touch()
+    points: Any = [Point(0, 0.182, 0.019), Point(60, 0.861, 0.017)]
+    text = summary_text(tmp_path, points, ledger, "A = 0.93 [0.88, 0.97]", "nothing to split")
+    assert "0.182 ± 0.019 (step 0) → 0.861 ± 0.017 (step 60)" in text
+    assert "1.8 core-hours, and 0 for evaluation, 0.2 for start-up" in text
+    assert re.search(r"generate +0\.9000 +90\.0% +–\n", text)
+    assert re.search(r"idle +– +0\.5000 +50\.0%\n", text)
+    assert "A = 0.93 [0.88, 0.97]" in text and "curve.png" in text and "report.html" not in text
+    assert summary_text(tmp_path, [], ledger, "no curve", "nothing to split")

@@ -1,0 +1,219 @@
+"""Promises of checkpoints and published weights: whole or not at all; a resume goes on bit for bit."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from training import MODELS, make_model
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from trainer import run_folder
+from trainer.config import Config, ConfigError, LearnerConfig
+from trainer.learner import checkpoint
+from trainer.learner import weight_file as publish
+from trainer.learner.learner import Learner
+from trainer.types import TrainBatch, TrainSequence
+
+CLOCK: Any = SimpleNamespace(state=lambda name: nullcontext())
+TOKENIZER: Any = SimpleNamespace(save_pretrained=lambda folder: (folder / "tokenizer.json").write_text("{}"))
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("model")
+    shape: dict[str, Any] = {
+        "vocab_size": 29,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+    }
+    config = Qwen3Config(
+        **shape, num_attention_heads=2, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+def learner(model_dir: str, resume_from: str | None = None) -> Learner:
+    return Learner(Config(learner=LearnerConfig(lr=1e-2, warmup_steps=3)), model_dir, CLOCK, resume_from)
+
+
+def batch(step: int) -> TrainBatch:
+    rng = np.random.default_rng(step)
+    prompt = rng.integers(0, 29, 4).astype(np.int32)
+    return TrainBatch(
+        step,
+        tuple(
+            TrainSequence(
+                prompt, rng.integers(0, 29, 6).astype(np.int32), np.full(6, -3.3, np.float32),
+                np.full(6, step - 1, np.int32), np.full(6, 1 / 24, np.float32), float(rng.normal()),
+            )
+            for _ in range(4)
+        ),
+        {},
+    )  # fmt: skip
+
+
+def save(one: Learner, path: Path, state: dict[str, Any] | None = None) -> None:
+    state = state or {"version": one.version}
+    checkpoint.save(path, one.model.lm, TOKENIZER, one.weights, one.optimizer, one.version, state, one.ranks)
+
+
+def weights(one: Learner) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in one.model.lm.named_parameters()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_a_resumed_learner_goes_on_bit_for_bit(model_dir: str, tmp_path: Path) -> None:
+    unbroken = learner(model_dir)
+    torch.rand(5)
+    for step in (1, 2):
+        unbroken.train(batch(step))
+    path = tmp_path / "step-000002"
+    save(unbroken, path)
+    random = torch.get_rng_state()
+    resumed = learner(str(path), str(path))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert resumed.version == 2 and same(weights(resumed), weights(unbroken))
+    for step in (3, 4):
+        theirs, ours = unbroken.train(batch(step)), resumed.train(batch(step))
+        assert {k: v for k, v in ours.items() if "seconds" not in k and "per_s" not in k} == {
+            k: v for k, v in theirs.items() if "seconds" not in k and "per_s" not in k
+        }
+    assert same(weights(resumed), weights(unbroken))
+
+
+def test_a_resume_takes_the_optimizers_settings_of_today(model_dir: str, tmp_path: Path) -> None:
+    one = learner(model_dir)
+    one.train(batch(1))
+    save(one, tmp_path / "step-000001")
+    today = LearnerConfig(lr=2e-3, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.5)
+    resumed = Learner(Config(learner=today), model_dir, CLOCK, str(tmp_path / "step-000001"))
+    group = resumed.optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (2e-3, (0.8, 0.9), 1e-7, 0.5)
+    assert len(resumed.optimizer.state) == len(resumed.parameters)  # the moments are those of the checkpoint
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_checkpoint_is_a_hugging_face_model_with_the_same_logits(kind: str, tmp_path: Path) -> None:
+    one = learner(make_model(kind, tmp_path / kind))
+    one.train(batch(1))
+    save(one, tmp_path / "step-000001")
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path / "step-000001")
+    s = batch(1).sequences[0]
+    ids = torch.from_numpy(np.concatenate([s.prompt_ids, s.token_ids]).astype(np.int64))[None]
+    with torch.no_grad():
+        logp = lm(ids).logits[0, 3:-1].log_softmax(-1)
+    np.testing.assert_allclose(one.score([s])[0], logp[range(6), s.token_ids.tolist()].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("breaks", ["state", "weights"])
+def test_no_space_is_one_line_and_leaves_the_older_checkpoint(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    one = learner(model_dir)
+    folder = tmp_path / "checkpoints"
+    save(one, folder / "step-000001")
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(
+        *((torch, "save", full) if breaks == "state" else (one.model.lm, "save_pretrained", full))
+    )
+    for name in ("step-000001", "step-000002"):
+        with pytest.raises(
+            ConfigError, match=f"no space left for the checkpoint .*{name}; older ones are whole"
+        ):
+            save(one, folder / name)
+    assert [p.name for p in folder.iterdir()] == ["step-000001"]
+    assert learner(model_dir, str(folder / "step-000001")).version == 0
+
+
+def test_latest_is_the_newest_whole_one_and_prune_keeps_it(model_dir: str, tmp_path: Path) -> None:
+    assert run_folder.latest(tmp_path) is None
+    one = learner(model_dir)
+    folder = tmp_path / "checkpoints"
+    for step in (2, 10, 9):
+        save(one, folder / f"step-{step:06d}")
+    (folder / "step-000011").mkdir()  # no controller.json: not one of ours, or broken
+    (folder / ".step-000012.123").mkdir()  # a killed process left it
+    assert run_folder.latest(tmp_path) == folder / "step-000010"
+    checkpoint.prune(tmp_path, 2)
+    assert sorted(p.name for p in folder.iterdir()) == ["step-000009", "step-000010", "step-000011"]
+
+
+def test_saving_the_same_version_again_replaces_it(model_dir: str, tmp_path: Path) -> None:
+    one = learner(model_dir)
+    for state in ({"version": 0, "n": 1}, {"version": 0, "n": 2}):
+        save(one, tmp_path / "step-000000", state)
+    assert '"n": 2' in (tmp_path / "step-000000" / "controller.json").read_text()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_published_weights_are_the_models_in_the_engines_dtype(
+    model_dir: str, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    one = learner(model_dir)
+    publisher = publish.Publisher(str(tmp_path), 10**6, 2, dtype)
+    path = publisher.publish(one.weights, 7)
+    assert same(load_file(path), {n: w.to(dtype) for n, w in weights(one).items()})
+    publisher.close()
+    assert not Path(path).exists()
+
+
+def test_a_published_file_is_written_again_only_once_its_reader_has_deleted_it(tmp_path: Path) -> None:
+    publisher = publish.Publisher(str(tmp_path), 100, 2, torch.float32)
+    first, second = (Path(publisher.publish({"w": torch.full((5,), float(v))}, v)) for v in (1, 2))
+    inodes = first.stat().st_ino, second.stat().st_ino
+    assert inodes[0] != inodes[1]
+    first.unlink()
+    third = Path(publisher.publish({"w": torch.full((5,), 3.0)}, 3))
+    assert third.stat().st_ino == inodes[0]
+    assert load_file(second)["w"].tolist() == [2] * 5 and load_file(third)["w"].tolist() == [3] * 5
+    publisher.close()
+
+
+def test_a_dead_runs_folder_is_swept_from_both_roots_and_a_living_ones_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, run_dir = tmp_path / "shm", tmp_path / "run"
+    shared.mkdir(), run_dir.mkdir()
+    monkeypatch.setattr(run_folder, "SHARED", shared)
+    alive = publish.Publisher(str(run_dir), 1, 1, torch.float32)
+    dead = [publish.Publisher(str(run_dir), size, 1, torch.float32) for size in (1, 10**18)]
+    assert [d.folder.parent for d in dead] == [shared, run_dir]
+    for one in dead:
+        one._lock.close()  # as its process's death would
+    publish.Publisher(str(run_dir), 10**18, 1, torch.float32).close()
+    assert alive.folder.exists() and not any(d.folder.exists() for d in dead)
+    alive.close()
+
+
+def test_a_full_disk_at_publishing_is_one_line_and_names_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = publish.Publisher(str(tmp_path), 10**18, 1, torch.float32)  # no shared memory has that room
+    assert publisher.folder.parent == tmp_path
+
+    def full(path: Path, *args: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(publish, "_write", full)
+    with pytest.raises(ConfigError, match=r"cannot publish the weights to .*No space left"):
+        publisher.publish({"w": torch.ones(3)}, 1)
+    assert not list(publisher.folder.glob("version-*"))
+    publisher.close()

@@ -1,0 +1,276 @@
+"""Promises of the learner: exact gradients however packed, refusals that change nothing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from training import NoClock, config, error, make_model, oracle, sequences
+from transformers import AutoModelForCausalLM
+
+from trainer.config import Config, ConfigError, ModelConfig
+from trainer.learner.learner import Learner, lag_histogram, learner_main
+from trainer.learner.packing import pack
+from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, Shutdown, Spans, StepDone
+from trainer.types import TrainBatch, TrainSequence
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model("tied", tmp_path_factory.mktemp("model"))
+
+
+def learner(model_dir: str, c: Config | None = None, resume_from: str | None = None) -> Learner:
+    return Learner(c or config(), model_dir, NoClock(), resume_from)  # type: ignore[arg-type]
+
+
+def gradients(
+    model_dir: str, batch: Sequence[TrainSequence], c: Config
+) -> tuple[int, dict[str, torch.Tensor]]:
+    """Number of micro-batches, and the gradients the learner would step with."""
+    one = learner(model_dir, c)
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep(parts: object) -> tuple[float, float]:
+        kept.update({n: p.grad.clone() for n, p in one.model.lm.named_parameters() if p.grad is not None})
+        return 0.0, 0.0
+
+    one._update = keep  # type: ignore[method-assign]
+    metrics = one.train(TrainBatch(1, tuple(batch), {}))
+    return int(metrics["learner/micro_batches"]), kept
+
+
+BUDGETS = {1: 4096, 2: 80, 7: 19}
+
+
+@pytest.mark.parametrize("micro_batches", BUDGETS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradient_is_the_oracles_for_any_number_of_micro_batches(
+    model_dir: str, micro_batches: int, checkpointing: bool
+) -> None:
+    batch = sequences(seed=1)
+    c = config(micro_batch_tokens=BUDGETS[micro_batches], checkpoint_activations=checkpointing)
+    count, got = gradients(model_dir, batch, c)
+    assert count == micro_batches
+    assert error(got, oracle(model_dir, batch, 2.0)[1]) < 1e-5
+
+
+def test_loss_and_ratio_metrics_are_the_oracles(model_dir: str) -> None:
+    batch = sequences()
+    metrics = learner(model_dir).train(TrainBatch(1, batch, {}))
+    loss, gradient = oracle(model_dir, batch, 2.0)
+    assert metrics["learner/loss"] == pytest.approx(loss, rel=1e-5)
+    norm = np.sqrt(sum(float((g**2).sum()) for g in gradient.values()))
+    assert metrics["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert metrics["learner/tokens"] == sum(int((s.weights > 0).sum()) for s in batch)
+    assert 0 < metrics["ratio/truncated"] < 1 < metrics["ratio/max"] and 0 < metrics["ratio/ess"] < 1
+
+
+def test_ratio_is_one_on_the_models_own_logprobs(model_dir: str) -> None:
+    one = learner(model_dir)
+    batch = sequences()
+    own = tuple(replace(s, logprobs=lp) for s, lp in zip(batch, one.score(batch), strict=True))
+    metrics = one.train(TrainBatch(1, own, {}))
+    assert abs(metrics["ratio/max"] - 1) < 1e-4 and abs(metrics["ratio/min"] - 1) < 1e-4
+    assert abs(metrics["kl/k1"]) < 1e-5 and metrics["ratio/ess"] == pytest.approx(1, abs=1e-6)
+
+
+def test_score_is_plain_transformers_for_every_token(model_dir: str) -> None:
+    batch = sequences()
+    lm = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    for s, got in zip(batch, learner(model_dir, config(micro_batch_tokens=50)).score(batch), strict=True):
+        ids = torch.from_numpy(np.concatenate([s.prompt_ids, s.token_ids]).astype(np.int64))[None]
+        with torch.no_grad():
+            logp = lm(ids).logits[0, len(s.prompt_ids) - 1 : -1].log_softmax(-1)
+        np.testing.assert_allclose(
+            got, logp[range(len(s.token_ids)), s.token_ids.tolist()].numpy(), atol=1e-5
+        )
+
+
+def test_clipping_is_that_of_torch(model_dir: str) -> None:
+    _, gradient = gradients(model_dir, sequences(), config())
+    parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradient.values()]
+    for p, g in zip(parameters, gradient.values(), strict=True):
+        p.grad = g
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, 0.05))
+    assert norm > 0.1
+    for clip in (0.05, 2 * norm, 0.0):  # the last two leave the gradient as it is
+        one = learner(model_dir, config(grad_clip=clip))
+        one.train(TrainBatch(1, sequences(), {}))
+        for ours, p in zip(one.parameters, parameters, strict=True):
+            assert p.grad is not None
+            used = one.optimizer.state[ours]["exp_avg"] / 0.1  # 1 - beta1: AdamW's own step hides the scale
+            expected = p.grad if clip == 0.05 else p.grad * norm / 0.05
+            torch.testing.assert_close(used, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_warm_up_is_linear_then_constant(model_dir: str) -> None:
+    one = learner(model_dir, config(warmup_steps=4))
+    rates = [one.train(TrainBatch(i + 1, sequences(i, i), {}))["learner/lr"] for i in range(6)]
+    np.testing.assert_allclose(rates, [2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("where", ["advantage", "weights", "loss", "gradient"])
+def test_a_non_finite_step_is_refused_and_changes_nothing(model_dir: str, where: str) -> None:
+    one = learner(model_dir)
+    first, *rest = sequences()
+    said = {"loss": "loss is -?inf", "gradient": "the gradient's norm nan"}.get(where, "NaN or infinity")
+    if where == "advantage":
+        first = replace(first, advantage=np.nan)
+    elif where == "weights":
+        dict(one.model.lm.named_parameters())["model.norm.weight"].data[0] = np.inf
+    elif where == "loss":
+        first = replace(first, advantage=3e38, weights=np.full(len(first.weights), 3e38, np.float32))
+    else:
+        one.parameters[0].register_hook(lambda g: g * np.nan)
+    before = [p.detach().clone() for p in one.parameters]
+    with pytest.raises(ConfigError, match=rf"step 1: .*{said}.* nothing was updated\. Lower learner\.lr"):
+        one.train(TrainBatch(1, (first, *rest), {}))
+    assert one.version == 0 and not one.optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(before, one.parameters, strict=True))
+
+
+def test_a_batch_too_old_or_out_of_order_is_refused_with_its_numbers(model_dir: str) -> None:
+    one = learner(model_dir)
+    with pytest.raises(RuntimeError, match="step 3 came to a learner of version 0"):
+        one.train(TrainBatch(3, sequences(), {}))
+    one.version = 3
+    with pytest.raises(RuntimeError, match=r"step 4: a token's lag is 3, above pipeline.max_lag = 2"):
+        one.train(TrainBatch(4, sequences(), {}))
+
+
+def test_lag_histogram_counts_loss_tokens(model_dir: str) -> None:
+    s = sequences()[2]  # nine tokens, one of them unsampled
+    mixed = replace(s, versions=np.array([2, 2, 2, 3, 3, 3, 3, 4, 4], np.int32))
+    assert lag_histogram(TrainBatch(5, (mixed,), {}), 4) == {0: 2, 1: 4, 2: 2}
+
+
+def test_an_empty_batch_advances_the_version_and_nothing_else(model_dir: str) -> None:
+    one = learner(model_dir)
+    before = [p.detach().clone() for p in one.parameters]
+    metrics = one.train(TrainBatch(1, (), {}))
+    assert one.version == 1 and metrics["learner/loss"] == 0 and metrics["learner/tokens"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, one.parameters, strict=True))
+
+
+def test_bfloat16_scores_what_a_bfloat16_engine_is_given(model_dir: str) -> None:
+    c = replace(config(), model=ModelConfig(dtype="bfloat16"))
+    one = learner(model_dir, c)
+    exact = np.concatenate(learner(model_dir).score(sequences()))
+    gap = np.abs(np.concatenate(one.score(sequences())) - exact)
+    assert 1e-4 < gap.mean() < 0.1
+    assert all(p.dtype == torch.float32 for p in one.parameters)
+    _, got = gradients(model_dir, sequences(), c)
+    assert error(got, oracle(model_dir, sequences(), 2.0)[1]) < 0.1
+
+
+class Process:
+    """`learner_main` in a thread of this process, spoken to over its pipe."""
+
+    def __init__(self, c: Config, model_dir: str) -> None:
+        self.conn, theirs = multiprocessing.Pipe()
+        self.telemetry, sender = multiprocessing.Pipe()
+        self.code: Any = None
+
+        def work() -> None:
+            try:
+                learner_main(c, model_dir, theirs, 1, None, sender)
+                self.code = 0
+            except SystemExit as e:
+                self.code = e.code
+
+        self.thread = threading.Thread(target=work, daemon=True)
+        self.thread.start()
+        assert isinstance(self.receive(), Ready)
+
+    def receive(self) -> Any:
+        assert self.conn.poll(TIMEOUT_S)
+        return self.conn.recv()
+
+    def ask(self, message: object) -> Any:
+        self.conn.send(message)
+        return self.receive()
+
+    def end(self) -> list[Any]:
+        """Wait for the end; the telemetry."""
+        self.thread.join(TIMEOUT_S)
+        assert not self.thread.is_alive()
+        told = []
+        with suppress(EOFError):
+            while self.telemetry.poll():
+                told.append(self.telemetry.recv())
+        return told
+
+
+def test_the_process_steps_publishes_scores_saves_and_ends(model_dir: str, tmp_path: Path) -> None:
+    c = replace(config(), run_dir=str(tmp_path))
+    process = Process(c, model_dir)
+    done: StepDone = process.ask(TrainBatch(1, sequences(), {}))
+    assert done.version == 1 and done.metrics["lag/histogram"] == {"0": 76}
+    published = load_file(done.weights_path)
+    assert "lm_head.weight" not in published  # tied: once
+    empty: StepDone = process.ask(TrainBatch(2, (), {}))
+    assert (empty.version, empty.weights_path) == (2, "")
+    path = tmp_path / "checkpoints" / "step-000002"
+    assert process.ask(Save(str(path), {"version": 2})) == Saved(str(path))
+    assert json.loads((path / "controller.json").read_text()) == {"version": 2}
+    lm = AutoModelForCausalLM.from_pretrained(path)
+    assert all(torch.equal(p, published[n]) for n, p in lm.named_parameters())
+    scored: Scored = process.ask(Score(sequences()))
+    assert [len(x) for x in scored.logprobs] == [len(s.token_ids) for s in sequences()]
+    process.conn.send(Shutdown())
+    told = process.end()
+    assert process.code == 0 and not Path(done.weights_path).parent.exists()
+    states = {name for t in told if isinstance(t, Spans) for name, _, _ in t.spans}
+    assert {"start-up", "forward_backward", "optimizer", "publish", "checkpoint", "score", "idle"} <= states
+
+
+def test_a_refused_step_is_answered_and_the_weights_before_it_can_be_saved(
+    model_dir: str, tmp_path: Path
+) -> None:
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
+    refused = process.ask(TrainBatch(1, (replace(sequences()[0], advantage=np.inf),), {}))
+    assert isinstance(refused, Refused) and refused.message.startswith("step 1: advantages holds NaN")
+    path = tmp_path / "checkpoints" / "step-000000"
+    assert process.ask(Save(str(path), {})) == Saved(str(path))
+    before, saved = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model_dir, path))
+    assert all(torch.equal(before[n], saved[n]) for n in before)
+
+
+def test_the_process_tells_why_it_fails_and_leaves_no_files(model_dir: str, tmp_path: Path) -> None:
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
+    process.conn.send(TrainBatch(7, (), {}))
+    (failed,) = [t for t in process.end() if isinstance(t, Failed)]
+    assert process.code == 1 and failed.message.startswith("batch of step 7 came to a learner of version 0")
+
+
+def test_a_machine_that_does_not_see_the_run_folder_says_so(model_dir: str, tmp_path: Path) -> None:
+    c = replace(config(), run_dir=str(tmp_path / "elsewhere"))
+    ours, theirs = multiprocessing.Pipe()
+    with pytest.raises(SystemExit):
+        learner_main(c, model_dir, None, 1, None, theirs)
+    failed: Failed = ours.recv()
+    assert failed.user_error and "does not see the run folder" in failed.message
+
+
+def test_the_process_ends_quietly_when_the_controller_is_gone(model_dir: str, tmp_path: Path) -> None:
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
+    process.conn.close()
+    assert not [t for t in process.end() if isinstance(t, Failed)] and process.code == 0
+
+
+def test_packing_is_deterministic() -> None:
+    for a, b in zip(pack(sequences(), 40), pack(sequences(), 40), strict=True):
+        assert np.array_equal(a.input_ids, b.input_ids) and np.array_equal(a.owners, b.owners)

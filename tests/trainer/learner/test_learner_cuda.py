@@ -1,0 +1,65 @@
+"""On a real card: the learner there is the learner on a CPU, alone and as a rank of an nccl group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_ranks import Group, free_port, one_step
+from training import MODELS, NoClock, config, error, make_model, oracle, sequences
+from transformers import AutoModelForCausalLM
+
+from trainer.config import ModelConfig
+from trainer.learner import ranks
+from trainer.learner.learner import Learner
+from trainer.messages import Save, Saved, Shutdown, StepDone
+from trainer.types import TrainBatch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # of the gradient, to float64; bfloat16: every layer rounds
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", MODELS)
+def test_gradient_on_the_card_is_the_oracles(kind: str, dtype: Any, tmp_path: Path) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    model_dir = make_model(kind, tmp_path)
+    c = replace(config(micro_batch_tokens=45), model=ModelConfig(dtype=dtype))
+    found = one_step(model_dir, c, sequences(seed=1), None)
+    gradient = {name: g.cpu() for name, g in found["gradient"].items()}
+    assert error(gradient, oracle(model_dir, sequences(seed=1), 2.0)[1]) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_rank_of_one_does_what_the_learner_alone_does(
+    dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_dir = make_model("tied", tmp_path)
+    c = replace(config(micro_batch_tokens=45, checkpoint_activations=True), model=ModelConfig(dtype=dtype))
+    alone = one_step(model_dir, c, sequences(), None)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", free_port())
+    among = ranks.join(60)
+    assert among.device.type == "cuda"
+    ranked = one_step(model_dir, c, sequences(), among)
+    ranks.leave(among)
+    assert error(ranked["gradient"], alone["gradient"]) < 1e-4
+    assert error(ranked["weights"], alone["weights"]) < 1e-5
+
+
+def test_the_process_steps_and_saves_from_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_dir = make_model("tied", tmp_path / "model")
+    group = Group(replace(config(), run_dir=str(tmp_path)), model_dir, monkeypatch, size=1)
+    done = group.ask(TrainBatch(1, sequences(), {}))
+    assert isinstance(done, StepDone) and Path(done.weights_path).is_file()
+    path = tmp_path / "checkpoints" / "step-000001"
+    assert group.ask(Save(str(path), {"version": 1})) == Saved(str(path))
+    AutoModelForCausalLM.from_pretrained(path)
+    resumed = Learner(config(), str(path), NoClock(), str(path))  # type: ignore[arg-type]
+    assert resumed.version == 1 and resumed.parameters[0].is_cuda
+    group.conn.send(Shutdown())
+    assert not group.failures(0)

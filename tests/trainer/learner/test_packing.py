@@ -1,0 +1,268 @@
+"""Promises of packing and its attention: nothing lost, twice or leaked; exact to plain transformers."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+
+from trainer.config import ModelConfig
+from trainer.learner import attention
+from trainer.learner.packing import pack
+from trainer.learner.policy_model import PolicyModel
+from trainer.types import TrainSequence
+
+VOCABULARY = 61
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SHAPE, hidden_size=32, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(
+        **SHAPE, hidden_size=48, num_key_value_heads=1, head_dim=16, tie_word_embeddings=False
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp(request.param)
+    lm = AutoModelForCausalLM.from_config(CONFIGS[request.param])
+    for p in lm.parameters():  # larger than the usual .02, so that attention is not flat
+        p.data.normal_(0, 0.3) if p.dim() > 1 else None
+    lm.save_pretrained(folder)
+    return folder
+
+
+def sequence(prompt: list[int], tokens: list[int], weights: list[float] | None = None) -> TrainSequence:
+    n = len(tokens)
+    return TrainSequence(
+        np.array(prompt, np.int32), np.array(tokens, np.int32), np.full(n, -1, np.float32),
+        np.zeros(n, np.int32),
+        np.ones(n, np.float32) if weights is None else np.array(weights, np.float32), 0.5,
+    )  # fmt: skip
+
+
+def some(
+    groups: int, prompt: int, lengths: list[int], seed: int = 0, alphabet: int = VOCABULARY
+) -> list[TrainSequence]:
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, VOCABULARY, prompt + g).tolist() for g in range(groups)]
+    return [sequence(p, rng.integers(0, alphabet, n).tolist()) for p in prompts for n in lengths]
+
+
+def test_the_documented_example_is_laid_out_as_drawn() -> None:
+    a, b, c, w, u, v, x, y, z = range(9)
+    (m,) = pack([sequence([a, b, c], [x, w, v, u]), sequence([a, b, c], [x, y, z])], 100)
+    first, second = (0, 1) if m.input_ids[4] == w else (1, 0)
+    assert m.input_ids.tolist() == [a, b, c, x, w, v, y]  # sorted: w before y
+    assert m.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 4]
+    assert m.owners.tolist() == [first] * 4 + [second] * 3
+    assert m.rows.tolist() == [2, 3, 4, 5, 2, 3, 6]
+    assert m.targets.tolist() == [x, w, v, u, x, y, z]
+    assert [b.path.tolist() for b in m.segments[0].branches] == [
+        [0, 1, 2],
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3, 6],
+    ]
+
+
+def test_unweighted_tokens_and_completions_cost_nothing() -> None:
+    kept = sequence([1, 2], [3, 4, 5, 6], [1, 0, 1, 0])
+    (m,) = pack([kept, sequence([1, 2], [7, 8], [0, 0])], 100)
+    assert m.input_ids.tolist() == [1, 2, 3, 4]  # neither 5, the last weighted, nor 6, which nothing needs
+    assert m.targets.tolist() == [3, 5] and m.rows.tolist() == [1, 3]
+    assert pack([sequence([1, 2], [7, 8], [0, 0])], 100) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=6),
+    st.integers(4, 60),
+    st.integers(0, 99),
+)
+def test_every_weighted_token_is_in_exactly_one_micro_batch_with_its_own_context(
+    lengths: list[list[int]], budget: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    everything = [
+        sequence(
+            [g, *rng.integers(0, 9, 2).tolist()],
+            rng.integers(0, 3, n).tolist(),
+            rng.integers(0, 2, n).tolist(),
+        )
+        for g, group in enumerate(lengths)
+        for n in group
+    ]
+    seen: dict[int, list[tuple[int, ...]]] = {}
+    for m in pack(everything, budget):
+        alone = len(set(m.owners.tolist())) == 1
+        assert len(m.input_ids) <= budget or alone
+        starts = np.cumsum([0, *(s.length for s in m.segments)])
+        paths = {
+            start + row: start + b.path[: len(b.path) - b.own + k + 1]
+            for start, s in zip(starts, m.segments, strict=False)
+            for b in s.branches
+            for k, row in enumerate(b.path[-b.own :])
+        }
+        assert sorted(paths) == list(range(len(m.input_ids)))
+        for row, target, owner in zip(m.rows, m.targets, m.owners, strict=True):
+            context = m.input_ids[paths[row]].tolist()
+            assert m.position_ids[paths[row]].tolist() == list(range(len(context)))
+            seen.setdefault(int(owner), []).append((*context, int(target)))
+    for i, s in enumerate(everything):
+        full = [*s.prompt_ids.tolist(), *s.token_ids.tolist()]
+        expected = [tuple(full[: len(s.prompt_ids) + k + 1]) for k in np.flatnonzero(s.weights)]
+        assert seen.get(i, []) == expected
+
+
+def hidden(model: PolicyModel, sequences: list[TrainSequence]) -> list[torch.Tensor]:
+    """Hidden states at each sequence's loss tokens, packed together."""
+    (m,) = pack(sequences, 10**6)
+    with torch.no_grad():
+        states = model._hidden(m)
+    return [states[torch.from_numpy(m.owners == i)] for i in range(len(sequences))]
+
+
+LENGTHS = {"short": [3, 1, 7, 7], "long": [150, 90, 40], "blocks": [600, 2, 257]}
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_packed_equals_one_by_one_in_plain_transformers(
+    model_dir: Path, kind: str, checkpointing: bool
+) -> None:
+    model = PolicyModel(str(model_dir), ModelConfig(), checkpointing)
+    sequences = some(3, 5, LENGTHS[kind], alphabet=3)  # few symbols: completions share prefixes
+    plans = [attention.layout(m.segments) for m in pack(sequences, 10**6)]
+    assert bool(plans[0].branches) == (kind != "short")
+    for implementation in ("eager", "sdpa"):
+        plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model_dir, attn_implementation=implementation, dtype=torch.float32
+        )
+        for s, ours in zip(sequences, hidden(model, sequences), strict=True):
+            ids = torch.tensor([[*s.prompt_ids.tolist(), *s.token_ids.tolist()]])
+            with torch.no_grad():
+                theirs = plain.base_model(ids).last_hidden_state[0, len(s.prompt_ids) - 1 : -1]
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_changing_one_completion_leaves_all_others_bitwise_equal(model_dir: Path, kind: str) -> None:
+    model = PolicyModel(str(model_dir), ModelConfig())
+    rng = np.random.default_rng(0)
+    # First tokens differ and stay, so that no prefix is shared and the layout stays the same.
+    sequences = [
+        sequence([g, 60, 2, 3], [i, *rng.integers(0, 60, n).tolist()])
+        for g in range(3)
+        for i, n in enumerate(LENGTHS[kind])
+    ]
+    before = hidden(model, sequences)
+    changed = sequence(sequences[2].prompt_ids.tolist(), [2, *(59 - sequences[2].token_ids[1:]).tolist()])
+    after = hidden(model, [*sequences[:2], changed, *sequences[3:]])
+    assert [torch.equal(b, a) for b, a in zip(before, after, strict=True)] == [
+        i != 2 for i in range(len(sequences))
+    ]
+
+
+def test_prefixes_are_computed_once() -> None:
+    (m,) = pack([sequence(list(range(14)), [1, 2, 3, 4])] * 7 + [sequence(list(range(14)), [1, 2, 9])], 4096)
+    assert len(m.input_ids) == 14 + 3 and len(m.rows) == 7 * 4 + 3
+
+
+def varlen_reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends_q: torch.Tensor, ends_k: torch.Tensor,
+    longest_q: int, longest_k: int, scaling: float,
+) -> torch.Tensor:  # fmt: skip
+    """What flash-attn's variable-length kernel computes: causal, aligned at the bottom right."""
+    assert ends_q.dtype == ends_k.dtype == torch.int32 and len(ends_q) == len(ends_k)
+    counts_q, counts_k = ends_q.diff().tolist(), ends_k.diff().tolist()
+    assert sum(counts_q) == len(q) and sum(counts_k) == len(k) == len(v)
+    assert (max(counts_q), max(counts_k)) == (longest_q, longest_k)
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    out = []
+    for qb, kb, vb in zip(q.split(counts_q), k.split(counts_k), v.split(counts_k), strict=True):
+        scores = torch.einsum("ihd,jhd->hij", qb, kb) * scaling
+        seen = torch.ones(len(qb), len(kb)).tril(len(kb) - len(qb)).bool()
+        out.append(torch.einsum("hij,jhd->ihd", scores.masked_fill(~seen, -torch.inf).softmax(-1), vb))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_what_a_flash_kernel_is_given_is_the_same_attention(kind: str) -> None:
+    """On CUDA one call takes all branches; here a reference of that call stands in for it."""
+    (m,) = pack(some(3, 5, LENGTHS[kind], alphabet=3), 10**6)
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, h, len(m.input_ids), 8, dtype=torch.float64, generator=g, requires_grad=True)
+        for h in (4, 2, 2)
+    )
+    mixed = torch.randn(1, len(m.input_ids), 4, 8, dtype=torch.float64, generator=g)
+    plain = attention.layout(m.segments)
+    ours, _ = attention.packed_attention(torch.nn.Identity(), q, k, v, None, 0.3, packed=plain)
+    flash = attention.layout(m.segments, flash=True)
+    assert not flash.batches and flash.restore is None
+    rows = (x[0].transpose(0, 1) for x in (q, k, v))
+    theirs = attention.by_flash(varlen_reference, *rows, flash, 0.3)[None]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    for a, b in zip(
+        *(torch.autograd.grad((x * mixed).sum(), (q, k, v)) for x in (ours, theirs)), strict=True
+    ):
+        torch.testing.assert_close(
+            a, b, rtol=0, atol=1e-6
+        )  # rows taken many times are summed in FP32 or above
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
+    grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.13 takes fewer KV heads than query heads, torch 2.11 does not."""
+    from torch.nn.attention import varlen
+
+    real = list(inspect.signature(varlen.varlen_attn).parameters)
+    assert real[:3] == ["query", "key", "value"] and {"scale", "window_size", "enable_gqa"} < set(real)
+    assert real[3:7] == ["cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+
+    def newer(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]
+        assert window_size == (-1, 0) and enable_gqa
+        return varlen_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale)
+
+    def older(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):  # type: ignore[no-untyped-def]
+        assert window_size == (-1, 0) and q.shape[1] == k.shape[1] == v.shape[1]
+        return varlen_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale)
+
+    monkeypatch.setattr(varlen, "varlen_attn", newer if grouped else older)
+    monkeypatch.setattr(
+        attention.importlib.util, "find_spec", lambda name: None if name == "flash_attn" else name
+    )
+    attention.flash_kernel.cache_clear()
+    try:
+        kernel = attention.flash_kernel()
+    finally:
+        attention.flash_kernel.cache_clear()
+    q, k = torch.randn(7, 4, 8), torch.randn(9, 2, 8)
+    ends = torch.tensor([0, 3, 7], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+    assert kernel is not None
+    torch.testing.assert_close(kernel(q, k, k, *ends, 4, 5, 0.3), varlen_reference(q, k, k, *ends, 4, 5, 0.3))
+
+
+def test_attention_it_cannot_do_is_refused() -> None:
+    (m,) = pack(some(1, 5, [9, 3]), 100)
+    x = torch.zeros(1, 2, len(m.input_ids), 4)
+    for odd in ({"softcap": 30.0}, {"sliding_window": 8}):
+        with pytest.raises(ValueError, match="packed attention"):
+            attention.packed_attention(
+                torch.nn.Identity(), x, x, x, None, 1.0, packed=attention.layout(m.segments), **odd
+            )

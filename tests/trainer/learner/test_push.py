@@ -1,0 +1,192 @@
+"""Promises of weights that go from GPU to GPU: who stands still when, in which order, what a failure does."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Awaitable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FakeEngine, FakeLearner
+from test_controller import configured, controller
+from test_launcher import make
+
+from trainer.config import Config
+from trainer.controller.learner_client import LearnerClient
+from trainer.messages import Push, Pushed, Save, Saved, Transfer, Transferred
+
+CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
+
+
+class Engine(FakeEngine):
+    """Writes down what is asked of it, and goes on generating only between `resume` and `pause`."""
+
+    def __init__(self, log: list[str], *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.log, self.going = log, asyncio.Event()
+        self.going.set()
+
+    async def pause(self) -> None:
+        await asyncio.sleep(0.002)
+        assert self.going.is_set(), "paused twice"
+        self.going.clear()
+        self.log.append("pause")
+
+    def resume(self) -> None:
+        self.going.set()
+        self.log.append("resume")
+
+    async def transfer(self, call: str, info: dict[str, Any]) -> None:
+        assert not self.going.is_set()
+        self.log.append(call)
+
+    async def update_weights(self, version: int, path: str) -> None:
+        assert not self.going.is_set() and not path
+        await super().update_weights(version, path)
+        self.log.append(f"label {version}")
+
+
+class Learner(FakeLearner):
+    """Pushes as vLLM's sender does; at each step it tells what it has made."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__(0.002)
+        self.log, self.version = log, 0
+
+    async def train(self, batch: Any) -> Any:
+        self.log.append(f"step {batch.step}")
+        done = await super().train(batch)
+        self.version = batch.step
+        return done
+
+    async def push(self, transfer: Any, within: Any) -> None:
+        version = self.version
+        for call in CALLS:
+            await transfer(call, {})
+        assert self.version == version, "a step came in between"
+
+    async def save(self, path: str, state: dict[str, Any]) -> None:
+        self.log.append("save")
+        await super().save(path, state)
+
+
+def log_of(tmp_path: Path, weight_push: str, colocate: bool, steps: int = 8) -> list[str]:
+    """What engine and learner were asked for, in a run that evaluates and saves now and then."""
+    log: list[str] = []
+    config = configured(tmp_path, 2, steps=steps)
+    config = replace(
+        config,
+        engine=replace(config.engine, weight_push=weight_push, colocate=colocate),
+        logging=replace(config.logging, checkpoint_every=3),
+    )
+
+    async def body() -> None:
+        one = controller(config, Engine(log, lambda r, i: 9), Learner(log), [])
+        await one.hold(0, "")
+        await one.run()
+
+    asyncio.run(body())
+    return log
+
+
+def test_between_distinct_gpus_engines_pause_for_the_push_alone(tmp_path: Path) -> None:
+    log = [entry for entry in log_of(tmp_path, "nccl", False) if entry != "save"]
+    push = lambda v: ["pause", *CALLS, f"label {v}", "resume"]  # noqa: E731
+    steps = [entry for entry in log if entry.startswith("step")]
+    assert steps == [f"step {i}" for i in range(1, 9)]
+    pushes = [entry for entry in log if not entry.startswith("step")]
+    assert pushes == [entry for v in range(9) for entry in push(v)]
+    for v in range(1, 8):  # each version is held before the next is made
+        assert log.index(f"label {v}") < log.index(f"step {v + 1}")
+
+
+def test_on_shared_gpus_engines_sleep_once_for_a_step_and_its_push(tmp_path: Path) -> None:
+    log = log_of(tmp_path, "ipc", True)
+    expected = ["pause", *CALLS, "label 0", "resume"]
+    for v in range(1, 9):
+        expected += ["pause", f"step {v}", *CALLS, f"label {v}", "resume"]
+        expected += ["pause", "save", "resume"] if v in (3, 6) else []
+    assert log == expected
+
+
+class Pipe:
+    """A learner at the other end of a pipe."""
+
+    def __init__(self) -> None:
+        self.ours, theirs = multiprocessing.Pipe()
+        self.client = LearnerClient(theirs)
+
+    async def heard(self) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, self.ours.recv)
+
+
+async def within(work: Awaitable[Any], what: str) -> Any:
+    return await asyncio.wait_for(work, 5)
+
+
+def test_the_learners_calls_reach_the_engines_one_by_one_and_nothing_else_comes_between() -> None:
+    async def body() -> list[Any]:
+        pipe, made = Pipe(), []
+
+        async def transfer(call: str, info: dict[str, Any]) -> None:
+            made.append((call, info))
+            assert not pipe.ours.poll(0.05)  # the learner is told once it is done
+
+        push = asyncio.create_task(pipe.client.push(transfer, within))
+        saving = asyncio.create_task(pipe.client.save("folder", {}))
+        assert await pipe.heard() == Push()
+        for i in range(3):
+            pipe.ours.send(Transfer("update_weights", {"i": i}))
+            assert await pipe.heard() == Transferred()
+        pipe.ours.send(Pushed())
+        await push
+        assert await pipe.heard() == Save("folder", {})
+        pipe.ours.send(Saved("folder"))
+        await saving
+        return made
+
+    assert asyncio.run(body()) == [("update_weights", {"i": i}) for i in range(3)]
+
+
+def test_after_a_push_that_failed_the_learner_is_asked_for_nothing_more() -> None:
+    async def body() -> None:
+        pipe = Pipe()
+
+        async def transfer(call: str, info: dict[str, Any]) -> None:
+            raise ConnectionError("engine's process has died")
+
+        pipe.ours.send(Transfer("start_weight_update", {}))
+        with pytest.raises(ConnectionError, match="engine's process has died"):
+            await pipe.client.push(transfer, within)
+        with pytest.raises(ConnectionError, match="has not answered what it was asked before"):
+            await pipe.client.save("folder", {})
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    "engine", [{"weight_push": "nccl"}, {"weight_push": "ipc"}, {"colocate": True}, {"weight_push": "file"}]
+)
+def test_an_engine_bound_to_the_learner_is_not_started_again(
+    engine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(tmp_path)
+    started: list[int] = []
+    config: Config = one.roles_config
+    one.roles_config = replace(config, engine=replace(config.engine, **engine))
+    one._ready = True
+    monkeypatch.setattr(one, "_death", lambda role: RuntimeError("killed"))
+    monkeypatch.setattr(one, "_start_engine", lambda i: (started.append(i), multiprocessing.Pipe()[0])[1])
+    monkeypatch.setattr(one, "_write_pids", lambda: None)
+    one._roles["controller"] = (None, multiprocessing.Pipe()[0])  # type: ignore[assignment]
+    if engine == {"weight_push": "file"}:
+        one._make_good("engine-1")
+        assert started == [1]
+    else:
+        with pytest.raises(RuntimeError, match="killed"):
+            one._make_good("engine-1")
+        assert not started
+    one._roles.clear()

@@ -1,0 +1,348 @@
+"""Promises of a learner on several ranks: the gradient, the scores and the weights are those of one."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from training import MODELS, NoClock, config, error, make_model, oracle, sequences
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+import trainer.learner.learner
+from trainer.config import Config, ConfigError, ModelConfig, PipelineConfig
+from trainer.learner import checkpoint
+from trainer.learner import ranks as ranks_module
+from trainer.learner.learner import Learner, learner_main
+from trainer.learner.ranks import Ranks
+from trainer.learner.schedule import IDLE, rounds
+from trainer.learner.sharding import gathered, like
+from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Shutdown, StepDone
+from trainer.types import TrainBatch, TrainSequence
+
+Results = dict[str, Any]
+FEW = 45  # tokens of a micro-batch: several to each of three ranks
+TIED = config(micro_batch_tokens=FEW)
+TIMEOUT_S = 90
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {kind: make_model(kind, tmp_path_factory.mktemp(kind)) for kind in MODELS}
+
+
+def _start(rank: int, size: int, folder: str, work: Callable[[Ranks], Results]) -> None:
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    ranks = ranks_module.join(60)
+    torch.save(work(ranks), f"{folder}/{rank}.pt")
+    ranks_module.leave(ranks)
+
+
+def free_port() -> str:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return str(s.getsockname()[1])
+
+
+def on_ranks(
+    size: int, folder: Path, work: Callable[[Ranks], Results], monkeypatch: pytest.MonkeyPatch
+) -> list[Results]:
+    """What each of `size` processes made."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", free_port())
+    mp.spawn(_start, (size, str(folder), work), nprocs=size)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def case(kind: str, dtype: str = "float32", count: int | None = None, **learner: Any) -> tuple[Any, ...]:
+    """(model, config, the batch's sequences)."""
+    c = replace(config(**{"micro_batch_tokens": FEW, **learner}), model=ModelConfig(dtype=dtype))  # type: ignore[arg-type]
+    return kind, c, sequences(seed=1)[:count]
+
+
+CASES = {
+    "tied": case("tied"),
+    "tied, one row each": case("tied", micro_batch_tokens=9),
+    "tied, an empty rank": case("tied", count=1, grad_clip=0.05),
+    "tied, bfloat16": case("tied", "bfloat16"),
+    "untied": case("untied", grad_clip=0.05),
+    "untied, checkpointed": case("untied", checkpoint_activations=True),
+    "untied, bfloat16, checkpointed": case("untied", "bfloat16", checkpoint_activations=True),
+    "tied, vocabulary split": case("tied", vocab_parallel=True, count=5),
+    "untied, vocabulary split": case("untied", vocab_parallel=True, grad_clip=0.05),
+    "untied, bfloat16, vocabulary split, empty": case("untied", "bfloat16", count=1, vocab_parallel=True),
+    "experts": case("moe"),
+    "experts, bfloat16": case("moe", "bfloat16"),
+}
+
+
+def one_step(model_dir: str, c: Config, batch: tuple[TrainSequence, ...], ranks: Ranks | None) -> Results:
+    """Scores, then an optimizer step: its gradient, its metrics and the weights after it."""
+    one = Learner(c, model_dir, NoClock(), None, ranks)  # type: ignore[arg-type]
+    gradient: dict[str, torch.Tensor] = {}
+    update = one._update
+
+    def keep(parts: Any) -> tuple[float, float]:
+        for (name, weight), part in zip(one.weights.items(), one.parameters, strict=True):
+            gradient[name] = gathered(like(weight, part.grad), torch.float32).clone()  # type: ignore[arg-type]
+        return update(parts)
+
+    one._update = keep  # type: ignore[method-assign]
+    scores = one.score(batch)
+    kept = 0
+
+    def count(x: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += 0 if isinstance(x, torch.nn.Parameter) else x.nbytes
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+        metrics = one.train(TrainBatch(1, batch, {}))
+    weights = {name: gathered(w, torch.float32).clone() for name, w in one.weights.items()}
+    return {"gradient": gradient, "weights": weights, "scores": scores, "metrics": metrics, "kept": kept}
+
+
+def all_cases(models: dict[str, str], ranks: Ranks) -> dict[str, Results]:
+    results = {name: one_step(models[kind], c, batch, ranks) for name, (kind, c, batch) in CASES.items()}
+    if ranks.size == 2:  # as on two machines of one rank each
+        two = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+        for name in ("tied, bfloat16", "untied, vocabulary split"):
+            kind, c, batch = CASES[name]
+            results[f"{name}, two machines"] = one_step(models[kind], c, batch, replace(ranks, mesh=two))
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_together_do_what_one_does(
+    size: int, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = on_ranks(size, tmp_path, partial(all_cases, models), monkeypatch)
+
+    def all_of_them(batch: Any, budget: int, ranks: int) -> list[Any]:
+        """The same micro-batches on one rank: in bfloat16 each rounds its gradients."""
+        return [(m,) for share in rounds(batch, budget, size) for m in share if m is not IDLE]
+
+    monkeypatch.setattr(trainer.learner.learner, "rounds", all_of_them)
+    for name, ours in got[0].items():
+        kind, c, batch = CASES[name.removesuffix(", two machines")]
+        one = one_step(models[kind], c, batch, None)
+        assert error(ours["gradient"], one["gradient"]) < 1e-5, name
+        if c.model.dtype == "float32":
+            assert error(ours["gradient"], oracle(models[kind], batch, 2.0)[1]) < 1e-5, name
+        step = {n: w - gathered for n, w, gathered in _moved(models[kind], one["weights"])}
+        ours_step = {n: w - gathered for n, w, gathered in _moved(models[kind], ours["weights"])}
+        assert error(ours_step, step) < 1e-3, name
+        for a, b in zip(ours["scores"], one["scores"], strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6, err_msg=name)
+        for key, value in one["metrics"].items():
+            if not key.startswith(
+                ("learner/seconds", "learner/tokens_per_s", "learner/padding", "learner/rank")
+            ):
+                assert ours["metrics"][key] == pytest.approx(value, rel=1e-5, abs=1e-6), (name, key)
+        for other in got[1:]:
+            assert all(torch.equal(ours["weights"][n], w) for n, w in other[name]["weights"].items()), name
+            assert other[name]["metrics"]["learner/grad_norm"] == ours["metrics"]["learner/grad_norm"]
+
+    assert got[0]["untied, checkpointed"]["kept"] < 0.3 * got[0]["untied"]["kept"]  # bytes autograd holds
+
+
+def _moved(model_dir: str, weights: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    before = dict(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).named_parameters())
+    return [(n, w, before[n].detach()) for n, w in weights.items()]
+
+
+def on_two_from_one(model_dir: str, one: Path, two: Path, ranks: Ranks) -> Results:
+    """Goes on from a checkpoint of one rank, and saves; then rank 1's disk is full at the next one."""
+    resumed = Learner(TIED, str(one), NoClock(), str(one), ranks)  # type: ignore[arg-type]
+    random = torch.get_rng_state()
+    resumed.train(TrainBatch(2, sequences(2, 1), {}))
+    save(resumed, two)
+    if ranks.rank == 1:
+
+        def full(*args: Any, **kwargs: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        torch.save = full
+    said = ""
+    try:
+        save(resumed, two)
+    except ConfigError as e:
+        said = str(e)
+    resumed.train(TrainBatch(3, sequences(3, 2), {}))
+    weights = {name: gathered(w, torch.float32).clone() for name, w in resumed.weights.items()}
+    return {"random": random, "said": said, "weights": weights}
+
+
+def save(one: Learner, path: Path) -> None:
+    tokenizer: Any = SimpleNamespace(save_pretrained=lambda folder: None)
+    state = {"version": one.version}
+    checkpoint.save(path, one.model.lm, tokenizer, one.weights, one.optimizer, one.version, state, one.ranks)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_with_any_number_of_ranks(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken = Learner(TIED, models["tied"], NoClock())  # type: ignore[arg-type]
+    unbroken.train(TrainBatch(1, sequences(1, 0), {}))
+    one, two = tmp_path / "step-000001", tmp_path / "step-000002"
+    save(unbroken, one)
+    random = torch.get_rng_state()
+    work = partial(on_two_from_one, models["tied"], one, two)
+    got = on_ranks(2, tmp_path, work, monkeypatch)
+    for step in (2, 3):
+        unbroken.train(TrainBatch(step, sequences(step, step - 1), {}))
+    back = Learner(TIED, str(two), NoClock(), str(two))  # type: ignore[arg-type]
+    assert back.version == 2
+    back.train(TrainBatch(3, sequences(3, 2), {}))
+    expected = {n: w.detach() for n, w in unbroken.weights.items()}
+    for weights in (got[0]["weights"], got[1]["weights"], {n: w.detach() for n, w in back.weights.items()}):
+        for name, w in weights.items():
+            torch.testing.assert_close(w, expected[name], rtol=0, atol=2e-6, msg=name)
+    lm = AutoModelForCausalLM.from_pretrained(two)
+    assert sum(p.numel() for p in lm.parameters()) == sum(w.numel() for w in expected.values())
+    assert all(torch.equal(rank["random"], random) for rank in got)
+    for rank in got:
+        assert f"no space left for the checkpoint {two}; older ones are whole" in rank["said"]
+    assert not list(tmp_path.glob(".step*"))
+
+
+class Group:
+    """`learner_main` in `size` processes, as the launcher starts it; spoken to over rank 0's pipe."""
+
+    def __init__(self, c: Config, model_dir: str, monkeypatch: pytest.MonkeyPatch, size: int = 2) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.conn, theirs = context.Pipe()
+        self.processes: list[Any] = []
+        self.telemetry: list[Any] = []
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", free_port())
+        monkeypatch.setenv("WORLD_SIZE", str(size))
+        for rank in range(size):
+            monkeypatch.setenv("RANK", str(rank))
+            ours, telemetry = context.Pipe()
+            args = (c, model_dir, theirs if rank == 0 else None, 1, None, telemetry)
+            self.processes.append(context.Process(target=learner_main, args=args, daemon=True))
+            self.processes[-1].start()
+            telemetry.close()
+            self.telemetry.append(ours)
+        theirs.close()
+        assert isinstance(self.receive(), Ready)
+
+    def receive(self) -> Any:
+        assert self.conn.poll(TIMEOUT_S)
+        return self.conn.recv()
+
+    def ask(self, message: object) -> Any:
+        self.conn.send(message)
+        return self.receive()
+
+    def failures(self, rank: int) -> list[Failed]:
+        """What it said until its end, and that it ended."""
+        told = []
+        with suppress(EOFError):
+            while self.telemetry[rank].poll(TIMEOUT_S):
+                told.append(self.telemetry[rank].recv())
+        self.processes[rank].join(TIMEOUT_S)
+        assert self.processes[rank].exitcode is not None
+        return [t for t in told if isinstance(t, Failed)]
+
+
+@pytest.mark.slow
+def test_ranks_refuse_alike_step_publish_score_save_and_end(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
+    bad = (replace(sequences()[0], advantage=np.nan), *sequences()[1:])  # in one rank's share
+    refused = group.ask(TrainBatch(1, bad, {}))
+    assert isinstance(refused, Refused) and "advantages holds NaN" in refused.message
+    scored = group.ask(Score(sequences()))
+    assert [len(x) for x in scored.logprobs] == [len(s.token_ids) for s in sequences()]
+    done = group.ask(TrainBatch(1, sequences(), {}))
+    assert isinstance(done, StepDone) and done.version == 1
+    path = tmp_path / "checkpoints" / "step-000001"
+    assert group.ask(Save(str(path), {"version": 1})) == Saved(str(path))
+    saved = dict(AutoModelForCausalLM.from_pretrained(path).named_parameters())
+    published = load_file(done.weights_path)
+    assert all(torch.equal(w, saved[n]) for n, w in published.items()) and len(published) == len(saved)
+    assert group.ask(TrainBatch(2, (), {})).weights_path == ""
+    group.conn.send(Shutdown())
+    assert not group.failures(0) and not group.failures(1)
+    assert [p.exitcode for p in group.processes] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lost", "how"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)], ids=str
+)
+def test_a_rank_that_is_lost_is_named_and_no_other_waits_for_ever(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, how: signal.Signals
+) -> None:
+    c = replace(TIED, run_dir=str(tmp_path), pipeline=PipelineConfig(deadline_s=80, max_lag=2))
+    group = Group(c, models["tied"], monkeypatch)
+    began = time.monotonic()
+    os.kill(group.processes[lost].pid, how)
+    with suppress(BrokenPipeError):
+        group.conn.send(TrainBatch(1, sequences(), {}))
+    (failed,) = group.failures(1 - lost)
+    assert failed.role == ("learner-1" if lost == 0 else "learner")
+    assert f"learner rank {lost} died, hung or cannot be reached" in failed.message
+    assert time.monotonic() - began < 80  # ranks wait for half of the deadline
+    group.processes[lost].kill()
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_is_told_by_the_others_and_a_controller_that_ends_by_none(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
+    beyond = replace(sequences()[0], token_ids=np.array([1, 99], np.int32))  # in one rank's share
+    group.conn.send(TrainBatch(1, (beyond, *sequences()[1:]), {}))
+    said = [f.message for rank in range(2) for f in group.failures(rank)]
+    assert any(m.startswith("targets hold ids") for m in said)
+    assert any(re.match(r"learner rank . failed: targets hold ids", m) for m in said)
+    group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
+    group.conn.close()
+    assert not group.failures(0) and not group.failures(1)
+    assert [p.exitcode for p in group.processes] == [0, 0]
+
+
+def test_without_its_companions_a_rank_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="RANK is set and WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"):
+        ranks_module.join(1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(ConfigError, match=f"rank 0 of 2.*127.0.0.1:{port}"):
+            ranks_module.join(1)
+    monkeypatch.setenv("MASTER_PORT", free_port())
+    with pytest.raises(ConfigError, match=r"rank 0 of 2.*after 1 s"):
+        ranks_module.join(1)

@@ -1,0 +1,93 @@
+"""Promises of the built-in `tiny`: its size, its tokenizer, its cache folder, and a start fit for RL."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trainer.config import DataConfig
+from trainer.controller.data import load_prompts
+from trainer.models import tiny
+
+ADDITION = DataConfig(
+    options={
+        "min_terms": 2,
+        "max_terms": 2,
+        "min_digits": 2,
+        "max_digits": 2,
+        "operators": ["+"],
+        "allow_parentheses": False,
+        "allow_negation": False,
+    },
+    size=2000,
+    held_out=200,
+)
+
+
+def test_the_folder_loads_as_any_causal_lm(tiny_model_dir: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    text = "Calculate 37 + 85.\n122"
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text) and tokenizer.unk_token_id not in ids
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+    assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}) == 3
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert model.config.vocab_size == len(tokenizer)
+    assert 140_000 < sum(p.numel() for p in model.parameters()) < 170_000
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    first = tiny.make_model(5).state_dict()
+    torch.manual_seed(2)
+    again, other = tiny.make_model(5).state_dict(), tiny.make_model(6).state_dict()
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    assert not torch.equal(first[name], other[name])
+
+
+def test_sft_never_sees_a_held_out_prompt_nor_the_probes() -> None:
+    data = load_prompts(ADDITION, tiny.make_tokenizer())
+    taught = [q for q, _ in tiny.problems()[: tiny.PROBLEMS]]
+    probed = [q for q, _ in tiny.problems()[tiny.PROBLEMS : tiny.PROBLEMS + tiny.PROBES]]
+    held_out = {p.text for p in data.held_out}
+    assert len(held_out) == 200 and held_out <= {q for q, _ in tiny.problems()}
+    assert not held_out & {*taught, *probed}
+    assert not set(taught) & set(probed)
+
+
+def test_pass_rate_is_the_probability_of_answer_and_eos() -> None:
+    tokenizer, model = tiny.make_tokenizer(), tiny.make_model(0)
+    ids, is_answer = tiny.encode([("Calculate 10 + 11.", "21"), ("Calculate 90 + 11.", "101")], tokenizer)
+    expected = 0.0
+    for question, answer in (("Calculate 10 + 11.", "21"), ("Calculate 90 + 11.", "101")):
+        context, p = tokenizer.encode(question), 1.0
+        for token in [*tokenizer.encode(answer), tokenizer.eos_token_id]:
+            with torch.no_grad():
+                p *= float(model(input_ids=torch.tensor([context])).logits[0, -1].double().softmax(-1)[token])
+            context.append(token)
+        expected += p / 2
+    assert tiny.pass_rate(model, ids, is_answer) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sft_ends_where_rl_can_begin(tmp_path: Path) -> None:
+    reached = tiny.make_tiny(tmp_path)
+    assert 0.14 <= reached <= 0.19
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    held_out = load_prompts(ADDITION, tokenizer).held_out
+    pairs = [(p.text, p.answer) for p in held_out]
+    assert 0.12 <= tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) <= 0.22
+
+
+def test_the_teacher_is_right_as_often_as_it_says_and_else_near_by() -> None:
+    pairs = tiny.problems()[:2000]
+    taught = tiny.lessons(pairs)
+    assert len(taught) == tiny.LESSONS * len(pairs)
+    right = dict(pairs)
+    off = [abs(int(answer) - int(right[prompt])) for prompt, answer in taught]
+    assert abs(off.count(0) / len(off) - tiny.RIGHT) < 0.02
+    assert max(off) <= max(tiny.OFF)

@@ -1,0 +1,95 @@
+"""Promises of what `fit` tells beside its fit: each asked-for thing is in the text and in the JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.scaling import Sigmoid
+from trainer.scaling.__main__ import main
+from trainer.scaling.alternatives.intervals import profile
+from trainer.scaling.alternatives.paper import PaperGrid, paper_fit
+
+PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
+COMPUTE = np.arange(1500, 16001, 500.0)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    reward = PAPER.reward(COMPUTE) + np.random.default_rng(0).normal(0, 0.005, len(COMPUTE))
+    lines = (f"{c},{r}" for c, r in zip(COMPUTE, reward, strict=True))
+    path = tmp_path / "run.csv"
+    path.write_text("\n".join(["gpu_hours,val_reward", *lines]))
+    return path
+
+
+def fitted(table: Path, *argv: str) -> dict[str, Any]:
+    out = table.parent / "fit.json"
+    assert main(["fit", str(table), "--r0", "0.3", "--json", str(out), *argv]) == 0
+    found: dict[str, Any] = json.loads(out.read_text())[str(table)]
+    return found
+
+
+def test_the_papers_procedure_stands_in_the_place_of_ours(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = fitted(table, "--procedure", "paper", "--paper-A", "0.5", "0.7", "0.01",
+                   "--paper-c-mid", "100", "4000", "100")  # fmt: skip
+    reward = np.loadtxt(table, delimiter=",", skiprows=1)[:, 1]
+    same = paper_fit(COMPUTE, reward, 0.3, PaperGrid((0.5, 0.7, 0.01), (100, 4000, 100)))
+    assert {k: found[k]["value"] for k in ("A", "B", "C_mid", "R0")} == {
+        "A": same.A, "B": same.B, "C_mid": same.C_mid, "R0": 0.3,
+    }  # fmt: skip
+    assert found["procedure"] == "paper" and found["A"]["low"] is None and found["flags"] == []
+    assert found["grid"] == {"A": [0.5, 0.7, 0.01], "C_mid": [100, 4000, 100], "spacing": "linear"}
+    told = capsys.readouterr().out
+    assert f"A {same.A:.3f}, B {same.B:.2f}, C_mid {same.C_mid:,.0f} GPU-hours" in told
+    assert "ceiling" not in told  # of our fit
+
+
+def test_families_and_intervals_are_told_beside_the_fit(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = fitted(table, "--families", "--profile", "--bootstrap", "300")
+    told = capsys.readouterr().out
+    assert "ceiling     A" in told and found["procedure"] == "ours" and found["A"]["low"] < 0.61
+    names = [f["family"] for f in found["families"]]
+    assert names == ["sigmoid", "logistic", "power law", "log-power"] and all(n in told for n in names)
+    assert "sigmoid     0.00047     +0.0" in told  # the best by AICc
+    methods = {i["method"]: i for i in found["intervals"]}
+    assert list(methods) == ["profile likelihood", "bootstrap, residual", "bootstrap, block"]
+    for method, i in methods.items():
+        line = f"  {method}: A {i['A']['value']:.3f} ({i['A']['low']:.3f} to {i['A']['high']:.3f})"
+        assert line in told and i["A"]["low"] < i["A"]["value"] < i["A"]["high"]
+
+
+def test_unasked_nothing_is_told_beside(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = fitted(table)
+    assert "families" not in found and "intervals" not in found
+    assert "Families" not in capsys.readouterr().out and profile.__name__ not in found
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--procedure", "paper"], "needs R0: a point at compute 0, or --r0"),
+        (["--procedure", "paper", "--r0", ".3", "--unit", "core-hours"], "set --paper-c-mid LOW HIGH N"),
+        (
+            ["--procedure", "paper", "--r0", ".3", "--paper-c-mid", "9", "3", "5"],
+            "grid of C_mid is (9.0, 3.0",
+        ),
+        (["--procedure", "paper", "--r0", ".3", "--plot", "x.png"], "--plot draws the bands of"),
+        (["--bootstrap", "10"], "expected 100 or more"),
+        (["--drop-before", "14500", "--families"], "4 points beyond R0; to compare families"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line_and_exit_code_2(
+    table: Path, argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", str(table), *argv]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1

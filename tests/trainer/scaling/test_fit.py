@@ -1,0 +1,263 @@
+"""Promises of the fit: it finds a known law, its intervals cover, it says what is not identified."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.validation.cases import CASES, OUTLIERS, ROWS, WELL
+from bench.validation.cases import simulate as simulate_row
+from bench.validation.fits import ours
+from trainer.config import ConfigError
+from trainer.scaling import EvalPoint, Fit, Sigmoid, explain, fit, fit_run, plot_curve
+from trainer.scaling.text import amount
+
+PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
+TINY = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
+
+
+def simulate(law: Sigmoid, compute: np.ndarray, sd: float, runs: int, seed: int = 0) -> list[Fit]:
+    rng = np.random.default_rng(seed)
+    noisy = [np.clip(law.reward(compute) + rng.normal(0, sd, len(compute)), 0, 1) for _ in range(runs)]
+    return [fit(compute, r, np.full(len(compute), sd), R0=law.R0) for r in noisy]
+
+
+def test_the_law_by_hand() -> None:
+    law = Sigmoid(R0=0.2, A=0.8, B=2.0, C_mid=10.0)
+    assert law.reward([0, 10, 20, 1e9]).tolist() == pytest.approx([0.2, 0.5, 0.2 + 0.6 / 1.25, 0.8])
+
+
+def test_noiseless_points_give_the_law_back() -> None:
+    compute = np.arange(500, 16001, 500.0)
+    found = fit(compute, PAPER.reward(compute), np.full(32, 0.003), R0=PAPER.R0)
+    assert found.identified and found.r2 > 0.9999
+    assert found.A.value == pytest.approx(0.61, abs=1e-3)
+    assert found.B.value == pytest.approx(1.92, rel=0.02)
+    assert found.C_mid.value == pytest.approx(2542, rel=0.02)
+    assert found.at_2x.value == pytest.approx(float(PAPER.reward(32_000)), abs=1e-3)
+
+
+def test_computes_are_told_as_people_write_them() -> None:
+    compute = np.arange(500, 16001, 500.0)
+    text = explain(fit(compute, PAPER.reward(compute), np.full(32, 0.003), R0=PAPER.R0), "GPU-hours")
+    assert "midpoint    C_mid 2,540 (2," in text and "(32,000 GPU-hours)" in text and "e+0" not in text
+    assert [amount(x) for x in (0.05126, 7, 812.4, 2541.7, 3.2e5, 2.541e21, math.inf)] == [
+        "0.0513", "7", "812", "2,540", "320,000", "2.54e+21", "∞",
+    ]  # fmt: skip
+
+
+def test_up_to_8k_gpu_hours_the_ceiling_is_found_and_its_interval_covers() -> None:
+    fits = simulate(PAPER, np.arange(1500, 8001, 250.0), 0.005, 100)
+    errors = np.abs([f.A.value - PAPER.A for f in fits])
+    assert np.median(errors) < 0.01 and np.quantile(errors, 0.95) < 0.02
+    covered = np.mean([f.A.low <= PAPER.A <= f.A.high for f in fits])
+    assert 0.82 <= covered <= 0.99  # 90 % nominal, 100 runs
+    ahead = float(PAPER.reward(16_000))
+    assert np.mean([f.at_2x.low <= ahead <= f.at_2x.high for f in fits]) >= 0.82
+    assert np.mean([f.identified for f in fits]) >= 0.95
+
+
+def test_up_to_4k_gpu_hours_the_ceiling_is_not_identified_and_it_says_so() -> None:
+    fits = simulate(PAPER, np.arange(1500, 4001, 125.0), 0.005, 50)
+    assert np.mean([f.identified for f in fits]) < 0.2
+    text = explain(next(f for f in fits if not f.identified), "GPU-hours")
+    assert "not identified" in text and "ceiling     A" not in text
+
+
+def test_the_first_half_of_a_small_run_does_not_claim_the_end() -> None:
+    for f in simulate(TINY, np.linspace(0.008, 0.06, 8), 0.02, 30):
+        assert not f.identified or f.A.low <= 0.9 <= f.A.high
+
+
+def test_outliers_move_the_ceiling_little() -> None:
+    compute = np.linspace(0.008, 0.3, 40)
+    clean = TINY.reward(compute)
+    dirty = clean.copy()
+    dirty[[12, 30]] += 0.1
+    sd = np.full(40, 0.01)
+    moved = fit(compute, dirty, sd, R0=0.11).A.value - fit(compute, clean, sd, R0=0.11).A.value
+    assert abs(moved) < 0.01
+
+
+def test_too_few_flat_and_falling_runs_are_flagged() -> None:
+    sd = 0.01
+    few = fit_run([EvalPoint(i, i * 1.0, 0.1 + 0.1 * i, sd) for i in range(4)])
+    assert few.flags == ("too-few-points",) and "fewer than 5" in explain(few, "core-hours")
+    rng = np.random.default_rng(0)
+    c = np.linspace(1, 10, 12)
+    flat = fit(c, 0.2 + rng.normal(0, sd, 12), np.full(12, sd), R0=0.2)
+    assert "flat" in flat.flags
+    falling = fit(c, np.r_[np.linspace(0.3, 0.8, 6), np.linspace(0.75, 0.4, 6)], np.full(12, sd), R0=0.2)
+    assert "falling" in falling.flags and not falling.identified
+
+
+def test_one_high_outlier_before_the_end_is_no_fall() -> None:
+    rng, c = np.random.default_rng(0), np.linspace(1000, 16_000, 10)
+    r = PAPER.reward(c) + rng.normal(0, 0.005, 10) + 0.1 * (np.arange(10) == 6)
+    assert "falling" not in fit(c, r, np.full(10, 0.005), R0=PAPER.R0).flags
+    fell = r - np.r_[[0] * 7, 0.03, 0.06, 0.1]
+    assert "falling" in fit(c, fell, np.full(10, 0.005), R0=PAPER.R0).flags
+
+
+@pytest.mark.parametrize(("points", "last"), [(50, 4), (100, 9)])
+def test_a_collapse_in_the_last_few_of_many_points_is_a_fall(points: int, last: int) -> None:
+    rng, c = np.random.default_rng(0), np.linspace(16_000 / points, 16_000, points)
+    r = PAPER.reward(c) + rng.normal(0, 0.005, points)
+    r[-last:] = 0.58 - 0.45 * np.arange(1, last + 1) / last
+    found = fit(c, r, np.full(points, 0.005), R0=PAPER.R0)
+    assert "falling" in found.flags and "flat" not in found.flags
+
+
+def test_noise_as_large_as_was_told_is_no_misfit() -> None:
+    rng, c = np.random.default_rng(24), np.linspace(80, 12_000, 150)  # luck that hides the rise
+    r = Sigmoid(R0=0.3, A=0.6, B=2.0, C_mid=80).reward(c) + rng.normal(0, 0.05, 150)
+    found = fit(c, np.clip(r, 0, 1), np.full(150, 0.05), R0=0.3, R0_se=0.02)
+    assert found.identified and found.A.low < 0.6 < found.A.high
+
+
+JUMPS = {
+    "one jump at the end": [0.0, 0, 0, 0, 1],
+    "one jump from a tenth": [0.1, 0.1, 0.1, 0.1, 0.1, 0.9],
+    "one jump to just below 1": [0.1, 0.1, 0.1, 0.1, 0.1, 0.95],
+    "two of ten after a step": [0.1] * 8 + [0.8] * 2,
+}
+
+
+@pytest.mark.parametrize("start", ["given", "measured", "unknown"])
+@pytest.mark.parametrize("reward", JUMPS.values(), ids=JUMPS)
+def test_a_jump_tells_no_ceiling(reward: list[float], start: str) -> None:
+    c = np.arange(1.0, len(reward) + 1)
+    R0, R0_se = {"given": (reward[0], 0.0), "measured": (reward[0], None), "unknown": (None, 0.0)}[start]
+    for sd in (None, np.full(len(c), 0.005)):
+        found = fit(c, reward, sd, R0=R0, R0_se=R0_se)
+        assert not found.identified
+        assert not {"C_mid-beyond-data", "misfit"}.isdisjoint(found.flags)
+
+
+def test_mere_noise_tells_no_ceiling() -> None:
+    told = set()
+    for seed in range(8):
+        r = 0.5 + np.random.default_rng(seed).normal(0, 0.02, 50)
+        found = fit(np.arange(1.0, 51), r, np.full(50, 0.005), R0=r[0])
+        assert not found.identified
+        told |= set(found.flags)
+    assert "misfit" in told
+
+
+def test_that_a_curve_explains_too_little_is_said_and_written() -> None:
+    found = fit(np.arange(1.0, 6), JUMPS["one jump at the end"], R0=0.0)
+    text = " ".join(explain(found, "h").split())
+    assert "not identified: the curve leaves a fifth of the points, or four fifths of" in text
+    assert "misfit" in found.to_json()["flags"] and found.to_json()["identified"] is False
+
+
+def test_the_laws_of_the_paper_explain_their_points() -> None:
+    for row in ROWS.values():
+        for case in (c for c in CASES if c.name in (WELL, OUTLIERS)):
+            assert "misfit" not in ours(simulate_row(case, row, 0, 1)).flags
+
+
+@pytest.mark.parametrize("R0", [1.0, 1 - 1e-12])
+def test_a_start_at_the_highest_reward_leaves_nothing_to_rise_to(R0: float) -> None:
+    found = fit(np.arange(1.0, 9.0), np.ones(8), R0=R0)
+    assert (found.R0.value, found.A.value) == (R0, 1.0)
+    assert "flat" in found.flags and not found.identified
+
+
+def test_r0_is_the_point_of_least_compute_and_its_error_widens_intervals() -> None:
+    c = np.linspace(0.01, 0.3, 20)
+    points = [EvalPoint(0, 0.0, 0.11, 0.01)] + [
+        EvalPoint(i + 1, x, float(TINY.reward(x)), 0.01) for i, x in enumerate(c)
+    ]
+    found = fit_run(points[::-1])
+    assert found.A.low <= 0.9 <= found.A.high and found.points == 20
+    sharp = fit(c, TINY.reward(c), np.full(20, 0.01), R0=0.11)
+    assert found.B.high - found.B.low > sharp.B.high - sharp.B.low
+
+
+@pytest.mark.parametrize(
+    ("compute", "reward", "se", "says"),
+    [
+        ([1, 2], [0.1], None, "have lengths 2, 1, 2"),
+        ([1, math.nan], [0.1, 0.2], None, "compute of point 2 is nan; expected a number above 0"),
+        ([1, -1], [0.1, 0.2], None, "compute of point 2 is -1"),
+        ([1, 2], [0.1, 1.2], None, r"reward of point 2 is 1.2; expected a number in \[0, 1\]"),
+        ([1, 2], [0.1, 0.2], [0.1, -1], "standard error of point 2 is -1"),
+    ],
+)
+def test_wrong_points_are_a_clear_error(
+    compute: list[float], reward: list[float], se: list[float], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        fit(compute, reward, se, R0=0.1)
+
+
+def test_a_perfect_score_is_no_more_certain_than_the_surest_point() -> None:
+    c = np.linspace(0.01, 0.3, 20)
+    r = np.r_[TINY.reward(c)[:19], 1.0]
+    sd = np.full(20, 0.01)
+    perfect = np.r_[sd[:19], 0.0]  # mean@k of 1 has a binomial error of 0
+    assert fit(c, r, perfect, R0=0.11).A == fit(c, r, sd, R0=0.11).A
+
+
+def test_a_run_that_wanders_gets_wider_intervals_than_one_that_jitters() -> None:
+    c, sd = np.linspace(0.01, 0.3, 24), np.full(24, 0.01)
+    rng = np.random.default_rng(1)
+    jitter = rng.choice([-0.02, 0.02], 24)
+    wander = np.abs(jitter) * np.sign(np.sin(np.arange(24) / 24 * 4 * np.pi + 0.1))
+    widths = []
+    for noise in (jitter, wander):
+        found = fit(c, np.clip(TINY.reward(c) + noise, 0, 1), sd, R0=0.11)
+        widths.append(found.A.high - found.A.low)
+    assert widths[1] > 1.3 * widths[0]
+
+
+def test_noise_that_is_not_told_is_no_fall() -> None:
+    c, fell = np.linspace(0.01, 0.3, 20), 0
+    broken = np.r_[np.linspace(0.2, 0.8, 10), np.linspace(0.75, 0.3, 10)]
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(0, 0.05, 20)
+        fell += "falling" in fit(c, np.clip(TINY.reward(c) - 0.2 + noise, 0, 1), R0=0.05).flags
+        assert "falling" in fit(c, np.clip(broken + noise, 0, 1), R0=0.2).flags
+    assert fell <= 2
+
+
+def test_no_line_is_wider_than_a_terminal() -> None:
+    c = np.linspace(1, 10, 12)
+    for f in (fit(c, 0.2 + 0.05 * np.sin(c), np.full(12, 0.01), R0=0.2), fit(c[:2], [0.2, 0.3], R0=0.2)):
+        assert max(map(len, explain(f, "GPU-hours").split("\n"))) <= 79
+
+
+def test_scatter_is_held_against_told_errors_alone() -> None:
+    c = np.linspace(0.01, 0.3, 24)
+    r = np.clip(TINY.reward(c) + np.random.default_rng(1).normal(0, 0.04, 24), 0, 1)
+    told = explain(fit(c, r, np.full(24, 0.01), R0=0.11), "core-hours")
+    assert "× their standard errors" in told
+    assert "standard errors" not in explain(fit(c, r, R0=0.11), "core-hours")
+
+
+def test_the_start_is_told_as_measured_and_as_the_law_has_it() -> None:
+    c = np.linspace(0.01, 0.3, 20)
+    points = [EvalPoint(0, 0.0, 0.13, 0.01)]
+    points += [EvalPoint(i + 1, x, float(TINY.reward(x)), 0.01) for i, x in enumerate(c)]
+    text = explain(fit_run(points), "core-hours")
+    assert "measured before step 1: 0.130" in text
+
+
+def test_what_is_unknown_is_null_in_json() -> None:
+    few = fit_run([EvalPoint(i, i * 1.0, 0.1, 0.01) for i in range(3)]).to_json()
+    assert few["A"] == {"value": None, "low": None, "high": None} and few["identified"] is False
+    json.dumps(few, allow_nan=False)
+
+
+def test_the_picture_is_drawn_for_identified_and_unidentified_fits(tmp_path: Path) -> None:
+    for n in (3, 20):
+        c = np.linspace(0.01, 0.3, n)
+        points = [EvalPoint(0, 0.0, 0.11, 0.01)]
+        points += [EvalPoint(i + 1, x, float(TINY.reward(x)), 0.01) for i, x in enumerate(c)]
+        plot_curve(points, fit_run(points), tmp_path / f"{n}.png", "core-hours", "tiny")
+        assert (tmp_path / f"{n}.png").read_bytes()[:4] == b"\x89PNG"

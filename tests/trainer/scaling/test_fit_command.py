@@ -1,0 +1,123 @@
+"""Promises of `python -m trainer.scaling fit`: a law and its doubts from anyone's file, or one clear line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.scaling import Sigmoid
+from trainer.scaling.__main__ import main
+from trainer.scaling.text import short_names
+
+PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
+
+
+def write_curve(path: Path, last: float = 16_000, header: str = "gpu_hours,val_reward") -> Path:
+    c = np.linspace(500, last, 30)
+    rows = zip(c, PAPER.reward(c), strict=True)
+    path.write_text(f"{header}\n" + "".join(f"{x},{r}\n" for x, r in rows))
+    return path
+
+
+def test_it_fits_anyones_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out, picture = write_curve(tmp_path / "theirs.csv"), tmp_path / "fit.json", tmp_path / "c.svg"
+    assert main(["fit", str(path), "--r0", "0.3", "--json", str(out), "--plot", str(picture)]) == 0
+    found = json.loads(out.read_text())[str(path)]
+    for name, truth in (("A", 0.61), ("B", 1.92), ("C_mid", 2542), ("R0", 0.30)):
+        assert set(found[name]) == {"value", "low", "high"}
+        assert found[name]["value"] == pytest.approx(truth, rel=0.02)
+    assert found["flags"] == [] and found["identified"] is True
+    assert (found["unit"], found["R0_source"], found["points"]) == ("GPU-hours", "given", 30)
+    assert found["compute_range"] == [500, 16_000]
+    assert found["source"]["reward"] == "'val_reward'" and found["noise"] and found["data_hash"]
+    text = capsys.readouterr().out
+    assert (
+        "C is 'gpu_hours' in GPU-hours, R is 'val_reward', its errors are taken from the scatter"
+        in " ".join(text.split())
+    )
+    assert "ceiling     A     0.61" in text and picture.stat().st_size > 1000
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_several_inputs_are_fitted_and_drawn_in_one_picture(tmp_path: Path) -> None:
+    a, b = write_curve(tmp_path / "a.csv"), write_curve(tmp_path / "b.csv", 8000)
+    out = tmp_path / "fit.json"
+    assert main(["fit", str(a), str(b), "--json", str(out), "--plot", str(tmp_path / "c.svg")]) == 0
+    found = json.loads(out.read_text())
+    assert list(found) == [str(a), str(b)] and found[str(b)]["compute_range"][1] == 8000
+    text = (tmp_path / "c.svg").read_text()
+    assert "a: A = " in text and "b: A = " in text
+
+
+def test_a_ceiling_beyond_the_data_is_not_claimed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_curve(tmp_path / "short.csv", 2500)
+    assert main(["fit", str(path), "--json", str(tmp_path / "f.json")]) == 0
+    assert json.loads((tmp_path / "f.json").read_text())[str(path)]["identified"] is False
+    text = capsys.readouterr().out
+    assert "ceiling A is not identified" in text and "ceiling     A" not in text
+
+
+def test_runs_of_one_file_are_called_by_their_own_names() -> None:
+    assert short_names(["a/chart.csv: grpo", "a/chart.csv: cispo"]) == ["grpo", "cispo"]
+    assert short_names(["a/chart.csv: grpo", "b/chart.csv: grpo"]) != ["grpo", "grpo"]
+    assert short_names(["a/one.csv", "a/two.csv"]) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("step,reward\n1,.2\n", [], "there is one point; expected several"),
+        ("step,reward\n0,.2\n", [], "there is one point; expected several"),
+        ("step,reward\n1,nan\n2,.2\n", [], "row 1: 'reward' is 'nan'; expected a finite number"),
+        ("step,reward\n1,.2\n2,.3\n", ["--json", "/nowhere/f.json"], "there is no folder /nowhere"),
+        ("step,reward\n1,.2\n2,.3\n", ["--plot", "c.txt"], "expected a name ending in .png or .svg or .pdf"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(
+    text: str, options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    assert main(["fit", str(tmp_path / "x.csv"), *options]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1 and err.startswith("error: ")
+
+
+def test_a_reader_who_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)  # as `| head` does
+    command = [sys.executable, "-m", "trainer.scaling", "fit", str(write_curve(tmp_path / "a.csv"))]
+    command += ["--json", str(tmp_path / "fit.json")]  # written nonetheless
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=120)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+    assert (tmp_path / "fit.json").exists()
+
+
+def test_no_help_shows_python(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("fit", "compare", "report"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert not re.search(r"\([\d.]+, ", capsys.readouterr().out)
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, other = write_curve(tmp_path / "a.csv"), write_curve(tmp_path / "c.csv", last=8_000)
+    copy = tmp_path / "copy.csv"
+    copy.write_text(a.read_text())
+    for inputs in (
+        [f"x={a}", f"y={a}"],
+        [a, copy],
+        [f"x={a},{other}", f"y={copy}"],
+        [f"x={a},{a}", f"y={other}"],
+    ):
+        assert main(["compare", *map(str, inputs)]) == 2
+        err = capsys.readouterr().err
+        assert "expected each run once" in err and str(a) in err and err.count("\n") == 1

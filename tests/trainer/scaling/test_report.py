@@ -1,0 +1,290 @@
+"""Promises of the report: it answers first, it is true to the run's files, and no text breaks out of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_folder import EVALUATED, HOSTILE, LAW, write_run
+
+from trainer.config import Config
+from trainer.launcher.ledger import Ledger
+from trainer.launcher.metrics import read
+from trainer.launcher.summary import finish
+from trainer.messages import Spans
+from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run, write_report
+from trainer.scaling.__main__ import main
+from trainer.scaling.efficiency import straighten
+from trainer.scaling.report.answers import answers, nine_tenths, whiskers
+from trainer.scaling.report.charts import chart_data
+from trainer.scaling.report.page import differing, page
+from trainer.scaling.report.run import MOST_STEPS, Run, averaged, lanes, run_of_folder, spread
+from trainer.scaling.text import amount, short_names
+
+
+class Parsed(HTMLParser):
+    """The tags, attributes and text of a page, as a browser would split them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.handlers: list[str] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._inside = tag
+        self.links += [str(v) for k, v in attrs if k in ("src", "href", "srcset", "action", "data")]
+        self.handlers += [k for k, _ in attrs if k.startswith("on")]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self._inside == "script" else self.texts).append(data)
+
+
+def table(path: Path, law: Sigmoid = LAW, ahead: float = 1.0, column: str = "core_hours") -> Path:
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow([column, "pass_rate", "pass_rate_se"])
+        rows.writerows([ahead * c, float(law.reward(ahead * c)), 0.005] for c in EVALUATED)
+    return path
+
+
+def a_run(law: Sigmoid = LAW, n: int = 13) -> Run:
+    points = tuple(EvalPoint(i, c, float(law.reward(c)), 0.005) for i, c in enumerate(EVALUATED[:n]))
+    curve = Curve("a", "core-hours", points[1:], points[0])
+    return Run("a", curve, fit_curve(curve), None)
+
+
+def test_the_first_screen_tells_how_high_how_sure_and_at_what_cost() -> None:
+    run = a_run()
+    high, sure, cost = answers(run)
+    assert high.short == f"{run.fit.A.value:.3f}" and float(high.short) == pytest.approx(0.80, abs=0.01)
+    assert sure.short == f"{run.fit.A.low:.3f} to {run.fit.A.high:.3f}"
+    assert cost.short.endswith("core-hours") and float(cost.short.split()[0]) == pytest.approx(0.15, rel=0.1)
+
+
+def test_a_ceiling_that_is_not_identified_is_not_told_as_a_number() -> None:
+    run = a_run(n=4)
+    assert not run.fit.identified
+    high, sure, _ = answers(run)
+    assert high.short == "not identified" and "fewer than 5 evaluations" in sure.meaning
+    assert whiskers([run.fit]) == [None]
+    assert chart_data([run])["runs"][0]["ceiling"] is None
+
+
+def test_nine_tenths_of_the_rise_by_hand() -> None:
+    fit = a_run().fit  # (C/C_mid)^B = 9, so with B = 2 it is three times C_mid
+    found = nine_tenths(fit)
+    assert found.value == pytest.approx(
+        fit.law.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
+    )
+    assert found.low < 0.15 < found.high
+
+
+def test_ceilings_lie_on_one_scale() -> None:
+    a, b = a_run().fit, a_run(replace(LAW, A=0.6)).fit
+    first, second = whiskers([a, b])
+    assert first is not None and second is not None
+    assert 0 < second.low < second.value < second.high < first.low < first.value < first.high < 100
+
+
+def test_the_efficiency_plot_by_hand() -> None:
+    run = a_run()
+    R0, A = run.fit.R0.value, run.fit.A.value
+    half, five_sixths = EvalPoint(1, 1.0, (R0 + A) / 2, 0.1), EvalPoint(2, 2.0, R0 + (A - R0) * 5 / 6, 0.5)
+    curve = replace(run.curve, points=(half, five_sixths, EvalPoint(3, 3.0, 0.99, 0.1)))
+    line = straighten(curve, run.fit)
+    assert line.value.tolist() == pytest.approx([0, math.log(5)]) and line.left_out == 1
+    assert math.isinf(line.high[1]) and line.low[0] < 0 < line.high[0] < math.inf
+
+
+def test_a_lane_holds_every_second_of_the_timeline_by_hand() -> None:
+    told = [("idle", 0.0, 30.0), ("generate", 30.0, 90.0), ("idle", 90.0, 120.0)]
+    spans = [{"role": "engine", "state": s, "start": a, "end": b} for s, a, b in told]
+    (lane,) = lanes(spans)
+    idle, busy = np.array(lane.shares["idle"]), np.array(lane.shares["generate"])
+    assert idle + busy == pytest.approx(np.ones(120))
+    assert busy[:30].tolist() == [0] * 30 and busy[30:90].tolist() == pytest.approx([1] * 60)
+
+
+def test_lanes_of_a_long_run_agree_with_a_sum_over_its_spans() -> None:
+    rng = np.random.default_rng(0)
+    cuts = np.cumsum(rng.exponential(3.0, 2001))
+    states = rng.choice(["a", "b", "c"], 2000)
+    spans = [
+        {"role": "learner", "state": str(s), "start": float(x), "end": float(y)}
+        for s, x, y in zip(states, cuts[:-1], cuts[1:], strict=True)
+    ]
+    (lane,) = lanes(spans)
+    edges = np.linspace(0, cuts[-1], 121)
+    for state, shares in lane.shares.items():
+        spent = np.zeros(120)
+        for of, start, end in zip(states, cuts[:-1], cuts[1:], strict=True):
+            if of == state:
+                spent += np.clip(np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1]), 0, None)
+        assert shares == pytest.approx((spent / np.diff(edges)).tolist(), abs=1e-9)
+
+
+def test_long_series_are_averaged_and_keep_their_largest() -> None:
+    steps = [
+        {"step": i, "lag/mean": 1.0, "lag/max": float(i == 500), "learner/loss": None} for i in range(900)
+    ]
+    rows = averaged(steps)
+    assert len(rows) == MOST_STEPS
+    assert np.mean([r["step"] for r in rows]) == pytest.approx(449.5)
+    assert max(r["lag/max"] for r in rows) == 1.0 and all("learner/loss" not in r for r in rows)
+
+
+def test_samples_are_of_the_whole_run() -> None:
+    assert [s["step"] for s in spread([{"step": i} for i in range(100)], 4)] == [0, 33, 66, 99]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a/seed", "b/seed"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "curve.csv").touch()
+    names = [str(tmp_path / n) for n in ("a/seed", "b/seed", "curve.csv")]
+    assert short_names(names)[:2] == ["a/seed", "b/seed"]
+    assert short_names(names[:1] + names[2:]) == ["seed", "curve"]
+
+
+def test_amounts_are_written_as_people_do() -> None:
+    told = {
+        0.0142857: "0.0143",
+        2542.4: "2,540",
+        16000.0: "16,000",
+        1.234e21: "1.23e+21",
+        0.0: "0",
+        math.inf: "∞",
+    }
+    assert {x: amount(x) for x in told} == told and amount(math.nan) == "–"
+
+
+def test_settings_that_differ_are_found() -> None:
+    a, b = "run_dir: x\nlearner: {lr: 1.0e-5, eps: 1.0}\n", "run_dir: y\nlearner: {lr: 2.0e-5, eps: 1.0}\n"
+    assert differing([a, None, b]) == [("learner.lr", ["1e-05", "–", "2e-05"])]
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "<img src=x onerror=alert(1)>&run")
+    write_report(folder)
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    parsed = Parsed(text)
+    assert parsed.tags.count("script") == 2 and len(parsed.scripts) == 2
+    assert "img" not in parsed.tags and not parsed.handlers
+    shown = "".join(parsed.texts)
+    for hostile in (*HOSTILE[:4], folder.name):
+        assert hostile in shown
+    assert "\\u202e" in shown and "\\ud800" in shown and "\\u001b" in shown
+    assert not set("\u202e\u2066\x1b\x00") & set(text)
+    assert not set("<>&") & set(parsed.scripts[0])
+    drawn = json.loads(parsed.scripts[0])["runs"][0]
+    assert drawn["name"] == folder.name and HOSTILE[0] in drawn["lanes"][1]["shares"]
+
+
+def test_the_page_names_nothing_that_lies_elsewhere(tmp_path: Path) -> None:
+    text = page([run_of_folder(write_run(tmp_path / "run"))])
+    assert Parsed(text).links == [] and not re.search(r"@import|url\((?!#)", text)
+    assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
+
+
+def test_the_page_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    run = run_of_folder(folder)
+    drawn = chart_data([run])["runs"][0]
+    rows = read(folder / "metrics.jsonl")
+    evaluated = [[r["compute/total"], r["eval/pass_rate"]] for r in rows if "eval/pass_rate" in r]
+    assert [p[:2] for p in drawn["points"]] == pytest.approx(np.array(evaluated), rel=1e-5)
+    assert drawn["series"]["train/pass_rate"] == pytest.approx([s / 60 for s in range(1, 61)], rel=1e-5)
+    assert drawn["series"]["learner/entropy"][29] is None and drawn["series"]["lag/max"] == [1.0] * 60
+    assert len(drawn["forecasts"]) == len([r for r in rows if "forecast/end" in r]) == 7
+    told = np.array(drawn["curve"])
+    assert told[:, 1] == pytest.approx(run.fit.law.reward(told[:, 0]), rel=1e-4)
+    assert "0.240" in page([run]) and "50.0 %" in page([run])
+
+
+def test_a_resumed_run_tells_each_step_once(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    again = {"step": 60, "train/pass_rate": 0.123, "compute/total": 0.25}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(again) + "\n")
+    record = run_of_folder(folder).record
+    assert record is not None and [s["step"] for s in record.steps] == list(range(1, 61))
+    assert record.steps[-1]["train/pass_rate"] == 0.123
+
+
+def test_a_run_under_way_is_reported_without_what_it_has_not_written(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    for name in ("ledger.json", "timeline.jsonl", "samples.jsonl"):
+        (folder / name).unlink()
+    text = page([run_of_folder(folder)])
+    assert "no ledger.json" in text and "None were kept" in text
+
+
+def test_a_run_that_only_measured_R0_has_a_report(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    first = (folder / "metrics.jsonl").read_text().split("\n")[0]
+    (folder / "metrics.jsonl").write_text(first + "\n")
+    write_report(folder)
+    assert "not identified" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_table_has_the_curve_parts_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out.html"
+    assert main(["report", str(table(tmp_path / "theirs.csv")), "--out", str(out)]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert 'data-chart="linear"' in text and 'data-chart="efficiency"' in text and 'id="fits"' in text
+    for ours in ("Where the compute went", "<h2>Samples", "<h2>Training", "<h2>Configuration"):
+        assert ours not in text
+
+
+def test_the_command_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
+    inputs = [str(write_run(tmp_path / "mine")), str(table(tmp_path / "theirs.csv", replace(LAW, A=0.6)))]
+    out, pictures = tmp_path / "out.html", tmp_path / "pictures"
+    assert main(["report", *inputs, "--out", str(out), "--svg", str(pictures)]) == 0
+    assert "2 runs compared" in out.read_text(encoding="utf-8")
+    assert sorted(p.name for p in pictures.iterdir()) == ["curves.svg", "efficiency.svg"]
+
+
+def test_what_cannot_be_reported_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hours, steps = table(tmp_path / "a.csv"), table(tmp_path / "b.csv", column="step")
+    (tmp_path / "start.csv").write_text("step,reward\n0,.3\n")
+    for argv, says in (
+        ([str(hours), str(steps), "--out", str(tmp_path / "x.html")], "unit"),
+        ([str(hours), "--out", str(tmp_path / "none" / "x.html")], "no folder"),
+        ([str(tmp_path / "start.csv"), "--r0", ".2", "--out", str(tmp_path / "x.html")], "no evaluation"),
+        ([str(hours), "--out", str(tmp_path / "x.html"), "--png", str(hours)], "is a file"),
+    ):
+        assert main(["report", *argv]) == 2
+        err = capsys.readouterr().err
+        assert says in err and err.count("\n") == 1
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_run_does_not_fail_by_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "samples.jsonl").write_text("not JSON\n")
+    config = Config(run_dir=str(folder))
+    run = a_run()
+    ledger = Ledger({"learner": 1.0, "engine": 1.0}, "core-hours", 0.0, None)
+    for role in ledger.devices:
+        ledger.add(Spans(role, (("start-up", 0.0, 1.0), ("idle", 1.0, 9.0))))
+    ledger.begin_training(1.0)
+    summary = finish(config, run.measured, fit_run(run.measured), ledger)
+    assert "report.html could not be written" in summary and "samples.jsonl" in summary
+    assert (folder / "fit.json").is_file() and not (folder / "report.html").exists()
+    assert "Traceback" in capsys.readouterr().err

@@ -1,0 +1,357 @@
+"""Verifiers: what counts as correct, what must not, and that nothing hangs, escapes or gets lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import ConfigError, VerifierConfig
+from trainer.types import Prompt
+from trainer.verifiers.exact import judge_exact
+from trainer.verifiers.kinds import check_answers, may_execute
+from trainer.verifiers.math_answer import judge_math_quick
+from trainer.verifiers.number import judge_number, literal_number
+from trainer.verifiers.pool import Verdict, VerifierPool
+from trainer.verifiers.reasoning_gym import generate
+
+LOOP = asyncio.Runner()  # a pool belongs to one event loop
+Item = tuple[str, str, dict[str, Any]]
+
+
+async def verdict(pool: VerifierPool, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
+    return pool.quick(completion, answer) or await pool.verify(completion, answer, metadata)
+
+
+def judge(pool: VerifierPool, *items: Item) -> list[Verdict]:
+    async def all_of_them() -> list[Verdict]:
+        async with asyncio.timeout(60):
+            return list(await asyncio.gather(*(verdict(pool, *item) for item in items)))
+
+    return LOOP.run(all_of_them())
+
+
+def outcomes(pool: VerifierPool, *items: Item) -> list[str]:
+    return [v.outcome for v in judge(pool, *items)]
+
+
+NUMBERS = {
+    "7": "7", " 42 ": "42", "+7": "7", "-7": "-7", "\u22127": "-7", "\uff17\uff12": "72", "1,234": "1234",
+    "1,234,567.50": "1234567.5", "$7": "7", "\\$72": "72", "-$7": "-7", "$-7": "-7", "7.": "7", "7.0": "7",
+    "07": "7", ".5": "0.5", "0": "0", "-0": "0",
+}  # fmt: skip
+NO_NUMBERS = [
+    "", "17+25", "4!", "1=1", "71 or 72", "1/2", "1e3", "12,34", "1,2345", "7 7", "7%", "x", "--7", "-$-7",
+    "$", "9" * 400, "1_000", "0x10", "nan", "inf", "\u0663",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_a_literal_number_is_read(text: str) -> None:
+    assert literal_number(text) == Decimal(NUMBERS[text])
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_anything_else_is_no_number(text: str) -> None:
+    assert literal_number(text) is None
+
+
+def test_kind_number_judges_the_first_line_alone() -> None:
+    assert judge_number(" 7\n", "7") == (1.0, "correct")
+    assert judge_number("7\nQuestion: what is", "7") == (1.0, "correct")
+    assert judge_number(" 145", "145.0") == (1.0, "correct")
+    assert judge_number("8", "7") == (0.0, "wrong")
+    for text in ("3 + 4 = 7", "7 8", "the answer is 7", "", "\n", "17+25"):
+        assert judge_number(text, "7") == (0.0, "unparsable"), text
+
+
+def test_kind_exact_ignores_case_and_space() -> None:
+    assert judge_exact("  New   York\n", "new york")[1] == "correct"
+    assert judge_exact("New York City", "new york")[1] == "wrong"
+
+
+MATH = [  # completion, gold, outcome; none of these needs a worker
+    (r"so \boxed{42}", "42", "correct"),
+    (r"\boxed{41} no, \boxed{42}", "42", "correct"),
+    (r"\boxed{42} no, \boxed{41}", "42", "wrong"),
+    (r"\boxed{\$72}", "72", "correct"),
+    (r"\boxed{{72}}", "72", "correct"),
+    ("\\boxed{\u221272}", "-72", "correct"),
+    ("\\boxed{\uff17\uff12}", "72", "correct"),
+    (r"\boxed{1,234}", "1234", "correct"),
+    (r"\boxed{1{,}234}", "1234", "correct"),
+    (r"\boxed{72.0}", "72", "correct"),
+    (r"\boxed{x = 72}", "72", "correct"),
+    (r"\boxed{72\text{ cents}}", "72", "correct"),
+    (r"\boxed{90^\circ}", "90", "correct"),
+    (r"\boxed{50\%}", "50", "correct"),
+    (r"\boxed{50\%}", "0.5", "wrong"),
+    (r"\boxed{72\text{ thousand}}", "72", "unparsable"),
+    (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}", "correct"),
+    (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}", "correct"),
+    ("The answer is 72.", "72", "correct"),
+    ("She has **72** apples.", "72", "correct"),
+    ("17 + 25 = 42", "42", "correct"),
+    ("#### 1,234", "1234", "correct"),
+    # Reward hacks: an expression, an identity, a choice, an answer before the end of thinking.
+    (r"\boxed{17+25}", "42", "unparsable"),
+    (r"\boxed{4!}", "24", "unparsable"),
+    (r"\boxed{1=1}", "1", "unparsable"),
+    (r"\boxed{71 or 72}", "72", "unparsable"),
+    (r"\boxed{71, 72}", "72", "unparsable"),
+    (r"\boxed{\frac{1}{2} or \frac{1}{3}}", r"\frac{1}{3}", "unparsable"),
+    ("The answer is 71 or 72.", "72", "unparsable"),
+    ("It is minus 72", "72", "unparsable"),
+    ("17+25", "42", "unparsable"),
+    ("4!", "24", "wrong"),
+    ("The answer is 2x", "2", "unparsable"),
+    (r"\boxed{42}</think> I do not know", "42", "unparsable"),
+    (r"<think> \boxed{42}", "42", "unparsable"),
+    (r"\boxed{41}</think> \boxed{42}", "42", "correct"),
+    (r"\boxed{42", "42", "unparsable"),
+    ("", "42", "unparsable"),
+    ("\\boxed{" + "1" * 1000 + "}", "42", "unparsable"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("completion", "gold", "expected"), MATH)
+def test_kind_math_without_a_worker(completion: str, gold: str, expected: str) -> None:
+    verdict = judge_math_quick(completion, gold)
+    assert verdict is not None and verdict[1] == expected
+
+
+@pytest.fixture(scope="module")
+def math_pool() -> Iterator[VerifierPool]:
+    pool = VerifierPool(VerifierConfig(kind="math", workers=2, timeout_s=8.0))
+    yield pool
+    pool.close()
+
+
+def test_math_compares_by_value(math_pool: VerifierPool) -> None:
+    half, point = r"\frac{1}{2}", r"\left(3, \frac{\pi}{2}\right)"
+    verdicts = outcomes(
+        math_pool,
+        (r"\boxed{0.5}", half, {}),
+        (r"\boxed{\frac{2}{4}}", half, {}),
+        (r"\boxed{0.6}", half, {}),
+        (r"\boxed{(3, \pi/2)}", point, {}),
+        (r"\boxed{(\pi/2, 3)}", point, {}),
+        (r"\boxed{1 + 2x}", "2x+1", {}),
+    )
+    assert verdicts == ["correct", "correct", "wrong", "correct", "wrong", "correct"]
+
+
+def test_a_hundred_at_once_on_two_workers_are_all_answered(math_pool: VerifierPool) -> None:
+    items = [(rf"\boxed{{\frac{{{2 * i}}}{{6}}}}", rf"\frac{{{i + i % 2}}}{{3}}", {}) for i in range(1, 101)]
+    verdicts = outcomes(math_pool, *items)
+    assert verdicts == ["wrong" if i % 2 else "correct" for i in range(1, 101)]
+
+
+def test_an_answer_that_hangs_in_c_is_killed_and_the_pool_goes_on() -> None:
+    pool = VerifierPool(VerifierConfig(kind="math", workers=1, timeout_s=1.5))
+    tower = (r"\boxed{7^{7^{7^{7}}} \pmod{10}}", r"\frac{3}{7}", {})
+    third = (r"\boxed{\frac{2}{6}}", r"\frac{1}{3}", {})
+    assert outcomes(pool, third, tower, third, tower, third) == [
+        "correct", "timeout", "correct", "timeout", "correct",
+    ]  # fmt: skip
+    pool.close()
+
+
+USER = """
+import os, socket, subprocess, time
+LOADED_FROM = os.getcwd()
+
+def judge(completion, answer, metadata):
+    if completion == "loop":
+        while True: pass
+    if completion == "exit": os._exit(3)
+    if completion == "raise": raise KeyError("no such column")
+    if completion == "two": return 2.0
+    if completion == "memory": return float(len(bytearray(16 << 30)) > 0)
+    if completion == "secret":
+        return float("MY_TOKEN" in os.environ or "hunter2" in open("/proc/self/environ").read())
+    if completion == "cwd": return float(os.getcwd() != LOADED_FROM and not os.listdir("."))
+    return float(completion == answer) if completion != "half" else 0.5
+
+def escapes(completion, answer, metadata):
+    path = metadata["path"]
+    tries = [
+        lambda: open(path, "w"), lambda: open(path, "ab"), lambda: os.open(path, os.O_CREAT | os.O_RDWR),
+        lambda: os.system("touch " + path), lambda: subprocess.run(["touch", path]), os.fork,
+        lambda: os.posix_spawn("/bin/touch", ["touch", path], {}), lambda: os.mkdir(path),
+        lambda: os.execv("/bin/touch", ["touch", path]), lambda: os.kill(os.getppid(), 9),
+        socket.socket, lambda: os.unlink(metadata["present"]), lambda: os.rename(metadata["present"], path),
+        lambda: __import__("ctypes").CDLL(None),
+    ]
+    done = 0
+    for attempt in tries:
+        try: attempt()
+        except OSError: continue
+        done += 1
+    return done / len(tries)
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "rewards_of_a_user.py").write_text(USER)
+    (tmp_path / "broken_rewards.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    return tmp_path
+
+
+def test_a_users_function_judges_and_its_failures_are_contained(user_module: Path) -> None:
+    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=2, timeout_s=3.0))
+    asked = ["a", "b", "half", "loop", "a", "exit", "raise", "two", "memory", "a", "secret", "cwd"]
+    verdicts = judge(pool, *((text, "a", {}) for text in asked))
+    assert [v.outcome for v in verdicts] == [
+        "correct", "wrong", "wrong", "timeout", "correct", "crash", "crash", "crash", "crash", "correct",
+        "wrong", "correct",
+    ]  # fmt: skip
+    assert [v.score for v in verdicts][:4] == [1.0, 0.0, 0.5, 0.0]
+    pool.close()
+
+
+def test_a_function_that_only_crashes_is_told_once_and_ends_the_run(user_module: Path) -> None:
+    told: list[str] = []
+    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=2), told.append)
+    assert judge(pool, *[("raise", "a", {})] * 49)[-1].outcome == "crash"
+    (line,) = told
+    assert "KeyError: 'no such column'" in line
+    with pytest.raises(ConfigError, match="first 50 verdicts was a crash, the first by KeyError"):
+        judge(pool, ("raise", "a", {}))
+    pool.close()
+
+
+def test_a_cancelled_item_leaves_no_answer_for_the_next(user_module: Path) -> None:
+    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=20.0))
+
+    async def cancel_then_ask() -> Verdict:
+        looping = asyncio.create_task(pool.verify("loop", "a", {}))
+        await asyncio.sleep(0.3)
+        looping.cancel()
+        async with asyncio.timeout(15):
+            return await pool.verify("b", "b", {})
+
+    assert LOOP.run(cancel_then_ask()).outcome == "correct"
+    pool.close()
+
+
+def test_the_pool_survives_the_death_of_its_nursery(user_module: Path) -> None:
+    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=5.0))
+    assert pool._nursery is not None
+    os.kill(pool._nursery.pid, signal.SIGKILL)
+    pool._nursery.wait()
+    first, second = outcomes(pool, ("a", "a", {}), ("a", "a", {}))
+    assert first in ("crash", "correct") and second == "correct"
+    pool.close()
+
+
+def test_closing_the_pool_kills_a_looping_worker(user_module: Path) -> None:
+    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=60.0))
+
+    async def leave_it_looping() -> None:
+        task = asyncio.create_task(pool.verify("loop", "a", {}))
+        await asyncio.sleep(0.3)
+        assert pool._nursery is not None
+        children = Path(f"/proc/{pool._nursery.pid}/task/{pool._nursery.pid}/children")
+        if children.exists():
+            worker = int(children.read_text().split()[0])
+            pool.close()
+            assert not Path(f"/proc/{worker}").exists()
+        task.cancel()
+
+    LOOP.run(leave_it_looping())
+    pool.close()
+
+
+def test_nothing_a_scorer_executes_gets_out(user_module: Path, tmp_path: Path) -> None:
+    present, path = tmp_path / "present", tmp_path / "written"
+    present.write_text("here")
+    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:escapes", timeout_s=5.0))
+    (verdict,) = judge(pool, ("x", "y", {"path": str(path), "present": str(present)}))
+    pool.close()
+    assert verdict.outcome == "wrong" and verdict.score == 0.0
+    assert present.exists() and not path.exists()
+
+
+SECCOMP = """
+import os, socket, sys
+from trainer.verifiers import sandbox
+sandbox._seccomp()
+path = sys.argv[1]
+if len(os.listdir("/")) == 0 or not open("/proc/self/status").read(): sys.exit("reading is refused")
+for attempt in (lambda: open(path, "w"), lambda: os.mkdir(path), os.fork, socket.socket,
+                lambda: os.execv("/bin/true", ["true"]), lambda: os.kill(os.getpid(), 0)):
+    try: attempt()
+    except PermissionError: continue
+    os._exit(9)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is Linux's")
+def test_the_kernel_refuses_without_the_audit_hook(tmp_path: Path) -> None:
+    with socket.socket():  # a machine that allows what is refused below
+        pass
+    done = subprocess.run([sys.executable, "-c", SECCOMP, str(tmp_path / "x")], timeout=60)
+    assert done.returncode == 0 and not (tmp_path / "x").exists()
+
+
+def test_a_wrong_kind_or_import_is_told_at_the_start(user_module: Path) -> None:
+    for kind, expected in {
+        "maths": "expected math, exact, number, reasoning_gym, or module:function",
+        "no_such_module:f": "cannot import it: ModuleNotFoundError",
+        "broken_rewards:f": "nothing_of_this_name",
+        "rewards_of_a_user:absent": "AttributeError",
+        "rewards_of_a_user:USER": "AttributeError",
+        "rewards_of_a_user:LOADED_FROM": "LOADED_FROM is str, expected a function",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            VerifierPool(VerifierConfig(kind=kind))
+        assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_reasoning_gym_scorers_that_execute_text_are_contained(tmp_path: Path) -> None:
+    pool = VerifierPool(VerifierConfig(kind="reasoning_gym", workers=2, timeout_s=4.0))
+    task, arguments = "polynomial_multiplication", {"seed": 0, "size": 1}
+    item = generate(task, arguments)[0] | {"origin": {"task": task, "arguments": arguments}}
+    gold, path = item["answer"], tmp_path / "written"
+    texts = {
+        f"<think>hm</think> <answer> {gold} </answer>": "correct",
+        f"({gold})": "correct",
+        "0": "wrong",
+        f"__import__('os').system('touch {path}')": "wrong",
+        f"open({str(path)!r}, 'w').write('x')": "wrong",
+        "9**9**9": "timeout",
+        gold + " " * 4000 + "+0": "unparsable",
+        f"{gold}</think>": "unparsable",
+        f"({gold}) + 0": "correct",  # the pool goes on
+    }
+    assert outcomes(pool, *((text, gold, item) for text in texts)) == list(texts.values())
+    assert not path.exists()
+    pool.close()
+
+
+def test_text_that_could_change_a_scorer_costs_it_its_worker() -> None:
+    for harmless in ("1 + 2*(3 - 4)/5", "six times seven", "-3.5"):
+        assert not may_execute("reasoning_gym", harmless), harmless
+    for hostile in ("print(1)", "a.b", "__import__", "[1][0]", "x = 1"):
+        assert may_execute("reasoning_gym", hostile), hostile
+
+
+def test_answers_no_completion_can_match_are_refused_at_the_start() -> None:
+    prompt = Prompt("0", "What?", (1,), "a half", {})
+    for kind in ("number", "reasoning_gym"):
+        with pytest.raises(ConfigError, match="use math or exact"):
+            check_answers(kind, [prompt])
+    check_answers("exact", [prompt])

@@ -1,0 +1,105 @@
+"""The run's memory: an append-only file of every prompt issued, every group finished, every step made.
+
+After a stop, a resumed run takes finished groups from here and re-issues the pending ones, so that no
+prompt is lost and none is trained twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config import ConfigError
+from trainer.controller.sampler import Issued
+from trainer.launcher.metrics import open_appending
+from trainer.types import Group, Prompt, Rollout, Table
+
+_ARRAYS = {"token_ids": np.int32, "logprobs": np.float32, "versions": np.int32, "sampled": np.bool_}
+
+
+class Journal:
+    """Appends one JSON line a record to `journal.jsonl`; each line is flushed as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] = open_appending(path)
+
+    def issued(self, issued: Issued) -> None:
+        """A prompt was handed out."""
+        self._write({"issued": issued.ordinal, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id})
+
+    def finished(self, group: Group) -> None:
+        """A group is complete, with all its tokens."""
+        columns = dict(Table.of(group.rollouts).columns)
+        arrays = {name: columns.pop(name) for name in _ARRAYS}
+        tokens = b"".join(flat.tobytes() for _, flat in arrays.values())
+        packed = base64.b64encode(zlib.compress(tokens, 1)).decode()
+        record = {"finished": group.ordinal, "lengths": arrays["token_ids"][0], "tokens": packed}
+        self._write(record | columns)
+
+    def trained(self, step: int, first: int, last: int) -> None:
+        """Step `step` was made on ordinals first..last."""
+        self._write({"trained": step, "first": first, "last": last})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+
+def replay(
+    path: Path, first: int, prompts: Mapping[str, Prompt]
+) -> tuple[dict[int, Issued], dict[int, Group]]:
+    """The prompts issued from ordinal `first` on, and those of them whose groups are finished.
+
+    A half-written last line (the machine died while writing) is left out; the last record of an ordinal
+    counts, since an earlier resume may have issued it again.
+    """
+    issued: dict[int, Issued] = {}
+    finished: dict[int, Group] = {}
+    with path.open() as file:
+        for line in file:
+            if not line.endswith("\n"):
+                break
+            record = json.loads(line)
+            ordinal = record.get("issued", record.get("finished", -1))
+            if ordinal < first:
+                continue
+            if "issued" in record:
+                if (prompt := prompts.get(record["prompt_id"])) is None:
+                    raise ConfigError(
+                        f"{path}: prompt {record['prompt_id']}, issued as number {ordinal}, is not in the "
+                        "training data any more; resume with the data the run began with"
+                    )
+                issued[ordinal] = Issued(ordinal, record["epoch"], prompt)
+                finished.pop(ordinal, None)
+            else:
+                finished[ordinal] = _group(issued[ordinal], record)
+    return issued, finished
+
+
+def _group(issued: Issued, record: dict[str, Any]) -> Group:
+    arrays = unpack(record)
+    columns = {f.name: arrays.get(f.name) or record[f.name] for f in fields(Rollout)}
+    return Group(issued.ordinal, issued.epoch, issued.prompt, tuple(Table(Rollout, columns).rows()))
+
+
+def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]]]:
+    """The columns of a finished group's tokens."""
+    data, start = zlib.decompress(base64.b64decode(record["tokens"])), 0
+    columns, count = {}, sum(record["lengths"])
+    for name, dtype in _ARRAYS.items():
+        flat: NDArray[Any] = np.frombuffer(data, dtype, count, start)
+        columns[name] = record["lengths"], flat
+        start += flat.nbytes
+    return columns

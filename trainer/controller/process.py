@@ -1,0 +1,183 @@
+"""The controller's process: loads data, meets the engine and the learner, trains, saves, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config, ConfigError, EngineConfig
+from trainer.controller.controller import Controller, Emit
+from trainer.controller.data import load_prompts
+from trainer.controller.journal import Journal, replay
+from trainer.controller.learner_client import LearnerClient
+from trainer.controller.parity import parity_gate
+from trainer.controller.rollout import Progress, RolloutContext
+from trainer.controller.sampler import Sampler
+from trainer.engines.pool import EnginePool
+from trainer.engines.protocol import EngineClient
+from trainer.launcher.placement import role_name
+from trainer.messages import Event, Failed, Replacement, Stop, tell
+from trainer.types import Prompt
+from trainer.verifiers.kinds import check_answers
+from trainer.verifiers.pool import VerifierPool
+
+_tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no hold on them
+
+
+def controller_main(
+    config: Config,
+    model_dir: str,
+    engine_conns: Sequence[Connection],
+    learner_conn: Connection,
+    resume: dict[str, Any] | None,
+    telemetry: Connection,
+) -> None:
+    """Entry of the spawned process. `resume` is the controller state of a checkpoint, with its 'path'."""
+    try:
+        asyncio.run(_run(config, model_dir, engine_conns, learner_conn, telemetry, resume))
+    except Exception as e:
+        user_error = isinstance(e, ConfigError)
+        tell(telemetry, Failed("controller", str(e) or repr(e), traceback.format_exc(), user_error))
+        raise SystemExit(1) from e
+
+
+async def _run(
+    config: Config,
+    model_dir: str,
+    engine_conns: Sequence[Connection],
+    learner_conn: Connection,
+    telemetry: Connection,
+    resume: dict[str, Any] | None,
+) -> None:
+    emit = emitter(telemetry)
+    async with AsyncExitStack() as stack:
+        learner = LearnerClient(learner_conn)
+        stack.callback(learner.close)
+        clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
+        progress = Progress(config.pipeline.deadline_s)
+        within = progress.within
+        engines = EnginePool(clients, within, lambda text: emit("note", {"text": text}))
+        stack.callback(engines.close)
+        emit("phase", {"name": "loading data and models"})
+        from transformers import AutoConfig, AutoTokenizer  # takes seconds: the roles' pipes are already open
+
+        tokenizer = AutoTokenizer.from_pretrained(model_dir)
+        dataset = load_prompts(config.data, tokenizer)
+        prompts = (*dataset.train, *dataset.held_out)
+        check_answers(config.verifier.kind, prompts)
+        phrase = tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False))
+        positions = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
+        check_lengths(config.engine, prompts, len(phrase), positions)
+        emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
+        verifier = VerifierPool(config.verifier, lambda text: emit("note", {"text": text}))
+        stack.callback(verifier.close)
+        ctx = RolloutContext(
+            config,
+            engines,
+            verifier,
+            decoder(tokenizer),
+            stop_ids(tokenizer, config.engine.stop),
+            phrase,
+            progress,
+        )
+        journal = Journal(Path(config.run_dir) / "journal.jsonl")
+        stack.callback(journal.close)
+        sampler = Sampler(dataset.train, config.pipeline, config.seed)
+        controller = Controller(ctx, dataset, sampler, learner, journal, emit)
+        info = await within(learner.ready(), "learner: start")
+        if config.engine.colocate:  # the learner has left the GPUs: the engines may begin
+            engines.resume()
+        infos = [await within(e.ready(), f"{e.name}: start") for e in clients]
+        emit("ready", {"learner": info, "engine": infos[0]})
+        if resume is not None:
+            await _restore(controller, config, sampler, resume)
+        elif config.engine.weight_push in ("nccl", "ipc"):  # what fails there is to fail now
+            await controller.hold(0, "")
+        gate = parity_gate(ctx, learner, dataset.held_out)
+        emit("parity", asdict(await within(gate, "parity gate: learner and engine on the same tokens")))
+        asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, controller, engines)
+        gc.freeze()  # a million objects of imported modules, walked again and again: a fifth of its time
+        await controller.run()
+        await controller.save()
+        emit("done", {"step": controller.version, "stopped": controller.stop.is_set()})
+
+
+def check_lengths(
+    engine: EngineConfig, prompts: Sequence[Prompt], phrase: int, positions: int | None
+) -> None:
+    """Refuse at the start what would end the run later: more tokens than the model has positions."""
+    longest, new = max(len(p.token_ids) for p in prompts), engine.max_new_tokens
+    keys = "engine.max_new_tokens"
+    if engine.interruption.enabled:
+        new = engine.interruption.hi + phrase + engine.interruption.answer_tokens
+        keys = "engine.interruption.hi or answer_tokens"
+    if positions is not None and longest + new > positions:
+        raise ConfigError(
+            f"the longest prompt has {longest} tokens and a completion up to {new}; the model holds "
+            f"{positions} positions: lower {keys}, or data.max_prompt_tokens"
+        )
+
+
+def emitter(telemetry: Connection) -> Emit:
+    """Tells the launcher what happens."""
+
+    def emit(kind: str, data: dict[str, Any]) -> None:
+        tell(telemetry, Event(kind, time.monotonic(), data))
+
+    return emit
+
+
+def _hear(telemetry: Connection, controller: Controller, engines: EnginePool) -> None:
+    """The launcher has started a dead engine again, or asks for a stop: by a message, or by its own death."""
+    try:
+        message = telemetry.recv()
+    except (EOFError, OSError):
+        message = Stop()
+    if isinstance(message, Replacement):
+        task = asyncio.create_task(engines.replace(EngineClient(message.conn, message.role)))
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+    else:
+        asyncio.get_running_loop().remove_reader(telemetry.fileno())
+        controller.stop.set()
+
+
+async def _restore(controller: Controller, config: Config, sampler: Sampler, resume: dict[str, Any]) -> None:
+    """Put sampler, engines and pending groups where the checkpoint left them."""
+    version, first = resume["version"], resume["ordinal"]
+    sampler.load_state_dict(resume["sampler"])
+    prompts = {p.prompt_id: p for p in controller.dataset.train}
+    issued, finished = replay(Path(config.run_dir) / "journal.jsonl", first, prompts)
+    upto = resume["sampler"]["ordinal"]
+    controller.restore(version, first, {o: i for o, i in issued.items() if o < upto}, finished)
+    await controller.hold(version, "")  # that is what the engines have loaded
+
+
+def decoder(tokenizer: Any) -> Callable[[list[list[int]]], list[str]]:
+    """Texts without special tokens, many at a time."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)  # a fifth of what its Python wrapper takes
+    decode = tokenizer.batch_decode if fast is None else fast.decode_batch
+    return lambda ids: decode(ids, skip_special_tokens=True)
+
+
+def stop_ids(tokenizer: Any, stop: Sequence[str]) -> frozenset[int]:
+    """EOS and every token whose text holds one of the stop texts."""
+    ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+    if stop:
+        texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+        for text in stop:
+            holding = {i for i, t in enumerate(texts) if text in t}
+            if not holding:
+                raise ConfigError(
+                    f"engine.stop: no token of this tokenizer holds {text!r}; give a text within one token"
+                )
+            ids |= holding
+    return frozenset(ids)

@@ -1,0 +1,1 @@
+"""The learner's processes: batches become gradients, optimizer steps and new weights."""

@@ -1,0 +1,163 @@
+"""The built-in model `tiny`: 0.16 M parameters, made here and taught two-digit addition just enough for RL.
+
+Its teacher is right in three answers of ten and otherwise near by, so that the model learns to add but not
+to be sure of it, as a pretrained model might: RL then has something to sharpen. (Taught by a teacher who
+is always right and stopped as early, it is sure of its wrong answers, and RL goes nowhere.) It starts at
+a sampled pass rate of about one in six: below a tenth RL finds too few correct samples; far above it
+little of the sigmoid is left to see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trainer.models.resolve import say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+SEED = 0  # a run has its own; like any other model, this one is always the same
+VERSION = 2  # of the recipe below; part of the cached folder's name
+CHARACTERS = "0123456789 +-*=.Calcute\n"
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+PROBLEMS = 6_000
+LESSONS = 4  # times the teacher answers each of them
+RIGHT = 0.3  # share of the answers that are right ...
+OFF = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)  # ... and what the others are off by
+PROBES = 300  # further problems, on which the pass rate is measured
+TARGET = 0.15  # pass rate at which the SFT ends; it jumps by up to .03 between two looks
+BATCH = 128
+LR = 3e-3
+EVALUATE_EVERY = 20
+MOST_STEPS = 4_000
+
+
+def make_tiny(folder: Path) -> float:
+    """Make the model and its tokenizer in `folder`; returns its pass rate at T = 1 on unseen problems."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # faster at this size, and the same bits on every machine
+    try:
+        tokenizer, model = make_tokenizer(), make_model(SEED)
+        pass_rate = teach(model, tokenizer)
+    finally:
+        torch.set_num_threads(threads)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return pass_rate
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate((PAD, EOS, UNKNOWN, *CHARACTERS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, model_max_length=256
+    )
+
+
+def make_model(seed: int) -> Qwen3ForCausalLM:
+    """A Qwen3 with random weights, which depend on the seed alone."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=len(CHARACTERS) + 3,
+        hidden_size=64,
+        head_dim=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=192,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)
+
+
+def problems() -> list[tuple[str, str]]:
+    """(prompt, answer) of every two-digit addition as reasoning-gym asks it, by falling hash of the prompt.
+
+    controller/data.py holds out the prompts with the smallest hashes, so whoever takes from this front never
+    meets a held-out prompt.
+    """
+    pairs = [(f"Calculate {a} + {b}.", str(a + b)) for a in range(101) for b in range(101)]
+    return sorted(pairs, key=lambda p: hashlib.sha256(p[0].encode()).hexdigest(), reverse=True)
+
+
+def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
+    """SFT on the teacher's answers until the pass rate on PROBES others reaches TARGET; returns that rate."""
+    everything = problems()
+    ids, is_answer = encode(lessons(everything[:PROBLEMS]), tokenizer)
+    probe_ids, probe_answer = encode(everything[PROBLEMS : PROBLEMS + PROBES], tokenizer)
+    order = torch.Generator().manual_seed(SEED)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95))
+    say("making `tiny`: SFT on two-digit addition (one to two minutes, once)")
+    start, rate = time.monotonic(), 0.0
+    for step in range(1, MOST_STEPS + 1):
+        rows = torch.randint(len(ids), (BATCH,), generator=order)
+        loss = -(token_logprobs(model, ids[rows]) * is_answer[rows]).sum() / is_answer[rows].sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % EVALUATE_EVERY == 0:
+            rate = pass_rate(model, probe_ids, probe_answer)
+            if rate >= TARGET:
+                break
+    say(f"`tiny` solves {rate:.3f} of unseen additions after {step} steps, {time.monotonic() - start:.0f} s")
+    return rate
+
+
+def lessons(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(prompt, the teacher's answer), LESSONS times each."""
+    rng = random.Random(SEED)
+
+    def answer(right: str) -> str:
+        if rng.random() < RIGHT:
+            return right
+        return str(rng.choice([n for n in (int(right) + off for off in OFF) if n >= 0]))
+
+    return [(prompt, answer(right)) for _ in range(LESSONS) for prompt, right in pairs]
+
+
+def encode(
+    pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast
+) -> tuple[
+    Tensor, Tensor
+]:  # (n, T) ids padded on the right; (n, T−1) 1.0 where the next token is answer or EOS
+    """Prompt + answer + EOS of every pair."""
+    rows = [(tokenizer.encode(q), [*tokenizer.encode(a), tokenizer.eos_token_id]) for q, a in pairs]
+    width = max(len(q) + len(a) for q, a in rows)
+    ids = torch.full((len(rows), width), tokenizer.pad_token_id)
+    is_answer = torch.zeros(len(rows), width - 1)
+    for i, (q, a) in enumerate(rows):
+        ids[i, : len(q) + len(a)] = torch.tensor(q + a)
+        is_answer[i, len(q) - 1 : len(q) + len(a) - 1] = 1
+    return ids, is_answer
+
+
+def token_logprobs(model: Qwen3ForCausalLM, ids: Tensor) -> Tensor:  # (n, T) -> (n, T−1) nats
+    """log p of every token after the first; pads stand on the right, so causality hides them."""
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+
+
+@torch.no_grad()
+def pass_rate(model: Qwen3ForCausalLM, ids: Tensor, is_answer: Tensor) -> float:
+    """Expected pass rate of one sample at T = 1: the probability of the answer, exactly, not sampled."""
+    return float((token_logprobs(model, ids) * is_answer).sum(-1).exp().mean())

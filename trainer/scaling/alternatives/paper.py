@@ -1,0 +1,147 @@
+"""The procedure of arXiv 2510.13786: a grid over A and C_mid, for each pair B by least squares, no weights.
+
+The law's reward is linear in A, so that one table of Σ s·y and Σ s² over (B, C_mid) gives the sum of squares
+of every A. Between two values of B the root of that sum moves no faster than a known slope, which rules out
+nearly every pair; B of the pairs that are left is refined to its optimum. The answer is the literal loop's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
+
+from trainer.config import ConfigError
+from trainer.scaling.sigmoid import Sigmoid
+
+Array = NDArray[np.float64]
+
+LEAST_POINTS = 3  # as many as the law has parameters besides R0
+B_TABLE = np.geomspace(0.05, 20.0, 121)  # where B is sought
+STEEPEST = 0.224  # the largest |∂s/∂ log B|: that of |x|·s(x)·s(−x), at x = 1.54
+ROUNDS = 60  # Gauss-Newton steps at most
+FLAGS = {
+    "A-at-grid-edge": "the best A is the first or last of its grid: move the grid's ends",
+    "C_mid-at-grid-edge": "the best C_mid is the first or last of its grid: move the grid's ends",
+    "B-at-bound": f"the best B lies at the end of {B_TABLE[0]:g} to {B_TABLE[-1]:g}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PaperGrid:
+    """The paper's ranges. C_mid is in GPU-hours there: set it for any other unit.
+
+    Spacing: the published C_mid of Table 1 are whole steps of a linear grid (seven of ten of 100 values of
+    [100, 4000]).
+    """
+
+    A: tuple[float, float, float] = (0.450, 0.800, 0.005)  # low, high, step
+    C_mid: tuple[float, float, int] = (100.0, 40_000.0, 100)  # low, high, how many
+    spacing: Literal["linear", "log"] = "linear"  # of C_mid
+
+    def values(self) -> tuple[Array, Array]:
+        """A's values and C_mid's."""
+        low, high, step = self.A
+        if not (0 <= low < high <= 1 and 0 < step <= high - low):
+            raise ConfigError(
+                f"paper's grid of A is {self.A}; expected 0 ≤ low < high ≤ 1 and a step between"
+            )
+        first, last, n = self.C_mid
+        if not (0 < first < last < np.inf and n >= 2 and n == int(n)):
+            raise ConfigError(f"paper's grid of C_mid is {self.C_mid}; expected 0 < low < high and 2 or more")
+        A = low + step * np.arange(round((high - low) / step) + 1, dtype=np.float64)
+        return A, (np.linspace if self.spacing == "linear" else np.geomspace)(first, last, int(n))
+
+
+@dataclass(frozen=True, slots=True)
+class PaperFit:
+    """The pair of the grid with the least sum of squares, and its B."""
+
+    A: float
+    B: float
+    C_mid: float
+    R0: float
+    sse: float  # Σ (R − law)²
+    grid: PaperGrid
+    flags: tuple[str, ...]
+
+    @property
+    def law(self) -> Sigmoid:
+        """The sigmoid it stands for."""
+        return Sigmoid(self.R0, self.A, self.B, self.C_mid)
+
+
+def paper_fit(
+    compute: ArrayLike,  # (n,) > 0; drop early points before (the paper: the first ~1.5k GPU-hours)
+    reward: ArrayLike,  # (n,)
+    R0: float,  # reward at zero compute, given or measured
+    grid: PaperGrid | None = None,  # None: the paper's
+) -> PaperFit:
+    """The paper's fit. It has no intervals, and knows nothing of the points' errors."""
+    grid = grid or PaperGrid()
+    c, r = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
+    if c.shape != r.shape or c.ndim != 1 or len(c) < LEAST_POINTS:
+        raise ConfigError(
+            f"paper's fit: {c.size} computes and {r.size} rewards; expected as many, {LEAST_POINTS} or more"
+        )
+    if not (np.isfinite(c).all() and np.isfinite(r).all() and (c > 0).all()):
+        raise ConfigError("paper's fit: a compute or reward is not a number, or a compute is not above 0")
+    A, C_mid = grid.values()
+    above = R0 < A
+    if not above.any():
+        raise ConfigError(f"paper's fit: R0 is {R0:g}, and no A of the grid up to {A[-1]:g} lies above it")
+    log_c, y = np.log(c), r - R0
+    lift = A[above] - R0
+    at_A, at_C, b = _can_win(log_c, y, lift, np.log(C_mid))
+    log_b, sse = _refined_B(log_c, y, lift[at_A], np.log(C_mid)[at_C], b)
+    best = int(sse.argmin())
+    B, i, j = float(np.exp(log_b[best])), int(at_A[best]) + int((~above).sum()), int(at_C[best])
+    flags = (
+        *(["A-at-grid-edge"] if i in (0, len(A) - 1) else []),
+        *(["C_mid-at-grid-edge"] if j in (0, len(C_mid) - 1) else []),
+        *(["B-at-bound"] if not B_TABLE[0] * 1.001 < B < B_TABLE[-1] * 0.999 else []),
+    )
+    return PaperFit(float(A[i]), B, float(C_mid[j]), R0, float(sse[best]), grid, flags)
+
+
+def _can_win(log_c: Array, y: Array, lift: Array, log_mid: Array) -> tuple[NDArray[np.intp], ...]:
+    """The pairs (A, C_mid) that may have the least sum of squares, and the best row of B_TABLE of each.
+
+    Whatever B is best for a pair, the table has one within half a step h of it, and
+    |√SSE(B) − √SSE(B')| ≤ (A − R0)·STEEPEST·√n·|log B − log B'|.
+    """
+    x = log_c[None, :] - log_mid[:, None]  # (C_mid, n)
+    sse = np.empty((len(B_TABLE), len(lift), len(log_mid)))
+    for row, b in zip(sse, B_TABLE, strict=True):
+        s = expit(b * x)
+        row[:] = lift[:, None] ** 2 * np.einsum("ij,ij->i", s, s) - 2 * lift[:, None] * (s @ y)
+    nearest = sse.argmin(0)  # (A, C_mid)
+    root = np.sqrt(np.maximum(np.take_along_axis(sse, nearest[None], 0)[0] + y @ y, 0))
+    half_step = 0.5 * float(np.log(B_TABLE[1] / B_TABLE[0]))
+    at_best = root - (lift * STEEPEST * len(y) ** 0.5 * half_step)[:, None]
+    at_A, at_C = np.nonzero(at_best <= root.min())
+    return at_A, at_C, nearest[at_A, at_C]
+
+
+def _refined_B(
+    log_c: Array, y: Array, lift: Array, log_mid: Array, row: NDArray[np.intp]
+) -> tuple[Array, Array]:
+    """log B at the least squares, within a step of its row of the table, and that sum; (pairs,) each."""
+    table = np.log(B_TABLE)
+    low, high = table[np.maximum(row - 1, 0)], table[np.minimum(row + 1, len(table) - 1)]
+    x = log_c[None, :] - log_mid[:, None]  # (pairs, n)
+    log_b = table[row]
+    for _ in range(ROUNDS):
+        s = expit(np.exp(log_b)[:, None] * x)
+        slope = lift[:, None] * s * (1 - s) * x * np.exp(log_b)[:, None]
+        step = (slope * (y - lift[:, None] * s)).sum(1) / np.maximum((slope * slope).sum(1), 1e-300)
+        low, high = np.where(step > 0, log_b, low), np.where(step < 0, log_b, high)
+        new = log_b + step  # halve what is left where Gauss and Newton would leave it
+        before, log_b = log_b, np.where((low <= new) & (new <= high), new, (low + high) / 2)
+        if np.abs(log_b - before).max() < 1e-10:
+            break
+    error = y - lift[:, None] * expit(np.exp(log_b)[:, None] * x)
+    return log_b, (error * error).sum(1)

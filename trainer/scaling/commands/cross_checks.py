@@ -1,0 +1,135 @@
+"""What `fit` tells beside its fit when asked: the paper's procedure, other families, classical intervals."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainer.config import ConfigError
+from trainer.scaling import Curve, EvalPoint
+from trainer.scaling.alternatives.families import FamilyFit, compare_families
+from trainer.scaling.alternatives.intervals import Intervals, Resampling, bootstrap, profile
+from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
+from trainer.scaling.text import amount, amounts, words
+
+PAPER_UNIT = "GPU-hours"  # of the paper's grid of C_mid
+BOOTSTRAPS: tuple[Resampling, ...] = ("residual", "block")
+
+
+def add_beside_arguments(command: argparse.ArgumentParser) -> None:
+    """What to tell, in their own group."""
+    add = command.add_argument_group("procedures").add_argument
+    add(
+        "--procedure", choices=("ours", "paper"), default="ours",
+        help="paper: that of arXiv 2510.13786, a grid of A and C_mid, without weights or intervals",
+    )  # fmt: skip
+    grid = PaperGrid()
+    add(
+        "--paper-A", type=float, nargs=3, default=grid.A, metavar=("LOW", "HIGH", "STEP"),
+        help=f"the paper's grid of A (default: {_plain(grid.A)})",
+    )  # fmt: skip
+    add(
+        "--paper-c-mid", type=float, nargs=3, metavar=("LOW", "HIGH", "N"),
+        help=f"its grid of C_mid (default: {_plain(grid.C_mid)}, in {PAPER_UNIT})",
+    )  # fmt: skip
+    add(
+        "--paper-spacing", choices=("linear", "log"), default="linear",
+        help="of the grid of C_mid (default: %(default)s)",
+    )  # fmt: skip
+    add("--families", action="store_true", help="also logistic, power law and log-power, compared")
+    add("--profile", action="store_true", help="also profile-likelihood intervals, which presume white noise")
+    add(
+        "--bootstrap", type=int, metavar="N",
+        help="also intervals of N refits (100 or more) to resampled errors: single ones and blocks of them",
+    )  # fmt: skip
+
+
+def _plain(numbers: Sequence[float]) -> str:
+    """As they are given."""
+    return " ".join(f"{x:g}" for x in numbers)
+
+
+def fit_as_paper(curve: Curve, args: argparse.Namespace) -> PaperFit:
+    """The paper's fit. ConfigError: no R0, or no grid for this unit."""
+    R0 = curve.R0.pass_rate if isinstance(curve.R0, EvalPoint) else curve.R0
+    if R0 is None:
+        raise ConfigError(f"{curve.name}: the paper's procedure needs R0: a point at compute 0, or --r0")
+    if args.paper_c_mid is None and curve.unit != PAPER_UNIT:
+        raise ConfigError(
+            f"{curve.name}: the paper's grid of C_mid is in {PAPER_UNIT}, the compute in {curve.unit}; "
+            "set --paper-c-mid LOW HIGH N"
+        )
+    grid = PaperGrid(tuple(args.paper_A), tuple(args.paper_c_mid or PaperGrid().C_mid), args.paper_spacing)
+    try:
+        return paper_fit([p.compute for p in curve.points], [p.pass_rate for p in curve.points], R0, grid)
+    except ConfigError as e:
+        raise ConfigError(f"{curve.name}: {e}") from e
+
+
+def explain_paper(found: PaperFit, unit: str) -> str:
+    """For a terminal."""
+    (a, b, step), (low, high, n) = found.grid.A, found.grid.C_mid
+    lines = [
+        "The paper's procedure (least squares on a grid; no weights, no intervals):",
+        f"  A {found.A:.3f}, B {found.B:.2f}, C_mid {amount(found.C_mid, 4)} {unit}, with R0 {found.R0:.3f}",
+        f"  grid: A from {a:g} to {b:g} by {step:g}, C_mid from {low:g} to {high:g} "
+        f"at {n:g} {found.grid.spacing} steps",
+        *(f"  {FLAGS[flag]}" for flag in found.flags),
+    ]
+    return "\n".join(lines)
+
+
+def paper_json(found: PaperFit, curve: Curve) -> dict[str, Any]:
+    """With the keys of the default fit, and no ends of intervals."""
+    numbers = {k: {"value": getattr(found, k), "low": None, "high": None} for k in ("A", "B", "C_mid", "R0")}
+    compute = [p.compute for p in curve.points]
+    return {
+        **numbers,
+        "flags": list(found.flags),
+        "sse": found.sse,
+        "grid": asdict(found.grid),
+        "points": len(compute),
+        "compute_range": [compute[0], compute[-1]],
+    }
+
+
+def beside(curve: Curve, args: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """Paragraphs for a terminal, and entries for the JSON, of all that was asked for."""
+    told: list[str] = []
+    content: dict[str, Any] = {}
+    if args.families:
+        families = compare_families(curve)
+        told.append(explain_families(families))
+        content["families"] = [f.to_json() for f in families]
+    intervals = [profile(curve)] if args.profile else []
+    if args.bootstrap is not None:
+        intervals += [bootstrap(curve, args.bootstrap, kind) for kind in BOOTSTRAPS]
+    if intervals:
+        told.append(explain_intervals(intervals, curve.unit))
+        content["intervals"] = [i.to_json() for i in intervals]
+    return told, content
+
+
+def explain_families(families: Sequence[FamilyFit]) -> str:
+    """A table."""
+    best = min((f.aicc for f in families if f.aicc is not None), default=math.nan)
+    rows = ["Families, by the same least squares (ahead: median error beyond half of the compute, unseen):"]
+    rows.append(f"  {'':10} {'SSE':>8} {'ΔAICc':>8} {'ahead':>7}  parameters")
+    for f in families:
+        aicc = "–" if f.aicc is None else f"+{f.aicc - best:.1f}"
+        ahead = "–" if f.held_out is None else f"{f.held_out:.4f}"
+        numbers = ", ".join(f"{k} {v:.4g}" for k, v in asdict(f.law).items())
+        rows.append(f"  {f.family:10} {f.sse:8.2g} {aicc:>8} {ahead:>7}  {numbers}")
+    return "\n".join(rows)
+
+
+def explain_intervals(intervals: Sequence[Intervals], unit: str) -> str:
+    """One line per method, after the law they share."""
+    rows = [f"Classical intervals, {intervals[0].confidence:.0%}; too narrow where the noise wanders:"]
+    for i in intervals:
+        rows.append(f"  {i.method}: A {words(i.A, '.3f')}")
+        rows.append(f"    B {words(i.B, '.2f')}, C_mid {amounts(i.C_mid)} {unit}")
+    return "\n".join(rows)

@@ -1,0 +1,1 @@
+"""Reads runs: our run folders, and the logs of other trainers."""
