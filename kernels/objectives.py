@@ -31,7 +31,7 @@ class Objective(Protocol):
     t's numbers only, since the op calls it chunk by chunk.
     """
 
-    def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
+    def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         """The term of each token; all arguments are (N,) FP32 (or FP64) without gradient."""
         ...
 
@@ -41,7 +41,7 @@ class SequenceObjective(Protocol):
     """An objective that looks at whole sequences: the op scores all tokens first, then trains."""
 
     def over_sequences(
-        self, logp: Tensor, logp_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
+        self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
     ) -> Term:
         """As `Objective`, called once with all tokens; sequences (N,) 0, 1, ...: which one a token is of.
 
@@ -50,9 +50,9 @@ class SequenceObjective(Protocol):
         ...
 
 
-def _ratio(logp: Tensor, logp_gen: Tensor) -> Tensor:
+def _ratio(logp: Tensor, logprobs_gen: Tensor) -> Tensor:
     """ρ, at most e⁸⁰: infinity · 0 would be NaN (generators report −9999 for a token they give no chance)."""
-    return torch.exp((logp - logp_gen).clamp(max=80.0))
+    return torch.exp((logp - logprobs_gen).clamp(max=80.0))
 
 
 def _check(name: str, holds: bool, expected: str, **given: float | None) -> None:
@@ -76,8 +76,8 @@ class CISPO:
     def __post_init__(self) -> None:
         _check("CISPO", self.max_ratio > 0, "a number above 0, or math.inf", max_ratio=self.max_ratio)
 
-    def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-        ratio = _ratio(logp, logp_gen)
+    def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
+        ratio = _ratio(logp, logprobs_gen)
         coefficient = -ratio.clamp(max=self.max_ratio) * advantages
         return Term(coefficient * logp, coefficient, ratio, ratio > self.max_ratio)
 
@@ -90,8 +90,8 @@ class REINFORCE:
     J = Σ sg(min(ρ, C)) · Â · log π, use `TIS(C)`.
     """
 
-    def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-        ratio = _ratio(logp, logp_gen)
+    def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
+        ratio = _ratio(logp, logprobs_gen)
         return Term(-advantages * logp, -advantages, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
@@ -118,8 +118,8 @@ class Clip:
         good = 0 <= self.low <= 1 and self.high >= 0 and self.dual > 1
         _check("Clip", good, "0 ≤ low ≤ 1, high ≥ 0, dual > 1", low=self.low, high=self.high, dual=self.dual)
 
-    def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-        ratio = _ratio(logp, logp_gen)
+    def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
+        ratio = _ratio(logp, logprobs_gen)
         free = ratio * advantages  # its derivative in log π is itself; a bound has none
         surrogate = torch.minimum(free, ratio.clamp(1 - self.low, 1 + self.high) * advantages)
         if math.isfinite(self.dual):
@@ -160,8 +160,8 @@ class IcePop:
     def __post_init__(self) -> None:
         _check("IcePop", 0 <= self.low < self.high, "0 ≤ low < high", low=self.low, high=self.high)
 
-    def __call__(self, logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-        ratio = _ratio(logp, logp_gen)
+    def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
+        ratio = _ratio(logp, logprobs_gen)
         outside = (ratio < self.low) | (ratio > self.high)
         coefficient = -(ratio * advantages).masked_fill(outside, 0.0)
         return Term(coefficient * logp, coefficient, ratio, outside)
@@ -185,9 +185,9 @@ class GSPO:
         _check("GSPO", good, "0 ≤ low ≤ 1, high ≥ 0", low=self.low, high=self.high)
 
     def over_sequences(
-        self, logp: Tensor, logp_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
+        self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
     ) -> Term:
-        mean = _weighted_mean(logp - logp_gen, sequences, weights)
+        mean = _weighted_mean(logp - logprobs_gen, sequences, weights)
         return Clip(self.low, self.high)(mean, torch.zeros_like(mean), advantages)
 
 

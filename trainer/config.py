@@ -109,6 +109,17 @@ class EngineConfig:
     """CPU threads of the engine; 0: all the run's cores, shared with the learner in time."""
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
 
+    def longest_completion(self, phrase_tokens: int | None = None) -> int:
+        """Tokens of the longest completion: of all its parts where it can be interrupted, else max_new_tokens.
+
+        Where the phrase is not tokenised yet, its length in bytes stands for its tokens: there cannot be more.
+        """
+        interruption = self.interruption
+        if not interruption.enabled:
+            return self.max_new_tokens
+        phrase = len(interruption.phrase.encode()) if phrase_tokens is None else phrase_tokens
+        return interruption.hi + phrase + interruption.answer_tokens
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConfig:

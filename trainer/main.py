@@ -11,7 +11,8 @@ from typing import Any
 
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
-from trainer.launcher.placement import Devices, assign, for_roles, torchrun_ranks, visible_gpus
+from trainer.gpus import visible_gpus
+from trainer.launcher.placement import Devices, assign, for_roles, torchrun_ranks
 from trainer.run_folder import claim, latest
 
 

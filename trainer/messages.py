@@ -13,7 +13,6 @@ A closed pipe means the other side is dead: `recv` raises EOFError at once. A ro
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,12 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.types import TrainSequence
-
-
-def tell(telemetry: Connection, message: object) -> None:
-    """Tell the launcher, as long as it lives: without it the run stops after its step, and saves."""
-    with suppress(OSError):
-        telemetry.send(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,10 +84,3 @@ def weight_folder(where: Path) -> tuple[Path, IO[str]]:
     fcntl.flock(lock, fcntl.LOCK_EX)
     aside.rename(folder / "lock")  # locked before another's sweep can find it
     return folder, lock
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace the file at once, so that a reader or a crash never meets half of it."""
-    aside = path.with_suffix(path.suffix + ".part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

@@ -1,14 +1,24 @@
-"""A role's clock: at every moment the role is in exactly one state, so its states add up to wall time."""
+"""What a role reports to the launcher: the states it is in, by its clock, and whatever else it sends.
+
+At every moment a role is in exactly one state, so its states add up to wall time.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 
 from trainer.messages import Spans
 
 FLUSH_S = 0.5  # how often spans travel to the launcher
+
+
+def send(telemetry: Connection, message: object) -> None:
+    """Send a message to the launcher. Does nothing once it is dead: the run then ends after its step."""
+    with suppress(OSError):
+        telemetry.send(message)
 
 
 class Clock:

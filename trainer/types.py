@@ -50,7 +50,7 @@ class Completion:
     request_id: str
     index: int  # which of the request's n
     token_ids: NDArray[np.int32]  # (T,)
-    logprobs: NDArray[np.float32]  # (T,) nats, of the distribution sampled from (at the temperature)
+    logprobs_gen: NDArray[np.float32]  # (T,) nats, of the distribution sampled from (at the temperature)
     versions: NDArray[np.int32]  # (T,) weight version that produced each token
     finish_reason: FinishReason
 
@@ -60,7 +60,7 @@ class Rollout:
     """A completion with its reward; after an interruption it holds thinking + phrase + answer."""
 
     token_ids: NDArray[np.int32]  # (T,)
-    logprobs: NDArray[np.float32]  # (T,) nats; 0 where not sampled
+    logprobs_gen: NDArray[np.float32]  # (T,) nats; 0 where not sampled
     versions: NDArray[np.int32]  # (T,)
     sampled: NDArray[np.bool_]  # (T,) False on injected tokens, which carry no loss
     text: str
@@ -91,7 +91,7 @@ class TrainSequence:
 
     prompt_ids: NDArray[np.int32]  # (P,)
     token_ids: NDArray[np.int32]  # (T,)
-    logprobs: NDArray[np.float32]  # (T,) nats, the generator's
+    logprobs_gen: NDArray[np.float32]  # (T,) nats, the generator's
     versions: NDArray[np.int32]  # (T,)
     weights: NDArray[np.float32]  # (T,) weight of each token's loss term; 0 on injected tokens
     advantage: float
@@ -106,11 +106,11 @@ class TrainBatch:
     stats: dict[str, float]  # what the controller knows of the batch: rewards, lag, lengths ...
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _batch, (self.step, Table.of(self.sequences), self.stats)
+        return _batch, (self.step, Columns.of(self.sequences), self.stats)
 
 
 @dataclass(frozen=True, slots=True)
-class Table(Generic[T]):
+class Columns(Generic[T]):
     """Records of one dataclass as columns: to pickle a thousand small arrays takes ten times as long.
 
     A column is a list, or where the values are (T,) arrays, their lengths and all of them end to end.
@@ -120,7 +120,7 @@ class Table(Generic[T]):
     columns: dict[str, Any]  # field -> column
 
     @classmethod
-    def of(cls, records: Sequence[T]) -> Table[T]:
+    def of(cls, records: Sequence[T]) -> Columns[T]:
         """At least one record, or a table without columns."""
         columns: dict[str, Any] = {}
         for name in [f.name for f in fields(records[0])] if records else ():  # type: ignore[arg-type]
@@ -140,5 +140,5 @@ def _split(lengths: Sequence[int], flat: NDArray[Any]) -> list[NDArray[Any]]:
     return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _batch(step: int, sequences: Table[TrainSequence], stats: dict[str, float]) -> TrainBatch:
+def _batch(step: int, sequences: Columns[TrainSequence], stats: dict[str, float]) -> TrainBatch:
     return TrainBatch(step, tuple(sequences.rows()), stats)

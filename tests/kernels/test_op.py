@@ -52,8 +52,8 @@ def error(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b).norm() / b.norm().clamp(min=1e-30))
 
 
-def own(logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-    return Term(-advantages * logp, -advantages, torch.exp(logp - logp_gen), logp > 0)
+def own(logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
+    return Term(-advantages * logp, -advantages, torch.exp(logp - logprobs_gen), logp > 0)
 
 
 @pytest.mark.parametrize(

@@ -250,8 +250,8 @@ def test_gradients_of_a_certain_token_keep_their_relative_precision() -> None:
 
 def test_an_own_objective_is_one_function() -> None:
     # PPO's clip, min(ρÂ, clip(ρ, .8, 1.2)Â), against autograd through the whole logits
-    def ppo(logp: Tensor, logp_gen: Tensor, advantages: Tensor) -> Term:
-        ratio = torch.exp(logp - logp_gen)
+    def ppo(logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
+        ratio = torch.exp(logp - logprobs_gen)
         clipped = ratio.clamp(0.8, 1.2)
         free = ratio * advantages <= clipped * advantages
         surrogate = torch.where(free, ratio, clipped) * advantages

@@ -54,7 +54,7 @@ def build_batch(
     for i in np.flatnonzero(surviving).tolist():
         r, own = rollouts[i], weights[ends[i] - lengths[i] : ends[i]]
         prompt_ids, advantage = prompts[group[i]], float(advantages[i])
-        sequences.append(TrainSequence(prompt_ids, r.token_ids, r.logprobs, r.versions, own, advantage))
+        sequences.append(TrainSequence(prompt_ids, r.token_ids, r.logprobs_gen, r.versions, own, advantage))
     lags = learner_version - np.concatenate([r.versions for r in rollouts])[sampled]
     stats = _stats(groups, rollouts, lags) | {
         "train/effective_prompts": float(len(set(group[surviving].tolist()))),

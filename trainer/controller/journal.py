@@ -7,7 +7,6 @@ prompt is lost and none is trained twice.
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -19,17 +18,17 @@ from numpy.typing import NDArray
 
 from trainer.config import ConfigError
 from trainer.controller.sampler import Issued
-from trainer.launcher.metrics import open_appending
-from trainer.types import Group, Prompt, Rollout, Table
+from trainer.jsonl import append, open_to_append, read_lines
+from trainer.types import Columns, Group, Prompt, Rollout
 
-_ARRAYS = {"token_ids": np.int32, "logprobs": np.float32, "versions": np.int32, "sampled": np.bool_}
+_ARRAYS = {"token_ids": np.int32, "logprobs_gen": np.float32, "versions": np.int32, "sampled": np.bool_}
 
 
 class Journal:
     """Appends one JSON line a record to `journal.jsonl`; each line is flushed as it is written."""
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[str] = open_appending(path)
+        self._file: IO[str] = open_to_append(path)
 
     def issued(self, issued: Issued) -> None:
         """A prompt was handed out."""
@@ -37,7 +36,7 @@ class Journal:
 
     def finished(self, group: Group) -> None:
         """A group is complete, with all its tokens."""
-        columns = dict(Table.of(group.rollouts).columns)
+        columns = dict(Columns.of(group.rollouts).columns)
         arrays = {name: columns.pop(name) for name in _ARRAYS}
         tokens = b"".join(flat.tobytes() for _, flat in arrays.values())
         packed = base64.b64encode(zlib.compress(tokens, 1)).decode()
@@ -53,8 +52,7 @@ class Journal:
         self._file.close()
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        append(self._file, record)
 
 
 def replay(
@@ -67,31 +65,27 @@ def replay(
     """
     issued: dict[int, Issued] = {}
     finished: dict[int, Group] = {}
-    with path.open() as file:
-        for line in file:
-            if not line.endswith("\n"):
-                break
-            record = json.loads(line)
-            ordinal = record.get("issued", record.get("finished", -1))
-            if ordinal < first:
-                continue
-            if "issued" in record:
-                if (prompt := prompts.get(record["prompt_id"])) is None:
-                    raise ConfigError(
-                        f"{path}: prompt {record['prompt_id']}, issued as number {ordinal}, is not in the "
-                        "training data any more; resume with the data the run began with"
-                    )
-                issued[ordinal] = Issued(ordinal, record["epoch"], prompt)
-                finished.pop(ordinal, None)
-            else:
-                finished[ordinal] = _group(issued[ordinal], record)
+    for record in read_lines(path):
+        ordinal = record.get("issued", record.get("finished", -1))
+        if ordinal < first:
+            continue
+        if "issued" in record:
+            if (prompt := prompts.get(record["prompt_id"])) is None:
+                raise ConfigError(
+                    f"{path}: prompt {record['prompt_id']}, issued as number {ordinal}, is not in the "
+                    "training data any more; resume with the data the run began with"
+                )
+            issued[ordinal] = Issued(ordinal, record["epoch"], prompt)
+            finished.pop(ordinal, None)
+        else:
+            finished[ordinal] = _group(issued[ordinal], record)
     return issued, finished
 
 
 def _group(issued: Issued, record: dict[str, Any]) -> Group:
     arrays = unpack(record)
     columns = {f.name: arrays.get(f.name) or record[f.name] for f in fields(Rollout)}
-    return Group(issued.ordinal, issued.epoch, issued.prompt, tuple(Table(Rollout, columns).rows()))
+    return Group(issued.ordinal, issued.epoch, issued.prompt, tuple(Columns(Rollout, columns).rows()))
 
 
 def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]]]:

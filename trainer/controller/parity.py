@@ -41,7 +41,7 @@ async def parity_gate(ctx: RolloutContext, learner: LearnerClient, prompts: Sequ
         TrainSequence(
             np.asarray(p.token_ids, np.int32),
             r.token_ids,
-            r.logprobs,
+            r.logprobs_gen,
             r.versions,
             r.sampled.astype(np.float32),
             0.0,
@@ -55,7 +55,7 @@ async def parity_gate(ctx: RolloutContext, learner: LearnerClient, prompts: Sequ
     if ctx.config.engine.colocate:
         ctx.engine.resume()
     gap = np.concatenate(
-        [np.abs(ours - s.logprobs)[s.weights > 0] for ours, s in zip(scores, sequences, strict=True)]
+        [np.abs(ours - s.logprobs_gen)[s.weights > 0] for ours, s in zip(scores, sequences, strict=True)]
     )
     parity = Parity(float(gap.mean()), float(gap.max()), len(gap))
     bound = PARITY_NATS[ctx.config.model.dtype]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from trainer.controller.rollout import Progress, RolloutContext
 from trainer.controller.sampler import Sampler
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
-from trainer.launcher.placement import role_name
-from trainer.messages import Event, Failed, Replacement, Stop, tell
+from trainer.messages import Event, Replacement, Stop
+from trainer.roles import role_name, run_role
+from trainer.telemetry import send
 from trainer.types import Prompt
 from trainer.verifiers.kinds import check_answers
 from trainer.verifiers.pool import VerifierPool
@@ -41,12 +42,8 @@ def controller_main(
     telemetry: Connection,
 ) -> None:
     """Entry of the spawned process. `resume` is the controller state of a checkpoint, with its 'path'."""
-    try:
-        asyncio.run(_run(config, model_dir, engine_conns, learner_conn, telemetry, resume))
-    except Exception as e:
-        user_error = isinstance(e, ConfigError)
-        tell(telemetry, Failed("controller", str(e) or repr(e), traceback.format_exc(), user_error))
-        raise SystemExit(1) from e
+    work = partial(_run, config, model_dir, engine_conns, learner_conn, telemetry, resume)
+    run_role("controller", telemetry, lambda: asyncio.run(work()), ends_with_peer=False)
 
 
 async def _run(
@@ -114,10 +111,9 @@ def check_lengths(
     engine: EngineConfig, prompts: Sequence[Prompt], phrase: int, positions: int | None
 ) -> None:
     """Refuse at the start what would end the run later: more tokens than the model has positions."""
-    longest, new = max(len(p.token_ids) for p in prompts), engine.max_new_tokens
+    longest, new = max(len(p.token_ids) for p in prompts), engine.longest_completion(phrase)
     keys = "engine.max_new_tokens"
     if engine.interruption.enabled:
-        new = engine.interruption.hi + phrase + engine.interruption.answer_tokens
         keys = "engine.interruption.hi or answer_tokens"
     if positions is not None and longest + new > positions:
         raise ConfigError(
@@ -130,7 +126,7 @@ def emitter(telemetry: Connection) -> Emit:
     """Tells the launcher what happens."""
 
     def emit(kind: str, data: dict[str, Any]) -> None:
-        tell(telemetry, Event(kind, time.monotonic(), data))
+        send(telemetry, Event(kind, time.monotonic(), data))
 
     return emit
 

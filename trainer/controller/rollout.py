@@ -124,7 +124,7 @@ def _joined(first: Completion, phrase: tuple[int, ...], second: Completion) -> C
         first.request_id,
         first.index,
         np.concatenate([first.token_ids, np.asarray(phrase, np.int32), second.token_ids]),
-        np.concatenate([first.logprobs, np.zeros(len(phrase), np.float32), second.logprobs]),
+        np.concatenate([first.logprobs_gen, np.zeros(len(phrase), np.float32), second.logprobs_gen]),
         np.concatenate([first.versions, np.repeat(version, len(phrase)), second.versions]),
         second.finish_reason,
     )
@@ -173,7 +173,7 @@ async def _rollout(ctx: RolloutContext, judged: Judged, phrase: slice = slice(0)
     sampled[phrase] = False
     return Rollout(
         c.token_ids,
-        c.logprobs,
+        c.logprobs_gen,
         c.versions,
         sampled,
         judged.text,

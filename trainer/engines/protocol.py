@@ -19,7 +19,7 @@ from trainer.messages import (
     UpdateWeights,
     WeightsHeld,
 )
-from trainer.types import Completion, Request, Table
+from trainer.types import Columns, Completion, Request
 
 
 class Engine(Protocol):
@@ -135,7 +135,7 @@ class EngineClient:
             asyncio.get_running_loop().remove_reader(self._conn.fileno())
             self._die()
             return
-        if isinstance(message, Table):
+        if isinstance(message, Columns):
             ended: dict[str, list[Completion]] = {}
             for completion in message.rows():
                 ended.setdefault(completion.request_id, []).append(completion)

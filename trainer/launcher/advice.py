@@ -136,9 +136,7 @@ def plan(config: Config, parameters: int, layers: int, kv_width: int, split: Spl
         what = f"{split.cores} cores" if split.cores else "GPUs"
         return Advice(f"learner and engine share the {what} in time, so there is no split to choose")
     width, pipeline, slots = config.engine.tensor_parallel, config.pipeline, config.engine.slots
-    longest = config.engine.max_new_tokens
-    if config.engine.interruption.enabled:
-        longest = config.engine.interruption.hi + config.engine.interruption.answer_tokens
+    longest = config.engine.longest_completion()
     work = assumed_workload(pipeline.prompts_per_step, pipeline.completions_per_prompt, longest)
     rates = assumed_rates(parameters, layers, kv_width, work.context, slots, width)
     scheme, devices = Scheme("pipeline", pipeline.max_lag), split.learner + split.engine

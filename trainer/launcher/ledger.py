@@ -22,8 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from trainer.jsonl import write_atomic
 from trainer.messages import Spans
-from trainer.run_folder import write_atomic
 
 K = TypeVar("K")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, ConfigError
-from trainer.launcher.placement import Devices, visible_gpus, weight_push
+from trainer.gpus import smallest_gpu_memory
+from trainer.launcher.placement import Devices, weight_push
 from trainer.models.resolve import BUILT_IN
 
 GIB = 2**30
@@ -74,9 +74,7 @@ def need(config: Config, size: Size, devices: Devices) -> Need:
     """What one rank, one engine and the rest will hold."""
     width = 2 if config.model.dtype == "bfloat16" else 4
     engine, learner, ranks = config.engine, config.learner, len(devices.learner)  # nodes hold copies
-    tokens = PROMPT_TOKENS + engine.max_new_tokens
-    if engine.interruption.enabled:
-        tokens = PROMPT_TOKENS + engine.interruption.hi + engine.interruption.answer_tokens
+    tokens = PROMPT_TOKENS + engine.longest_completion()
     saved = size.hidden if learner.checkpoint_activations else 12 * size.hidden + 4 * size.feed_forward
     own = size.parameters // ranks
     rank = {
@@ -118,7 +116,7 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> str:
             what, all_, _ram(), "this machine", "pipeline.max_lag, learner.micro_batch_tokens or engine.slots"
         )
         return ""
-    memory = _gpu_memory()
+    memory = smallest_gpu_memory()
     if memory is None:
         return "nvidia-smi does not tell the GPUs' memory: whether the model fits is not checked"
     share = config.engine.memory * memory
@@ -180,20 +178,3 @@ def _ram() -> float:
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return total if text == "max" else min(total, int(text))
-
-
-def _gpu_memory() -> float | None:
-    """Bytes of the smallest GPU that CUDA_VISIBLE_DEVICES leaves (by index or UUID); None: not to be had."""
-    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    rows = [[part.strip() for part in line.split(",")] for line in told.splitlines()]
-    gpus = [row for row in rows if len(row) == 3]
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        names = visible_gpus()
-        uuids = tuple(name for name in names if name.startswith("GPU-"))  # a beginning is enough for CUDA
-        gpus = [row for row in gpus if row[0] in names or row[1].startswith(uuids)]
-    sizes = [float(mib) for _, _, mib in gpus if mib.isdecimal()]  # else [N/A]: of memory shared with the CPU
-    return min(sizes) * 2**20 if sizes else None

@@ -7,14 +7,13 @@ keys. Names are `train/reward`, `eval/pass_rate`, `compute/total` and so on; eve
 from __future__ import annotations
 
 import importlib.util
-import json
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from trainer.config import Config, ConfigError, to_dict
+from trainer.jsonl import append, nan_to_null, open_to_append
 
 
 class MetricsWriter:
@@ -25,8 +24,8 @@ class MetricsWriter:
             if getattr(config.logging, package):
                 _require(package)
         self._run_dir = run_dir
-        self._metrics = open_appending(run_dir / "metrics.jsonl")
-        self._samples = open_appending(run_dir / "samples.jsonl")
+        self._metrics = open_to_append(run_dir / "metrics.jsonl")
+        self._samples = open_to_append(run_dir / "samples.jsonl")
         self._with_tensorboard = config.logging.tensorboard
         self._events: Any = None  # TensorBoard is imported at the first line, which is after start-up
         self._wandb = _start_wandb(run_dir, config) if config.logging.wandb else None
@@ -34,7 +33,7 @@ class MetricsWriter:
     def write(self, metrics: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, and its finite numbers to TensorBoard and W&B."""
         line = finite(metrics)
-        _append(self._metrics, line)
+        append(self._metrics, line)
         scalars = dict(_scalars(line))
         step = int(scalars.get("step", 0))
         if self._with_tensorboard:
@@ -45,7 +44,7 @@ class MetricsWriter:
     def write_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
         """One line of samples.jsonl for each sample."""
         for sample in samples:
-            _append(self._samples, finite(sample))
+            append(self._samples, finite(sample))
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
@@ -70,53 +69,10 @@ class MetricsWriter:
 
 
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record as JSON can hold it: NaN and infinities are None, and `non_finite` lists their keys."""
-    lost: list[str] = []
-
-    def clean(value: Any, key: str) -> Any:
-        if hasattr(value, "tolist"):  # NumPy and torch numbers and arrays
-            value = value.tolist()
-        if isinstance(value, float) and not math.isfinite(value):
-            lost.append(key)
-            return None
-        if isinstance(value, Mapping):
-            return {str(k): clean(v, f"{key}.{k}") for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [clean(v, f"{key}.{i}") for i, v in enumerate(value)]
-        return value
-
-    line = {str(k): clean(v, str(k)) for k, v in record.items()}
-    return line | {"non_finite": lost} if lost else line
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl or samples.jsonl; a half-written last line is left out."""
-    records = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
-                break
-            try:
-                records.append(json.loads(line))
-            except ValueError as e:
-                raise ConfigError(
-                    f"{path}, line {number}: not a JSON object ({e}); one object a line was expected: "
-                    "repair or delete that line"
-                ) from e
-    return records
-
-
-def open_appending(path: Path) -> IO[str]:
-    """Open for appending; what a crash left of a half-written last line is cut off first."""
-    if path.exists():
-        with path.open("rb+") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
-    return path.open("a", encoding="utf-8")
-
-
-def _append(file: IO[str], line: Mapping[str, Any]) -> None:
-    file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-    file.flush()
+    """The record with null for NaN and infinities; `non_finite` lists the keys where they stood."""
+    found: list[str] = []
+    line: dict[str, Any] = nan_to_null(record, found=found)
+    return line | {"non_finite": found} if found else line
 
 
 def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

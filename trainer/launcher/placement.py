@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.pipeline.simulate import Split
 from trainer.config import Config, ConfigError
+from trainer.roles import role_name
 
 LEARNER_SHARE = 1 / 4  # of the GPUs, where no setting says: generation takes most of a step
 
@@ -72,16 +72,6 @@ class Devices:
         learner = ", ".join(",".join(rank) for rank in self.learner)
         engines = " | ".join(",".join(own) for own in self.engines) or f"{self.remote} remote"
         return f"GPUs: learner {learner}; engines {engines}"
-
-
-def role_name(kind: str, index: int) -> str:
-    """The name of a role's process: `engine`, `engine-1`, `engine-2` ..."""
-    return kind if index == 0 else f"{kind}-{index}"
-
-
-def role_number(role: str) -> int:
-    """Its index."""
-    return int(role.partition("-")[2] or 0)
 
 
 def for_roles(config: Config, devices: Devices) -> Config:
@@ -162,15 +152,3 @@ def torchrun_ranks() -> tuple[int, int]:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return 0, 0
     return int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
-
-
-def visible_gpus() -> tuple[str, ...]:
-    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them; asked without importing torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()  # no driver, no GPU
-    return tuple(str(i) for i, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU "))

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config import Config
+from trainer.jsonl import write_atomic
 from trainer.launcher.advice import advise_run
 from trainer.launcher.ledger import Ledger
 from trainer.launcher.terminal import summary_text
-from trainer.run_folder import write_atomic
 from trainer.scaling import EvalPoint, Fit, curve_of, explain, plot_curve, write_report
 from trainer.scaling.backtest import backtest, backtest_words
 

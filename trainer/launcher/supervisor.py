@@ -21,12 +21,14 @@ from typing import Any
 
 from trainer.cli import to_yaml
 from trainer.config import Config, ConfigError
+from trainer.jsonl import read_lines, write_atomic
 from trainer.launcher.ledger import Compute, Ledger
-from trainer.launcher.metrics import MetricsWriter, read
-from trainer.launcher.placement import Devices, for_roles, role_name, role_number
+from trainer.launcher.metrics import MetricsWriter
+from trainer.launcher.placement import Devices, for_roles
 from trainer.launcher.terminal import View
 from trainer.messages import Event, Failed, Replacement, Spans, Stop
-from trainer.run_folder import sweep, write_atomic
+from trainer.roles import role_index, role_kind, role_name
+from trainer.run_folder import sweep
 from trainer.scaling import EvalPoint, Fit
 from trainer.scaling.forecast import hint, outlook
 
@@ -199,7 +201,7 @@ class Launcher:
         self._deaths[role] += 1
         engine = self.roles_config.engine
         if (
-            role.partition("-")[0] != "engine"
+            role_kind(role) != "engine"
             or engine.colocate
             or engine.weight_push in ("nccl", "ipc")
             or not self._ready
@@ -210,7 +212,7 @@ class Launcher:
         self.failure = None
         self.view.log(f"{death}; it is started again")
         self._told.pop(role, None)
-        conn = self._start_engine(role_number(role))
+        conn = self._start_engine(role_index(role))
         with suppress(OSError):  # a dead controller's pipe tells of it
             self._roles["controller"][1].send(Replacement(role, conn))
         conn.close()
@@ -306,7 +308,7 @@ class Launcher:
     def _recall(self, version: int) -> None:
         """Take up curve and history of the run; what lies beyond the checkpoint is made again."""
         path = self.run_dir / "metrics.jsonl"
-        rows = [row for row in read(path) if row["step"] <= version > 0]  # version 0 is evaluated again
+        rows = [row for row in read_lines(path) if row["step"] <= version > 0]  # version 0 is evaluated again
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
         for row in rows:
             if "eval/pass_rate" in row:
@@ -326,7 +328,7 @@ class Launcher:
         }
         idle = self.ledger.idle_shares()
         for kind in ("learner", "engine"):
-            shares = [share for role, share in idle.items() if role.partition("-")[0] == kind]
+            shares = [share for role, share in idle.items() if role_kind(role) == kind]
             line[f"idle/{kind}"] = sum(shares) / len(shares)
         self.metrics.write(line)
         self.view.update(line)

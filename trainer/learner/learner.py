@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import socket
-import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,8 +37,9 @@ from trainer.learner.schedule import IDLE, Round, padding, rounds, rows, rows_by
 from trainer.learner.sharding import copies, fill, gathered, local, shard, sum_whole
 from trainer.learner.statistics import Sums, merged, ratio_metrics, sums_by_lag
 from trainer.learner.weight_file import Publisher
-from trainer.messages import Failed, Push, Pushed, Ready, Refused, Save, Saved, Score, Scored, StepDone, tell
-from trainer.telemetry import Clock
+from trainer.messages import Push, Pushed, Ready, Refused, Save, Saved, Score, Scored, StepDone
+from trainer.roles import run_role
+from trainer.telemetry import Clock, send
 from trainer.types import TrainBatch, TrainSequence
 
 
@@ -266,28 +265,24 @@ def learner_main(
     torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()
     among: Ranks | None = None
-    try:
+
+    def work() -> None:
+        nonlocal among
         # Half: who is missing must be told before the controller's own patience ends.
         among = ranks.join(config.pipeline.deadline_s / 2)
         if among.device.type == "cpu":
             keep_freed_memory()
         clock = Clock(
-            "learner", partial(tell, telemetry) if telemetry is not None and not among.rank else _drop
+            "learner", partial(send, telemetry) if telemetry is not None and not among.rank else _drop
         )
         _serve(config, model_dir, conn, clock, resume_from, among)
         clock.flush()
         ranks.leave(among)
-    except (EOFError, ConnectionError):
-        return  # the controller is gone: the launcher tells why
-    except Exception as e:
-        told = e if among is None else among.explain(e)
-        role = "learner" if among is None else among.role
-        if telemetry is None:
-            print(f"error: {role}: {told}", file=sys.stderr)
-        else:
-            user_error = isinstance(told, ConfigError)
-            tell(telemetry, Failed(role, str(told) or repr(told), traceback.format_exc(), user_error))
-        raise SystemExit(1) from e
+
+    def diagnose(error: Exception) -> tuple[str, Exception]:
+        return ("learner", error) if among is None else (among.role, among.explain(error))
+
+    run_role("learner", telemetry, work, diagnose)
 
 
 def _drop(spans: object) -> None:

@@ -182,7 +182,7 @@ def _lay(sequences: Sequence[TrainSequence], pieces: Sequence[_Piece]) -> MicroB
         tuple(segments),
         np.concatenate(rows),
         gather("token_ids").astype(np.int64),
-        gather("logprobs").astype(np.float32),
+        gather("logprobs_gen").astype(np.float32),
         np.repeat(np.array([sequences[i].advantage for i in owners], np.float32), counts),
         gather("weights").astype(np.float32),
         np.repeat(np.array(owners), counts),

@@ -48,7 +48,7 @@ def test_finished_groups_come_back_bit_for_bit_and_pending_ones_are_known(tmp_pa
     assert set(finished) == {2, 4}
     for ordinal, got in finished.items():
         for ours, theirs in zip(groups[ordinal].rollouts, got.rollouts, strict=True):
-            for name in ("token_ids", "logprobs", "versions", "sampled"):
+            for name in ("token_ids", "logprobs_gen", "versions", "sampled"):
                 np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
                 assert getattr(ours, name).dtype == getattr(theirs, name).dtype
             for name in ("text", "reward", "outcome", "truncated", "interrupted"):

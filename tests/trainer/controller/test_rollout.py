@@ -47,7 +47,7 @@ def test_an_interrupted_completion_is_thinking_phrase_answer_and_the_phrase_carr
         expected = [*range(10, 10 + budget), 97, 98, 99, 10, 11, 12]
         assert rollout.token_ids.tolist() == expected
         assert rollout.sampled.tolist() == [True] * budget + [False] * 3 + [True] * 3
-        assert (rollout.logprobs[~rollout.sampled] == 0).all()
+        assert (rollout.logprobs_gen[~rollout.sampled] == 0).all()
     answers = [r for r in engine.requests if "answer" in r.request_id]
     assert {r.max_tokens for r in answers} == {9}
     for request in answers:  # token in, token out: prompt + thinking + phrase

@@ -122,7 +122,7 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(
         tokens = c.token_ids.tolist()
         expected = teacher_forced(model, prompts[key], tokens, temperature)
         assert c.finish_reason == "length" and len(tokens) == 20
-        np.testing.assert_allclose(c.logprobs, expected, atol=2e-5)
+        np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
 
 
 def test_tokens_are_drawn_with_their_probabilities(models: dict[str, str]) -> None:
@@ -165,7 +165,7 @@ def test_greedy_is_that_of_generate(models: dict[str, str], name: str) -> None:
     )
     assert c.token_ids.tolist() == out[0, 7:].tolist()
     np.testing.assert_allclose(
-        c.logprobs, teacher_forced(model, prompt, c.token_ids.tolist(), 1.0), atol=2e-5
+        c.logprobs_gen, teacher_forced(model, prompt, c.token_ids.tolist(), 1.0), atol=2e-5
     )
 
 
@@ -180,7 +180,7 @@ def test_a_stop_token_ends_a_completion_and_is_its_last(models: dict[str, str]) 
         end = next((i + 1 for i, t in enumerate(whole) if t in stops), 40)
         assert c.token_ids.tolist() == whole[:end]
         assert c.finish_reason == ("stop" if whole[end - 1] in stops else "length")
-        assert len(c.logprobs) == len(c.versions) == end
+        assert len(c.logprobs_gen) == len(c.versions) == end
 
 
 def test_a_samples_randomness_does_not_depend_on_what_runs_beside_it(models: dict[str, str]) -> None:
@@ -198,7 +198,7 @@ def test_a_samples_randomness_does_not_depend_on_what_runs_beside_it(models: dic
         done = drain(engine)
         for key, c in expected.items():
             assert done[key].token_ids.tolist() == c.token_ids.tolist()
-            np.testing.assert_allclose(done[key].logprobs, c.logprobs, atol=1e-5)
+            np.testing.assert_allclose(done[key].logprobs_gen, c.logprobs_gen, atol=1e-5)
 
 
 def test_more_requests_than_slots_all_end_and_evaluations_go_first(models: dict[str, str]) -> None:
@@ -292,13 +292,19 @@ def test_weights_swap_between_two_tokens_and_the_old_kv_stays(
     for c in drain(engine).values():
         tokens = c.token_ids.tolist()
         assert c.versions.tolist() == [0] * 6 + [1] * 8
-        np.testing.assert_allclose(c.logprobs[:6], teacher_forced(old, prompt, tokens[:6], 1.0), atol=2e-5)
-        np.testing.assert_allclose(c.logprobs[6:], stale_kv_oracle(old, new, prompt, tokens, 6), atol=2e-5)
+        np.testing.assert_allclose(
+            c.logprobs_gen[:6], teacher_forced(old, prompt, tokens[:6], 1.0), atol=2e-5
+        )
+        np.testing.assert_allclose(
+            c.logprobs_gen[6:], stale_kv_oracle(old, new, prompt, tokens, 6), atol=2e-5
+        )
     engine.update_weights(2, "")  # a step without a gradient
     engine.submit(request("b", prompt))
     (c,) = drain(engine).values()
     assert set(c.versions) == {2}
-    np.testing.assert_allclose(c.logprobs, teacher_forced(new, prompt, c.token_ids.tolist(), 1.0), atol=2e-5)
+    np.testing.assert_allclose(
+        c.logprobs_gen, teacher_forced(new, prompt, c.token_ids.tolist(), 1.0), atol=2e-5
+    )
 
 
 def test_bfloat16_logits_are_fp32_products_of_rounded_hidden_states(models: dict[str, str]) -> None:
@@ -310,7 +316,7 @@ def test_bfloat16_logits_are_fp32_products_of_rounded_hidden_states(models: dict
     with torch.no_grad():
         hidden = model.model(torch.tensor([prompt])).last_hidden_state[0, -1]
     logits = hidden.double() @ model.lm_head.weight.double().T
-    assert c.logprobs[0] == pytest.approx(float(torch.log_softmax(logits, -1)[c.token_ids[0]]), abs=2e-2)
+    assert c.logprobs_gen[0] == pytest.approx(float(torch.log_softmax(logits, -1)[c.token_ids[0]]), abs=2e-2)
     assert engine.model.dtype == torch.bfloat16
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from bench.pipeline.simulate import Split
 from trainer.config import Config, ConfigError, EngineConfig, LearnerConfig
-from trainer.launcher.placement import Devices, assign, for_roles, visible_gpus
+from trainer.gpus import visible_gpus
+from trainer.launcher.placement import Devices, assign, for_roles
 
 GPUS = tuple("01234567")
 

@@ -18,8 +18,8 @@ import pytest
 from trainer import run_folder
 from trainer.cli import parse, to_yaml
 from trainer.config import Config, LoggingConfig, PipelineConfig
+from trainer.jsonl import read_lines
 from trainer.launcher import supervisor as launcher
-from trainer.launcher.metrics import read
 from trainer.launcher.placement import assign
 from trainer.launcher.supervisor import Launcher
 from trainer.launcher.terminal import make_view
@@ -154,7 +154,7 @@ def test_the_compute_of_an_evaluation_is_that_when_its_weights_were_made(tmp_pat
     one._handle(Spans("learner", (("forward_backward", start + 7, start + 17),)))
     one._handle(Event("step", start + 17, {"step": 2}))
     one._handle(Event("eval", start + 18, {"step": 1} | result))
-    first, _, _, last = read(tmp_path / "metrics.jsonl")
+    first, _, _, last = list(read_lines(tmp_path / "metrics.jsonl"))
     assert [p.compute * 3600 for p in one.points] == pytest.approx([0, 14 * cores])
     assert (first["compute/total"], last["compute/total"] * 3600) == pytest.approx((0, 14 * cores))
     assert last["time"] == pytest.approx(7)
@@ -170,7 +170,7 @@ def test_a_resume_forgets_what_lies_beyond_its_checkpoint(
     rows = [{"step": 0} | line, {"step": 1}, {"step": 2}, {"step": 3}, {"step": 2} | line, {"step": 3} | line]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     one = make(tmp_path, resume={"version": version, "path": ""})
-    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == steps
+    assert [row["step"] for row in list(read_lines(tmp_path / "metrics.jsonl"))] == steps
     assert [p.step for p in one.points] == [s for s in steps if s != 1][:-1]
     assert one.view.progress.step == version
     assert one.view.progress.left(time.monotonic()) is None  # not known before this process has made steps
@@ -213,7 +213,7 @@ def test_each_evaluation_comes_with_what_was_foreseen_and_a_forecast_of_the_runs
         one._handle(Event("step", at, {"step": step}))
         rate = float(law.reward(one.ledger.compute(at).total))
         one._handle(Event("eval", at + 1, {"step": step, "pass_rate": rate, "pass_rate_se": 0.01}))
-    row = read(tmp_path / "metrics.jsonl")[-1]
+    row = list(read_lines(tmp_path / "metrics.jsonl"))[-1]
     end = float(law.reward(row["compute/total"] / 8 * 10))  # of ten steps
     assert row["forecast/end_low"] <= end <= row["forecast/end_high"]
     assert row["forecast/end"] == pytest.approx(end, abs=0.02)

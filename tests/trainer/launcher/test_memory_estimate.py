@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from trainer import gpus
 from trainer.config import Config, ConfigError, EngineConfig, LearnerConfig, ModelConfig
 from trainer.launcher import memory_estimate as memory
 from trainer.launcher.memory_estimate import GIB, SIZES, Size, check_fits, describe, need, size_of
@@ -78,7 +79,7 @@ def test_a_model_too_big_for_the_machine_is_refused_with_by_how_much(
 
 def test_on_gpus_a_rank_and_an_engine_must_each_fit(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "size_of", lambda folder: Size(8_000_000_000, 36, 4096, 12288, 1024, 151_936))
-    monkeypatch.setattr(memory, "_gpu_memory", lambda: 80 * GIB)
+    monkeypatch.setattr(memory, "smallest_gpu_memory", lambda: 80 * GIB)
     config = Config(
         model=ModelConfig(path="big", dtype="bfloat16"), engine=EngineConfig(kind="vllm"),
         learner=LearnerConfig(checkpoint_activations=True),
@@ -87,7 +88,7 @@ def test_on_gpus_a_rank_and_an_engine_must_each_fit(tiny: Path, monkeypatch: pyt
     check_fits(config, str(tiny), split)  # 60 GiB a rank, 15 for the engine's weights
     with pytest.raises(ConfigError, match=r"a learner rank: about .* give learner\.ranks more GPUs"):
         check_fits(config, str(tiny), replace(split, learner=(("0",),)))
-    monkeypatch.setattr(memory, "_gpu_memory", lambda: 16 * GIB)
+    monkeypatch.setattr(memory, "smallest_gpu_memory", lambda: 16 * GIB)
     with pytest.raises(ConfigError, match=r"an engine's share of the weights: about 14\.9 GiB"):
         check_fits(config, str(tiny), split)
 
@@ -103,7 +104,7 @@ def smi(monkeypatch: pytest.MonkeyPatch, told: str | Exception, visible: str | N
         rows = [dict(zip(columns, line.split(", "), strict=True)) for line in told.splitlines()]
         return CompletedProcess(command, 0, "\n".join(", ".join(row[c] for c in asked) for row in rows))
 
-    monkeypatch.setattr(memory.subprocess, "run", run)
+    monkeypatch.setattr(gpus.subprocess, "run", run)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -125,7 +126,7 @@ def test_only_visible_gpus_bound_the_model(
     visible: str | None, mib: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smi(monkeypatch, FOUR, visible)
-    assert memory._gpu_memory() == (mib and mib * 2**20)
+    assert gpus.smallest_gpu_memory() == (mib and mib * 2**20)
 
 
 @pytest.mark.parametrize(

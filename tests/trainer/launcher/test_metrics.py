@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from trainer.config import Config, ConfigError, LoggingConfig
-from trainer.launcher.metrics import MetricsWriter, read
+from trainer.jsonl import read_lines
+from trainer.launcher.metrics import MetricsWriter
 
 FILES_ONLY = Config(logging=LoggingConfig(tensorboard=False))
 
@@ -47,7 +48,7 @@ def test_every_line_is_valid_json_and_names_what_was_not_finite(tmp_path: Path) 
     assert first["lag/histogram"] == {"0": 12, "1": None} and first["lengths"] == [1.0, None]
     assert first["non_finite"] == ["learner/loss", "ratio/max", "lag/histogram.1", "lengths.1"]
     assert strict(lines[1]) == {"step": 4, "train/reward": 1.0}
-    assert read(tmp_path / "metrics.jsonl") == [strict(line) for line in lines]
+    assert list(read_lines(tmp_path / "metrics.jsonl")) == [strict(line) for line in lines]
 
 
 def test_samples_keep_any_text(tmp_path: Path) -> None:
@@ -60,24 +61,24 @@ def test_samples_keep_any_text(tmp_path: Path) -> None:
     writer.write_samples([sample, sample])
     writer.close()
     writer.close()
-    assert read(tmp_path / "samples.jsonl") == [sample, sample]
+    assert list(read_lines(tmp_path / "samples.jsonl")) == [sample, sample]
 
 
 def test_a_line_torn_by_a_crash_is_cut_off_and_the_rest_kept(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "tra')
-    assert read(path) == [{"step": 1}]
+    assert list(read_lines(path)) == [{"step": 1}]
     writer = MetricsWriter(tmp_path, FILES_ONLY)
     writer.write({"step": 2})
     writer.close()
-    assert read(path) == [{"step": 1}, {"step": 2}]
+    assert list(read_lines(path)) == [{"step": 1}, {"step": 2}]
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\noops\n{"step": 2}\n')
     with pytest.raises(ConfigError, match="line 2"):
-        read(path)
+        list(read_lines(path))
 
 
 def test_tensorboard_holds_the_finite_scalars_by_step(tmp_path: Path) -> None:

@@ -59,10 +59,15 @@ def test_engine_and_learner_agree_with_transformers(family: str, tmp_path: Path)
         with torch.no_grad():
             logp = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         expected = logp.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
-        np.testing.assert_allclose(c.logprobs, expected, atol=2e-5)
+        np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
         sequences.append(
             TrainSequence(
-                np.array(prompt, np.int32), c.token_ids, c.logprobs, c.versions, np.ones(10, np.float32), 1.0
+                np.array(prompt, np.int32),
+                c.token_ids,
+                c.logprobs_gen,
+                c.versions,
+                np.ones(10, np.float32),
+                1.0,
             )
         )
     policy = PolicyModel(str(tmp_path), ModelConfig(path=str(tmp_path)))

@@ -81,7 +81,7 @@ def test_loss_and_ratio_metrics_are_the_oracles(model_dir: str) -> None:
 def test_ratio_is_one_on_the_models_own_logprobs(model_dir: str) -> None:
     one = learner(model_dir)
     batch = sequences()
-    own = tuple(replace(s, logprobs=lp) for s, lp in zip(batch, one.score(batch), strict=True))
+    own = tuple(replace(s, logprobs_gen=lp) for s, lp in zip(batch, one.score(batch), strict=True))
     metrics = one.train(TrainBatch(1, own, {}))
     assert abs(metrics["ratio/max"] - 1) < 1e-4 and abs(metrics["ratio/min"] - 1) < 1e-4
     assert abs(metrics["kl/k1"]) < 1e-5 and metrics["ratio/ess"] == pytest.approx(1, abs=1e-6)

@@ -15,8 +15,8 @@ import pytest
 from report_folder import EVALUATED, HOSTILE, LAW, write_run
 
 from trainer.config import Config
+from trainer.jsonl import read_lines
 from trainer.launcher.ledger import Ledger
-from trainer.launcher.metrics import read
 from trainer.launcher.summary import finish
 from trainer.messages import Spans
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run, write_report
@@ -206,7 +206,7 @@ def test_the_page_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     run = run_of_folder(folder)
     drawn = chart_data([run])["runs"][0]
-    rows = read(folder / "metrics.jsonl")
+    rows = list(read_lines(folder / "metrics.jsonl"))
     evaluated = [[r["compute/total"], r["eval/pass_rate"]] for r in rows if "eval/pass_rate" in r]
     assert [p[:2] for p in drawn["points"]] == pytest.approx(np.array(evaluated), rel=1e-5)
     assert drawn["series"]["train/pass_rate"] == pytest.approx([s / 60 for s in range(1, 61)], rel=1e-5)

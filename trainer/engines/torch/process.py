@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -13,12 +12,11 @@ from typing import Any
 
 import torch
 
-from trainer.config import Config, ConfigError
+from trainer.config import Config
 from trainer.engines.torch.engine import TorchEngine
 from trainer.messages import (
     Abort,
     Event,
-    Failed,
     Pause,
     Paused,
     Ready,
@@ -26,10 +24,10 @@ from trainer.messages import (
     Shutdown,
     UpdateWeights,
     WeightsHeld,
-    tell,
 )
-from trainer.telemetry import Clock
-from trainer.types import Request, Table
+from trainer.roles import run_role
+from trainer.telemetry import Clock, send
+from trainer.types import Columns, Request
 
 TELL_EVERY_S = 1.0
 
@@ -41,8 +39,9 @@ def engine_main(
 
     `role` ("engine", "engine-1", ...) is its name in the books.
     """
-    clock = Clock(role, partial(tell, telemetry))
-    try:
+    clock = Clock(role, partial(send, telemetry))
+
+    def work() -> None:
         torch.set_num_threads(threads)
         dtype = getattr(torch, config.model.dtype)
         engine = TorchEngine(model_dir, dtype, config.model.fp32_head, config.engine.slots)
@@ -57,12 +56,9 @@ def engine_main(
             )
         )
         _serve(engine, conn, clock, telemetry)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the controller is gone, and the launcher knows
-    except Exception as e:
-        user_error = isinstance(e, ConfigError)
-        tell(telemetry, Failed(role, str(e) or repr(e), traceback.format_exc(), user_error))
-        raise SystemExit(1) from e
+
+    try:
+        run_role(role, telemetry, work)
     finally:
         clock.flush()
 
@@ -81,7 +77,7 @@ def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Conne
                         engine.update_weights(version, path)
                     conn.send(WeightsHeld(version, time.monotonic() - began))
                 case Abort(request_ids):
-                    conn.send(Table.of(engine.abort(request_ids)))
+                    conn.send(Columns.of(engine.abort(request_ids)))
                 case Pause():
                     paused = True
                     conn.send(Paused())
@@ -95,11 +91,11 @@ def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Conne
         if share := engine.evaluation_share:
             clock.split({"generate": 1 - share, "evaluate": share})
         if ended:
-            conn.send(Table.of(ended))
+            conn.send(Columns.of(ended))
         now = time.monotonic()
         busy_s += now - began
         if now - told > TELL_EVERY_S:
-            tell(telemetry, Event("engine", now, {"tokens": engine.generated, "busy_s": busy_s}))
+            send(telemetry, Event("engine", now, {"tokens": engine.generated, "busy_s": busy_s}))
             told = now
 
 

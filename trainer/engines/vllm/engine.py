@@ -21,7 +21,8 @@ import numpy as np
 
 from trainer.config import Config, ConfigError, EngineConfig
 from trainer.engines.vllm.process import Sample, run
-from trainer.launcher.placement import role_number, visible_gpus
+from trainer.gpus import visible_gpus
+from trainer.roles import role_index
 from trainer.types import Completion, FinishReason, Request
 
 VERSION = "0.32.0"
@@ -48,7 +49,7 @@ def engine_main(
         if config.engine.colocate:  # vLLM measures the GPU's memory: the learner must have left it
             conn.recv()
         log = Path(config.run_dir) / "logs" / f"{role}.log"
-        backend = VLLM(config, model_dir, threads, log, role_number(role))
+        backend = VLLM(config, model_dir, threads, log, role_index(role))
         await backend.label(0)
         return backend, {"kind": "vllm", "dtype": config.model.dtype, "threads": threads}
 
@@ -209,10 +210,7 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
 
     model = AutoConfig.from_pretrained(model_dir)
     engine = config.engine
-    new = engine.max_new_tokens
-    if engine.interruption.enabled:  # a token holds at least one byte
-        phrase = len(engine.interruption.phrase.encode())
-        new = engine.interruption.hi + phrase + engine.interruption.answer_tokens
+    new = engine.longest_completion()
     length = min(model.max_position_embeddings, config.data.max_prompt_tokens + new)
     device: dict[str, Any]
     if current_platform.is_cpu():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -26,7 +25,6 @@ from trainer.config import ConfigError
 from trainer.messages import (
     Abort,
     Event,
-    Failed,
     Pause,
     Paused,
     Ready,
@@ -36,10 +34,10 @@ from trainer.messages import (
     Transferred,
     UpdateWeights,
     WeightsHeld,
-    tell,
 )
-from trainer.telemetry import Clock
-from trainer.types import Completion, Request, Table
+from trainer.roles import run_role
+from trainer.telemetry import Clock, send
+from trainer.types import Columns, Completion, Request
 
 TELL_EVERY_S = 1.0
 Sample = tuple[str, int]  # a request's id and the index of one of its completions
@@ -99,17 +97,11 @@ def run(
     start: Callable[[], Awaitable[tuple[Backend, dict[str, Any]]]],
 ) -> None:
     """The whole life of an engine process; `start` gives the backend and what `Ready` tells of it."""
-    clock = Clock(role, partial(tell, telemetry))
+    clock = Clock(role, partial(send, telemetry))
     with suppress(OSError):
         os.setsid()  # Ctrl-C in the terminal is for the launcher, not for vLLM's processes
     try:
-        asyncio.run(_run(conn, telemetry, clock, slots, start))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the controller is gone, and the launcher knows
-    except Exception as e:
-        user_error = isinstance(e, ConfigError)
-        tell(telemetry, Failed(role, str(e) or repr(e), traceback.format_exc(), user_error))
-        raise SystemExit(1) from e
+        run_role(role, telemetry, lambda: asyncio.run(_run(conn, telemetry, clock, slots, start)))
     finally:
         with suppress(OSError):
             clock.flush()
@@ -231,7 +223,7 @@ class _Serving:
 
     async def _sample(self, request: Request, index: int) -> None:
         completion = await self.backend.sample(request, index, self.version)
-        if not np.isfinite(completion.logprobs).all():
+        if not np.isfinite(completion.logprobs_gen).all():
             raise ConfigError(
                 f"the logits of weights version {self.version} are not finite: training has diverged. "
                 "Lower learner.lr, then --resume from an earlier checkpoint"
@@ -248,7 +240,7 @@ class _Serving:
     def _send(self) -> None:
         if self._ended:
             with suppress(OSError):  # a controller that is gone reads as Shutdown
-                self.conn.send(Table.of(self._ended))
+                self.conn.send(Columns.of(self._ended))
             self._ended.clear()
 
     @property
@@ -282,7 +274,7 @@ class _Serving:
             self.clock.enter(self._state)
             if self.tokens > told:  # tokens count when their completion ends
                 data = {"tokens": self.tokens, "busy_s": self.busy_s}
-                tell(self.telemetry, Event("engine", time.monotonic(), data))
+                send(self.telemetry, Event("engine", time.monotonic(), data))
                 told = self.tokens
 
 

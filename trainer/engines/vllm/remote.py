@@ -22,8 +22,9 @@ import numpy as np
 from trainer.config import Config, ConfigError
 from trainer.engines.vllm.engine import first_rank, name, parameters, ranked
 from trainer.engines.vllm.process import Sample, run
-from trainer.launcher.placement import role_number
-from trainer.messages import Event, tell
+from trainer.messages import Event
+from trainer.roles import role_index
+from trainer.telemetry import send
 from trainer.types import Completion, FinishReason, Request
 
 SECRET = "SIGMOID_RL_SECRET"
@@ -38,12 +39,12 @@ def engine_main(
     """Entry of the spawned process; returns on Shutdown or when the controller is gone."""
 
     async def start() -> tuple[Remote, dict[str, Any]]:
-        first = first_rank(config.engine, role_number(role))
+        first = first_rank(config.engine, role_index(role))
         backend = Remote(url, role, config.pipeline.deadline_s, first)
         try:
             if not await backend.answers():
                 text = f"waiting for the server of {role} at {url}"
-                tell(telemetry, Event("note", time.monotonic(), {"text": text}))
+                send(telemetry, Event("note", time.monotonic(), {"text": text}))
                 await backend.wait()
             await backend.meet()
             if config.engine.weight_push == "nccl":

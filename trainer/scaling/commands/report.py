@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from trainer.config import ConfigError
-from trainer.run_folder import write_atomic
+from trainer.jsonl import write_atomic
 from trainer.scaling.plot import plot_curves, plot_efficiency
 from trainer.scaling.reading.read import add_input_arguments, read_curves
 from trainer.scaling.report import page, runs_of

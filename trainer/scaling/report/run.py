@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import ConfigError
-from trainer.launcher.metrics import read
+from trainer.jsonl import read_lines
 from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.points import Curve, EvalPoint
 from trainer.scaling.reading.read import add_input_arguments, read_curves
@@ -85,8 +85,8 @@ def run_of_folder(folder: Path) -> Run:
 def read_record(folder: Path) -> Record:
     """The files of a run folder; a run under way may not have all of them yet."""
     ledger, timeline, samples = (folder / n for n in ("ledger.json", "timeline.jsonl", "samples.jsonl"))
-    spans = read(timeline) if timeline.is_file() else []
-    rows = read(folder / "metrics.jsonl")
+    spans = list(read_lines(timeline)) if timeline.is_file() else []
+    rows = list(read_lines(folder / "metrics.jsonl"))
     by_step = {r["step"]: r for r in rows if "train/pass_rate" in r}
     told = [r for r in rows if "forecast/end" in r]
     return Record(
@@ -97,7 +97,7 @@ def read_record(folder: Path) -> Record:
         ledger=json.loads(ledger.read_text()) if ledger.is_file() else None,
         lanes=lanes(spans),
         wall_s=max((s["end"] for s in spans), default=0.0),
-        samples=spread(read(samples) if samples.is_file() else [], SAMPLES),
+        samples=spread(list(read_lines(samples)) if samples.is_file() else [], SAMPLES),
         config=(folder / "config.yaml").read_text(encoding="utf-8"),
     )
 

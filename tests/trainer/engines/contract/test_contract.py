@@ -84,7 +84,7 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(
     for (name, _), c in done.items():
         assert c.finish_reason == "length" and len(c.token_ids) == len(c.versions) == 20
         expected = teacher_forced(load(tied_llama), prompts[name], c.token_ids.tolist(), temperature)
-        gaps.append(np.abs(c.logprobs - expected).max())
+        gaps.append(np.abs(c.logprobs_gen - expected).max())
     print(f"{engine.info['kind']}, float32: at most {max(gaps):.1e} nats")  # type: ignore[attr-defined]
     assert max(gaps) <= 2e-5
 
@@ -120,7 +120,7 @@ def test_prompts_longer_together_than_a_step_keep_their_own_tokens(
     assert together["long5", 0].token_ids.tolist() == alone["long5", 0].token_ids.tolist()
     for (name, _), c in together.items():
         expected = teacher_forced(load(tied_llama), prompts[name], c.token_ids.tolist())
-        np.testing.assert_allclose(c.logprobs, expected, atol=2e-5)
+        np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
 
 
 def test_a_stop_token_ends_a_completion_and_is_its_last(engine: EngineProcess) -> None:
@@ -134,8 +134,8 @@ def test_a_stop_token_ends_a_completion_and_is_its_last(engine: EngineProcess) -
         end = next((i + 1 for i, t in enumerate(whole) if t in stops), 40)
         assert c.token_ids.tolist() == whole[:end]
         assert c.finish_reason == ("stop" if whole[end - 1] in stops else "length")
-        assert len(c.logprobs) == len(c.versions) == end
-        np.testing.assert_allclose(c.logprobs, free[key].logprobs[:end], atol=2e-5)
+        assert len(c.logprobs_gen) == len(c.versions) == end
+        np.testing.assert_allclose(c.logprobs_gen, free[key].logprobs_gen[:end], atol=2e-5)
 
 
 def test_more_samples_than_slots_all_end_and_evaluations_go_first(engine: EngineProcess) -> None:
@@ -175,7 +175,7 @@ def test_abort_returns_what_there_is(engine: EngineProcess) -> None:
     whole = run(engine, lambda c: generate(c, request("x", p(5), n=6, max_tokens=4)))
     for key, completion in whole.items():
         assert done[key].token_ids[:4].tolist() == completion.token_ids.tolist()
-        assert len(done[key].logprobs) == len(done[key].versions) == lengths[key]
+        assert len(done[key].logprobs_gen) == len(done[key].versions) == lengths[key]
 
 
 def test_weights_swap_mid_sequence_and_its_old_keys_stay(
@@ -207,11 +207,13 @@ def test_weights_swap_mid_sequence_and_its_old_keys_stay(
         swap = int(np.argmax(c.versions == version))
         assert 0 < swap < len(tokens) - 4
         assert c.versions.tolist() == [version - 1] * swap + [version] * (len(tokens) - swap)
-        np.testing.assert_allclose(c.logprobs[:swap], teacher_forced(old, prompt, tokens[:swap]), atol=2e-5)
+        np.testing.assert_allclose(
+            c.logprobs_gen[:swap], teacher_forced(old, prompt, tokens[:swap]), atol=2e-5
+        )
         stale = stale_kv(old, new, prompt, tokens, swap)
-        np.testing.assert_allclose(c.logprobs[swap:], stale, atol=2e-5)
+        np.testing.assert_allclose(c.logprobs_gen[swap:], stale, atol=2e-5)
         anew = teacher_forced(new, prompt, tokens)[swap:]
-        assert np.abs(c.logprobs[swap:] - anew).max() > 1e-2  # else nothing was shown
+        assert np.abs(c.logprobs_gen[swap:] - anew).max() > 1e-2  # else nothing was shown
     # The prefix cache holds the prompt's old keys; a new request must not meet them.
     for completions, model, label in (
         (fresh, new, version),
@@ -221,7 +223,7 @@ def test_weights_swap_mid_sequence_and_its_old_keys_stay(
         for c in completions.values():
             assert set(c.versions.tolist()) == {label}
             expected = teacher_forced(model, prompt, c.token_ids.tolist())
-            np.testing.assert_allclose(c.logprobs, expected, atol=2e-5)
+            np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
 
 
 def test_pause_stands_still_and_resume_goes_on(engine: EngineProcess) -> None:
@@ -278,8 +280,8 @@ def test_interruption_goes_on_after_the_phrase_which_carries_no_loss(
         assert rollout.interrupted and 20 <= thinking <= 30
         assert tokens[thinking : thinking + 3] == [1, 2, 3]
         assert rollout.sampled.tolist() == [True] * thinking + [False] * 3 + [True] * 10
-        assert (rollout.logprobs[~rollout.sampled] == 0).all()
-        gap = np.abs(rollout.logprobs - teacher_forced(model, p(40), tokens))[rollout.sampled]
+        assert (rollout.logprobs_gen[~rollout.sampled] == 0).all()
+        gap = np.abs(rollout.logprobs_gen - teacher_forced(model, p(40), tokens))[rollout.sampled]
         assert gap.max() <= 2e-5  # the answer was made behind thinking and phrase
 
 
@@ -312,7 +314,7 @@ def test_two_engines_side_by_side_in_bfloat16_under_an_fp32_head(
     before, after = asyncio.run(asyncio.wait_for(both(), 250))
     for completions, weights in ((before, load(untied_llama, torch.bfloat16)), (after, model)):
         gap = np.concatenate([
-            np.abs(c.logprobs - teacher_forced(weights, prompt, c.token_ids.tolist()))
+            np.abs(c.logprobs_gen - teacher_forced(weights, prompt, c.token_ids.tolist()))
             for c in completions.values()
         ])  # fmt: skip
         print(f"bfloat16: mean {gap.mean():.1e}, at most {gap.max():.1e} nats")

@@ -62,12 +62,12 @@ def swap_mid_sequence(
         process.close()
     gaps = []
     for c in fresh.values():
-        gaps.append(np.abs(c.logprobs - teacher_forced(new, prompt, c.token_ids.tolist())))
+        gaps.append(np.abs(c.logprobs_gen - teacher_forced(new, prompt, c.token_ids.tolist())))
     for c in running.values():
         tokens, swap = c.token_ids.tolist(), int(np.argmax(c.versions == 1))
         assert c.versions.tolist() == [0] * swap + [1] * (len(tokens) - swap) and swap
-        gaps.append(np.abs(c.logprobs[:swap] - teacher_forced(old, prompt, tokens[:swap])))
-        gaps.append(np.abs(c.logprobs[swap:] - stale_kv(old, new, prompt, tokens, swap)))
+        gaps.append(np.abs(c.logprobs_gen[:swap] - teacher_forced(old, prompt, tokens[:swap])))
+        gaps.append(np.abs(c.logprobs_gen[swap:] - stale_kv(old, new, prompt, tokens, swap)))
     return np.concatenate(gaps), seconds
 
 
@@ -122,7 +122,7 @@ def test_smollm2_in_bfloat16_under_an_fp32_head_agrees_with_the_learner(kind: st
         TrainSequence(
             np.asarray(prompts[name], np.int32),
             c.token_ids,
-            c.logprobs,
+            c.logprobs_gen,
             c.versions,
             np.ones(len(c.token_ids), np.float32),
             0.0,
@@ -130,7 +130,7 @@ def test_smollm2_in_bfloat16_under_an_fp32_head_agrees_with_the_learner(kind: st
         for (name, _), c in done.items()
     ]
     scores = Learner(config, folder, clock).score(sequences)
-    gap = np.concatenate([np.abs(x - s.logprobs) for x, s in zip(scores, sequences, strict=True)])
+    gap = np.concatenate([np.abs(x - s.logprobs_gen) for x, s in zip(scores, sequences, strict=True)])
     print(
         f"{kind}, SmolLM2-135M, bfloat16: mean {gap.mean():.1e}, at most {gap.max():.1e} nats on {len(gap)} "
         "tokens"

@@ -140,13 +140,15 @@ def test_a_remote_engine_keeps_the_contract(server: Server, tied_llama: str, tmp
     for (label, _), c in done.items():
         model = old if label == "short" else new  # the server had other weights before the run began
         expected = teacher_forced(model, prompt, c.token_ids.tolist())
-        np.testing.assert_allclose(c.logprobs, expected, atol=2e-5)
+        np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
     for c in running.values():
         tokens, swap = c.token_ids.tolist(), int(np.argmax(c.versions == 1))
         assert c.finish_reason == "abort" and 0 < swap < len(tokens)
         assert c.versions.tolist() == [0] * swap + [1] * (len(tokens) - swap)
-        np.testing.assert_allclose(c.logprobs[:swap], teacher_forced(old, prompt, tokens[:swap]), atol=2e-5)
-        np.testing.assert_allclose(c.logprobs[swap:], stale_kv(old, new, prompt, tokens, swap), atol=2e-5)
+        np.testing.assert_allclose(
+            c.logprobs_gen[:swap], teacher_forced(old, prompt, tokens[:swap]), atol=2e-5
+        )
+        np.testing.assert_allclose(c.logprobs_gen[swap:], stale_kv(old, new, prompt, tokens, swap), atol=2e-5)
     pids = engine.processes()
     engine.close()
     assert engine.process.exitcode == 0, engine.failure

@@ -1,0 +1,55 @@
+"""The names of the role processes, and what every one of them does with an error it ends with."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from trainer.config import ConfigError
+from trainer.messages import Failed
+from trainer.telemetry import send
+
+
+def role_name(kind: str, index: int) -> str:
+    """The name of a role's process: `engine`, `engine-1`, `engine-2` ..."""
+    return kind if index == 0 else f"{kind}-{index}"
+
+
+def role_kind(role: str) -> str:
+    """`engine` of `engine-2`."""
+    return role.partition("-")[0]
+
+
+def role_index(role: str) -> int:
+    """2 of `engine-2`, 0 of `engine`."""
+    return int(role.partition("-")[2] or 0)
+
+
+def run_role(
+    role: str,
+    telemetry: Connection | None,
+    work: Callable[[], None],
+    diagnose: Callable[[Exception], tuple[str, Exception]] | None = None,
+    ends_with_peer: bool = True,
+) -> None:
+    """Do a role's work; if it fails, report the error to the launcher and exit with code 1.
+
+    With `ends_with_peer`, a broken pipe is no failure: the process at its other end died, and the launcher
+    watches that process. `diagnose` may name another role, and a cause that says more than the
+    error. A process without `telemetry` (a learner rank that torchrun started) reports on standard error.
+    """
+    try:
+        work()
+    except Exception as error:
+        if ends_with_peer and isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
+            return
+        role, cause = diagnose(error) if diagnose else (role, error)
+        message = str(cause) or repr(cause)
+        if telemetry is None:
+            print(f"error: {role}: {message}", file=sys.stderr)
+        else:
+            user_error = isinstance(cause, ConfigError)
+            send(telemetry, Failed(role, message, traceback.format_exc(), user_error))
+        raise SystemExit(1) from error
