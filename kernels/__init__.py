@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from kernels.aggregation import Aggregation, token_weights
 from kernels.backends import backend_info
+from kernels.check import NonFiniteError
 from kernels.linear_logprob import linear_logprob
 from kernels.objectives import (
     CISPO,
@@ -36,6 +37,7 @@ __all__ = [
     "Clip",
     "DualClip",
     "IcePop",
+    "NonFiniteError",
     "Objective",
     "PolicyLossOutput",
     "SequenceObjective",

@@ -13,6 +13,10 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _ROUNDED = (torch.bfloat16, torch.float16, torch.float32)
 
 
+class NonFiniteError(ValueError):
+    """A tensor given to an op, or the log-probs computed from it, hold NaN or infinity."""
+
+
 def check_shapes(
     hidden: Tensor, weight: Tensor, logits_dtype: torch.dtype, per_token: dict[str, Tensor | None]
 ) -> None:
@@ -49,7 +53,10 @@ def check_values(
     hidden: Tensor, vocabulary: int | Tensor, targets: Tensor, inverse_temperature: Tensor,
     **per_token: Tensor | None,
 ) -> None:  # fmt: skip
-    """ValueError on ids outside the vocabulary and on NaN; on the CPU only: elsewhere the host would wait."""
+    """ValueError on ids outside the vocabulary, NonFiniteError on NaN and infinity.
+
+    On the CPU only: on a GPU the host would have to wait for the answer.
+    """
     if hidden.device.type != "cpu" or not len(targets):
         return
     low, high = (int(x) for x in targets.aminmax())
@@ -59,13 +66,13 @@ def check_values(
         raise ValueError("temperature holds values that are not finite and above 0")
     for name, x in {"hidden": hidden, **per_token}.items():
         if x is not None and not bool(x.isfinite().all()):
-            raise ValueError(f"{name} holds NaN or infinity")
+            raise NonFiniteError(f"{name} holds NaN or infinity")
 
 
 def check_log_probs(logp: Tensor, entropy: Tensor) -> None:
-    """ValueError if they are not finite though hidden is; on the CPU. Spares a pass over the weight."""
+    """NonFiniteError if they are not finite though hidden is; on the CPU. Spares a pass over the weight."""
     if logp.device.type == "cpu" and not bool((logp + entropy).isfinite().all()):
-        raise ValueError("weight holds NaN or infinity, or the logits exceed their type")
+        raise NonFiniteError("weight holds NaN or infinity, or the logits exceed their type")
 
 
 def check_term(term: Term, n: int) -> Term:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import CISPO, Term, linear_logprob, policy_loss, torch_backend
+from kernels import CISPO, NonFiniteError, Term, linear_logprob, policy_loss, torch_backend
 from kernels import op as op_module
 from kernels.reference import reference_loss
 
@@ -352,7 +352,7 @@ def test_wrong_input_is_a_clear_error(change: dict[str, Any], says: str) -> None
 def test_a_nan_anywhere_in_the_weight_is_seen_by_scoring_too() -> None:
     p = problem()
     p["weight"][70, 3] = math.nan
-    with pytest.raises(ValueError, match="weight holds NaN"):
+    with pytest.raises(NonFiniteError, match="weight holds NaN"):
         linear_logprob(p["hidden"], p["weight"], p["targets"])
 
 

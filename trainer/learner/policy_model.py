@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from kernels import CISPO, linear_logprob, policy_loss
+from kernels import CISPO, NonFiniteError, linear_logprob, policy_loss
 from trainer.config import ConfigError, ModelConfig
 from trainer.learner.attention import HALF, flash_kernel, layout
 from trainer.learner.moe import EXPERTS
@@ -128,11 +128,9 @@ class PolicyModel(nn.Module):
         }
         try:
             out = policy_loss(hidden, weight, tokens("targets"), objective=objective, **per_token, **how)
-        except ValueError as e:
-            if "NaN or infinity" not in str(e):
-                raise
-            nothing = hidden.detach().new_zeros(len(batch.targets))
-            return PolicyOutput(0 * (hidden.sum() + weight.sum()), nothing, nothing, str(e))
+        except NonFiniteError as e:
+            zeros = hidden.detach().new_zeros(len(batch.targets))
+            return PolicyOutput(0 * (hidden.sum() + weight.sum()), zeros, zeros, str(e))
         return PolicyOutput(out.loss, out.logprobs[own], out.entropy[own])
 
     def _head(self) -> Tensor:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from training import NoClock, config, error, make_model, oracle, sequences
 from transformers import AutoModelForCausalLM
 
+from kernels import NonFiniteError
 from trainer.config import Config, ConfigError, ModelConfig
 from trainer.learner.learner import Learner, lag_histogram, learner_main
 from trainer.learner.packing import pack
@@ -140,6 +141,25 @@ def test_a_non_finite_step_is_refused_and_changes_nothing(model_dir: str, where:
         one.train(TrainBatch(1, (first, *rest), {}))
     assert one.version == 0 and not one.optimizer.state
     assert all(torch.equal(a, b) for a, b in zip(before, one.parameters, strict=True))
+
+
+def test_a_refusal_depends_on_the_class_of_the_kernels_error_and_not_on_its_text(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = learner(model_dir)
+
+    def fail_with(error: Exception) -> None:
+        def loss(*args: object, **kwargs: object) -> None:
+            raise error
+
+        monkeypatch.setattr("trainer.learner.policy_model.policy_loss", loss)
+
+    fail_with(NonFiniteError("the head overflows"))
+    with pytest.raises(ConfigError, match=r"step 1: the head overflows; .* nothing was updated"):
+        one.train(TrainBatch(1, sequences(), {}))
+    fail_with(ValueError("targets hold ids that are no token, NaN or infinity"))
+    with pytest.raises(ValueError, match="targets hold ids"):
+        one.train(TrainBatch(1, sequences(), {}))
 
 
 def test_a_batch_too_old_or_out_of_order_is_refused_with_its_numbers(model_dir: str) -> None:
