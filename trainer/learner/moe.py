@@ -1,12 +1,10 @@
 """'autocast' experts for transformers: a mixture's matrices run in the compute type, as linear layers do.
 
 torch.autocast knows nothing of grouped products: FP32 master weights would be multiplied in FP32.
-And the experts' names outside of transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,18 +36,3 @@ def autocast_experts(experts: nn.Module, hidden: Tensor, index: Tensor, weights:
 
 
 ExpertsInterface.register(EXPERTS, autocast_experts)
-
-
-def as_in_checkpoint(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A parameter by the names of a checkpoint: transformers holds a layer's experts as one, (E, 2I, H) or
-    (E, H, I); checkpoints and vLLM hold as many as there are."""
-    layer, found, kind = name.partition(".experts.")
-    if not found or kind not in ("gate_up_proj", "down_proj"):
-        yield name, tensor
-        return
-    for i, expert in enumerate(tensor):
-        if kind == "down_proj":
-            yield f"{layer}.experts.{i}.down_proj.weight", expert
-        else:
-            for part, half in zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True):
-                yield f"{layer}.experts.{i}.{part}.weight", half

@@ -24,9 +24,9 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 from vllm.utils.network_utils import get_open_port
 
 from trainer.config import EngineConfig
-from trainer.learner.moe import as_in_checkpoint
 from trainer.learner.sharding import gathered
 from trainer.messages import Transfer, Transferred
+from trainer.models.checkpoint_names import as_in_checkpoint
 
 BUFFER = 256 << 20  # bytes packed into one message; vLLM holds two of them beside engine.memory
 ADVICE = "engine.weight_push file goes through shared memory instead"

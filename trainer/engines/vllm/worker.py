@@ -26,7 +26,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from vllm.v1.sample.sampler import Sampler
 
 from trainer.engines.vllm.engine import BACKEND, OWNER
-from trainer.learner.moe import as_in_checkpoint
+from trainer.models.checkpoint_names import as_in_checkpoint
 
 CACHED = 200_000  # logits normalised at a time: they stay in the CPU's cache between the passes
 
