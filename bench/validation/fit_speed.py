@@ -23,10 +23,10 @@ from scipy.optimize import OptimizeWarning
 from bench.measure import ROOT, commit, machine, summary, write_json
 from bench.sources import CURVES, R0
 from bench.table import number, table
+from bench.validation.classical_intervals import bootstrap, profile
 from bench.validation.literal_grid import literal_loop
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve
 from trainer.scaling.alternatives.families import compare_families
-from trainer.scaling.alternatives.intervals import bootstrap, profile
 from trainer.scaling.alternatives.paper import PaperGrid, paper_fit
 
 NOISE = 0.005

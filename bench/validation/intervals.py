@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from bench.validation.cases import CASES, OUTLIERS, ROWS, WELL, Case, Points, simulate
+from bench.validation.classical_intervals import bootstrap, profile
 from bench.validation.fits import ours, truths
 from trainer.scaling import Curve, EvalPoint
-from trainer.scaling.alternatives.intervals import bootstrap, profile
 
 RESAMPLES = 300
 KINDS = (WELL, "AR(1) 0.5", "AR(1) 0.7", "AR(1) 0.9", "Student t, 3 degrees", "errors told at half", OUTLIERS)

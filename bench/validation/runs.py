@@ -42,7 +42,7 @@ CORE = tuple(f"{SCALING}/{name}.py" for name in ("posterior", "fit", "sigmoid"))
 SIMULATION = ("bench/validation/cases.py", "bench/validation/fits.py", f"{ALTERNATIVES}/paper.py")
 INTERVALS = (
     "bench/validation/intervals.py",
-    f"{ALTERNATIVES}/intervals.py",
+    "bench/validation/classical_intervals.py",
     f"{ALTERNATIVES}/least_squares.py",
 )
 PARTS: Mapping[str, Part] = {

@@ -1,4 +1,4 @@
-"""What `fit` tells beside its fit when asked: the paper's procedure, other families, classical intervals."""
+"""What `fit` tells beside its fit when asked: the paper's procedure, other families."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint
 from trainer.scaling.alternatives.families import FamilyFit, compare_families
-from trainer.scaling.alternatives.intervals import Intervals, Resampling, bootstrap, profile
 from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
-from trainer.scaling.text import amount, amounts, words
+from trainer.scaling.text import amount
 
 PAPER_UNIT = "GPU-hours"  # of the paper's grid of C_mid
-BOOTSTRAPS: tuple[Resampling, ...] = ("residual", "block")
 
 
 def add_beside_arguments(command: argparse.ArgumentParser) -> None:
@@ -40,11 +38,6 @@ def add_beside_arguments(command: argparse.ArgumentParser) -> None:
         help="of the grid of C_mid (default: %(default)s)",
     )  # fmt: skip
     add("--families", action="store_true", help="also logistic, power law and log-power, compared")
-    add("--profile", action="store_true", help="also profile-likelihood intervals, which presume white noise")
-    add(
-        "--bootstrap", type=int, metavar="N",
-        help="also intervals of N refits (100 or more) to resampled errors: single ones and blocks of them",
-    )  # fmt: skip
 
 
 def _plain(numbers: Sequence[float]) -> str:
@@ -104,12 +97,6 @@ def beside(curve: Curve, args: argparse.Namespace) -> tuple[list[str], dict[str,
         families = compare_families(curve)
         told.append(explain_families(families))
         content["families"] = [f.to_json() for f in families]
-    intervals = [profile(curve)] if args.profile else []
-    if args.bootstrap is not None:
-        intervals += [bootstrap(curve, args.bootstrap, kind) for kind in BOOTSTRAPS]
-    if intervals:
-        told.append(explain_intervals(intervals, curve.unit))
-        content["intervals"] = [i.to_json() for i in intervals]
     return told, content
 
 
@@ -123,13 +110,4 @@ def explain_families(families: Sequence[FamilyFit]) -> str:
         ahead = "–" if f.held_out is None else f"{f.held_out:.4f}"
         numbers = ", ".join(f"{k} {v:.4g}" for k, v in asdict(f.law).items())
         rows.append(f"  {f.family:10} {f.sse:8.2g} {aicc:>8} {ahead:>7}  {numbers}")
-    return "\n".join(rows)
-
-
-def explain_intervals(intervals: Sequence[Intervals], unit: str) -> str:
-    """One line per method, after the law they share."""
-    rows = [f"Classical intervals, {intervals[0].confidence:.0%}; too narrow where the noise wanders:"]
-    for i in intervals:
-        rows.append(f"  {i.method}: A {words(i.A, '.3f')}")
-        rows.append(f"    B {words(i.B, '.2f')}, C_mid {amounts(i.C_mid)} {unit}")
     return "\n".join(rows)

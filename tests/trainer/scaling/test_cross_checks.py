@@ -11,7 +11,6 @@ import pytest
 
 from trainer.scaling import Sigmoid
 from trainer.scaling.__main__ import main
-from trainer.scaling.alternatives.intervals import profile
 from trainer.scaling.alternatives.paper import PaperGrid, paper_fit
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
@@ -51,26 +50,27 @@ def test_the_papers_procedure_stands_in_the_place_of_ours(
     assert "ceiling" not in told  # of our fit
 
 
-def test_families_and_intervals_are_told_beside_the_fit(
-    table: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = fitted(table, "--families", "--profile", "--bootstrap", "300")
-    told = capsys.readouterr().out
-    assert "ceiling     A" in told and found["procedure"] == "ours" and found["A"]["low"] < 0.61
+def test_families_are_compared_when_asked_for(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = fitted(table, "--families")
+    printed = capsys.readouterr().out
+    assert "ceiling     A" in printed and found["procedure"] == "ours" and found["A"]["low"] < 0.61
     names = [f["family"] for f in found["families"]]
-    assert names == ["sigmoid", "logistic", "power law", "log-power"] and all(n in told for n in names)
-    assert "sigmoid     0.00047     +0.0" in told  # the best by AICc
-    methods = {i["method"]: i for i in found["intervals"]}
-    assert list(methods) == ["profile likelihood", "bootstrap, residual", "bootstrap, block"]
-    for method, i in methods.items():
-        line = f"  {method}: A {i['A']['value']:.3f} ({i['A']['low']:.3f} to {i['A']['high']:.3f})"
-        assert line in told and i["A"]["low"] < i["A"]["value"] < i["A"]["high"]
+    assert names == ["sigmoid", "logistic", "power law", "log-power"] and all(n in printed for n in names)
+    assert "sigmoid     0.00047     +0.0" in printed  # the best by AICc
 
 
-def test_unasked_nothing_is_told_beside(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = fitted(table)
-    assert "families" not in found and "intervals" not in found
-    assert "Families" not in capsys.readouterr().out and profile.__name__ not in found
+def test_families_are_left_out_unless_asked_for(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "families" not in fitted(table)
+    assert "Families" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["--profile"], ["--bootstrap", "300"]])
+def test_flags_that_are_gone_are_an_error(
+    table: Path, argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", str(table), *argv])
+    assert f"unrecognized arguments: {' '.join(argv)}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,6 @@ def test_unasked_nothing_is_told_beside(table: Path, capsys: pytest.CaptureFixtu
             "grid of C_mid is (9.0, 3.0",
         ),
         (["--procedure", "paper", "--r0", ".3", "--plot", "x.png"], "--plot draws the bands of"),
-        (["--bootstrap", "10"], "expected 100 or more"),
         (["--drop-before", "14500", "--families"], "4 points beyond R0; to compare families"),
     ],
 )

@@ -8,7 +8,7 @@ where a run wanders these intervals are too narrow, and the posterior's are the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -54,11 +54,6 @@ class Intervals:
     C_mid: Estimate
     confidence: float
     draws: Draws | None = field(default=None, repr=False, compare=False)  # the refits of a bootstrap
-
-    def to_json(self) -> dict[str, Any]:
-        """As valid JSON, without the refits."""
-        numbers = {k: asdict(getattr(self, k)) for k in ("A", "B", "C_mid")}
-        return {"method": self.method, "confidence": self.confidence, "R0": self.law.R0, **numbers}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
