@@ -72,9 +72,9 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All rollouts of one prompt. `ordinal` counts prompts handed out, without gaps, from 0."""
+    """All rollouts of one prompt. `group_id` counts prompts handed out, without gaps, from 0."""
 
-    ordinal: int
+    group_id: int
     epoch: int
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
@@ -93,7 +93,7 @@ class TrainSequence:
     token_ids: NDArray[np.int32]  # (T,)
     logprobs_gen: NDArray[np.float32]  # (T,) nats, the generator's
     versions: NDArray[np.int32]  # (T,)
-    weights: NDArray[np.float32]  # (T,) weight of each token's loss term; 0 on injected tokens
+    token_weights: NDArray[np.float32]  # (T,) weight of each token's loss term; 0 on injected tokens
     advantage: float
 
 

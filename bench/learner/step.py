@@ -228,7 +228,7 @@ def _pad(sequences: Sequence[TrainSequence], device: str) -> dict[str, Tensor]:
         ids[i, :end] = np.concatenate([s.prompt_ids, s.token_ids])
         mask[i, :end] = 1
         predicted = slice(begin - 1, end - 1)
-        logprobs[i, predicted], weights[i, predicted] = s.logprobs_gen, s.weights
+        logprobs[i, predicted], weights[i, predicted] = s.logprobs_gen, s.token_weights
         advantages[i, predicted] = s.advantage
     arrays = {"ids": ids, "mask": mask, "logprobs": logprobs, "weights": weights, "advantages": advantages}
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}

@@ -223,7 +223,7 @@ def _measure(what: str, p: Problem, folder: str, steps: int) -> dict[str, Any]:
 
 def _short(s: TrainSequence) -> TrainSequence:
     """Its first 64 tokens."""
-    cut = {name: getattr(s, name)[:64] for name in ("token_ids", "logprobs_gen", "versions", "weights")}
+    cut = {name: getattr(s, name)[:64] for name in ("token_ids", "logprobs_gen", "versions", "token_weights")}
     return dataclasses.replace(s, **cut)
 
 

@@ -9,10 +9,10 @@
                        |                        |
                   verifier pool                 |
                        |                        |
-            finished groups, by ordinal         |
+            finished groups, by group id        |
                        |                        |
                        v                        |
-              batch n = ordinals nP .. nP+P-1 --+--> learner ---> weights n+1
+              batch n = groups nP .. nP+P-1 ----+--> learner ---> weights n+1
 
 `feed`    produces groups      waits for a slot            unblocked by the pusher
 `train`   produces weights     waits for batch n's groups  unblocked by rollouts
@@ -48,7 +48,7 @@ from trainer.controller.evaluate import evaluate
 from trainer.controller.journal import Journal
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.rollout import RolloutContext, rollout_group, sample_record
-from trainer.controller.sampler import Issued, Sampler
+from trainer.controller.sampler import IssuedPrompt, Sampler
 from trainer.messages import StepDone
 from trainer.types import Group
 
@@ -75,8 +75,10 @@ class Controller:
         self.stop = asyncio.Event()  # set: stop after the optimizer step under way
         self.version = 0  # the learner's
         self._slots = asyncio.Semaphore(0)
-        self._ordinal = 0  # the first not yet trained on
-        self._groups: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()  # by ordinal; None: no more
+        self._group_id = 0  # the first not yet trained on
+        self._groups: asyncio.Queue[asyncio.Task[Group] | None] = (
+            asyncio.Queue()
+        )  # by group id; None: no more
         self._step: asyncio.Task[None] | None = None  # the optimizer step under way
         self._exhausted = False  # every prompt is solved
         self._stepped = False  # in this process
@@ -89,17 +91,17 @@ class Controller:
         self._held.set()
         self._still = asyncio.Lock()
         self._restored: dict[int, Group] = {}
-        self._pending: list[Issued] = []
+        self._pending: list[IssuedPrompt] = []
 
     def restore(
-        self, version: int, first: int, issued: dict[int, Issued], finished: dict[int, Group]
+        self, version: int, first: int, issued: dict[int, IssuedPrompt], finished: dict[int, Group]
     ) -> None:
-        """Go on from a checkpoint of `version`: finished groups from ordinal `first` on are taken over,
+        """Go on from a checkpoint of `version`: finished groups from group `first` on are taken over,
         pending ones issued again.
 
         A group with tokens of weights newer than the checkpoint is generated again: those weights are gone.
         """
-        self.version, self._ordinal = version, first
+        self.version, self._group_id = version, first
         self._restored = {
             o: g for o, g in finished.items() if max(r.versions.max() for r in g.rollouts) <= version
         }
@@ -144,19 +146,19 @@ class Controller:
         return task
 
     async def _feed(self) -> None:
-        """Start a group whenever a slot is free; tasks queue in the order of their ordinals."""
+        """Start a group whenever a slot is free; tasks queue in the order of their group ids."""
         for _ in range((self.config.pipeline.steps - self.version) * self.config.pipeline.prompts_per_step):
             await self._slots.acquire()
             issued = self._pending.pop(0) if self._pending else self.sampler.next()
             if issued is None:
                 self._groups.put_nowait(None)
                 break
-            self._groups.put_nowait(self._spawn(self._group(issued), f"group {issued.ordinal}"))
+            self._groups.put_nowait(self._spawn(self._group(issued), f"group {issued.group_id}"))
         await asyncio.Future()  # enough groups for the last batch are on their way
 
-    async def _group(self, issued: Issued) -> Group:
+    async def _group(self, issued: IssuedPrompt) -> Group:
         """One group, journalled when it starts and when it is complete."""
-        restored = self._restored.pop(issued.ordinal, None)
+        restored = self._restored.pop(issued.group_id, None)
         if restored is not None and restored.prompt == issued.prompt:
             return restored
         self.journal.issued(issued)
@@ -191,8 +193,8 @@ class Controller:
             self._stepped = True
             for group in groups:
                 self.sampler.record(group)
-            self.journal.trained(step, groups[0].ordinal, groups[-1].ordinal)
-            self.version, self._ordinal = done.version, groups[-1].ordinal + 1
+            self.journal.trained(step, groups[0].group_id, groups[-1].group_id)
+            self.version, self._group_id = done.version, groups[-1].group_id + 1
             if self.config.engine.weight_push == "ipc":  # they are asleep: once is enough
                 await self._transfer(done.version)
         if self._direct:
@@ -201,7 +203,7 @@ class Controller:
         self._report(done, groups, batch.stats, waited)
 
     async def _collect(self, count: int) -> list[Group] | None:
-        """The next `count` groups by ordinal; None once a stop is asked for or every prompt is solved."""
+        """The next `count` groups by group id; None once a stop is asked for or every prompt is solved."""
 
         async def collect() -> list[Group] | None:
             groups: list[Group] = []
@@ -289,7 +291,7 @@ class Controller:
     async def save(self) -> None:
         """Write a checkpoint of the present version, with what a resume needs."""
         sampler = self.sampler.state_dict()
-        state = {"version": self.version, "ordinal": self._ordinal, "sampler": sampler}
+        state = {"version": self.version, "group_id": self._group_id, "sampler": sampler}
         path = str(Path(self.config.run_dir) / "checkpoints" / f"step-{self.version:06d}")
         async with self._engines_still(self.config.engine.colocate):
             await self._within(self.learner.save(path, state), f"learner: checkpoint {path}")

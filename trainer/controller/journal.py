@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import ConfigError
-from trainer.controller.sampler import Issued
+from trainer.controller.sampler import IssuedPrompt
 from trainer.jsonl import append, open_to_append, read_lines
 from trainer.types import Columns, Group, Prompt, Rollout
 
@@ -30,9 +30,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._file: IO[str] = open_to_append(path)
 
-    def issued(self, issued: Issued) -> None:
+    def issued(self, issued: IssuedPrompt) -> None:
         """A prompt was handed out."""
-        self._write({"issued": issued.ordinal, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id})
+        self._write({"issued": issued.group_id, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id})
 
     def finished(self, group: Group) -> None:
         """A group is complete, with all its tokens."""
@@ -40,11 +40,11 @@ class Journal:
         arrays = {name: columns.pop(name) for name in _ARRAYS}
         tokens = b"".join(flat.tobytes() for _, flat in arrays.values())
         packed = base64.b64encode(zlib.compress(tokens, 1)).decode()
-        record = {"finished": group.ordinal, "lengths": arrays["token_ids"][0], "tokens": packed}
+        record = {"finished": group.group_id, "lengths": arrays["token_ids"][0], "tokens": packed}
         self._write(record | columns)
 
     def trained(self, step: int, first: int, last: int) -> None:
-        """Step `step` was made on ordinals first..last."""
+        """Step `step` was made on group ids first..last."""
         self._write({"trained": step, "first": first, "last": last})
 
     def close(self) -> None:
@@ -57,35 +57,35 @@ class Journal:
 
 def replay(
     path: Path, first: int, prompts: Mapping[str, Prompt]
-) -> tuple[dict[int, Issued], dict[int, Group]]:
-    """The prompts issued from ordinal `first` on, and those of them whose groups are finished.
+) -> tuple[dict[int, IssuedPrompt], dict[int, Group]]:
+    """The prompts issued from group `first` on, and those of them whose groups are finished.
 
-    A half-written last line (the machine died while writing) is left out; the last record of an ordinal
+    A half-written last line (the machine died while writing) is left out; the last record of a group
     counts, since an earlier resume may have issued it again.
     """
-    issued: dict[int, Issued] = {}
+    issued: dict[int, IssuedPrompt] = {}
     finished: dict[int, Group] = {}
     for record in read_lines(path):
-        ordinal = record.get("issued", record.get("finished", -1))
-        if ordinal < first:
+        group_id = record.get("issued", record.get("finished", -1))
+        if group_id < first:
             continue
         if "issued" in record:
             if (prompt := prompts.get(record["prompt_id"])) is None:
                 raise ConfigError(
-                    f"{path}: prompt {record['prompt_id']}, issued as number {ordinal}, is not in the "
+                    f"{path}: prompt {record['prompt_id']}, issued as number {group_id}, is not in the "
                     "training data any more; resume with the data the run began with"
                 )
-            issued[ordinal] = Issued(ordinal, record["epoch"], prompt)
-            finished.pop(ordinal, None)
+            issued[group_id] = IssuedPrompt(group_id, record["epoch"], prompt)
+            finished.pop(group_id, None)
         else:
-            finished[ordinal] = _group(issued[ordinal], record)
+            finished[group_id] = _group(issued[group_id], record)
     return issued, finished
 
 
-def _group(issued: Issued, record: dict[str, Any]) -> Group:
+def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:
     arrays = unpack(record)
     columns = {f.name: arrays.get(f.name) or record[f.name] for f in fields(Rollout)}
-    return Group(issued.ordinal, issued.epoch, issued.prompt, tuple(Columns(Rollout, columns).rows()))
+    return Group(issued.group_id, issued.epoch, issued.prompt, tuple(Columns(Rollout, columns).rows()))
 
 
 def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]]]:

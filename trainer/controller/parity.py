@@ -55,7 +55,10 @@ async def parity_gate(ctx: RolloutContext, learner: LearnerClient, prompts: Sequ
     if ctx.config.engine.colocate:
         ctx.engine.resume()
     gap = np.concatenate(
-        [np.abs(ours - s.logprobs_gen)[s.weights > 0] for ours, s in zip(scores, sequences, strict=True)]
+        [
+            np.abs(ours - s.logprobs_gen)[s.token_weights > 0]
+            for ours, s in zip(scores, sequences, strict=True)
+        ]
     )
     parity = Parity(float(gap.mean()), float(gap.max()), len(gap))
     bound = PARITY_NATS[ctx.config.model.dtype]

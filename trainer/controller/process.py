@@ -148,11 +148,16 @@ def _hear(telemetry: Connection, controller: Controller, engines: EnginePool) ->
 
 async def _restore(controller: Controller, config: Config, sampler: Sampler, resume: dict[str, Any]) -> None:
     """Put sampler, engines and pending groups where the checkpoint left them."""
-    version, first = resume["version"], resume["ordinal"]
+    if "group_id" not in resume:
+        raise ConfigError(
+            f"{resume['path']}: no 'group_id' in the controller's state; this checkpoint was written by an "
+            "older version of the trainer and cannot be resumed: start a new run"
+        )
+    version, first = resume["version"], resume["group_id"]
     sampler.load_state_dict(resume["sampler"])
     prompts = {p.prompt_id: p for p in controller.dataset.train}
     issued, finished = replay(Path(config.run_dir) / "journal.jsonl", first, prompts)
-    upto = resume["sampler"]["ordinal"]
+    upto = resume["sampler"]["group_id"]
     controller.restore(version, first, {o: i for o, i in issued.items() if o < upto}, finished)
     await controller.hold(version, "")  # that is what the engines have loaded
 

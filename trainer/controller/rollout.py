@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trainer.config import Config
-from trainer.controller.sampler import Issued
+from trainer.controller.sampler import IssuedPrompt
 from trainer.engines.protocol import Engine
 from trainer.types import Completion, Group, Prompt, Request, Rollout
 from trainer.verifiers.pool import Verdict, VerifierPool
@@ -57,12 +57,12 @@ class RolloutContext:
     progress: Progress
 
 
-async def rollout_group(ctx: RolloutContext, issued: Issued) -> Group:
+async def rollout_group(ctx: RolloutContext, issued: IssuedPrompt) -> Group:
     """All completions of one prompt, interrupted and verified; verification begins as each one ends."""
     n = ctx.config.pipeline.completions_per_prompt
-    seed = ctx.config.seed * 1_000_003 + issued.ordinal
-    rollouts = await rollout_prompt(ctx, issued.prompt, n, f"g{issued.ordinal}", seed)
-    return Group(issued.ordinal, issued.epoch, issued.prompt, tuple(rollouts))
+    seed = ctx.config.seed * 1_000_003 + issued.group_id
+    rollouts = await rollout_prompt(ctx, issued.prompt, n, f"g{issued.group_id}", seed)
+    return Group(issued.group_id, issued.epoch, issued.prompt, tuple(rollouts))
 
 
 async def rollout_prompt(

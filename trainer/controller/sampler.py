@@ -13,10 +13,10 @@ from trainer.types import Group, Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedPrompt:
     """A prompt handed out. Ordinals count from 0 without gaps."""
 
-    ordinal: int
+    group_id: int
     epoch: int
     prompt: Prompt
 
@@ -33,10 +33,10 @@ class Sampler:
         self._ids = sorted(self._prompts)
         self._config, self._seed = config, seed
         self._history: dict[str, tuple[int, int]] = {}  # prompt id -> (correct, rollouts)
-        self._ordinal = self._epoch = self._position = 0
+        self._group_id = self._epoch = self._position = 0
         self._order = self._permutation()
 
-    def next(self) -> Issued | None:
+    def next(self) -> IssuedPrompt | None:
         """The next unsolved prompt; None when every prompt is solved."""
         for _ in range(2 * len(self._ids)):
             if self._position == len(self._order):
@@ -45,8 +45,8 @@ class Sampler:
             prompt_id = self._ids[self._order[self._position]]
             self._position += 1
             if not self.solved(prompt_id):
-                issued = Issued(self._ordinal, self._epoch, self._prompts[prompt_id])
-                self._ordinal += 1
+                issued = IssuedPrompt(self._group_id, self._epoch, self._prompts[prompt_id])
+                self._group_id += 1
                 return issued
         return None
 
@@ -82,7 +82,7 @@ class Sampler:
     def state_dict(self) -> dict[str, Any]:
         """JSON-able position and history, for a checkpoint."""
         return {
-            "ordinal": self._ordinal,
+            "group_id": self._group_id,
             "epoch": self._epoch,
             "position": self._position,
             "history": {k: list(v) for k, v in self._history.items()},
@@ -90,7 +90,7 @@ class Sampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
-        self._ordinal, self._epoch, self._position = state["ordinal"], state["epoch"], state["position"]
+        self._group_id, self._epoch, self._position = state["group_id"], state["epoch"], state["position"]
         self._history = {k: (v[0], v[1]) for k, v in state["history"].items()}
         self._order = self._permutation()
 

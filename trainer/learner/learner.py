@@ -135,7 +135,7 @@ class Learner:
 
     def score(self, sequences: Sequence[TrainSequence]) -> tuple[NDArray[np.float32], ...]:
         """Log-probs of every token of the sequences under the present weights."""
-        everything = [replace(s, weights=np.ones(len(s.token_ids), np.float32)) for s in sequences]
+        everything = [replace(s, token_weights=np.ones(len(s.token_ids), np.float32)) for s in sequences]
         own: dict[int, NDArray[np.float32]] = {}
         with torch.no_grad():
             for share in rounds(everything, self.config.learner.micro_batch_tokens, self.ranks.size):
@@ -238,7 +238,7 @@ class Learner:
 
 def lag_histogram(batch: TrainBatch, version: int) -> dict[int, int]:
     """Loss tokens by lag: the learner's version minus the token's."""
-    own = [version - s.versions[s.weights != 0] for s in batch.sequences]
+    own = [version - s.versions[s.token_weights != 0] for s in batch.sequences]
     lags, tokens = np.unique(np.concatenate([np.zeros(0, np.int32), *own]), return_counts=True)
     return dict(zip(lags.tolist(), tokens.tolist(), strict=True))
 
@@ -247,7 +247,7 @@ def _lags(batch: TrainBatch, m: MicroBatch, version: int) -> NDArray[np.int32]:
     """(N,) of the micro-batch's loss tokens; those of one sequence stand together and in order."""
     first = np.flatnonzero(np.diff(m.owners, prepend=-1))
     of = [batch.sequences[i] for i in m.owners[first].tolist()]
-    return version - np.concatenate([s.versions[s.weights != 0] for s in of])
+    return version - np.concatenate([s.versions[s.token_weights != 0] for s in of])
 
 
 def learner_main(

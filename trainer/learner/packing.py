@@ -110,7 +110,9 @@ def _pieces(
     sequences: Sequence[TrainSequence], budget: int, among: Sequence[int] | None = None
 ) -> Iterator[_Piece]:
     """Of these sequences, or of all: groups in order, cut where they would exceed the budget."""
-    weighted = [i for i in (range(len(sequences)) if among is None else among) if sequences[i].weights.any()]
+    weighted = [
+        i for i in (range(len(sequences)) if among is None else among) if sequences[i].token_weights.any()
+    ]
     for _, run in groupby(weighted, key=lambda i: sequences[i].prompt_ids.tobytes()):
         group = sorted(run, key=lambda i: _inputs(sequences[i]).tolist())
         members: list[int] = []
@@ -133,7 +135,7 @@ def _pieces(
 
 def _inputs(sequence: TrainSequence) -> NDArray[np.int32]:
     """The completion's tokens that are fed: all before the last one with a weight."""
-    return sequence.token_ids[: np.flatnonzero(sequence.weights)[-1]]
+    return sequence.token_ids[: np.flatnonzero(sequence.token_weights)[-1]]
 
 
 def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
@@ -164,11 +166,11 @@ def _lay(sequences: Sequence[TrainSequence], pieces: Sequence[_Piece]) -> MicroB
                 ids.append(inputs[common:])
                 positions.append(np.arange(len(kept), len(path)))
             length += own
-            rows.append(start + path[len(prompt) - 1 :][np.flatnonzero(sequences[i].weights)])
+            rows.append(start + path[len(prompt) - 1 :][np.flatnonzero(sequences[i].token_weights)])
         owners += piece.members
         segments.append(Segment(length, tuple(branches)))
         start += length
-    kept_tokens = [np.flatnonzero(sequences[i].weights) for i in owners]
+    kept_tokens = [np.flatnonzero(sequences[i].token_weights) for i in owners]
 
     def gather(field: str) -> NDArray[np.generic]:
         return np.concatenate(
@@ -184,6 +186,6 @@ def _lay(sequences: Sequence[TrainSequence], pieces: Sequence[_Piece]) -> MicroB
         gather("token_ids").astype(np.int64),
         gather("logprobs_gen").astype(np.float32),
         np.repeat(np.array([sequences[i].advantage for i in owners], np.float32), counts),
-        gather("weights").astype(np.float32),
+        gather("token_weights").astype(np.float32),
         np.repeat(np.array(owners), counts),
     )

@@ -1,10 +1,10 @@
-"""The nursery: a bare process that imports a kind's scorer once and forks workers from then on.
+"""The fork server: a bare process that imports a kind's scorer once and forks workers from then on.
 
-    pool --- 4-byte slot + a socket's end ---> nursery    "a fresh worker for this slot, kill the old one"
+    pool --- 4-byte slot + a socket's end ---> fork server    "a fresh worker for this slot, kill the old one"
     pool <-- length + JSON, both ways -------> worker     one item, one judgement; JSON, since a worker
                                                           that ran a model's text must not be unpickled
 
-A fork costs milliseconds, so a killed worker is replaced at once. It is safe here, since the nursery has
+A fork costs milliseconds, so a killed worker is replaced at once. It is safe here, since the fork server has
 no threads; and it knows nothing of the run: not its main script, not its environment, not its files.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.verifiers.kinds import BUILT_IN, Scorer, load_scorer
-from trainer.verifiers.sandbox import close_doors, die_with_parent, limit
+from trainer.verifiers.sandbox import die_with_parent, limit, lock_down
 
 LENGTH = struct.Struct("!I")
 
@@ -63,17 +63,17 @@ def _kill(pid: int | None) -> None:
 
 
 def _work(fd: int, scorer: Scorer, kind: str, empty: str, cpu_seconds: int) -> None:
-    """A worker's life; it never returns into the nursery's code."""
+    """A worker's life; it never returns into the fork server's code."""
     try:
         os.chdir(empty)
         die_with_parent()
         limit(cpu_seconds)
-        close_doors()
+        lock_down()
         while (item := _receive(fd)) is not None:
             payload = json.dumps(_judge(scorer, kind, item)).encode()
             os.write(fd, LENGTH.pack(len(payload)) + payload)
     finally:
-        os._exit(0)  # no clean-up of the nursery's: the folder is not this process's to remove
+        os._exit(0)  # no clean-up of the fork server's: the folder is not this process's to remove
 
 
 def _receive(fd: int) -> dict[str, Any] | None:

@@ -24,12 +24,12 @@ from trainer.types import Outcome
 from trainer.verifiers.fork_server import LENGTH
 from trainer.verifiers.kinds import check_kind, judge_quick, may_execute, needs_workers
 
-START_S = 120.0  # seconds the nursery may take to import a scorer
+START_S = 120.0  # seconds the fork server may take to import a scorer
 MAX_REPLY = 4096  # bytes; a judgement is shorter
-LIFE_ITEMS = 500  # a worker is replaced after so many, since sympy's caches grow,
+MAX_ITEMS = 500  # a worker is replaced after so many, since sympy's caches grow,
 LIFE_S = 300.0  # and after so many seconds of work, so that its CPU limit never hits the innocent
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
-BROKEN = 50  # verdicts from the start on, all crashes: the scorer itself must be wrong
+MAX_STARTUP_CRASHES = 50  # verdicts from the start on, all crashes: the scorer itself must be wrong
 log = logging.getLogger(__name__)
 
 
@@ -62,7 +62,7 @@ class VerifierPool:
     def __init__(self, config: VerifierConfig, tell: Callable[[str], None] = log.warning) -> None:
         check_kind(config.kind)
         self._config = config
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._fork_server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._idle: asyncio.LifoQueue[_Slot] = asyncio.LifoQueue()
         self._slots = [_Slot(i) for i in range(config.workers)]
@@ -92,7 +92,7 @@ class VerifierPool:
                 score, outcome = await self._ask(slot, message)
             slot.items += 1
             slot.busy_s += time.monotonic() - start
-            spent = slot.items >= LIFE_ITEMS or slot.busy_s > LIFE_S
+            spent = slot.items >= MAX_ITEMS or slot.busy_s > LIFE_S
             spent = spent or may_execute(self._config.kind, completion)
             return self._counted(Verdict(score, outcome))
         except TimeoutError:
@@ -106,17 +106,17 @@ class VerifierPool:
             self._idle.put_nowait(slot)
 
     def close(self) -> None:
-        """Kill the workers and the nursery."""
+        """Kill the workers and the fork server."""
         for slot in self._slots:
             if slot.conn is not None:
                 slot.conn.close()
-        if self._control is not None and self._nursery is not None:
+        if self._control is not None and self._fork_server is not None:
             self._control.close()
             try:
-                self._nursery.wait(5.0)
+                self._fork_server.wait(5.0)
             except subprocess.TimeoutExpired:
-                self._nursery.kill()  # its workers die with it
-                self._nursery.wait()
+                self._fork_server.kill()  # its workers die with it
+                self._fork_server.wait()
 
     async def _ask(self, slot: _Slot, message: bytes) -> tuple[float, Outcome]:
         if slot.conn is None:
@@ -138,7 +138,7 @@ class VerifierPool:
         return score, outcome
 
     def _renew(self, slot: _Slot) -> None:
-        """A fresh worker for the slot; the nursery kills the old one. Does not wait for either."""
+        """A fresh worker for the slot; the fork server kills the old one. Does not wait for either."""
         if slot.conn is not None:
             slot.conn.close()
         ours, theirs = socket.socketpair()
@@ -153,11 +153,11 @@ class VerifierPool:
                 except OSError:
                     if attempt:
                         raise
-                    self._warn("the nursery died; it is started again")
+                    self._warn("the fork server died; it is started again")
                     self._start()
 
     def _start(self) -> None:
-        """Start the nursery with a bare environment and wait until its scorer is imported."""
+        """Start the fork server with a bare environment and wait until its scorer is imported."""
         ours, theirs = socket.socketpair()
         paths = [os.path.abspath(p) for p in sys.path if not p or os.path.exists(p)]
         environment = {k: os.environ[k] for k in _ENVIRONMENT if k in os.environ}
@@ -168,7 +168,7 @@ class VerifierPool:
         fd = str(theirs.fileno())
         command = [sys.executable, "-m", "trainer.verifiers.fork_server", fd, self._config.kind, cpu]
         with theirs:
-            self._nursery = subprocess.Popen(
+            self._fork_server = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -201,10 +201,10 @@ class VerifierPool:
         """The verdict, or ConfigError where the scorer has done nothing but crash."""
         self._crashes += verdict.outcome == "crash"
         self._sound += verdict.outcome != "crash"
-        if self._crashes >= BROKEN and not self._sound:
+        if self._crashes >= MAX_STARTUP_CRASHES and not self._sound:
             raise ConfigError(
-                f"verifier.kind {self._config.kind}: each of its first {BROKEN} verdicts was a crash, the "
-                f"first by {self._crash}; expected a score from 0 to 1: mend the function"
+                f"verifier.kind {self._config.kind}: each of its first {MAX_STARTUP_CRASHES} verdicts was a "
+                f"crash, the first by {self._crash}; expected a score from 0 to 1: correct the function"
             )
         return verdict
 

@@ -57,7 +57,7 @@ def limit(cpu_seconds: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
 
 
-def close_doors() -> None:
+def lock_down() -> None:
     """Refuse writes, processes and sockets from here on; it cannot be undone in this process."""
     sys.dont_write_bytecode = True
     if sys.platform == "linux":

@@ -66,7 +66,7 @@ def test_lengths_spread_as_asked() -> None:
     n = np.array([len(s.token_ids) for s in learner_step.make_batch(p)])
     assert np.median(n) == pytest.approx(256, rel=0.02) and n.max() == 2048
     assert np.log(n).std() == pytest.approx(0.8, rel=0.05)
-    assert sum(float(s.weights.sum()) for s in learner_step.make_batch(p)) == pytest.approx(1, rel=1e-4)
+    assert sum(float(s.token_weights.sum()) for s in learner_step.make_batch(p)) == pytest.approx(1, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)

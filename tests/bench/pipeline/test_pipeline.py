@@ -139,13 +139,13 @@ def make_run(folder: Path, cores: int = 0) -> float:
         })  # fmt: skip
     journal = Journal(folder / "journal.jsonl")
     prompt = Prompt("p", "1 + 1", (1, 2), "2", {})
-    for ordinal in range(PROMPTS * STEPS):
-        versions = np.full(LENGTH, ordinal // PROMPTS, np.int32)
+    for group_id in range(PROMPTS * STEPS):
+        versions = np.full(LENGTH, group_id // PROMPTS, np.int32)
         rollout = Rollout(
             np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.float32), versions, np.ones(LENGTH, np.bool_),
             "2", 1.0, "correct", truncated=False, interrupted=False,
         )  # fmt: skip
-        journal.finished(Group(ordinal, 0, prompt, (rollout,) * COMPLETIONS))
+        journal.finished(Group(group_id, 0, prompt, (rollout,) * COMPLETIONS))
     journal.close()
     settings = {"max_lag": 0, "prompts_per_step": PROMPTS, "completions_per_prompt": COMPLETIONS}
     config = {

@@ -25,8 +25,8 @@ def rollout(
     )  # fmt: skip
 
 
-def group(ordinal: int, *rollouts: Rollout) -> Group:
-    return Group(ordinal, 0, Prompt(f"p{ordinal}", "", (9, ordinal), "", {}), rollouts)
+def group(group_id: int, *rollouts: Rollout) -> Group:
+    return Group(group_id, 0, Prompt(f"p{group_id}", "", (9, group_id), "", {}), rollouts)
 
 
 PLAIN = group(0, rollout(1, 2), rollout(-1, 4), rollout(-1, 2))  # centred: 4/3, -2/3, -2/3
@@ -40,7 +40,7 @@ CENTRED = [4 / 3, -2 / 3, -2 / 3, 1, -1, 2 / 3, 2 / 3]
 
 
 def weights(batch: TrainBatch) -> list[list[float]]:
-    return [s.weights.tolist() for s in batch.sequences]
+    return [s.token_weights.tolist() for s in batch.sequences]
 
 
 def exact(expected: list[list[float]]) -> list[list[float]]:
@@ -53,7 +53,7 @@ def test_prompt_average_of_a_mixed_batch_is_exactly_as_worked_by_hand() -> None:
     phrase = [w, w, 0, 0, w, w]  # the phrase's two tokens carry no loss
     assert weights(batch) == exact([[w] * 2, [w] * 4, [w] * 2, phrase, [w] * 4, [w] * 3, [w] * 5])
     assert batch.step == 4
-    assert sum(s.weights.sum(dtype=np.float64) for s in batch.sequences) == pytest.approx(1, abs=1e-6)
+    assert sum(s.token_weights.sum(dtype=np.float64) for s in batch.sequences) == pytest.approx(1, abs=1e-6)
     assert batch.stats["train/effective_prompts"] == 3 and batch.stats["train/effective_completions"] == 7
 
 
@@ -62,16 +62,16 @@ def test_sample_and_token_averages_are_exactly_as_worked_by_hand() -> None:
     by_sample = build_batch(GROUPS, 1, ObjectiveConfig(aggregation="sample"), 3)
     by_token = build_batch(GROUPS, 1, ObjectiveConfig(aggregation="token"), 3)
     for batch, expected in ((by_sample, [1 / (7 * n) for n in lengths]), (by_token, [1 / 24] * 7)):
-        assert [s.weights.max() for s in batch.sequences] == np.array(expected, np.float32).tolist()
-        assert [int((s.weights > 0).sum()) for s in batch.sequences] == lengths
+        assert [s.token_weights.max() for s in batch.sequences] == np.array(expected, np.float32).tolist()
+        assert [int((s.token_weights > 0).sum()) for s in batch.sequences] == lengths
 
 
 @pytest.mark.parametrize("aggregation", ["prompt", "sample", "token"])
 def test_weights_agree_with_the_kernels_own(aggregation: Literal["prompt", "sample", "token"]) -> None:
     batch = build_batch(GROUPS, 1, ObjectiveConfig(aggregation=aggregation), 3)
-    lengths = [int((s.weights > 0).sum()) for s in batch.sequences]
+    lengths = [int((s.token_weights > 0).sum()) for s in batch.sequences]
     theirs = token_weights(lengths, [int(s.prompt_ids[1]) for s in batch.sequences], aggregation)
-    ours = np.concatenate([s.weights[s.weights > 0] for s in batch.sequences])
+    ours = np.concatenate([s.token_weights[s.token_weights > 0] for s in batch.sequences])
     np.testing.assert_array_equal(ours, theirs.numpy())
 
 

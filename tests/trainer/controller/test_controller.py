@@ -14,7 +14,7 @@ from trainer.config import Config, ConfigError, EngineConfig, InterruptionConfig
 from trainer.controller.controller import Controller
 from trainer.controller.data import Dataset
 from trainer.controller.journal import Journal, replay
-from trainer.controller.process import check_lengths, emitter
+from trainer.controller.process import _restore, check_lengths, emitter
 from trainer.controller.sampler import Sampler
 
 
@@ -205,7 +205,7 @@ def test_a_fatal_error_saves_what_was_learned_before_it(tmp_path: Path) -> None:
             asyncio.wait_for(controller(configured(tmp_path, 1), FakeEngine(), learner, []).run(), 10)
         )
     ((path, state),) = learner.saved
-    assert path.endswith("step-000002") and (state["version"], state["ordinal"]) == (2, 8)
+    assert path.endswith("step-000002") and (state["version"], state["group_id"]) == (2, 8)
 
 
 def test_a_step_under_way_when_something_fails_is_finished_and_saved(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_launcher_that_is_gone_is_told_nothing_and_stops_nothing() -> None:
     emitter(theirs)("step", {"step": 1})
 
 
-def test_stop_ends_after_the_step_under_way_and_a_resume_trains_every_ordinal_once(tmp_path: Path) -> None:
+def test_stop_ends_after_the_step_under_way_and_a_resume_trains_every_group_once(tmp_path: Path) -> None:
     config = configured(tmp_path, 2)
     learner = FakeLearner(0.01)
 
@@ -250,7 +250,7 @@ def test_stop_ends_after_the_step_under_way_and_a_resume_trains_every_ordinal_on
         items = {p.prompt_id: p for p in run.dataset.train}
         issued, finished = replay(tmp_path / "journal.jsonl", made * 4, items)
         run.restore(
-            made, made * 4, {o: i for o, i in issued.items() if o < state["sampler"]["ordinal"]}, finished
+            made, made * 4, {o: i for o, i in issued.items() if o < state["sampler"]["group_id"]}, finished
         )
         run.ctx.engine.version = made  # type: ignore[attr-defined]  # the launcher's full push
         await run.run()
@@ -282,13 +282,21 @@ def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
     run = controller(config, FakeEngine(), learner, [])
     asyncio.run(run.run())
     asyncio.run(run.save())
-    assert learner.saved[-1][1]["ordinal"] == 8
+    assert learner.saved[-1][1]["group_id"] == 8
     again = controller(configured(tmp_path, 0, steps=4, prompts_per_step=6), FakeEngine(), learner, [])
     again.sampler.load_state_dict(learner.saved[-1][1]["sampler"])
     again.restore(2, 8, {}, {})
     again.ctx.engine.version = 2  # type: ignore[attr-defined]
     asyncio.run(again.run())
     assert '"trained": 4, "first": 14, "last": 19' in (tmp_path / "journal.jsonl").read_text()
+
+
+def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    config = configured(tmp_path, 0)
+    run = controller(config, FakeEngine(), FakeLearner(), [])
+    old = {"path": "runs/a/step-000002", "version": 2, "ordinal": 8, "sampler": {"ordinal": 8}}
+    with pytest.raises(ConfigError, match=r"runs/a/step-000002: no 'group_id'.* start a new run$"):
+        asyncio.run(_restore(run, config, run.sampler, old))
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

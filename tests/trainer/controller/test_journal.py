@@ -8,12 +8,12 @@ from fakes import prompts
 
 from trainer.config import ConfigError
 from trainer.controller.journal import Journal, replay
-from trainer.controller.sampler import Issued
+from trainer.controller.sampler import IssuedPrompt
 from trainer.types import Group, Rollout
 
 
-def group(issued: Issued, lengths: list[int]) -> Group:
-    rng = np.random.default_rng(issued.ordinal)
+def group(issued: IssuedPrompt, lengths: list[int]) -> Group:
+    rng = np.random.default_rng(issued.group_id)
     rollouts = [
         Rollout(
             rng.integers(0, 50_000, n, np.int32),
@@ -28,14 +28,14 @@ def group(issued: Issued, lengths: list[int]) -> Group:
         )
         for n in lengths
     ]
-    return Group(issued.ordinal, issued.epoch, issued.prompt, tuple(rollouts))
+    return Group(issued.group_id, issued.epoch, issued.prompt, tuple(rollouts))
 
 
 def test_finished_groups_come_back_bit_for_bit_and_pending_ones_are_known(tmp_path: Path) -> None:
     items = prompts(6)
     by_id = {p.prompt_id: p for p in items}
     journal = Journal(tmp_path / "j.jsonl")
-    issued = [Issued(i, i // 4, items[i]) for i in range(6)]
+    issued = [IssuedPrompt(i, i // 4, items[i]) for i in range(6)]
     groups = {i: group(issued[i], [3, 0, 7]) for i in (1, 2, 4)}
     for one in issued:
         journal.issued(one)
@@ -46,8 +46,8 @@ def test_finished_groups_come_back_bit_for_bit_and_pending_ones_are_known(tmp_pa
     again, finished = replay(tmp_path / "j.jsonl", 2, by_id)
     assert again == {i: issued[i] for i in (2, 3, 4, 5)}
     assert set(finished) == {2, 4}
-    for ordinal, got in finished.items():
-        for ours, theirs in zip(groups[ordinal].rollouts, got.rollouts, strict=True):
+    for group_id, got in finished.items():
+        for ours, theirs in zip(groups[group_id].rollouts, got.rollouts, strict=True):
             for name in ("token_ids", "logprobs_gen", "versions", "sampled"):
                 np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
                 assert getattr(ours, name).dtype == getattr(theirs, name).dtype
@@ -60,11 +60,11 @@ def test_a_line_cut_by_a_crash_is_left_out_and_a_new_issue_voids_an_old_group(tm
     by_id = {p.prompt_id: p for p in items}
     path = tmp_path / "j.jsonl"
     journal = Journal(path)
-    issued = Issued(0, 0, items[0])
+    issued = IssuedPrompt(0, 0, items[0])
     journal.issued(issued)
     journal.finished(group(issued, [2]))
-    journal.issued(Issued(1, 0, items[1]))
-    journal.finished(group(Issued(1, 0, items[1]), [4]))
+    journal.issued(IssuedPrompt(1, 0, items[1]))
+    journal.finished(group(IssuedPrompt(1, 0, items[1]), [4]))
     journal.close()
     whole = path.read_text()
     path.write_text(whole[:-30])  # the power went while the last group was being written
@@ -72,14 +72,14 @@ def test_a_line_cut_by_a_crash_is_left_out_and_a_new_issue_voids_an_old_group(tm
     assert set(again) == {0, 1} and set(finished) == {0}
     path.write_text(whole)
     journal = Journal(path)
-    journal.issued(issued)  # a resume issues ordinal 0 again
+    journal.issued(issued)  # a resume issues group 0 again
     journal.close()
     assert set(replay(path, 0, by_id)[1]) == {1}
 
 
 def test_a_prompt_that_left_the_data_is_told_in_one_line(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j.jsonl")
-    journal.issued(Issued(3, 0, prompts(1)[0]))
+    journal.issued(IssuedPrompt(3, 0, prompts(1)[0]))
     journal.close()
     with pytest.raises(ConfigError, match=r"prompt id0000, issued as number 3, .* resume with the data"):
         replay(tmp_path / "j.jsonl", 0, {})

@@ -10,7 +10,7 @@ from fakes import FakeEngine, context, prompts
 from trainer.config import Config
 from trainer.controller.evaluate import sampling_error
 from trainer.controller.rollout import rollout_group
-from trainer.controller.sampler import Issued
+from trainer.controller.sampler import IssuedPrompt
 
 
 def configured(**interruption: Any) -> Config:
@@ -23,7 +23,7 @@ def configured(**interruption: Any) -> Config:
 
 
 def run(config: Config, engine: FakeEngine) -> Any:
-    return asyncio.run(rollout_group(context(config, engine), Issued(5, 1, prompts(1)[0])))
+    return asyncio.run(rollout_group(context(config, engine), IssuedPrompt(5, 1, prompts(1)[0])))
 
 
 def test_rollouts_come_in_the_order_of_their_index_with_their_reward() -> None:
@@ -31,7 +31,7 @@ def test_rollouts_come_in_the_order_of_their_index_with_their_reward() -> None:
     assert [len(r.token_ids) for r in group.rollouts] == [4, 5, 6]
     assert [r.reward for r in group.rollouts] == [-1.0, 1.0, -1.0]  # the fake verifier alternates
     assert [r.truncated for r in group.rollouts] == [False, False, False]
-    assert (group.ordinal, group.epoch, group.pass_rate) == (5, 1, 1 / 3)
+    assert (group.group_id, group.epoch, group.pass_rate) == (5, 1, 1 / 3)
     assert run(configured(), FakeEngine(lambda request, index: 7)).rollouts[0].truncated
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainer.config import PipelineConfig
-from trainer.controller.sampler import Issued, Sampler
+from trainer.controller.sampler import IssuedPrompt, Sampler
 from trainer.types import Group, Prompt, Rollout
 
 
@@ -20,7 +20,7 @@ def group(prompt: Prompt, correct: int, total: int) -> Group:
     return Group(0, 0, prompt, tuple(rollouts))
 
 
-def issued(sampler: Sampler) -> Issued:
+def issued(sampler: Sampler) -> IssuedPrompt:
     one = sampler.next()
     assert one is not None
     return one
@@ -32,7 +32,7 @@ def test_every_epoch_holds_each_prompt_once_and_epochs_differ() -> None:
     for number, epoch in enumerate(epochs):
         assert sorted(i.prompt.prompt_id for i in epoch) == [f"p{i}" for i in range(7)]
         assert {i.epoch for i in epoch} == {number}
-    assert [i.ordinal for epoch in epochs for i in epoch] == list(range(21))
+    assert [i.group_id for epoch in epochs for i in epoch] == list(range(21))
     orders = [[i.prompt.prompt_id for i in epoch] for epoch in epochs]
     assert orders[0] != orders[1] != orders[2]
 

@@ -75,7 +75,7 @@ def test_loss_and_ratio_metrics_are_the_oracles(model_dir: str) -> None:
     assert metrics["learner/loss"] == pytest.approx(loss, rel=1e-5)
     norm = np.sqrt(sum(float((g**2).sum()) for g in gradient.values()))
     assert metrics["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)
-    assert metrics["learner/tokens"] == sum(int((s.weights > 0).sum()) for s in batch)
+    assert metrics["learner/tokens"] == sum(int((s.token_weights > 0).sum()) for s in batch)
     assert 0 < metrics["ratio/truncated"] < 1 < metrics["ratio/max"] and 0 < metrics["ratio/ess"] < 1
 
 
@@ -133,7 +133,9 @@ def test_a_non_finite_step_is_refused_and_changes_nothing(model_dir: str, where:
     elif where == "weights":
         dict(one.model.lm.named_parameters())["model.norm.weight"].data[0] = np.inf
     elif where == "loss":
-        first = replace(first, advantage=3e38, weights=np.full(len(first.weights), 3e38, np.float32))
+        first = replace(
+            first, advantage=3e38, token_weights=np.full(len(first.token_weights), 3e38, np.float32)
+        )
     else:
         one.parameters[0].register_hook(lambda g: g * np.nan)
     before = [p.detach().clone() for p in one.parameters]

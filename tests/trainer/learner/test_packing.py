@@ -123,7 +123,7 @@ def test_every_weighted_token_is_in_exactly_one_micro_batch_with_its_own_context
             seen.setdefault(int(owner), []).append((*context, int(target)))
     for i, s in enumerate(everything):
         full = [*s.prompt_ids.tolist(), *s.token_ids.tolist()]
-        expected = [tuple(full[: len(s.prompt_ids) + k + 1]) for k in np.flatnonzero(s.weights)]
+        expected = [tuple(full[: len(s.prompt_ids) + k + 1]) for k in np.flatnonzero(s.token_weights)]
         assert seen.get(i, []) == expected
 
 

@@ -247,11 +247,11 @@ def test_a_cancelled_item_leaves_no_answer_for_the_next(user_module: Path) -> No
     pool.close()
 
 
-def test_the_pool_survives_the_death_of_its_nursery(user_module: Path) -> None:
+def test_the_pool_survives_the_death_of_its_fork_server(user_module: Path) -> None:
     pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=5.0))
-    assert pool._nursery is not None
-    os.kill(pool._nursery.pid, signal.SIGKILL)
-    pool._nursery.wait()
+    assert pool._fork_server is not None
+    os.kill(pool._fork_server.pid, signal.SIGKILL)
+    pool._fork_server.wait()
     first, second = outcomes(pool, ("a", "a", {}), ("a", "a", {}))
     assert first in ("crash", "correct") and second == "correct"
     pool.close()
@@ -263,8 +263,8 @@ def test_closing_the_pool_kills_a_looping_worker(user_module: Path) -> None:
     async def leave_it_looping() -> None:
         task = asyncio.create_task(pool.verify("loop", "a", {}))
         await asyncio.sleep(0.3)
-        assert pool._nursery is not None
-        children = Path(f"/proc/{pool._nursery.pid}/task/{pool._nursery.pid}/children")
+        assert pool._fork_server is not None
+        children = Path(f"/proc/{pool._fork_server.pid}/task/{pool._fork_server.pid}/children")
         if children.exists():
             worker = int(children.read_text().split()[0])
             pool.close()
