@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from bench.pipeline.simulate import Outcome, Rates, Scheme, Split, Workload
+from bench.pipeline.simulate import Outcome, Rates, Scheme, Workload
 from trainer.controller.journal import unpack
+from trainer.launcher.placement import Split
 
 MOMENT = 2e-3  # seconds: what is shorter is no wait
 FILES = ("config.yaml", "ledger.json", "metrics.jsonl", "timeline.jsonl", "journal.jsonl")

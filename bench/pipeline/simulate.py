@@ -31,6 +31,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.launcher.placement import Split
+
 EPS = 1e-9
 EVALUATION = -1  # the group id of its completions
 
@@ -75,18 +77,6 @@ class Rates:
     # How unsteady they are: factors of mean 1, one drawn for each step and for each version held.
     train_scatter: tuple[float, ...] = (1.0,)
     decode_scatter: tuple[float, ...] = (1.0,)
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Devices of each side; `cores` > 0: both on the same cores, and the numbers are their threads."""
-
-    learner: int
-    engine: int
-    cores: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.cores} cores shared" if self.cores else f"{self.engine}+{self.learner}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,12 @@ import numpy as np
 from scipy.optimize import nnls
 
 from bench.measure import write_json
+from bench.pipeline.lengths import lognormal_lengths
 from bench.pipeline.measured_run import Run, read_run
-from bench.pipeline.simulate import Outcome, Rates, Scheme, Split, Workload, simulate
+from bench.pipeline.simulate import Outcome, Rates, Scheme, Workload, simulate
 from bench.table import number, table
-from trainer.launcher.advice import ASSUMED, assumed_rates, lognormal_lengths
+from trainer.launcher.advice import ASSUMED, assumed_rates
+from trainer.launcher.placement import Split
 from trainer.scaling.kernel_cost import MODELS, Constant
 
 BAR = 0.15  # what a prediction may be off
@@ -283,8 +285,8 @@ def _rates(args: argparse.Namespace, work: Workload) -> Rates:
     shape = MODELS[args.model]
     parameters = shape.body_parameters + shape.hidden * shape.vocab
     kv_width = shape.kv_heads * shape.head_dim
-    rates = assumed_rates(parameters, shape.layers, kv_width, work.context, args.slots)
-    rates = replace(rates, push_s=args.push_s, step_s=args.step_s)
+    assumed = assumed_rates(parameters, shape.layers, kv_width, work.context)
+    rates = Rates(slots=args.slots, **asdict(replace(assumed, push_s=args.push_s, step_s=args.step_s)))
     if args.train_tokens_per_s:
         rates = replace(rates, train_token_s=1 / args.train_tokens_per_s)
     if args.engine_rate:
@@ -303,12 +305,10 @@ def _constants(args: argparse.Namespace, rates: Rates) -> dict[str, dict[str, An
     train, engine = "GIVEN by --train-tokens-per-s", "GIVEN by --engine-rate"
     if not args.train_tokens_per_s:
         train = f"6 FLOP per parameter at peak · train_mfu, {shape.source}"
-        constants |= {name: Constant(**asdict(ASSUMED[name])) for name in ("peak", "train_mfu")}
+        constants |= {name: ASSUMED[name] for name in ("peak", "train_mfu")}
     if not args.engine_rate:
         engine = f"weights and KV cache at bandwidth · decode_share, {shape.source}"
-        constants |= {
-            name: Constant(**asdict(ASSUMED[name])) for name in ("peak", "bandwidth", "decode_share")
-        }
+        constants |= {name: ASSUMED[name] for name in ("peak", "bandwidth", "decode_share")}
     step_s = rates.decode_step_s + rates.decode_token_s * args.slots
     constants["learner"] = Constant(1 / rates.train_token_s, "tokens/s and GPU", train)
     constants["engine"] = Constant(

@@ -6,11 +6,22 @@ import os
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from bench.pipeline.simulate import Split
 from trainer.config import Config, ConfigError
 from trainer.roles import role_name
 
 LEARNER_SHARE = 1 / 4  # of the GPUs, where no setting says: generation takes most of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Devices of each side; `cores` > 0: both on the same cores, and the numbers are their threads."""
+
+    learner: int
+    engine: int
+    cores: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.cores} cores shared" if self.cores else f"{self.engine}+{self.learner}"
 
 
 @dataclass(frozen=True, slots=True)

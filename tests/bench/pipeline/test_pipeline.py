@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from bench.pipeline import splits as pipeline
+from bench.pipeline.lengths import lognormal_lengths
 from bench.pipeline.measured_run import Interval, Speed, read_run
-from bench.pipeline.simulate import Scheme, Split
+from bench.pipeline.simulate import Scheme
 from bench.pipeline.splits import fit_engine
 from trainer.controller.journal import Journal
+from trainer.launcher.placement import Split
 from trainer.types import Group, Prompt, Rollout
 
 SMALL = [
@@ -225,3 +227,13 @@ def test_a_resumed_or_short_run_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path)
     with with_lines([*lines[7:], *lines[1:7]]):
         read_run(tmp_path)
+
+
+def test_lengths_have_the_mean_and_percentile_asked_for() -> None:
+    lengths = lognormal_lengths(1000, 2500, 10**9, 16)
+    assert lengths.mean() == pytest.approx(1000, rel=0.01)
+    assert np.percentile(lengths, 95) == pytest.approx(2500, rel=0.02)
+    assert lognormal_lengths(1000, 2500, 2000, 16).max() == 2000
+    assert (lognormal_lengths(50, 50, 100, 4) == 50).all()
+    with pytest.raises(ValueError, match="95th percentile 900: expected a percentile of 1 to 3"):
+        lognormal_lengths(1000, 900, 10, 4)

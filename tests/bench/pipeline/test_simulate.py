@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.pipeline.simulate import Outcome, Rates, Scheme, Split, Workload, simulate
+from bench.pipeline.simulate import Outcome, Rates, Scheme, Workload, simulate
+from trainer.launcher.placement import Split
 
 # 2 prompts × 2 completions of 10 tokens: 40 tokens a step
 WORK = Workload(prompts=2, prompt_tokens=0.0, lengths=np.full((1, 2), 10))

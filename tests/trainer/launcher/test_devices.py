@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.pipeline.simulate import Split
 from trainer.config import Config, ConfigError, EngineConfig, LearnerConfig
 from trainer.gpus import visible_gpus
-from trainer.launcher.placement import Devices, assign, for_roles
+from trainer.launcher.placement import Devices, Split, assign, for_roles
 
 GPUS = tuple("01234567")
 

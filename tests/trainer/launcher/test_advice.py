@@ -1,9 +1,7 @@
 """Advice on the split of devices, with numbers worked by hand."""
 
-import numpy as np
 import pytest
 
-from bench.pipeline.simulate import Split
 from trainer.config import Config, EngineConfig, InterruptionConfig, PipelineConfig
 from trainer.launcher.advice import (
     ASSUMED,
@@ -11,16 +9,16 @@ from trainer.launcher.advice import (
     advise_run,
     advise_shared,
     assumed_rates,
-    lognormal_lengths,
     plan,
 )
+from trainer.launcher.placement import Split
 
 
 def test_an_idle_learner_gives_a_gpu_to_the_engine() -> None:
     # Work of a step, in GPU-steps: engine 5 · 1, learner 3 · .59 = 1.77, all of it hidden.
     # 6+2: max(5/6, 1.77/2 = .885) = .885, so 1.13 times the steps; 7+1: 1.77.
     advice = advise(Split(3, 5), learner_idle=0.41, engine_idle=0.0)
-    assert advice.best == Split(2, 6) and advice.faster == pytest.approx(1 / 0.885)
+    assert advice.best == Split(2, 6) and advice.speedup == pytest.approx(1 / 0.885)
     assert advice.text == (
         "learner idle 41%, engine idle 0%: give 1 GPU of the learner to the engine: 5+3 -> 6+2 "
         "(engine + learner), about 1.13x steps per hour"
@@ -30,7 +28,7 @@ def test_an_idle_learner_gives_a_gpu_to_the_engine() -> None:
 def test_an_idle_engine_gives_gpus_to_the_learner() -> None:
     # engine 14 · .4 = 5.6, learner 2 · 1 = 2: balanced at 12+4: max(5.6/12, 2/4) = .5; 11+5: .509
     advice = advise(Split(2, 14), learner_idle=0.0, engine_idle=0.6)
-    assert advice.best == Split(4, 12) and advice.faster == pytest.approx(2)
+    assert advice.best == Split(4, 12) and advice.speedup == pytest.approx(2)
     assert "give 2 GPUs of the engine to the learner: 14+2 -> 12+4" in advice.text
 
 
@@ -38,18 +36,18 @@ def test_what_was_not_hidden_stays_so() -> None:
     # Strictly in turns (.75 + .25 = 1): engine 6 · .25 = 1.5, learner 2 · .75 = 1.5.
     # 4+4: 1.5/4 + 1.5/4 = .75, although max alone would be .375
     advice = advise(Split(2, 6), learner_idle=0.25, engine_idle=0.75)
-    assert advice.best == Split(4, 4) and advice.faster == pytest.approx(1 / 0.75)
+    assert advice.best == Split(4, 4) and advice.speedup == pytest.approx(1 / 0.75)
     # A tenth of the time neither works: that part does not shrink. .1 + 3 · .6/4 + ... on 4+4
     neither = advise(Split(2, 6), learner_idle=0.4, engine_idle=0.7)
     engine, learner = 6 * 0.3, 2 * 0.6
     times = {e: 0.1 + engine / e + learner / (8 - e) for e in range(1, 8)}
     best = min(times, key=lambda e: times[e])
-    assert neither.best == Split(8 - best, best) and neither.faster == pytest.approx(1 / times[best])
+    assert neither.best == Split(8 - best, best) and neither.speedup == pytest.approx(1 / times[best])
 
 
 def test_a_good_split_is_left_alone() -> None:
     advice = advise(Split(2, 6), learner_idle=0.04, engine_idle=0.02)
-    assert advice.best == Split(2, 6) and advice.faster == 1 and "6+2 GPUs" in advice.text
+    assert advice.best == Split(2, 6) and advice.speedup == 1 and "6+2 GPUs" in advice.text
     in_turns = advise(Split(4, 4), learner_idle=0.5, engine_idle=0.5)
     assert in_turns.best == Split(4, 4) and "higher pipeline.max_lag" in in_turns.text
 
@@ -103,9 +101,9 @@ def test_a_plan_names_the_best_split_and_its_gain() -> None:
         pipeline=PipelineConfig(prompts_per_step=16, completions_per_prompt=8, max_lag=4),
     )
     starved = plan(config, 600_000_000, 28, 1024, Split(1, 7))
-    assert starved.best is not None and starved.best.learner > 1 and starved.faster > 1.5
+    assert starved.best is not None and starved.best.learner > 1 and starved.speedup > 1.5
     assert f"learner.ranks {starved.best.learner}" in starved.text and "assumed rates" in starved.text
-    assert plan(config, 600_000_000, 28, 1024, starved.best).faster == 1
+    assert plan(config, 600_000_000, 28, 1024, starved.best).speedup == 1
     assert "share the 2 cores in time" in plan(config, 600_000_000, 28, 1024, Split(1, 1, 2)).text
 
 
@@ -115,30 +113,20 @@ def test_remote_engines_are_no_part_of_a_plan(split: Split, width: int) -> None:
     urls = ("http://a:1", "http://b:1")
     config = Config(engine=EngineConfig(kind="vllm", urls=urls, tensor_parallel=width))
     advice = plan(config, 600_000_000, 28, 1024, split)
-    assert (advice.best, advice.faster) == (None, 1)
+    assert (advice.best, advice.speedup) == (None, 1)
     assert advice.text == "the engines are on other machines, so there is no split to choose"
 
 
 def test_assumed_rates_by_hand() -> None:
     a = {name: assumption.value for name, assumption in ASSUMED.items()}
-    rates = assumed_rates(1e9, layers=10, kv_width=100, context=1000, slots=8)
+    rates = assumed_rates(1e9, layers=10, kv_width=100, context=1000)
     read = a["bandwidth"] * a["decode_share"]
     assert rates.decode_step_s == pytest.approx(2e9 / read)
     assert rates.decode_token_s == pytest.approx(4e6 / read + 2e9 / (a["peak"] * a["decode_share"]))
     assert rates.train_token_s == pytest.approx(6e9 / (a["peak"] * a["train_mfu"]))
-    two = assumed_rates(1e9, layers=10, kv_width=100, context=1000, slots=8, width=2)
+    two = assumed_rates(1e9, layers=10, kv_width=100, context=1000, width=2)
     assert two.decode_token_s == rates.decode_token_s / 2 and two.train_token_s == rates.train_token_s
     assert all(assumption.source for assumption in ASSUMED.values())
-
-
-def test_lengths_have_the_mean_and_percentile_asked_for() -> None:
-    lengths = lognormal_lengths(1000, 2500, 10**9, 16)
-    assert lengths.mean() == pytest.approx(1000, rel=0.01)
-    assert np.percentile(lengths, 95) == pytest.approx(2500, rel=0.02)
-    assert lognormal_lengths(1000, 2500, 2000, 16).max() == 2000
-    assert (lognormal_lengths(50, 50, 100, 4) == 50).all()
-    with pytest.raises(ValueError, match="95th percentile 900: expected a percentile of 1 to 3"):
-        lognormal_lengths(1000, 900, 10, 4)
 
 
 def test_interrupted_completions_bound_the_planned_length() -> None:
