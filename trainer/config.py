@@ -6,13 +6,39 @@ The docstring under each field is its line in `--help`: it gives the unit and th
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+RECIPES = Path(__file__).parent / "recipes"
 
 
 class ConfigError(ValueError):
     """A setting or input is wrong: the message says what was given, what was expected, what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Values that a number in the config may have. It stands in the field's annotation; cli.check enforces it."""
+
+    least: float = -math.inf  # the lowest value allowed
+    above: float = -math.inf  # every value allowed is higher
+    most: float = math.inf
+    reason: str = ""
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and value > self.above
+
+    def __str__(self) -> str:
+        low = f"above {self.above:g}" if self.above > self.least else f"{self.least:g} or more"
+        return low + (f" and at most {self.most:g}" if self.most < math.inf else "")
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+PositiveFloat = Annotated[float, Range(above=0)]
+NonNegativeFloat = Annotated[float, Range(0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +57,7 @@ class DataConfig:
     """`reasoning_gym:TASK`, a .jsonl or .parquet file, or `datasets:NAME` (hub name or folder)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reasoning-gym task or of `datasets.load_dataset`."""
-    size: int = 0
+    size: NonNegativeInt = 0
     """Rows read of a file at most (0: all); items drawn from a generated source before duplicates go (0: 2000)."""
     prompt_column: str = "question"
     """Column holding the question; the template sees every column by its name, and this one as {question}."""
@@ -43,11 +69,11 @@ class DataConfig:
     """Wrap the prompt in the tokenizer's chat template as a user turn."""
     answer_pattern: str = ""
     """Regular expression whose last match's first group is the gold answer in the answer column (GSM8K: `####\\s*(.+)`). Empty: the whole column."""
-    held_out: int = 100
+    held_out: Annotated[int, Range(1, reason="without held-out prompts there is no curve")] = 100
     """Prompts set apart for evaluation, never trained on; chosen by prompt hash, so the split never depends on order or seed."""
     held_out_source: str = ""
     """A file or source of its own for the held-out prompts; training prompts that stand there too are an error."""
-    max_prompt_tokens: int = 2048
+    max_prompt_tokens: PositiveInt = 2048
     """Longest prompt, in tokens; longer ones are an error that names the item."""
 
 
@@ -55,9 +81,9 @@ class DataConfig:
 class VerifierConfig:
     kind: str = "math"
     """`math` (math-verify), `exact` (text after normalisation), `number` (one literal number, nothing else), `reasoning_gym` (the task's scorer), or your own `module:function(completion, answer, metadata) -> float` from 0 to 1 (it scales the reward; only 1 counts as a pass)."""
-    workers: int = 1
+    workers: PositiveInt = 1
     """Worker processes; each is killed and replaced when it overruns."""
-    timeout_s: float = 5.0
+    timeout_s: PositiveFloat = 5.0
     """Seconds one completion may take to verify before its worker is killed; the completion counts as wrong."""
     correct_reward: float = 1.0
     """Reward of a correct completion."""
@@ -69,15 +95,15 @@ class VerifierConfig:
 class InterruptionConfig:
     enabled: bool = False
     """Forced interruption: at a budget drawn per completion, stop, append the phrase, let the model answer."""
-    lo: int = 10_000
+    lo: PositiveInt = 10_000
     """Least budget of thinking, in tokens."""
-    hi: int = 12_000
+    hi: PositiveInt = 12_000
     """Greatest budget of thinking, in tokens."""
     phrase: str = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
     """Text appended at the budget; its tokens carry no loss."""
     end_marker: str = "</think>"
     """A completion that already holds this text is not interrupted. Empty: interrupt every completion that reaches its budget."""
-    answer_tokens: int = 2048
+    answer_tokens: PositiveInt = 2048
     """Tokens the model may still generate after the phrase."""
 
 
@@ -85,9 +111,9 @@ class InterruptionConfig:
 class EngineConfig:
     kind: Literal["torch", "vllm"] = "torch"
     """Generator: the embedded torch engine, or vLLM (0.32.0; `make setup-vllm`, or `pip install sigmoid-rl[vllm]` on GPUs)."""
-    count: int = 0
+    count: NonNegativeInt = 0
     """Engines side by side, each with its own copy of the model; 0: as many as the GPUs left by the learner hold, 1 on a CPU."""
-    tensor_parallel: int = 1
+    tensor_parallel: PositiveInt = 1
     """GPUs of one vLLM engine."""
     urls: tuple[str, ...] = ()
     """vLLM servers on other machines (started by `python -m trainer.engines.vllm.server`), instead of engines here; the shared secret is $SIGMOID_RL_SECRET."""
@@ -95,17 +121,17 @@ class EngineConfig:
     """Learner and vLLM engines share the GPUs and sleep in turns: for few GPUs; slower than a split."""
     weight_push: Literal["auto", "file", "nccl", "ipc"] = "auto"
     """How new weights reach the engines: `nccl` between distinct GPUs, `ipc` on the same ones, else a `file` in shared memory or, to `urls`, uploaded. `auto` is by the devices; give `file` where the others fail, `nccl` on both sides for servers of `urls`."""
-    memory: float = 0.9
+    memory: Annotated[float, Range(above=0, most=1)] = 0.9
     """Share of a GPU's memory that vLLM takes for weights and KV cache."""
-    slots: int = 64
+    slots: PositiveInt = 64
     """Sequences generated at once by an engine; further requests queue."""
-    max_new_tokens: int = 12
+    max_new_tokens: PositiveInt = 512
     """Longest completion, in tokens. With interruption on it is not used: the limit is then the budget + phrase + answer_tokens."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(above=0, reason="RL needs samples, not the argmax")] = 1.0
     """Sampling temperature, in training and evaluation; top-p and top-k stay off, since they bias the ratio."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion: any token containing one stops it (and is kept as the last token). EOS always stops."""
-    threads: int = 0
+    threads: NonNegativeInt = 0
     """CPU threads of the engine; 0: all the run's cores, shared with the learner in time."""
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
 
@@ -123,7 +149,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConfig:
-    max_ratio: float = 4.0
+    max_ratio: PositiveFloat = 4.0
     """CISPO's bound ρ_max on the ratio to the generator: absolute, upper only ({4, 5, 8} are equal within noise)."""
     aggregation: Literal["prompt", "sample", "token"] = "prompt"
     """What weighs the same in the loss: each prompt (ScaleRL), each completion (GRPO), each token."""
@@ -137,63 +163,63 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
-    lr: float = 1e-5
-    """AdamW learning rate, constant after the warm-up."""
-    warmup_steps: int = 0
+    lr: PositiveFloat = 1e-5
+    """AdamW learning rate, constant after the warm-up. Large models need less: the demo takes 4e-6 for 0.135 B parameters, ScaleRL 5e-7 for 8 B."""
+    warmup_steps: NonNegativeInt = 0
     """Linear warm-up, in optimizer steps."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW betas (the paper does not state its own)."""
-    eps: float = 1e-15
+    eps: NonNegativeFloat = 1e-15
     """AdamW epsilon (paper)."""
-    weight_decay: float = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """AdamW weight decay (paper)."""
-    grad_clip: float = 1.0
+    grad_clip: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: PositiveInt = 4096
     """Token budget of one packed micro-batch; it bounds memory and never changes the gradient."""
-    ranks: int = 0
+    ranks: NonNegativeInt = 0
     """Processes of the learner, one a GPU (or, on a CPU, one a share of the cores; gloo); 0: derived, 1 on a CPU."""
     vocab_parallel: bool = False
     """Split the LM head's vocabulary over the ranks (each scores all tokens of the step's micro-batch on its part)."""
     checkpoint_activations: bool = False
     """Recompute each layer's activations in the backward: less memory, a third more time."""
-    threads: int = 0
+    threads: NonNegativeInt = 0
     """CPU threads of the learner; 0: all the run's cores, shared with the engine in time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineConfig:
-    steps: int = 60
+    steps: PositiveInt = 60
     """Optimizer steps of the run."""
-    prompts_per_step: int = 16
+    prompts_per_step: PositiveInt = 16
     """Prompts (groups) in one optimizer batch."""
-    completions_per_prompt: int = 8
+    completions_per_prompt: Annotated[int, Range(2, reason="the advantage is relative to the group mean")] = 8
     """Completions in one group."""
-    max_lag: int = 1
+    max_lag: NonNegativeInt = 1
     """k of PipelineRL-k: the learner's version minus the oldest weight version in a batch never exceeds it; 0 is strictly on-policy."""
     no_positive_resampling: bool = True
     """A prompt whose pass rate over its whole history reached `npr_threshold` never comes again in later epochs."""
-    npr_threshold: float = 0.9
+    npr_threshold: Annotated[float, Range(above=0, most=1)] = 0.9
     """Pass rate at which a prompt counts as solved."""
-    deadline_s: float = 300.0
+    deadline_s: PositiveFloat = 300.0
     """Seconds without progress (a completion, a verdict, a step, a push) before the run stops and names the culprit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
-    every: int = 10
+    every: PositiveInt = 10
     """Steps between evaluations; one also comes before step 1 (this is R0) and one at the end."""
-    samples: int = 4
+    samples: PositiveInt = 4
     """Completions per held-out prompt (the k of mean@k)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggingConfig:
-    checkpoint_every: int = 25
+    checkpoint_every: NonNegativeInt = 25
     """Steps between checkpoints; one always comes at the end and on Ctrl-C. 0: only those."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: PositiveInt = 2
     """Checkpoints kept; older ones are deleted once a newer one is complete."""
-    samples_per_step: int = 2
+    samples_per_step: NonNegativeInt = 2
     """Groups whose completions are written to samples.jsonl at each step."""
     tensorboard: bool = True
     """Write TensorBoard events."""
@@ -206,8 +232,8 @@ class Config:
     """A reinforcement-learning run whose outcome can be predicted (ScaleRL)."""
 
     run_dir: str = ""
-    """Folder of the run; empty: runs/<recipe>-<seed>. An existing run is continued only with --resume, never overwritten."""
-    seed: int = 0
+    """Folder of the run; empty: runs/<recipe>-<seed>, or runs/<data>-<seed> for data without a recipe. An existing run is continued only with --resume, never overwritten."""
+    seed: NonNegativeInt = 0
     """Seed of sampling, prompt order and initialisation."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -223,6 +249,3 @@ class Config:
 def to_dict(config: Config) -> dict[str, Any]:
     """The config as plain dicts, lists and scalars, as written to config.yaml."""
     return dataclasses.asdict(config)
-
-
-RECIPES = Path(__file__).parent / "recipes"

@@ -42,6 +42,8 @@ def train(launch: Launch) -> int:
     if devices.world and int(os.environ["RANK"]) > 0:
         return follow(launch, devices)
     with claim(config.run_dir, launch.resume), make_view(config) as view:
+        if launch.notice:
+            view.log(launch.notice)
         resume = checkpoint_state(config) if launch.resume else None
         if resume is None:
             view.phase("preparing the model")
@@ -94,6 +96,8 @@ def dry_run(launch: Launch) -> int:
 
     config = launch.config
     devices, size = split(config), known_size(config.model.path)
+    if launch.notice:
+        print(f"note: {launch.notice}", file=sys.stderr)
     print(to_yaml(config))
     print(describe(config, devices, size))
     if size is not None:

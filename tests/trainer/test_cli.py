@@ -1,6 +1,7 @@
 """Promises of the command line: every key overridable, explained and checked; errors are one clear line."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import yaml
 from trainer import cli, run_folder
 from trainer.config import RECIPES, Config, ConfigError
 from trainer.main import main
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_any_key_is_overridable_and_typed() -> None:
@@ -37,22 +40,26 @@ def test_any_key_is_overridable_and_typed() -> None:
     ("argv", "says"),
     [
         (["--pipelin.steps", "3"], "unknown option --pipelin.steps .did you mean 'pipeline.steps'"),
+        (["--engin.kind", "vllm"], "did you mean 'engine.kind'"),
         (["--lr", "3"], "did you mean 'learner.lr'"),
-        (["--pipeline.steps", "many"], "pipeline.steps: expected int, given 'many'"),
+        (["--pipeline.steps", "many"], "command line: pipeline.steps: expected int, given 'many'"),
         (["--pipeline.steps", "1.5"], "pipeline.steps: expected int, given 1.5"),
         (["--engine.kind", "sglang"], "engine.kind: expected torch | vllm, given 'sglang'"),
         (["--objective.drop_truncated", "maybe"], "expected true | false, given 'maybe'"),
         (["--learner.betas", "[0.9]"], "expected list of 2 float"),
         (["--recipe", "nope"], "no such recipe; give a .yaml file or one of: .*demo"),
-        (["--pipeline.completions_per_prompt", "1"], "expected 2 or more"),
-        (["--engine.temperature", "0"], "engine.temperature must be above 0"),
+        (["--pipeline.completions_per_prompt", "1"], "expected 2 or more: the advantage is relative to"),
+        (["--engine.temperature", "0"], "engine.temperature is 0.0; expected above 0: RL needs samples"),
         (["--pipeline.steps"], "expected one argument"),
-        (["--logging.keep_checkpoints", "0"], "logging.keep_checkpoints must be 1 or more"),
+        (["--logging.keep_checkpoints", "0"], "logging.keep_checkpoints is 0; expected 1 or more"),
         (["--seed", "-1"], "seed is -1; expected 0 or more"),
-        (["--data.size", "-5"], "data.size is -5; expected 0 .all. or more"),
-        (["--verifier.timeout_s", "0"], "verifier.timeout_s must be above 0"),
-        (["--learner.grad_clip", "-1"], "learner.grad_clip must be above 0, or 0"),
-        (["--engine.interruption.answer_tokens", "0"], "answer_tokens must be 1 or more"),
+        (["--data.size", "-5"], "data.size is -5; expected 0 or more"),
+        (["--verifier.timeout_s", "0"], "verifier.timeout_s is 0.0; expected above 0"),
+        (["--learner.grad_clip", "-1"], "learner.grad_clip is -1.0; expected 0 or more"),
+        (["--pipeline.npr_threshold", "2"], "npr_threshold is 2.0; expected above 0 and at most 1"),
+        (["--learner.lr", ".nan"], "learner.lr is nan; expected above 0"),
+        (["--engine.interruption.hi", "5"], "expected lo <= hi, given lo 10000, hi 5"),
+        (["--engine.interruption.answer_tokens", "0"], "answer_tokens is 0; expected 1 or more"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_line_and_exit_code_2(
@@ -63,6 +70,63 @@ def test_a_wrong_setting_is_one_clear_line_and_exit_code_2(
     assert main(argv) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
+
+
+def commands_in(readme: str) -> list[list[str]]:
+    """The arguments of every `python -m trainer.main` in the code blocks, continued lines joined."""
+    lines = readme.replace("\\\n", " ").splitlines()
+    return [
+        shlex.split(line, comments=True)[3:] for line in lines if line.startswith("python -m trainer.main ")
+    ]
+
+
+def test_the_readmes_commands_with_own_data_start_from_neutral_settings() -> None:
+    commands = [argv for argv in commands_in((ROOT / "README.md").read_text()) if "--data.source" in argv]
+    assert any("gsm8k/train.jsonl" in argv for argv in commands)
+    for argv in commands:
+        launch = cli.parse(argv)
+        config = launch.config
+        if "--data.template" not in argv:
+            assert config.data.template == "{question}"
+        assert "5 - 12" not in config.data.template
+        assert (config.engine.stop, config.verifier.kind) == ((), "math")
+        assert config.engine.max_new_tokens >= 256 and not launch.notice
+    assert (
+        cli.parse(next(a for a in commands if "gsm8k/train.jsonl" in a)).config.run_dir
+        == "runs/gsm8k-train-0"
+    )
+
+
+@pytest.mark.parametrize("argv", [[], ["--data.size", "500", "--data.held_out", "8"], ["--model.path", "m"]])
+def test_without_a_recipe_and_data_of_ones_own_the_demo_runs(argv: list[str]) -> None:
+    launch = cli.parse(argv)
+    assert launch == cli.parse(["--recipe", "demo", *argv]) and not launch.notice
+    engine, data = launch.config.engine, launch.config.data
+    assert (engine.stop, engine.max_new_tokens, engine.slots) == (("\n",), 12, 192)
+    assert "Calculate 5 - 12" in data.template and launch.config.verifier.kind == "number"
+
+
+def test_own_data_on_top_of_a_recipe_names_the_settings_that_still_apply() -> None:
+    notice = cli.parse(["--recipe", "demo", "--data.source", "x.jsonl", "--engine.stop", "[]"]).notice
+    assert "replaces the task that recipe demo was made for (reasoning_gym:basic_arithmetic)" in notice
+    assert "data.options, data.template, verifier.kind, engine.max_new_tokens still apply" in notice
+    assert "\n" not in notice
+    assert not cli.parse(["--recipe", "demo", "--data.source", "reasoning_gym:basic_arithmetic"]).notice
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("train.jsonl", "train"),
+        ("/data/gsm8k/train.parquet", "gsm8k-train"),
+        ("../my.data.jsonl", "my.data"),
+        ("datasets:openai/gsm8k", "openai-gsm8k"),
+        ("reasoning_gym:countdown", "countdown"),
+        ("", "data"),
+    ],
+)
+def test_a_run_on_own_data_is_named_after_them(source: str, name: str) -> None:
+    assert cli.parse(["--data.source", source, "--seed", "3"]).config.run_dir == f"runs/{name}-3"
 
 
 def test_a_recipe_with_an_unknown_key_names_file_and_key(tmp_path: Path) -> None:
