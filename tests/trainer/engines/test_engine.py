@@ -125,7 +125,7 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(
         np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
 
 
-def test_tokens_are_drawn_with_their_probabilities(models: dict[str, str]) -> None:
+def test_tokens_are_sampled_with_their_probabilities(models: dict[str, str]) -> None:
     engine, model = engine_of(models["qwen3"], slots=500), reference(models["qwen3"])
     prompt = prompt_of(6)
     for i in range(8):
@@ -321,14 +321,14 @@ def test_bfloat16_logits_are_fp32_products_of_rounded_hidden_states(models: dict
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
-    [({"prompt": ()}, "empty"), ({"max_tokens": 600}, "512"), ({"max_tokens": 0}, "max_tokens")],
+    ("wrong", "message"),
+    [({"prompt": ()}, "0 prompt tokens"), ({"max_tokens": 600}, "512"), ({"max_tokens": 0}, "max_tokens")],
 )
-def test_impossible_requests_are_told_in_one_line(
-    models: dict[str, str], wrong: dict[str, object], told: str
+def test_impossible_requests_are_refused_with_the_numbers(
+    models: dict[str, str], wrong: dict[str, object], message: str
 ) -> None:
     settings = {"prompt": prompt_of(5), "max_tokens": 4} | wrong
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         engine_of(models["qwen3"]).submit(request("a", settings.pop("prompt"), **settings))  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainer.engines.protocol import EngineClient
-from trainer.engines.torch.process import _serve
+from trainer.engines.torch.process import serve
 from trainer.telemetry import Clock
 from trainer.types import Completion, Request
 
@@ -53,7 +53,7 @@ def serving(engine: Any = None) -> tuple[Any, threading.Thread]:
     telemetry = multiprocessing.Pipe()
     engine = engine or AtOnce()
     clock = Clock("engine", lambda spans: None)
-    thread = threading.Thread(target=_serve, args=(engine, theirs, clock, telemetry[0]), daemon=True)
+    thread = threading.Thread(target=serve, args=(engine, theirs, clock, telemetry[0]), daemon=True)
     thread.start()
     return ours, thread
 

@@ -1,7 +1,7 @@
-"""Linear layers whose weights also lie in oneDNN's own layout: faster for small batches on a CPU.
+"""Linear layers with a second copy of their weights in oneDNN's layout: faster for small batches on a CPU.
 
-Query, key and value projections of one attention become one product: the query's layer makes all three,
-and the others take theirs when they are called with the same input.
+The query, key and value projections of an attention are fused into one product: the query's layer computes
+all three, and the other two return their share when they are called with the same input.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-PACK_FROM = 512  # output features; below, packing does not pay (measured at 32 rows under AVX2)
-ONE_INPUT = ("q_proj", "k_proj", "v_proj")
+MIN_PACKED_FEATURES = 512  # output features below which packing does not pay (measured: 32 rows under AVX2)
+QKV = ("q_proj", "k_proj", "v_proj")
 
 
 class PackedLinear(nn.Linear):
-    """As nn.Linear in float32; call `pack` after the weight has changed."""
+    """nn.Linear in float32, fused with others of the same input; call `pack` after their weights changed."""
 
     packed: Tensor
     packed_bias: Tensor | None
-    followers: Sequence[TakenLinear]
+    fused: Sequence[FusedLinear]
 
     def pack(self, rows: int) -> None:
-        """Lay the weight out anew, best for inputs of `rows` rows."""
-        layers = (self, *self.followers)
+        """Copy the weights into the layout that is best for inputs of `rows` rows."""
+        layers = (self, *self.fused)
         weights: list[Tensor] = [x.weight.detach() for x in layers]
         self.packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights), rows)
         biases: list[Tensor] = [x.bias.detach() for x in layers if x.bias is not None]
@@ -34,27 +34,27 @@ class PackedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """input (..., in) -> (..., out)."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(input, self.packed, self.packed_bias, "none", [], "")
-        if not self.followers:
+        if not self.fused:
             return out
-        own, *theirs = out.split([x.out_features for x in (self, *self.followers)], -1)
-        for follower, part in zip(self.followers, theirs, strict=True):
-            follower.ready = input, part
-        return own
+        first, *rest = out.split([x.out_features for x in (self, *self.fused)], -1)
+        for layer, output in zip(self.fused, rest, strict=True):
+            layer.precomputed = input, output
+        return first
 
 
-class TakenLinear(nn.Linear):
-    """As nn.Linear; takes what its leader has made of the same input."""
+class FusedLinear(nn.Linear):
+    """nn.Linear whose output a PackedLinear has computed with its own, if that had the same input."""
 
-    ready: tuple[Tensor, Tensor] | None = None
+    precomputed: tuple[Tensor, Tensor] | None = None  # input, output
 
     def forward(self, input: Tensor) -> Tensor:
         """input (..., in) -> (..., out)."""
-        made, self.ready = self.ready, None
-        return made[1] if made is not None and made[0] is input else super().forward(input)
+        pair, self.precomputed = self.precomputed, None
+        return pair[1] if pair is not None and pair[0] is input else super().forward(input)
 
 
 def _packable(linear: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """Whether oneDNN can take it."""
+    """Whether oneDNN can multiply by it."""
     return (
         type(linear) is nn.Linear
         and torch.backends.mkldnn.is_available()
@@ -64,23 +64,25 @@ def _packable(linear: nn.Module | None) -> TypeGuard[nn.Linear]:
 
 
 def pack_linears(model: nn.Module, rows: int) -> list[PackedLinear]:
-    """Turn the model's linear layers into packed ones in place; parameters and names stay. Again: anew."""
+    """Make the model's linear layers packed ones, in place; parameters and names stay. After a change of the
+    weights, call it again."""
     for parent in model.modules():
-        family = [x for name in ONE_INPUT if _packable(x := getattr(parent, name, None))]
-        if len(family) == len(ONE_INPUT) and len({x.bias is None for x in family}) == 1:
-            _lead(*family)
+        qkv = [x for name in QKV if _packable(x := getattr(parent, name, None))]
+        if len(qkv) == len(QKV) and len({x.bias is None for x in qkv}) == 1:
+            _fuse(*qkv)
     layers = []
     for module in model.modules():
-        if _packable(module) and module.out_features >= PACK_FROM:
-            _lead(module)
+        if _packable(module) and module.out_features >= MIN_PACKED_FEATURES:
+            _fuse(module)
         if isinstance(module, PackedLinear):
             module.pack(rows)
             layers.append(module)
     return layers
 
 
-def _lead(leader: nn.Linear, *followers: nn.Linear) -> None:
-    leader.__class__ = PackedLinear
-    for follower in followers:
-        follower.__class__ = TakenLinear
-    leader.followers = followers  # type: ignore[assignment]  # a PackedLinear by now
+def _fuse(first: nn.Linear, *others: nn.Linear) -> None:
+    """Let `first` compute the outputs of all of them."""
+    first.__class__ = PackedLinear
+    for linear in others:
+        linear.__class__ = FusedLinear
+    first.fused = others  # type: ignore[assignment]  # `first` is a PackedLinear now

@@ -1,61 +1,37 @@
-"""The engine's process: takes messages between two tokens, generates, tells what it does."""
+"""The process of the torch engine: handles messages between two tokens, generates, reports its activity."""
 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 import torch
 
 from trainer.config import Config
+from trainer.engines.request_queue import Activity, read_messages
 from trainer.engines.torch.engine import TorchEngine
-from trainer.messages import (
-    Abort,
-    Event,
-    Pause,
-    Paused,
-    Ready,
-    Resume,
-    Shutdown,
-    UpdateWeights,
-    WeightsHeld,
-)
+from trainer.messages import Abort, Pause, Paused, Ready, Resume, Shutdown, UpdateWeights, WeightsHeld
 from trainer.roles import run_role
 from trainer.telemetry import Clock, send
 from trainer.types import Columns, Request
-
-TELL_EVERY_S = 1.0
 
 
 def engine_main(
     config: Config, model_dir: str, conn: Connection, threads: int, role: str, telemetry: Connection
 ) -> None:
-    """Entry of the spawned process; returns on Shutdown or when the controller is gone.
-
-    `role` ("engine", "engine-1", ...) is its name in the books.
-    """
+    """Entry of the spawned process `role`; returns on Shutdown or when the controller is dead."""
     clock = Clock(role, partial(send, telemetry))
 
     def work() -> None:
         torch.set_num_threads(threads)
+        slots = config.engine.slots
         dtype = getattr(torch, config.model.dtype)
-        engine = TorchEngine(model_dir, dtype, config.model.fp32_head, config.engine.slots)
-        conn.send(
-            Ready(
-                {
-                    "kind": "torch",
-                    "dtype": config.model.dtype,
-                    "threads": threads,
-                    "slots": config.engine.slots,
-                }
-            )
-        )
-        _serve(engine, conn, clock, telemetry)
+        engine = TorchEngine(model_dir, dtype, config.model.fp32_head, slots)
+        conn.send(Ready({"kind": "torch", "dtype": config.model.dtype, "threads": threads, "slots": slots}))
+        serve(engine, conn, clock, telemetry)
 
     try:
         run_role(role, telemetry, work)
@@ -63,19 +39,23 @@ def engine_main(
         clock.flush()
 
 
-def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connection) -> None:
-    inbox, told, busy_s, paused = _inbox(conn), time.monotonic(), 0.0, False
+def serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connection) -> None:
+    """Generate until a Shutdown comes."""
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    read_messages(conn, inbox.put)
+    activity, paused = Activity(clock, telemetry), False
     while True:
         clock.enter("idle" if paused or engine.idle else "generate")
+        activity.report(idle=paused or engine.idle)
         while paused or engine.idle or not inbox.empty():
             match inbox.get():
                 case Request() as request:
                     engine.submit(request)
                 case UpdateWeights(version, path):
                     with clock.state("weight_update"):
-                        began = time.monotonic()
+                        start = time.monotonic()
                         engine.update_weights(version, path)
-                    conn.send(WeightsHeld(version, time.monotonic() - began))
+                    conn.send(WeightsHeld(version, time.monotonic() - start))
                 case Abort(request_ids):
                     conn.send(Columns.of(engine.abort(request_ids)))
                 case Pause():
@@ -86,31 +66,9 @@ def _serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Conne
                 case Shutdown():
                     return
         clock.enter("generate")
-        began = time.monotonic()
+        start = time.monotonic()
         ended = engine.step()
-        if share := engine.evaluation_share:
-            clock.split({"generate": 1 - share, "evaluate": share})
+        activity.tokens = engine.generated
+        activity.book(time.monotonic() - start, engine.evaluation_share)
         if ended:
             conn.send(Columns.of(ended))
-        now = time.monotonic()
-        busy_s += now - began
-        if now - told > TELL_EVERY_S:
-            send(telemetry, Event("engine", now, {"tokens": engine.generated, "busy_s": busy_s}))
-            told = now
-
-
-def _inbox(conn: Connection) -> SimpleQueue[Any]:
-    """The controller's messages, taken off the pipe as they come: were both sides to send into full pipes
-    while neither reads, both would wait for ever. A controller that is gone reads as Shutdown."""
-    inbox: SimpleQueue[Any] = SimpleQueue()
-
-    def read() -> None:
-        try:
-            with suppress(EOFError, OSError):
-                while True:
-                    inbox.put(conn.recv())
-        finally:
-            inbox.put(Shutdown())
-
-    Thread(target=read, daemon=True).start()
-    return inbox

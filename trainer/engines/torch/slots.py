@@ -1,6 +1,6 @@
-"""The torch engine's sequences as arrays, one row a slot; the active ones are rows 0..active−1, always.
+"""The torch engine's sequences as arrays, one row per slot; the active slots are always 0 .. active − 1.
 
-A step touches thousands of sequences at once, so nothing here loops over them but taking out the ended.
+A step touches thousands of sequences, so only freeing slots loops over them in Python.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.engines.request_queue import Samples
 from trainer.types import Completion, FinishReason, Request
 
 _ROW = np.dtype([
-    ("key", np.uint64),  # of the slot's random numbers
+    ("key", np.uint64),  # where its random numbers start
     ("count", np.int64),  # tokens generated
     ("prompt", np.int64),  # tokens of the prompt
-    ("most", np.int64),  # tokens to generate at most
+    ("max_tokens", np.int64),
     ("temperature", np.float32),
     ("evaluation", np.bool_),
-    ("stops", np.int64),  # row of its stop ids in `_is_stop`
+    ("stops", np.int64),  # row of `_is_stop` with its stop ids
 ])  # fmt: skip
 _TOKEN = np.dtype([("id", np.int32), ("logprob", np.float32), ("version", np.int32)])
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Slots:
-    """Requests' samples in the making; `move` tells the caller which KV to move."""
+    """The samples being generated."""
 
     def __init__(self, capacity: int, vocab: int) -> None:
         self.capacity, self.active = capacity, 0
-        self.requests: list[tuple[Request, int]] = []  # by slot: the request and the sample's index
+        self.requests: list[tuple[Request, int]] = []  # of each slot: the request and the sample's index
         self._rows = np.zeros(capacity, _ROW)
         self._tokens = np.zeros((capacity, 64), _TOKEN)
         self._vocab = vocab
@@ -39,71 +40,79 @@ class Slots:
         self._is_stop = np.zeros((0, vocab), np.bool_)  # (stop sets, V)
 
     @property
-    def free(self) -> int:
-        """Slots without a sequence."""
+    def free_count(self) -> int:
+        """Number of slots without a sequence."""
         return self.capacity - self.active
 
     def column(self, name: str) -> NDArray[Any]:
-        """A field of the active rows, by slot."""
+        """A field of all active slots."""
         return self._rows[name][: self.active].copy()
 
-    def last(self, active: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The newest token of the first `active` slots, not yet seen by the model, and its position."""
+    def newest(self, active: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The newest token of each of the first `active` slots, unseen by the model yet, and its position."""
         rows = self._rows[:active]
         newest = rows["count"] - 1
         return self._tokens["id"][np.arange(active), newest], rows["prompt"] + newest
 
-    def add(self, request: Request, first: int, count: int) -> None:
-        """Put samples first..first+count−1 of the request into the next slots."""
+    def add(self, samples: Samples) -> None:
+        """Put samples into the next slots."""
+        request, count = samples.request, samples.count
         if request.max_tokens > self._tokens.shape[1]:
             wider = np.zeros((self.capacity, max(request.max_tokens, 2 * self._tokens.shape[1])), _TOKEN)
             wider[:, : self._tokens.shape[1]] = self._tokens
             self._tokens = wider
         rows = self._rows[self.active : self.active + count]
-        indices = range(first, first + count)
+        indices = range(samples.first, samples.first + count)
         rows["key"] = [_key(request.seed, i) for i in indices]
         rows["count"], rows["prompt"] = 0, len(request.prompt_ids)
-        rows["most"], rows["temperature"] = request.max_tokens, request.temperature
+        rows["max_tokens"], rows["temperature"] = request.max_tokens, request.temperature
         rows["evaluation"], rows["stops"] = request.evaluation, self._stop_row(request.stop_ids)
         self.requests += [(request, i) for i in indices]
         self.active += count
 
     def uniforms(self) -> NDArray[np.float64]:
-        """The random number each active slot draws its next token with."""
+        """The random number for the next token of each active slot."""
         return uniforms(self.column("key"), self.column("count"))
 
     def append(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.float32], version: int
     ) -> list[tuple[int, FinishReason]]:
-        """A token for each active slot; the slots that end with it, and why."""
+        """Append a token to each active slot; returns the slots that end with it, and why."""
         rows = self._rows[: self.active]
-        at = np.arange(self.active), rows["count"]
+        new = np.arange(self.active), rows["count"]
         for name, value in (("id", ids), ("logprob", logprobs), ("version", version)):
-            self._tokens[name][at] = value
+            self._tokens[name][new] = value
         rows["count"] += 1
         stopped = self._is_stop[rows["stops"], ids]
-        ended = np.flatnonzero(stopped | (rows["count"] == rows["most"]))
+        ended = np.flatnonzero(stopped | (rows["count"] == rows["max_tokens"]))
         return [(int(slot), "stop" if stopped[slot] else "length") for slot in ended]
 
     def completion(self, slot: int, reason: FinishReason) -> Completion:
-        """What has been generated in a slot, as the controller takes it."""
+        """The tokens generated in a slot, as a Completion."""
         request, index = self.requests[slot]
         tokens = self._tokens[slot, : self._rows["count"][slot]]
         ids, logprobs, versions = (tokens[name].copy() for name in _TOKEN.names or ())
-        return Completion(request.request_id, index, ids, logprobs, versions, reason)
+        return Completion(
+            request_id=request.request_id,
+            index=index,
+            token_ids=ids,
+            logprobs_gen=logprobs,
+            versions=versions,
+            finish_reason=reason,
+        )
 
-    def take_out(self, ended: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Free these slots, filling them from the end: what stood in `old[i]` now stands in `new[i]`."""
-        kept = self.active - len(ended)
-        leaving = np.asarray(ended, np.int64)
-        new = leaving[leaving < kept]
-        old = np.setdiff1d(np.arange(kept, self.active), leaving, assume_unique=True)
-        self._rows[new], self._tokens[new] = self._rows[old], self._tokens[old]
-        for to, source in zip(new.tolist(), old.tolist(), strict=True):
-            self.requests[to] = self.requests[source]
-        del self.requests[kept:]
-        self.active = kept
-        return old, new
+    def free(self, ended: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Free these slots by moving the last ones into them: slot `sources[i]` becomes `targets[i]`."""
+        remaining = self.active - len(ended)
+        freed = np.asarray(ended, np.int64)
+        targets = freed[freed < remaining]
+        sources = np.setdiff1d(np.arange(remaining, self.active), freed, assume_unique=True)
+        self._rows[targets], self._tokens[targets] = self._rows[sources], self._tokens[sources]
+        for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
+            self.requests[target] = self.requests[source]
+        del self.requests[remaining:]
+        self.active = remaining
+        return sources, targets
 
     def _stop_row(self, stop_ids: frozenset[int]) -> int:
         if stop_ids not in self._stop_rows:
@@ -114,13 +123,13 @@ class Slots:
 
 
 def uniforms(key: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float64]:
-    """In [0, 1), for the tokens at these positions: the SplitMix64 sequence that starts at `key`."""
+    """Numbers in [0, 1) for the tokens at these positions, of the SplitMix64 sequence from `key` on."""
     bits = _mix(key + (position.astype(np.uint64) + np.uint64(1)) * _GAMMA)  # modulo 2^64
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _key(seed: int, index: int) -> int:
-    """Where a sample's sequence starts; depends on (seed, index) alone."""
+    """The start of a sample's random sequence; it depends on (seed, index) alone."""
     return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])
 
 

@@ -285,14 +285,34 @@ def test_interruption_goes_on_after_the_phrase_which_carries_no_loss(
         assert gap.max() <= 2e-5  # the answer was made behind thinking and phrase
 
 
-def test_an_engine_tells_what_it_has_done(engine: EngineProcess) -> None:
-    tokens = [e.data["tokens"] for e in engine.events if e.kind == "engine"]
-    assert tokens == sorted(tokens) and tokens[-1] > 500
+def test_an_engine_reports_every_token_once_it_is_idle_and_books_all_of_its_time(
+    engine: EngineProcess,
+) -> None:
+    def reports() -> list[int]:
+        time.sleep(1.0)  # the engine is idle, so its last report is under way
+        return [e.data["tokens"] for e in engine.events if e.kind == "engine"]
+
+    async def work(client: EngineClient) -> int:
+        done = await generate(
+            client,
+            request("train", p(9), n=16, max_tokens=40),  # two rounds of the slots
+            request("eval", p(9), n=8, max_tokens=5, evaluation=True),
+        )
+        await engine.push(client, "")
+        return sum(len(c.token_ids) for c in done.values())
+
+    run(engine, lambda client: generate(client, request("before", p(9), max_tokens=6)))
+    before = reports()[-1]
+    made = run(engine, work)
+    tokens = reports()
+    assert made == 16 * 40 + 8 * 5 and tokens[-1] == before + made and tokens == sorted(tokens)
     assert engine.events[-1].data["busy_s"] > 0
-    states = {state for told in engine.spans for state, _, _ in told.spans}
-    assert states == {"start-up", "idle", "generate", "evaluate", "weight_update"}
-    assert {told.role for told in engine.spans} == {"engine"}
-    spans = [span for told in engine.spans for span in told.spans]
+    # The clock sends its spans when the state changes, at most every half second.
+    run(engine, lambda client: generate(client, request("after", p(9), max_tokens=6)))
+    reports()
+    spans = [span for message in engine.spans for span in message.spans]
+    assert {state for state, _, _ in spans} == {"start-up", "idle", "generate", "evaluate", "weight_update"}
+    assert {message.role for message in engine.spans} == {"engine"}
     assert all(a[2] == pytest.approx(b[1], abs=1e-6) for a, b in pairwise(spans))
     info = engine.info  # type: ignore[attr-defined]
     assert info["dtype"] == "float32" and info["slots"] == 8

@@ -1,0 +1,145 @@
+"""What the processes of both engines have in common: waiting requests, the controller's messages, reports.
+
+Request ──add──> RequestQueue ──take──> samples to generate, evaluations first
+                      └─────────abort──> empty completions of samples that never started
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from threading import Thread
+
+import numpy as np
+
+from trainer.config import ConfigError
+from trainer.messages import Event, Shutdown
+from trainer.telemetry import Clock, send
+from trainer.types import Completion, Request
+
+REPORT_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples first .. first + count − 1 of a request."""
+
+    request: Request
+    first: int
+    count: int
+
+
+class RequestQueue:
+    """Samples that wait for a free slot, in order of arrival, but evaluations before training."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens  # of a prompt and its completion together
+        self._training: deque[Samples] = deque()
+        self._evaluations: deque[Samples] = deque()
+
+    @property
+    def next_request(self) -> Request | None:
+        """The request whose samples `take` returns next."""
+        queue = self._evaluations or self._training
+        return queue[0].request if queue else None
+
+    def add(self, request: Request) -> None:
+        """Queue all samples of a request; ConfigError if the engine cannot serve it."""
+        prompt, new = len(request.prompt_ids), request.max_tokens
+        if not prompt or new < 1:
+            raise ConfigError(
+                f"request {request.request_id} has {prompt} prompt tokens and max_tokens {new}; expected at "
+                "least 1 of each"
+            )
+        if prompt + new > self._max_tokens:
+            raise ConfigError(
+                f"request {request.request_id} has {prompt} prompt tokens and asks for {new} new ones; the "
+                f"engine holds {self._max_tokens} positions. Lower engine.max_new_tokens or "
+                "data.max_prompt_tokens"
+            )
+        queue = self._evaluations if request.evaluation else self._training
+        queue.append(Samples(request, first=0, count=request.n))
+
+    def take(self, limit: int) -> Samples:
+        """Remove and return at most `limit` samples of `next_request`."""
+        queue = self._evaluations or self._training
+        head = queue.popleft()
+        count = min(head.count, limit)
+        if count < head.count:
+            queue.appendleft(replace(head, first=head.first + count, count=head.count - count))
+        return replace(head, count=count)
+
+    def abort(self, request_ids: frozenset[str] | None = None) -> list[Completion]:
+        """Remove these requests (None: all); an empty completion for each of their samples."""
+        empty = np.zeros(0, np.int32)
+        aborted = []
+        for queue in (self._evaluations, self._training):
+            for samples in [queue.popleft() for _ in range(len(queue))]:
+                request = samples.request
+                if request_ids is not None and request.request_id not in request_ids:
+                    queue.append(samples)
+                    continue
+                aborted += [
+                    Completion(
+                        request_id=request.request_id,
+                        index=index,
+                        token_ids=empty,
+                        logprobs_gen=empty.astype(np.float32),
+                        versions=empty,
+                        finish_reason="abort",
+                    )
+                    for index in range(samples.first, samples.first + samples.count)
+                ]
+        return aborted
+
+
+class Activity:
+    """Counts an engine's tokens and busy seconds, and reports them to the launcher."""
+
+    def __init__(self, clock: Clock, telemetry: Connection) -> None:
+        self._clock, self._telemetry = clock, telemetry
+        self.tokens, self.busy_s = 0, 0.0
+        self._reported, self._reported_at = 0, time.monotonic()
+
+    def book(self, seconds: float, evaluation_share: float) -> None:
+        """Count seconds of generation; the share of evaluations goes to the state `evaluate`."""
+        self.busy_s += seconds
+        if evaluation_share:
+            self._clock.split({"generate": 1 - evaluation_share, "evaluate": evaluation_share})
+
+    def report(self, idle: bool) -> None:
+        """Send the counts if there are new tokens: every second, and at once when the engine becomes idle."""
+        now = time.monotonic()
+        if self.tokens > self._reported and (idle or now - self._reported_at >= REPORT_EVERY_S):
+            send(self._telemetry, Event("engine", now, {"tokens": self.tokens, "busy_s": self.busy_s}))
+            self._reported, self._reported_at = self.tokens, now
+
+
+def diverged(version: int) -> ConfigError:
+    """The error for log-probs that are not finite."""
+    return ConfigError(
+        f"the logits of weights version {version} are not finite: training has diverged. "
+        "Lower learner.lr, then --resume from an earlier checkpoint"
+    )
+
+
+def read_messages(conn: Connection, deliver: Callable[[object], None]) -> None:
+    """Start a thread that delivers the controller's messages as they come; if it is dead, a Shutdown.
+
+    Read at once, whatever the engine is doing: two processes that both send into full pipes and do not read
+    would wait forever.
+    """
+
+    def read() -> None:
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    deliver(conn.recv())
+        finally:
+            deliver(Shutdown())
+
+    Thread(target=read, daemon=True).start()
