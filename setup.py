@@ -78,7 +78,8 @@ setup(
     ],
     extras_require={
         "vllm": ["vllm==0.32.0"],
-        "flash": ["flash-attn"],
+        "flash": ["flash-attn>=2,<3"],
+        "triton": ["triton>=3.6,<3.10"],  # a CUDA build of torch brings its own
         "wandb": ["wandb"],
         "datasets": ["datasets"],
         "test": [

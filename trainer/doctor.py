@@ -3,122 +3,100 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from trainer.gpus import visible_gpus
 from trainer.models.resolve import WHEEL, cache_folder, find_gguf
 from trainer.run_folder import SHARED
+
+if TYPE_CHECKING:  # packaging itself may be missing
+    from packaging.specifiers import SpecifierSet
 
 Status = Literal["ok", "missing", "wrong"]
 GIB = 1024**3
 LEAST_MEMORY = 6  # GiB: engine and learner each hold SmolLM2-135M in FP32, one with AdamW's moments
-LEAST_DISK = 4  # GiB: the converted model, one checkpoint with optimiser, the one being written
-LEAST_SHM = 1  # GiB: the weights travel from learner to engine there
-PACKAGES = {  # distribution -> (oldest, first too new), as setup.py has them
-    "torch": ("2.11", "2.14"),
-    "transformers": ("5.16.1", "5.20"),
-    "reasoning-gym": ("0.1.25", "0.1.26"),
-    "math-verify": ("0.9", "0.10"),
-    "numpy": ("1.26", "2.4"),
+LEAST_DISK = 4  # GiB: the converted model, one checkpoint with optimizer, the one being written
+LEAST_SHM = 1  # GiB: the learner sends its weights to the engine through /dev/shm
+EXTRAS = {  # optional dependencies of setup.py -> what needs them
+    "triton": "the loss on a GPU",
+    "vllm": "engine.kind vllm",
+    "flash": "faster attention on a GPU",
+    "datasets": "data.source datasets:NAME",
+    "wandb": "logging.wandb",
 }
-OPTIONAL = {"triton": ("3.6", "3.10"), "vllm": ("0.32.0", "0.32.1"), "flash-attn": ("2", "3")}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. A `needed` one that is not ok keeps the default recipe from running."""
+    """One line of the report. The default recipe cannot run while a required one is not ok."""
 
-    what: str
+    name: str
     status: Status
-    found: str
+    detail: str
     advice: str = ""
-    needed: bool = True
+    required: bool = True
 
 
 def examine() -> list[Finding]:
-    """Everything there is to say about this machine."""
-    findings = [_python(), _cpu(), _memory(), *_disks(), *_gpus()]
-    findings += [_package(name, *bounds, needed=True) for name, bounds in PACKAGES.items()]
-    findings += [_package(name, *bounds, needed=False) for name, bounds in OPTIONAL.items()]
-    return [*findings, _name_clash(), *_loss(), _model(), _compiler()]
+    """Everything the report says about this machine."""
+    findings = [_python(), _cpu(), _memory(), *_disks(), *_gpus(), *_packages(), _name_clash(), *_loss()]
+    return [*findings, _model(), _compiler()]
 
 
 def runs_default(findings: list[Finding]) -> bool:
     """Whether `python -m trainer.main` can run here."""
-    return all(f.status == "ok" for f in findings if f.needed)
+    return all(f.status == "ok" for f in findings if f.required)
 
 
 def _python() -> Finding:
-    found = platform.python_version()
-    if _numbers(found) < (3, 11):
-        return Finding("Python", "wrong", found, "3.11 or newer: make setup PYTHON=/path/to/python3.11")
-    return Finding("Python", "ok", found)
+    version = platform.python_version()
+    if tuple(map(int, platform.python_version_tuple()[:2])) < (3, 11):
+        return Finding("Python", "wrong", version, "3.11 or newer: make setup PYTHON=/path/to/python3.11")
+    return Finding("Python", "ok", version)
 
 
 def _cpu() -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    isa = ", ".join(instruction_sets(_cpu_flags())) or platform.machine()
-    text = f"{cores} cores, {isa}"
-    if cores < 2:
-        return Finding(
-            "CPU", "ok", text, "engine and learner will take turns: about twice the time", needed=False
-        )
-    return Finding("CPU", "ok", text)
-
-
-def instruction_sets(flags: set[str]) -> list[str]:
-    """The vector extensions that matter here, by their usual names, from /proc/cpuinfo flags."""
-    names = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 bf16", "amx_bf16": "AMX bf16"}
-    return [name for flag, name in names.items() if flag in flags]
-
-
-def _cpu_flags() -> set[str]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return set(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))
+    advice = "engine and learner take turns on it: about twice the time" if cores < 2 else ""
+    return Finding("CPU", "ok", f"{cores} cores, {platform.machine()}", advice)
 
 
 def _memory() -> Finding:
-    pages = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else 0
-    free, total = (
-        pages * os.sysconf("SC_PAGE_SIZE") / GIB,
-        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB,
-    )
-    text = f"{total:.1f} GiB, {free:.1f} free"
+    page = os.sysconf("SC_PAGE_SIZE") / GIB
+    free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    detail = f"{total:.1f} GiB, {free:.1f} free"
     if total < LEAST_MEMORY:
-        return Finding(
-            "memory", "wrong", text, f"the default recipe needs {LEAST_MEMORY} GiB; --recipe tiny needs 2"
-        )
-    return Finding("memory", "ok", text)
+        advice = f"the default recipe needs {LEAST_MEMORY} GiB; --recipe tiny needs 2"
+        return Finding("memory", "wrong", detail, advice)
+    return Finding("memory", "ok", detail)
 
 
 def _disks() -> Iterator[Finding]:
-    for what, folder, least in (("disk (here)", Path.cwd(), LEAST_DISK), ("disk (cache)", cache_folder(), 1)):
+    for name, folder, least in (("disk (here)", Path.cwd(), LEAST_DISK), ("disk (cache)", cache_folder(), 1)):
         while not folder.exists():
             folder = folder.parent
         free = shutil.disk_usage(folder).free / GIB
-        fits = free >= least and os.access(folder, os.W_OK)
-        advice = (
-            f"{least} GiB that can be written are needed: --run-dir and SIGMOID_RL_CACHE choose other folders"
-        )
-        yield Finding(
-            what, "ok" if fits else "wrong", f"{free:.1f} GiB free in {folder}", "" if fits else advice
-        )
-    advice = f"weights travel through the run folder below {LEAST_SHM} GiB (in a container: --shm-size 2g)"
-    if not SHARED.is_dir():
-        yield Finding("/dev/shm", "missing", "", advice, needed=False)
+        detail = f"{free:.1f} GiB free in {folder}"
+        if free >= least and os.access(folder, os.W_OK):
+            yield Finding(name, "ok", detail)
+        else:
+            advice = f"{least} GiB, writable, are needed; --run-dir and SIGMOID_RL_CACHE name other folders"
+            yield Finding(name, "wrong", detail, advice)
+    free = shutil.disk_usage(SHARED).free / GIB if SHARED.is_dir() else 0
+    if free >= LEAST_SHM:
+        yield Finding("/dev/shm", "ok", f"{free:.1f} GiB free", required=False)
         return
-    free = shutil.disk_usage(SHARED).free / GIB
-    fits = free >= LEAST_SHM
-    found = f"{free:.1f} GiB free"
-    yield Finding("/dev/shm", "ok" if fits else "wrong", found, "" if fits else advice, needed=False)
+    advice = f"below {LEAST_SHM} GiB, weights travel through the run folder (in a container: --shm-size 2g)"
+    status: Status = "wrong" if SHARED.is_dir() else "missing"
+    yield Finding("/dev/shm", status, f"{free:.1f} GiB free", advice, required=False)
 
 
 def _gpus() -> Iterator[Finding]:
@@ -126,14 +104,56 @@ def _gpus() -> Iterator[Finding]:
         import torch
     except ImportError:
         return  # the line on torch says so
-    if not torch.cuda.is_available():
-        yield Finding(
-            "GPU", "missing", f"none that torch {torch.__version__} can use", "runs on the CPU", needed=False
-        )
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)
-        text = f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB, sm_{gpu.major}{gpu.minor}"
-        yield Finding(f"GPU {i}", "ok", text, needed=False)
+        detail = f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB, sm_{gpu.major}{gpu.minor}"
+        yield Finding(f"GPU {i}", "ok", detail, required=False)
+    if torch.cuda.device_count():
+        return
+    if listed := len(visible_gpus()):
+        detail = f"{listed} listed by the driver, but torch {torch.__version__} cannot use them"
+        yield Finding("GPU", "wrong", detail, "install a CUDA build of torch for this driver", required=False)
+    else:
+        yield Finding("GPU", "missing", "", "everything runs on the CPU", required=False)
+
+
+def _packages() -> Iterator[Finding]:
+    """The versions that setup.py asks for, as the installed package's metadata has them."""
+    try:
+        from packaging.requirements import Requirement  # comes with transformers
+
+        requirements = [Requirement(text) for text in importlib.metadata.requires("sigmoid-rl") or []]
+    except (ImportError, importlib.metadata.PackageNotFoundError):
+        yield Finding("sigmoid-rl", "missing", "not installed, or not with all it needs", "make setup")
+        return
+    for requirement in requirements:
+        wanted = f"{requirement.name}{requirement.specifier}"
+        if requirement.marker is None:
+            advice = f"make setup, or pip install '{wanted}'"
+            yield _package(requirement.name, requirement.specifier, advice, True)
+        for extra, purpose in EXTRAS.items():
+            if requirement.marker and requirement.marker.evaluate({"extra": extra}):
+                advice = f"only for {purpose}: pip install '{wanted}'"
+                yield _package(requirement.name, requirement.specifier, advice, False)
+
+
+def _package(name: str, allowed: SpecifierSet, advice: str, required: bool) -> Finding:
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "missing", "", advice, required)
+    if not allowed.contains(version, prereleases=True):
+        return Finding(name, "wrong", version, advice, required)
+    return Finding(name, "ok", version, required=required)
+
+
+def _name_clash() -> Finding:
+    """PyPI has another distribution called `kernels`; installed, one of the two would hide the other."""
+    try:
+        version = importlib.metadata.version("kernels")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("PyPI's kernels", "ok", "not installed: it would clash with ours")
+    return Finding("PyPI's kernels", "wrong", f"{version} clashes with ours", "pip uninstall kernels")
 
 
 def _loss() -> Iterator[Finding]:
@@ -143,37 +163,11 @@ def _loss() -> Iterator[Finding]:
     except ImportError:
         return  # the line on torch says so
     for name, entry in backend_info().items():
-        uses = ", ".join(str(x) for key, x in entry.items() if key in ("isa", "device"))
         if entry["available"]:
-            yield Finding(f"loss: {name}", "ok", uses, needed=False)
+            detail = ", ".join(str(entry[key]) for key in ("isa", "device") if key in entry)
+            yield Finding(f"loss: {name}", "ok", detail, required=False)
         else:
-            yield Finding(f"loss: {name}", "missing", "", entry["why_not"], needed=False)
-
-
-def _package(name: str, least: str, below: str, needed: bool) -> Finding:
-    want = f"pip install '{name}>={least},<{below}'"
-    try:
-        version = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        advice = f"make setup, or {want}" if needed else f"only on a GPU: {want}"
-        return Finding(name, "missing", "", advice, needed)
-    if not _numbers(least) <= _numbers(version) < _numbers(below):
-        return Finding(name, "wrong", version, want, needed)
-    return Finding(name, "ok", version, needed=needed)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu -> (2, 13, 0)."""
-    return tuple(int(part) for part in version.split("+")[0].split(".") if part.isdigit())
-
-
-def _name_clash() -> Finding:
-    """PyPI has another distribution called `kernels`; installed, one of the two would hide the other."""
-    try:
-        version = importlib.metadata.version("kernels")
-    except importlib.metadata.PackageNotFoundError:
-        return Finding("package name `kernels`", "ok", "free")
-    return Finding("package name `kernels`", "wrong", f"another, {version}", "pip uninstall kernels")
+            yield Finding(f"loss: {name}", "missing", "", entry["why_not"], required=False)
 
 
 def _model() -> Finding:
@@ -183,10 +177,11 @@ def _model() -> Finding:
 
 
 def _compiler() -> Finding:
-    found = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
-    if found is None:
-        return Finding("C++ compiler", "missing", "", "nothing is compiled as yet", needed=False)
-    return Finding("C++ compiler", "ok", found, needed=False)
+    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
+    if compiler:
+        return Finding("C++ compiler", "ok", compiler, required=False)
+    advice = "make setup cannot build the native CPU loss without one; torch computes it then, more slowly"
+    return Finding("C++ compiler", "missing", "", advice, required=False)
 
 
 def main() -> int:
@@ -199,23 +194,20 @@ def main() -> int:
 
 
 def show(findings: list[Finding]) -> None:
-    """A table; plain lines where rich itself is what is missing."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        for f in findings:
-            print(f"{f.what:24} {f.status:8} {f.found}  {f.advice}")
-        return
-    table = Table("", "", "found", "what to do", title="This machine")
-    for column in table.columns:
-        column.overflow = "fold"
+    """One line or more per finding; no word is broken, and a terminal shows the status in colour."""
+    indent = max(len(f.name) for f in findings) + 2
+    room = max(20, shutil.get_terminal_size().columns - indent - len("missing  "))
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for f in findings:
-        colour = "green" if f.status == "ok" else "red" if f.needed else "yellow"
-        row = (Text(f.what), Text(f.status, colour), Text(f.found), Text(f.advice))
-        table.add_row(*row)
-    Console().print(table)
+        text = ": ".join(part for part in (f.detail, f.advice) if part)
+        first, *more = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+        status = f"{f.status:7}"
+        if coloured:
+            colour = 32 if f.status == "ok" else 31 if f.required else 33  # green, red, yellow
+            status = f"\033[{colour}m{status}\033[0m"
+        print(f"{f.name:{indent}}{status}  {first}".rstrip())
+        for line in more:
+            print(" " * (indent + len("missing  ")) + line)
 
 
 if __name__ == "__main__":
