@@ -135,6 +135,11 @@ class EngineConfig:
     """CPU threads of the engine; 0: all the run's cores, shared with the learner in time."""
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
 
+    @property
+    def direct_push(self) -> bool:
+        """Whether the learner sends its weights to the engines from GPU to GPU, without a file."""
+        return self.weight_push in ("nccl", "ipc")
+
     def longest_completion(self, phrase_tokens: int | None = None) -> int:
         """Tokens of the longest completion: of all its parts where it can be interrupted, else max_new_tokens.
 

@@ -28,6 +28,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.running = self.most_running = 0
         self.held: list[int] = [0]
+        self.paused = False
 
     async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
         self.requests.append(request)
@@ -50,6 +51,13 @@ class FakeEngine:
         await asyncio.sleep(self.load_s)
         self.version = version
         self.held.append(version)
+
+    async def pause(self) -> None:
+        assert not self.paused, "paused twice"
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
 
 
 class FakeLearner:
@@ -83,9 +91,10 @@ class FakeVerifier:
 
 
 def context(config: Config, engine: Any) -> Any:
-    from trainer.controller.rollout import Progress, RolloutContext
+    from trainer.controller.deadline import Deadline
+    from trainer.controller.rollout import RolloutContext
 
     verifier: Any = FakeVerifier()
     decode = lambda batch: [" ".join(map(str, ids)) for ids in batch]  # noqa: E731
-    progress = Progress(config.pipeline.deadline_s)
-    return RolloutContext(config, engine, verifier, decode, frozenset({0}), (97, 98, 99), progress)
+    deadline = Deadline(config.pipeline.deadline_s)
+    return RolloutContext(config, engine, verifier, decode, frozenset({0}), (97, 98, 99), deadline)

@@ -1,9 +1,10 @@
-"""The learner as the controller sees it: one request at a time over its pipe."""
+"""The controller's client of the learner: one request at a time over a pipe."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import ConfigError
-from trainer.engines.pool import Within
+from trainer.controller.deadline import Deadline
 from trainer.messages import (
     Push,
     Pushed,
@@ -29,7 +30,7 @@ from trainer.messages import (
 from trainer.types import TrainBatch, TrainSequence
 
 R = TypeVar("R")
-PUSHING = "learner: weight push to the engines (engine.weight_push file does it another way)"
+PUSH = "learner: weight push to the engines (if this way fails here, set engine.weight_push file)"
 
 
 class LearnerClient:
@@ -38,30 +39,32 @@ class LearnerClient:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._replies: asyncio.Queue[Any] = asyncio.Queue()
-        self._owes = False  # an answer, that nobody may wait for any more
+        self._unanswered = False  # a request whose reply has not come; its caller may have given up
         self._turn = asyncio.Lock()
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
 
     async def ready(self) -> dict[str, Any]:
-        """What the learner says of itself once it can take work."""
-        return _of(await self._replies.get(), Ready).info
+        """The learner's description of itself, once it can take work."""
+        return _checked(await self._replies.get(), Ready).info
 
     async def train(self, batch: TrainBatch) -> StepDone:
         """One optimizer step."""
         return await self._ask(batch, StepDone)
 
-    async def push(self, transfer: Callable[[str, dict[str, Any]], Awaitable[None]], within: Within) -> None:
-        """Let it bring its weights to the engines; `transfer` makes at them the calls that it asks for, and
-        has deadlines of its own."""
+    async def push(
+        self, transfer: Callable[[str, dict[str, Any]], Awaitable[None]], deadline: Deadline
+    ) -> None:
+        """Let the learner send its weights to the engines. `transfer` makes the engine calls that it asks
+        for, under deadlines of its own."""
         async with self._turn:
-            self._check()
+            self._refuse_if_unanswered()
             message: object = Push()
-            self._owes = True  # until all is done, whatever fails on the way
-            while not isinstance(answer := await within(self._exchange(message), PUSHING), Pushed):
-                call = _of(answer, Transfer)
+            self._unanswered = True  # until the whole push is done, whatever fails before
+            while not isinstance(reply := await deadline.wait_for(self._exchange(message), PUSH), Pushed):
+                call = _checked(reply, Transfer)
                 await transfer(call.call, call.info)
                 message = Transferred()
-            self._owes = False
+            self._unanswered = False
 
     async def score(self, sequences: Sequence[TrainSequence]) -> tuple[NDArray[np.float32], ...]:
         """Log-probs of the sequences' tokens under the learner's present weights."""
@@ -74,22 +77,20 @@ class LearnerClient:
     def close(self) -> None:
         """Ask the process to end."""
         asyncio.get_running_loop().remove_reader(self._conn.fileno())
-        try:
+        with suppress(OSError):  # it has ended already
             self._conn.send(Shutdown())
-        except OSError:
-            return  # it is gone already
 
-    async def _ask(self, message: object, reply: type[R]) -> R:
+    async def _ask(self, message: object, kind: type[R]) -> R:
         async with self._turn:
-            self._check()
-            self._owes = True
-            answer = await self._exchange(message)
-            self._owes = False
-            return _of(answer, reply)
+            self._refuse_if_unanswered()
+            self._unanswered = True
+            reply = await self._exchange(message)
+            self._unanswered = False
+            return _checked(reply, kind)
 
-    def _check(self) -> None:
-        if self._owes:
-            raise ConnectionError("the learner has not answered what it was asked before")
+    def _refuse_if_unanswered(self) -> None:
+        if self._unanswered:
+            raise ConnectionError("the learner has not answered the request before")
 
     async def _exchange(self, message: object) -> Any:
         try:
@@ -106,11 +107,12 @@ class LearnerClient:
             self._replies.put_nowait(ConnectionError("the learner's process has died"))
 
 
-def _of(reply: object, kind: type[R]) -> R:
+def _checked(reply: object, kind: type[R]) -> R:
+    """The reply, which must be of this kind; errors are raised."""
     if isinstance(reply, Exception):
         raise reply
     if isinstance(reply, Refused):
         raise ConfigError(reply.message)
     if not isinstance(reply, kind):
-        raise RuntimeError(f"the learner answered {type(reply).__name__} where {kind.__name__} was expected")
+        raise RuntimeError(f"the learner answered {type(reply).__name__}; expected {kind.__name__}")
     return reply

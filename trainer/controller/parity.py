@@ -1,6 +1,7 @@
-"""The parity gate: before training, learner and engine score the same tokens; the difference is printed.
+"""The parity gate: before training, learner and engine score the same tokens, and must nearly agree.
 
-ρ is the ratio of the two, so a mismatch of dtype, head, temperature or weights is noise in every step.
+ρ is the ratio of the two probabilities, so any mismatch of dtype, head, temperature or weights is noise in
+every step.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy as np
 from trainer.config import ConfigError
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.rollout import RolloutContext, rollout_prompt
+from trainer.controller.weight_sync import WeightSync
 from trainer.types import Prompt, TrainSequence
 
-# Mean |learner − engine| in nats, which right settings keep and wrong ones do not. SmolLM2-135M on a CPU:
-# float32 below 1e-5 (each engine is 6e-6 from float64), bfloat16 under an FP32 head .03, on both engines.
+# Bounds on mean |learner − engine| in nats, which separate right settings from wrong ones. Measured with
+# SmolLM2-135M on a CPU, both engines: float32 below 1e-5, bfloat16 with an FP32 head .03.
 PARITY_NATS = {"float32": 1e-3, "bfloat16": 0.05}
 PROMPTS, SAMPLES = 8, 2
 
@@ -31,42 +33,38 @@ class Parity:
     tokens: int
 
 
-async def parity_gate(ctx: RolloutContext, learner: LearnerClient, prompts: Sequence[Prompt]) -> Parity:
-    """Generate a few completions, let the learner score them; ConfigError above the threshold."""
-    asked = prompts[:PROMPTS]
-    answers = await asyncio.gather(  # at once, so that they reach every engine
-        *(rollout_prompt(ctx, p, SAMPLES, f"parity{i}", i, evaluation=True) for i, p in enumerate(asked))
+async def parity_gate(
+    ctx: RolloutContext, learner: LearnerClient, weights: WeightSync, prompts: Sequence[Prompt]
+) -> Parity:
+    """Generate a few completions and let the learner score them; ConfigError above the threshold."""
+    prompts = prompts[:PROMPTS]
+    groups = await asyncio.gather(  # all at once, so that every engine takes part
+        *(rollout_prompt(ctx, p, SAMPLES, f"parity{i}", i, evaluation=True) for i, p in enumerate(prompts))
     )
     sequences = [
         TrainSequence(
-            np.asarray(p.token_ids, np.int32),
-            r.token_ids,
-            r.logprobs_gen,
-            r.versions,
-            r.sampled.astype(np.float32),
-            0.0,
+            prompt_ids=np.asarray(prompt.token_ids, np.int32),
+            token_ids=r.token_ids,
+            logprobs_gen=r.logprobs_gen,
+            versions=r.versions,
+            token_weights=r.sampled.astype(np.float32),
+            advantage=0.0,
         )
-        for p, rollouts in zip(asked, answers, strict=True)
+        for prompt, rollouts in zip(prompts, groups, strict=True)
         for r in rollouts
     ]
-    if ctx.config.engine.colocate:  # the learner needs the GPUs
-        await ctx.engine.pause()
-    scores = await learner.score(sequences)
-    if ctx.config.engine.colocate:
-        ctx.engine.resume()
+    async with weights.learner_turn():
+        scores = await learner.score(sequences)
     gap = np.concatenate(
-        [
-            np.abs(ours - s.logprobs_gen)[s.token_weights > 0]
-            for ours, s in zip(scores, sequences, strict=True)
-        ]
+        [np.abs(x - s.logprobs_gen)[s.token_weights > 0] for x, s in zip(scores, sequences, strict=True)]
     )
     parity = Parity(float(gap.mean()), float(gap.max()), len(gap))
     bound = PARITY_NATS[ctx.config.model.dtype]
     if not parity.mean <= bound:
         raise ConfigError(
             f"learner and engine disagree on the same {parity.tokens} tokens by {parity.mean:.3g} nats on "
-            f"average (max {parity.max:.3g}); expected at most {bound:g} in "
-            f"{ctx.config.model.dtype}. Both must have the same weights, dtype and FP32 head, and log-"
-            "probs of the distribution sampled from: at engine.temperature, without top-p or top-k"
+            f"average (max {parity.max:.3g}); expected at most {bound:g} in {ctx.config.model.dtype}. Both "
+            "must have the same weights, dtype and FP32 head, and log-probs of the sampled distribution: at "
+            "engine.temperature, without top-p or top-k"
         )
     return parity

@@ -1,4 +1,4 @@
-"""The controller's process: loads data, meets the engine and the learner, trains, saves, ends."""
+"""The controller's process: loads the data, connects to engines and learner, trains, saves, ends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from typing import Any
 from trainer.config import Config, ConfigError, EngineConfig
 from trainer.controller.controller import Controller, Emit
 from trainer.controller.data import load_prompts
+from trainer.controller.deadline import Deadline
 from trainer.controller.journal import Journal, replay
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.parity import parity_gate
-from trainer.controller.rollout import Progress, RolloutContext
+from trainer.controller.rollout import RolloutContext
 from trainer.controller.sampler import Sampler
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
@@ -30,7 +31,7 @@ from trainer.types import Prompt
 from trainer.verifiers.kinds import check_answers
 from trainer.verifiers.pool import VerifierPool
 
-_tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no hold on them
+_tasks: set[asyncio.Task[None]] = set()  # the event loop holds tasks by weak references only
 
 
 def controller_main(
@@ -41,7 +42,7 @@ def controller_main(
     resume: dict[str, Any] | None,
     telemetry: Connection,
 ) -> None:
-    """Entry of the spawned process. `resume` is the controller state of a checkpoint, with its 'path'."""
+    """Entry of the spawned process. `resume` is the controller's state in a checkpoint, and its 'path'."""
     work = partial(_run, config, model_dir, engine_conns, learner_conn, telemetry, resume)
     run_role("controller", telemetry, lambda: asyncio.run(work()), ends_with_peer=False)
 
@@ -59,12 +60,12 @@ async def _run(
         learner = LearnerClient(learner_conn)
         stack.callback(learner.close)
         clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
-        progress = Progress(config.pipeline.deadline_s)
-        within = progress.within
-        engines = EnginePool(clients, within, lambda text: emit("note", {"text": text}))
+        deadline = Deadline(config.pipeline.deadline_s)
+        wait_for = deadline.wait_for
+        engines = EnginePool(clients, wait_for, lambda text: emit("note", {"text": text}))
         stack.callback(engines.close)
         emit("phase", {"name": "loading data and models"})
-        from transformers import AutoConfig, AutoTokenizer  # takes seconds: the roles' pipes are already open
+        from transformers import AutoConfig, AutoTokenizer  # takes seconds, so the pipes are open before
 
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         dataset = load_prompts(config.data, tokenizer)
@@ -77,31 +78,31 @@ async def _run(
         verifier = VerifierPool(config.verifier, lambda text: emit("note", {"text": text}))
         stack.callback(verifier.close)
         ctx = RolloutContext(
-            config,
-            engines,
-            verifier,
-            decoder(tokenizer),
-            stop_ids(tokenizer, config.engine.stop),
-            phrase,
-            progress,
+            config=config,
+            engine=engines,
+            verifier=verifier,
+            decode=decoder(tokenizer),
+            stop_ids=stop_ids(tokenizer, config.engine.stop),
+            phrase_ids=phrase,
+            deadline=deadline,
         )
         journal = Journal(Path(config.run_dir) / "journal.jsonl")
         stack.callback(journal.close)
         sampler = Sampler(dataset.train, config.pipeline, config.seed)
         controller = Controller(ctx, dataset, sampler, learner, journal, emit)
-        info = await within(learner.ready(), "learner: start")
-        if config.engine.colocate:  # the learner has left the GPUs: the engines may begin
-            engines.resume()
-        infos = [await within(e.ready(), f"{e.name}: start") for e in clients]
+        info = await wait_for(learner.ready(), "learner: start")
+        controller.weights.wake_engines()
+        infos = [await wait_for(e.ready(), f"{e.name}: start") for e in clients]
         emit("ready", {"learner": info, "engine": infos[0]})
         if resume is not None:
-            await _restore(controller, config, sampler, resume)
-        elif config.engine.weight_push in ("nccl", "ipc"):  # what fails there is to fail now
-            await controller.hold(0, "")
-        gate = parity_gate(ctx, learner, dataset.held_out)
-        emit("parity", asdict(await within(gate, "parity gate: learner and engine on the same tokens")))
-        asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, controller, engines)
-        gc.freeze()  # a million objects of imported modules, walked again and again: a fifth of its time
+            _restore(controller, config, sampler, resume)
+        # The engines have these weights. A way to push that does not work fails here, not at the first step.
+        await controller.weights.push(controller.version)
+        gate = parity_gate(ctx, learner, controller.weights, dataset.held_out)
+        emit("parity", asdict(await wait_for(gate, "parity gate: learner and engine on the same tokens")))
+        on_message = partial(_on_launcher_message, telemetry, controller, engines)
+        asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
+        gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
         await controller.run()
         await controller.save()
         emit("done", {"step": controller.version, "stopped": controller.stop.is_set()})
@@ -110,20 +111,20 @@ async def _run(
 def check_lengths(
     engine: EngineConfig, prompts: Sequence[Prompt], phrase: int, positions: int | None
 ) -> None:
-    """Refuse at the start what would end the run later: more tokens than the model has positions."""
+    """ConfigError if the longest prompt and completion have more tokens than the model has positions."""
     longest, new = max(len(p.token_ids) for p in prompts), engine.longest_completion(phrase)
     keys = "engine.max_new_tokens"
     if engine.interruption.enabled:
         keys = "engine.interruption.hi or answer_tokens"
     if positions is not None and longest + new > positions:
         raise ConfigError(
-            f"the longest prompt has {longest} tokens and a completion up to {new}; the model holds "
+            f"the longest prompt has {longest} tokens and a completion up to {new}; the model has "
             f"{positions} positions: lower {keys}, or data.max_prompt_tokens"
         )
 
 
 def emitter(telemetry: Connection) -> Emit:
-    """Tells the launcher what happens."""
+    """Sends events to the launcher."""
 
     def emit(kind: str, data: dict[str, Any]) -> None:
         send(telemetry, Event(kind, time.monotonic(), data))
@@ -131,8 +132,8 @@ def emitter(telemetry: Connection) -> Emit:
     return emit
 
 
-def _hear(telemetry: Connection, controller: Controller, engines: EnginePool) -> None:
-    """The launcher has started a dead engine again, or asks for a stop: by a message, or by its own death."""
+def _on_launcher_message(telemetry: Connection, controller: Controller, engines: EnginePool) -> None:
+    """Take in an engine that the launcher has restarted, or stop. A dead launcher means stop, too."""
     try:
         message = telemetry.recv()
     except (EOFError, OSError):
@@ -146,39 +147,37 @@ def _hear(telemetry: Connection, controller: Controller, engines: EnginePool) ->
         controller.stop.set()
 
 
-async def _restore(controller: Controller, config: Config, sampler: Sampler, resume: dict[str, Any]) -> None:
-    """Put sampler, engines and pending groups where the checkpoint left them."""
+def _restore(controller: Controller, config: Config, sampler: Sampler, resume: dict[str, Any]) -> None:
+    """Set sampler and controller to the state of the checkpoint."""
     if "group_id" not in resume:
         raise ConfigError(
             f"{resume['path']}: no 'group_id' in the controller's state; this checkpoint was written by an "
             "older version of the trainer and cannot be resumed: start a new run"
         )
-    version, first = resume["version"], resume["group_id"]
+    version, first, end = resume["version"], resume["group_id"], resume["sampler"]["group_id"]
     sampler.load_state_dict(resume["sampler"])
     prompts = {p.prompt_id: p for p in controller.dataset.train}
     issued, finished = replay(Path(config.run_dir) / "journal.jsonl", first, prompts)
-    upto = resume["sampler"]["group_id"]
-    controller.restore(version, first, {o: i for o, i in issued.items() if o < upto}, finished)
-    await controller.hold(version, "")  # that is what the engines have loaded
+    controller.restore(version, first, {i: prompt for i, prompt in issued.items() if i < end}, finished)
 
 
 def decoder(tokenizer: Any) -> Callable[[list[list[int]]], list[str]]:
     """Texts without special tokens, many at a time."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)  # a fifth of what its Python wrapper takes
+    fast = getattr(tokenizer, "backend_tokenizer", None)  # five times as fast as its Python wrapper
     decode = tokenizer.batch_decode if fast is None else fast.decode_batch
     return lambda ids: decode(ids, skip_special_tokens=True)
 
 
 def stop_ids(tokenizer: Any, stop: Sequence[str]) -> frozenset[int]:
-    """EOS and every token whose text holds one of the stop texts."""
+    """EOS and every token whose text contains one of the stop texts."""
     ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     if stop:
         texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
         for text in stop:
-            holding = {i for i, t in enumerate(texts) if text in t}
-            if not holding:
+            matching = {i for i, t in enumerate(texts) if text in t}
+            if not matching:
                 raise ConfigError(
-                    f"engine.stop: no token of this tokenizer holds {text!r}; give a text within one token"
+                    f"engine.stop: no token of this tokenizer contains {text!r}; give a text within one token"
                 )
-            ids |= holding
+            ids |= matching
     return frozenset(ids)

@@ -1,64 +1,37 @@
-"""One prompt group: generate, interrupt where the budget ends, verify."""
+"""One prompt group: generate its completions, interrupt those that think too long, verify them."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from trainer.config import Config
+from trainer.controller.deadline import Deadline
 from trainer.controller.sampler import IssuedPrompt
 from trainer.engines.protocol import Engine
 from trainer.types import Completion, Group, Prompt, Request, Rollout
 from trainer.verifiers.pool import Verdict, VerifierPool
 
-T = TypeVar("T")
-
-
-class Progress:
-    """Deadlines by what moves: every completion and every verdict starts `deadline_s` anew for all waits."""
-
-    def __init__(self, deadline_s: float) -> None:
-        self.deadline_s, self.at = deadline_s, time.monotonic()
-        self.verifying = 0  # completions that wait for a worker's verdict
-
-    async def within(self, work: Awaitable[T], what: str) -> T:
-        """The result of `work`, or a TimeoutError that names `what` once nothing has moved for too long."""
-        task, began = asyncio.ensure_future(work), time.monotonic()
-        try:
-            while not task.done():
-                left = max(began, self.at) + self.deadline_s - time.monotonic()
-                if left <= 0:
-                    stage = "verify: " if self.verifying else ""
-                    raise TimeoutError(
-                        f"{stage}{what}: nothing has come for pipeline.deadline_s = {self.deadline_s:g} s; "
-                        "raise it if this machine is only slow"
-                    )
-                await asyncio.wait({task}, timeout=left)
-            return task.result()
-        finally:
-            task.cancel()
-
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What every rollout needs beside its prompt."""
+    """What every rollout needs, whatever its prompt."""
 
     config: Config
     engine: Engine
     verifier: VerifierPool
     decode: Callable[[list[list[int]]], list[str]]  # token ids -> texts without special tokens
     stop_ids: frozenset[int]
-    phrase_ids: tuple[int, ...]  # the interruption phrase, tokenised once
-    progress: Progress
+    phrase_ids: tuple[int, ...]  # the interruption phrase
+    deadline: Deadline
 
 
 async def rollout_group(ctx: RolloutContext, issued: IssuedPrompt) -> Group:
-    """All completions of one prompt, interrupted and verified; verification begins as each one ends."""
+    """All completions of one prompt; each is verified as soon as it ends."""
     n = ctx.config.pipeline.completions_per_prompt
     seed = ctx.config.seed * 1_000_003 + issued.group_id
     rollouts = await rollout_prompt(ctx, issued.prompt, n, f"g{issued.group_id}", seed)
@@ -68,40 +41,39 @@ async def rollout_group(ctx: RolloutContext, issued: IssuedPrompt) -> Group:
 async def rollout_prompt(
     ctx: RolloutContext, prompt: Prompt, n: int, request_id: str, seed: int, evaluation: bool = False
 ) -> list[Rollout]:
-    """`n` verified rollouts of a prompt, in order of their index."""
+    """`n` verified rollouts of a prompt, by index."""
     request = Request(
-        request_id,
-        prompt.token_ids,
-        n,
-        ctx.config.engine.max_new_tokens,
-        ctx.config.engine.temperature,
-        ctx.stop_ids,
-        seed,
-        evaluation,
+        request_id=request_id,
+        prompt_ids=prompt.token_ids,
+        n=n,
+        max_tokens=ctx.config.engine.max_new_tokens,
+        temperature=ctx.config.engine.temperature,
+        stop_ids=ctx.stop_ids,
+        seed=seed,
+        evaluation=evaluation,
     )
     if ctx.config.engine.interruption.enabled:
         return list(await asyncio.gather(*(_interrupted(ctx, prompt, request, i) for i in range(n))))
-    judged: list[Judged] = []
+    pending: list[PendingVerdict] = []
     async for ended in ctx.engine.stream(request):
-        ctx.progress.at = time.monotonic()
-        judged += _judge(ctx, prompt, ended)
-    return [await _rollout(ctx, j) for j in sorted(judged, key=lambda j: j.completion.index)]
+        ctx.deadline.restart()
+        pending += _verify(ctx, prompt, ended)
+    return [await _reward(ctx, p) for p in sorted(pending, key=lambda p: p.completion.index)]
 
 
 async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, index: int) -> Rollout:
     """Think up to a budget drawn from [lo, hi]; if still thinking then, append the phrase; then answer.
 
-    At most budget + phrase + answer_tokens; engine.max_new_tokens is not used.
-
-    The continuation is a new token-in request. Phrase tokens were not sampled: `sampled` is False there.
+    The completion has at most budget + phrase + answer_tokens tokens; engine.max_new_tokens is not used.
+    The answer is a request of its own, after prompt, thinking and phrase. The phrase is not sampled.
     """
     settings = ctx.config.engine.interruption
     budget = int(np.random.default_rng([request.seed, index]).integers(settings.lo, settings.hi + 1))
     think = replace(request, request_id=f"{request.request_id}.{index}", n=1, max_tokens=budget)
-    think = replace(think, seed=request.seed * 65_537 + 2 * index)  # odd ones are for the answers
-    first = await _only(ctx, think)
+    think = replace(think, seed=request.seed * 65_537 + 2 * index)  # odd seeds are for the answers
+    first = await _generate_one(ctx, think)
     if first.finish_reason != "length":
-        return await _rollout(ctx, _judge(ctx, prompt, [first])[0])
+        return await _reward(ctx, _verify(ctx, prompt, [first])[0])
     ids = [int(t) for t in first.token_ids]
     answering = bool(settings.end_marker) and settings.end_marker in ctx.decode([ids])[0]
     phrase = () if answering else ctx.phrase_ids
@@ -112,80 +84,84 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
         max_tokens=settings.answer_tokens,
         seed=think.seed + 1,
     )
-    second = await _only(ctx, answer)
-    (judged,) = _judge(ctx, prompt, [_joined(first, phrase, second)])
-    return await _rollout(ctx, judged, slice(len(ids), len(ids) + len(phrase)))
+    second = await _generate_one(ctx, answer)
+    (pending,) = _verify(ctx, prompt, [_joined(first, phrase, second)])
+    return await _reward(ctx, pending, slice(len(ids), len(ids) + len(phrase)))
 
 
 def _joined(first: Completion, phrase: tuple[int, ...], second: Completion) -> Completion:
-    """Thinking + phrase + answer as one completion; the phrase takes the version it was inserted under."""
+    """Thinking, phrase and answer in one; the phrase has the version of the answer's first token."""
     version = second.versions[:1] if len(second.versions) else first.versions[-1:]
     return Completion(
-        first.request_id,
-        first.index,
-        np.concatenate([first.token_ids, np.asarray(phrase, np.int32), second.token_ids]),
-        np.concatenate([first.logprobs_gen, np.zeros(len(phrase), np.float32), second.logprobs_gen]),
-        np.concatenate([first.versions, np.repeat(version, len(phrase)), second.versions]),
-        second.finish_reason,
+        request_id=first.request_id,
+        index=first.index,
+        token_ids=np.concatenate([first.token_ids, np.asarray(phrase, np.int32), second.token_ids]),
+        logprobs_gen=np.concatenate(
+            [first.logprobs_gen, np.zeros(len(phrase), np.float32), second.logprobs_gen]
+        ),
+        versions=np.concatenate([first.versions, np.repeat(version, len(phrase)), second.versions]),
+        finish_reason=second.finish_reason,
     )
 
 
-async def _only(ctx: RolloutContext, request: Request) -> Completion:
+async def _generate_one(ctx: RolloutContext, request: Request) -> Completion:
     ((completion,),) = [ended async for ended in ctx.engine.stream(request)]
-    ctx.progress.at = time.monotonic()
+    ctx.deadline.restart()
     return completion
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A completion with its verdict; where a worker must decide, that is on its way."""
+class PendingVerdict:
+    """A completion and its verdict, which may still be awaited from a worker."""
 
     completion: Completion
     text: str
     verdict: Verdict | asyncio.Task[Verdict]
 
 
-def _judge(ctx: RolloutContext, prompt: Prompt, completions: Sequence[Completion]) -> list[Judged]:
+def _verify(ctx: RolloutContext, prompt: Prompt, completions: Sequence[Completion]) -> list[PendingVerdict]:
+    """Settle what a comparison of text can settle at once; start a task for each other completion."""
     texts = ctx.decode([c.token_ids.tolist() for c in completions])
-    return [
-        Judged(c, t, ctx.verifier.quick(t, prompt.answer) or asyncio.create_task(_ask(ctx, prompt, t)))
-        for c, t in zip(completions, texts, strict=True)
-    ]
+    pending = []
+    for completion, text in zip(completions, texts, strict=True):
+        verdict = ctx.verifier.quick(text, prompt.answer)
+        task = verdict or asyncio.create_task(_verify_in_worker(ctx, prompt, text))
+        pending.append(PendingVerdict(completion, text, task))
+    return pending
 
 
-async def _ask(ctx: RolloutContext, prompt: Prompt, text: str) -> Verdict:
-    ctx.progress.verifying += 1
+async def _verify_in_worker(ctx: RolloutContext, prompt: Prompt, text: str) -> Verdict:
+    ctx.deadline.verifying += 1
     try:
         return await ctx.verifier.verify(text, prompt.answer, prompt.metadata)
     finally:
-        ctx.progress.verifying -= 1
-        ctx.progress.at = time.monotonic()
+        ctx.deadline.verifying -= 1
+        ctx.deadline.restart()
 
 
-async def _rollout(ctx: RolloutContext, judged: Judged, phrase: slice = slice(0)) -> Rollout:
+async def _reward(ctx: RolloutContext, pending: PendingVerdict, phrase: slice = slice(0)) -> Rollout:
     """The completion with its reward; the tokens of `phrase` were not sampled."""
-    c, verdict = judged.completion, judged.verdict
+    completion, verdict = pending.completion, pending.verdict
     if not isinstance(verdict, Verdict):
         verdict = await verdict
-    reward = ctx.config.verifier.wrong_reward
-    reward += (ctx.config.verifier.correct_reward - reward) * verdict.score
-    sampled = np.ones(len(c.token_ids), np.bool_)
+    wrong, correct = ctx.config.verifier.wrong_reward, ctx.config.verifier.correct_reward
+    sampled = np.ones(len(completion.token_ids), np.bool_)
     sampled[phrase] = False
     return Rollout(
-        c.token_ids,
-        c.logprobs_gen,
-        c.versions,
-        sampled,
-        judged.text,
-        reward,
-        verdict.outcome,
-        truncated=c.finish_reason == "length",
+        token_ids=completion.token_ids,
+        logprobs_gen=completion.logprobs_gen,
+        versions=completion.versions,
+        sampled=sampled,
+        text=pending.text,
+        reward=wrong + (correct - wrong) * verdict.score,
+        outcome=verdict.outcome,
+        truncated=completion.finish_reason == "length",
         interrupted=not sampled.all(),
     )
 
 
 def sample_record(group: Group, step: int) -> dict[str, Any]:
-    """A group's completions for a person to read, as written to samples.jsonl."""
+    """A group's completions in readable form, for samples.jsonl."""
     return {
         "step": step,
         "prompt": group.prompt.text,

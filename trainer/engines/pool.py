@@ -10,26 +10,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.engines.protocol import EngineClient
 from trainer.types import Completion, Request
 
-
-class Within(Protocol):
-    """`Progress.within`: the result of the work, or a TimeoutError that names `what`."""
-
-    def __call__(self, work: Awaitable[Any], what: str) -> Awaitable[Any]: ...
+# (work, name) -> the result of the work, or a TimeoutError with that name
+WaitFor = Callable[[Awaitable[Any], str], Awaitable[Any]]
 
 
 class EnginePool:
     """An Engine made of engines, each with a copy of the model. All hold the same version after a push."""
 
     def __init__(
-        self, engines: Sequence[EngineClient], within: Within, note: Callable[[str], None] = lambda text: None
+        self,
+        engines: Sequence[EngineClient],
+        wait_for: WaitFor,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._live = {engine: 0 for engine in engines}  # -> completions under way
-        self._within, self._note = within, note
+        self._wait_for, self._note = wait_for, note
         self._changed = asyncio.Condition()
         self._pushing = asyncio.Lock()
         self._version, self._path = 0, ""  # held by all, and the newest file of weights
@@ -65,11 +65,13 @@ class EnginePool:
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
         """See Engine; all at once, since they meet in it. None may be missing: the call fails with it."""
         what = f"{call} of the weight push (engine.weight_push file does it another way)"
-        await asyncio.gather(*(self._within(e.transfer(call, info), f"{e.name}: {what}") for e in self._live))
+        await asyncio.gather(
+            *(self._wait_for(e.transfer(call, info), f"{e.name}: {what}") for e in self._live)
+        )
 
     async def pause(self) -> None:
         """See Engine."""
-        await asyncio.gather(*(self._within(e.pause(), f"{e.name}: pause") for e in self._live))
+        await asyncio.gather(*(self._wait_for(e.pause(), f"{e.name}: pause") for e in self._live))
 
     def resume(self) -> None:
         """See Engine."""
@@ -79,7 +81,7 @@ class EnginePool:
     async def replace(self, engine: EngineClient) -> None:
         """Take a new engine in once it is ready and holds what the others hold."""
         try:
-            await self._within(engine.ready(), f"{engine.name}: start after its death")
+            await self._wait_for(engine.ready(), f"{engine.name}: start after its death")
             async with self._pushing:
                 await self._send(engine, self._version, self._path)
                 self._live[engine] = 0
@@ -104,7 +106,7 @@ class EnginePool:
 
     async def _send(self, engine: EngineClient, version: int, path: str) -> None:
         push = engine.update_weights(version, path)
-        await self._within(push, f"{engine.name}: weight push of version {version}")
+        await self._wait_for(push, f"{engine.name}: weight push of version {version}")
 
     async def _least_busy(self) -> EngineClient:
         async with self._changed:

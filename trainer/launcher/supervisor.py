@@ -203,7 +203,7 @@ class Launcher:
         if (
             role_kind(role) != "engine"
             or engine.colocate
-            or engine.weight_push in ("nccl", "ipc")
+            or engine.direct_push
             or not self._ready
             or self._deaths[role] > RESPAWNS
             or isinstance(death, ConfigError)

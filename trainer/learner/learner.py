@@ -315,7 +315,7 @@ def _serve(
     parameters = sum(w.numel() for w in learner.weights.values())
     if config.engine.colocate:
         learner.leave_device()
-    direct = config.engine.weight_push in ("nccl", "ipc")
+    direct = config.engine.direct_push
     files = config.pipeline.max_lag + 3  # held, waiting, kept back for an evaluation, being written
     publisher, sender = None, None
     if not (among.rank or direct):

@@ -80,14 +80,6 @@ def test_colocated_engines_stand_still_while_the_learner_steps(tmp_path: Path) -
     states: list[tuple[str, bool]] = []
 
     class TakingTurns(FakeEngine):
-        paused = False
-
-        async def pause(self) -> None:
-            self.paused = True
-
-        def resume(self) -> None:
-            self.paused = False
-
         async def update_weights(self, version: int, path: str) -> None:
             states.append(("push", self.paused))
 
@@ -135,9 +127,7 @@ def test_an_engine_that_answers_nothing_is_named_within_the_deadline(tmp_path: P
     config = configured(tmp_path, 1, deadline_s=0.2)
     engine = FakeEngine(lambda r, i: 1 if r.evaluation else 10_000, tick=0.01)
     config = replace(config, engine=replace(config.engine, max_new_tokens=10_000))
-    with pytest.raises(
-        TimeoutError, match=r"generate: step 1: nothing has come for pipeline.deadline_s = 0.2 s"
-    ):
+    with pytest.raises(TimeoutError, match=r"generate: step 1: no progress for pipeline.deadline_s = 0.2 s"):
         asyncio.run(asyncio.wait_for(controller(config, engine, FakeLearner(), []).run(), 10))
 
 
@@ -158,7 +148,7 @@ def test_an_evaluation_that_stands_still_is_named(tmp_path: Path, version: int) 
                 yield ended
 
     config = configured(tmp_path, 0, deadline_s=0.3, steps=4)
-    with pytest.raises(TimeoutError, match=f"evaluate: version {version}: nothing has come"):
+    with pytest.raises(TimeoutError, match=f"evaluate: version {version}: no progress"):
         asyncio.run(asyncio.wait_for(controller(config, Stuck(), FakeLearner(), []).run(), 10))
 
 
@@ -206,6 +196,25 @@ def test_a_fatal_error_saves_what_was_learned_before_it(tmp_path: Path) -> None:
         )
     ((path, state),) = learner.saved
     assert path.endswith("step-000002") and (state["version"], state["group_id"]) == (2, 8)
+
+
+@pytest.mark.parametrize("refused", [1, 3])
+def test_after_a_refused_step_colocated_engines_are_resumed_and_the_steps_before_it_are_saved(
+    tmp_path: Path, refused: int
+) -> None:
+    class Refusing(FakeLearner):
+        async def train(self, batch: Any) -> Any:
+            if batch.step == refused:
+                raise ConfigError(f"step {refused}: loss is nan")
+            return await super().train(batch)
+
+    engine, learner = FakeEngine(), Refusing()
+    config = configured(tmp_path, 1)
+    config = replace(config, engine=replace(config.engine, colocate=True))
+    with pytest.raises(ConfigError, match="loss is nan"):
+        asyncio.run(asyncio.wait_for(controller(config, engine, learner, []).run(), 10))
+    assert not engine.paused
+    assert [state["version"] for _, state in learner.saved] == ([] if refused == 1 else [2])
 
 
 def test_a_step_under_way_when_something_fails_is_finished_and_saved(tmp_path: Path) -> None:
@@ -296,7 +305,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path: Path)
     run = controller(config, FakeEngine(), FakeLearner(), [])
     old = {"path": "runs/a/step-000002", "version": 2, "ordinal": 8, "sampler": {"ordinal": 8}}
     with pytest.raises(ConfigError, match=r"runs/a/step-000002: no 'group_id'.* start a new run$"):
-        asyncio.run(_restore(run, config, run.sampler, old))
+        _restore(run, config, run.sampler, old)
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -304,5 +313,5 @@ def test_completions_that_cannot_fit_the_model_are_refused_at_the_start(interrup
     interruption = InterruptionConfig(enabled=interrupted, lo=10, hi=60, answer_tokens=30)
     engine = EngineConfig(max_new_tokens=100, interruption=interruption)
     check_lengths(engine, prompts(5), 10, 103)  # 3 tokens of prompt and 100 of completion, either way
-    with pytest.raises(ConfigError, match="the model holds 102 positions: lower engine"):
+    with pytest.raises(ConfigError, match="the model has 102 positions: lower engine"):
         check_lengths(engine, prompts(5), 10, 102)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -219,3 +220,28 @@ def test_each_evaluation_comes_with_what_was_foreseen_and_a_forecast_of_the_runs
     assert row["forecast/end"] == pytest.approx(end, abs=0.02)
     assert row["forecast/foreseen"] == pytest.approx(rate, abs=0.02) and row["forecast/alarm"] == 0
     assert one.fit is not None and one.fit.points == 8
+
+
+@pytest.mark.parametrize(
+    "engine", [{"weight_push": "nccl"}, {"weight_push": "ipc"}, {"colocate": True}, {"weight_push": "file"}]
+)
+def test_an_engine_bound_to_the_learner_is_not_started_again(
+    engine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(tmp_path)
+    started: list[int] = []
+    config: Config = one.roles_config
+    one.roles_config = replace(config, engine=replace(config.engine, **engine))
+    one._ready = True
+    monkeypatch.setattr(one, "_death", lambda role: RuntimeError("killed"))
+    monkeypatch.setattr(one, "_start_engine", lambda i: (started.append(i), multiprocessing.Pipe()[0])[1])
+    monkeypatch.setattr(one, "_write_pids", lambda: None)
+    one._roles["controller"] = (None, multiprocessing.Pipe()[0])  # type: ignore[assignment]
+    if engine == {"weight_push": "file"}:
+        one._make_good("engine-1")
+        assert started == [1]
+    else:
+        with pytest.raises(RuntimeError, match="killed"):
+            one._make_good("engine-1")
+        assert not started
+    one._roles.clear()

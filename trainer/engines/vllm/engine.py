@@ -242,7 +242,7 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
         "hf_overrides": {"head_dtype": "float32"} if config.model.fp32_head else {},
         "enable_prefix_caching": True,
         "weight_transfer_config": WeightTransferConfig(
-            backend=engine.weight_push if engine.weight_push in ("nccl", "ipc") else BACKEND
+            backend=engine.weight_push if engine.direct_push else BACKEND
         ),
         "worker_extension_cls": EXTENSION,
         "disable_log_stats": True,

@@ -32,7 +32,8 @@ from engine_process import (
     write,
 )
 
-from trainer.controller.rollout import Progress, RolloutContext, rollout_prompt
+from trainer.controller.deadline import Deadline
+from trainer.controller.rollout import RolloutContext, rollout_prompt
 from trainer.engines.protocol import EngineClient
 from trainer.types import Completion, Prompt, Request
 
@@ -269,7 +270,7 @@ def test_interruption_goes_on_after_the_phrase_which_carries_no_loss(
             decode,
             frozenset(),
             (1, 2, 3),
-            Progress(200),  # type: ignore[arg-type]
+            Deadline(200),  # type: ignore[arg-type]
         )
         return await rollout_prompt(ctx, Prompt("id", "", p(40), "", {}), 3, "g", 7)
 

@@ -1,10 +1,9 @@
-"""Promises of weights that go from GPU to GPU: who stands still when, in which order, what a failure does."""
+"""Promises of weight sync: who pauses when, in which order, and what a failure does."""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 import pytest
 from fakes import FakeEngine, FakeLearner
 from test_controller import configured, controller
-from test_launcher import make
 
-from trainer.config import Config
+from trainer.config import ConfigError
+from trainer.controller.deadline import Deadline
 from trainer.controller.learner_client import LearnerClient
+from trainer.controller.parity import parity_gate
 from trainer.messages import Push, Pushed, Save, Saved, Transfer, Transferred
 
 CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
@@ -62,7 +62,7 @@ class Learner(FakeLearner):
         self.version = batch.step
         return done
 
-    async def push(self, transfer: Any, within: Any) -> None:
+    async def push(self, transfer: Any, deadline: Any) -> None:
         version = self.version
         for call in CALLS:
             await transfer(call, {})
@@ -85,7 +85,7 @@ def log_of(tmp_path: Path, weight_push: str, colocate: bool, steps: int = 8) -> 
 
     async def body() -> None:
         one = controller(config, Engine(log, lambda r, i: 9), Learner(log), [])
-        await one.hold(0, "")
+        await one.weights.push(0)
         await one.run()
 
     asyncio.run(body())
@@ -123,10 +123,6 @@ class Pipe:
         return await asyncio.get_running_loop().run_in_executor(None, self.ours.recv)
 
 
-async def within(work: Awaitable[Any], what: str) -> Any:
-    return await asyncio.wait_for(work, 5)
-
-
 def test_the_learners_calls_reach_the_engines_one_by_one_and_nothing_else_comes_between() -> None:
     async def body() -> list[Any]:
         pipe, made = Pipe(), []
@@ -135,7 +131,7 @@ def test_the_learners_calls_reach_the_engines_one_by_one_and_nothing_else_comes_
             made.append((call, info))
             assert not pipe.ours.poll(0.05)  # the learner is told once it is done
 
-        push = asyncio.create_task(pipe.client.push(transfer, within))
+        push = asyncio.create_task(pipe.client.push(transfer, Deadline(5)))
         saving = asyncio.create_task(pipe.client.save("folder", {}))
         assert await pipe.heard() == Push()
         for i in range(3):
@@ -160,33 +156,28 @@ def test_after_a_push_that_failed_the_learner_is_asked_for_nothing_more() -> Non
 
         pipe.ours.send(Transfer("start_weight_update", {}))
         with pytest.raises(ConnectionError, match="engine's process has died"):
-            await pipe.client.push(transfer, within)
-        with pytest.raises(ConnectionError, match="has not answered what it was asked before"):
+            await pipe.client.push(transfer, Deadline(5))
+        with pytest.raises(ConnectionError, match="has not answered the request before"):
             await pipe.client.save("folder", {})
 
     asyncio.run(body())
 
 
-@pytest.mark.parametrize(
-    "engine", [{"weight_push": "nccl"}, {"weight_push": "ipc"}, {"colocate": True}, {"weight_push": "file"}]
-)
-def test_an_engine_bound_to_the_learner_is_not_started_again(
-    engine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = make(tmp_path)
-    started: list[int] = []
-    config: Config = one.roles_config
-    one.roles_config = replace(config, engine=replace(config.engine, **engine))
-    one._ready = True
-    monkeypatch.setattr(one, "_death", lambda role: RuntimeError("killed"))
-    monkeypatch.setattr(one, "_start_engine", lambda i: (started.append(i), multiprocessing.Pipe()[0])[1])
-    monkeypatch.setattr(one, "_write_pids", lambda: None)
-    one._roles["controller"] = (None, multiprocessing.Pipe()[0])  # type: ignore[assignment]
-    if engine == {"weight_push": "file"}:
-        one._make_good("engine-1")
-        assert started == [1]
-    else:
-        with pytest.raises(RuntimeError, match="killed"):
-            one._make_good("engine-1")
-        assert not started
-    one._roles.clear()
+def test_colocated_engines_are_resumed_when_the_parity_gate_cannot_score(tmp_path: Path) -> None:
+    class Failing(FakeLearner):
+        async def score(self, sequences: Any) -> Any:
+            assert engine.paused
+            raise ConfigError("the learner refuses")
+
+    config = configured(tmp_path, 1)
+    config = replace(config, engine=replace(config.engine, colocate=True))
+    engine = FakeEngine()
+    learner: Any = Failing()
+
+    async def gate() -> None:
+        one = controller(config, engine, learner, [])
+        await parity_gate(one.ctx, learner, one.weights, one.dataset.held_out)
+
+    with pytest.raises(ConfigError, match="the learner refuses"):
+        asyncio.run(gate())
+    assert not engine.paused

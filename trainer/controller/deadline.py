@@ -1,0 +1,39 @@
+"""The deadline of everything the controller waits for: no progress for pipeline.deadline_s ends the run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Deadline:
+    """Every completion and every verdict restarts the deadline of all waits."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s, self._restarted = deadline_s, time.monotonic()
+        self.verifying = 0  # completions that wait for a worker's verdict
+
+    def restart(self) -> None:
+        """A completion or a verdict has arrived."""
+        self._restarted = time.monotonic()
+
+    async def wait_for(self, work: Awaitable[T], name: str) -> T:
+        """The result of `work`, or a TimeoutError that names it."""
+        task, began = asyncio.ensure_future(work), time.monotonic()
+        try:
+            while not task.done():
+                left = max(began, self._restarted) + self._deadline_s - time.monotonic()
+                if left <= 0:
+                    stage = "verify: " if self.verifying else ""
+                    raise TimeoutError(
+                        f"{stage}{name}: no progress for pipeline.deadline_s = {self._deadline_s:g} s; "
+                        "raise it if this machine is only slow"
+                    )
+                await asyncio.wait({task}, timeout=left)
+            return task.result()
+        finally:
+            task.cancel()

@@ -1,0 +1,118 @@
+"""Weight sync: brings new weights to the engines, in the way that engine.weight_push names.
+
+`file`         the learner writes each version to a file and may go on; the engines load the newest file.
+`nccl`, `ipc`  the learner sends the weights it has at that moment, while the engines are paused. It takes
+               no further step until the engines hold them.
+
+With engine.colocate, learner and engines share GPUs and take turns: the engines sleep while the learner
+steps (and sends the new weights by `ipc`), scores or saves. No step begins during an evaluation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from trainer.config import EngineConfig
+from trainer.controller.deadline import Deadline
+from trainer.controller.learner_client import LearnerClient
+from trainer.engines.protocol import Engine
+from trainer.messages import StepDone
+
+
+class WeightSync:
+    """Knows which version the engines hold, and pauses them when the learner needs that."""
+
+    def __init__(
+        self, config: EngineConfig, engine: Engine, learner: LearnerClient, deadline: Deadline
+    ) -> None:
+        self._config, self._engine, self._learner, self._deadline = config, engine, learner, deadline
+        self._published: asyncio.Queue[StepDone] = asyncio.Queue()  # a step is done once it is evaluated
+        self._version = -1  # held by the engines
+        self._file = ""  # of the weights they hold; it stays, since a restarted engine loads it
+        self._synced = asyncio.Event()  # cleared: the learner must not change its weights
+        self._synced.set()
+        self._pause_lock = asyncio.Lock()
+
+    def wake_engines(self) -> None:
+        """Let engines that share the learner's GPUs start, once it has moved its weights off them."""
+        if self._config.colocate:
+            self._engine.resume()
+
+    async def push(self, version: int, path: str = "") -> None:
+        """Return once every engine holds `version`: from the file at `path` (empty: unchanged), or from the
+        learner, which must be at that version."""
+        if not self._config.direct_push:
+            await self._update(version, path)
+        elif self._version != version:
+            async with self._engines_paused():
+                await self._send(version)
+        self._synced.set()
+
+    async def before_step(self) -> None:
+        """Return once the learner may change its weights."""
+        if self._config.colocate:
+            await self.settled()
+        await self._synced.wait()
+
+    @asynccontextmanager
+    async def learner_turn(self) -> AsyncIterator[None]:
+        """Engines that share the learner's GPUs sleep meanwhile."""
+        if self._config.colocate:
+            async with self._engines_paused():
+                yield
+        else:
+            yield
+
+    async def publish(self, step: StepDone) -> None:
+        """Queue a step's weights for `push_newest`. Call it within the step's `learner_turn`."""
+        if self._config.weight_push == "ipc":  # the engines are asleep already
+            await self._send(step.version)
+        if self._config.direct_push:
+            self._synced.clear()
+        self._published.put_nowait(step)
+
+    async def push_newest(self, must_push: Callable[[int], bool]) -> tuple[int, int]:
+        """Wait for published steps and push the newest, but do not skip a version that `must_push`.
+
+        Returns the version and the number of steps it takes from the queue.
+        """
+        steps = [await self._published.get()]
+        while not must_push(steps[-1].version) and not self._published.empty():
+            steps.append(self._published.get_nowait())
+        files = [s.weights_path for s in steps if s.weights_path]  # a step without gradient writes no file
+        await self.push(steps[-1].version, files[-1] if files else "")
+        if files:
+            for stale in filter(None, (self._file, *files[:-1])):
+                Path(stale).unlink(missing_ok=True)
+            self._file = files[-1]
+        return steps[-1].version, len(steps)
+
+    def mark_evaluated(self, steps: int) -> None:
+        """The steps of the last `push_newest` are evaluated, where that was due."""
+        for _ in range(steps):
+            self._published.task_done()
+
+    async def settled(self) -> None:
+        """Return once every published step is in the engines and evaluated."""
+        await self._published.join()
+
+    async def _send(self, version: int) -> None:
+        await self._learner.push(self._engine.transfer, self._deadline)
+        await self._update(version, "")
+
+    async def _update(self, version: int, path: str) -> None:
+        update = self._engine.update_weights(version, path)
+        await self._deadline.wait_for(update, f"engines: weight push of version {version}")
+        self._version = version
+
+    @asynccontextmanager
+    async def _engines_paused(self) -> AsyncIterator[None]:
+        async with self._pause_lock:
+            await self._engine.pause()
+            try:
+                yield
+            finally:
+                self._engine.resume()
