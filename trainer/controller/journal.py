@@ -36,7 +36,7 @@ class Journal:
 
     def finished(self, group: Group) -> None:
         """A group is complete, with all its tokens."""
-        columns = dict(Columns.of(group.rollouts).columns)
+        columns = dict(Columns.from_records(group.rollouts).columns)
         arrays = {name: columns.pop(name) for name in _ARRAYS}
         tokens = b"".join(flat.tobytes() for _, flat in arrays.values())
         packed = base64.b64encode(zlib.compress(tokens, 1)).decode()
@@ -85,7 +85,7 @@ def replay(
 def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:
     arrays = unpack(record)
     columns = {f.name: arrays.get(f.name) or record[f.name] for f in fields(Rollout)}
-    return Group(issued.group_id, issued.epoch, issued.prompt, tuple(Columns(Rollout, columns).rows()))
+    return Group(issued.group_id, issued.epoch, issued.prompt, tuple(Columns(Rollout, columns).to_records()))
 
 
 def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]]]:

@@ -137,7 +137,7 @@ class EngineClient:
             return
         if isinstance(message, Columns):
             ended: dict[str, list[Completion]] = {}
-            for completion in message.rows():
+            for completion in message.to_records():
                 ended.setdefault(completion.request_id, []).append(completion)
             for request_id, completions in ended.items():
                 if queue := self._streams.get(request_id):  # None: aborted meanwhile

@@ -50,7 +50,7 @@ def test_an_abort_reaches_a_sample_that_vllm_is_just_being_given() -> None:
         ours.send(Request("a", (1, 2), 2, 10, 1.0, frozenset(), 0))
         ours.send(Abort(frozenset({"a"})))
         there = await asyncio.to_thread(ours.poll, 10)
-        ended = ours.recv().rows() if there else ()
+        ended = ours.recv().to_records() if there else ()
         await asyncio.sleep(1.5)  # what has ended is aborted no more
         aborts = backend.aborts
         ours.send(Shutdown())

@@ -57,7 +57,7 @@ def serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connec
                         engine.update_weights(version, path)
                     conn.send(WeightsHeld(version, time.monotonic() - start))
                 case Abort(request_ids):
-                    conn.send(Columns.of(engine.abort(request_ids)))
+                    conn.send(Columns.from_records(engine.abort(request_ids)))
                 case Pause():
                     paused = True
                     conn.send(Paused())
@@ -71,4 +71,4 @@ def serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connec
         activity.tokens = engine.generated
         activity.book(time.monotonic() - start, engine.evaluation_share)
         if ended:
-            conn.send(Columns.of(ended))
+            conn.send(Columns.from_records(ended))

@@ -240,7 +240,7 @@ class _Serving:
     def _send(self) -> None:
         if self._ended:
             with suppress(OSError):  # a controller that is gone reads as Shutdown
-                self.conn.send(Columns.of(self._ended))
+                self.conn.send(Columns.from_records(self._ended))
             self._ended.clear()
 
     @property
