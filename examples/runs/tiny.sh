@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# A whole sigmoid: a 0.16 M model made from scratch learns two-digit addition, from .17 to .95.
+# Time: six minutes on 2 AVX2 cores. Needs: `make setup`, 2 GB of memory, no GPU.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+"${PYTHON:-.venv/bin/python}" -m trainer.main --recipe tiny "$@"
