@@ -31,11 +31,11 @@ def test_every_completion_has_a_bin_and_no_single_move_shortens_the_longest_by_a
     bins = balance(sizes, groups, prompts, count)
     assert bins.shape == (len(sizes),) and set(bins.tolist()) <= set(range(count))
     assert (bins == balance(sizes, groups, prompts, count)).all()
-    found = loads(sizes, groups, prompts, bins, count)
-    longest = max(found)
-    if found.count(longest) > 1:
+    lengths = loads(sizes, groups, prompts, bins, count)
+    longest = max(lengths)
+    if lengths.count(longest) > 1:
         return
-    for i in np.flatnonzero(bins == found.index(longest)):
+    for i in np.flatnonzero(bins == lengths.index(longest)):
         for to in range(count):
             tried = bins.copy()
             tried[i] = to
