@@ -66,7 +66,7 @@ def follow(launch: Launch, devices: Devices) -> int:
     """A rank of the learner that torchrun has made: it does as rank 0 says, until that ends. A stop, which
     torchrun passes on to all, is for rank 0 to answer."""
     from trainer.launcher.supervisor import STOPS
-    from trainer.learner.learner import learner_main
+    from trainer.learner.process import learner_main
     from trainer.models.resolve import resolve_model
 
     for stop in STOPS:

@@ -42,7 +42,7 @@ ENGINES = {
 }
 RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of torch.distributed
 REMOTE = "trainer.engines.vllm.remote:engine_main"
-LEARNER = "trainer.learner.learner:learner_main"
+LEARNER = "trainer.learner.process:learner_main"
 CONTROLLER = "trainer.controller.process:controller_main"
 
 

@@ -1,12 +1,12 @@
-"""'packed' attention for transformers: every token of a micro-batch attends to its own ancestors only.
+"""'packed' attention for transformers: every token of a micro-batch attends only to its own ancestors.
 
-transformers calls `packed_attention` in each layer with the `Layout` given to the model's forward. No mask
-over the whole pack is ever built. A branch's own rows are queries, the rows of its path are keys, causal at
-the bottom right. On CUDA one variable-length flash kernel takes all branches. Elsewhere short segments are
-batched into one SDPA call whose mask is the segment's tree, and long ones go in blocks of queries: a third
-faster on a CPU than whole branches, which would take the path's other queries along. There the query heads
-of one KV head become further query rows, so K and V are not repeated, and masks are added, since SDPA would
-make such a mask of a boolean one in every layer.
+transformers calls `packed_attention` in each layer with the `Layout` given to the model's forward. A mask
+over the whole micro-batch is never built. A branch's own rows are queries and the rows of its path are keys,
+causal, aligned at the bottom right. On CUDA one variable-length flash kernel computes all branches. Elsewhere
+short segments are batched into one SDPA call, whose mask is the segment's tree, and long ones go by blocks of
+queries: on a CPU a third faster than whole branches, since a block takes only the keys up to its last query.
+The query heads of one KV head become further query rows, so K and V are not repeated. Masks hold 0 or −∞,
+since SDPA would convert a boolean one in every layer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -25,63 +25,94 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from trainer.learner.packing import Segment
+from trainer.learner.packing import Branch, Segment
 
-SHORT = 128  # rows up to which a segment is batched: the mask is cheaper than more calls
-BLOCK = 256  # queries of a branch taken at once: fewer make more calls, more compute more beyond the causal
-UNSUPPORTED = ("softcap", "s_aux")  # what other model families ask of their attention
-HALF = (torch.bfloat16, torch.float16)  # what flash kernels take
+SHORT = 128  # rows up to which a segment is batched: there a mask costs less than more calls
+BLOCK = 256  # queries in a block: fewer make more calls, more compute more that the mask discards
+UNSUPPORTED = ("softcap", "s_aux")  # arguments that other model families give their attention
+HALF = (torch.bfloat16, torch.float16)  # the types that flash kernels take
 # (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scaling) -> (queries, Hq, D), causal
 Flash = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the rows of a micro-batch go; made once, used by every layer."""
+class QueryBlock:
+    """Consecutive own rows of a branch; the last attends to the first `keys` rows of the branch's path."""
 
-    batches: tuple[tuple[Tensor, Tensor], ...]  # rows (B, S) and mask (B, 1, S, S) to be added
-    branches: tuple[tuple[int, int], ...]  # of the other rows: a branch's own rows and its path's
-    own: Tensor  # (sum of own rows,) where they stand
-    paths: Tensor  # (sum of path rows,) each branch's path, ancestors first
-    ends: tuple[Tensor, Tensor]  # int32, own rows and path rows before each branch, then all
-    restore: Tensor | None  # (T,) where each row of the pack stands in the results; None: where it was
-    longest: tuple[int, int]  # own rows, and rows of a path
+    branch: int
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the rows of a micro-batch go; computed once, used by every layer."""
+
+    batches: tuple[tuple[Tensor, Tensor], ...]  # short segments: rows (B, S), mask (B, 1, S, S) to be added
+    blocks: tuple[QueryBlock, ...]  # of all other segments
+    query_rows: Tensor  # (sum of the branches' own rows,) in the order of the blocks
+    key_rows: Tensor  # (sum of the paths' lengths,) each branch's path, ancestors first
+    path_lengths: tuple[int, ...]  # by branch
+    cumulative: tuple[Tensor, Tensor]  # int32, own rows and path rows before each branch, and in total
+    restore: Tensor | None  # (T,) the place of each row in the results; None if the order is the same
+    max_queries: int  # own rows of a branch
+    max_keys: int  # rows of any path, those of short segments included
+
+    def to(self, device: torch.device) -> Layout:
+        """The same with its tensors on the device."""
+
+        def move(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=True)
+
+        return replace(
+            self,
+            batches=tuple((move(rows), move(mask)) for rows, mask in self.batches),
+            query_rows=move(self.query_rows),
+            key_rows=move(self.key_rows),
+            cumulative=(move(self.cumulative[0]), move(self.cumulative[1])),
+            restore=None if self.restore is None else move(self.restore),
+        )
 
 
 def layout(segments: Sequence[Segment], flash: bool = False) -> Layout:
     """Decide for each segment how it is computed; with `flash`, all go by their branches."""
     starts = np.cumsum([0, *(s.length for s in segments)])
     short: list[tuple[int, Segment]] = []
-    paths: list[NDArray[np.int64]] = []
-    branches, order = [], []
+    branches: list[Branch] = []  # of the others, with paths in rows of the micro-batch
     for start, segment in zip(starts, segments, strict=False):
         if not flash and segment.length <= SHORT:
             short.append((start, segment))
         else:
-            paths += [start + b.path for b in segment.branches]
-            branches += [(b.own, len(b.path)) for b in segment.branches]
-    batches = []
-    if short:
-        index, mask = _batched(short)
-        batches.append((torch.from_numpy(index), torch.from_numpy(mask)))
-        order.append(index.ravel())
+            branches += [Branch(start + b.path, b.own_rows) for b in segment.branches]
+    batch = [_batched(short)] if short else []
     none = np.zeros(0, np.int64)
-    own = np.concatenate([none, *(path[-n:] for path, (n, _) in zip(paths, branches, strict=True))])
-    longest = max(len(b.path) for s in segments for b in s.branches)
-    ends = np.cumsum([(0, 0), *branches], axis=0, dtype=np.int32).T.copy()
+    query_rows = np.concatenate([none, *(b.path[-b.own_rows :] for b in branches)])
+    order = np.concatenate([none, *(rows.ravel() for rows, _ in batch), query_rows])
+    lengths = [(b.own_rows, len(b.path)) for b in branches]
+    own, paths = np.cumsum([(0, 0), *lengths], axis=0, dtype=np.int32).T.copy()
     return Layout(
-        tuple(batches),
-        tuple(branches),
-        torch.from_numpy(own),
-        torch.from_numpy(np.concatenate([none, *paths])),
-        (torch.from_numpy(ends[0]), torch.from_numpy(ends[1])),
-        torch.from_numpy(_inverse(np.concatenate([*order, own]), int(starts[-1]))) if batches else None,
-        (max((n for n, _ in branches), default=0), longest),
+        batches=tuple((torch.from_numpy(rows), torch.from_numpy(mask)) for rows, mask in batch),
+        blocks=tuple(block for i, b in enumerate(branches) for block in _blocks(i, b)),
+        query_rows=torch.from_numpy(query_rows),
+        key_rows=torch.from_numpy(np.concatenate([none, *(b.path for b in branches)])),
+        path_lengths=tuple(len(b.path) for b in branches),
+        cumulative=(torch.from_numpy(own), torch.from_numpy(paths)),
+        restore=torch.from_numpy(_inverse(order, int(starts[-1]))) if batch else None,
+        max_queries=max((b.own_rows for b in branches), default=0),
+        max_keys=max(len(b.path) for s in segments for b in s.branches),
     )
 
 
+def _blocks(number: int, branch: Branch) -> Iterator[QueryBlock]:
+    """The branch's own rows, cut into blocks."""
+    shared = len(branch.path) - branch.own_rows
+    for start in range(0, branch.own_rows, BLOCK):
+        end = min(start + BLOCK, branch.own_rows)
+        yield QueryBlock(number, end - start, shared + end)
+
+
 def _inverse(places: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """Where each row stands in `places`; padding repeats a row, and its first place counts."""
+    """The index of each row in `places`; padding repeats a row, and the first index counts."""
     inverse = np.empty(rows, np.int64)
     inverse[places[::-1]] = np.arange(len(places))[::-1]
     return inverse
@@ -92,11 +123,11 @@ def _batched(batch: Sequence[tuple[int, Segment]]) -> tuple[NDArray[np.int64], N
     longest = max(s.length for _, s in batch)
     index = np.stack([start + np.minimum(np.arange(longest), s.length - 1) for start, s in batch])
     mask = np.zeros((len(batch), 1, longest, longest), np.bool_)
-    mask[:, :, :, 0] = True  # padding must attend to something; a tree's first row is everyone's ancestor
-    for one, (_, segment) in zip(mask, batch, strict=True):
+    mask[:, :, :, 0] = True  # padding must attend to some row; the first is an ancestor of all
+    for tree, (_, segment) in zip(mask[:, 0], batch, strict=True):
         for b in segment.branches:
-            rows = np.ix_(b.path[-b.own :], b.path)
-            one[0][rows] = np.tri(b.own, len(b.path), len(b.path) - b.own, dtype=np.bool_)
+            rows = np.ix_(b.path[-b.own_rows :], b.path)
+            tree[rows] = np.tri(b.own_rows, len(b.path), len(b.path) - b.own_rows, dtype=np.bool_)
     return index, np.where(mask, np.float32(0), np.float32(-np.inf))
 
 
@@ -115,18 +146,18 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls; returns (1, T, Hq, D). `attention_mask` is None: no mask is registered."""
     if any(kwargs.get(name) is not None for name in UNSUPPORTED) or (
-        sliding_window is not None and sliding_window < packed.longest[1]
+        sliding_window is not None and sliding_window < packed.max_keys
     ):
-        raise ValueError(f"packed attention knows neither {', '.join(UNSUPPORTED)} nor a sliding window")
-    # Under autocast norms and rotations give FP32 again; a value comes straight from its layer.
+        raise ValueError(f"packed attention supports neither {', '.join(UNSUPPORTED)} nor a sliding window")
+    # Under autocast, norms and rotations of q and k return FP32; v comes straight from its linear layer.
     q, k, v = (x.squeeze(0).transpose(0, 1).to(value.dtype) for x in (query, key, value))  # (T, heads, D)
     kernel = flash_kernel() if q.is_cuda and q.dtype in HALF and not packed.batches else None
     if kernel is not None:
         return by_flash(kernel, q, k, v, packed, scaling)[None], None
-    parts = [_batch_attention(q, k, v, rows, mask, scaling) for rows, mask in packed.batches]
-    if packed.branches:
-        parts += _branch_attention(q, k, v, packed, scaling)
-    out = torch.cat(parts)
+    results = [_batch_attention(q, k, v, rows, mask, scaling) for rows, mask in packed.batches]
+    if packed.blocks:
+        results += _block_attention(q, k, v, packed, scaling)
+    out = torch.cat(results)
     return (out if packed.restore is None else out.index_select(0, packed.restore))[None], None
 
 
@@ -142,55 +173,53 @@ def _batch_attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, mask: Tensor
     return out.view(b, hk, g, s, d).permute(0, 3, 1, 2, 4).reshape(b * s, hk * g, d)
 
 
-def _branch_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Iterator[Tensor]:
-    """(rows, Hq, D) of each block of each branch, in order. All is cut at once: a slice's gradient is as
-    large as what it was cut from, a split's is not."""
-    (hk, d), g, longest = k.shape[1:], q.shape[1] // k.shape[1], packed.longest[1]
-    blocks = [min(BLOCK, own - at) for own, _ in packed.branches for at in range(0, own, BLOCK)]
-    own_rows = q if packed.restore is None else q.index_select(0, packed.own)
-    queries = iter(own_rows.reshape(-1, hk, g, d).split(blocks))
-    lengths = [length for _, length in packed.branches]
-    keys, values = (gather(x, packed.paths).split(lengths) for x in (k, v))
-    causal = _causal(longest, g, q.dtype, q.device)
-    for (own, length), kb, vb in zip(packed.branches, keys, values, strict=True):
-        kb, vb = (x.transpose(0, 1)[None] for x in (kb, vb))
-        for end in (*range(length - own + BLOCK, length, BLOCK), length):
-            qb = next(queries)
-            n = len(qb)
-            first = longest - 1 - end + n  # so that the last query attends to all `end` keys
-            out = F.scaled_dot_product_attention(
-                qb.permute(1, 0, 2, 3).reshape(1, hk, n * g, d),
-                kb[:, :, :end],
-                vb[:, :, :end],
-                attn_mask=causal[: n * g, first : first + end],
-                scale=scaling,
-            )
-            yield out.view(hk, n, g, d).transpose(0, 1).reshape(n, hk * g, d)
+def _block_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Iterator[Tensor]:
+    """(queries, Hq, D) of each block, in order. Tensors are split, not sliced: the gradient of a slice is as
+    large as the tensor it was taken from."""
+    (hk, d), g = k.shape[1:], q.shape[1] // k.shape[1]
+    own = q if packed.restore is None else q.index_select(0, packed.query_rows)
+    queries = own.reshape(-1, hk, g, d).split([block.queries for block in packed.blocks])
+    keys, values = (
+        [path.transpose(0, 1)[None] for path in gather(x, packed.key_rows).split(list(packed.path_lengths))]
+        for x in (k, v)
+    )
+    causal = _causal(packed.max_keys, g, q.dtype, q.device)
+    for block, qb in zip(packed.blocks, queries, strict=True):
+        n, end = block.queries, block.keys
+        first = packed.max_keys - 1 - end + n  # so that the last query attends to all `end` keys
+        out = F.scaled_dot_product_attention(
+            qb.permute(1, 0, 2, 3).reshape(1, hk, n * g, d),
+            keys[block.branch][:, :, :end],
+            values[block.branch][:, :, :end],
+            attn_mask=causal[: n * g, first : first + end],
+            scale=scaling,
+        )
+        yield out.view(hk, n, g, d).transpose(0, 1).reshape(n, hk * g, d)
 
 
 @lru_cache(1)
-def _causal(longest: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(BLOCK · group, longest + BLOCK), 0 or −∞, of which every block's mask is a part; each row comes
+def _causal(max_keys: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(BLOCK · group, max_keys + BLOCK), 0 or −∞; every block's mask is a slice of it. Each row is repeated
     `group` times."""
-    seen = torch.ones(BLOCK, longest + BLOCK, dtype=torch.bool, device=device).tril_(longest - 1)
+    seen = torch.ones(BLOCK, max_keys + BLOCK, dtype=torch.bool, device=device).tril_(max_keys - 1)
     mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
     return mask.repeat_interleave(group, 0)
 
 
 def by_flash(kernel: Flash, q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Tensor:
-    """(T, Hq, D) by one call. The branches' own rows are all rows, in order, so queries stay in place."""
-    keys, values = gather(k, packed.paths), gather(v, packed.paths)
-    return kernel(q, keys, values, *packed.ends, *packed.longest, scaling)
+    """(T, Hq, D) in one call. The branches' own rows are all rows in order: queries need no gathering."""
+    keys, values = gather(k, packed.key_rows), gather(v, packed.key_rows)
+    return kernel(q, keys, values, *packed.cumulative, packed.max_queries, packed.max_keys, scaling)
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows], for rows taken many times: a prompt's by each of its completions."""
+    """x[rows], where a row may occur many times: a prompt's rows once for each completion."""
     out: Tensor = _Gather.apply(x, rows)
     return out
 
 
 class _Gather(torch.autograd.Function):
-    """Gradients of a row sum in FP32."""
+    """A row's gradients are summed in FP32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
@@ -207,7 +236,7 @@ class _Gather(torch.autograd.Function):
 
 @cache
 def flash_kernel() -> Flash | None:
-    """flash-attn's variable-length kernel, else torch's own; None if there is neither."""
+    """flash-attn's variable-length kernel, else torch's; None without either."""
     if importlib.util.find_spec("flash_attn") is not None:
         from flash_attn import flash_attn_varlen_func
 
@@ -223,14 +252,14 @@ def flash_kernel() -> Flash | None:
 
 def _torch_varlen(
     varlen_attn: Callable[..., Any], grouped: bool, q: Tensor, k: Tensor, v: Tensor,
-    ends_q: Tensor, ends_k: Tensor, longest_q: int, longest_k: int, scaling: float,
+    cumulative_q: Tensor, cumulative_k: Tensor, max_q: int, max_k: int, scaling: float,
 ) -> Tensor:  # fmt: skip
-    """`grouped`: it takes fewer KV heads than query heads, which torch 2.11 does not."""
-    how: dict[str, Any] = {"enable_gqa": True} if grouped else {}
+    """`grouped`: whether it accepts fewer KV heads than query heads; torch 2.11's does not."""
+    options: dict[str, Any] = {"enable_gqa": True} if grouped else {}
     if not grouped:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     out: Tensor = varlen_attn(
-        q, k, v, ends_q, ends_k, longest_q, longest_k, scale=scaling, window_size=(-1, 0), **how
+        q, k, v, cumulative_q, cumulative_k, max_q, max_k, scale=scaling, window_size=(-1, 0), **options
     )
     return out
 

@@ -1,9 +1,9 @@
-"""Checkpoints: a Hugging Face folder plus what a resume needs, whole or not at all.
+"""Checkpoints: a Hugging Face folder plus what a resume needs, written atomically.
 
 model.safetensors config.json tokenizer.json ...   AutoModelForCausalLM.from_pretrained reads it
-state/            learner: weights, AdamW's state, version, random state, by torch.distributed.checkpoint:
-                  each rank writes its shards, and any number of ranks can read them
-controller.json   the controller's state; main.py resumes by it
+state/            weights, AdamW's state, version and random state, by torch.distributed.checkpoint: each rank
+                  writes its shards, and any number of ranks can read them
+controller.json   the controller's state, from which main.py resumes
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainer.config import ConfigError
 from trainer.learner.ranks import Ranks
-from trainer.learner.sharding import gathered, like, local
+from trainer.learner.sharding import as_dtensor, full_tensor, local_shard
 from trainer.run_folder import checkpoints
 
-MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, by parameter
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
 
 def save(
@@ -41,30 +41,30 @@ def save(
     controller_state: dict[str, Any],
     ranks: Ranks,
 ) -> None:
-    """Write the folder aside, then rename it; a failure leaves older checkpoints as they are.
+    """Write a temporary folder, then rename it; a failure leaves older checkpoints as they are.
 
-    All ranks write into one folder: over several machines it must be a shared one.
+    All ranks write into one folder, which several machines must share.
     """
     final = Path(path)
-    aside = final.with_name(f".{final.name}.part")
+    temporary = final.with_name(f".{final.name}.part")
     try:
         if not ranks.rank:
-            shutil.rmtree(aside, ignore_errors=True)  # a killed process left it
-            aside.mkdir(parents=True)
-        ranks.gather(None)  # the folder stands
+            shutil.rmtree(temporary, ignore_errors=True)  # a killed process left it
+            temporary.mkdir(parents=True)
+        ranks.gather(None)  # wait until the folder exists
         state = _state(weights, optimizer, version)
-        dcp.save(state, checkpoint_id=aside / "state", no_dist=ranks.mesh is None)
-        whole = {}
+        dcp.save(state, checkpoint_id=temporary / "state", no_dist=ranks.mesh is None)
+        full = {}
         for name, weight in weights.items():
-            tensor = gathered(weight, torch.float32)
+            tensor = full_tensor(weight, torch.float32)
             if not ranks.rank:
-                whole[name] = tensor.cpu()
+                full[name] = tensor.cpu()
         if not ranks.rank:
-            model.save_pretrained(aside, state_dict=whole)
-            tokenizer.save_pretrained(aside)
-            (aside / "controller.json").write_text(json.dumps(controller_state))
-            shutil.rmtree(final, ignore_errors=True)  # of the same version
-            aside.rename(final)
+            model.save_pretrained(temporary, state_dict=full)
+            tokenizer.save_pretrained(temporary)
+            (temporary / "controller.json").write_text(json.dumps(controller_state))
+            shutil.rmtree(final, ignore_errors=True)  # an older one of the same version
+            temporary.rename(final)
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as e:  # of any rank
         if not _no_space(e):
             raise
@@ -73,7 +73,7 @@ def save(
         ) from e
     finally:
         if not ranks.rank:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load(
@@ -85,9 +85,9 @@ def load(
     """
     state = _state(weights, optimizer, 0)
     dcp.load(state, checkpoint_id=Path(path) / "state", no_dist=ranks.mesh is None)
-    for i, (name, part) in enumerate(zip(weights, _parts(optimizer), strict=True)):
-        moments = {moment: local(state[moment][name]) for moment in MOMENTS}
-        optimizer.state[part] = {"step": state["steps"][i].to(part.device), **moments}
+    for i, (name, parameter) in enumerate(zip(weights, _parameters(optimizer), strict=True)):
+        moments = {moment: local_shard(state[moment][name]) for moment in MOMENTS}
+        optimizer.state[parameter] = {"step": state["steps"][i].to(parameter.device), **moments}
     torch.set_rng_state(state["rng"])
     return int(state["version"])
 
@@ -95,39 +95,39 @@ def load(
 def _state(
     weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, version: int
 ) -> dict[str, Any]:
-    """What is written, and with other values what is read into; before the first step moments are 0."""
-    parts = _parts(optimizer)
-    known = [optimizer.state.get(part, {}) for part in parts]
+    """What a checkpoint holds: the tensors to write, or to read into. Moments are 0 before the first step."""
+    parameters = _parameters(optimizer)
+    states = [optimizer.state.get(parameter, {}) for parameter in parameters]
 
     def moments(moment: str) -> dict[str, Tensor]:
-        of = [s[moment] if s else torch.zeros_like(p) for s, p in zip(known, parts, strict=True)]
-        return {name: like(w, m.detach()) for (name, w), m in zip(weights.items(), of, strict=True)}
+        shards = [s[moment] if s else torch.zeros_like(p) for s, p in zip(states, parameters, strict=True)]
+        return {n: as_dtensor(m.detach(), w) for (n, w), m in zip(weights.items(), shards, strict=True)}
 
     return {
         "weights": {name: w.detach() for name, w in weights.items()},
         **{moment: moments(moment) for moment in MOMENTS},
-        "steps": torch.tensor([float(s.get("step", 0)) for s in known]),
+        "steps": torch.tensor([float(s.get("step", 0)) for s in states]),
         "version": torch.tensor(version),
         "rng": torch.get_rng_state(),
     }
 
 
-def _parts(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """What the optimizer steps: this rank's parts of the weights."""
+def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """What the optimizer steps: this rank's shards of the weights."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _no_space(error: BaseException) -> bool:
-    """Whether the disk was full, in the words of the OS, of safetensors or of torch.save."""
+    """Whether the disk was full, by the OS's error code or the messages of safetensors and torch.save."""
     full = (errno.ENOSPC, errno.EDQUOT)
-    words = (*(os.strerror(code) for code in full), "PytorchStreamWriter failed writing")
-    return getattr(error, "errno", None) in full or any(w in str(error) for w in words)
+    messages = (*(os.strerror(code) for code in full), "PytorchStreamWriter failed writing")
+    return getattr(error, "errno", None) in full or any(m in str(error) for m in messages)
 
 
 def prune(run_dir: str | Path, keep: int) -> None:
-    """Delete all but the newest `keep`, and what a killed process left half-written."""
+    """Delete all but the newest `keep`, and incomplete ones that a killed process left."""
     folders = checkpoints(run_dir)
     for old in folders[: max(0, len(folders) - keep)]:
         shutil.rmtree(old)
-    for aside in (Path(run_dir) / "checkpoints").glob(".step-*"):
-        shutil.rmtree(aside, ignore_errors=True)
+    for temporary in (Path(run_dir) / "checkpoints").glob(".step-*"):
+        shutil.rmtree(temporary, ignore_errors=True)

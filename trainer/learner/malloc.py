@@ -1,4 +1,4 @@
-"""How the process's memory is taken from the system and given back."""
+"""Settings of glibc's malloc."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ NEVER, PAD = -1, 64 << 20
 
 
 def keep_freed_memory() -> bool:
-    """From now on large blocks that are freed stay with the process; False where there is no glibc.
+    """Let the process keep large blocks that are freed; returns False where there is no glibc.
 
-    Else each tensor of many megabytes is mapped anew and its pages zeroed, then written: at 30 layers a ninth
-    of a learner's CPU time. What is kept is the peak of a step, which its memory estimate counts anyway.
+    Otherwise every tensor of several megabytes is mapped and its pages zeroed again: at 30 layers a ninth of
+    the learner's CPU time. The process keeps a step's peak, which the memory estimate counts anyway.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -1,6 +1,6 @@
-"""'autocast' experts for transformers: a mixture's matrices run in the compute type, as linear layers do.
+"""'autocast' experts for transformers: a mixture of experts runs in the compute type, as linear layers do.
 
-torch.autocast knows nothing of grouped products: FP32 master weights would be multiplied in FP32.
+torch.autocast does not cover grouped matrix products: FP32 master weights would be multiplied in FP32.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_f
 EXPERTS = "autocast"
 
 
-class _In:
-    """A module whose parameters are seen in a type."""
+class _Cast:
+    """A module whose parameters read as `dtype`."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         self._module, self._dtype = module, dtype
@@ -28,10 +28,10 @@ class _In:
 def autocast_experts(experts: nn.Module, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     """What transformers calls: (T, H) from the top_k experts `index` (T, k) of each token, by `weights`."""
     device = hidden.device.type
-    seen: Any = experts
+    module: Any = experts
     if torch.is_autocast_enabled(device):
-        seen = _In(experts, torch.get_autocast_dtype(device))
-    out: Tensor = grouped_mm_experts_forward(seen, hidden, index, weights)
+        module = _Cast(experts, torch.get_autocast_dtype(device))
+    out: Tensor = grouped_mm_experts_forward(module, hidden, index, weights)
     return out
 
 

@@ -1,7 +1,7 @@
-"""Takes a model's and an optimizer's memory off a GPU and brings it back, while engines use that GPU.
+"""Moves a model's and an optimizer's memory off a GPU and back, while engines use that GPU.
 
-A storage is copied into pinned memory of the host and then shrunk to nothing. So every tensor that lies in it
-stays the object it was: FSDP2's shards, the optimizer's parts of them, tied weights, AdamW's moments.
+A storage is copied into pinned host memory and then shrunk to zero bytes. So every tensor in it remains the
+same object: FSDP2's shards, the optimizer's views of them, tied weights, AdamW's moments.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from torch import Tensor
 
 
 class Offload:
-    """Copies in the host's memory, by storage; they are kept, since pinned memory is slow to get."""
+    """Host copies by storage; they are kept, since pinned memory is slow to allocate."""
 
     def __init__(self) -> None:
         self._host: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
 
-    def away(self, tensors: Iterable[Tensor]) -> None:
-        """Free the memory of these tensors; until `back` they may not be touched."""
+    def offload(self, tensors: Iterable[Tensor]) -> None:
+        """Copy these tensors to the host and free their memory; they cannot be used until `reload`."""
         for storage in [t.untyped_storage() for t in tensors]:
-            if storage.nbytes():  # else it is away: two tensors may share one
+            if storage.nbytes():  # 0: already offloaded, as tensors may share a storage
                 key, pinned = storage._cdata, storage.device.type == "cuda"
                 if key not in self._host:
                     host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
                     self._host[key] = storage, host
                 self._host[key][1].copy_(_bytes(storage), non_blocking=True)
-                storage.resize_(0)  # freed in the order of the stream: after the copy
+                storage.resize_(0)  # freed in stream order, so after the copy
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
-    def back(self, tensors: Iterable[Tensor]) -> None:
-        """Bring back those of these tensors that are away, with the bytes they had."""
+    def reload(self, tensors: Iterable[Tensor]) -> None:
+        """Copy those of these tensors that are offloaded back into memory."""
         for storage in [t.untyped_storage() for t in tensors]:
             if not storage.nbytes() and storage._cdata in self._host:
                 host = self._host[storage._cdata][1]
@@ -44,5 +44,5 @@ class Offload:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    """All of it."""
+    """The whole storage."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

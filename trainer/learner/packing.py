@@ -7,18 +7,19 @@ differ from the completion before it:
     x y z    x y              rows 3 4      positions 3 4     path 0 1 2 3 4
     x w v u  . w v            rows 5 6      positions 4 5     path 0 1 2 3 5 6
 
-A completion's last token is not fed: nothing is predicted from it. The row that predicts a token is its
+A completion's last token is no input: nothing is predicted from it. The row that predicts a token is its
 predecessor's, so a completion's first token is predicted by the prompt's last row. This is exact: equal
-prefixes have equal hidden states, and their gradients add up. For eight short answers to one
-question it saves half of the tokens and more.
+prefixes have equal hidden states, and their gradients add up. For eight short answers to one question it
+saves half of the tokens or more.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +32,10 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Tokens that follow one another, and all they attend to."""
+    """Consecutive tokens, and all that they attend to."""
 
-    path: Rows  # row numbers in the segment, ancestors first; ends with the branch's own rows
-    own: int  # how many of the path's last rows are the branch's own
+    path: Rows  # row numbers in the segment, ancestors first; its last rows are the branch's own
+    own_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,129 +64,138 @@ class MicroBatch:
 def pack(sequences: Sequence[TrainSequence], token_budget: int) -> list[MicroBatch]:
     """Micro-batches of at most `token_budget` input tokens (a longer single completion gets its own).
 
-    Completions without a weight are left out. First fit, longest piece first; the same input always
-    gives the same micro-batches.
+    Completions without a weight are left out. First fit, longest piece first; the same input always gives the
+    same micro-batches.
     """
-    pieces = sorted(_pieces(sequences, token_budget), key=lambda piece: -piece.length)
-    bins: list[list[_Piece]] = []
-    rooms: list[int] = []
-    for piece in pieces:
-        place = next((i for i, room in enumerate(rooms) if piece.length <= room), len(bins))
-        if place == len(bins):
-            bins.append([])
-            rooms.append(token_budget)
-        bins[place].append(piece)
-        rooms[place] -= piece.length
-    return [_lay(sequences, pieces) for pieces in bins]
+    bins: list[_Bin] = []
+    for piece in sorted(_pieces(sequences, token_budget), key=lambda piece: -piece.length):
+        chosen = next((b for b in bins if piece.length <= b.room), None)
+        if chosen is None:
+            chosen = _Bin([], token_budget)
+            bins.append(chosen)
+        chosen.pieces.append(piece)
+        chosen.room -= piece.length
+    return [_micro_batch(b.pieces) for b in bins]
 
 
 def pack_balanced(sequences: Sequence[TrainSequence], count: int) -> list[MicroBatch]:
     """At most `count` micro-batches of about equal length; the same input always gives the same."""
-    whole = list(_pieces(sequences, sys.maxsize))
-    if not whole:
+    groups = list(_pieces(sequences, sys.maxsize))
+    if not groups:
         return []
-    members = [i for piece in whole for i in piece.members]
-    groups = [g for g, piece in enumerate(whole) for _ in piece.members]
-    sizes = [
-        len(_inputs(sequences[i])) - shared
-        for piece in whole
-        for i, shared in zip(piece.members, piece.shared, strict=True)
-    ]
-    prompts = [len(sequences[piece.members[0]].prompt_ids) for piece in whole]
-    places = balance(sizes, groups, prompts, count)
-    bins = [[i for i, place in zip(members, places, strict=True) if place == b] for b in range(count)]
-    return [_lay(sequences, list(_pieces(sequences, sys.maxsize, sorted(one)))) for one in bins if one]
+    runs = [(g, run) for g, piece in enumerate(groups) for run in piece.runs]
+    bins = balance(
+        sizes=[run.added for _, run in runs],
+        groups=[g for g, _ in runs],
+        prompts=[len(piece.prompt) for piece in groups],
+        bins=count,
+    )
+    owners = np.array([run.owner for _, run in runs])
+    by_bin = [np.sort(owners[bins == b]).tolist() for b in range(count)]
+    return [_micro_batch(list(_pieces(sequences, sys.maxsize, members))) for members in by_bin if members]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One completion in a piece."""
+
+    owner: int  # number of its sequence
+    sequence: TrainSequence
+    weighted: Rows  # its tokens with a weight
+    shared: int = 0  # input tokens that it shares with the run before it
+
+    @property
+    def inputs(self) -> NDArray[np.int32]:
+        """All tokens before the last one with a weight."""
+        return self.sequence.token_ids[: self.weighted[-1]]
+
+    @property
+    def added(self) -> int:
+        """Input tokens that it adds to its piece."""
+        return int(self.weighted[-1]) - self.shared
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some completions of one prompt, sorted, with the tokens each shares with the one before."""
+    """Completions of one prompt, sorted so that each shares a long prefix with the one before."""
 
-    members: tuple[int, ...]
-    shared: tuple[int, ...]
+    runs: tuple[_Run, ...]
     length: int
+
+    @property
+    def prompt(self) -> NDArray[np.int32]:
+        return self.runs[0].sequence.prompt_ids
+
+
+@dataclass(slots=True)
+class _Bin:
+    pieces: list[_Piece]
+    room: int  # tokens that still fit
 
 
 def _pieces(
-    sequences: Sequence[TrainSequence], budget: int, among: Sequence[int] | None = None
+    sequences: Sequence[TrainSequence], budget: int, members: Iterable[int] | None = None
 ) -> Iterator[_Piece]:
-    """Of these sequences, or of all: groups in order, cut where they would exceed the budget."""
-    weighted = [
-        i for i in (range(len(sequences)) if among is None else among) if sequences[i].token_weights.any()
-    ]
-    for _, run in groupby(weighted, key=lambda i: sequences[i].prompt_ids.tobytes()):
-        group = sorted(run, key=lambda i: _inputs(sequences[i]).tolist())
-        members: list[int] = []
-        shared: list[int] = []
+    """The groups of these sequences, or of all, in order; cut where they would exceed the budget."""
+    numbers = range(len(sequences)) if members is None else members
+    runs = [_Run(i, sequences[i], np.flatnonzero(sequences[i].token_weights)) for i in numbers]
+    weighted = [run for run in runs if len(run.weighted)]
+    for _, group in groupby(weighted, key=lambda run: run.sequence.prompt_ids.tobytes()):
+        piece: list[_Run] = []
         length = 0
-        for i in group:
-            common = _common(_inputs(sequences[members[-1]]), _inputs(sequences[i])) if members else 0
-            new = len(_inputs(sequences[i])) - common
-            if members and length + new > budget:
-                yield _Piece(tuple(members), tuple(shared), length)
-                members, shared = [], []
-            if not members:
-                common, new = 0, len(_inputs(sequences[i]))
-                length = len(sequences[i].prompt_ids)
-            members.append(i)
-            shared.append(common)
-            length += new
-        yield _Piece(tuple(members), tuple(shared), length)
+        for one in sorted(group, key=lambda run: run.inputs.tolist()):
+            run = replace(one, shared=_common_prefix(piece[-1].inputs, one.inputs)) if piece else one
+            if piece and length + run.added > budget:
+                yield _Piece(tuple(piece), length)
+                piece, run = [], one
+            if not piece:
+                length = len(run.sequence.prompt_ids)
+            piece.append(run)
+            length += run.added
+        yield _Piece(tuple(piece), length)
 
 
-def _inputs(sequence: TrainSequence) -> NDArray[np.int32]:
-    """The completion's tokens that are fed: all before the last one with a weight."""
-    return sequence.token_ids[: np.flatnonzero(sequence.token_weights)[-1]]
-
-
-def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """Length of the common prefix."""
+def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """Its length."""
     n = min(len(a), len(b))
     different = np.flatnonzero(a[:n] != b[:n])
     return int(different[0]) if len(different) else n
 
 
-def _lay(sequences: Sequence[TrainSequence], pieces: Sequence[_Piece]) -> MicroBatch:
-    """Lay the pieces one behind the other."""
-    ids, positions, segments, rows = [], [], [], []
-    owners: list[int] = []
+def _micro_batch(pieces: Sequence[_Piece]) -> MicroBatch:
+    """Lay the pieces out one after another."""
+    inputs, rows, segments = [], [], []
     start = 0
     for piece in pieces:
-        prompt = sequences[piece.members[0]].prompt_ids
-        path = np.arange(len(prompt))
-        branches, length = [Branch(path, len(prompt))], len(prompt)
-        ids.append(prompt)
-        positions.append(path)
-        for i, common in zip(piece.members, piece.shared, strict=True):
-            inputs = _inputs(sequences[i])
-            own = len(inputs) - common
-            kept = path[: len(prompt) + common]
-            path = np.concatenate([kept, np.arange(length, length + own)])
-            if own:
-                branches.append(Branch(path, own))
-                ids.append(inputs[common:])
-                positions.append(np.arange(len(kept), len(path)))
-            length += own
-            rows.append(start + path[len(prompt) - 1 :][np.flatnonzero(sequences[i].token_weights)])
-        owners += piece.members
+        prompt = len(piece.prompt)
+        path, length = np.arange(prompt), prompt
+        branches = [Branch(path, prompt)]
+        inputs.append(piece.prompt)
+        for run in piece.runs:
+            path = np.concatenate([path[: prompt + run.shared], np.arange(length, length + run.added)])
+            if run.added:
+                branches.append(Branch(path, run.added))
+                inputs.append(run.inputs[run.shared :])
+            length += run.added
+            rows.append(start + path[prompt - 1 :][run.weighted])
         segments.append(Segment(length, tuple(branches)))
         start += length
-    kept_tokens = [np.flatnonzero(sequences[i].token_weights) for i in owners]
+    runs = [run for piece in pieces for run in piece.runs]
+    counts = [len(run.weighted) for run in runs]
 
-    def gather(field: str) -> NDArray[np.generic]:
-        return np.concatenate(
-            [getattr(sequences[i], field)[k] for i, k in zip(owners, kept_tokens, strict=True)]
-        )
+    def column(field: str) -> NDArray[Any]:
+        return np.concatenate([getattr(run.sequence, field)[run.weighted] for run in runs])
 
-    counts = [len(k) for k in kept_tokens]
     return MicroBatch(
-        np.concatenate(ids).astype(np.int64),
-        np.concatenate(positions),
-        tuple(segments),
-        np.concatenate(rows),
-        gather("token_ids").astype(np.int64),
-        gather("logprobs_gen").astype(np.float32),
-        np.repeat(np.array([sequences[i].advantage for i in owners], np.float32), counts),
-        gather("token_weights").astype(np.float32),
-        np.repeat(np.array(owners), counts),
+        input_ids=np.concatenate(inputs).astype(np.int64),
+        position_ids=np.concatenate(
+            [np.arange(len(b.path) - b.own_rows, len(b.path)) for s in segments for b in s.branches]
+        ),
+        segments=tuple(segments),
+        rows=np.concatenate(rows),
+        targets=column("token_ids").astype(np.int64),
+        logprobs_gen=column("logprobs_gen").astype(np.float32),
+        advantages=np.repeat(np.array([run.sequence.advantage for run in runs], np.float32), counts),
+        token_weights=column("token_weights").astype(np.float32),
+        owners=np.repeat(np.array([run.owner for run in runs]), counts),
     )

@@ -1,6 +1,7 @@
-"""How far learner and generator are apart, over a batch's loss tokens and by their lag; ρ = π / π_gen.
+"""How far learner and generator differ over a batch's loss tokens, in total and by lag; ρ = π / π_gen.
 
-Each rank adds up its tokens by lag; sums of sums are exact, so the metrics are those of the whole batch.
+The kernels' stats are means over one micro-batch; here are sums, by lag, which add up over micro-batches and
+ranks.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """Over some tokens, in float64."""
+class RatioStats:
+    """Sums over some tokens, in float64."""
 
     tokens: int
     ratio: float
@@ -25,14 +26,15 @@ class Sums:
     k3: float  # Schulman's estimate of KL(generator || learner): ρ − 1 − log ρ
     truncated: int  # tokens with ρ above the objective's bound
     entropy: float
-    least: float  # ratio
-    greatest: float
+    min_ratio: float
+    max_ratio: float
 
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(
+    def __add__(self, other: RatioStats) -> RatioStats:
+        return RatioStats(
             self.tokens + other.tokens, self.ratio + other.ratio, self.ratio_squared + other.ratio_squared,
             self.log_ratio + other.log_ratio, self.k3 + other.k3, self.truncated + other.truncated,
-            self.entropy + other.entropy, min(self.least, other.least), max(self.greatest, other.greatest),
+            self.entropy + other.entropy, min(self.min_ratio, other.min_ratio),
+            max(self.max_ratio, other.max_ratio),
         )  # fmt: skip
 
     @property
@@ -41,43 +43,43 @@ class Sums:
         return self.ratio**2 / (self.tokens * self.ratio_squared)
 
 
-def sums_by_lag(
-    logprobs: NDArray[np.float32],
+def stats_by_lag(
+    logprobs: NDArray[np.float32],  # (N,), as are the others
     logprobs_gen: NDArray[np.float32],
     entropy: NDArray[np.float32],
     lags: NDArray[np.int32],
-    max_ratio: float,
-) -> dict[int, Sums]:
-    """Of N tokens; every argument is (N,)."""
+    bound: float,  # of the objective, on ρ
+) -> dict[int, RatioStats]:
+    """The sums over the tokens of each lag."""
     log_ratio = (logprobs - logprobs_gen).astype(np.float64)
     ratio = np.exp(log_ratio)
-    found = {}
+    by_lag = {}
     for lag in np.unique(lags).tolist():
-        of = lags == lag
-        r, log_r = ratio[of], log_ratio[of]
-        found[lag] = Sums(
-            len(r), r.sum(), (r**2).sum(), log_r.sum(), (r - 1 - log_r).sum(), int((r > max_ratio).sum()),
-            entropy[of].sum(dtype=np.float64), r.min(), r.max(),
+        mask = lags == lag
+        r, log_r = ratio[mask], log_ratio[mask]
+        by_lag[lag] = RatioStats(
+            len(r), r.sum(), (r**2).sum(), log_r.sum(), (r - 1 - log_r).sum(), int((r > bound).sum()),
+            entropy[mask].sum(dtype=np.float64), r.min(), r.max(),
         )  # fmt: skip
-    return found
+    return by_lag
 
 
-def merged(parts: Iterable[dict[int, Sums]]) -> dict[int, Sums]:
-    """Of all the tokens that the parts are of."""
-    total: dict[int, Sums] = {}
-    for part in parts:
-        for lag, sums in part.items():
-            total[lag] = total[lag] + sums if lag in total else sums
+def merge(by_lag: Iterable[dict[int, RatioStats]]) -> dict[int, RatioStats]:
+    """The sums of all micro-batches or ranks together, by ascending lag."""
+    total: dict[int, RatioStats] = {}
+    for stats in by_lag:
+        for lag, s in stats.items():
+            total[lag] = total[lag] + s if lag in total else s
     return dict(sorted(total.items()))
 
 
-def ratio_metrics(by_lag: dict[int, Sums]) -> dict[str, Any]:
-    """Numbers of the whole batch, and under lag/ numbers by lag. At least one token."""
+def ratio_metrics(by_lag: dict[int, RatioStats]) -> dict[str, Any]:
+    """Metrics of the whole batch, and under lag/ by lag. Needs at least one token."""
     s = reduce(lambda a, b: a + b, by_lag.values())
     return {
         "ratio/mean": float(s.ratio / s.tokens),
-        "ratio/min": float(s.least),
-        "ratio/max": float(s.greatest),
+        "ratio/min": float(s.min_ratio),
+        "ratio/max": float(s.max_ratio),
         "ratio/truncated": s.truncated / s.tokens,
         "ratio/ess": float(s.ess),
         "kl/k1": float(-s.log_ratio / s.tokens),  # estimates of KL(generator || learner), in nats

@@ -1,8 +1,8 @@
-"""Hands new weights to the engines: one safetensors file a version, in shared memory where there is room.
+"""New weights for the engines as files: one safetensors file a version, in shared memory if it has room.
 
-The reader copies a file's tensors, then deletes it. What it deletes is one of two names: the memory behind
-the other is written again for a later version, since fresh pages cost more than the bytes in them. The
-folder is locked by its process: `run_folder.sweep` removes those whose owner is dead.
+A file has two names, `buffer-` and `version-`. The reader copies the tensors and deletes the version; once it
+has, the buffer is written again for a later version, since new pages cost more time than the copy itself.
+The folder is locked by its process: `run_folder.sweep` removes folders whose owner is dead.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer import run_folder
 from trainer.config import ConfigError
-from trainer.learner.sharding import gathered
+from trainer.learner.sharding import full_tensor
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
-class Publisher:
-    """Writes weights as `dtype`. `files` is how many may lie there at once."""
+class WeightFiles:
+    """Writes weights of `size` bytes as `dtype`; up to `files` files exist at the same time."""
 
     def __init__(self, run_dir: str, size: int, files: int, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self._buffers: list[Path] = []
-        run_folder.sweep(Path(run_dir))  # before the room is measured
+        run_folder.sweep(Path(run_dir))  # before free space is measured
         shared = run_folder.SHARED
         fits = shared.is_dir() and shutil.disk_usage(shared).free > size * files
         self.folder, self._lock = run_folder.weight_folder(shared if fits else Path(run_dir))
         atexit.register(self.close)
 
-    def publish(self, weights: Mapping[str, Tensor], version: int) -> str:
-        """Write a buffer nobody reads, then name it after the version; returns that path.
+    def write(self, weights: Mapping[str, Tensor], version: int) -> str:
+        """Write an unused buffer, then link it under the version's name; returns that path.
 
-        Weights may be sharded: they are gathered one by one, so the other ranks must gather them as well.
+        Weights may be sharded: each is gathered, in order, and the other ranks must gather them as well.
         """
         path = self.folder / f"version-{version:06d}.safetensors"
         buffer = next((b for b in self._buffers if b.stat().st_nlink == 1), None)
@@ -62,17 +63,18 @@ class Publisher:
 
 
 def _write(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """The safetensors format, tensor by tensor: no copy of the whole model is made on the way."""
-    header, at = {}, 0
+    """Write the safetensors format tensor by tensor, without a copy of the whole model."""
+    header: dict[str, Any] = {}
+    start = 0
     for name, w in weights.items():
-        end = at + w.numel() * dtype.itemsize
-        header[name] = {"dtype": DTYPES[dtype], "shape": list(w.shape), "data_offsets": [at, end]}
-        at = end
+        end = start + w.numel() * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(w.shape), "data_offsets": [start, end]}
+        start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # data must start at a multiple of 8
     with path.open("rb+", buffering=0) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for w in weights.values():
-            view = gathered(w, dtype).cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+            view = full_tensor(w, dtype).cpu().contiguous().view(-1).view(torch.uint8).numpy().data
             while view:
                 view = view[file.write(view) :]

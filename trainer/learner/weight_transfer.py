@@ -1,7 +1,7 @@
-"""New weights straight from the learner's GPUs into vLLM's, by the transfer that vLLM has built in:
-`nccl` between distinct GPUs, `ipc` on the same ones.
+"""New weights from the learner's GPUs to vLLM's, by vLLM's own weight transfer: `nccl` between distinct GPUs,
+`ipc` on shared ones.
 
-    rank 0      vLLM's sender --its four calls--> Relay --pipe--> controller --> every engine's AsyncLLM
+    rank 0      vLLM's sender -- four calls --> Relay -- pipe --> controller --> every engine's AsyncLLM
     every rank  Source, gathered in step === broadcast, or handles of shared memory ===> vLLM's workers
 """
 
@@ -24,53 +24,52 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 from vllm.utils.network_utils import get_open_port
 
 from trainer.config import EngineConfig
-from trainer.learner.sharding import gathered
+from trainer.learner.sharding import full_tensor
 from trainer.messages import Transfer, Transferred
 from trainer.models.checkpoint_names import as_in_checkpoint
 
-BUFFER = 256 << 20  # bytes packed into one message; vLLM holds two of them beside engine.memory
+BUFFER = 256 << 20  # bytes packed into one message; vLLM needs two of them beyond engine.memory
 ADVICE = "engine.weight_push file goes through shared memory instead"
 
 
 class Source(WeightSource):
-    """The learner's weights as a checkpoint in `dtype` names them. All ranks iterate it in step."""
+    """The learner's weights as `dtype` under their checkpoint names. All ranks iterate it in step."""
 
     def __init__(self, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self.weights, self.dtype = weights, dtype
 
     def metadata(self) -> list[ParamMeta]:
-        """What iteration yields, without gathering anything."""
-        shapes = ((name, torch.empty(w.shape, device="meta")) for name, w in self.weights.items())
+        """Names and shapes that iteration yields, without gathering the tensors."""
         return [
-            ParamMeta(name, self.dtype, tuple(t.shape))
-            for whole in shapes
-            for name, t in as_in_checkpoint(*whole)
+            ParamMeta(name, self.dtype, tuple(tensor.shape))
+            for parameter, weight in self.weights.items()
+            for name, tensor in as_in_checkpoint(parameter, torch.empty(weight.shape, device="meta"))
         ]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self.weights.items():
-            yield from as_in_checkpoint(name, gathered(weight, self.dtype))
+            yield from as_in_checkpoint(name, full_tensor(weight, self.dtype))
 
 
 class Relay:
-    """What vLLM's sender takes for the engine: each call is made at all engines, and returns once all did it.
+    """The client that vLLM's sender calls: each call goes to all engines and returns once all have done it.
 
-    vLLM makes `update_weights` from a thread of its own while it broadcasts; nothing else uses the pipe then.
+    vLLM calls `update_weights` from a thread of its own while it broadcasts; nothing else uses the pipe then.
     """
 
     def __init__(self, conn: Connection | None) -> None:
         self._conn = conn  # None on ranks that do not send
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """See vLLM's VLLMWeightSyncClient, as for the others."""
+        """As in vLLM's VLLMWeightSyncClient, like the other three."""
         self._call("init_weight_transfer_engine", init_info)
 
     def start_weight_update(self) -> None:
-        """See there."""
+        """Start one version's transfer."""
         self._call("start_weight_update", {})
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """See there. Handles of CUDA memory hold types, which vLLM's messages take pickled only."""
+        """Handles of CUDA memory must be pickled: vLLM's messages take no types."""
         info = {key: value for key, value in update_info.items() if value is not None}
         if "ipc_handles" in info:
             pickled = pickle.dumps(info.pop("ipc_handles"))
@@ -78,11 +77,11 @@ class Relay:
         self._call("update_weights", info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """See there; the controller labels the weights."""
+        """No version is sent: the controller labels the weights."""
         self._call("finish_weight_update", {})
 
     def _call(self, call: str, info: dict[str, Any]) -> None:
-        assert self._conn is not None, "only rank 0 speaks with the engines"
+        assert self._conn is not None, "only rank 0 calls the engines"
         self._conn.send(Transfer(call, info))
         answer = self._conn.recv()
         if not isinstance(answer, Transferred):
@@ -90,7 +89,7 @@ class Relay:
 
 
 class Sender:
-    """One learner rank's end of the transfer; all ranks make one, and call `send` in step."""
+    """One learner rank's side of the transfer; all ranks create one and call `send` in step."""
 
     def __init__(
         self,
@@ -100,37 +99,37 @@ class Sender:
         rank: int,
         conn: Connection | None,
     ) -> None:
-        self._by = engine.weight_push
+        self._method = engine.weight_push
         source = Source(weights, dtype)
         try:
             self._sender = WeightTransferTrainerFactory.trainer_init(
                 init_info(engine, source, rank), client=Relay(conn), source=source
             )
             group = getattr(self._sender, "model_update_group", None)
-            if group is not None and group.disabled:  # vLLM would go on, and send nothing
+            if group is not None and group.disabled:  # vLLM would continue and send nothing
                 raise RuntimeError("vLLM cannot load the NCCL library")
         except Exception as e:
             raise self._failure("cannot begin", e) from e
 
     def send(self) -> None:
-        """Bring the present weights to every engine, which stands still meanwhile."""
+        """Send the present weights to every engine; the engines are paused."""
         try:
-            torch.cuda.synchronize()  # vLLM packs on streams of its own, which do not wait for the step's
+            torch.cuda.synchronize()  # vLLM packs on its own streams, which do not wait for the step's
             self._sender.send_weights()
         except Exception as e:
             raise self._failure("failed", e) from e
 
-    def _failure(self, how: str, error: Exception) -> RuntimeError:
-        return RuntimeError(f"weight push by {self._by} {how}: {str(error) or repr(error)}; {ADVICE}")
+    def _failure(self, event: str, error: Exception) -> RuntimeError:
+        return RuntimeError(f"weight push by {self._method} {event}: {str(error) or repr(error)}; {ADVICE}")
 
 
 def init_info(engine: EngineConfig, source: Source, rank: int) -> IPCTrainerInitInfo | NCCLTrainerInitInfo:
-    """What vLLM's sender on this rank is to know. Rank 0 sends; the engines' GPUs come behind it in order."""
+    """The settings of vLLM's sender on this rank: rank 0 sends, and the engines' GPUs follow it in order."""
     if engine.weight_push == "ipc":
         largest = max(m.dtype.itemsize * torch.Size(m.shape).numel() for m in source.metadata())
         return IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=max(BUFFER, largest))
     engines = len(engine.urls) or engine.count
-    address = _towards(engine.urls[0]) if engine.urls else "127.0.0.1"
+    address = _own_address(engine.urls[0]) if engine.urls else "127.0.0.1"
     return NCCLTrainerInitInfo(
         rank=rank,
         master_address=address,
@@ -140,9 +139,9 @@ def init_info(engine: EngineConfig, source: Source, rank: int) -> IPCTrainerInit
     )
 
 
-def _towards(url: str) -> str:
-    """This machine's address as the host of the URL sees it."""
-    to = urlsplit(url)
+def _own_address(url: str) -> str:
+    """This machine's address on the way to the URL's host."""
+    target = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((to.hostname, to.port or 80))  # sends nothing
+        probe.connect((target.hostname, target.port or 80))  # sends nothing
         return str(probe.getsockname()[0])

@@ -101,7 +101,7 @@ def test_a_role_killed_amid_a_message_is_named(fakes: None, tmp_path: Path) -> N
 def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     during: list[object] = []
     monkeypatch.setattr(
-        "trainer.learner.learner.learner_main",
+        "trainer.learner.process.learner_main",
         lambda *args: during.extend(signal.getsignal(stop) for stop in launcher.STOPS),
     )
     monkeypatch.setattr("trainer.models.resolve.resolve_model", lambda path: path)

@@ -1,4 +1,4 @@
-"""Promises of checkpoints and published weights: whole or not at all; a resume goes on bit for bit."""
+"""Promises of checkpoints: whole or not at all, and a resume continues bit for bit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from training import MODELS, make_model
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from trainer import run_folder
 from trainer.config import Config, ConfigError, LearnerConfig
 from trainer.learner import checkpoint
-from trainer.learner import weight_file as publish
 from trainer.learner.learner import Learner
 from trainer.types import TrainBatch, TrainSequence
 
@@ -160,60 +158,3 @@ def test_saving_the_same_version_again_replaces_it(model_dir: str, tmp_path: Pat
     for state in ({"version": 0, "n": 1}, {"version": 0, "n": 2}):
         save(one, tmp_path / "step-000000", state)
     assert '"n": 2' in (tmp_path / "step-000000" / "controller.json").read_text()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_published_weights_are_the_models_in_the_engines_dtype(
-    model_dir: str, tmp_path: Path, dtype: torch.dtype
-) -> None:
-    one = learner(model_dir)
-    publisher = publish.Publisher(str(tmp_path), 10**6, 2, dtype)
-    path = publisher.publish(one.weights, 7)
-    assert same(load_file(path), {n: w.to(dtype) for n, w in weights(one).items()})
-    publisher.close()
-    assert not Path(path).exists()
-
-
-def test_a_published_file_is_written_again_only_once_its_reader_has_deleted_it(tmp_path: Path) -> None:
-    publisher = publish.Publisher(str(tmp_path), 100, 2, torch.float32)
-    first, second = (Path(publisher.publish({"w": torch.full((5,), float(v))}, v)) for v in (1, 2))
-    inodes = first.stat().st_ino, second.stat().st_ino
-    assert inodes[0] != inodes[1]
-    first.unlink()
-    third = Path(publisher.publish({"w": torch.full((5,), 3.0)}, 3))
-    assert third.stat().st_ino == inodes[0]
-    assert load_file(second)["w"].tolist() == [2] * 5 and load_file(third)["w"].tolist() == [3] * 5
-    publisher.close()
-
-
-def test_a_dead_runs_folder_is_swept_from_both_roots_and_a_living_ones_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared, run_dir = tmp_path / "shm", tmp_path / "run"
-    shared.mkdir(), run_dir.mkdir()
-    monkeypatch.setattr(run_folder, "SHARED", shared)
-    alive = publish.Publisher(str(run_dir), 1, 1, torch.float32)
-    dead = [publish.Publisher(str(run_dir), size, 1, torch.float32) for size in (1, 10**18)]
-    assert [d.folder.parent for d in dead] == [shared, run_dir]
-    for one in dead:
-        one._lock.close()  # as its process's death would
-    publish.Publisher(str(run_dir), 10**18, 1, torch.float32).close()
-    assert alive.folder.exists() and not any(d.folder.exists() for d in dead)
-    alive.close()
-
-
-def test_a_full_disk_at_publishing_is_one_line_and_names_no_half_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publisher = publish.Publisher(str(tmp_path), 10**18, 1, torch.float32)  # no shared memory has that room
-    assert publisher.folder.parent == tmp_path
-
-    def full(path: Path, *args: Any) -> None:
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(publish, "_write", full)
-    with pytest.raises(ConfigError, match=r"cannot publish the weights to .*No space left"):
-        publisher.publish({"w": torch.ones(3)}, 1)
-    assert not list(publisher.folder.glob("version-*"))
-    publisher.close()

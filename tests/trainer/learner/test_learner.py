@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from training import NoClock, config, error, make_model, oracle, sequences
 from transformers import AutoModelForCausalLM
 
 from kernels import NonFiniteError
 from trainer.config import Config, ConfigError, ModelConfig
-from trainer.learner.learner import Learner, lag_histogram, learner_main
+from trainer.learner.learner import Learner, lag_histogram
 from trainer.learner.packing import pack
-from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, Shutdown, Spans, StepDone
 from trainer.types import TrainBatch, TrainSequence
-
-TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +34,7 @@ def gradients(
     one = learner(model_dir, c)
     kept: dict[str, torch.Tensor] = {}
 
-    def keep(parts: object) -> tuple[float, float]:
+    def keep(stats: object) -> tuple[float, float]:
         kept.update({n: p.grad.clone() for n, p in one.model.lm.named_parameters() if p.grad is not None})
         return 0.0, 0.0
 
@@ -127,7 +117,7 @@ def test_warm_up_is_linear_then_constant(model_dir: str) -> None:
 def test_a_non_finite_step_is_refused_and_changes_nothing(model_dir: str, where: str) -> None:
     one = learner(model_dir)
     first, *rest = sequences()
-    said = {"loss": "loss is -?inf", "gradient": "the gradient's norm nan"}.get(where, "NaN or infinity")
+    problem = {"loss": "loss is -?inf", "gradient": "the gradient norm is nan"}.get(where, "NaN or infinity")
     if where == "advantage":
         first = replace(first, advantage=np.nan)
     elif where == "weights":
@@ -139,7 +129,7 @@ def test_a_non_finite_step_is_refused_and_changes_nothing(model_dir: str, where:
     else:
         one.parameters[0].register_hook(lambda g: g * np.nan)
     before = [p.detach().clone() for p in one.parameters]
-    with pytest.raises(ConfigError, match=rf"step 1: .*{said}.* nothing was updated\. Lower learner\.lr"):
+    with pytest.raises(ConfigError, match=rf"step 1: .*{problem}.* nothing was updated\. Lower learner\.lr"):
         one.train(TrainBatch(1, (first, *rest), {}))
     assert one.version == 0 and not one.optimizer.state
     assert all(torch.equal(a, b) for a, b in zip(before, one.parameters, strict=True))
@@ -196,101 +186,6 @@ def test_bfloat16_scores_what_a_bfloat16_engine_is_given(model_dir: str) -> None
     assert all(p.dtype == torch.float32 for p in one.parameters)
     _, got = gradients(model_dir, sequences(), c)
     assert error(got, oracle(model_dir, sequences(), 2.0)[1]) < 0.1
-
-
-class Process:
-    """`learner_main` in a thread of this process, spoken to over its pipe."""
-
-    def __init__(self, c: Config, model_dir: str) -> None:
-        self.conn, theirs = multiprocessing.Pipe()
-        self.telemetry, sender = multiprocessing.Pipe()
-        self.code: Any = None
-
-        def work() -> None:
-            try:
-                learner_main(c, model_dir, theirs, 1, None, sender)
-                self.code = 0
-            except SystemExit as e:
-                self.code = e.code
-
-        self.thread = threading.Thread(target=work, daemon=True)
-        self.thread.start()
-        assert isinstance(self.receive(), Ready)
-
-    def receive(self) -> Any:
-        assert self.conn.poll(TIMEOUT_S)
-        return self.conn.recv()
-
-    def ask(self, message: object) -> Any:
-        self.conn.send(message)
-        return self.receive()
-
-    def end(self) -> list[Any]:
-        """Wait for the end; the telemetry."""
-        self.thread.join(TIMEOUT_S)
-        assert not self.thread.is_alive()
-        told = []
-        with suppress(EOFError):
-            while self.telemetry.poll():
-                told.append(self.telemetry.recv())
-        return told
-
-
-def test_the_process_steps_publishes_scores_saves_and_ends(model_dir: str, tmp_path: Path) -> None:
-    c = replace(config(), run_dir=str(tmp_path))
-    process = Process(c, model_dir)
-    done: StepDone = process.ask(TrainBatch(1, sequences(), {}))
-    assert done.version == 1 and done.metrics["lag/histogram"] == {"0": 76}
-    published = load_file(done.weights_path)
-    assert "lm_head.weight" not in published  # tied: once
-    empty: StepDone = process.ask(TrainBatch(2, (), {}))
-    assert (empty.version, empty.weights_path) == (2, "")
-    path = tmp_path / "checkpoints" / "step-000002"
-    assert process.ask(Save(str(path), {"version": 2})) == Saved(str(path))
-    assert json.loads((path / "controller.json").read_text()) == {"version": 2}
-    lm = AutoModelForCausalLM.from_pretrained(path)
-    assert all(torch.equal(p, published[n]) for n, p in lm.named_parameters())
-    scored: Scored = process.ask(Score(sequences()))
-    assert [len(x) for x in scored.logprobs] == [len(s.token_ids) for s in sequences()]
-    process.conn.send(Shutdown())
-    told = process.end()
-    assert process.code == 0 and not Path(done.weights_path).parent.exists()
-    states = {name for t in told if isinstance(t, Spans) for name, _, _ in t.spans}
-    assert {"start-up", "forward_backward", "optimizer", "publish", "checkpoint", "score", "idle"} <= states
-
-
-def test_a_refused_step_is_answered_and_the_weights_before_it_can_be_saved(
-    model_dir: str, tmp_path: Path
-) -> None:
-    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
-    refused = process.ask(TrainBatch(1, (replace(sequences()[0], advantage=np.inf),), {}))
-    assert isinstance(refused, Refused) and refused.message.startswith("step 1: advantages holds NaN")
-    path = tmp_path / "checkpoints" / "step-000000"
-    assert process.ask(Save(str(path), {})) == Saved(str(path))
-    before, saved = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model_dir, path))
-    assert all(torch.equal(before[n], saved[n]) for n in before)
-
-
-def test_the_process_tells_why_it_fails_and_leaves_no_files(model_dir: str, tmp_path: Path) -> None:
-    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
-    process.conn.send(TrainBatch(7, (), {}))
-    (failed,) = [t for t in process.end() if isinstance(t, Failed)]
-    assert process.code == 1 and failed.message.startswith("batch of step 7 came to a learner of version 0")
-
-
-def test_a_machine_that_does_not_see_the_run_folder_says_so(model_dir: str, tmp_path: Path) -> None:
-    c = replace(config(), run_dir=str(tmp_path / "elsewhere"))
-    ours, theirs = multiprocessing.Pipe()
-    with pytest.raises(SystemExit):
-        learner_main(c, model_dir, None, 1, None, theirs)
-    failed: Failed = ours.recv()
-    assert failed.user_error and "does not see the run folder" in failed.message
-
-
-def test_the_process_ends_quietly_when_the_controller_is_gone(model_dir: str, tmp_path: Path) -> None:
-    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
-    process.conn.close()
-    assert not [t for t in process.end() if isinstance(t, Failed)] and process.code == 0
 
 
 def test_packing_is_deterministic() -> None:

@@ -1,4 +1,4 @@
-"""On a real card: the learner there is the learner on a CPU, alone and as a rank of an nccl group."""
+"""On a GPU: the learner computes what it does on a CPU, alone and as a rank of an NCCL group."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from training import MODELS, NoClock, config, error, make_model, oracle, sequenc
 from transformers import AutoModelForCausalLM
 
 from trainer.config import ModelConfig
-from trainer.learner import ranks
 from trainer.learner.learner import Learner
+from trainer.learner.ranks import init_ranks
 from trainer.messages import Save, Saved, Shutdown, StepDone
 from trainer.types import TrainBatch
 
@@ -24,12 +24,12 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}  # of the gradient, to float64; 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", MODELS)
-def test_gradient_on_the_card_is_the_oracles(kind: str, dtype: Any, tmp_path: Path) -> None:
+def test_gradient_on_the_gpu_is_the_oracles(kind: str, dtype: Any, tmp_path: Path) -> None:
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     model_dir = make_model(kind, tmp_path)
     c = replace(config(micro_batch_tokens=45), model=ModelConfig(dtype=dtype))
-    found = one_step(model_dir, c, sequences(seed=1), None)
-    gradient = {name: g.cpu() for name, g in found["gradient"].items()}
+    result = one_step(model_dir, c, sequences(seed=1), None)
+    gradient = {name: g.cpu() for name, g in result["gradient"].items()}
     assert error(gradient, oracle(model_dir, sequences(seed=1), 2.0)[1]) < TOLERANCE[dtype]
 
 
@@ -43,15 +43,15 @@ def test_a_rank_of_one_does_what_the_learner_alone_does(
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", free_port())
-    among = ranks.join(60)
-    assert among.device.type == "cuda"
-    ranked = one_step(model_dir, c, sequences(), among)
-    ranks.leave(among)
+    ranks = init_ranks(60)
+    assert ranks.device.type == "cuda"
+    ranked = one_step(model_dir, c, sequences(), ranks)
+    ranks.close()
     assert error(ranked["gradient"], alone["gradient"]) < 1e-4
     assert error(ranked["weights"], alone["weights"]) < 1e-5
 
 
-def test_the_process_steps_and_saves_from_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_steps_and_saves_from_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_dir = make_model("tied", tmp_path / "model")
     group = Group(replace(config(), run_dir=str(tmp_path)), model_dir, monkeypatch, size=1)
     done = group.ask(TrainBatch(1, sequences(), {}))

@@ -1,6 +1,7 @@
-"""Promises of leaving a GPU: nothing of it stays there, and what comes back is what left, bit for bit.
+"""Promises of offloading: no memory stays on the GPU, and every bit comes back.
 
-On a CPU storages are freed and made again just so; that a card's memory is then free to others is not shown.
+On a CPU storages are freed and allocated in the same way; that other processes can then use a GPU's memory is
+not tested.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ from trainer.config import Config
 from trainer.learner.learner import Learner
 from trainer.learner.offload import Offload
 from trainer.learner.ranks import Ranks
-from trainer.learner.sharding import gathered
+from trainer.learner.sharding import full_tensor
 from trainer.types import TrainBatch
 
 
-def test_tensors_that_share_memory_leave_once_and_come_back_as_the_objects_they_were() -> None:
+def test_tensors_that_share_memory_are_offloaded_once_and_remain_the_same_objects() -> None:
     whole = torch.randn(40, 3)
     part, other = torch.nn.Parameter(whole[10:20]), torch.randn(7, dtype=torch.bfloat16)
     before = [t.detach().clone() for t in (whole, part, other)]
     pointer, offload = part.untyped_storage()._cdata, Offload()
     for _ in range(2):
-        offload.away([whole, part, other])
+        offload.offload([whole, part, other])
         assert [t.untyped_storage().nbytes() for t in (whole, part, other)] == [0, 0, 0]
-        offload.away([part])  # away already
-        offload.back([part, whole, other])
+        offload.offload([part])  # already offloaded
+        offload.reload([part, whole, other])
         assert all(torch.equal(a, b) for a, b in zip((whole, part, other), before, strict=True))
     assert part.untyped_storage()._cdata == pointer == whole.untyped_storage()._cdata
     whole[10] = 5.0
     assert (part[0] == 5.0).all()
     before = whole.clone()
-    offload.away([whole])
-    offload.back([other])  # what is here stays as it is
-    offload.back([whole])
-    assert torch.equal(whole, before)  # what changed since the first time has travelled too
+    offload.offload([whole])
+    offload.reload([other])  # not offloaded: it stays as it is
+    offload.reload([whole])
+    assert torch.equal(whole, before)  # changes since the first time are kept
 
 
 def colocated(c: Config) -> Config:
@@ -49,9 +50,9 @@ def colocated(c: Config) -> Config:
 
 
 def three_steps(model_dir: str, c: Config, ranks: Ranks | None) -> dict[str, Any]:
-    """Weights and moments after three steps and a scoring, and the bytes held between them."""
+    """Weights, moments and scores after three steps, and the bytes held between them."""
     one = Learner(c, model_dir, NoClock(), None, ranks)  # type: ignore[arg-type]
-    if ranks is None:  # on a CPU its weights lie in the mapped file still, on a GPU in memory of their own
+    if ranks is None:  # on a CPU its weights are in the mapped file, on a GPU in memory of their own
         for p in one.parameters:
             p.data = p.data.clone()
     held = []
@@ -63,22 +64,22 @@ def three_steps(model_dir: str, c: Config, ranks: Ranks | None) -> dict[str, Any
             scores = one.score(sequences())
             held.append(sum(t.untyped_storage().nbytes() for t in one._moments()))
     with one.on_device():
-        weights = {name: gathered(w, torch.float32).clone() for name, w in one.weights.items()}
+        weights = {name: full_tensor(w, torch.float32).clone() for name, w in one.weights.items()}
         moments = [m.clone() for m in one._moments()]
     return {"weights": weights, "moments": moments, "scores": scores, "held": held}
 
 
-def check(away: dict[str, Any], stayed: dict[str, Any]) -> None:
-    assert set(away["held"]) == {0} and min(stayed["held"]) > 0
-    assert len(away["moments"]) == 2 * len(away["weights"])
-    for a, b in zip(away["moments"], stayed["moments"], strict=True):
+def check(offloaded: dict[str, Any], stayed: dict[str, Any]) -> None:
+    assert set(offloaded["held"]) == {0} and min(stayed["held"]) > 0
+    assert len(offloaded["moments"]) == 2 * len(offloaded["weights"])
+    for a, b in zip(offloaded["moments"], stayed["moments"], strict=True):
         assert torch.equal(a, b)
-    assert all(torch.equal(away["weights"][n], w) for n, w in stayed["weights"].items())
-    assert all((a == b).all() for a, b in zip(away["scores"], stayed["scores"], strict=True))
+    assert all(torch.equal(offloaded["weights"][n], w) for n, w in stayed["weights"].items())
+    assert all((a == b).all() for a, b in zip(offloaded["scores"], stayed["scores"], strict=True))
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
-def test_a_learner_that_leaves_between_its_steps_trains_the_same_bits(kind: str, tmp_path: Path) -> None:
+def test_a_learner_offloaded_between_its_steps_trains_the_same_bits(kind: str, tmp_path: Path) -> None:
     model_dir = make_model(kind, tmp_path)
     check(three_steps(model_dir, colocated(config()), None), three_steps(model_dir, config(), None))
 
@@ -87,7 +88,7 @@ def both(model_dir: str, ranks: Ranks) -> dict[str, Any]:
     return {name: three_steps(model_dir, c, ranks) for name, c in CONFIGS.items()}
 
 
-CONFIGS = {"away": colocated(config()), "stayed": config()}
+CONFIGS = {"offloaded": colocated(config()), "stayed": config()}
 
 
 @pytest.mark.slow
@@ -95,4 +96,4 @@ CONFIGS = {"away": colocated(config()), "stayed": config()}
 def test_so_do_sharded_ranks(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_dir = make_model(kind, tmp_path)
     for results in on_ranks(2, tmp_path, partial(both, model_dir), monkeypatch):
-        check(results["away"], results["stayed"])
+        check(results["offloaded"], results["stayed"])

@@ -111,10 +111,10 @@ def test_every_weighted_token_is_in_exactly_one_micro_batch_with_its_own_context
         assert len(m.input_ids) <= budget or alone
         starts = np.cumsum([0, *(s.length for s in m.segments)])
         paths = {
-            start + row: start + b.path[: len(b.path) - b.own + k + 1]
+            start + row: start + b.path[: len(b.path) - b.own_rows + k + 1]
             for start, s in zip(starts, m.segments, strict=False)
             for b in s.branches
-            for k, row in enumerate(b.path[-b.own :])
+            for k, row in enumerate(b.path[-b.own_rows :])
         }
         assert sorted(paths) == list(range(len(m.input_ids)))
         for row, target, owner in zip(m.rows, m.targets, m.owners, strict=True):
@@ -145,8 +145,8 @@ def test_packed_equals_one_by_one_in_plain_transformers(
 ) -> None:
     model = PolicyModel(str(model_dir), ModelConfig(), checkpointing)
     sequences = some(3, 5, LENGTHS[kind], alphabet=3)  # few symbols: completions share prefixes
-    plans = [attention.layout(m.segments) for m in pack(sequences, 10**6)]
-    assert bool(plans[0].branches) == (kind != "short")
+    layouts = [attention.layout(m.segments) for m in pack(sequences, 10**6)]
+    assert bool(layouts[0].blocks) == (kind != "short")
     for implementation in ("eager", "sdpa"):
         plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model_dir, attn_implementation=implementation, dtype=torch.float32

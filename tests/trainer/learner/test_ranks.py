@@ -30,11 +30,11 @@ from transformers.utils import logging as transformers_logging
 import trainer.learner.learner
 from trainer.config import Config, ConfigError, ModelConfig, PipelineConfig
 from trainer.learner import checkpoint
-from trainer.learner import ranks as ranks_module
-from trainer.learner.learner import Learner, learner_main
-from trainer.learner.ranks import Ranks
-from trainer.learner.schedule import IDLE, rounds
-from trainer.learner.sharding import gathered, like
+from trainer.learner.learner import Learner
+from trainer.learner.process import learner_main
+from trainer.learner.ranks import Ranks, init_ranks
+from trainer.learner.schedule import DUMMY, schedule
+from trainer.learner.sharding import as_dtensor, full_tensor
 from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Shutdown, StepDone
 from trainer.types import TrainBatch, TrainSequence
 
@@ -53,9 +53,9 @@ def _start(rank: int, size: int, folder: str, work: Callable[[Ranks], Results]) 
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    ranks = ranks_module.join(60)
+    ranks = init_ranks(60)
     torch.save(work(ranks), f"{folder}/{rank}.pt")
-    ranks_module.leave(ranks)
+    ranks.close()
 
 
 def free_port() -> str:
@@ -67,7 +67,7 @@ def free_port() -> str:
 def on_ranks(
     size: int, folder: Path, work: Callable[[Ranks], Results], monkeypatch: pytest.MonkeyPatch
 ) -> list[Results]:
-    """What each of `size` processes made."""
+    """The results of each of `size` processes."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", free_port())
     mp.spawn(_start, (size, str(folder), work), nprocs=size)
@@ -102,10 +102,10 @@ def one_step(model_dir: str, c: Config, batch: tuple[TrainSequence, ...], ranks:
     gradient: dict[str, torch.Tensor] = {}
     update = one._update
 
-    def keep(parts: Any) -> tuple[float, float]:
-        for (name, weight), part in zip(one.weights.items(), one.parameters, strict=True):
-            gradient[name] = gathered(like(weight, part.grad), torch.float32).clone()  # type: ignore[arg-type]
-        return update(parts)
+    def keep(stats: Any) -> tuple[float, float]:
+        for (name, weight), shard in zip(one.weights.items(), one.parameters, strict=True):
+            gradient[name] = full_tensor(as_dtensor(shard.grad, weight), torch.float32).clone()  # type: ignore[arg-type]
+        return update(stats)
 
     one._update = keep  # type: ignore[method-assign]
     scores = one.score(batch)
@@ -118,7 +118,7 @@ def one_step(model_dir: str, c: Config, batch: tuple[TrainSequence, ...], ranks:
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
         metrics = one.train(TrainBatch(1, batch, {}))
-    weights = {name: gathered(w, torch.float32).clone() for name, w in one.weights.items()}
+    weights = {name: full_tensor(w, torch.float32).clone() for name, w in one.weights.items()}
     return {"gradient": gradient, "weights": weights, "scores": scores, "metrics": metrics, "kept": kept}
 
 
@@ -139,25 +139,25 @@ def test_ranks_together_do_what_one_does(
 ) -> None:
     got = on_ranks(size, tmp_path, partial(all_cases, models), monkeypatch)
 
-    def all_of_them(batch: Any, budget: int, ranks: int) -> list[Any]:
+    def on_one_rank(batch: Any, budget: int, ranks: int) -> list[Any]:
         """The same micro-batches on one rank: in bfloat16 each rounds its gradients."""
-        return [(m,) for share in rounds(batch, budget, size) for m in share if m is not IDLE]
+        return [(m,) for step in schedule(batch, budget, size) for m in step if m is not DUMMY]
 
-    monkeypatch.setattr(trainer.learner.learner, "rounds", all_of_them)
+    monkeypatch.setattr(trainer.learner.learner, "schedule", on_one_rank)
     for name, ours in got[0].items():
         kind, c, batch = CASES[name.removesuffix(", two machines")]
         one = one_step(models[kind], c, batch, None)
         assert error(ours["gradient"], one["gradient"]) < 1e-5, name
         if c.model.dtype == "float32":
             assert error(ours["gradient"], oracle(models[kind], batch, 2.0)[1]) < 1e-5, name
-        step = {n: w - gathered for n, w, gathered in _moved(models[kind], one["weights"])}
-        ours_step = {n: w - gathered for n, w, gathered in _moved(models[kind], ours["weights"])}
+        step = {n: w - start for n, w, start in _moved(models[kind], one["weights"])}
+        ours_step = {n: w - start for n, w, start in _moved(models[kind], ours["weights"])}
         assert error(ours_step, step) < 1e-3, name
         for a, b in zip(ours["scores"], one["scores"], strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6, err_msg=name)
         for key, value in one["metrics"].items():
             if not key.startswith(
-                ("learner/seconds", "learner/tokens_per_s", "learner/padding", "learner/rank")
+                ("learner/seconds", "learner/tokens_per_s", "learner/rank_imbalance", "learner/rank")
             ):
                 assert ours["metrics"][key] == pytest.approx(value, rel=1e-5, abs=1e-6), (name, key)
         for other in got[1:]:
@@ -190,7 +190,7 @@ def on_two_from_one(model_dir: str, one: Path, two: Path, ranks: Ranks) -> Resul
     except ConfigError as e:
         said = str(e)
     resumed.train(TrainBatch(3, sequences(3, 2), {}))
-    weights = {name: gathered(w, torch.float32).clone() for name, w in resumed.weights.items()}
+    weights = {name: full_tensor(w, torch.float32).clone() for name, w in resumed.weights.items()}
     return {"random": random, "said": said, "weights": weights}
 
 
@@ -259,14 +259,14 @@ class Group:
         return self.receive()
 
     def failures(self, rank: int) -> list[Failed]:
-        """What it said until its end, and that it ended."""
-        told = []
+        """The failures it sent; waits until its process has ended."""
+        messages = []
         with suppress(EOFError):
             while self.telemetry[rank].poll(TIMEOUT_S):
-                told.append(self.telemetry[rank].recv())
+                messages.append(self.telemetry[rank].recv())
         self.processes[rank].join(TIMEOUT_S)
         assert self.processes[rank].exitcode is not None
-        return [t for t in told if isinstance(t, Failed)]
+        return [t for t in messages if isinstance(t, Failed)]
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_ranks_refuse_alike_step_publish_score_save_and_end(
     models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
-    bad = (replace(sequences()[0], advantage=np.nan), *sequences()[1:])  # in one rank's share
+    bad = (replace(sequences()[0], advantage=np.nan), *sequences()[1:])  # in one rank's micro-batch
     refused = group.ask(TrainBatch(1, bad, {}))
     assert isinstance(refused, Refused) and "advantages holds NaN" in refused.message
     scored = group.ask(Score(sequences()))
@@ -313,11 +313,11 @@ def test_a_rank_that_is_lost_is_named_and_no_other_waits_for_ever(
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_is_told_by_the_others_and_a_controller_that_ends_by_none(
+def test_a_rank_that_fails_is_named_by_the_others_and_a_controller_that_ends_is_no_failure(
     models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
-    beyond = replace(sequences()[0], token_ids=np.array([1, 99], np.int32))  # in one rank's share
+    beyond = replace(sequences()[0], token_ids=np.array([1, 99], np.int32))  # in one rank's micro-batch
     group.conn.send(TrainBatch(1, (beyond, *sequences()[1:]), {}))
     said = [f.message for rank in range(2) for f in group.failures(rank)]
     assert any(m.startswith("targets hold ids") for m in said)
@@ -333,7 +333,7 @@ def test_without_its_companions_a_rank_says_where_it_looked(monkeypatch: pytest.
     for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="RANK is set and WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"):
-        ranks_module.join(1)
+        init_ranks(1)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with socket.socket() as taken:
@@ -342,7 +342,7 @@ def test_without_its_companions_a_rank_says_where_it_looked(monkeypatch: pytest.
         port = taken.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(port))
         with pytest.raises(ConfigError, match=f"rank 0 of 2.*127.0.0.1:{port}"):
-            ranks_module.join(1)
+            init_ranks(1)
     monkeypatch.setenv("MASTER_PORT", free_port())
     with pytest.raises(ConfigError, match=r"rank 0 of 2.*after 1 s"):
-        ranks_module.join(1)
+        init_ranks(1)

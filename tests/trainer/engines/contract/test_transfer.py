@@ -33,7 +33,7 @@ from trainer.config import EngineConfig, ModelConfig
 from trainer.engines.vllm.engine import VLLM, first_rank, ranked, vllm_settings
 from trainer.engines.vllm.remote import Remote
 from trainer.learner.policy_model import PolicyModel
-from trainer.learner.sharding import fill, shard
+from trainer.learner.sharding import load_from_rank0, shard
 from trainer.messages import Resume, Transfer, Transferred
 
 MODELS = ("tied_llama", "untied_llama", "tiny_moe")
@@ -326,7 +326,7 @@ def _sharded(rank: int, folder: str, port: int, out: str) -> None:
     torch.distributed.init_process_group("gloo")
     policy = PolicyModel(folder, ModelConfig(), empty=True)
     shard(policy, init_device_mesh("cpu", (2,), mesh_dim_names=("shard",)), False)
-    fill(policy.lm, load(folder) if rank == 0 else None)
+    load_from_rank0(policy.lm, load(folder) if rank == 0 else None)
     source = Source(dict(policy.lm.named_parameters()), torch.bfloat16)
     declared = [(m.name, m.dtype, m.shape) for m in source.metadata()]
     torch.save((declared, list(source)), f"{out}/{rank}.pt")

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from trainer.learner.statistics import merged, ratio_metrics, sums_by_lag
+from trainer.learner.statistics import merge, ratio_metrics, stats_by_lag
 
 RNG = np.random.default_rng(1)
 LOGP = RNG.normal(-2, 1, 500).astype(np.float32)
@@ -16,8 +16,8 @@ ENTROPY = RNG.uniform(0, 3, 500).astype(np.float32)
 LAGS = RNG.choice([0, 1, 3], 500).astype(np.int32)
 
 
-def expected(of: np.ndarray) -> dict[str, float]:
-    log_ratio = (LOGP - GEN).astype(np.float64)[of]
+def expected(mask: np.ndarray) -> dict[str, float]:
+    log_ratio = (LOGP - GEN).astype(np.float64)[mask]
     ratio = np.exp(log_ratio)
     return {
         "mean": ratio.mean(), "kl": (ratio - 1 - log_ratio).mean(),
@@ -25,10 +25,10 @@ def expected(of: np.ndarray) -> dict[str, float]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("parts", [1, 2, 7])
-def test_metrics_are_those_of_all_tokens_and_of_each_lag(parts: int) -> None:
-    split = [slice(i * 500 // parts, (i + 1) * 500 // parts) for i in range(parts)]
-    by_lag = merged(sums_by_lag(LOGP[s], GEN[s], ENTROPY[s], LAGS[s], 1.3) for s in split)
+@pytest.mark.parametrize("ranks", [1, 2, 7])
+def test_metrics_are_those_of_all_tokens_and_of_each_lag(ranks: int) -> None:
+    split = [slice(i * 500 // ranks, (i + 1) * 500 // ranks) for i in range(ranks)]
+    by_lag = merge(stats_by_lag(LOGP[s], GEN[s], ENTROPY[s], LAGS[s], 1.3) for s in split)
     metrics = ratio_metrics(by_lag)
     whole, ratio = expected(np.ones(500, bool)), np.exp((LOGP - GEN).astype(np.float64))
     assert metrics["ratio/mean"] == pytest.approx(whole["mean"])

@@ -1,4 +1,4 @@
-"""Promise of the allocator: memory freed is used again without the system zeroing its pages anew."""
+"""Promise of the allocator: freed memory is used again, without the system zeroing its pages again."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ print(counts[1] - counts[0], counts[5] - counts[4])
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_memory_of_a_step_is_used_again_by_the_next(keep: bool) -> None:
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", FAULTS.format(keep=keep)], capture_output=True, text=True, check=True
     )
-    first, last = map(int, found.stdout.split())
+    first, last = map(int, result.stdout.split())
     assert last < 0.1 * first if keep else last > 0.2 * first

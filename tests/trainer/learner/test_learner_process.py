@@ -1,0 +1,125 @@
+"""Promises of the learner's process: every message is answered, every failure reported with its cause."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from training import config, make_model, sequences
+from transformers import AutoModelForCausalLM
+
+from trainer.config import Config
+from trainer.learner.process import learner_main
+from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, Shutdown, Spans, StepDone
+from trainer.types import TrainBatch
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model("tied", tmp_path_factory.mktemp("model"))
+
+
+class Process:
+    """`learner_main` in a thread of this process, and the controller's end of its pipe."""
+
+    def __init__(self, c: Config, model_dir: str) -> None:
+        self.conn, theirs = multiprocessing.Pipe()
+        self.telemetry, sender = multiprocessing.Pipe()
+        self.code: Any = None
+
+        def work() -> None:
+            try:
+                learner_main(c, model_dir, theirs, 1, None, sender)
+                self.code = 0
+            except SystemExit as e:
+                self.code = e.code
+
+        self.thread = threading.Thread(target=work, daemon=True)
+        self.thread.start()
+        assert isinstance(self.receive(), Ready)
+
+    def receive(self) -> Any:
+        assert self.conn.poll(TIMEOUT_S)
+        return self.conn.recv()
+
+    def ask(self, message: object) -> Any:
+        self.conn.send(message)
+        return self.receive()
+
+    def end(self) -> list[Any]:
+        """The telemetry, once the thread has ended."""
+        self.thread.join(TIMEOUT_S)
+        assert not self.thread.is_alive()
+        messages = []
+        with suppress(EOFError):
+            while self.telemetry.poll():
+                messages.append(self.telemetry.recv())
+        return messages
+
+
+def test_the_process_steps_publishes_scores_saves_and_ends(model_dir: str, tmp_path: Path) -> None:
+    c = replace(config(), run_dir=str(tmp_path))
+    process = Process(c, model_dir)
+    done: StepDone = process.ask(TrainBatch(1, sequences(), {}))
+    assert done.version == 1 and done.metrics["lag/histogram"] == {"0": 76}
+    published = load_file(done.weights_path)
+    assert "lm_head.weight" not in published  # tied: once
+    empty: StepDone = process.ask(TrainBatch(2, (), {}))
+    assert (empty.version, empty.weights_path) == (2, "")
+    path = tmp_path / "checkpoints" / "step-000002"
+    assert process.ask(Save(str(path), {"version": 2})) == Saved(str(path))
+    assert json.loads((path / "controller.json").read_text()) == {"version": 2}
+    lm = AutoModelForCausalLM.from_pretrained(path)
+    assert all(torch.equal(p, published[n]) for n, p in lm.named_parameters())
+    scored: Scored = process.ask(Score(sequences()))
+    assert [len(x) for x in scored.logprobs] == [len(s.token_ids) for s in sequences()]
+    process.conn.send(Shutdown())
+    messages = process.end()
+    assert process.code == 0 and not Path(done.weights_path).parent.exists()
+    states = {name for t in messages if isinstance(t, Spans) for name, _, _ in t.spans}
+    assert {"start-up", "forward_backward", "optimizer", "publish", "checkpoint", "score", "idle"} <= states
+
+
+def test_a_refused_step_is_answered_and_the_weights_before_it_can_be_saved(
+    model_dir: str, tmp_path: Path
+) -> None:
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
+    refused = process.ask(TrainBatch(1, (replace(sequences()[0], advantage=np.inf),), {}))
+    assert isinstance(refused, Refused) and refused.message.startswith("step 1: advantages holds NaN")
+    path = tmp_path / "checkpoints" / "step-000000"
+    assert process.ask(Save(str(path), {})) == Saved(str(path))
+    before, saved = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model_dir, path))
+    assert all(torch.equal(before[n], saved[n]) for n in before)
+
+
+def test_a_process_that_fails_reports_why(model_dir: str, tmp_path: Path) -> None:
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
+    process.conn.send(TrainBatch(7, (), {}))
+    (failed,) = [t for t in process.end() if isinstance(t, Failed)]
+    assert process.code == 1 and failed.message.startswith("batch of step 7 came to a learner of version 0")
+
+
+def test_a_machine_that_does_not_see_the_run_folder_says_so(model_dir: str, tmp_path: Path) -> None:
+    c = replace(config(), run_dir=str(tmp_path / "elsewhere"))
+    ours, theirs = multiprocessing.Pipe()
+    with pytest.raises(SystemExit):
+        learner_main(c, model_dir, None, 1, None, theirs)
+    failed: Failed = ours.recv()
+    assert failed.user_error and "does not see the run folder" in failed.message
+
+
+def test_the_process_ends_quietly_when_the_controller_is_gone(model_dir: str, tmp_path: Path) -> None:
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
+    process.conn.close()
+    assert not [t for t in process.end() if isinstance(t, Failed)] and process.code == 0

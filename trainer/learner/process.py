@@ -1,0 +1,184 @@
+"""A learner rank's process: it answers the controller's messages with steps, weights, scores and checkpoints.
+
+controller -- message --> rank 0 -- broadcast --> every rank: the same work, each on its share
+           <-- answer --- rank 0
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from trainer.config import Config, ConfigError
+from trainer.learner import checkpoint
+from trainer.learner.learner import Learner
+from trainer.learner.malloc import keep_freed_memory
+from trainer.learner.ranks import Ranks, init_ranks
+from trainer.learner.sharding import full_tensor
+from trainer.learner.weight_file import WeightFiles
+from trainer.messages import Push, Pushed, Ready, Refused, Save, Saved, Score, Scored, StepDone
+from trainer.roles import run_role
+from trainer.telemetry import Clock, send
+from trainer.types import TrainBatch
+
+
+def learner_main(
+    config: Config,
+    model_dir: str,
+    conn: Connection | None,
+    threads: int,
+    resume_from: str | None,
+    telemetry: Connection | None,
+) -> None:
+    """Entry of a rank's process. `resume_from` is the checkpoint whose optimizer goes with `model_dir`.
+
+    Only rank 0 has `conn` and reports how time is spent; a rank that torchrun started has no `telemetry`.
+    """
+    torch.set_num_threads(threads)
+    transformers_logging.disable_progress_bar()
+    ranks: Ranks | None = None
+
+    def work() -> None:
+        nonlocal ranks
+        # Half the deadline, so that a lost rank is named before the controller times out.
+        ranks = init_ranks(config.pipeline.deadline_s / 2)
+        if ranks.device.type == "cpu":
+            keep_freed_memory()
+        clock = Clock("learner", _discard if telemetry is None or ranks.rank else partial(send, telemetry))
+        service = LearnerService(config, model_dir, conn, clock, resume_from, ranks)
+        clock.enter("idle")
+        for message in ranks.messages(conn):
+            service.answer(message)
+        service.close()
+        clock.flush()
+        ranks.close()
+
+    def diagnose(error: Exception) -> tuple[str, Exception]:
+        return ("learner", error) if ranks is None else (ranks.role, ranks.diagnose(error))
+
+    run_role("learner", telemetry, work, diagnose)
+
+
+def _discard(spans: object) -> None:
+    """Rank 0 reports for all ranks, since they work in step."""
+
+
+class LearnerService:
+    """The learner of one rank, its ways to the engines, and what answers each message."""
+
+    def __init__(
+        self,
+        config: Config,
+        model_dir: str,
+        conn: Connection | None,
+        clock: Clock,
+        resume_from: str | None,
+        ranks: Ranks,
+    ) -> None:
+        start = time.monotonic()
+        _check_run_folder(config.run_dir, ranks.role)
+        self._config, self._conn, self._clock, self._ranks = config, conn, clock, ranks
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
+        self._learner = Learner(config, model_dir, clock, resume_from, ranks)
+        self._tokenizer = AutoTokenizer.from_pretrained(model_dir)
+        if config.engine.colocate:
+            self._learner.leave_device()
+        parameters = sum(w.numel() for w in self._learner.weights.values())
+        self._weight_files: WeightFiles | None = None
+        if ranks.rank == 0 and not config.engine.direct_push:
+            # Held by the engines, waiting for them, kept for an evaluation, and being written.
+            files = config.pipeline.max_lag + 3
+            self._weight_files = WeightFiles(
+                config.run_dir, parameters * self._dtype.itemsize, files, self._dtype
+            )
+        self._sender: Any = None  # a weight_transfer.Sender, made at the first Push
+        seconds = time.monotonic() - start
+        self._reply(Ready({"parameters": parameters, "dtype": config.model.dtype, "seconds": seconds}))
+
+    def answer(self, message: object) -> None:
+        """Do what the message asks for; rank 0 replies."""
+        learner, state = self._learner, self._clock.state
+        match message:
+            case TrainBatch():
+                with learner.on_device():
+                    reply = self._train(message)
+                self._reply(reply)
+            case Push():
+                with state("publish"), learner.on_device(moments=False):
+                    self._push()
+                self._reply(Pushed())
+            case Score(sequences):
+                with state("score"), learner.on_device(moments=False):
+                    logprobs = learner.score(sequences)
+                self._reply(Scored(logprobs))
+            case Save(path, controller_state):
+                with state("checkpoint"), learner.on_device():
+                    self._save(path, controller_state)
+                self._reply(Saved(path))
+
+    def close(self) -> None:
+        """Remove the weight files."""
+        if self._weight_files is not None:
+            self._weight_files.close()
+
+    def _reply(self, message: object) -> None:
+        if self._conn is not None:
+            self._conn.send(message)
+
+    def _train(self, batch: TrainBatch) -> StepDone | Refused:
+        """One step, and its weights as a file unless they are pushed from GPU to GPU."""
+        try:
+            metrics = self._learner.train(batch)
+        except ConfigError as e:  # nothing was changed: these weights can still be saved
+            return Refused(str(e))
+        path = ""
+        # An empty batch leaves the weights as they are.
+        if metrics["learner/tokens"] and not self._config.engine.direct_push:
+            with self._clock.state("publish"):
+                path = self._publish()
+        return StepDone(self._learner.version, path, metrics)
+
+    def _publish(self) -> str:
+        """Write the weights to a file; its path on rank 0. All ranks take part: gathering is a collective."""
+        weights = self._learner.weights
+        if self._weight_files is not None:
+            return self._weight_files.write(weights, self._learner.version)
+        for weight in weights.values():
+            full_tensor(weight, self._dtype)
+        return ""
+
+    def _push(self) -> None:
+        """Send the weights from this rank's GPU to the engines'."""
+        if self._sender is None:
+            from trainer.learner.weight_transfer import Sender  # it imports vLLM
+
+            weights, rank = self._learner.weights, self._ranks.rank
+            self._sender = Sender(self._config.engine, weights, self._dtype, rank, self._conn)
+        self._sender.send()
+
+    def _save(self, path: str, controller_state: dict[str, Any]) -> None:
+        one = self._learner
+        checkpoint.save(
+            path, one.model.lm, self._tokenizer, one.weights, one.optimizer, one.version,
+            controller_state, self._ranks,
+        )  # fmt: skip
+        if self._ranks.rank == 0:
+            checkpoint.prune(self._config.run_dir, self._config.logging.keep_checkpoints)
+
+
+def _check_run_folder(run_dir: str, role: str) -> None:
+    """Every rank writes its part of a checkpoint there."""
+    if not Path(run_dir).is_dir():
+        raise ConfigError(
+            f"{role} on {socket.gethostname()} does not see the run folder {run_dir}; expected one that all "
+            "machines of the learner share, since each writes its part of a checkpoint: give another "
+            "--run-dir"
+        )
