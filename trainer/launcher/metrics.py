@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config, ConfigError, to_dict
+from trainer.config import Config, ConfigError
 from trainer.jsonl import append, nan_to_null, open_to_append
 
 
@@ -82,7 +83,7 @@ def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def _start_wandb(run_dir: Path, config: Config) -> Any:
     import wandb  # type: ignore[import-not-found, unused-ignore]
 
-    run = wandb.init(project="sigmoid-rl", name=run_dir.name, dir=str(run_dir), config=to_dict(config))
+    run = wandb.init(project="sigmoid-rl", name=run_dir.name, dir=str(run_dir), config=asdict(config))
     # An evaluation of version v is told after step v + 1, and W&B drops what goes back by its own counter.
     run.define_metric("*", step_metric="step")
     return run
