@@ -1,4 +1,4 @@
-"""Promises of docs/architecture.md: who may import whom, no circles, nothing long, no words of our own."""
+"""Promises of docs/architecture.md: who may import whom, no import cycles, no long modules, plain words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROCESSES = {"launcher", "controller", "engines", "learner"}
 FOLDERS = PROCESSES | {"verifiers", "models", "scaling"}
-# What each folder may import beside itself; `shared` are the modules at the top of trainer/.
+# What each folder may import besides itself; `shared` means the modules at the top of trainer/.
 MAY_IMPORT = {
     "kernels": set[str](),
     "shared": set[str](),
@@ -26,21 +26,21 @@ MAY_IMPORT = {
     "controller": {"shared", "engines", "verifiers", "kernels"},
     "launcher": {"shared", "models", "scaling"},
 }
-COMMANDS = {"trainer.main", "trainer.doctor"}  # they put the parts together, and nothing imports them
+COMMANDS = {"trainer.main", "trainer.doctor"}  # they connect the folders, and no module imports them
 
 
 @cache
 def modules(*packages: str) -> dict[str, Path]:
     """Every module of these packages, by its dotted name."""
-    found = {}
+    paths = {}
     for path in sorted(p for package in packages for p in (ROOT / package).rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        found[name.removesuffix(".__init__")] = path
-    return found
+        paths[name.removesuffix(".__init__")] = path
+    return paths
 
 
 def imports(name: str, path: Path, known: dict[str, Path], everywhere: bool = True) -> Iterator[str]:
-    """The known modules that one imports; `everywhere` counts imports inside functions as well."""
+    """The known modules that a module imports; `everywhere` includes imports inside functions."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree) if everywhere else tree.body:
         if isinstance(node, ast.Import):
@@ -52,7 +52,7 @@ def imports(name: str, path: Path, known: dict[str, Path], everywhere: bool = Tr
 
 
 def folder(module: str) -> str:
-    """Where a module stands: a key of MAY_IMPORT."""
+    """The folder of a module: a key of MAY_IMPORT."""
     package, *rest = module.split(".")
     return package if package != "trainer" else rest[0] if rest and rest[0] in FOLDERS else "shared"
 
@@ -75,7 +75,7 @@ def test_no_folder_imports_what_it_must_not() -> None:
     assert not wrong
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_imports_form_a_cycle() -> None:
     known = modules("kernels", "trainer", "bench")
     graph = {name: set(imports(name, path, known, everywhere=False)) - {name} for name, path in known.items()}
     list(TopologicalSorter(graph).static_order())  # CycleError names the circle
@@ -102,14 +102,14 @@ def length(path: Path) -> int:
 def code_length(path: Path) -> int:
     """Lines without blanks, comments and docstrings."""
     text = path.read_text()
-    strings = [
+    docstrings = [
         range(node.lineno, (node.end_lineno or 0) + 1)
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     ]
-    documented = {number for lines in strings for number in lines}
+    documented = {number for lines in docstrings for number in lines}
     lines = enumerate(text.splitlines(), 1)
     return sum(bool(x.strip()) and not x.strip().startswith("#") and i not in documented for i, x in lines)
 
@@ -122,11 +122,11 @@ def test_kernels_and_trainer_stay_small() -> None:
 
 @pytest.mark.parametrize("package", ["kernels", "trainer", "bench"])
 def test_the_words_are_the_fields(package: str) -> None:
-    own = re.compile(
+    banned = re.compile(
         r"\b(told|foreseen|foretold|foretell|nursery|WORTH|NOTHING|VAGUE|IDLE|Outlook|_make_good)\b"
     )
     sources = [p for p in (ROOT / package).rglob("*") if p.suffix in (".py", ".cpp", ".hpp", ".js", ".html")]
-    assert not [f"{p}: {line}" for p in sources for line in p.read_text().splitlines() if own.search(line)]
+    assert not [f"{p}: {line}" for p in sources for line in p.read_text().splitlines() if banned.search(line)]
 
 
 def test_the_generators_log_probs_have_one_name() -> None:

@@ -27,7 +27,7 @@ LEAST_DISK = 4  # GiB: the converted model, one checkpoint with optimizer, the o
 LEAST_SHM = 1  # GiB: the learner sends its weights to the engine through /dev/shm
 EXTRAS = {  # optional dependencies of setup.py -> what needs them
     "triton": "the loss on a GPU",
-    "vllm": "engine.kind vllm",
+    "vllm": "engine.kind vllm on GPUs (on a CPU: make setup-vllm)",
     "flash": "faster attention on a GPU",
     "datasets": "data.source datasets:NAME",
     "wandb": "logging.wandb",
@@ -36,13 +36,18 @@ EXTRAS = {  # optional dependencies of setup.py -> what needs them
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. The default recipe cannot run while a required one is not ok."""
+    """One line of the report."""
 
     name: str
     status: Status
     detail: str
     advice: str = ""
     required: bool = True
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the default recipe cannot run because of this."""
+        return self.required and self.status != "ok"
 
 
 def examine() -> list[Finding]:
@@ -53,7 +58,7 @@ def examine() -> list[Finding]:
 
 def runs_default(findings: list[Finding]) -> bool:
     """Whether `python -m trainer.main` can run here."""
-    return all(f.status == "ok" for f in findings if f.required)
+    return not any(f.blocks for f in findings)
 
 
 def _python() -> Finding:
@@ -188,9 +193,11 @@ def main() -> int:
     """Print the report. Exit code 0: the default recipe can run here."""
     findings = examine()
     show(findings)
-    good = runs_default(findings)
-    print("The default recipe can run: make run" if good else "The default recipe cannot run yet.")
-    return 0 if good else 1
+    if runs_default(findings):
+        print("The default recipe can run: make run")
+        return 0
+    print(f"The default recipe cannot run yet: {', '.join(f.name for f in findings if f.blocks)}")
+    return 1
 
 
 def show(findings: list[Finding]) -> None:
@@ -203,7 +210,7 @@ def show(findings: list[Finding]) -> None:
         first, *more = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
         status = f"{f.status:7}"
         if coloured:
-            colour = 32 if f.status == "ok" else 31 if f.required else 33  # green, red, yellow
+            colour = 32 if f.status == "ok" else 31 if f.blocks else 33  # green, red, yellow
             status = f"\033[{colour}m{status}\033[0m"
         print(f"{f.name:{indent}}{status}  {first}".rstrip())
         for line in more:

@@ -22,7 +22,8 @@ def test_it_says_yes_where_the_default_recipe_runs(
         doctor, "examine", lambda: [good, doctor.Finding("torch", "missing", "", "make setup")]
     )
     assert doctor.main() == 1
-    assert "make setup" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "make setup" in out and "cannot run yet: torch" in out
 
 
 def test_this_machine_is_examined_whole() -> None:

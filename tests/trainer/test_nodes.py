@@ -1,4 +1,4 @@
-"""Promises past one node: hosts with addresses of their own, made of network namespaces of this machine.
+"""Promises for several nodes. Each host is a network namespace of this machine with its own addresses.
 
 engine host 10.77.2.2 ---- node 0: 10.77.2.1, 10.77.1.1 ---- node 1: 10.77.1.2
 """
@@ -29,12 +29,12 @@ pytestmark = [
 needs_vllm = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vllm is not installed")
 LINKS = (("node0", "10.77.1.1", "node1", "10.77.1.2"), ("node0", "10.77.2.1", "engine", "10.77.2.2"))
 STEPS = 3
-SECRET = "of two hosts"
+SECRET = "a shared secret"
 
 
 @dataclass
 class Hosts:
-    """Network namespaces by name, and what runs in them."""
+    """Network namespaces by name, and the processes in them."""
 
     prefix: str
     running: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Hosts:
         return process
 
     def cut(self, host: str, device: str) -> None:
-        """From now on packets vanish there: nobody gets an error or a reset."""
+        """From now on packets are lost there: neither side gets an error or a reset."""
         ip("-n", f"{self.prefix}{host}", "link", "set", device, "down")
 
 
@@ -59,15 +59,15 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    all_ = Hosts(f"sigmoid-{os.getpid()}-")
+    network = Hosts(f"sigmoid-{os.getpid()}-")
     names = ("node0", "node1", "engine")
     try:
         for name in names:
-            ip("netns", "add", all_.prefix + name)
-            ip("-n", all_.prefix + name, "link", "set", "lo", "up")
+            ip("netns", "add", network.prefix + name)
+            ip("-n", network.prefix + name, "link", "set", "lo", "up")
         for a, a_address, b, b_address in LINKS:
             ends = ((a, f"to-{b}", a_address), (b, f"to-{a}", b_address))
-            near, far = ((all_.prefix + host, device) for host, device, _ in ends)
+            near, far = ((network.prefix + host, device) for host, device, _ in ends)
             ip(
                 "link",
                 "add",
@@ -83,15 +83,17 @@ def hosts() -> Iterator[Hosts]:
                 far[0],
             )
             for host, device, address in ends:
-                ip("-n", all_.prefix + host, "addr", "add", f"{address}/24", "dev", device)
-                ip("-n", all_.prefix + host, "link", "set", device, "up")
-        yield all_
+                ip("-n", network.prefix + host, "addr", "add", f"{address}/24", "dev", device)
+                ip("-n", network.prefix + host, "link", "set", device, "up")
+        yield network
     finally:
-        for name in names:  # whatever still runs there
-            pids = subprocess.run(["ip", "netns", "pids", all_.prefix + name], capture_output=True, text=True)
+        for name in names:  # kill what still runs there
+            pids = subprocess.run(
+                ["ip", "netns", "pids", network.prefix + name], capture_output=True, text=True
+            )
             subprocess.run(["kill", "-9", *pids.stdout.split()], check=False, capture_output=True)
-            subprocess.run(["ip", "netns", "del", all_.prefix + name], check=False, capture_output=True)
-        for process in all_.running:
+            subprocess.run(["ip", "netns", "del", network.prefix + name], check=False, capture_output=True)
+        for process in network.running:
             process.wait(10)
 
 
@@ -127,7 +129,7 @@ def lines(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def ended(nodes: list[subprocess.Popen[str]], tmp_path: Path, seconds: float) -> str:
-    """What they printed, once all have ended; a hang fails."""
+    """The output of all nodes once they have ended; the test fails if one still runs after `seconds`."""
     until = time.monotonic() + seconds
     for node in nodes:
         try:
