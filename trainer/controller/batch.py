@@ -1,17 +1,17 @@
-"""From groups to one optimizer batch: advantages and token weights, final and normalised over the batch.
+"""Turns groups into one optimizer batch, with advantages and token weights normalised over the batch.
 
-What is left out of the loss (`surviving` completions are the rest):
-  - every group whose rewards are all equal (`drop_zero_variance`): it teaches nothing, and is not replaced;
+Dropped from the loss (the other completions are `surviving`):
+  - groups whose rewards are all equal (`drop_zero_variance`): no gradient, and they are not replaced;
   - completions cut at the token limit (`drop_truncated`), and those without a sampled token;
-  - tokens that were not sampled (an interruption phrase): weight 0.
-A prompt counts as surviving if one of its completions does. Every reward counts in its group's mean.
+  - tokens that were not sampled (the interruption phrase): weight 0.
+A prompt survives if one of its completions does. Dropped completions still count in their group's mean.
 
 Advantage: r − group mean, divided by the std of these differences over the surviving completions
-("batch"), by the group's own reward std ("group"), or by nothing ("none"). The std is the population's
-and is taken after the zero-variance drop, whose zeros would only shrink it.
+("batch"), by the std of the group's rewards ("group"), or by nothing ("none"). It is the population std,
+taken after dropping zero-variance groups, whose zeros would only shrink it.
 
-Weights: each prompt ("prompt"), completion ("sample") or token ("token") weighs the same, and the weights
-of a batch add up to 1, so the loss is Σ weight · term, whatever the micro-batches or the ranks.
+Weights: each prompt ("prompt"), completion ("sample") or token ("token") weighs the same. The weights of a
+batch add up to 1, so the loss is Σ weight · term, however the batch is split into micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from kernels import token_weights
 from trainer.config import ObjectiveConfig
 from trainer.types import Group, Rollout, TrainBatch, TrainSequence
 
-EPS = 1e-6  # least divisor of an advantage
+EPS = 1e-6  # smallest divisor of an advantage
 
 
 def build_batch(
     groups: Sequence[Group], step: int, objective: ObjectiveConfig, learner_version: int
 ) -> TrainBatch:
-    """The batch of optimizer step `step`, trained on weights of `learner_version`."""
+    """The batch of optimizer step `step`, to train weights of `learner_version`."""
     rollouts = [r for g in groups for r in g.rollouts]
-    group = np.repeat(np.arange(len(groups)), [len(g.rollouts) for g in groups])  # (C,) whose rollout it is
+    group = np.repeat(np.arange(len(groups)), [len(g.rollouts) for g in groups])  # (C,) group of each rollout
     lengths = np.array([len(r.token_ids) for r in rollouts])  # (C,)
-    sampled = np.concatenate([r.sampled for r in rollouts])  # (T,) of all tokens, end to end
-    owner = np.repeat(np.arange(len(rollouts)), lengths)
-    loss_tokens = np.bincount(owner[sampled], minlength=len(rollouts))  # (C,)
+    sampled = np.concatenate([r.sampled for r in rollouts])  # (T,) over all tokens of the batch
+    rollout = np.repeat(np.arange(len(rollouts)), lengths)  # (T,) rollout of each token
+    loss_tokens = np.bincount(rollout[sampled], minlength=len(rollouts))  # (C,)
     surviving = loss_tokens > 0
     if objective.drop_zero_variance:
         surviving &= ~np.array([zero_variance(g) for g in groups])[group]
@@ -45,16 +45,22 @@ def build_batch(
         surviving &= ~np.array([r.truncated for r in rollouts])
     advantages = _advantages(np.array([r.reward for r in rollouts]), group, surviving, objective)
     weights = np.zeros(len(sampled), np.float32)
-    weights[sampled & surviving[owner]] = token_weights(
+    weights[sampled & surviving[rollout]] = token_weights(
         loss_tokens[surviving].tolist(), group[surviving].tolist(), objective.aggregation
     )
     prompts = [np.asarray(g.prompt.token_ids, np.int32) for g in groups]
-    ends = np.cumsum(lengths)
-    sequences = []
-    for i in np.flatnonzero(surviving).tolist():
-        r, own = rollouts[i], weights[ends[i] - lengths[i] : ends[i]]
-        prompt_ids, advantage = prompts[group[i]], float(advantages[i])
-        sequences.append(TrainSequence(prompt_ids, r.token_ids, r.logprobs_gen, r.versions, own, advantage))
+    per_rollout = np.split(weights, np.cumsum(lengths)[:-1])
+    sequences = [
+        TrainSequence(
+            prompt_ids=prompts[group[i]],
+            token_ids=rollouts[i].token_ids,
+            logprobs_gen=rollouts[i].logprobs_gen,
+            versions=rollouts[i].versions,
+            token_weights=per_rollout[i],
+            advantage=float(advantages[i]),
+        )
+        for i in np.flatnonzero(surviving)
+    ]
     lags = learner_version - np.concatenate([r.versions for r in rollouts])[sampled]
     stats = _stats(groups, rollouts, lags) | {
         "train/effective_prompts": float(len(set(group[surviving].tolist()))),
@@ -75,7 +81,7 @@ def _advantages(
     surviving: NDArray[np.bool_],  # (C,)
     objective: ObjectiveConfig,
 ) -> NDArray[np.float64]:
-    """Of each completion, surviving or not."""
+    """(C,) advantages, of dropped completions too."""
     count = np.bincount(group)
     centred = rewards - (np.bincount(group, rewards) / count)[group]
     match objective.advantage_norm:

@@ -1,8 +1,8 @@
 """Prompts from a data source: rows -> template -> deduplicated prompts -> train and held-out split.
 
 A prompt's id is the hash of its text (before any chat template), and the held-out prompts are those with
-the smallest ids: the split depends on nothing but the texts. Every wrong input is a ConfigError that
-names the file and line.
+the smallest ids, so the split depends on the texts only. Wrong input is a ConfigError that names the file
+and line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ID_CHARS = 16  # 64 bits of SHA-256
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The prompts of a run; no prompt stands on both sides."""
+    """The prompts of a run; no prompt is in both."""
 
     train: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
@@ -37,40 +37,39 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One record of a source, and the words for the place where it stands."""
+    """One record of a source, and its place for error messages, such as `data.jsonl:3`."""
 
-    where: str
+    place: str
     columns: dict[str, Any]
-    needs_answer: bool = True  # some generated tasks have no single answer, only a scorer
+    needs_answer: bool = True  # False: the task's scorer judges, and there may be no single answer
 
 
 def load_prompts(config: DataConfig, tokenizer: Any) -> Dataset:
     """Read, check, tokenise and split the prompts of `config`. `tokenizer`: a transformers tokenizer."""
     if config.held_out < 1:
-        raise ConfigError(f"data.held_out is {config.held_out}; evaluation needs 1 or more prompts")
-    prompts = _prompts(config.source, config, tokenizer)
+        raise ConfigError(f"data.held_out is {config.held_out}; evaluation needs at least 1 prompt")
+    prompts = _prompts(config.source, config, tokenizer, limit=config.size)
     if not config.held_out_source:
         if len(prompts) <= config.held_out:
             raise ConfigError(
                 f"{config.source}: {len(prompts)} different prompts; data.held_out takes {config.held_out}"
-                " and at least one must be left to train on; lower data.held_out or raise data.size"
+                " and at least one must be left to train on: lower data.held_out or raise data.size"
             )
         held = sorted(prompts)[: config.held_out]
         train = tuple(p for i, p in prompts.items() if i > held[-1])
         return Dataset(train, tuple(prompts[i] for i in held))
-    held_prompts = _prompts(config.held_out_source, config, tokenizer, whole=True)
-    shared = sorted(prompts.keys() & held_prompts.keys())
+    held_out = _prompts(config.held_out_source, config, tokenizer)
+    shared = sorted(prompts.keys() & held_out.keys())
     if shared:
         raise ConfigError(
-            f"{len(shared)} of {len(prompts)} training prompts also stand in data.held_out_source "
+            f"{len(shared)} of {len(prompts)} training prompts are also in data.held_out_source "
             f"{config.held_out_source}, such as {prompts[shared[0]].text[:60]!r}; remove them from one side"
         )
-    held = sorted(held_prompts)[: config.held_out]
-    return Dataset(tuple(prompts.values()), tuple(held_prompts[i] for i in held))
+    return Dataset(tuple(prompts.values()), tuple(held_out[i] for i in sorted(held_out)[: config.held_out]))
 
 
-def _prompts(source: str, config: DataConfig, tokenizer: Any, whole: bool = False) -> dict[str, Prompt]:
-    """All different prompts of a source by id, in its order; `whole` reads a file past data.size."""
+def _prompts(source: str, config: DataConfig, tokenizer: Any, limit: int = 0) -> dict[str, Prompt]:
+    """The different prompts of a source's first `limit` rows (0: all) by id, in their order."""
     pattern = _answer_regex(config.answer_pattern)
     prompts: dict[str, Prompt] = {}
     for count, row in enumerate(_rows(source, config), 1):
@@ -81,15 +80,15 @@ def _prompts(source: str, config: DataConfig, tokenizer: Any, whole: bool = Fals
             prompts[prompt_id] = Prompt(
                 prompt_id, text, _token_ids(row, text, config, tokenizer), answer, row.columns
             )
-        if count == config.size and not whole and not source.startswith(GENERATED):
+        if count == limit and not source.startswith(GENERATED):
             break
     if not prompts:
-        raise ConfigError(f"{source}: no rows in it; expected at least one prompt and answer")
+        raise ConfigError(f"{source}: it has no rows; expected at least one prompt and answer")
     return prompts
 
 
 def _render(row: Row, config: DataConfig) -> str:
-    """The template filled from the row; {question} is the prompt column."""
+    """The prompt text: the template filled from the row, with the prompt column as {question}."""
     values = dict(row.columns)
     if config.prompt_column in values:
         values["question"] = values[config.prompt_column]
@@ -99,23 +98,23 @@ def _render(row: Row, config: DataConfig) -> str:
         raise ConfigError(_template_help(config, str(e))) from e
     for name in sorted(names):
         if not name.isidentifier() and name not in values:
-            raise ConfigError(_template_help(config, f"{{{name}}} is no column"))
+            raise ConfigError(_template_help(config, f"{{{name}}} is not a column name"))
         if name not in values:
             column = config.prompt_column if name == "question" else name
             raise ConfigError(
-                f"{row.where}: no column {column!r}; there are {_listed(row.columns)}; "
+                f"{row.place}: no column {column!r}; there are {_listed(row.columns)}; "
                 "set data.prompt_column or data.template"
             )
         if values[name] is None:
-            raise ConfigError(f"{row.where}: {name!r} is null; fill it or remove the row")
+            raise ConfigError(f"{row.place}: {name!r} is null; fill it or remove the row")
     text = string.Formatter().vformat(config.template, (), values)
     if not text.strip():
-        raise ConfigError(f"{row.where}: the prompt is empty; expected text in {config.prompt_column!r}")
+        raise ConfigError(f"{row.place}: the prompt is empty; expected text in {config.prompt_column!r}")
     return text
 
 
-def _template_help(config: DataConfig, what: str) -> str:
-    return f"data.template {config.template!r}: {what}; write a literal brace twice, as in \\boxed{{{{}}}}"
+def _template_help(config: DataConfig, error: str) -> str:
+    return f"data.template {config.template!r}: {error}; write a literal brace twice, as in \\boxed{{{{}}}}"
 
 
 def _listed(columns: dict[str, Any]) -> str:
@@ -128,34 +127,34 @@ def _answer_regex(pattern: str) -> re.Pattern[str] | None:
     try:
         regex = re.compile(pattern)
     except re.error as e:
-        raise ConfigError(f"data.answer_pattern {pattern!r} is no regular expression: {e}") from e
+        raise ConfigError(f"data.answer_pattern {pattern!r} is not a regular expression: {e}") from e
     if not regex.groups:
         raise ConfigError(f"data.answer_pattern {pattern!r} has no group; put the answer in parentheses")
     return regex
 
 
 def _answer(row: Row, config: DataConfig, pattern: re.Pattern[str] | None) -> str:
-    """The gold answer: the column, or the last match of the pattern in it. 145.0 becomes '145'."""
+    """The gold answer: the column, or the pattern's last match in it. 145.0 becomes '145'."""
     column = config.answer_column
     if column not in row.columns:
         raise ConfigError(
-            f"{row.where}: no column {column!r}; there are {_listed(row.columns)}; set data.answer_column"
+            f"{row.place}: no column {column!r}; there are {_listed(row.columns)}; set data.answer_column"
         )
     value = row.columns[column]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
-        raise ConfigError(f"{row.where}: {column!r} is {type(value).__name__}; expected text or a number")
+        raise ConfigError(f"{row.place}: {column!r} is {type(value).__name__}; expected text or a number")
     answer = "" if value is None else str(value).strip()
     if pattern is not None:
-        found = list(pattern.finditer(answer))
-        if not found:
+        matches = list(pattern.finditer(answer))
+        if not matches:
             raise ConfigError(
-                f"{row.where}: data.answer_pattern {pattern.pattern!r} matches nothing in {answer[-60:]!r}"
+                f"{row.place}: data.answer_pattern {pattern.pattern!r} matches nothing in {answer[-60:]!r}"
             )
-        answer = (found[-1].group(1) or "").strip()
+        answer = (matches[-1].group(1) or "").strip()
     if not answer and row.needs_answer:
-        raise ConfigError(f"{row.where}: the answer in {column!r} is empty; fill it or remove the row")
+        raise ConfigError(f"{row.place}: the answer in {column!r} is empty; fill it or remove the row")
     return answer
 
 
@@ -165,12 +164,12 @@ def _token_ids(row: Row, text: str, config: DataConfig, tokenizer: Any) -> tuple
             raise ConfigError("data.chat is on, but this tokenizer has no chat template; turn data.chat off")
         turn = [{"role": "user", "content": text}]
         wrapped = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer.encode(wrapped, add_special_tokens=False)  # the template writes them itself
+        ids = tokenizer.encode(wrapped, add_special_tokens=False)  # the template contains them
     else:
         ids = tokenizer.encode(text)
     if len(ids) > config.max_prompt_tokens:
         raise ConfigError(
-            f"{row.where}: the prompt has {len(ids)} tokens, data.max_prompt_tokens is "
+            f"{row.place}: the prompt has {len(ids)} tokens, data.max_prompt_tokens is "
             f"{config.max_prompt_tokens}; raise it or remove the row"
         )
     return tuple(int(i) for i in ids)
@@ -198,7 +197,7 @@ def _jsonl(path: Path) -> Iterator[Row]:
                 continue
             try:
                 columns = json.loads(line.decode("utf-8-sig"))
-            except ValueError as e:  # bad JSON and bad UTF-8 alike
+            except ValueError as e:  # bad JSON or bad UTF-8
                 raise ConfigError(f"{path}:{number}: not a line of JSON: {e}") from e
             if not isinstance(columns, dict):
                 raise ConfigError(
@@ -226,22 +225,21 @@ def _hub(name: str, options: dict[str, Any]) -> Iterator[Row]:
         raise ConfigError(f"datasets:{name} needs the datasets package: pip install datasets") from e
     try:
         table = datasets.load_dataset(name, **{"split": "train", **options})
-    except Exception as e:  # the package raises many kinds, all about what was asked for
+    except Exception as e:  # of many kinds; its text is the user's clue
         raise ConfigError(f"datasets:{name} with data.options {options}: {' '.join(str(e).split())}") from e
     for number, columns in enumerate(table, 1):
         yield Row(f"datasets:{name} row {number}", _jsonable(dict(columns)))
 
 
 def _generated(task: str, config: DataConfig) -> Iterator[Row]:
-    """Items of a reasoning-gym task; the metadata holds the whole item and its origin, for its scorer."""
+    """Items of a reasoning-gym task. The metadata has the whole item and its origin, for the scorer."""
     arguments = {"seed": GENERATOR_SEED, "size": config.size or GENERATED_SIZE, **config.options}
     for index, item in enumerate(generate(task, arguments)):
         columns = {**item, "origin": {"task": task, "arguments": arguments}}
-        # The scorer judges where there is no single gold answer, so an empty one is right here.
         yield Row(f"reasoning_gym:{task} item {index}", columns, needs_answer=False)
 
 
 def _jsonable(columns: dict[str, Any]) -> dict[str, Any]:
-    """Metadata travels to the verifiers as JSON; what JSON cannot say becomes text."""
+    """The columns as the verifiers get them, through JSON; other values become text."""
     plain: dict[str, Any] = json.loads(json.dumps(columns, default=str, skipkeys=True))
     return plain

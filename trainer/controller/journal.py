@@ -1,7 +1,7 @@
-"""The run's memory: an append-only file of every prompt issued, every group finished, every step made.
+"""The journal: an append-only file of every issued prompt, finished group and optimizer step.
 
-After a stop, a resumed run takes finished groups from here and re-issues the pending ones, so that no
-prompt is lost and none is trained twice.
+A resumed run takes finished groups from it and issues the pending prompts again, so that no prompt is lost
+and none is trained twice.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _ARRAYS = {"token_ids": np.int32, "logprobs_gen": np.float32, "versions": np.int
 
 
 class Journal:
-    """Appends one JSON line a record to `journal.jsonl`; each line is flushed as it is written."""
+    """Writes `journal.jsonl`, a JSON line per record; each line is flushed when it is written."""
 
     def __init__(self, path: Path) -> None:
         self._file: IO[str] = open_to_append(path)
 
     def issued(self, issued: IssuedPrompt) -> None:
-        """A prompt was handed out."""
+        """Record a prompt handed to a rollout task."""
         self._write({"issued": issued.group_id, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id})
 
     def finished(self, group: Group) -> None:
-        """A group is complete, with all its tokens."""
+        """Record a complete group with all its tokens."""
         columns = dict(Columns.from_records(group.rollouts).columns)
         arrays = {name: columns.pop(name) for name in _ARRAYS}
         tokens = b"".join(flat.tobytes() for _, flat in arrays.values())
@@ -44,7 +44,7 @@ class Journal:
         self._write(record | columns)
 
     def trained(self, step: int, first: int, last: int) -> None:
-        """Step `step` was made on group ids first..last."""
+        """Record that step `step` was trained on groups first..last."""
         self._write({"trained": step, "first": first, "last": last})
 
     def close(self) -> None:
@@ -58,10 +58,10 @@ class Journal:
 def replay(
     path: Path, first: int, prompts: Mapping[str, Prompt]
 ) -> tuple[dict[int, IssuedPrompt], dict[int, Group]]:
-    """The prompts issued from group `first` on, and those of them whose groups are finished.
+    """The prompts issued from group `first` on, and the finished groups among them, both by group id.
 
-    A half-written last line (the machine died while writing) is left out; the last record of a group
-    counts, since an earlier resume may have issued it again.
+    A half-written last line is ignored. The last record of a group counts: an earlier resume may have issued
+    it again.
     """
     issued: dict[int, IssuedPrompt] = {}
     finished: dict[int, Group] = {}
@@ -72,8 +72,8 @@ def replay(
         if "issued" in record:
             if (prompt := prompts.get(record["prompt_id"])) is None:
                 raise ConfigError(
-                    f"{path}: prompt {record['prompt_id']}, issued as number {group_id}, is not in the "
-                    "training data any more; resume with the data the run began with"
+                    f"{path}: prompt {record['prompt_id']}, issued as number {group_id}, is no longer in "
+                    "the training data; resume with the data that the run began with"
                 )
             issued[group_id] = IssuedPrompt(group_id, record["epoch"], prompt)
             finished.pop(group_id, None)
@@ -89,7 +89,7 @@ def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:
 
 
 def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]]]:
-    """The columns of a finished group's tokens."""
+    """The token columns of a finished group: the rollouts' lengths and all values, by field."""
     data, start = zlib.decompress(base64.b64decode(record["tokens"])), 0
     columns, count = {}, sum(record["lengths"])
     for name, dtype in _ARRAYS.items():

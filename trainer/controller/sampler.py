@@ -1,4 +1,4 @@
-"""Which prompt comes next: shuffled epochs over the training prompts, without those already solved."""
+"""The order of prompts: shuffled epochs over the training prompts, without the solved ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.types import Group, Prompt
 
 @dataclass(frozen=True, slots=True)
 class IssuedPrompt:
-    """A prompt handed out. Ordinals count from 0 without gaps."""
+    """A prompt handed to a rollout task. Group ids count from 0 without gaps."""
 
     group_id: int
     epoch: int
@@ -22,10 +22,10 @@ class IssuedPrompt:
 
 
 class Sampler:
-    """Hands out prompts; each epoch is a permutation that depends on (seed, epoch) alone.
+    """Issues prompts; each epoch is a permutation that depends on (seed, epoch) only.
 
-    No-positive-resampling (ScaleRL): a prompt whose pass rate over all its trained rollouts has
-    reached the threshold never comes again.
+    No-positive-resampling (ScaleRL): a prompt is solved, and not issued again, once its pass rate over all
+    its trained rollouts reaches the threshold.
     """
 
     def __init__(self, prompts: Sequence[Prompt], config: PipelineConfig, seed: int) -> None:
@@ -52,10 +52,10 @@ class Sampler:
 
     @property
     def exhausted(self) -> str:
-        """Why there is no next prompt, in words."""
+        """Message to the user when there is no next prompt."""
         return (
             f"all {len(self._ids)} training prompts have been solved at a pass rate of "
-            f"{self._config.npr_threshold} or more, so no-positive-resampling leaves none; give more or "
+            f"{self._config.npr_threshold} or more, so no-positive-resampling leaves none: give more or "
             "harder data, or set --pipeline.no_positive_resampling false"
         )
 
@@ -66,7 +66,7 @@ class Sampler:
         self._history[group.prompt.prompt_id] = (correct, total + len(group.rollouts))
 
     def solved(self, prompt_id: str) -> bool:
-        """Whether no-positive-resampling keeps this prompt back."""
+        """Whether no-positive-resampling excludes this prompt."""
         correct, total = self._history.get(prompt_id, (0, 0))
         return (
             self._config.no_positive_resampling
@@ -76,11 +76,11 @@ class Sampler:
 
     @property
     def solved_share(self) -> float:
-        """Share of the training prompts that no-positive-resampling keeps back."""
+        """Share of the training prompts that no-positive-resampling excludes."""
         return sum(map(self.solved, self._ids)) / len(self._ids)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able position and history, for a checkpoint."""
+        """Position and history for a checkpoint, JSON-able."""
         return {
             "group_id": self._group_id,
             "epoch": self._epoch,
@@ -89,7 +89,7 @@ class Sampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
+        """Continue from a `state_dict`."""
         self._group_id, self._epoch, self._position = state["group_id"], state["epoch"], state["position"]
         self._history = {k: (v[0], v[1]) for k, v in state["history"].items()}
         self._order = self._permutation()

@@ -128,7 +128,7 @@ def test_whole_numbers_lose_their_decimal_part(tmp_path: Path) -> None:
 def test_overlap_with_the_held_out_source_is_refused(tmp_path: Path) -> None:
     train, held = write(tmp_path / "a.jsonl", rows(10)), write(tmp_path / "b.jsonl", rows(10, start=7))
     message = error(source=train, held_out_source=held, held_out=2)
-    assert message.startswith("3 of 10 training prompts also stand in") and "What is" in message
+    assert message.startswith("3 of 10 training prompts are also in") and "What is" in message
     apart = write(tmp_path / "c.jsonl", rows(5, start=50))
     data = load(source=train, held_out_source=apart, held_out=2, size=10)
     assert len(data.train) == 10 and len(data.held_out) == 2
