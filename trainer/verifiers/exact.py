@@ -1,4 +1,4 @@
-"""Kind `exact`: the whole completion is the gold answer, but for case, white space and Unicode form."""
+"""Kind `exact`: the completion must equal the gold answer, except for case, white space and Unicode form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trainer.verifiers.number import fold
 
 
 def normalise(text: str) -> str:
-    """Folded, lower case, every run of white space one blank."""
+    """The text folded, in lower case, with single blanks."""
     return " ".join(fold(text).casefold().split())
 
 

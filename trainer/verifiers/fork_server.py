@@ -1,11 +1,11 @@
-"""The fork server: a bare process that imports a kind's scorer once and forks workers from then on.
+"""The fork server: a minimal process that imports a scorer once and then forks workers.
 
-    pool --- 4-byte slot + a socket's end ---> fork server    "a fresh worker for this slot, kill the old one"
-    pool <-- length + JSON, both ways -------> worker     one item, one judgement; JSON, since a worker
-                                                          that ran a model's text must not be unpickled
+    pool --- 4-byte slot + a socket ------> fork server   "a new worker for this slot; kill the old one"
+    pool <-- length + JSON, both ways ----> worker        one item, one judgement; not pickle, since the
+                                                          worker may have executed a model's text
 
-A fork costs milliseconds, so a killed worker is replaced at once. It is safe here, since the fork server has
-no threads; and it knows nothing of the run: not its main script, not its environment, not its files.
+A fork takes milliseconds, so a killed worker is replaced at once. It is safe here, since the fork server
+has no threads. It has neither the run's main script nor its environment nor its open files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(fd: int, kind: str, cpu_seconds: int) -> None:
     control = socket.socket(fileno=fd)
     try:
         scorer = load_scorer(kind)
-    except Exception as e:  # told to the pool, which raises it where the user sees it
+    except Exception as e:  # the pool raises it in the controller
         error = str(e) if isinstance(e, ConfigError) else f"verifier.kind {kind}: {type(e).__name__}: {e}"
         control.sendall(json.dumps({"error": error}).encode())
         return
@@ -56,47 +56,30 @@ def main(fd: int, kind: str, cpu_seconds: int) -> None:
 
 
 def _kill(pid: int | None) -> None:
-    """End a child and collect it: until then its id cannot belong to anyone else."""
+    """Kill a child and reap it; its id cannot be reused before that."""
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def _work(fd: int, scorer: Scorer, kind: str, empty: str, cpu_seconds: int) -> None:
-    """A worker's life; it never returns into the fork server's code."""
+    """Run the worker; never returns."""
     try:
         os.chdir(empty)
         die_with_parent()
         limit(cpu_seconds)
         lock_down()
-        while (item := _receive(fd)) is not None:
-            payload = json.dumps(_judge(scorer, kind, item)).encode()
-            os.write(fd, LENGTH.pack(len(payload)) + payload)
+        with open(fd, "rb") as requests:
+            while header := requests.read(LENGTH.size):
+                item = json.loads(requests.read(*LENGTH.unpack(header)))
+                payload = json.dumps(_judge(scorer, kind, item)).encode()
+                os.write(fd, LENGTH.pack(len(payload)) + payload)
     finally:
-        os._exit(0)  # no clean-up of the fork server's: the folder is not this process's to remove
-
-
-def _receive(fd: int) -> dict[str, Any] | None:
-    """The next item, None once the pool has closed the socket."""
-    header = _read(fd, LENGTH.size)
-    if header is None:
-        return None
-    body = _read(fd, LENGTH.unpack(header)[0])
-    return None if body is None else json.loads(body)
-
-
-def _read(fd: int, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        part = os.read(fd, size - len(data))
-        if not part:
-            return None
-        data += part
-    return data
+        os._exit(0)  # skips the fork server's clean-up, which removes the folder
 
 
 def _judge(scorer: Scorer, kind: str, item: dict[str, Any]) -> dict[str, Any]:
-    """A built-in scorer that raises could not read the text; a user's function that raises is broken."""
+    """If a built-in scorer raises, it could not parse the text; if a user's function raises, it has a bug."""
     try:
         score, outcome = scorer(item["completion"], item["answer"], item["metadata"])
     except Exception as e:

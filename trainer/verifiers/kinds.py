@@ -1,4 +1,4 @@
-"""Which function judges a kind of answer, in the controller's process (quick) or in a worker (slow)."""
+"""The verifier kinds: which function judges, in the controller's process (quick) or in a worker (slow)."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ BUILT_IN = ("math", "exact", "number", "reasoning_gym")
 
 
 def needs_workers(kind: str) -> bool:
-    """Whether some completions of this kind can only be judged in a worker."""
+    """Whether some completions of this kind need a worker."""
     return kind not in ("exact", "number")
 
 
 def check_kind(kind: str) -> None:
-    """Refuse a kind that is neither built in nor module:function."""
+    """ConfigError unless the kind is built in or module:function."""
     module, colon, function = kind.partition(":")
     if kind not in BUILT_IN and not (colon and module and function.isidentifier()):
         raise ConfigError(f"verifier.kind {kind!r}: expected {', '.join(BUILT_IN)}, or module:function")
 
 
 def check_answers(kind: str, prompts: Iterable[Prompt]) -> None:
-    """Refuse gold answers that no completion could ever match under this kind."""
+    """ConfigError for gold answers that no completion can match under this kind."""
     for prompt in prompts:
-        at = f"the answer to {prompt.text[-60:]!r} is {prompt.answer[:60]!r}"
+        case = f"the answer to {prompt.text[-60:]!r} is {prompt.answer[:60]!r}"
         if kind == "number" and literal_number(prompt.answer) is None:
-            raise ConfigError(f"verifier.kind number, but {at}, no literal number; use math or exact")
+            raise ConfigError(f"verifier.kind number, but {case}, not a literal number; use math or exact")
         if kind == "reasoning_gym" and "origin" not in prompt.metadata:
-            raise ConfigError(f"verifier.kind reasoning_gym, but {at} of another source; use math or exact")
+            raise ConfigError(f"verifier.kind reasoning_gym, but {case} of another source; use math or exact")
         if kind in ("exact", "math") and not prompt.answer:
-            raise ConfigError(f"verifier.kind {kind}, but {at}; use reasoning_gym, the task's own scorer")
+            raise ConfigError(f"verifier.kind {kind}, but {case}; use reasoning_gym, the task's own scorer")
 
 
 def judge_quick(kind: str, completion: str, answer: str) -> Judgement | None:
-    """The judgement where text comparison settles it (microseconds), None where a worker must."""
+    """The judgement if comparing text settles it (microseconds), None if a worker must decide."""
     if kind == "number":
         return judge_number(completion, answer)
     if kind == "exact":
@@ -64,15 +64,15 @@ def judge_quick(kind: str, completion: str, answer: str) -> Judgement | None:
 
 
 def may_execute(kind: str, completion: str) -> bool:
-    """Whether a scorer that evaluates this text might call or change something: then its worker is used
-    no further. Arithmetic, and words without brackets, dots or underscores, cannot."""
+    """Whether a scorer that evaluates this text could call or change something; its worker is then replaced.
+    Arithmetic, and words without brackets, dots or underscores, cannot."""
     return kind == "reasoning_gym" and not _INERT.fullmatch(_reasoning_gym_answer(completion))
 
 
 def load_scorer(kind: str) -> Scorer:
-    """The worker's function of a kind; imports what it needs, and raises ConfigError where it cannot."""
+    """The function that judges in a worker, with its imports made; ConfigError if they fail."""
     if kind == "math":
-        # One judgement before the first fork: what it imports and caches is shared by every worker.
+        # One judgement before the first fork: all workers share its imports and caches.
         judge_math_slow("\\boxed{(1, \\frac{1}{2})}", "(1, \\frac{2}{4})")
         return lambda completion, answer, metadata: judge_math_slow(completion, answer)
     if kind == "reasoning_gym":
@@ -81,10 +81,10 @@ def load_scorer(kind: str) -> Scorer:
     module, _, name = kind.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
-    except Exception as e:  # whatever the user's module raises on import
+    except Exception as e:  # the user's module may raise anything
         raise ConfigError(
-            f"verifier.kind {kind}: cannot import it: {type(e).__name__}: {e}; the module is looked for in "
-            f"the current folder and on sys.path ({len(sys.path)} entries)"
+            f"verifier.kind {kind}: cannot import it: {type(e).__name__}: {e}; the module must be in "
+            f"the current folder or on sys.path ({len(sys.path)} entries)"
         ) from e
     if not callable(function):
         raise ConfigError(f"verifier.kind {kind}: {name} is {type(function).__name__}, expected a function")
@@ -92,7 +92,7 @@ def load_scorer(kind: str) -> Scorer:
 
 
 def _user_score(value: Any) -> Judgement:
-    """A pass is a score of 1; what lies between is a graded reward, and counts as wrong in pass rates."""
+    """A score of 1 is correct; a score below is a graded reward that counts as wrong in pass rates."""
     score = float(value)
     if not (math.isfinite(score) and 0.0 <= score <= 1.0):
         raise ValueError(f"the score is {value!r}, expected a number from 0 to 1")
@@ -100,17 +100,17 @@ def _user_score(value: Any) -> Judgement:
 
 
 def _reasoning_gym_answer(completion: str) -> str:
-    """After the thinking, what stands in the last <answer> tag, or all of it."""
+    """The content of the last <answer> tag after the thinking, or else all text after the thinking."""
     part = answer_part(completion)
     _, tag, tagged = part.rpartition("<answer>")
     return (tagged.partition("</answer>")[0] if tag else part).strip()
 
 
-_tasks: dict[str, Any] = {}  # one task object per worker: making it can read files
+_tasks: dict[str, Any] = {}  # a worker makes each task object once
 
 
 def _judge_reasoning_gym(completion: str, answer: str, metadata: dict[str, Any]) -> Judgement:
-    """The task's own scorer on the whole item. Partial scores count as wrong: some give .01 to anything."""
+    """The task's own scorer. Partial scores count as wrong: some scorers give .01 to any text."""
     import reasoning_gym
 
     origin = metadata["origin"]
@@ -120,6 +120,6 @@ def _judge_reasoning_gym(completion: str, answer: str, metadata: dict[str, Any])
     item = decode({name: metadata[name] for name in ("question", "answer", "metadata")})
     try:
         score = _tasks[key].score_answer(answer=_reasoning_gym_answer(completion), entry=item)
-    except Exception:  # some scorers raise on text they cannot read
+    except Exception:  # some scorers raise on text they cannot parse
         return 0.0, "unparsable"
     return (1.0, "correct") if score >= 1.0 else (0.0, "wrong")

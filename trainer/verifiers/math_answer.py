@@ -1,12 +1,12 @@
 """Kind `math`: the final answer of a solution, compared by value.
 
-1. Only the text after the last `</think>` counts; a `<think>` that never ends has no answer.
-2. The candidate is the content of the last \\boxed{}. Without a box it is the last line, from its last
-   `=`, `:`, `#` or ` is ` on; there one number must stand alone, so that `71 or 72` is not an answer.
-3. Same text after normalisation: correct. Gold a plain number: the candidate must be a literal number
-   too, or `17+25`, `4!` and `1=1` would do. Both need no worker.
-4. Else math-verify decides, in a worker, on at most MAX_CHARS characters. It evaluates: a gold like
-   \\frac{\\pi}{4} is also matched by \\arctan(1). That cannot be told from an answer by its form.
+1. Only the text after the last `</think>` counts; a `<think>` without an end has no answer.
+2. The candidate is the content of the last \\boxed{}. Without a box it is the last line after its last
+   `=`, `:`, `#` or ` is `; there the only number among words is taken, so `71 or 72` is not an answer.
+3. The same text after normalisation is correct. If the gold answer is a plain number, the candidate must be
+   a literal number too, so `17+25`, `4!` and `1=1` are not accepted. Neither check needs a worker.
+4. Otherwise math-verify decides, in a worker, on at most MAX_CHARS characters. It evaluates: the gold answer
+   \\frac{\\pi}{4} is also matched by \\arctan(1), which its form does not distinguish from an answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CORRECT: tuple[float, Outcome] = (1.0, "correct")
 _WRONG: tuple[float, Outcome] = (0.0, "wrong")
 _UNPARSABLE: tuple[float, Outcome] = (0.0, "unparsable")
 _CHOICE = re.compile(r"\bor\b")
-_CHANGES = re.compile(  # words beside a number that make it another one
+_CHANGES = re.compile(  # words that change the number beside them
     r"hundred|thousand|million|billion|dozen|half|minus|negative|sqrt|\b(?:sin|cos|tan|log|ln|pi|not)\b"
 )
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textnormal)\s*\{([^{}]*)\}")
@@ -34,7 +34,7 @@ _ANSWER_AT = re.compile(r"=|:|#|\bis\b")
 
 
 def answer_part(completion: str) -> str:
-    """What may be judged: the text after the thinking."""
+    """The text after the thinking."""
     _, marker, after = completion.rpartition("</think>")
     if not marker and "<think>" in completion:
         return ""
@@ -42,7 +42,7 @@ def answer_part(completion: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last \\boxed{...} with balanced braces, None where there is none."""
+    """The content of the last \\boxed{...} with balanced braces, None if there is none."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -55,7 +55,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def normalise(latex: str) -> str:
-    """The same LaTeX without what only changes its look."""
+    """The LaTeX without markup that only changes its look."""
     latex = _TEXT.sub(r"\1", fold(latex)).replace("\\$", "")
     latex = latex.replace("dfrac", "frac").replace("tfrac", "frac").replace("{,}", ",")
     latex = re.sub(r"\^\{?\\circ\}?", "", _NOISE.sub("", latex)).rstrip(".")
@@ -65,7 +65,7 @@ def normalise(latex: str) -> str:
 
 
 def plain_number(latex: str) -> Decimal | None:
-    """The literal number `latex` is, with its unit (%, degrees, \\text{...}) and `x =` left aside."""
+    """The literal number, without its unit (%, degrees, \\text{...}) and a leading `x =`; else None."""
     latex = re.sub(r"^\s*[A-Za-z]\s*=", "", fold(latex))
     if _CHANGES.search(latex):
         return None
@@ -73,7 +73,7 @@ def plain_number(latex: str) -> Decimal | None:
 
 
 def _unboxed(text: str) -> str | None:
-    """The answer in the last line of a solution without a box: the one number among words, else all of it."""
+    """The answer in the last line of a solution without a box: the only number among words, else the text."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines or len(lines[-1]) > 4 * MAX_CHARS:
         return None
@@ -86,14 +86,14 @@ def _unboxed(text: str) -> str | None:
 
 
 def candidate(completion: str) -> str | None:
-    """The final answer as written, None where there is none or it is too long to be one."""
+    """The final answer as written, None if there is none or it is too long."""
     part = answer_part(completion)
-    found = last_boxed(part) if "\\boxed" in part else _unboxed(part)
-    return found if found and len(found) <= MAX_CHARS else None
+    answer = last_boxed(part) if "\\boxed" in part else _unboxed(part)
+    return answer if answer and len(answer) <= MAX_CHARS else None
 
 
 def judge_math_quick(completion: str, answer: str) -> tuple[float, Outcome] | None:
-    """What can be told without evaluating anything; None where math-verify must decide."""
+    """The judgement without evaluating anything; None if math-verify must decide."""
     given = candidate(completion)
     if given is None:
         return _UNPARSABLE
@@ -109,11 +109,11 @@ def judge_math_quick(completion: str, answer: str) -> tuple[float, Outcome] | No
 
 
 def judge_math_slow(completion: str, answer: str) -> tuple[float, Outcome]:
-    """math-verify's word, for a worker only: it can hang inside C, and SIGALRM does not reach it."""
+    """math-verify's judgement; only in a worker, since it can hang inside C, where no signal ends it."""
     from math_verify import parse, verify
 
     given = parse(f"\\boxed{{{candidate(completion)}}}", parsing_timeout=None)
-    # The dollars let a gold tuple or set parse; a box would be read as a list of answers.
+    # In dollars, a tuple or set is parsed as such; in a box, as a list of answers.
     gold = parse(f"${answer}$", parsing_timeout=None)
     if not given or not gold:
         return _UNPARSABLE

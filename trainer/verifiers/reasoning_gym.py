@@ -1,8 +1,8 @@
-"""Items of a reasoning-gym task: generated in a process of their own, carried through JSON unharmed.
+"""Items of reasoning-gym tasks: `generate` makes them in a subprocess; `encode` and `decode` are for JSON.
 
-Several tasks draw from Python sets, so their items change with the interpreter's hash seed: the process
-fixes it to 0, and a task gives the same items in every run. Several scorers tell tuples from lists:
-`encode` marks them.
+The controller generates and encodes the items; the worker that scores them decodes. Several tasks draw from
+Python sets, so their items depend on the interpreter's hash seed: the subprocess sets it to 0, for the same
+items in every run. Several scorers distinguish tuples from lists, which JSON does not: `encode` marks them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def generate(task: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """All items of the task, encoded. `arguments`: the task's options with seed and size."""
     paths = os.pathsep.join(os.path.abspath(p) for p in sys.path)
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", __name__, task, json.dumps(arguments)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -33,10 +33,10 @@ def generate(task: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
         )
     except subprocess.TimeoutExpired as e:
         raise ConfigError(f"reasoning_gym:{task} took over {DEADLINE_S:g} s; lower data.size") from e
-    if done.returncode:
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit {done.returncode}"])[-1]
-        raise ConfigError(f"reasoning_gym:{task} with {arguments} cannot be generated: {last}")
-    reply = json.loads(done.stdout)
+    if process.returncode:
+        lines = process.stderr.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"]
+        raise ConfigError(f"reasoning_gym:{task} with {arguments} cannot be generated: {lines[-1]}")
+    reply = json.loads(process.stdout)
     if "error" in reply:
         raise ConfigError(reply["error"])
     items: list[dict[str, Any]] = reply["items"]
@@ -44,7 +44,7 @@ def generate(task: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def encode(value: Any) -> Any:
-    """`value` for JSON, with tuples and keys that are no strings marked."""
+    """The value for JSON, with tuples and non-string keys marked."""
     if isinstance(value, tuple):
         return {"__tuple__": [encode(v) for v in value]}
     if isinstance(value, list):
@@ -57,7 +57,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given."""
+    """The inverse of `encode`."""
     if isinstance(value, list):
         return [decode(v) for v in value]
     if isinstance(value, dict):
@@ -70,7 +70,7 @@ def decode(value: Any) -> Any:
 
 
 def _items(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The generating process's reply: the items, or what is wrong with the request."""
+    """The subprocess's reply: the items, or an error message."""
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
@@ -78,7 +78,7 @@ def _items(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"reasoning_gym:{task} needs the package: pip install 'reasoning-gym==0.1.25'"}
     if task not in DATASETS:
         close = ", ".join(difflib.get_close_matches(task, DATASETS, n=3)) or "basic_arithmetic, gsm_symbolic"
-        return {"error": f"reasoning-gym has no task {task!r}; close to it: {close}"}
+        return {"error": f"reasoning-gym has no task {task!r}; similar names: {close}"}
     try:
         dataset = reasoning_gym.create_dataset(task, **arguments)
     except (TypeError, AssertionError, ValueError) as e:

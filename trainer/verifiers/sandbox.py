@@ -1,13 +1,13 @@
-"""What a worker that may execute a model's text is left able to do: compute and answer, nothing else.
+"""The sandbox of a worker, which may execute a model's text: it can compute and reply, nothing else.
 
 Three layers, none of which needs root:
-- limits: address space, CPU time, file size 0, no core dump, few open files;
+- limits on address space, CPU time and open files; no file writes, no core dump;
 - an audit hook: Python refuses to write files, start processes, open sockets, load libraries;
-- on Linux (x86-64, arm64) a seccomp filter: the kernel refuses the same calls, however they are reached.
+- on Linux (x86-64, arm64) a seccomp filter: the kernel refuses the same calls from native code, too.
 
-What it does not do: files stay readable (so keep secrets unreadable to the user who trains; the
-environment is already empty), and text that runs inside the scorer's process can forge its own verdict.
-Elsewhere than on Linux there is no seccomp filter, and native code could get past the audit hook.
+Not covered: files stay readable (so make secrets unreadable for the user who trains; the environment is
+empty), and text executed in the scorer's process can forge its own verdict. Outside Linux there is no
+seccomp filter, and native code can bypass the audit hook.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import resource
 import struct
 import sys
 
-MEMORY = 2 << 30  # bytes beyond what the worker holds after its imports
+MEMORY = 2 << 30  # bytes, on top of the process after its imports
 _WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _READING = {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.add_dll_directory"}
 _REFUSED = ("os.", "socket.", "subprocess.", "ctypes.", "shutil.", "resource.", "signal.", "pty.", "fcntl.")
 
-# Linux system calls by number: (AUDIT_ARCH, open, openat) and those refused, in this order: sockets;
+# Linux system calls by number: (AUDIT_ARCH, open, openat) and the refused ones, in this order: sockets;
 # clone, fork, exec; signals; ptrace, other processes' memory, pidfd; io_uring, memfd, openat2; names, modes
 # and attributes of files; shared memory and queues; mounts, namespaces, keys, bpf, limits.
 _CALLS: dict[str, tuple[tuple[int, int | None, int], str]] = {
@@ -46,19 +46,19 @@ _CALLS: dict[str, tuple[tuple[int, int | None, int], str]] = {
 
 
 def limit(cpu_seconds: int) -> None:
-    """Bound memory, CPU time and files of this process."""
+    """Limit memory, CPU time and files of this process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
-    if sys.platform == "linux":  # elsewhere the limit is not enforced, or counts shared libraries
+    if sys.platform == "linux":  # other systems do not enforce it, or count shared libraries
         with open("/proc/self/statm") as file:
-            held = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
+            size = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
 
 
 def lock_down() -> None:
-    """Refuse writes, processes and sockets from here on; it cannot be undone in this process."""
+    """Refuse writes, processes and sockets from now on; this process cannot undo it."""
     sys.dont_write_bytecode = True
     if sys.platform == "linux":
         _seccomp()
@@ -76,13 +76,13 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def die_with_parent() -> None:
-    """Linux: be killed when the parent dies, so that a looping worker never outlives a run."""
+    """On Linux, be killed with the parent, so that a looping worker does not outlive the run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
 
 
 def _seccomp() -> None:
-    """Install the filter where kernel and machine have it (containers may forbid it): the hook stays."""
+    """Install the filter if the machine is known; a container may forbid it, which leaves the hook."""
     if platform.machine() not in _CALLS:
         return
     (arch, open_call, openat_call), refused = _CALLS[platform.machine()]
@@ -93,20 +93,14 @@ def _seccomp() -> None:
     load, equal, at_least, any_bit, ret = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, kill = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
     program = [op(load, 4), op(equal, arch, 1, 0), op(ret, kill), op(load, 0)]
-    if platform.machine() == "x86_64":  # the x32 numbers would pass by the list below
+    if platform.machine() == "x86_64":  # x32 numbers, which the list below does not cover
         program += [op(at_least, 0x40000000, 0, 1), op(ret, refuse)]
     for number in map(int, refused.split()):
         program += [op(equal, number, 0, 1), op(ret, refuse)]
     for call, argument in ((open_call, 1), (openat_call, 2)):
         if call is not None:
-            flags = op(load, 16 + 8 * argument)
-            program += [
-                op(equal, call, 0, 4),
-                flags,
-                op(any_bit, _WRITE, 0, 1),
-                op(ret, refuse),
-                op(ret, allow),
-            ]
+            program += [op(equal, call, 0, 4), op(load, 16 + 8 * argument), op(any_bit, _WRITE, 0, 1)]
+            program += [op(ret, refuse), op(ret, allow)]
     program.append(op(ret, allow))
     code = ctypes.create_string_buffer(b"".join(program))
     fprog = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))

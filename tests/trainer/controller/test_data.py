@@ -165,12 +165,12 @@ def test_wrong_settings_are_told_in_one_line(tmp_path: Path) -> None:
     assert "no column 'body'; there are 'question', 'answer'" in error(source=source, template="{body}")
     assert "write a literal brace twice" in error(source=source, template="{question} \\boxed{}")
     assert "write a literal brace twice" in error(source=source, template="{question} \\boxed{")
-    assert "no regular expression" in error(source=source, answer_pattern="(")
+    assert "not a regular expression" in error(source=source, answer_pattern="(")
     assert "has no group" in error(source=source, answer_pattern="x")
     assert "a.jsonl:1: data.answer_pattern" in error(source=source, answer_pattern="x(.)")
     assert "does not exist" in error(source=str(tmp_path / "none.jsonl"))
     assert "expected reasoning_gym:TASK" in error(source="some.csv")
-    assert "no rows in it" in error(source=write(tmp_path / "empty.jsonl", []))
+    assert "it has no rows" in error(source=write(tmp_path / "empty.jsonl", []))
 
 
 def test_a_generated_task_gives_the_same_items_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_the_default_task_is_loaded_with_its_answers() -> None:
 
 
 def test_a_wrong_task_or_option_is_told() -> None:
-    assert "close to it: basic_arithmetic" in error(source="reasoning_gym:basic_aritmetic")
+    assert "similar names: basic_arithmetic" in error(source="reasoning_gym:basic_aritmetic")
     assert "it takes min_terms" in error(source="reasoning_gym:basic_arithmetic", options={"terms": 1})
 
 
