@@ -61,11 +61,15 @@ def runs_default(findings: list[Finding]) -> bool:
     return not any(f.blocks for f in findings)
 
 
+def _checked(name: str, good: bool, detail: str, advice: str, required: bool = True) -> Finding:
+    """A finding with advice only where it is not good."""
+    return Finding(name, "ok" if good else "wrong", detail, "" if good else advice, required)
+
+
 def _python() -> Finding:
     version = platform.python_version()
-    if tuple(map(int, platform.python_version_tuple()[:2])) < (3, 11):
-        return Finding("Python", "wrong", version, "3.11 or newer: make setup PYTHON=/path/to/python3.11")
-    return Finding("Python", "ok", version)
+    new_enough = tuple(map(int, version.split(".")[:2])) >= (3, 11)
+    return _checked("Python", new_enough, version, "3.11 or newer: make setup PYTHON=/path/to/python3.11")
 
 
 def _cpu() -> Finding:
@@ -77,11 +81,8 @@ def _cpu() -> Finding:
 def _memory() -> Finding:
     page = os.sysconf("SC_PAGE_SIZE") / GIB
     free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-    detail = f"{total:.1f} GiB, {free:.1f} free"
-    if total < LEAST_MEMORY:
-        advice = f"the default recipe needs {LEAST_MEMORY} GiB; --recipe tiny needs 2"
-        return Finding("memory", "wrong", detail, advice)
-    return Finding("memory", "ok", detail)
+    advice = f"the default recipe needs {LEAST_MEMORY} GiB; --recipe tiny needs 2"
+    return _checked("memory", total >= LEAST_MEMORY, f"{total:.1f} GiB, {free:.1f} free", advice)
 
 
 def _disks() -> Iterator[Finding]:
@@ -89,19 +90,12 @@ def _disks() -> Iterator[Finding]:
         while not folder.exists():
             folder = folder.parent
         free = shutil.disk_usage(folder).free / GIB
-        detail = f"{free:.1f} GiB free in {folder}"
-        if free >= least and os.access(folder, os.W_OK):
-            yield Finding(name, "ok", detail)
-        else:
-            advice = f"{least} GiB, writable, are needed; --run-dir and SIGMOID_RL_CACHE name other folders"
-            yield Finding(name, "wrong", detail, advice)
+        good = free >= least and os.access(folder, os.W_OK)
+        advice = f"{least} GiB, writable, are needed; --run-dir and SIGMOID_RL_CACHE name other folders"
+        yield _checked(name, good, f"{free:.1f} GiB free in {folder}", advice)
     free = shutil.disk_usage(SHARED).free / GIB if SHARED.is_dir() else 0
-    if free >= LEAST_SHM:
-        yield Finding("/dev/shm", "ok", f"{free:.1f} GiB free", required=False)
-        return
     advice = f"below {LEAST_SHM} GiB, weights travel through the run folder (in a container: --shm-size 2g)"
-    status: Status = "wrong" if SHARED.is_dir() else "missing"
-    yield Finding("/dev/shm", status, f"{free:.1f} GiB free", advice, required=False)
+    yield _checked("/dev/shm", free >= LEAST_SHM, f"{free:.1f} GiB free", advice, required=False)
 
 
 def _gpus() -> Iterator[Finding]:

@@ -294,10 +294,10 @@ def test_bad_data_is_one_line_with_its_line_number(
     bad.write_text('{"question": "1+1=", "answer": "2"}\n{"question": \n')
     capsys.readouterr()
     code = main(command(model_dir, bad, tmp_path / "run")[3:])
-    told = capsys.readouterr().err
+    err = capsys.readouterr().err
     assert code == 2
-    assert told.startswith("error: ") and told.count("\n") == 1
-    assert "bad.jsonl:2" in told
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert "bad.jsonl:2" in err
 
 
 def until(holds: Any, process: subprocess.Popen[bytes]) -> None:
