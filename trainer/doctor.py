@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trainer.gpus import visible_gpus
-from trainer.models.resolve import WHEEL, cache_folder, find_gguf
+from trainer.models.cache import cache_folder
+from trainer.models.smollm2 import WHEEL, find_gguf
 from trainer.run_folder import SHARED
 
 if TYPE_CHECKING:  # packaging itself may be missing

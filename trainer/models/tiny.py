@@ -1,10 +1,9 @@
-"""The built-in model `tiny`: 0.16 M parameters, made here and taught two-digit addition just enough for RL.
+"""The built-in model `tiny`: 0.16 M parameters, trained here on two-digit addition just enough to start RL.
 
-Its teacher is right in three answers of ten and otherwise near by, so that the model learns to add but not
-to be sure of it, as a pretrained model might: RL then has something to sharpen. (Taught by a teacher who
-is always right and stopped as early, it is sure of its wrong answers, and RL goes nowhere.) It starts at
-a sampled pass rate of about one in six: below a tenth RL finds too few correct samples; far above it
-little of the sigmoid is left to see.
+Three answers of ten in its SFT data are right and the others close, so that the model learns to add but is
+uncertain, as a pretrained model may be: RL then sharpens it. (With correct answers only and as few steps it
+is certain of wrong answers, and RL does not improve it.) Its pass rate starts at about one in six: below a
+tenth RL finds too few correct samples; far above, little of the sigmoid is left to see.
 """
 
 from __future__ import annotations
@@ -18,34 +17,34 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trainer.models.resolve import say
+from trainer.models.cache import report_progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-SEED = 0  # a run has its own; like any other model, this one is always the same
+SEED = 0  # not the run's: like any other model, this one is always the same
 VERSION = 2  # of the recipe below; part of the cached folder's name
 CHARACTERS = "0123456789 +-*=.Calcute\n"
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PROBLEMS = 6_000
-LESSONS = 4  # times the teacher answers each of them
-RIGHT = 0.3  # share of the answers that are right ...
-OFF = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)  # ... and what the others are off by
-PROBES = 300  # further problems, on which the pass rate is measured
-TARGET = 0.15  # pass rate at which the SFT ends; it jumps by up to .03 between two looks
+ANSWERS = 4  # in the SFT data, for each problem
+RIGHT = 0.3  # share of the answers that are right
+ERRORS = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)  # of the others
+PROBES = 300  # further problems, to measure the pass rate
+TARGET = 0.15  # pass rate at which the SFT ends; it jumps by up to .03 between two measurements
 BATCH = 128
 LR = 3e-3
 EVALUATE_EVERY = 20
-MOST_STEPS = 4_000
+MAX_STEPS = 4_000
 
 
 def make_tiny(folder: Path) -> float:
-    """Make the model and its tokenizer in `folder`; returns its pass rate at T = 1 on unseen problems."""
+    """Save the model and its tokenizer in `folder`; returns its pass rate at T = 1 on unseen problems."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # faster at this size, and the same bits on every machine
+    torch.set_num_threads(1)  # faster at this size, and the same bits for any number of cores
     try:
         tokenizer, model = make_tokenizer(), make_model(SEED)
-        pass_rate = teach(model, tokenizer)
+        pass_rate = train(model, tokenizer)
     finally:
         torch.set_num_threads(threads)
     model.save_pretrained(folder)
@@ -68,48 +67,36 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 with random weights, which depend on the seed alone."""
+    """A Qwen3 with random weights that depend on the seed only."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=len(CHARACTERS) + 3,
-        hidden_size=64,
-        head_dim=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=192,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
+        vocab_size=len(CHARACTERS) + 3, hidden_size=64, head_dim=32, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=2, intermediate_size=192, max_position_embeddings=256,
+        tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config)
 
 
 def problems() -> list[tuple[str, str]]:
-    """(prompt, answer) of every two-digit addition as reasoning-gym asks it, by falling hash of the prompt.
-
-    controller/data.py holds out the prompts with the smallest hashes, so whoever takes from this front never
-    meets a held-out prompt.
-    """
+    """(prompt, answer) of every two-digit addition as reasoning-gym asks it; the held-out ones come last,
+    as controller/data.py holds out the prompts with the smallest hashes."""
     pairs = [(f"Calculate {a} + {b}.", str(a + b)) for a in range(101) for b in range(101)]
     return sorted(pairs, key=lambda p: hashlib.sha256(p[0].encode()).hexdigest(), reverse=True)
 
 
-def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
-    """SFT on the teacher's answers until the pass rate on PROBES others reaches TARGET; returns that rate."""
-    everything = problems()
-    ids, is_answer = encode(lessons(everything[:PROBLEMS]), tokenizer)
-    probe_ids, probe_answer = encode(everything[PROBLEMS : PROBLEMS + PROBES], tokenizer)
+def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
+    """SFT until the pass rate on PROBES other problems reaches TARGET; returns that rate."""
+    pairs = problems()
+    ids, is_answer = encode(sft_data(pairs[:PROBLEMS]), tokenizer)
+    probe_ids, probe_answer = encode(pairs[PROBLEMS : PROBLEMS + PROBES], tokenizer)
     order = torch.Generator().manual_seed(SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95))
-    say("making `tiny`: SFT on two-digit addition (one to two minutes, once)")
+    report_progress("making `tiny`: SFT on two-digit addition (one to two minutes, once)")
     start, rate = time.monotonic(), 0.0
-    for step in range(1, MOST_STEPS + 1):
+    for step in range(1, MAX_STEPS + 1):
         rows = torch.randint(len(ids), (BATCH,), generator=order)
         loss = -(token_logprobs(model, ids[rows]) * is_answer[rows]).sum() / is_answer[rows].sum()
         loss.backward()
@@ -119,28 +106,26 @@ def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
             rate = pass_rate(model, probe_ids, probe_answer)
             if rate >= TARGET:
                 break
-    say(f"`tiny` solves {rate:.3f} of unseen additions after {step} steps, {time.monotonic() - start:.0f} s")
+    seconds = time.monotonic() - start
+    report_progress(f"`tiny` solves {rate:.3f} of unseen additions after {step} steps, {seconds:.0f} s")
     return rate
 
 
-def lessons(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(prompt, the teacher's answer), LESSONS times each."""
+def sft_data(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(prompt, a right or a close answer), ANSWERS times each."""
     rng = random.Random(SEED)
 
     def answer(right: str) -> str:
         if rng.random() < RIGHT:
             return right
-        return str(rng.choice([n for n in (int(right) + off for off in OFF) if n >= 0]))
+        return str(rng.choice([n for n in (int(right) + off for off in ERRORS) if n >= 0]))
 
-    return [(prompt, answer(right)) for _ in range(LESSONS) for prompt, right in pairs]
+    return [(prompt, answer(right)) for _ in range(ANSWERS) for prompt, right in pairs]
 
 
-def encode(
-    pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast
-) -> tuple[
-    Tensor, Tensor
-]:  # (n, T) ids padded on the right; (n, T−1) 1.0 where the next token is answer or EOS
-    """Prompt + answer + EOS of every pair."""
+def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
+    """Prompt + answer + EOS of every pair: ids (n, T), padded on the right, and (n, T−1) 1.0 where the next
+    token is EOS or of the answer."""
     rows = [(tokenizer.encode(q), [*tokenizer.encode(a), tokenizer.eos_token_id]) for q, a in pairs]
     width = max(len(q) + len(a) for q, a in rows)
     ids = torch.full((len(rows), width), tokenizer.pad_token_id)
@@ -152,12 +137,12 @@ def encode(
 
 
 def token_logprobs(model: Qwen3ForCausalLM, ids: Tensor) -> Tensor:  # (n, T) -> (n, T−1) nats
-    """log p of every token after the first; pads stand on the right, so causality hides them."""
+    """log p of every token after the first; no token attends to the padding on its right."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
     return logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
 
 
 @torch.no_grad()
 def pass_rate(model: Qwen3ForCausalLM, ids: Tensor, is_answer: Tensor) -> float:
-    """Expected pass rate of one sample at T = 1: the probability of the answer, exactly, not sampled."""
+    """The pass rate at T = 1: the mean probability of the right answer, computed, not sampled."""
     return float((token_logprobs(model, ids) * is_answer).sum(-1).exp().mean())

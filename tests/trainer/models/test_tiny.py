@@ -1,4 +1,4 @@
-"""Promises of the built-in `tiny`: its size, its tokenizer, its cache folder, and a start fit for RL."""
+"""Promises of the built-in `tiny`: its size, its tokenizer, its cache folder, and a pass rate for RL."""
 
 from pathlib import Path
 
@@ -50,12 +50,12 @@ def test_weights_depend_on_the_seed_alone() -> None:
 
 def test_sft_never_sees_a_held_out_prompt_nor_the_probes() -> None:
     data = load_prompts(ADDITION, tiny.make_tokenizer())
-    taught = [q for q, _ in tiny.problems()[: tiny.PROBLEMS]]
+    trained = [q for q, _ in tiny.problems()[: tiny.PROBLEMS]]
     probed = [q for q, _ in tiny.problems()[tiny.PROBLEMS : tiny.PROBLEMS + tiny.PROBES]]
     held_out = {p.text for p in data.held_out}
     assert len(held_out) == 200 and held_out <= {q for q, _ in tiny.problems()}
-    assert not held_out & {*taught, *probed}
-    assert not set(taught) & set(probed)
+    assert not held_out & {*trained, *probed}
+    assert not set(trained) & set(probed)
 
 
 def test_pass_rate_is_the_probability_of_answer_and_eos() -> None:
@@ -83,11 +83,11 @@ def test_sft_ends_where_rl_can_begin(tmp_path: Path) -> None:
     assert 0.12 <= tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) <= 0.22
 
 
-def test_the_teacher_is_right_as_often_as_it_says_and_else_near_by() -> None:
+def test_sft_answers_are_right_at_their_rate_and_close_otherwise() -> None:
     pairs = tiny.problems()[:2000]
-    taught = tiny.lessons(pairs)
-    assert len(taught) == tiny.LESSONS * len(pairs)
+    answers = tiny.sft_data(pairs)
+    assert len(answers) == tiny.ANSWERS * len(pairs)
     right = dict(pairs)
-    off = [abs(int(answer) - int(right[prompt])) for prompt, answer in taught]
+    off = [abs(int(answer) - int(right[prompt])) for prompt, answer in answers]
     assert abs(off.count(0) / len(off) - tiny.RIGHT) < 0.02
-    assert max(off) <= max(tiny.OFF)
+    assert max(off) <= max(tiny.ERRORS)
