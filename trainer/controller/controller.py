@@ -69,6 +69,7 @@ class Controller:
         self.ctx, self.dataset, self.sampler = ctx, dataset, sampler
         self.learner, self.journal, self.emit = learner, journal, emit
         self.weights = WeightSync(ctx.config.engine, ctx.engine, learner, ctx.deadline)
+        self._wait_for = ctx.deadline.wait_for
         self.stop = asyncio.Event()  # set: stop after the current optimizer step
         self.version = 0  # the learner's
         self._group_id = 0  # the first not yet trained on
@@ -119,7 +120,9 @@ class Controller:
         issue = self._spawn(self._issue_loop(), "issue loop")
         try:
             await self._first_of(self._train_loop(), sync, issue)
-            await self._first_of(self.weights.settled(), sync)  # the last weights, and their evaluation
+            await self._first_of(
+                self.weights.published.join(), sync
+            )  # the last weights, and their evaluation
             if self._exhausted and self._stepped and not self._evaluates(self.version):
                 await self._evaluate(self.version)
         finally:
@@ -217,7 +220,8 @@ class Controller:
                 self._slots.release()
             if self._evaluates(version):
                 await self._evaluate(version)
-            self.weights.mark_evaluated(steps)
+            for _ in range(steps):
+                self.weights.published.task_done()
 
     def _evaluates(self, version: int) -> bool:
         return version == self.config.pipeline.steps or _due(version, self.config.evaluation.every)
@@ -246,9 +250,6 @@ class Controller:
         self.emit("step", data | stats | done.metrics)
         for group in groups[: self.config.logging.samples_per_step]:
             self.emit("sample", sample_record(group, done.version))
-
-    def _wait_for(self, work: Awaitable[T], name: str) -> Awaitable[T]:
-        return self.ctx.deadline.wait_for(work, name)
 
     async def _first_of(self, work: Awaitable[None], *background: asyncio.Task[Any]) -> None:
         """Wait for `work`, but raise at once if a background task fails."""

@@ -32,7 +32,8 @@ class Journal:
 
     def issued(self, issued: IssuedPrompt) -> None:
         """Record a prompt handed to a rollout task."""
-        self._write({"issued": issued.group_id, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id})
+        record = {"issued": issued.group_id, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id}
+        append(self._file, record)
 
     def finished(self, group: Group) -> None:
         """Record a complete group with all its tokens."""
@@ -41,18 +42,15 @@ class Journal:
         tokens = b"".join(flat.tobytes() for _, flat in arrays.values())
         packed = base64.b64encode(zlib.compress(tokens, 1)).decode()
         record = {"finished": group.group_id, "lengths": arrays["token_ids"][0], "tokens": packed}
-        self._write(record | columns)
+        append(self._file, record | columns)
 
     def trained(self, step: int, first: int, last: int) -> None:
         """Record that step `step` was trained on groups first..last."""
-        self._write({"trained": step, "first": first, "last": last})
+        append(self._file, {"trained": step, "first": first, "last": last})
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _write(self, record: Mapping[str, Any]) -> None:
-        append(self._file, record)
 
 
 def replay(

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer import messages
 from trainer.config import ConfigError
 from trainer.controller.deadline import Deadline
-from trainer.messages import (
-    Push,
-    Pushed,
-    Ready,
-    Refused,
-    Save,
-    Saved,
-    Score,
-    Scored,
-    Shutdown,
-    StepDone,
-    Transfer,
-    Transferred,
-)
 from trainer.types import TrainBatch, TrainSequence
 
 R = TypeVar("R")
@@ -39,58 +26,61 @@ class LearnerClient:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._replies: asyncio.Queue[Any] = asyncio.Queue()
-        self._unanswered = False  # a request whose reply has not come; its caller may have given up
+        self._unanswered = False
         self._turn = asyncio.Lock()
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
 
     async def ready(self) -> dict[str, Any]:
         """The learner's description of itself, once it can take work."""
-        return _checked(await self._replies.get(), Ready).info
+        return _checked(await self._replies.get(), messages.Ready).info
 
-    async def train(self, batch: TrainBatch) -> StepDone:
+    async def train(self, batch: TrainBatch) -> messages.StepDone:
         """One optimizer step."""
-        return await self._ask(batch, StepDone)
+        return await self._ask(batch, messages.StepDone)
 
     async def push(
         self, transfer: Callable[[str, dict[str, Any]], Awaitable[None]], deadline: Deadline
     ) -> None:
         """Let the learner send its weights to the engines. `transfer` makes the engine calls that it asks
         for, under deadlines of its own."""
-        async with self._turn:
-            self._refuse_if_unanswered()
-            message: object = Push()
-            self._unanswered = True  # until the whole push is done, whatever fails before
-            while not isinstance(reply := await deadline.wait_for(self._exchange(message), PUSH), Pushed):
-                call = _checked(reply, Transfer)
+        async with self._request():
+            message: object = messages.Push()
+            while True:
+                reply = await deadline.wait_for(self._exchange(message), PUSH)
+                if isinstance(reply, messages.Pushed):
+                    return
+                call = _checked(reply, messages.Transfer)
                 await transfer(call.call, call.info)
-                message = Transferred()
-            self._unanswered = False
+                message = messages.Transferred()
 
     async def score(self, sequences: Sequence[TrainSequence]) -> tuple[NDArray[np.float32], ...]:
         """Log-probs of the sequences' tokens under the learner's present weights."""
-        return (await self._ask(Score(tuple(sequences)), Scored)).logprobs
+        return (await self._ask(messages.Score(tuple(sequences)), messages.Scored)).logprobs
 
     async def save(self, path: str, controller_state: dict[str, Any]) -> None:
         """Write a checkpoint folder."""
-        await self._ask(Save(path, controller_state), Saved)
+        await self._ask(messages.Save(path, controller_state), messages.Saved)
 
     def close(self) -> None:
         """Ask the process to end."""
         asyncio.get_running_loop().remove_reader(self._conn.fileno())
         with suppress(OSError):  # it has ended already
-            self._conn.send(Shutdown())
+            self._conn.send(messages.Shutdown())
 
     async def _ask(self, message: object, kind: type[R]) -> R:
-        async with self._turn:
-            self._refuse_if_unanswered()
-            self._unanswered = True
+        async with self._request():
             reply = await self._exchange(message)
-            self._unanswered = False
-            return _checked(reply, kind)
+        return _checked(reply, kind)
 
-    def _refuse_if_unanswered(self) -> None:
-        if self._unanswered:
-            raise ConnectionError("the learner has not answered the request before")
+    @asynccontextmanager
+    async def _request(self) -> AsyncIterator[None]:
+        """One at a time, and none after one that failed, since its reply may still come."""
+        async with self._turn:
+            if self._unanswered:
+                raise ConnectionError("the learner has not answered the request before")
+            self._unanswered = True
+            yield
+            self._unanswered = False
 
     async def _exchange(self, message: object) -> Any:
         try:
@@ -111,7 +101,7 @@ def _checked(reply: object, kind: type[R]) -> R:
     """The reply, which must be of this kind; errors are raised."""
     if isinstance(reply, Exception):
         raise reply
-    if isinstance(reply, Refused):
+    if isinstance(reply, messages.Refused):
         raise ConfigError(reply.message)
     if not isinstance(reply, kind):
         raise RuntimeError(f"the learner answered {type(reply).__name__}; expected {kind.__name__}")

@@ -29,7 +29,9 @@ class WeightSync:
         self, config: EngineConfig, engine: Engine, learner: LearnerClient, deadline: Deadline
     ) -> None:
         self._config, self._engine, self._learner, self._deadline = config, engine, learner, deadline
-        self._published: asyncio.Queue[StepDone] = asyncio.Queue()  # a step is done once it is evaluated
+        self.published: asyncio.Queue[StepDone] = (
+            asyncio.Queue()
+        )  # joined: all pushed, and evaluated where due
         self._version = -1  # held by the engines
         self._file = ""  # of the weights they hold; it stays, since a restarted engine loads it
         self._synced = asyncio.Event()  # cleared: the learner must not change its weights
@@ -54,7 +56,7 @@ class WeightSync:
     async def before_step(self) -> None:
         """Return once the learner may change its weights."""
         if self._config.colocate:
-            await self.settled()
+            await self.published.join()
         await self._synced.wait()
 
     @asynccontextmanager
@@ -72,16 +74,14 @@ class WeightSync:
             await self._send(step.version)
         if self._config.direct_push:
             self._synced.clear()
-        self._published.put_nowait(step)
+        self.published.put_nowait(step)
 
     async def push_newest(self, must_push: Callable[[int], bool]) -> tuple[int, int]:
-        """Wait for published steps and push the newest, but do not skip a version that `must_push`.
-
-        Returns the version and the number of steps it takes from the queue.
-        """
-        steps = [await self._published.get()]
-        while not must_push(steps[-1].version) and not self._published.empty():
-            steps.append(self._published.get_nowait())
+        """Push the newest published step, but skip no version that `must_push`. Returns its version and the
+        number of steps taken from `published`."""
+        steps = [await self.published.get()]
+        while not must_push(steps[-1].version) and not self.published.empty():
+            steps.append(self.published.get_nowait())
         files = [s.weights_path for s in steps if s.weights_path]  # a step without gradient writes no file
         await self.push(steps[-1].version, files[-1] if files else "")
         if files:
@@ -89,15 +89,6 @@ class WeightSync:
                 Path(stale).unlink(missing_ok=True)
             self._file = files[-1]
         return steps[-1].version, len(steps)
-
-    def mark_evaluated(self, steps: int) -> None:
-        """The steps of the last `push_newest` are evaluated, where that was due."""
-        for _ in range(steps):
-            self._published.task_done()
-
-    async def settled(self) -> None:
-        """Return once every published step is in the engines and evaluated."""
-        await self._published.join()
 
     async def _send(self, version: int) -> None:
         await self._learner.push(self._engine.transfer, self._deadline)
