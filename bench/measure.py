@@ -1,24 +1,20 @@
-"""Time, peak memory and a description of the machine, for whatever is called; the same on CPU and CUDA."""
+"""Time and peak memory of a call, and what the machine is; the same on CPU and CUDA."""
 
 from __future__ import annotations
 
 import gc
-import json
-import math
 import os
 import platform
 import resource
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
 ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile")
 
 
@@ -37,31 +33,37 @@ def milliseconds(call: Callable[[], object], device: str) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
+def rounds_of(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
+    """The order of each round: each begins with the next name, so that no name always goes first."""
+    for i in range(rounds):
+        first = i % max(1, len(names))
+        yield [*names[first:], *names[:first]]
+
+
 def interleaved(
     calls: Mapping[str, Callable[[], object]],
     rounds: int,
     device: str,
     say: Callable[[str], None] = lambda line: None,
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Milliseconds per round of each call, and why a call failed.
+) -> tuple[dict[str, list[float]], dict[str, Exception]]:
+    """Milliseconds per round of each call, and the errors of those that failed, which are not called again.
 
-    Calls take turns, so that a slow moment of the machine hits all; each round begins with another one.
+    The calls take turns, so that a slow moment of the machine affects all of them.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    failed: dict[str, str] = {}
+    failed: dict[str, Exception] = {}
     began = time.perf_counter()
-    for i in range(rounds):
-        order = list(calls)[i % len(calls) :] + list(calls)[: i % len(calls)] if calls else []
+    for i, order in enumerate(rounds_of(list(calls), rounds), 1):
         for name in order:
             if name in failed:
                 continue
             try:
                 times[name].append(milliseconds(calls[name], device))
             except Exception as error:
-                failed[name] = reason(error)
+                failed[name] = error.with_traceback(None)  # its frames would hold tensors
             gc.collect()
-        left = (time.perf_counter() - began) / (i + 1) * (rounds - i - 1)
-        say(f"round {i + 1}/{rounds} timed, about {left:.0f} s left")
+        left = (time.perf_counter() - began) / i * (rounds - i)
+        say(f"round {i}/{rounds} timed, about {left:.0f} s left")
     return times, failed
 
 
@@ -71,12 +73,6 @@ def summary(times: list[float]) -> dict[str, float]:
         return dict.fromkeys(("median", "low", "high"), times[0]) if times else {}
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
     return {"median": median, "low": low, "high": high}
-
-
-def reason(error: BaseException) -> str:
-    """One line that says what went wrong."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:200]
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -96,8 +92,8 @@ def cuda_peak_bytes(call: Callable[[], object]) -> int:
 def resident_peak_bytes(call: Callable[[], object]) -> tuple[int, str]:
     """Growth of this process's peak resident memory while `call` runs, results included, and how it was read.
 
-    Run it in a process of its own, after one warm-up call: then what a library keeps is not counted, and what
-    each call takes and returns is. On Linux the kernel's high-water mark is reset just before.
+    Call it in a process of its own, after one warm-up call: then memory that a library keeps for good does
+    not count. On Linux the kernel's high-water mark is reset just before the call.
     """
     gc.collect()
     try:
@@ -114,7 +110,8 @@ def resident_peak_bytes(call: Callable[[], object]) -> tuple[int, str]:
 
 
 def process_peak_bytes() -> int:
-    """Peak resident memory of this process since it began (ru_maxrss, its parent's too, if need be)."""
+    """Peak resident memory of this process since it began; without /proc by ru_maxrss, which a child
+    inherits from its parent."""
     try:
         return _status("VmHWM")
     except OSError:
@@ -132,7 +129,7 @@ def _status(field: str) -> int:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """The machine that the numbers were measured on."""
     found: dict[str, Any] = {
         "system": platform.system(),
         "arch": platform.machine(),
@@ -168,38 +165,3 @@ def _cpu_name() -> str:
 def _cpu_flags() -> list[str]:
     flags = set(_cpuinfo("flags").split())
     return [flag for flag in ISA_FLAGS if flag in flags]
-
-
-def commit(*code: str) -> str | None:
-    """The short commit of this tree, '+' behind it if `code` (kernels and bench if not given) differs;
-    outside git $COMMIT or None."""
-    try:
-        git = ["git", "-C", str(ROOT)]
-        head = subprocess.run(
-            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "--", *(code or ("kernels", "bench/*.py"))],
-            capture_output=True,
-            text=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("COMMIT")
-    return head + ("+" if changed.stdout.strip() else "")
-
-
-def plain(value: Any) -> Any:
-    """For JSON: NaN and infinities as text, so that every reader takes the file."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_json(path: Path, record: dict[str, Any]) -> None:
-    """The whole record, in one step: a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(plain(record), indent=1) + "\n")
-    partial.replace(path)

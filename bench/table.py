@@ -7,7 +7,7 @@ from typing import Any
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the first to the left, numbers to the right, a last note left."""
+    """Columns as wide as their widest cell. The first column, and one named "note", are aligned left."""
     widths = [max(len(line[i]) for line in (head, *rows)) for i in range(len(head))]
     left = {0, len(head) - 1 if head[-1] == "note" else 0}
 
@@ -28,26 +28,14 @@ def number(value: Any, form: str = ".3g") -> str:
     return value if isinstance(value, str) else format(value, form)
 
 
-def compare_rows(cases: Sequence[dict[str, Any]], fastest: str | None) -> list[list[str]]:
-    """Rows of bench.kernels.compare's table; `fastest` names the case whose time is 1.00."""
-    unit = next((c["ms"]["median"] for c in cases if c["name"] == fastest and c.get("ms")), None)
-    rows = []
-    for case in cases:
-        ms, found = case.get("ms") or {}, case.get("errors") or {}
-        median = ms.get("median")
-        note = f"error: {case['error']}" if case.get("error") else case.get("skipped") or case.get("note", "")
-        rows.append([
-            case["name"],
-            number(median, ".1f"),
-            f"{ms['low']:.1f}–{ms['high']:.1f}" if ms else "–",
-            number(median / unit if median and unit else None, ".2f"),
-            number(case["peak_bytes"] / 2**20 if case.get("peak_bytes") is not None else None, ".0f"),
-            number(found.get("logp_max_abs"), ".1e"),
-            number(found.get("d_hidden_rel"), ".1e"),
-            number(found.get("d_weight_rel"), ".1e"),
-            note,
-        ])  # fmt: skip
-    return rows
+def spread(summary: dict[str, float] | None, form: str) -> list[str]:
+    """Two cells: the median, and low to high; dashes where nothing was measured."""
+    if not summary:
+        return ["–", "–"]
+    return [format(summary["median"], form), f"{summary['low']:{form}}–{summary['high']:{form}}"]
 
 
-COMPARE_HEAD = ("", "ms", "quartiles", "× limit", "peak MB", "|Δlogp|", "dX rel", "dW rel", "note")
+def bar(name: str, value: float, limit: float, most: bool = False) -> str:
+    """A line that says whether the value reaches its bar, or with `most` stays below it."""
+    met = value <= limit if most else value >= limit
+    return f"{name}: {value:.3g}, bar {'≤' if most else '≥'} {limit:g}: {'met' if met else 'NOT MET'}"

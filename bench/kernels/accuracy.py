@@ -1,36 +1,46 @@
-"""How far ours is from float64, check by check, beside the bars it is held to.
+"""The errors of our kernels against float64, check by check, and whether they meet their bars.
 
   python -m bench.kernels.accuracy                    this machine's backends; about 5 minutes on two cores
-  python -m bench.kernels.accuracy --quick            small shapes: seconds, and no verdict on the bars
+  python -m bench.kernels.accuracy --quick            small shapes: seconds, and bars are not checked
+  python -m bench.kernels.accuracy --record           over bench/results/accuracy-DEVICE.json
   TRITON_INTERPRET=1 python -m bench.kernels.accuracy --quick --backends triton
 
-On CUDA, and beside ours everywhere, stands what the GEMM alone allows: the error of FP32 logits straight from
-the bf16 matrix units, mm(out_dtype=float32), with everything after them in float64.
+Beside ours the table has the error that the GEMM alone allows: FP32 logits straight from the matrix units
+(on CUDA mm(out_dtype=float32) of bf16), with everything after them in float64.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import kernels
-from bench.kernels import cases
-from bench.kernels.problem import Answer, Problem, blocks, errors, log_probs, make_problem, relative, solve
-from bench.measure import ROOT, commit, machine, reason, write_json
+from bench import records
+from bench.kernels import providers
+from bench.kernels.problem import (
+    LossAnswer,
+    LossProblem,
+    blocks,
+    errors_of,
+    log_probs,
+    make_problem,
+    relative,
+    solve,
+)
+from bench.measure import machine
+from bench.records import Record
 from bench.table import number, table
 
 ROWS = 64  # scored rows of the log-prob checks
 LOGIT_BARS = {"cpu": {3.0: 5e-6, 10.0: 1.5e-5}}  # max |Δlogp|, by logit std; CUDA: 1.5 × the GEMM's own error
 GRADIENT_BARS = {"two-pass": 1.9e-3, "spx": 2.5e-3, "lean": 2.5e-3, "exact": 1e-5}
-PART_BARS = {3: 4e-6, 2: 3e-5}  # max |Δlogp| with FP32 weights in bf16 parts, logit std 3
+SPLIT_BARS = {3: 4e-6, 2: 3e-5}  # max |Δlogp| with FP32 weights split in bf16 parts, logit std 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +55,10 @@ class Sizes:
 
 
 QUICK = Sizes((64, 500), (32, 200), (48, 32, 400), (256, 16, 200), (64, 300))
-Record = dict[str, Any]
 
 
 def record(check: str, backend: str, value: float, bar: float | None, **more: Any) -> Record:
-    """One line; `bar` is None where there is none to hold it to."""
+    """One measured value; `bar` is None where it has none."""
     return {
         "check": check,
         "backend": backend,
@@ -60,8 +69,8 @@ def record(check: str, backend: str, value: float, bar: float | None, **more: An
 
 
 def failure(check: str, backend: str, error: Exception) -> Record:
-    """The line of a measurement that failed."""
-    return {"check": check, "backend": backend, "value": None, "bar": None, "error": reason(error)}
+    """The record of a measurement that failed."""
+    return {"check": check, "backend": backend, "value": None, "bar": None, "error": records.reason(error)}
 
 
 def attempt(check: str, backend: str, bar: float | None, measure: Callable[[], float]) -> Record:
@@ -83,7 +92,7 @@ def logits64(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def mm_error(p: Problem, truth: Tensor) -> dict[str, float]:
+def mm_error(p: LossProblem, truth: Tensor) -> dict[str, float]:
     """Errors of FP32 logits from one GEMM: of themselves, and of log-probs with a float64 epilogue.
 
     On the CPU, where mm(out_dtype=) does not exist, the GEMM is torch's FP32 one on upcast operands.
@@ -91,7 +100,7 @@ def mm_error(p: Problem, truth: Tensor) -> dict[str, float]:
     x, w = p.hidden.detach(), p.weight.detach()
     if x.is_cuda:
         z = torch.empty(len(x), len(w), device=x.device)
-        cases.wide_mm(x, w.t(), z)
+        providers.wide_mm(x, w.t(), z)
     else:
         z = x.float() @ w.float().t()
     z = z.double()
@@ -106,15 +115,15 @@ def worst(given: Tensor, truth: Tensor) -> float:
     return float((given.double() - truth).abs().max())
 
 
-def train_logprobs(p: Problem, backend: str, **mode: Any) -> Tensor:
-    """Log-probs as `policy_loss` gives them while it makes the gradients, so by the row kernel asked for."""
+def train_logprobs(p: LossProblem, backend: str, **mode: Any) -> Tensor:
+    """Log-probs that `policy_loss` returns with its gradients, so from the row kernel asked for."""
     return kernels.policy_loss(
         p.hidden, p.weight, p.targets, logprobs_gen=p.logprobs_gen, advantages=p.advantages,
         token_weights=p.token_weights, backend=backend, **mode,
     ).logprobs  # fmt: skip
 
 
-def train_error(p: Problem, truth: Tensor, backend: str, **mode: Any) -> float:
+def train_error(p: LossProblem, truth: Tensor, backend: str, **mode: Any) -> float:
     """max |Δlogp| of training in one mode."""
     return worst(train_logprobs(p, backend, **mode), truth)
 
@@ -129,19 +138,19 @@ def logprob_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterat
         gemm = mm_error(p, z)
         del z
         name = f"|Δlogp| max, H={h} V={v}, logit std {std:g}"
-        how = "mm(out_dtype=float32)" if device == "cuda" else "FP32 mm"
-        yield record(name, f"{how} + float64", gemm["logp_max_abs"], None, logits=gemm["logits_max_abs"])
+        product = "mm(out_dtype=float32)" if device == "cuda" else "FP32 mm"
+        yield record(name, f"{product} + float64", gemm["logp_max_abs"], None, logits=gemm["logits_max_abs"])
         for backend in backends:
-            own = LOGIT_BARS["cpu"][std] if device == "cpu" else 1.5 * gemm["logp_max_abs"]
+            bar = LOGIT_BARS["cpu"][std] if device == "cpu" else 1.5 * gemm["logp_max_abs"]
             scored, _ = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
-            yield record(name, f"{backend}, scoring", worst(scored, truth), own)
+            yield record(name, f"{backend}, scoring", worst(scored, truth), bar)
             for kernel in ("two-pass", "spx", "lean") if backend == "triton" else ("two-pass",):
                 measure = partial(train_error, p, truth, backend, row_kernel=kernel)
-                yield attempt(name, f"{backend}, training, {kernel}", own, measure)
+                yield attempt(name, f"{backend}, training, {kernel}", bar, measure)
 
 
-def peaked_problem(h: int, v: int, device: str) -> Problem:
-    """Rows whose target stands out more and more: log π from about −1 to −1e-12."""
+def peaked_problem(h: int, v: int, device: str) -> LossProblem:
+    """Rows with ever more probable targets: log π from about −1 to −1e-12."""
     p = make_problem(256, h, v, torch.bfloat16, device, logit_std=1.0)
     w = p.weight.detach().float()[p.targets]
     lead = torch.linspace(0.5, 34, len(p.targets), device=device) + torch.tensor(float(v)).log()
@@ -156,11 +165,11 @@ def peaked_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterato
     rows = (truth < -1e-12) & (truth > -1)
     name = f"relative logp error, {float(truth[rows].min()):.0e} to {float(truth[rows].max()):.0e}"
     for backend in backends:
-        for how, given in (
+        for mode, given in (
             ("scoring", kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)[0]),
             ("training", train_logprobs(p, backend)),
         ):
-            yield record(name, f"{backend}, {how}", worst(given[rows] / truth[rows], torch.ones(())), 1e-5)
+            yield record(name, f"{backend}, {mode}", worst(given[rows] / truth[rows], torch.ones(())), 1e-5)
 
 
 def gradient_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterator[Record]:
@@ -168,35 +177,35 @@ def gradient_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Itera
     p = make_problem(*sizes.gradients, torch.bfloat16, device)
     truth = solve(p)
     for backend in backends:
-        for mode in ("two-pass", *(("spx", "lean") if backend == "triton" else ())):
-            yield from _gradients(p, truth, backend, GRADIENT_BARS[mode], row_kernel=mode)
+        for kernel in ("two-pass", "spx", "lean") if backend == "triton" else ("two-pass",):
+            yield from _gradients(p, truth, backend, GRADIENT_BARS[kernel], row_kernel=kernel)
         wide = replace(p, weight=p.weight.detach().float().requires_grad_())
         yield from _gradients(wide, truth, backend, GRADIENT_BARS["exact"], exact=True)
         wide = replace(wide, hidden=p.hidden.detach().float().requires_grad_())
         yield from _gradients(wide, truth, backend, GRADIENT_BARS["exact"], exact=True)
 
 
-def _gradients(p: Problem, truth: Answer, backend: str, bar: float, **mode: Any) -> Iterator[Record]:
-    """Both gradients' errors. The bar is the op's: what rounding the result to bf16 adds does not count."""
-    how = f"{backend}, " + ("exact" if "exact" in mode else mode["row_kernel"])
+def _gradients(p: LossProblem, truth: LossAnswer, backend: str, bar: float, **mode: Any) -> Iterator[Record]:
+    """Both gradients' errors. The bar leaves out the error of rounding the result to bf16."""
+    name = f"{backend}, " + ("exact" if "exact" in mode else mode["row_kernel"])
     try:
-        answer = cases.ours(p, backend, **mode)
-        found = errors(answer, truth)
+        answer = providers.ours(p, backend, **mode)
+        errors = errors_of(answer, truth)
     except Exception as error:
-        yield failure("dX and dW relative errors", how, error)
+        yield failure("dX and dW relative errors", name, error)
         return
-    for of, key, given, true in (
+    for gradient, key, given, true in (
         ("dX", "d_hidden_rel", answer.d_hidden, truth.d_hidden),
         ("dW", "d_weight_rel", answer.d_weight, truth.d_weight),
     ):
         assert given is not None and true is not None
-        beside = f"{of} relative error, {_short(p.hidden)} hidden, {_short(p.weight)} weight"
+        check = f"{gradient} relative error, {_short(p.hidden)} hidden, {_short(p.weight)} weight"
         if given.dtype == torch.float32:
-            yield record(beside, how, found[key], bar)
+            yield record(check, name, errors[key], bar)
             continue
-        yield record(f"{beside}, as returned in bf16", how, found[key], None)
-        if "exact" not in mode:  # there the estimate would be of what is left of two equal numbers
-            yield record(f"{beside}, before that rounding", how, before_rounding(found[key], true), bar)
+        yield record(f"{check}, as returned in bf16", name, errors[key], None)
+        if "exact" not in mode:  # its error is smaller than this estimate's own
+            yield record(f"{check}, before that rounding", name, before_rounding(errors[key], true), bar)
 
 
 def _short(x: Tensor) -> str:
@@ -204,36 +213,36 @@ def _short(x: Tensor) -> str:
 
 
 def before_rounding(error: float, true: Tensor) -> float:
-    """The error a gradient had before it was rounded to bf16, which is independent: √(error² − rounding²).
+    """A gradient's error before it was rounded to bf16, an independent error: √(error² − rounding²).
 
-    The rounding's share is that of float64's own gradient, rounded to bf16.
+    The rounding error is taken from the float64 gradient, rounded to bf16.
     """
     return max(0.0, error**2 - relative(true.bfloat16(), true) ** 2) ** 0.5
 
 
 def chunk_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterator[Record]:
-    """The error of dW as chunks become many: it must stay flat."""
+    """The error of dW for more and more chunks, with which it must not grow."""
     p = make_problem(*sizes.chunks, torch.bfloat16, device)
     truth = solve(p)
     for backend in backends:
         for count in (1, 16, 256):
-            found = errors(cases.ours(p, backend, chunk_rows=len(p.targets) // count), truth)
+            errors = errors_of(providers.ours(p, backend, chunk_rows=len(p.targets) // count), truth)
             assert truth.d_weight is not None
-            own = before_rounding(found["d_weight_rel"], truth.d_weight)
+            error = before_rounding(errors["d_weight_rel"], truth.d_weight)
             name = f"dW relative error, {count} chunks, before rounding to bf16"
-            yield record(name, backend, own, GRADIENT_BARS["two-pass"])
+            yield record(name, backend, error, GRADIENT_BARS["two-pass"])
 
 
-def part_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterator[Record]:
+def split_weight_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterator[Record]:
     """max |Δlogp| with FP32 weights beside bf16 hidden: in bf16 parts (Triton), or as they are."""
     p = make_problem(ROWS, *sizes.parts, torch.float32, device)
     p = replace(p, hidden=p.hidden.detach().bfloat16().requires_grad_())
     truth = log_probs(logits64(p.hidden.detach(), p.weight.detach()), p.targets)
     for backend in backends:
-        for parts, bar in PART_BARS.items() if backend == "triton" else ((3, PART_BARS[3]),):
-            how = f"{backend}, {parts} bf16 parts" if backend == "triton" else f"{backend}, whole"
+        for parts, bar in SPLIT_BARS.items() if backend == "triton" else ((3, SPLIT_BARS[3]),):
+            name = f"{backend}, {parts} bf16 parts" if backend == "triton" else f"{backend}, whole"
             given = train_logprobs(p, backend, weight_parts=parts)
-            yield record("|Δlogp| max, FP32 weights, logit std 3", how, worst(given, truth), bar)
+            yield record("|Δlogp| max, FP32 weights, logit std 3", name, worst(given, truth), bar)
 
 
 CHECKS: dict[str, Callable[[Sequence[str], str, Sizes], Iterator[Record]]] = {
@@ -241,66 +250,63 @@ CHECKS: dict[str, Callable[[Sequence[str], str, Sizes], Iterator[Record]]] = {
     "peaked": peaked_checks,
     "gradients": gradient_checks,
     "chunks": chunk_checks,
-    "parts": part_checks,
+    "parts": split_weight_checks,
 }
 
 
 def run(names: Sequence[str], backends: Sequence[str], device: str, sizes: Sizes) -> Iterator[Record]:
-    """All records; a backend that fails a check is a record that says why. Bars hold at full sizes only."""
+    """All records; a backend that fails a check gets a record that says why. Bars hold at full sizes only."""
     for name in names:
-        for one in backends:
+        for backend in backends:
             try:
-                for found in CHECKS[name]([one], device, sizes):
-                    yield found if sizes == Sizes() else found | {"bar": None, "met": None}
+                for result in CHECKS[name]([backend], device, sizes):
+                    yield result if sizes == Sizes() else result | {"bar": None, "met": None}
             except Exception as error:
-                yield failure(name, one, error)
+                yield failure(name, backend, error)
 
 
-def describe(record: dict[str, Any]) -> str:
+def describe(record: Record) -> str:
     """The table of a record."""
     rows = []
     for r in record["records"]:
         verdict = {True: "met", False: "NOT MET"}.get(r.get("met"), "")
         error = f"error: {r['error']}" if r.get("error") else verdict
         rows.append([r["check"], r["backend"], number(r["value"], ".2e"), number(r["bar"], ".1e"), error])
-    unique = list(dict.fromkeys(map(tuple, rows)))  # the GEMM's own error is measured beside each backend
+    unique = list(dict.fromkeys(map(tuple, rows)))  # the GEMM's own error is repeated for each backend
     return table(("check", "", "measured", "bar", "note"), unique)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the checks, print the table, write the JSON."""
+    """Run the checks, print the table, write the record where asked."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    p = argparse.ArgumentParser(
-        "python -m bench.kernels.accuracy",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = records.parser("kernels.accuracy", __doc__)
     default = "cuda" if torch.cuda.is_available() else "cpu"
     p.add_argument("--device", choices=("cpu", "cuda"), default=default)
     p.add_argument("--backends", help="comma-separated (those of the device)")
     p.add_argument("--checks", default=",".join(CHECKS), help="comma-separated: " + ", ".join(CHECKS))
     p.add_argument("--quick", action="store_true", help="small shapes")
-    p.add_argument("--out", type=Path, help="the JSON (bench/results/accuracy-DEVICE.json)")
+    records.add_options(p, "accuracy-DEVICE.json")
     args = p.parse_args(arguments)
     names = args.checks.split(",")
     if unknown := set(names) - set(CHECKS):
         raise SystemExit(f"--checks {', '.join(sorted(unknown))}: expected some of {', '.join(CHECKS)}")
-    backends = args.backends.split(",") if args.backends else cases.our_backends(args.device)
-    result: dict[str, Any] = {
-        "command": " ".join(("python -m bench.kernels.accuracy", *arguments)),
+    backends = args.backends.split(",") if args.backends else providers.our_backends(args.device)
+    result: Record = {
+        "command": records.command("kernels.accuracy", arguments),
         "machine": machine(args.device),
-        "versions": cases.peer_versions(),
-        "commit": commit(),
+        "versions": providers.peer_versions(),
+        "commit": records.commit(),
         "records": [],
     }
-    out = args.out or ROOT / "bench" / "results" / f"accuracy-{args.device}.json"
-    for found in run(names, backends, args.device, QUICK if args.quick else Sizes()):
-        result["records"].append(found)
-        value = number(found["value"], ".2e") if not found.get("error") else found["error"]
-        print(f"{found['check']} · {found['backend']}: {value}", file=sys.stderr, flush=True)
-        write_json(out, result)
+    path = records.path_of(args, f"accuracy-{args.device}.json")
+    for entry in run(names, backends, args.device, QUICK if args.quick else Sizes()):
+        result["records"].append(entry)
+        records.say(
+            f"{entry['check']} · {entry['backend']}: {entry.get('error') or number(entry['value'], '.2e')}"
+        )
+        records.write(path, result)
     print(describe(result))
-    print(f"written to {out}", file=sys.stderr)
+    records.say_written(path)
 
 
 if __name__ == "__main__":

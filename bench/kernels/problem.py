@@ -1,4 +1,4 @@
-"""A policy-loss problem, its float64 solution, and how far an answer is from it."""
+"""A policy-loss problem, its float64 solution, and the errors of an answer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_RATIO = 4.0  # CISPO's bound, for everyone
+MAX_RATIO = 4.0  # CISPO's bound, the same for every provider
 _BLOCK_BYTES = 256 << 20  # of one float64 block of logits
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class LossProblem:
     """One call of the loss: Σ_t weight · −min(ρ, 4) · Â · log π, tokens drawn from the policy itself."""
 
     hidden: Tensor  # (N, H) leaf
@@ -31,20 +31,20 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a provider returns; `logprobs` and `entropy` are None where it gives none."""
+class LossAnswer:
+    """A provider's result; None for what it does not compute."""
 
-    loss: Tensor | None
-    logprobs: Tensor | None  # (N,)
-    entropy: Tensor | None  # (N,)
-    d_hidden: Tensor | None  # (N, H)
-    d_weight: Tensor | None  # (V, H)
+    loss: Tensor | None = None
+    logprobs: Tensor | None = None  # (N,)
+    entropy: Tensor | None = None  # (N,)
+    d_hidden: Tensor | None = None  # (N, H)
+    d_weight: Tensor | None = None  # (V, H)
 
 
 def make_problem(
     n: int, h: int, v: int, dtype: torch.dtype, device: str = "cpu",
     logit_std: float = 3.0, chunk_rows: int = 0, seed: int = 0,
-) -> Problem:  # fmt: skip
+) -> LossProblem:  # fmt: skip
     """Random normal operands with logits of standard deviation `logit_std`.
 
     Tokens are drawn from the policy (Gumbel-max); the generator's log-probs differ by N(0, 0.1) nats;
@@ -66,16 +66,16 @@ def make_problem(
         targets[rows] = y
         logp[rows] = torch.log_softmax(z, 1).gather(1, y[:, None])[:, 0]
     noise, advantages = (torch.randn(n, generator=g, device=device) for _ in range(2))
-    return Problem(
+    return LossProblem(
         hidden.requires_grad_(), weight.requires_grad_(), targets, (logp + 0.1 * noise).clamp_(max=-1e-6),
         advantages, torch.full((n,), 1 / max(1, n), device=device), chunk_rows or max(1, n),
     )  # fmt: skip
 
 
-def subset(problem: Problem, rows: int) -> Problem:
+def subset(problem: LossProblem, rows: int) -> LossProblem:
     """The problem of the first `rows` tokens alone, each weighing as before."""
     p, r = problem, slice(0, rows)
-    return Problem(
+    return LossProblem(
         p.hidden.detach()[r].clone().requires_grad_(), p.weight, p.targets[r], p.logprobs_gen[r],
         p.advantages[r], p.token_weights[r], min(p.chunk_rows, rows),
     )  # fmt: skip
@@ -97,7 +97,7 @@ def log_probs(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def solve(problem: Problem) -> Answer:
+def solve(problem: LossProblem) -> LossAnswer:
     """The answer in float64, as textbooks have it, a block of rows at a time."""
     p = problem
     w = p.weight.double()
@@ -120,28 +120,24 @@ def solve(problem: Problem) -> Answer:
         dz = e.mul_(-c[:, None] / total).scatter_(1, y, c[:, None] * (others / total))
         d_hidden[rows] = dz @ w
         d_weight.addmm_(dz.t(), x)
-    return Answer(loss.sum(), logp, entropy, d_hidden, d_weight)
+    return LossAnswer(loss.sum(), logp, entropy, d_hidden, d_weight)
 
 
-def errors(answer: Answer, truth: Answer) -> dict[str, float]:
-    """Distance of what the provider gave from float64: nats for logp and entropy, relative for the rest."""
-    found: dict[str, float] = {}
-    for name, given, true in (
-        ("logp", answer.logprobs, truth.logprobs),
-        ("entropy", answer.entropy, truth.entropy),
-    ):
+def errors_of(answer: LossAnswer, truth: LossAnswer) -> dict[str, float]:
+    """Distance from float64: in nats for log-probs and entropy, relative for loss and gradients."""
+    errors: dict[str, float] = {}
+    for name, key in (("logprobs", "logp"), ("entropy", "entropy")):
+        given, true = getattr(answer, name), getattr(truth, name)
         if given is not None and true is not None and len(true):
-            found[f"{name}_max_abs"] = float((given.double() - true).abs().max())
+            errors[f"{key}_max_abs"] = float((given.double() - true).abs().max())
     if answer.loss is not None and truth.loss is not None:
         scale = max(float(truth.loss.abs()), 1e-30)
-        found["loss_rel"] = float((answer.loss.double() - truth.loss).abs()) / scale
-    for name, given, true in (
-        ("d_hidden", answer.d_hidden, truth.d_hidden),
-        ("d_weight", answer.d_weight, truth.d_weight),
-    ):
+        errors["loss_rel"] = float((answer.loss.double() - truth.loss).abs()) / scale
+    for name in ("d_hidden", "d_weight"):
+        given, true = getattr(answer, name), getattr(truth, name)
         if given is not None and true is not None:
-            found[f"{name}_rel"] = relative(given, true)
-    return found
+            errors[f"{name}_rel"] = relative(given, true)
+    return errors
 
 
 @torch.no_grad()

@@ -1,12 +1,11 @@
-"""What bench.learner.throughput measures: one optimizer step by our learner and by a plain transformers loop.
+"""What bench.learner measures: one optimizer step by our learner and by a plain transformers loop.
 
-Models are built from their configs with random weights, batches from random tokens with the lengths of a real
-batch, so nothing is downloaded. All sizes come in one `Problem`.
+Models are built from their configs with random weights, and batches from random tokens with the lengths of a
+real batch, so nothing is downloaded. All sizes are in one `StepProblem`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,19 +18,25 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
+from bench.measure import milliseconds
 from kernels import native
 from trainer.config import Config, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
 from trainer.learner.learner import Learner
 from trainer.learner.packing import MicroBatch, pack
+from trainer.scaling import kernel_cost
+from trainer.scaling.kernel_cost import Shape
 from trainer.telemetry import Clock
 from trainer.types import TrainBatch, TrainSequence
 
-QWEN3: dict[str, Any] = {
-    "vocab_size": 151_936,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "tie_word_embeddings": True,
-}
+
+def _qwen3(shape: Shape) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.q_heads,
+        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, tie_word_embeddings=True,
+    )  # fmt: skip
+
+
 MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
     "tiny": lambda: LlamaConfig(
         vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -41,40 +46,36 @@ MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
         vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
         num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
     ),
-    "qwen3-0.6b": lambda: Qwen3Config(
-        **QWEN3, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16
-    ),
-    "qwen3-4b": lambda: Qwen3Config(
-        **QWEN3, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32
-    ),
+    "qwen3-0.6b": partial(_qwen3, kernel_cost.MODELS["0.6b"]),
+    "qwen3-4b": partial(_qwen3, kernel_cost.MODELS["4b"]),
 }  # fmt: skip
 MAX_RATIO, LR, GRAD_CLIP = 4.0, 1e-5, 1.0
 GEMM_NUMBERS = 1 << 26  # of the largest operand whose product is timed
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Model, batch, and how each side cuts it. Completions' lengths: quantiles of a log-normal, cut."""
+class StepProblem:
+    """Model, batch and micro-batches. Completion lengths are the quantiles of a truncated log-normal."""
 
     model: str
     device: str
     dtype: str  # of body and logits' operands; master weights are FP32
     prompts: int
     group: int  # completions of a prompt
-    prompt_tokens: int  # of the middle prompt; they run from half to one and a half of it
+    prompt_tokens: int  # of the middle prompt; lengths are uniform from 0.5 to 1.5 of it
     median: int  # tokens of the middle completion
-    sigma: float  # standard deviation of log(length); 0: all alike
+    sigma: float  # standard deviation of log(length); 0: all the same length
     longest: int
     micro_batch_tokens: int  # ours
     micro_batch_sequences: int  # the plain loop's
     checkpoint: bool  # recompute activations, both sides
 
 
-def make_batch(p: Problem) -> list[TrainSequence]:
+def make_batch(p: StepProblem) -> list[TrainSequence]:
     """The batch: random tokens, log-probs near those of random weights, weights that sum to 1."""
     rng = np.random.default_rng(0)
     vocabulary = MODELS[p.model]().vocab_size
-    quantiles = (np.arange(p.prompts * p.group) + 0.5) / (p.prompts * p.group)  # no luck of a seed's tail
+    quantiles = (np.arange(p.prompts * p.group) + 0.5) / (p.prompts * p.group)  # the same for every seed
     spread = np.exp(p.sigma * rng.permutation([NormalDist().inv_cdf(x) for x in quantiles]))
     lengths = np.clip(np.rint(p.median * spread), 2, p.longest).astype(int).reshape(p.prompts, p.group)
     weight = np.float32(1 / lengths.sum())
@@ -93,11 +94,11 @@ def make_batch(p: Problem) -> list[TrainSequence]:
     return batch
 
 
-def lengths(batch: Sequence[TrainSequence], p: Problem) -> dict[str, int]:
-    """Tokens of a batch as each side counts them.
+def lengths(batch: Sequence[TrainSequence], p: StepProblem) -> dict[str, int]:
+    """Counts of a batch's tokens.
 
-    useful: each completion's tokens, and each prompt's once. fed_ours: rows of the packed micro-batches.
-    fed_plain: rows of the padded ones, and `pairs` what our rows attend to, summed.
+    useful: each completion's tokens, and each prompt's once. fed_ours: rows of the packed micro-batches;
+    fed_plain: of the padded ones. pairs: (query, key) pairs of our attention.
     """
     packs = pack(batch, p.micro_batch_tokens)
     prompts = {s.prompt_ids.tobytes(): len(s.prompt_ids) for s in batch}
@@ -122,19 +123,19 @@ def attended(m: MicroBatch) -> int:
     return int((m.position_ids + 1).sum())
 
 
-def flops(p: Problem, counted: dict[str, int]) -> dict[str, float]:
-    """FLOPs of our step. matmul: 6 a token and parameter, the head's on loss tokens; attention: on top."""
+def flops(p: StepProblem, counted: dict[str, int]) -> dict[str, float]:
+    """FLOPs of our step: 6 per token and parameter (the head's on loss tokens only), and attention's."""
     config = MODELS[p.model]()
-    heads, body = _parameters(config)
+    head, body = parameters_of(config)
     width = config.num_attention_heads * (getattr(config, "head_dim", None) or
                                           config.hidden_size // config.num_attention_heads)  # fmt: skip
     return {
-        "matmul": 6.0 * (body * counted["fed_ours"] + heads * counted["loss"]),
+        "matmul": 6.0 * (body * counted["fed_ours"] + head * counted["loss"]),
         "attention": 12.0 * width * config.num_hidden_layers * counted["pairs"],
     }
 
 
-def _parameters(config: PreTrainedConfig) -> tuple[int, int]:
+def parameters_of(config: PreTrainedConfig) -> tuple[int, int]:
     """Parameters of the head, and of the body's linear layers."""
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config)
@@ -143,8 +144,8 @@ def _parameters(config: PreTrainedConfig) -> tuple[int, int]:
     return head.weight.numel(), sum(m.weight.numel() for m in body)
 
 
-def save_model(p: Problem, folder: str) -> None:
-    """Random weights in a folder, as a learner takes them; on a GPU in bf16, for speed and disk."""
+def save_model(p: StepProblem, folder: str) -> None:
+    """Save random weights for a learner in a folder, in the problem's dtype."""
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     with torch.device(p.device):
@@ -152,14 +153,14 @@ def save_model(p: Problem, folder: str) -> None:
     lm.save_pretrained(folder)
     del lm
     if p.device == "cuda":
-        torch.cuda.empty_cache()  # the card is for those who are measured
+        torch.cuda.empty_cache()  # its memory belongs to the measured processes
 
 
 Step = Callable[[Sequence[TrainSequence]], float]  # one optimizer step; its loss
 
 
-def ours(p: Problem, folder: str) -> Step:
-    """trainer.learner.learner.Learner, as a run has it."""
+def ours(p: StepProblem, folder: str) -> Step:
+    """trainer.learner.learner.Learner, as in a run."""
     config = Config(
         model=ModelConfig(path=folder, dtype=p.dtype),  # type: ignore[arg-type]  # checked by the parser
         objective=ObjectiveConfig(max_ratio=MAX_RATIO),
@@ -179,8 +180,8 @@ def ours(p: Problem, folder: str) -> Step:
     return step
 
 
-def plain(p: Problem, folder: str) -> Step:
-    """What one writes first: padded micro-batches of so many sequences, whole logits, log_softmax, AdamW."""
+def plain(p: StepProblem, folder: str) -> Step:
+    """What one writes first: padded micro-batches of a few sequences, whole logits, log_softmax, AdamW."""
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     lm.to(p.device)  # type: ignore[arg-type]  # mypy loses `self` under transformers' decorator
     lm.train()
@@ -234,17 +235,17 @@ def _pad(sequences: Sequence[TrainSequence], device: str) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 
-PROVIDERS: dict[str, Callable[[Problem, str], Step]] = {"ours": ours, "plain": plain}
+PROVIDERS: dict[str, Callable[[StepProblem, str], Step]] = {"ours": ours, "plain": plain}
 
 
-def best_gemm(p: Problem) -> dict[str, Any]:
-    """The fastest product of the model's own shapes here: FLOP/s, which one, and every shape's best."""
+def best_gemm(p: StepProblem) -> dict[str, Any]:
+    """The fastest matrix product of the model's own shapes: FLOP/s, which one, and all of them."""
     config = MODELS[p.model]()
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config)
     shapes = {tuple(m.weight.shape) for m in lm.modules() if isinstance(m, nn.Linear)}
     dtype = getattr(torch, p.dtype)
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for out, size in sorted(shapes):
         rows = min(p.micro_batch_tokens, GEMM_NUMBERS // max(out, size))  # the head's chunk is smaller
         x, w, g = (
@@ -259,17 +260,7 @@ def best_gemm(p: Problem) -> dict[str, Any]:
         if p.device == "cpu" and native.available():
             calls["X Wᵀ, ours"] = partial(native.logits, x, w, torch.empty(rows, out))
         for name, call in calls.items():
-            seconds = min(_seconds(call, p.device) for _ in range(4))
-            found[f"{name}, {rows} × {size} × {out}"] = 2 * rows * size * out / seconds
-    best = max(found, key=lambda name: found[name])
-    return {"flops_per_s": found[best], "product": best, "all": found}
-
-
-def _seconds(call: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+            seconds = min(milliseconds(call, p.device) for _ in range(4)) / 1e3
+            rates[f"{name}, {rows} × {size} × {out}"] = 2 * rows * size * out / seconds
+    best = max(rates, key=lambda name: rates[name])
+    return {"flops_per_s": rates[best], "product": best, "all": rates}

@@ -1,11 +1,12 @@
 """The learner alone: useful tokens/s, MFU and peak memory of one optimizer step, beside a plain loop's.
 
-  python -m bench.learner.throughput                      SmolLM2-135M's shape, FP32, on the CPU (on two cores
-                                                          6 minutes a round; the plain loop takes 17 GB)
-  python -m bench.learner.throughput --model qwen3-0.6b   bf16 on a GPU, packs of 16K tokens
-  python -m bench.learner.throughput --quick              a tiny model: does it run? (seconds)
+  python -m bench.learner                      SmolLM2-135M's shape, FP32, on the CPU (6 minutes a round on
+                                               two cores; the plain loop takes 17 GB)
+  python -m bench.learner --model qwen3-0.6b   bf16 on a GPU, packs of 16K tokens
+  python -m bench.learner --quick              a tiny model, to see that it runs (seconds)
+  python -m bench.learner --rounds 1 --record  over bench/results/trainer-cpu.json
 
-ours    the Learner as a run has it: completions packed as a tree under their prompt, no padding,
+ours    the Learner as in a run: completions packed as a tree under their prompt, no padding,
         fused loss, clipping, fused AdamW
 plain   transformers' model on padded micro-batches of --micro-batch-sequences completions, each with its
         prompt, in the batch's order; whole logits, log_softmax, CISPO, clipping, fused AdamW; dtype, weights,
@@ -14,12 +15,12 @@ plain   transformers' model on padded micro-batches of --micro-batch-sequences c
 Weights are random, in the shape of the named model. The batch is --prompts groups of --group completions
 with log-normal lengths. Each measurement is a fresh process: build, warm up, time --steps steps; providers
 take turns. Columns:
-  s, low-high   of one step: median and range over rounds and steps
-  useful tok/s  prompt tokens counted once per group + completion tokens, over the median: what a user has to
-                train on; padding, and prompts computed again, count for nothing
+  s, low–high   of one step: median and range over rounds and steps
+  useful tok/s  prompt tokens, counted once per group, and completion tokens, over the median. Padding, and
+                prompts computed again, do not count
   fed           tokens that went through the model
   of bound      ours: (6 · P · tokens fed / the best GEMM's FLOP/s) / s. P: parameters in matrix products, the
-                head's counted on loss tokens only. Attention is work on top; "with attention" counts it, too:
+                head's counted on loss tokens only. Attention is left out; "with attention" counts it:
                 12 · width · layers per (query, key) pair. The best GEMM is the fastest product of the model's
                 own shapes, forward or backward, by torch or by our kernels, in the same run. On a GPU of
                 known peak: MFU
@@ -39,33 +40,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
+from bench import records
 from bench.learner import step as learner_step
-from bench.learner.step import MODELS, PROVIDERS, Problem
-from bench.measure import ROOT, commit, machine, process_peak_bytes, write_json
-from bench.table import number, table
+from bench.learner.step import MODELS, PROVIDERS, StepProblem
+from bench.measure import machine, process_peak_bytes, rounds_of
+from bench.records import ROOT, Record
+from bench.table import bar, number, spread, table
 from trainer.launcher.supervisor import CPU
 from trainer.learner.malloc import keep_freed_memory
 from trainer.types import TrainSequence
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bf16 FLOP/s, from the makers' data sheets
-HEAD = ("", "s", "low-high", "useful tok/s", "fed", "of bound", "with attention", "peak GB", "note")
-BARS = {"speed": 1.5, "memory": 0.6, "of bound": 0.6}  # on a CPU; memory: at most
+HEAD = ("", "s", "low–high", "useful tok/s", "fed", "of bound", "with attention", "peak GB", "note")
+TINY = StepProblem("tiny", "cpu", "float32", 2, 4, 8, 12, 0.8, 40, 64, 2, False)
 
 
 def parser() -> argparse.ArgumentParser:
     """Every option with its default."""
-    p = argparse.ArgumentParser(
-        "python -m bench.learner.throughput",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = records.parser("learner", __doc__)
     cuda = torch.cuda.is_available()
     p.add_argument(
         "--model", choices=MODELS, default="smollm2-135m", help="shape of the model (smollm2-135m)"
@@ -82,29 +79,27 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--longest", type=int, default=2048, metavar="N", help="tokens a completion is cut at (2048)"
     )
-    p.add_argument(
-        "--micro-batch-tokens", type=int, metavar="N", help="ours (2048; on CUDA 16384)"
-    )  # fmt: skip
+    p.add_argument("--micro-batch-tokens", type=int, metavar="N", help="ours (2048; on CUDA 16384)")
     p.add_argument("--micro-batch-sequences", type=int, default=4, metavar="N", help="the plain loop's (4)")
     p.add_argument("--checkpoint", action="store_true", help="recompute activations, in both")
     p.add_argument("--rounds", type=int, default=3, help="fresh processes of each provider (3)")
     p.add_argument("--steps", type=int, metavar="N", help="timed steps of a process (1; on CUDA 5)")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads (all)")
     p.add_argument("--only", choices=PROVIDERS, help="measure this provider alone")
-    p.add_argument("--quick", action="store_true", help="a tiny model and batch: seconds, and no figures")
-    p.add_argument("--out", type=Path, help="the JSON (bench/results/trainer-DEVICE.json)")
+    p.add_argument("--quick", action="store_true", help="a tiny model and batch, to see that it runs")
+    records.add_options(p, "trainer-DEVICE.json")
     p.add_argument("--measure", help=argparse.SUPPRESS)  # in the child: provider or "gemm", then the problem
     p.add_argument("--problem", help=argparse.SUPPRESS)
     p.add_argument("--folder", help=argparse.SUPPRESS)
     return p
 
 
-def problem_of(args: argparse.Namespace) -> Problem:
+def problem_of(args: argparse.Namespace) -> StepProblem:
     """The problem asked for."""
     if args.quick:
-        return Problem("tiny", args.device, args.dtype or "float32", 2, 4, 8, 12, 0.8, 40, 64, 2, False)
+        return dataclasses.replace(TINY, device=args.device, dtype=args.dtype or "float32")
     cuda = args.device == "cuda"
-    return Problem(
+    return StepProblem(
         model=args.model,
         device=args.device,
         dtype=args.dtype or ("bfloat16" if cuda else "float32"),
@@ -124,61 +119,61 @@ def problem_of(args: argparse.Namespace) -> Problem:
 
 
 def run(
-    p: Problem, providers: Sequence[str], rounds: int, steps: int, threads: int, folder: str,
+    p: StepProblem, providers: Sequence[str], rounds: int, steps: int, threads: int, folder: str,
     gemm: bool = True, seconds: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Every measurement of a problem, in rounds: the GEMMs, then the providers, each round another first.
+) -> Record:  # fmt: skip
+    """Every measurement of a problem, in rounds: the GEMMs, then the providers in turns.
 
-    `folder` holds the model. `gemm`: whether the bound is measured. `seconds`: that a process may take.
+    `folder` holds the model. `gemm`: whether the bound is measured. `seconds`: the limit of one process.
     """
     counted = learner_step.lengths(learner_step.make_batch(p), p)
-    record: dict[str, Any] = {
+    record: Record = {
         "problem": dataclasses.asdict(p), "tokens": counted, "flops": learner_step.flops(p, counted),
         "gemm": {"flops_per_s": 0.0}, "providers": {name: {"rounds": []} for name in providers},
     }  # fmt: skip
-    for i in range(rounds):
-        now = f"round {i + 1}/{rounds}: "
+    for i, order in enumerate(rounds_of(providers, rounds), 1):
         if gemm:
-            found = measure("gemm", p, folder, steps, threads, seconds)
-            if found.get("flops_per_s", 0.0) > record["gemm"]["flops_per_s"]:
-                record["gemm"] = found
-            rate = f"{found.get('flops_per_s', 0) / 1e9:.4g} GFLOP/s"
-            say(now + (found.get("error") or f"best GEMM {rate}"))
-        for name in [*providers[i % len(providers) :], *providers[: i % len(providers)]]:
-            found = measure(name, p, folder, steps, threads, seconds)
-            record["providers"][name]["rounds"].append(found)
-            say(f"{now}{name} " + (found.get("error") or _said(found)))
-    for found in record["providers"].values():
-        _summarise(found, record)
+            best = measure("gemm", p, folder, steps, threads, seconds)
+            if best.get("flops_per_s", 0.0) > record["gemm"]["flops_per_s"]:
+                record["gemm"] = best
+            rate = f"{best.get('flops_per_s', 0) / 1e9:.4g} GFLOP/s"
+            records.say(f"round {i}/{rounds}: " + (best.get("error") or f"best GEMM {rate}"))
+        for name in order:
+            result = measure(name, p, folder, steps, threads, seconds)
+            record["providers"][name]["rounds"].append(result)
+            records.say(f"round {i}/{rounds}: {name} " + (result.get("error") or _line(result)))
+    for result in record["providers"].values():
+        _summarise(result, record)
     return record
 
 
-def _said(found: dict[str, Any]) -> str:
-    return f"{statistics.median(found['seconds']):.4g} s, {found['peak_bytes'] / 1e9:.2f} GB"
+def _line(result: Record) -> str:
+    return f"{statistics.median(result['seconds']):.4g} s, {result['peak_bytes'] / 1e9:.2f} GB"
 
 
-def _summarise(found: dict[str, Any], record: dict[str, Any]) -> None:
-    good = [r for r in found["rounds"] if "error" not in r]
+def _summarise(result: Record, record: Record) -> None:
+    """Add the medians over the rounds, or the first error if every round failed."""
+    good = [r for r in result["rounds"] if "error" not in r]
     if not good:
-        found["error"] = found["rounds"][0]["error"]
+        result["error"] = result["rounds"][0]["error"]
         return
     seconds = [s for r in good for s in r["seconds"]]
-    middle = statistics.median(seconds)
-    found["s"] = {"median": middle, "low": min(seconds), "high": max(seconds)}
-    found["useful_tokens_per_s"] = record["tokens"]["useful"] / middle
-    found["peak_bytes"] = int(statistics.median(r["peak_bytes"] for r in good))
+    median = statistics.median(seconds)
+    result["s"] = {"median": median, "low": min(seconds), "high": max(seconds)}
+    result["useful_tokens_per_s"] = record["tokens"]["useful"] / median
+    result["peak_bytes"] = int(statistics.median(r["peak_bytes"] for r in good))
 
 
 def measure(
-    what: str, p: Problem, folder: str, steps: int, threads: int, limit: float | None = None
-) -> dict[str, Any]:
+    what: str, p: StepProblem, folder: str, steps: int, threads: int, limit: float | None = None
+) -> Record:
     """One measurement in a process of its own; {"error": one line} if it failed or took `limit` seconds."""
     command = [
-        sys.executable, "-m", "bench.learner.throughput", f"--measure={what}", f"--folder={folder}",
+        sys.executable, "-m", "bench.learner", f"--measure={what}", f"--folder={folder}",
         f"--steps={steps}",
         f"--threads={threads}", f"--problem={json.dumps(dataclasses.asdict(p))}",
     ]  # fmt: skip
-    environment = CPU | os.environ  # as the launcher sets them for a learner, and for both alike
+    environment = CPU | os.environ  # as the launcher sets them for a learner, for both providers
     if p.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # a learner takes a GPU where it sees one
     try:
@@ -186,23 +181,23 @@ def measure(
             command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=limit
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"not done after {limit:.0f} s"}
+        return {"error": f"stopped after {limit:.0f} s"}
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         return {"error": f"ended with {child.returncode}: {last}"[:300]}
-    found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    return found
+    result: Record = json.loads(child.stdout.splitlines()[-1])
+    return result
 
 
 def peak_of(card: str) -> float | None:
-    """FLOP/s that the maker says of a card."""
+    """A card's FLOP/s by its data sheet; None if unknown."""
     return next((peak for name, peak in PEAKS.items() if name in card), None)
 
 
-def _measure(what: str, p: Problem, folder: str, steps: int) -> dict[str, Any]:
-    """In the child."""
+def _measure(what: str, p: StepProblem, folder: str, steps: int) -> Record:
+    """In the child: the best GEMM, or the steps of a provider."""
     if p.device == "cpu":
-        keep_freed_memory()  # as a learner does, and for both alike
+        keep_freed_memory()  # as a learner does, for both providers
     if what == "gemm":
         return learner_step.best_gemm(p)
     step = PROVIDERS[what](p, folder)
@@ -216,7 +211,7 @@ def _measure(what: str, p: Problem, folder: str, steps: int) -> dict[str, Any]:
         loss = step(batch)
         synchronize(p)
         seconds.append(time.perf_counter() - start)
-        cpu_seconds.append(time.process_time() - cpu_start)  # of all threads: says what a busy machine hides
+        cpu_seconds.append(time.process_time() - cpu_start)  # of all threads; less affected by other load
     peak = torch.cuda.max_memory_allocated() if p.device == "cuda" else process_peak_bytes()
     return {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak, "loss": loss}
 
@@ -227,27 +222,26 @@ def _short(s: TrainSequence) -> TrainSequence:
     return dataclasses.replace(s, **cut)
 
 
-def synchronize(p: Problem) -> None:
+def synchronize(p: StepProblem) -> None:
     """Wait for the GPU, where there is one."""
     if p.device == "cuda":
         torch.cuda.synchronize()
 
 
-# ------------------------------------------------------------------------------------------------ telling
+# ------------------------------------------------------------------------------------------------ table
 
 
-def bound(record: dict[str, Any]) -> tuple[float, str]:
-    """FLOP/s that ours is held against, and what it is."""
+def bound(record: Record) -> tuple[float, str]:
+    """The FLOP/s that ours is compared with, and a description."""
     peak = peak_of(record.get("card", ""))
     if peak is not None:
         return peak, f"{peak / 1e12:.0f} TFLOP/s, dense bf16 of this card"
     gemm = record["gemm"]
-    return gemm[
-        "flops_per_s"
-    ], f"{gemm['flops_per_s'] / 1e9:.4g} GFLOP/s, best GEMM: {gemm.get('product', '–')}"
+    rate = gemm["flops_per_s"]
+    return rate, f"{rate / 1e9:.4g} GFLOP/s, best GEMM: {gemm.get('product', '–')}"
 
 
-def shares(record: dict[str, Any]) -> tuple[float, float] | None:
+def shares(record: Record) -> tuple[float, float] | None:
     """Ours over the bound: of the matrix products, and of these with attention. None if not measured."""
     ours, (rate, _) = record["providers"].get("ours", {}), bound(record)
     if "s" not in ours or not rate:
@@ -256,7 +250,7 @@ def shares(record: dict[str, Any]) -> tuple[float, float] | None:
     return work["matmul"] / rate / seconds, (work["matmul"] + work["attention"]) / rate / seconds
 
 
-def describe(record: dict[str, Any]) -> str:
+def describe(record: Record) -> str:
     """The table of a record of `run`, and the bars."""
     p, tokens, share = record["problem"], record["tokens"], shares(record)
     recomputed = ", activations recomputed" if p["checkpoint"] else ""
@@ -268,51 +262,44 @@ def describe(record: dict[str, Any]) -> str:
         f"bound: {bound(record)[1]}",
     ]
     rows = []
-    for name, found in record["providers"].items():
-        s, mine = found.get("s"), name == "ours" and share is not None
+    for name, result in record["providers"].items():
+        speed, memory = cells(result)
         rows.append([
-            name,
-            number(s and s["median"], ".4g"),
-            f"{s['low']:.4g}-{s['high']:.4g}" if s else "–",
-            number(found.get("useful_tokens_per_s"), ".4g"),
-            str(tokens[f"fed_{name}"]),
-            number(share[0] if mine and share else None, ".3f"),
-            number(share[1] if mine and share else None, ".3f"),
-            number(found["peak_bytes"] / 1e9 if "peak_bytes" in found else None, ".2f"),
-            found.get("error", ""),
+            name, *speed, str(tokens[f"fed_{name}"]), *share_cells(share if name == "ours" else None), memory,
+            result.get("error", ""),
         ])  # fmt: skip
     return "\n".join((*lines, table(HEAD, rows), *bars(record)))
 
 
-def bars(record: dict[str, Any]) -> list[str]:
-    """Each bar and whether it is met; silent about what was not measured."""
+def cells(result: Record) -> tuple[list[str], str]:
+    """A provider's cells of time and speed, and of memory."""
+    speed = [*spread(result.get("s"), ".4g"), number(result.get("useful_tokens_per_s"), ".4g")]
+    return speed, number(result["peak_bytes"] / 1e9 if "peak_bytes" in result else None, ".2f")
+
+
+def share_cells(share: tuple[float, float] | None) -> list[str]:
+    """The cells of `shares`."""
+    return [number(x, ".3f") for x in share or (None, None)]
+
+
+def bars(record: Record) -> list[str]:
+    """A line per bar, on a CPU only; nothing about what was not measured."""
+    if record["problem"]["device"] != "cpu" or record["problem"]["model"] == "tiny":
+        return []
     ours, plain = (record["providers"].get(name, {}) for name in PROVIDERS)
-    share, out = shares(record), []
+    share, lines = shares(record), []
     if "s" in ours and "s" in plain:
         speed = plain["s"]["median"] / ours["s"]["median"]
         memory = ours["peak_bytes"] / plain["peak_bytes"]
-        out.append(
-            f"useful tokens/s over plain: {speed:.2f} ({_met(speed >= BARS['speed'])} {BARS['speed']})"
-        )
-        out.append(
-            f"peak memory over plain: {memory:.2f} ({_met(memory <= BARS['memory'])} {BARS['memory']})"
-        )
-    if share is not None:
-        out.append(f"of the bound: {share[0]:.3f} ({_met(share[0] >= BARS['of bound'])} {BARS['of bound']})")
-    return out if record["problem"]["device"] == "cpu" and record["problem"]["model"] != "tiny" else []
-
-
-def _met(good: bool) -> str:
-    return "met: bar" if good else "NOT MET: bar"
-
-
-def say(line: str) -> None:
-    """Progress, on stderr: stdout is the table's."""
-    print(line, file=sys.stderr, flush=True)
+        lines += [
+            bar("useful tokens/s over plain", speed, 1.5),
+            bar("peak memory over plain", memory, 0.6, most=True),
+        ]
+    return [*lines, bar("of the bound", share[0], 0.6)] if share else lines
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write the JSON."""
+    """Measure, print the table, write the record where asked."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(arguments)
     for name in ("prompts", "group", "median", "longest", "rounds", "threads", "micro_batch_sequences"):
@@ -324,34 +311,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if args.measure:
-        found = _measure(args.measure, Problem(**json.loads(args.problem)), args.folder, args.steps)
-        print(json.dumps(found))
+        print(
+            json.dumps(
+                _measure(args.measure, StepProblem(**json.loads(args.problem)), args.folder, args.steps)
+            )
+        )
         return
     p = problem_of(args)
     where = machine(args.device)
     steps = args.steps or (5 if args.device == "cuda" else 1)
     providers = [args.only] if args.only else list(PROVIDERS)
     with tempfile.TemporaryDirectory(prefix="bench-trainer-") as folder:
-        say(f"making {p.model} with random weights")
+        records.say(f"making {p.model} with random weights")
         learner_step.save_model(p, folder)
-        found = run(p, providers, 1 if args.quick else args.rounds, steps, args.threads, folder)
+        measured = run(p, providers, 1 if args.quick else args.rounds, steps, args.threads, folder)
     record = {
-        "command": " ".join(("python -m bench.learner.throughput", *arguments)),
+        "command": records.command("learner", arguments),
         "machine": where,
         "card": where.get("card", ""),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "commit": commit("kernels", "trainer", "bench/*.py"),
+        "commit": records.commit("kernels", "trainer", "bench/*.py"),
         "rounds": args.rounds,
         "steps": steps,
-        **found,
+        **measured,
     }
-    out = args.out or ROOT / "bench" / "results" / f"trainer-{args.device}.json"
-    write_json(out, record)
+    path = records.path_of(args, f"trainer-{args.device}.json")
+    records.write(path, record)
+    timed = len(next(iter(record["providers"].values()))["rounds"])
     print(f"{where.get('card') or where['cpu']}, {where['threads']} threads, torch {torch.__version__}, "
-          f"commit {record['commit']}; medians of {len(next(iter(record['providers'].values()))['rounds'])} "
-          "interleaved rounds\n" + describe(record))  # fmt: skip
-    say(f"written to {out}")
-
-
-if __name__ == "__main__":
-    main()
+          f"commit {record['commit']}; medians of {timed} interleaved rounds")  # fmt: skip
+    print(describe(record))
+    records.say_written(path)

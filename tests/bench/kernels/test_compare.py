@@ -1,4 +1,4 @@
-"""compare.py and its parts: errors are the true ones, every case is a line, the table is the JSON's."""
+"""compare.py and its parts: errors are the true ones, every provider is a line, the table is the JSON's."""
 
 import json
 from dataclasses import replace
@@ -10,8 +10,8 @@ import torch
 
 from bench import measure
 from bench.kernels import compare
-from bench.kernels.cases import Case, all_cases, naive
-from bench.kernels.problem import Answer, errors, make_problem, relative, solve, subset
+from bench.kernels.problem import LossAnswer, errors_of, make_problem, relative, solve, subset
+from bench.kernels.providers import Provider, all_providers, naive
 from kernels.reference import reference_loss
 
 TINY = ["--rows=32", "--hidden=8", "--vocab=40", "--chunk=8", "--rounds=2", "--threads=1"]
@@ -45,14 +45,14 @@ def test_the_oracle_is_the_textbooks() -> None:
 
 def test_errors_are_those_that_were_put_in() -> None:
     truth = solve(tiny())
-    wrong = Answer(
+    wrong = LossAnswer(
         truth.loss * 1.5,
         truth.logprobs.index_add(0, torch.tensor([3]), torch.tensor([-0.25], dtype=torch.float64)),
         truth.entropy + 0.125,
         truth.d_hidden * 1.01,
         -truth.d_weight,
     )
-    found = errors(wrong, truth)
+    found = errors_of(wrong, truth)
     expected = {"loss_rel": 0.5, "logp_max_abs": 0.25, "entropy_max_abs": 0.125}
     assert found == pytest.approx(expected | {"d_hidden_rel": 0.01, "d_weight_rel": 2.0})
 
@@ -68,9 +68,9 @@ def test_all_providers_solve_the_same_problem(dtype: torch.dtype) -> None:
     p = replace(p, token_weights=torch.linspace(0.2, 1.8, 32) / 32)  # tokens need not weigh the same
     truth, bar = solve(p), 1e-5 if dtype == torch.float32 else 3e-2
     solved = 0
-    for case in all_cases(p, ["torch"]):
+    for case in all_providers(p, ["torch"]):
         try:
-            found = errors(case.run(p), truth)
+            found = errors_of(case.run(p), truth)
         except ImportError:  # a peer that is not installed
             continue
         gradients = [found.get("d_hidden_rel", 0.0), found.get("d_weight_rel", 0.0)]
@@ -100,7 +100,7 @@ def test_the_command_runs_to_its_end_and_the_json_is_complete(
     lines = capsys.readouterr().out.splitlines()
     for case in record["cases"]:
         line = next(text for text in lines if text.startswith(f"{case['name']}  "))
-        assert f"{case['ms']['median']:.1f}" in line
+        assert f"{case['ms']['median']:.2f}" in line
         if case["errors"]:
             assert f"{case['errors']['logp_max_abs']:.1e}" in line
 
@@ -108,16 +108,20 @@ def test_the_command_runs_to_its_end_and_the_json_is_complete(
 def test_a_missing_peer_and_a_failing_one_are_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(p: Any) -> Answer:
+    def missing(p: Any) -> LossAnswer:
         import no_such_peer  # type: ignore[import-not-found]
 
         return no_such_peer.answer(p)
 
-    def failing(p: Any) -> Answer:
+    def failing(p: Any) -> LossAnswer:
         raise RuntimeError("cannot do\nthis")
 
-    made = [Case("gone", missing), Case("broken", failing), Case("fine", lambda p: naive(p, torch.float32))]
-    monkeypatch.setattr(compare, "all_cases", lambda p: made)
+    made = [
+        Provider("gone", missing),
+        Provider("broken", failing),
+        Provider("fine", lambda p: naive(p, torch.float32)),
+    ]
+    monkeypatch.setattr(compare, "all_providers", lambda p: made)
     record = run(tmp_path, "--no-memory")
     assert [c.get("error") for c in record["cases"]] == [
         "ModuleNotFoundError: No module named 'no_such_peer'", "RuntimeError: cannot do this", None,
@@ -127,21 +131,23 @@ def test_a_missing_peer_and_a_failing_one_are_lines(
 
 
 def test_a_wrong_provider_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(p: Any) -> Answer:
+    def wrong(p: Any) -> LossAnswer:
         right = naive(p, torch.float32)
         assert right.d_weight is not None and right.logprobs is not None
         return replace(right, d_weight=right.d_weight * 1.02, logprobs=right.logprobs + 0.03)
 
-    def nan(p: Any) -> Answer:
+    def nan(p: Any) -> LossAnswer:
         right = naive(p, torch.float32)
         assert right.logprobs is not None
         return replace(right, logprobs=right.logprobs * torch.nan)
 
-    monkeypatch.setattr(compare, "all_cases", lambda p: [Case("wrong", wrong), Case("nan", nan)])
-    cases = run(tmp_path, "--no-memory")["cases"]
+    monkeypatch.setattr(compare, "all_providers", lambda p: [Provider("wrong", wrong), Provider("nan", nan)])
+    record = run(tmp_path, "--no-memory")
+    cases = record["cases"]
     assert cases[0]["errors"]["d_weight_rel"] == pytest.approx(0.02, rel=1e-3)
     assert cases[0]["errors"]["logp_max_abs"] == pytest.approx(0.03, rel=1e-3)
-    assert cases[1]["errors"]["logp_max_abs"] == "nan"  # as text: JSON has no NaN
+    assert cases[1]["errors"]["logp_max_abs"] is None  # JSON has no NaN
+    assert record["not_finite"] == ["cases.1.errors.logp_max_abs"]
 
 
 def test_what_would_take_too_long_is_a_line_with_errors_of_few_rows(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from bench.kernels import accuracy, gpu_suite
-from bench.kernels.cases import Case
-from bench.kernels.problem import Answer, log_probs, make_problem
-from bench.kernels.suite_table import bars, kernels_text
+from bench.kernels import accuracy, gpu_stage, gpu_suite
+from bench.kernels.problem import LossAnswer, log_probs, make_problem
+from bench.kernels.providers import Provider
 from bench.learner import gpu_stage as trainer_stage
 from bench.learner import step as learner_step
-from bench.learner import throughput as trainer
-from bench.measure import ROOT
+from bench.learner import throughput
+from bench.records import ROOT
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="dry runs are for machines without a GPU")
 
@@ -71,7 +70,7 @@ def test_before_rounding_finds_the_error_under_it() -> None:
 @pytest.fixture(autouse=True)
 def ours_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter is slow, and tested elsewhere."""
-    monkeypatch.setattr(gpu_suite, "backend", lambda: "torch")
+    monkeypatch.setattr(gpu_stage, "backend", lambda: "torch")
 
 
 def suite(out: Path, stage: str) -> tuple[int, dict[str, Any]]:
@@ -83,14 +82,14 @@ def suite(out: Path, stage: str) -> tuple[int, dict[str, Any]]:
 def test_stage_kernels_runs_dry_with_every_case_and_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unpeered = [list(phase) for phase in gpu_suite.plan(8, (4, 8))]
-    unpeered[1] = [(Case("peer that is missing", _missing), None)]
-    monkeypatch.setattr(gpu_suite, "plan", lambda chunk, sweep: unpeered)
+    unpeered = [list(phase) for phase in gpu_stage.plan(8, (4, 8))]
+    unpeered[1] = [(Provider("peer that is missing", _missing), None)]
+    monkeypatch.setattr(gpu_stage, "plan", lambda chunk, sweep: unpeered)
     status, record = suite(tmp_path, "kernels")
     assert status == 0 and record["dry_run"] and record["accuracy"][0]["value"] < 1e-4
     names = [case["name"] for case in record["cases"]]
     shapes = {tuple(case["shape"]) for case in record["cases"]}
-    assert len(shapes) == len(gpu_suite.DRY_SHAPES)
+    assert len(shapes) == len(gpu_stage.DRY_SHAPES)
     for name in ("3 bare GEMMs", "ours, two-pass", "1 bare GEMM", "ours, scoring", "ours, two-pass, chunk 4"):
         assert names.count(name) == len(shapes)
     text = (tmp_path / "kernels.txt").read_text()
@@ -108,19 +107,19 @@ def test_stage_kernels_runs_dry_with_every_case_and_a_table(
     assert ours["errors"]["d_weight_rel"] < 3e-3 and ours["of_limit"] > 0
 
 
-def _missing(p: Any) -> Answer:
+def _missing(p: Any) -> LossAnswer:
     raise ModuleNotFoundError("No module named 'peer'")
 
 
 def test_the_json_is_there_after_every_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that is killed in its third case leaves two behind."""
 
-    def killed(p: Any) -> Answer:
+    def killed(p: Any) -> LossAnswer:
         raise KeyboardInterrupt
 
-    phases = [list(phase) for phase in gpu_suite.plan(8, (4,))]
-    phases[0][2] = (Case("killed", killed), None)
-    monkeypatch.setattr(gpu_suite, "plan", lambda chunk, sweep: phases)
+    phases = [list(phase) for phase in gpu_stage.plan(8, (4,))]
+    phases[0][2] = (Provider("killed", killed), None)
+    monkeypatch.setattr(gpu_stage, "plan", lambda chunk, sweep: phases)
     with pytest.raises(KeyboardInterrupt):
         suite(tmp_path, "kernels")
     record = json.loads((tmp_path / "kernels.json").read_text())
@@ -128,20 +127,20 @@ def test_the_json_is_there_after_every_case(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_rows_are_halved_until_memory_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hungry(p: Any) -> Answer:
+    def hungry(p: Any) -> LossAnswer:
         if len(p.targets) > 300:
             raise torch.OutOfMemoryError("too much")
-        return Answer(None, None, None, None, None)
+        return LossAnswer()
 
     p = make_problem(1024, 4, 5, torch.bfloat16)
-    found = gpu_suite.fitting(Case("hungry", hungry), p, None, 1)
+    found = gpu_stage.fitting((Provider("hungry", hungry), None), p, 1)
     assert found["rows"] == 256
 
 
 def test_stage_trainer_runs_dry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its processes are bench.learner.throughput's, tested there; one that fails is a line."""
+    """Its processes are bench.learner's, tested there; one that fails is a line."""
     stood: list[bool] = []
 
     def measure(what: str, p: Any, folder: str, *rest: Any) -> dict[str, Any]:
@@ -150,7 +149,7 @@ def test_stage_trainer_runs_dry(
             return {"flops_per_s": 1e9, "product": "some product"}
         return {"error": "killed"} if what == "plain" else {"seconds": [0.5], "peak_bytes": 10**9}
 
-    monkeypatch.setattr(trainer, "measure", measure)
+    monkeypatch.setattr(throughput, "measure", measure)
     status, record = suite(tmp_path, "trainer")
     assert status == 0 and all(stood) and len(stood) == 4
     ours, plain = record["cases"]
@@ -176,8 +175,8 @@ def test_stage_trainer_holds_its_shapes_to_their_bars() -> None:
         "flops": {"matmul": 989e11, "attention": 989e11},
         "providers": {"ours": {"s": {"median": 0.5}}}, "gemm": {"flops_per_s": 0.0},
     }  # fmt: skip
-    assert trainer_stage.bars([case]) == ["qwen3-4b, one of 16K: MFU with attention 0.400, bar 0.3: met"]
-    assert "0.200, bar 0.4: NOT MET" in trainer_stage.bars([case | {"name": "qwen3-4b, packs"}])[0]
+    assert trainer_stage.bars([case]) == ["qwen3-4b, one of 16K: MFU with attention: 0.4, bar ≥ 0.3: met"]
+    assert "0.2, bar ≥ 0.4: NOT MET" in trainer_stage.bars([case | {"name": "qwen3-4b, packs"}])[0]
 
 
 def test_failures_of_the_tests_are_in_the_json(tmp_path: Path) -> None:
@@ -231,10 +230,10 @@ def test_the_bars_are_read_off_the_record() -> None:
             case("Liger CISPO", 65), case("TRL chunked log-prob", 600),
         ],
     }  # fmt: skip
-    text = "\n".join(bars(record))
+    text = "\n".join(gpu_stage.bars(record))
     assert "fastest of ours at (4, 5, 6): ours, spx, chunk 2" in text
-    assert "share of the bare GEMMs' rate: 0.917, bar 0.9: met" in text
-    assert "TF/s: 715, bar 700: met" in text and "times Liger's CISPO: 11, bar 8: met" in text
-    assert "times the best 8NHV peer: 1.19, bar 1.25: NOT MET" in text
-    assert "scoring, share of one bare GEMM's rate: 0.8, bar 0.85: NOT MET" in text
-    assert text in kernels_text(record)
+    assert "share of the bare GEMMs' rate: 0.917, bar ≥ 0.9: met" in text
+    assert "TF/s: 715, bar ≥ 700: met" in text and "times Liger's CISPO: 11, bar ≥ 8: met" in text
+    assert "times the best 8NHV peer: 1.19, bar ≥ 1.25: NOT MET" in text
+    assert "scoring, share of one bare GEMM's rate: 0.8, bar ≥ 0.85: NOT MET" in text
+    assert text in gpu_stage.describe(record)

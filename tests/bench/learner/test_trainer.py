@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from bench.learner import step as learner_step
-from bench.learner import throughput as trainer
-from bench.learner.step import MODELS, Problem
+from bench.learner import throughput
+from bench.learner.step import MODELS, StepProblem
 
-TINY = Problem("tiny", "cpu", "float32", 3, 4, 8, 12, 0.8, 40, 64, 2, False)
+TINY = StepProblem("tiny", "cpu", "float32", 3, 4, 8, 12, 0.8, 40, 64, 2, False)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_lengths_spread_as_asked() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_named_shapes_have_their_models_size(name: str) -> None:
-    head, body = learner_step._parameters(MODELS[name]())
+    head, body = learner_step.parameters_of(MODELS[name]())
     millions = {"tiny": 0.1, "smollm2-135m": 134.5, "qwen3-0.6b": 596, "qwen3-4b": 4022}
     assert (head + body) / 1e6 == pytest.approx(millions[name], rel=0.01 if name != "tiny" else 0.2)
 
@@ -86,8 +86,8 @@ def test_a_failing_side_is_a_line_and_the_other_is_measured(
             return {"error": "ended with -9: killed"}
         return {"seconds": [2.0], "peak_bytes": 10**9}
 
-    monkeypatch.setattr(trainer, "measure", measure)
-    trainer.main(["--quick", f"--out={tmp_path / 'r.json'}"])
+    monkeypatch.setattr(throughput, "measure", measure)
+    throughput.main(["--quick", f"--out={tmp_path / 'r.json'}"])
     out = capsys.readouterr().out
     record = json.loads((tmp_path / "r.json").read_text())
     assert "killed" in out and record["providers"]["plain"]["error"].endswith("killed")
@@ -96,27 +96,27 @@ def test_a_failing_side_is_a_line_and_the_other_is_measured(
     assert record["providers"]["ours"]["useful_tokens_per_s"] == record["tokens"]["useful"] / 2.0
 
 
-def test_the_bars_are_said() -> None:
+def test_each_bar_is_a_line() -> None:
     problem = {"device": "cpu", "model": "smollm2-135m"}
     record = {
         "problem": problem, "flops": {"matmul": 6e9, "attention": 1e9}, "gemm": {"flops_per_s": 1e10},
         "providers": {"ours": {"s": {"median": 1.0}, "peak_bytes": 7},
                       "plain": {"s": {"median": 1.6}, "peak_bytes": 10}},
     }  # fmt: skip
-    speed, memory, share = trainer.bars(record)
-    assert "1.60 (met" in speed and "0.70 (NOT MET" in memory and "0.600 (met" in share
+    speed, memory, share = throughput.bars(record)
+    assert "1.6, bar ≥ 1.5: met" in speed and "0.7, bar ≤ 0.6: NOT MET" in memory and share.endswith(" met")
 
 
 def test_bad_options_say_what_was_expected() -> None:
     with pytest.raises(SystemExit, match="at least 1"):
-        trainer.main(["--prompts=0"])
+        throughput.main(["--prompts=0"])
 
 
 @pytest.mark.slow
 def test_quick_measures_both_in_processes_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer.main(["--quick", f"--out={tmp_path / 'r.json'}"])
+    throughput.main(["--quick", f"--out={tmp_path / 'r.json'}"])
     record = json.loads((tmp_path / "r.json").read_text())
     for found in record["providers"].values():
         assert len(found["rounds"]) == 1 and found["s"]["median"] > 0 and found["peak_bytes"] > 1e8

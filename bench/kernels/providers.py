@@ -1,8 +1,8 @@
-"""The providers: ours, what plain trainers write, the peers, and the limit; each a forward + backward.
+"""The providers of the policy loss: ours, what plain trainers write, the peers, and the limit.
 
-A provider takes a Problem and returns an Answer. All compute the same loss and gradients (CISPO, bound 4, per
-token), so their errors compare; `note` says what was needed to get there. A peer that is not installed raises
-ImportError when it runs, and the table says so in its line.
+A provider takes a LossProblem and returns a LossAnswer: forward and backward. All compute the same loss and
+gradients (CISPO, bound 4, per token), so that their errors can be compared; `note` says what that took. A
+peer that is not installed raises ImportError when it runs, and its line of the table says so.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kernels
-from bench.kernels.problem import MAX_RATIO, Answer, Problem
+from bench.kernels.problem import MAX_RATIO, LossAnswer, LossProblem
 
-Run = Callable[[Problem], Answer]
+LIMIT = "3 bare GEMMs"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One line of a table."""
+class Provider:
+    """One implementation, a line of the table."""
 
     name: str
-    run: Run
+    run: Callable[[LossProblem], LossAnswer]
     note: str = ""
-    flops: float = 6.0  # per N·H·V, of forward and backward as it computes them
+    flops: float = 6.0  # per N·H·V: what the task needs, whatever the provider computes
 
 
-def backward(loss: Tensor, logprobs: Tensor | None, entropy: Tensor | None, p: Problem) -> Answer:
+def backward(loss: Tensor, logprobs: Tensor | None, entropy: Tensor | None, p: LossProblem) -> LossAnswer:
     """The gradients of `loss` in hidden and weight."""
     d_hidden, d_weight = torch.autograd.grad(loss, (p.hidden, p.weight))
     logprobs, entropy = (x.detach() if x is not None else None for x in (logprobs, entropy))
-    return Answer(loss.detach(), logprobs, entropy, d_hidden, d_weight)
+    return LossAnswer(loss.detach(), logprobs, entropy, d_hidden, d_weight)
 
 
-def cispo(logp: Tensor, p: Problem) -> Tensor:
+def cispo(logp: Tensor, p: LossProblem) -> Tensor:
     """The loss a trainer writes when it has per-token log-probs."""
     ratio = (logp.detach().float() - p.logprobs_gen).exp().clamp(max=MAX_RATIO)
     return -(p.token_weights * ratio * p.advantages * logp).sum()
 
 
-def ours(p: Problem, backend: str, **mode: Any) -> Answer:
+def ours(p: LossProblem, backend: str, **mode: Any) -> LossAnswer:
     """`kernels.policy_loss`; `mode` holds its mode keywords."""
     out = kernels.policy_loss(
         p.hidden, p.weight, p.targets, logprobs_gen=p.logprobs_gen, advantages=p.advantages,
@@ -56,14 +56,14 @@ def ours(p: Problem, backend: str, **mode: Any) -> Answer:
     return backward(out.loss, out.logprobs, out.entropy, p)
 
 
-def naive(p: Problem, dtype: torch.dtype) -> Answer:
+def naive(p: LossProblem, dtype: torch.dtype) -> LossAnswer:
     """Whole logits in `dtype`, log_softmax, gather, autograd."""
     logits = F.linear(p.hidden.to(dtype), p.weight.to(dtype))
     logp = torch.log_softmax(logits, dim=-1).gather(1, p.targets[:, None])[:, 0]
     return backward(cispo(logp, p), logp, None, p)
 
 
-def torch_linear_cross_entropy(p: Problem) -> Answer:
+def torch_linear_cross_entropy(p: LossProblem) -> LossAnswer:
     """Per-token cross entropy is −log π; its gradient is weighted outside."""
     op, options = F.linear_cross_entropy, torch.nn.LinearCrossEntropyOptions
     chunked = options(batch_chunk_size=p.chunk_rows, chunking_method=None)
@@ -71,8 +71,8 @@ def torch_linear_cross_entropy(p: Problem) -> Answer:
     return backward(cispo(logp, p), logp, None, p)
 
 
-def liger(p: Problem) -> Answer:
-    """Sequences of one token: only so can its advantages differ from token to token."""
+def liger(p: LossProblem) -> LossAnswer:
+    """Sequences of one token, since its advantages cannot differ within a sequence."""
     peer = importlib.import_module("liger_kernel.chunked_loss.grpo_loss")
     n = len(p.targets)
     loss_of = peer.LigerFusedLinearGRPOLoss(
@@ -86,7 +86,7 @@ def liger(p: Problem) -> Answer:
     return backward(loss, None, None, p)
 
 
-def cut_cross_entropy(p: Problem, **options: Any) -> Answer:
+def cut_cross_entropy(p: LossProblem, **options: Any) -> LossAnswer:
     """Per-token cross entropy is −log π; its gradient is weighted outside."""
     peer = importlib.import_module("cut_cross_entropy")
     impl = "cce" if p.hidden.is_cuda else "torch_compile"
@@ -94,8 +94,8 @@ def cut_cross_entropy(p: Problem, **options: Any) -> Answer:
     return backward(cispo(logp, p), logp, None, p)
 
 
-def trl(p: Problem) -> Answer:
-    """TRL's tile is 4096 tokens by a slice of the vocabulary: the slice that makes it as large as a chunk."""
+def trl(p: LossProblem) -> LossAnswer:
+    """TRL computes tiles of 4096 tokens by a slice of the vocabulary, here of the same size as a chunk."""
     peer = importlib.import_module("trl.kernels.chunked_logprob")
     n, _, v = p.shape
     columns = min(v, max(1, p.chunk_rows * v // min(n, peer.TOKEN_CHUNK_SIZE)))
@@ -117,7 +117,7 @@ class Gemms:
         self.buffers: tuple[Tensor, ...] = ()
 
     @torch.no_grad()
-    def prepare(self, p: Problem, wide: bool) -> None:
+    def prepare(self, p: LossProblem, wide: bool) -> None:
         """Buffers for the logits, their gradient (random: zeros run faster), dX and dW."""
         n, h, v = p.shape
         rows, x = min(n, self.rows or n), p.hidden
@@ -128,7 +128,7 @@ class Gemms:
         self.buffers = z, dz, torch.empty_like(x), dw
 
     @torch.no_grad()
-    def __call__(self, p: Problem) -> Answer:
+    def __call__(self, p: LossProblem) -> LossAnswer:
         wide = p.hidden.is_cuda and p.hidden.dtype == torch.bfloat16
         if not self.buffers or (len(self.buffers[2]), len(self.buffers[3])) != (len(p.hidden), len(p.weight)):
             self.prepare(p, wide)
@@ -145,7 +145,31 @@ class Gemms:
                 dw.addmm_(dz[:c].t(), x)
             else:
                 wide_mm(dz[:c].t(), x, dw)
-        return Answer(None, None, None, None, None)
+        return LossAnswer()
+
+
+class OneGemm:
+    """The limit of scoring: X Wᵀ in FP32 alone, into a buffer."""
+
+    def __init__(self) -> None:
+        self.out: Tensor | None = None
+
+    @torch.no_grad()
+    def __call__(self, p: LossProblem) -> LossAnswer:
+        x, w = p.hidden.detach(), p.weight.detach()
+        if self.out is None or self.out.shape != (len(x), len(w)):
+            self.out = torch.empty(len(x), len(w), device=x.device)
+        if x.is_cuda:
+            wide_mm(x, w.t(), self.out)
+        else:
+            torch.mm(x.float(), w.t().float(), out=self.out)
+        return LossAnswer()
+
+
+def scoring(p: LossProblem, backend: str) -> LossAnswer:
+    """`kernels.linear_logprob`: log-probs and entropy without gradients, 2NHV."""
+    logp, entropy = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
+    return LossAnswer(logprobs=logp, entropy=entropy)
 
 
 def wide_mm(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -157,31 +181,39 @@ def wide_mm(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def our_backends(device: str) -> list[str]:
-    """The backends of ours for this device; one that does not work here is a line that says why."""
+    """The backends of ours for this device; one that does not work here gets a line that says why."""
     return ["triton", "torch"] if device == "cuda" else ["cpu", "torch"]
 
 
-def all_cases(p: Problem, backends: Sequence[str] | None = None) -> list[Case]:
+def all_providers(p: LossProblem, backends: Sequence[str] | None = None) -> list[Provider]:
     """Every provider for this problem, the limit first."""
     device, rows = p.hidden.device.type, p.chunk_rows
-    made: list[Case] = [
-        Case("3 bare GEMMs", Gemms(), "the limit: whole, no loss"),
-        Case("3 bare GEMMs, chunked", Gemms(rows), f"the limit: {rows} rows at a time"),
+    by_backend = [
+        Provider(f"ours ({backend})", partial(ours, backend=backend, chunk_rows=rows))
+        for backend in (our_backends(device) if backends is None else backends)
     ]
-    for backend in our_backends(device) if backends is None else backends:
-        made.append(Case(f"ours ({backend})", partial(ours, backend=backend, chunk_rows=rows)))
-    made += [
-        Case("naive FP32", partial(naive, dtype=torch.float32), "log_softmax + gather, no entropy"),
-        Case("naive bf16", partial(naive, dtype=torch.bfloat16), "log_softmax + gather, no entropy"),
-        Case("torch linear_cross_entropy", torch_linear_cross_entropy, "none-reduced, no entropy", 8),
-        Case("Liger CISPO", liger, "one-token sequences; no log-probs out", 8),
-        Case("Cut-Cross-Entropy", cut_cross_entropy, "CISPO outside, no entropy", 8),
-        Case("TRL chunked log-prob", trl, "CISPO outside", 8),
+    return [
+        Provider(LIMIT, Gemms(), "the limit: whole, no loss"),
+        Provider(f"{LIMIT}, chunked", Gemms(rows), f"the limit: {rows} rows at a time"),
+        *by_backend,
+        *peers(device),
     ]
-    if device == "cuda":
-        unfiltered = Case("Cut-Cross-Entropy, unfiltered", partial(cut_cross_entropy, filter_eps=None))
-        made.insert(-1, unfiltered)
-    return made
+
+
+def peers(device: str) -> list[Provider]:
+    """What others offer, and what one writes without a library."""
+    unfiltered = partial(cut_cross_entropy, filter_eps=None)
+    return [
+        Provider("naive FP32", partial(naive, dtype=torch.float32), "log_softmax + gather, no entropy"),
+        Provider("naive bf16", partial(naive, dtype=torch.bfloat16), "log_softmax + gather, no entropy"),
+        Provider("torch linear_cross_entropy", torch_linear_cross_entropy, "none-reduced, no entropy"),
+        Provider("Liger CISPO", liger, "one-token sequences; no log-probs out"),
+        Provider(
+            "Cut-Cross-Entropy", cut_cross_entropy, "small gradients filtered; CISPO outside, no entropy"
+        ),
+        *([Provider("Cut-Cross-Entropy, unfiltered", unfiltered)] if device == "cuda" else []),
+        Provider("TRL chunked log-prob", trl, "CISPO outside"),
+    ]
 
 
 def peer_versions() -> dict[str, str]:

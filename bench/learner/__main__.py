@@ -1,0 +1,5 @@
+"""`python -m bench.learner`: see throughput.py."""
+
+from bench.learner.throughput import main
+
+main()
