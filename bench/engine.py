@@ -1,16 +1,15 @@
-"""The torch engine beside vLLM (where installed) and transformers' `generate`: 32 sequences of 64 new tokens,
-in one run, interleaved.
+"""The torch engine beside transformers' `generate` and vLLM (where installed), in one run, interleaved.
 
-python -m bench.engine            a table: median, spread and ratio of tokens/s
-pytest bench --benchmark-only           torch engine and transformers as a pytest-benchmark suite
+  python -m bench.engine                                     tokens/s: median, range, and the engine's ratio
+  .venv-vllm/bin/python -m bench.engine --out engine.json    with vLLM, after `make setup-vllm`
+
+Each generates 64 new tokens for each of 32 sequences, on the same weights and prompts, at temperature 1.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
-import json
 import os
 import platform
 import statistics
@@ -20,13 +19,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from bench import records
+from bench.measure import interleaved
 from trainer.config import Config
 from trainer.engines.torch.engine import TorchEngine
 from trainer.engines.vllm.engine import VLLM
@@ -34,16 +35,16 @@ from trainer.models.resolve import resolve_model
 from trainer.types import Request
 
 SEQUENCES, PROMPT, NEW = 32, 16, 64
-Work = Callable[[], int]  # generates, returns how many tokens
+Work = Callable[[], int]  # generates; the number of tokens
 
 
 def providers(model: str, threads: int) -> dict[str, Work]:
-    """Generators on the same weights and prompts, sampling at T = 1, EOS ignored."""
+    """Generators on the same weights and prompts, at temperature 1, without a stop at EOS."""
     torch.set_num_threads(threads)
     folder = resolve_model(model)
-    prompts = np.random.default_rng(0).integers(100, 40_000, (SEQUENCES, PROMPT))
     engine = TorchEngine(folder, torch.float32, True, slots=SEQUENCES)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = random_prompts() % reference.config.vocab_size
     ids = torch.tensor(prompts)
 
     def ours() -> int:
@@ -65,8 +66,13 @@ def providers(model: str, threads: int) -> dict[str, Work]:
     return {"torch engine": ours, "transformers generate": generate}
 
 
-def requests(prompts: Any) -> list[Request]:
-    """One for each prompt (a row of ids)."""
+def random_prompts() -> NDArray[np.int64]:
+    """(SEQUENCES, PROMPT) token ids."""
+    return np.random.default_rng(0).integers(100, 40_000, (SEQUENCES, PROMPT))
+
+
+def requests(prompts: NDArray[np.int64]) -> list[Request]:
+    """One request for each row of token ids."""
     return [
         Request(f"r{i}", tuple(map(int, prompt)), 1, NEW, 1.0, frozenset(), i)
         for i, prompt in enumerate(prompts)
@@ -88,7 +94,7 @@ def vllm(model: str, threads: int, stack: ExitStack) -> Work:
     engine = runner.run(start())
     print(f"vLLM started in {time.perf_counter() - began:.0f} s")
     stack.callback(lambda: runner.run(engine.close()))
-    prompts = np.random.default_rng(0).integers(100, 40_000, (SEQUENCES, PROMPT))
+    prompts = random_prompts()
 
     async def generate() -> int:
         done = await asyncio.gather(*(engine.sample(r, 0, 0) for r in requests(prompts)))
@@ -98,25 +104,21 @@ def vllm(model: str, threads: int, stack: ExitStack) -> Work:
 
 
 def measure(work: dict[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Tokens/s per round; the providers take turns, so that a slow moment of the machine hits all."""
-    rates: dict[str, list[float]] = {name: [] for name in work}
-    for name in work:
-        work[name]()  # warm up
-    for _ in range(rounds):
-        for name, run in work.items():
-            start = time.perf_counter()
-            tokens = run()
-            rates[name].append(tokens / (time.perf_counter() - start))
-    return rates
+    """Tokens/s per round; the providers take turns, so that a slow moment of the machine affects all."""
+    tokens = {name: run() for name, run in work.items()}  # this is the warm-up
+    times, failed = interleaved(work, rounds, "cpu")
+    for error in failed.values():
+        raise error
+    return {name: [1e3 * tokens[name] / ms for ms in times[name]] for name in work}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table; write it as JSON when asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    """Measure, print the table, write the record where asked."""
+    parser = records.parser("engine", __doc__)
     parser.add_argument("--model", default="smollm2-135m", help="built-in name, folder or hub name")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--rounds", type=int, default=5, help="timed calls of each (5)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads (all)")
+    records.add_options(parser, "engine-cpu.json")
     args = parser.parse_args(argv)
     with ExitStack() as stack:
         work = providers(args.model, args.threads)
@@ -124,14 +126,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             work["vLLM"] = vllm(args.model, args.threads, stack)
         rates = measure(work, args.rounds)
     ours, *others = rates
-    ratios = {
-        name: [a / b for a, b in zip(rates[ours], rates[name], strict=True)] for name in others
-    }  # of the torch engine to each
-    result: dict[str, Any] = {
+    ratios = {name: [a / b for a, b in zip(rates[ours], rates[name], strict=True)] for name in others}
+    result = {
         "machine": f"{platform.machine()}, {args.threads} threads, {torch.backends.cpu.get_cpu_capability()}",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "tokens_per_s": rates,
-        "ratio": ratios,
+        "ratio": ratios,  # of the torch engine to each
     }
     print(f"{SEQUENCES} sequences x {NEW} tokens, fp32, {result['machine']}, torch {torch.__version__}")
     for name, values in rates.items():
@@ -139,18 +139,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, values in ratios.items():
         spread = f"{min(values):.2f} to {max(values):.2f}"
         print(f"torch engine / {name:20} {statistics.median(values):5.2f}  ({spread})")
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1))
-
-
-def test_torch_engine(benchmark: Any) -> None:
-    """Continuous batching over slots."""
-    benchmark.pedantic(providers("smollm2-135m", 2)["torch engine"], rounds=3, warmup_rounds=1)
-
-
-def test_transformers_generate(benchmark: Any) -> None:
-    """The same work by transformers."""
-    benchmark.pedantic(providers("smollm2-135m", 2)["transformers generate"], rounds=3, warmup_rounds=1)
+    path = records.path_of(args, "engine-cpu.json")
+    records.write(path, result)
+    records.say_written(path)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""What the speed of the LM head's loss is worth: share of a step, GPU-hours, and reward at a budget.
+"""How much a faster LM-head loss saves: its share of a step, GPU-hours, and the reward at a budget.
 
   python -m bench.gpu_hours                                 published rates, until a GPU has measured ours
   python -m bench.gpu_hours --kernels out/kernels.json      rates from the GPU suite's stage `kernels`
   python -m bench.gpu_hours --rate "ours=650" --rate "best peer=500" --models 8b --budget 4000
+  python -m bench.gpu_hours --record                        over bench/results/gpu-hours.json and .png
 
 A trainer's step is its body (6 FLOP per active parameter and token, and attention, at --body-mfu) and its
-head (6HV per token with loss, at the rate of each implementation). Optimiser, communication and weight pushes
-are left out, and so is the generators' own head. The split of GPUs is taken as balanced when the trainer uses
---curve-head; generators do the same work per step whatever the trainer's head, and GPUs are divided anew.
+head (6HV per token with loss, at the rate of each implementation). Optimizer, communication, weight pushes
+and the generators' own head are left out. The GPUs are assumed to be split so that trainer and generators
+take equally long when the trainer uses --curve-head. Generators do the same work per step whatever the
+trainer's head, and GPUs are then split again.
 
-The law: the paper's curve is taken as measured with --curve-head (it does not say which implementation it
-used). A head that makes a step cheaper by a factor f makes as many steps for C as the curve shows at C/f.
+The paper's curve is assumed to be measured with --curve-head (the paper does not name its implementation).
+With a head that makes a step cheaper by a factor f, a budget C buys as many steps as the curve has at C/f.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench.measure import ROOT, write_json
-from bench.sources import CURVES, R0, Curve
+from bench import records
+from bench.records import Record
+from bench.sources import CURVES, R0, PublishedCurve
 from bench.table import number, table
 from trainer.config import ConfigError
 from trainer.scaling.kernel_cost import (
@@ -49,7 +52,7 @@ def account(
     curve: Sigmoid | None,
     curve_head: str,
     budget: float,
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """A record per head."""
     reference = next((head for head in heads if head.name == curve_head), None)
     if reference is None:
@@ -57,28 +60,28 @@ def account(
     body = setting.body_gpu_hours(shape)
     balanced = body + setting.head_gpu_hours(shape, reference)
     generate = balanced * setting.generators / setting.trainers
-    records = []
+    rows = []
     for head in heads:
-        own = setting.head_gpu_hours(shape, head)
+        hours = setting.head_gpu_hours(shape, head)
         factor = cost_factor(shape, setting, head, reference)
-        records.append({
+        rows.append({
             "model": shape.name,
             "head": head.name,
             "tflops": head.tflops,
             "source": head.source,
-            "head_share": own / (body + own),
-            "trainer_gpu_hours_per_1000": 1000 * (body + own),
-            "run_gpu_hours_per_1000": 1000 * (generate + body + own),
+            "head_share": hours / (body + hours),
+            "trainer_gpu_hours_per_1000": 1000 * (body + hours),
+            "run_gpu_hours_per_1000": 1000 * (generate + body + hours),
             "cost_factor": factor,
             "budget": budget,
             "reward": float(curve.reward(budget / factor)) if curve else None,
             "gpu_hours_to_that_of_curve_head": budget * factor,
         })  # fmt: skip
-    return records
+    return rows
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The table and, below, every constant with its source."""
+def describe(result: Record) -> str:
+    """The table, and every constant with its source."""
     rows = [
         [
             r["model"],
@@ -100,68 +103,64 @@ def describe(result: dict[str, Any]) -> str:
     return "\n".join((
         table(head, rows),
         f"cost: GPU-hours of a run's step over those with {result['curve_head']}. "
-        "reward: – where the paper has no curve.",
+        "A dash in the last column: the paper has no curve for this model.",
         "Sources:",
         *dict.fromkeys(f"  {r['head']}: {r['tflops']:.0f} TF/s: {r['source']}" for r in result["records"]),
         *notes,
     ))  # fmt: skip
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Left: the trainer's GPU-hours per 1,000 steps, body and head. Right: the law at each head's cost."""
+def draw(result: Record, path: Path) -> None:
+    """Left: the trainer's GPU-hours per 1,000 steps, body and head. Right: the curves at each head's cost."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    records = result["records"]
+    rows = result["records"]
     curves = {m: c for m, c in result["curves"].items() if c}
     figure, axes = plt.subplots(
         1, 1 + len(curves), figsize=(5.5 + 4.5 * len(curves), 4.8), layout="constrained"
     )
-    bars, *laws = np.atleast_1d(axes)
-    labels = [f"{r['model']} · {r['head']}" for r in records]
-    whole = np.array([r["trainer_gpu_hours_per_1000"] for r in records])
-    heads = whole * [r["head_share"] for r in records]
-    bars.barh(labels, whole - heads, color="#b8c4d0", label="body")
-    bars.barh(labels, heads, left=whole - heads, color="#c44e52", label="LM head and loss")
-    for y, r in enumerate(records):
-        bars.text(whole[y], y, f" {100 * r['head_share']:.0f} %", va="center", fontsize=8)
-    bars.set_xlim(0, 1.12 * whole.max())
+    bars, *right = np.atleast_1d(axes)
+    labels = [f"{r['model']} · {r['head']}" for r in rows]
+    total = np.array([r["trainer_gpu_hours_per_1000"] for r in rows])
+    heads = total * [r["head_share"] for r in rows]
+    bars.barh(labels, total - heads, color="#b8c4d0", label="body")
+    bars.barh(labels, heads, left=total - heads, color="#c44e52", label="LM head and loss")
+    for y, r in enumerate(rows):
+        bars.text(total[y], y, f" {100 * r['head_share']:.0f} %", va="center", fontsize=8)
+    bars.set_xlim(0, 1.12 * total.max())
     bars.invert_yaxis()
     bars.set(xlabel="trainer GPU-hours per 1,000 steps", title="The head's share of the trainer's step")
     bars.legend(loc="lower right", fontsize=8)
-    for axis, (model, c) in zip(laws, curves.items(), strict=True):
-        law = Sigmoid(c["R0"], c["A"], c["B"], c["C_mid"])
+    for axis, (model, c) in zip(right, curves.items(), strict=True):
+        curve = Sigmoid(c["R0"], c["A"], c["B"], c["C_mid"])
         hours = np.geomspace(result["budget"] / 8, result["budget"] * 8, 200)
-        own = [r for r in records if r["model"] == model]
-        styles = ("-", "--", "-.", ":")
-        for r, style in zip(own, styles * len(own), strict=False):
-            axis.plot(
-                hours, law.reward(hours / r["cost_factor"]), style, label=f"{r['head']}: {r['reward']:.4f}"
-            )
+        of_model = [r for r in rows if r["model"] == model]
+        for r, style in zip(of_model, cycle(("-", "--", "-.", ":")), strict=False):
+            reward = curve.reward(hours / r["cost_factor"])
+            axis.plot(hours, reward, style, label=f"{r['head']}: {r['reward']:.4f}")
         axis.axvline(result["budget"], color="grey", lw=0.8)
         axis.set(
-            xscale="log", xlabel="GPU-hours of the run", ylabel="pass rate", title=f"{model}, by the law"
+            xscale="log", xlabel="GPU-hours of the run", ylabel="pass rate", title=f"{model}, by its curve"
         )
         axis.legend(title=f"at {result['budget']:,.0f} GPU-h", fontsize=8)
-    figure.suptitle(_status(records), fontsize=9)
+    figure.suptitle(_status(rows), fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def _status(records: Sequence[dict[str, Any]]) -> str:
-    """What the rates are, for the picture: nobody should take a target for a measurement."""
-    kinds = {r["head"]: r["source"].split(":")[0] for r in records}
+def _status(rows: Sequence[Record]) -> str:
+    """The picture's caption: which rates are measured, published or a target."""
+    kinds = {r["head"]: r["source"].split(":")[0] for r in rows}
     return "rates: " + " · ".join(f"{head} {kind}" for head, kind in kinds.items())
 
 
 def parser() -> argparse.ArgumentParser:
     """Every option with its default and source."""
-    p = argparse.ArgumentParser(
-        "python -m bench.gpu_hours", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = records.parser("gpu_hours", __doc__)
     p.add_argument("--models", default="8b,scout,4b,0.6b", help="comma-separated: " + ", ".join(MODELS))
     p.add_argument("--kernels", type=Path, help="kernels.json of the GPU suite")
     p.add_argument(
@@ -177,13 +176,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--r0", type=float, default=R0.value, help=f"reward at zero compute ({R0.value}, assumed)")
     p.add_argument("--law", metavar="A,B,C_MID", help="a curve of your own, for all models asked for")
     p.add_argument("--budget", type=float, default=4000, help="GPU-hours of the whole run (4000)")
-    p.add_argument("--out", type=Path, help="the JSON (bench/results/gpu-hours.json)")
-    p.add_argument("--plot", type=Path, help="the picture, .png or .svg (beside the JSON)")
+    records.add_options(p, "gpu-hours.json and .png")
+    p.add_argument("--plot", type=Path, metavar="FILE", help="write the picture here, .png or .svg")
     return p
 
 
 def _heads(args: argparse.Namespace, shape: Shape) -> list[Head]:
-    """Published rates, over them what a GPU measured, over those what the user gives."""
+    """Published rates, replaced by those that a GPU measured, and these by those that the user gives."""
     heads = {head.name: head for head in PUBLISHED_HEADS}
     if args.kernels:
         try:
@@ -201,7 +200,7 @@ def _heads(args: argparse.Namespace, shape: Shape) -> list[Head]:
     return list(heads.values())
 
 
-def _curve(args: argparse.Namespace, model: str) -> Curve | None:
+def _curve(args: argparse.Namespace, model: str) -> PublishedCurve | None:
     if args.law is None:
         return CURVES.get(model)
     try:
@@ -210,11 +209,11 @@ def _curve(args: argparse.Namespace, model: str) -> Curve | None:
         raise SystemExit(
             f"--law {args.law!r}: expected three numbers A,B,C_MID, as in .61,1.92,2542"
         ) from None
-    return Curve(ceiling, slope, mid, "GIVEN by --law")
+    return PublishedCurve(model, mid, slope, ceiling, "GIVEN by --law")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Account, print the table, write JSON and picture."""
+    """Compute, print the table, write record and picture where asked."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(arguments)
     models = args.models.split(",")
@@ -230,11 +229,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name, c in CONSTANTS.items()
     }
     constants["R0"] = asdict(R0 if args.r0 == R0.value else replace(R0, value=args.r0, source="GIVEN"))
-    records, curves = [], {}
+    rows: list[Record] = []
+    curves: dict[str, Record | None] = {}
     for model in models:
         shape, curve = MODELS[model], _curve(args, model)
-        law = Sigmoid(args.r0, curve.A, curve.B, curve.C_mid) if curve else None
-        records += account(shape, _heads(args, shape), setting, law, args.curve_head, args.budget)
+        sigmoid = Sigmoid(args.r0, curve.A, curve.B, curve.C_mid) if curve else None
+        rows += account(shape, _heads(args, shape), setting, sigmoid, args.curve_head, args.budget)
         curves[shape.name] = asdict(curve) | {"R0": args.r0} if curve else None
         constants[shape.name] = {
             "value": shape.body_parameters / 1e9, "unit": "B active parameters without embeddings",
@@ -243,19 +243,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         if curve:
             constants[f"{shape.name}'s curve"] = {"value": curve.A, "unit": "ceiling", "source": curve.source}
     result = {
-        "command": " ".join(("python -m bench.gpu_hours", *arguments)),
+        "command": records.command("gpu_hours", arguments),
         "curve_head": args.curve_head,
         "budget": args.budget,
         "constants": constants,
         "curves": curves,
-        "records": records,
+        "records": rows,
     }
-    out = args.out or ROOT / "bench" / "results" / "gpu-hours.json"
-    plot = args.plot or out.with_suffix(".png")
-    write_json(out, result)
-    draw(result, plot)
+    out = records.path_of(args, "gpu-hours.json")
+    plot = args.plot or (out.with_suffix(".png") if args.record and out else None)
+    records.write(out, result)
+    if plot:
+        draw(result, plot)
     print(describe(result))
-    print(f"written to {out} and {plot}", file=sys.stderr)
+    records.say_written(out, plot)
 
 
 if __name__ == "__main__":

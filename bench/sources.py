@@ -1,62 +1,54 @@
-"""The paper's numbers that benches use, each with its source; rates and shapes are kernel_cost.py's."""
+"""The paper's numbers, each with its source; rates and model shapes are in trainer/scaling/kernel_cost.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.scaling.kernel_cost import Constant
 
 R0 = Constant(0.30, "pass rate", "ASSUMED: the paper does not print R0")
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A fitted curve of the paper; R0 is not in it."""
-
-    A: float
-    B: float
-    C_mid: float
-    source: str
-
-
-CURVES = {
-    "8b": Curve(0.610, 1.92, 2542, "arXiv 2510.13786 Table 1, ScaleRL (8B dense)"),
-    "scout": Curve(0.710, 1.65, 4242, "arXiv 2510.13786 Table 1, ScaleRL-Scout"),
-}
+TABLE = "arXiv 2510.13786 Table 1"
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedFit:
-    """The law of one of the paper's runs, as printed: ceiling, efficiency, GPU-hours of half the rise."""
+class PublishedCurve:
+    """The fitted curve of one of the paper's runs. Neither R0 nor the points are printed."""
 
     name: str
     C_mid: float
     B: float
     A: float
+    source: str = TABLE
 
 
-# arXiv 2510.13786, Table 1. R0 is not printed, nor are the points.
 TABLE_1 = (
-    PublishedFit("ScaleRL", 2542, 1.92, 0.610),
-    PublishedFit("ScaleRL-32k", 11272, 1.89, 0.645),
-    PublishedFit("ScaleRL-8gen", 2542, 2.44, 0.585),
-    PublishedFit("ScaleRL-24gen", 3054, 2.22, 0.590),
-    PublishedFit("ScaleRL-32gen", 2936, 2.07, 0.595),
-    PublishedFit("ScaleRL-Scout", 4242, 1.65, 0.710),
-    PublishedFit("ScaleRL-bs512", 2818, 1.77, 0.605),
-    PublishedFit("ScaleRL-bs2048", 10909, 1.70, 0.645),
-    PublishedFit("ScaleRL-math+code-math", 2896, 2.05, 0.595),
-    PublishedFit("ScaleRL-math+code-code", 1675, 1.09, 0.615),
+    PublishedCurve("ScaleRL", 2542, 1.92, 0.610),
+    PublishedCurve("ScaleRL-32k", 11272, 1.89, 0.645),
+    PublishedCurve("ScaleRL-8gen", 2542, 2.44, 0.585),
+    PublishedCurve("ScaleRL-24gen", 3054, 2.22, 0.590),
+    PublishedCurve("ScaleRL-32gen", 2936, 2.07, 0.595),
+    PublishedCurve("ScaleRL-Scout", 4242, 1.65, 0.710),
+    PublishedCurve("ScaleRL-bs512", 2818, 1.77, 0.605),
+    PublishedCurve("ScaleRL-bs2048", 10909, 1.70, 0.645),
+    PublishedCurve("ScaleRL-math+code-math", 2896, 2.05, 0.595),
+    PublishedCurve("ScaleRL-math+code-code", 1675, 1.09, 0.615),
 )
+_ROWS = {curve.name: curve for curve in TABLE_1}
+CURVES = {
+    "8b": replace(_ROWS["ScaleRL"], source=f"{TABLE}, ScaleRL (8B dense)"),
+    "scout": replace(_ROWS["ScaleRL-Scout"], source=f"{TABLE}, ScaleRL-Scout"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRange:
-    """What the paper's fit of its long run found over a range of GPU-hours."""
+    """The paper's fit of its long run over a range of GPU-hours."""
 
     low: float
     high: float
-    law: str
+    family: str
     A: float
     B: float | None
     source: str

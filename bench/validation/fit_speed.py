@@ -1,28 +1,28 @@
-"""What a curve's fit costs on one core: ours, with intervals, and the paper's grid beside its literal loop.
+"""The time of a curve fit on one core: ours with its intervals, and the paper's grid beside its literal loop.
 
   OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python -m bench.validation.fit_speed
+  python -m bench.validation.fit_speed --record      over bench/results/fit-speed.json
 
-The curve is the paper's ScaleRL, evaluated every 250 GPU-hours from 1,500 to 8,000 with noise. CPU time is
-what a quiet core would need; on a busy one the wall clock tells of the others. The literal loop runs once.
+The curve is the paper's ScaleRL, evaluated every 250 GPU-hours from 1,500 to 8,000 with noise. CPU time
+depends less on other load than wall time. The literal loop runs once.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.optimize import OptimizeWarning
 
-from bench.measure import ROOT, commit, machine, summary, write_json
+from bench import records
+from bench.measure import machine, summary
 from bench.sources import CURVES, R0
-from bench.table import number, table
+from bench.table import number, spread, table
 from bench.validation.classical_intervals import bootstrap, profile
 from bench.validation.literal_grid import literal_loop
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve
@@ -37,9 +37,9 @@ CODE = ("trainer/scaling", "bench/validation/fit_speed.py", "bench/validation/li
 def example() -> Curve:
     """27 evaluations of the paper's ScaleRL."""
     published = CURVES["8b"]
-    law = Sigmoid(R0.value, published.A, published.B, published.C_mid)
+    sigmoid = Sigmoid(R0.value, published.A, published.B, published.C_mid)
     compute = np.arange(1500, 8001, 250.0)
-    reward = law.reward(compute) + np.random.default_rng(0).normal(0, NOISE, len(compute))
+    reward = sigmoid.reward(compute) + np.random.default_rng(0).normal(0, NOISE, len(compute))
     points = (
         EvalPoint(i, float(c), float(r), NOISE) for i, (c, r) in enumerate(zip(compute, reward, strict=True))
     )
@@ -47,7 +47,7 @@ def example() -> Curve:
 
 
 def measure(rounds: int, grid: PaperGrid | None = None) -> dict[str, Any]:
-    """Milliseconds of each case, and how the literal loop's answer differs from ours."""
+    """Milliseconds of each case, and the difference between the literal loop's answer and ours."""
     curve, grid = example(), grid or PaperGrid()
     compute = np.array([p.compute for p in curve.points])
     reward = np.array([p.pass_rate for p in curve.points])
@@ -63,29 +63,29 @@ def measure(rounds: int, grid: PaperGrid | None = None) -> dict[str, Any]:
         "four families": lambda: compare_families(curve),
         "the paper's grid": lambda: paper_fit(compute, reward, R0.value, grid),
     }
-    found = {name: _timed(call, rounds) for name, call in cases.items()}
-    laws: list[Sigmoid] = []
+    times = {name: _timed(call, rounds) for name, call in cases.items()}
+    literal_fits: list[Sigmoid] = []
 
     def literal() -> None:
-        laws.append(literal_loop(compute, reward, R0.value, grid)[0])
+        literal_fits.append(literal_loop(compute, reward, R0.value, grid)[0])
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizeWarning)
-        found["the paper's grid, literal loop"] = _timed(literal, 1)
+        times["the paper's grid, literal loop"] = _timed(literal, 1)
     ours = paper_fit(compute, reward, R0.value, grid).law
     return {
-        "cases": found,
-        "differs": {k: abs(getattr(ours, k) - getattr(laws[0], k)) for k in ("A", "B", "C_mid")},
+        "cases": times,
+        "differs": {k: abs(getattr(ours, k) - getattr(literal_fits[0], k)) for k in ("A", "B", "C_mid")},
         "pairs": len(grid.values()[0]) * len(grid.values()[1]),
         "machine": machine("cpu"),
         "threads": {k: os.environ.get(k) for k in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")},
         "load": os.getloadavg()[0],
-        "commit": commit(*CODE),
+        "commit": records.commit(*CODE),
     }
 
 
 def _timed(call: Callable[[], object], rounds: int) -> dict[str, dict[str, float]]:
-    """Median and quartiles, milliseconds; a first call, if there are several, warms up."""
+    """Median and quartiles in milliseconds, after a first call if there are several rounds."""
     if rounds > 1:
         call()
     cpu, wall = [], []
@@ -97,13 +97,12 @@ def _timed(call: Callable[[], object], rounds: int) -> dict[str, dict[str, float
     return {"cpu": summary(cpu), "wall": summary(wall)}
 
 
-def tell(record: dict[str, Any]) -> str:
+def describe(record: dict[str, Any]) -> str:
     """The table."""
     rows = [
-        [name, number(ms["cpu"]["median"], ".0f"), f"{ms['cpu']['low']:.0f}–{ms['cpu']['high']:.0f}",
-         number(ms["wall"]["median"], ".0f")]
+        [name, *spread(ms["cpu"], ".0f"), number(ms["wall"]["median"], ".0f")]
         for name, ms in record["cases"].items()
-    ]  # fmt: skip
+    ]
     grid, loop = (record["cases"][f"the paper's grid{k}"]["cpu"]["median"] for k in ("", ", literal loop"))
     differs = ", ".join(f"{k} {v:.1g}" for k, v in record["differs"].items())
     return (
@@ -114,16 +113,16 @@ def tell(record: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write the record, print the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.validation.fit_speed", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path, default=ROOT / "bench/results/fit-speed.json")
+    """Measure, print the table, write the record where asked."""
+    parser = records.parser("validation.fit_speed", __doc__)
+    parser.add_argument("--rounds", type=int, default=9, help="timed calls of each case (9)")
+    records.add_options(parser, "fit-speed.json")
     args = parser.parse_args(argv)
     record = measure(args.rounds)
-    write_json(args.json, record)
-    print(tell(record))
+    path = records.path_of(args, "fit-speed.json")
+    records.write(path, record)
+    print(describe(record))
+    records.say_written(path)
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench import gpu_hours
+from bench import gpu_hours, records
 from bench.gpu_hours import account
 from bench.sources import CURVES
 from trainer.scaling.kernel_cost import (
@@ -57,8 +57,8 @@ def test_models_have_the_parameters_they_are_named_for() -> None:
 
 
 def test_every_constant_has_a_source() -> None:
-    for thing in (*CONSTANTS.values(), *CURVES.values(), *MODELS.values(), *PUBLISHED_HEADS):
-        assert thing.source
+    for constant in (*CONSTANTS.values(), *CURVES.values(), *MODELS.values(), *PUBLISHED_HEADS):
+        assert constant.source
     assert "NOT MEASURED" in next(h.source for h in PUBLISHED_HEADS if h.name == "ours")
 
 
@@ -112,6 +112,16 @@ def test_a_faster_head_is_never_worse() -> None:
         found = account(shape, heads, setting, law, "naive FP32", 4000)
         assert [r["reward"] for r in found] == sorted(r["reward"] for r in found)
         assert [r["head_share"] for r in found] == sorted((r["head_share"] for r in found), reverse=True)
+
+
+def test_looking_writes_nothing_and_record_writes_the_tracked_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    gpu_hours.main(["--models=8b"])
+    assert not list(tmp_path.iterdir())
+    gpu_hours.main(["--models=8b", "--record"])
+    assert {path.name for path in tmp_path.iterdir()} == {"gpu-hours.json", "gpu-hours.png"}
 
 
 @pytest.mark.parametrize(

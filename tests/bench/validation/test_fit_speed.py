@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.validation.fit_speed import measure, tell
+from bench.validation.fit_speed import describe, measure
 from trainer.scaling.alternatives.paper import PaperGrid
 
 
@@ -11,5 +11,5 @@ def test_the_table_holds_every_case_and_the_answers_agree() -> None:
     assert record["pairs"] == 121
     assert record["differs"]["A"] == record["differs"]["C_mid"] == 0 and record["differs"]["B"] < 1e-4
     assert all(ms["cpu"]["median"] > 0 for ms in record["cases"].values())
-    told = tell(record)
-    assert all(name in told for name in record["cases"]) and "The grid of 121 pairs is " in told
+    text = describe(record)
+    assert all(name in text for name in record["cases"]) and "The grid of 121 pairs is " in text
