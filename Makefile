@@ -38,8 +38,8 @@ $(TEST_STAMP): $(STAMP) $(TEST_REQUIREMENTS)
 	$(PIP) install --quiet --no-deps $(TEST_REQUIREMENTS:%=-r %)
 	@touch $@
 
-test: setup-tests  ## the tests that take seconds each
-	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow"
+test: setup-tests  ## the tests that take seconds each, and every benchmark once
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable
 
 test-slow: setup-tests  ## the tests that take longer
 	$(PY) -m pytest -q -m slow
@@ -65,7 +65,8 @@ lint: setup-tests  ## ruff and mypy
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-bench: setup  ## the loss beside its peers and its limit, on this machine (minutes; peers: requirements/peers.txt)
+bench: setup-tests  ## the benchmark suites, then the loss beside its peers and its limit (minutes; peers: requirements/peers.txt)
+	$(PY) -m pytest -q bench --benchmark-only --benchmark-columns=median,iqr,rounds
 	$(PY) -m bench.kernels.compare --rows 512 --rounds 5 --max-seconds 20
 
 clean:  ## remove what was built and cached; runs/ and .venv stay

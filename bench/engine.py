@@ -38,10 +38,9 @@ SEQUENCES, PROMPT, NEW = 32, 16, 64
 Work = Callable[[], int]  # generates; the number of tokens
 
 
-def providers(model: str, threads: int) -> dict[str, Work]:
+def providers(folder: str, threads: int) -> dict[str, Work]:
     """Generators on the same weights and prompts, at temperature 1, without a stop at EOS."""
     torch.set_num_threads(threads)
-    folder = resolve_model(model)
     engine = TorchEngine(folder, torch.float32, True, slots=SEQUENCES)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompts = random_prompts() % reference.config.vocab_size
@@ -79,14 +78,14 @@ def requests(prompts: NDArray[np.int64]) -> list[Request]:
     ]
 
 
-def vllm(model: str, threads: int, stack: ExitStack) -> Work:
+def vllm(folder: str, threads: int, stack: ExitStack) -> Work:
     """The same work by vLLM with the settings of a run; its processes end with the stack."""
     config = Config(run_dir=stack.enter_context(tempfile.TemporaryDirectory()))
     config = replace(config, engine=replace(config.engine, slots=SEQUENCES, max_new_tokens=NEW))
     runner = stack.enter_context(asyncio.Runner())
 
     async def start() -> VLLM:
-        engine = VLLM(config, resolve_model(model), threads, Path(config.run_dir) / "none")
+        engine = VLLM(config, folder, threads, Path(config.run_dir) / "none")
         await engine.label(0)
         return engine
 
@@ -121,9 +120,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     records.add_options(parser, "engine-cpu.json")
     args = parser.parse_args(argv)
     with ExitStack() as stack:
-        work = providers(args.model, args.threads)
+        folder = resolve_model(args.model)
+        work = providers(folder, args.threads)
         if importlib.util.find_spec("vllm"):
-            work["vLLM"] = vllm(args.model, args.threads, stack)
+            work["vLLM"] = vllm(folder, args.threads, stack)
         rates = measure(work, args.rounds)
     ours, *others = rates
     ratios = {name: [a / b for a, b in zip(rates[ours], rates[name], strict=True)] for name in others}

@@ -11,6 +11,6 @@ from trainer.learner.packing import pack
 
 
 def test_pack(benchmark: Any) -> None:
-    """The paper's batch, 48 prompts of 16 completions of 1,400 tokens in the middle, into packs of 16K tokens."""
+    """48 prompts of 16 completions with a median of 1,400 tokens, into packs of 16K tokens."""
     batch = make_batch(replace(PACKS, model="qwen3-0.6b", prompts=48, group=16))
     assert len(benchmark(pack, batch, PACKS.micro_batch_tokens)) > 48

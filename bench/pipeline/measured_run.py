@@ -1,8 +1,8 @@
-"""Rates and results of a real run, read from its folder, to predict from and to compare with.
+"""Rates and results of a real run, read from its folder: to predict from, and to compare with.
 
-Spans of timeline.jsonl are wall time. On cores that learner and engine share, a span's *work* is what it
-would have taken alone: the integral, over the span, of the speed that simulate.py gives to whoever is
-busy then. What no clock books is read off between the spans:
+Spans of timeline.jsonl are wall time. On cores that learner and engine share, a span's *work* is the time it
+would have taken alone: the integral, over the span, of the speed at which simulate.py lets busy servers run.
+Stages that no clock records follow from the times between the spans:
 
     learner   publish ─┬ report ┬──── wait ────┬─ build ─┬ pack ┬ forward_backward ┬ optimizer ┬ publish
                        │        │ train/wait_s │         │ learner/seconds                    │
@@ -22,9 +22,10 @@ import yaml
 
 from bench.pipeline.simulate import Outcome, Rates, Scheme, Workload
 from trainer.controller.journal import unpack
+from trainer.jsonl import read_lines
 from trainer.launcher.placement import Split
 
-MOMENT = 2e-3  # seconds: what is shorter is no wait
+MIN_WAIT_S = 2e-3  # anything shorter does not count as waiting
 FILES = ("config.yaml", "ledger.json", "metrics.jsonl", "timeline.jsonl", "journal.jsonl")
 
 
@@ -37,7 +38,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Who was busy when, from the end of the first `warm` steps, which fill pipeline and caches, on."""
+    """When each server was busy, after the first `warm` steps, which fill pipeline and caches."""
 
     warm: int
     began: float
@@ -49,8 +50,8 @@ class Trace:
 
     @property
     def generating(self) -> list[Interval]:
-        """All engines, all states."""
-        return sorted(i for engine in self.engines for own in engine.values() for i in own)
+        """Of all engines, in all states."""
+        return sorted(i for engine in self.engines for busy in engine.values() for i in busy)
 
     def of_engines(self, *states: str) -> list[Interval]:
         """The engines' intervals in these states."""
@@ -58,8 +59,8 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A run's settings and results, and the rates that its own books give."""
+class MeasuredRun:
+    """A run's settings and results, and the rates that follow from its records."""
 
     name: str
     scheme: Scheme
@@ -67,7 +68,7 @@ class Run:
     work: Workload
     rates: Rates
     steps: int
-    warm: int  # of these steps, not counted in what follows
+    warm: int  # the first of these steps; the figures below leave them out
     steps_per_hour: float  # evaluations between steps included
     learner_idle: float
     engine_idle: float
@@ -85,7 +86,7 @@ class Run:
 
 
 class Speed:
-    """How fast whoever is busy runs: cores over threads asked for, by bench.pipeline.simulate's rule."""
+    """The speed of busy servers over time: cores over threads asked for, as in bench.pipeline.simulate."""
 
     def __init__(
         self, busy: Mapping[str, Sequence[Interval]], threads: Mapping[str, int], cores: int
@@ -98,27 +99,30 @@ class Speed:
             depth = np.searchsorted(begun, middle, "right") - np.searchsorted(ended, middle, "right")
             asked += threads[role] * (depth > 0)
         speed = np.minimum(1.0, cores / np.maximum(asked, 1)) if cores else np.ones(len(middle))
-        self._done = np.concatenate([[0.0], np.cumsum(speed * np.diff(self._cuts))])
+        self._work = np.concatenate([[0.0], np.cumsum(speed * np.diff(self._cuts))])
 
     def work(self, intervals: Iterable[Interval]) -> float:
         """Seconds of work in these intervals, in all."""
-        return float(sum(np.diff(np.interp(i, self._cuts, self._done))[0] for i in intervals))
+        return float(sum(np.diff(np.interp(i, self._cuts, self._work))[0] for i in intervals))
 
     def mean(self, intervals: Sequence[Interval]) -> float:
         """Seconds of work in one of them; 0 where there are none."""
         return self.work(intervals) / len(intervals) if intervals else 0.0
 
 
-def read_run(folder: Path, decode_step_s: float = 0.0) -> Run:
-    """Read a run folder; SystemExit with one line if it holds no unbroken run. `decode_step_s` is what one
-    token of every sequence takes whatever their number: a steady run does not tell it from the rest."""
+def read_run(folder: Path, decode_step_s: float = 0.0) -> MeasuredRun:
+    """Read a run folder; SystemExit with one line if it holds no unbroken run.
+
+    `decode_step_s` is the part of a decoding step that does not depend on the number of sequences, which a
+    steady run's records do not separate from the rest.
+    """
     if missing := [name for name in FILES if not (folder / name).is_file()]:
         raise SystemExit(
             f"--run {folder}: has no {', '.join(missing)}; expected the folder of a training run"
         )
     config = yaml.safe_load((folder / "config.yaml").read_text())
     ledger = json.loads((folder / "ledger.json").read_text())
-    rows, spans, journal = (_lines(folder / name) for name in FILES[2:])
+    rows, spans, journal = (list(read_lines(folder / name)) for name in FILES[2:])
     groups = [r for r in journal if "finished" in r]
     trace = _trace(folder, rows, spans, config["pipeline"]["max_lag"] + 2)
     held = {role: books["devices"] for role, books in ledger["roles"].items() if books["devices"]}
@@ -127,11 +131,11 @@ def read_run(folder: Path, decode_step_s: float = 0.0) -> Run:
         cores = round(sum(held.values()))
         ranks, engines = max(1, config["learner"].get("ranks", 1)), len(trace.engines)
         learner, engine = config["learner"]["threads"] * ranks, config["engine"]["threads"] * engines
-        split = Split(learner or cores, engine or cores, cores)  # threads; 0: all cores, dealt out
+        split = Split(learner or cores, engine or cores, cores)  # threads; 0: all cores
     work = _workload(config, trace, rows, groups)
     rates, notes = _rates(config, trace, split, work, groups, decode_step_s)
     wall = trace.ended - trace.began
-    return Run(
+    return MeasuredRun(
         name=folder.name,
         scheme=Scheme("pipeline", config["pipeline"]["max_lag"]),
         split=split,
@@ -147,15 +151,10 @@ def read_run(folder: Path, decode_step_s: float = 0.0) -> Run:
     )
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    with path.open() as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]  # a crash may leave half a line
-
-
 def _trace(
     folder: Path, rows: Sequence[Mapping[str, Any]], spans: Sequence[Mapping[str, Any]], warm: int
 ) -> Trace:
-    """The steps of a run and the spans beside them. Steps without a gradient leave none."""
+    """The steps of a run and the spans of its servers. Steps without a gradient have no spans."""
     stepped = [r for r in rows if "train/wait_s" in r]
     times = [r["time"] for r in stepped]
     if len(stepped) < 2 * warm + 1 or stepped[0]["step"] != 1 or times != sorted(times):
@@ -174,12 +173,12 @@ def _trace(
     )
     began, ended = steps[warm - 1].end, steps[-1].end
 
-    def cut(own: Sequence[Interval]) -> tuple[Interval, ...]:
-        own = [Interval(max(began, i.start), min(ended, i.end)) for i in own]
-        return tuple(i for i in own if i.end > i.start)
+    def cut(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
+        inside = [Interval(max(began, i.start), min(ended, i.end)) for i in intervals]
+        return tuple(i for i in inside if i.end > i.start)
 
     engines = tuple(
-        {state: cut(own) for state, own in states.items() if state not in ("idle", "start-up")}
+        {state: cut(busy) for state, busy in states.items() if state not in ("idle", "start-up")}
         for role, states in roles.items()
         if role.startswith("engine")
     )
@@ -193,7 +192,7 @@ def _workload(
     rows: Sequence[Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
 ) -> Workload:
-    """What was generated and trained on; prompts are in the rates, since no file tells their lengths."""
+    """What was generated and trained on. No file has the prompts' lengths: the rates include them."""
     count, evaluation = len(trace.steps), config["evaluation"]
     scores = [r for r in rows if 0 < r["step"] < trace.rows[-1]["step"] and "eval/pass_rate" in r]
     evaluated: list[float] = []
@@ -221,14 +220,10 @@ def _rates(
     groups: Sequence[Mapping[str, Any]],
     decode_step_s: float,
 ) -> tuple[Rates, tuple[str, ...]]:
-    """Seconds of work of every stage, and what could not be read off."""
+    """Seconds of work of every stage, and notes on what the records do not contain."""
     reports, builds, verifies = _controller(trace)
     issues = _issues(trace, config["pipeline"]["max_lag"] + 1)
-    notes = []
-    if not verifies:
-        notes.append(
-            "the learner never waited for an idle engine, so the time to verify is not seen: taken as 0"
-        )
+    note = "the learner never waited for an idle engine, so the time to verify is unknown: taken as 0"
     busy = {
         "learner": [*trace.steps, *trace.saves],
         "engine": trace.generating,
@@ -244,41 +239,47 @@ def _rates(
         for step, r in zip(trace.steps, trace.rows, strict=True)
     ]
     after = [Interval(a.end, b.end) for a, b in zip(feeding, trace.steps, strict=True)]
-    pushes = trace.of_engines("weight_update")
-    first, last = trace.rows[0]["step"] - 1, trace.rows[-1]["step"]  # versions
-    swapped = pushes[0].end  # the first version counted is held
-    made = {version: own for version, own in _made(groups).items() if version >= first}
-    tokens = float(sum(tokens for tokens, _ in made.values()))
-    if every := work.evaluation_every:
-        tokens += ((last - 1) // every - (first - 1) // every) * sum(work.evaluation_lengths)
-    generating = [i for i in trace.of_engines("generate", "evaluate") if i.start >= swapped - MOMENT]
-    left = speed.work(generating) - decode_step_s * sum(most for _, most in made.values()) * len(
-        trace.engines
-    )
-    if left <= 0:
-        raise SystemExit(
-            f"--decode-step-s {decode_step_s:g}: more than all the time this run's engine took; expected less"
-        )
+    generated = {v: made for v, made in _made(groups).items() if v >= trace.rows[0]["step"] - 1}
     rates = Rates(
         decode_step_s=decode_step_s,
-        decode_token_s=left / tokens / (len(trace.engines) if split.cores else 1),  # of all engines there
+        decode_token_s=_decode_token_s(trace, speed, work, generated, decode_step_s)
+        / (len(trace.engines) if split.cores else 1),  # on shared cores the rates are of all engines
         slots=config["engine"]["slots"],
         train_token_s=speed.work(feeding) * devices / fed,
-        push_s=speed.mean(pushes),
+        push_s=speed.mean(trace.of_engines("weight_update")),
         step_s=(speed.work(after) + speed.work(trace.saves)) / count,
         verify_s=speed.mean(verifies),
         build_s=speed.mean(builds),
         report_s=speed.mean(reports),
         issue_s=speed.mean(issues),
         train_scatter=_scatter([speed.work([i]) for i in feeding]),
-        decode_scatter=_scatter(_per_token(trace, speed, made)),
+        decode_scatter=_scatter(_per_token(trace, speed, generated)),
     )
-    return rates, tuple(notes)
+    return rates, () if verifies else (note,)
+
+
+def _decode_token_s(
+    trace: Trace, speed: Speed, work: Workload, made: Mapping[int, tuple[int, int]], decode_step_s: float
+) -> float:
+    """Seconds of engine work per token, less those of the fixed part of the decoding steps."""
+    first, last = trace.rows[0]["step"] - 1, trace.rows[-1]["step"]  # versions
+    tokens = float(sum(tokens for tokens, _ in made.values()))
+    if every := work.evaluation_every:
+        tokens += ((last - 1) // every - (first - 1) // every) * sum(work.evaluation_lengths)
+    held = trace.of_engines("weight_update")[0].end  # from when the first version counted is held
+    generating = [i for i in trace.of_engines("generate", "evaluate") if i.start >= held - MIN_WAIT_S]
+    steps = sum(longest for _, longest in made.values()) * len(trace.engines)
+    left = speed.work(generating) - decode_step_s * steps
+    if left <= 0:
+        raise SystemExit(
+            f"--decode-step-s {decode_step_s:g}: more than all the time this run's engine took; expected less"
+        )
+    return left / tokens
 
 
 def _controller(trace: Trace) -> tuple[list[Interval], list[Interval], list[Interval]]:
-    """When a step was reported, when the next batch was built and on its way, and (seen only beside an idle
-    engine) when the last completions that it waited for were being judged."""
+    """When a step was reported, when the next batch was built and sent, and when the last completions that it
+    waited for were verified (which the records show only while the engine is idle)."""
     reports, builds, verifies, generating = [], [], [], trace.generating
     for row, step, next_row, next_step in zip(
         trace.rows, trace.steps, trace.rows[1:], trace.steps[1:], strict=False
@@ -290,53 +291,53 @@ def _controller(trace: Trace) -> tuple[list[Interval], list[Interval], list[Inte
         builds.append(Interval(ready, next_step.start))
         last = max((i.end for i in generating if i.end < ready), default=0.0)
         idle = not any(i.start < ready <= i.end for i in generating)
-        if ready - asks > MOMENT and idle and last >= asks:
+        if ready - asks > MIN_WAIT_S and idle and last >= asks:
             verifies.append(Interval(last, ready))
     return reports, builds, verifies
 
 
 def _issues(trace: Trace, batches: int) -> list[Interval]:
-    """From weights held to the first prompt, where the engine had nothing else to do; the last `batches`
+    """From new weights to the first prompt, where the engine had nothing else to do; the last `batches`
     versions of a run issue no prompts."""
-    found = []
+    issues = []
     for engine in trace.engines:
         starts = sorted(i.start for state in ("generate", "evaluate") for i in engine.get(state, ()))
         for push in engine.get("weight_update", ())[: len(trace.steps) - batches]:
-            after = next((start for start in starts if start >= push.end - MOMENT), None)
+            after = next((start for start in starts if start >= push.end - MIN_WAIT_S), None)
             if after is not None:
-                found.append(Interval(push.end, max(after, push.end)))
-    return found
+                issues.append(Interval(push.end, max(after, push.end)))
+    return issues
 
 
 def _made(groups: Sequence[Mapping[str, Any]]) -> dict[int, tuple[int, int]]:
-    """Of each version: tokens made with it, and the most in one sequence (the engine's steps, or nearly)."""
+    """By version: tokens generated, and the most in one sequence (about the engine's decoding steps)."""
     made: dict[int, tuple[int, int]] = {}
     for group in groups:
         lengths, versions = unpack(group)["versions"]
         owner = np.repeat(np.arange(len(lengths)), lengths)
         for version in np.unique(versions).tolist():
-            own = np.bincount(owner[versions == version])
-            tokens, most = made.get(version, (0, 0))
-            made[version] = tokens + int(own.sum()), max(most, int(own.max()))
+            by_sequence = np.bincount(owner[versions == version])
+            tokens, longest = made.get(version, (0, 0))
+            made[version] = tokens + int(by_sequence.sum()), max(longest, int(by_sequence.max()))
     return made
 
 
 def _per_token(trace: Trace, speed: Speed, made: Mapping[int, tuple[int, int]]) -> list[float]:
-    """The engines' work per token under each version held, where it was held for long."""
+    """The engines' work per token of each version that made at least half the usual number of tokens."""
     pushes = sorted(trace.engines[0].get("weight_update", ()))
     generating = trace.of_engines("generate")
-    found, usual = [], float(np.mean([tokens for tokens, _ in made.values()]))
+    per_token, usual = [], float(np.mean([tokens for tokens, _ in made.values()]))
     for row, step in zip(trace.rows, trace.steps, strict=True):
-        at = next((n for n, push in enumerate(pushes) if push.start >= step.end - MOMENT), len(pushes))
+        at = next((n for n, push in enumerate(pushes) if push.start >= step.end - MIN_WAIT_S), len(pushes))
         tokens, _ = made.get(row["step"], (0, 0))
         if at + 1 < len(pushes) and tokens > usual / 2:
-            own = [i for i in generating if pushes[at].end - MOMENT <= i.start < pushes[at + 1].start]
-            found.append(speed.work(own) / tokens)
-    return found
+            start, end = pushes[at].end - MIN_WAIT_S, pushes[at + 1].start
+            per_token.append(speed.work([i for i in generating if start <= i.start < end]) / tokens)
+    return per_token
 
 
 def _scatter(values: Sequence[float]) -> tuple[float, ...]:
-    """As factors of mean 1."""
+    """The values as factors with mean 1."""
     return tuple((np.array(values) / np.mean(values)).tolist()) if values and min(values) > 0 else (1.0,)
 
 

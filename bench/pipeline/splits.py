@@ -1,4 +1,4 @@
-"""How many steps per hour a split of GPUs makes, who waits for whom, and how old the tokens are.
+"""Steps per hour, idle shares and token lag of every split of the GPUs, simulated.
 
   python -m bench.pipeline                                  an 8-GPU node: every split, both schemes
   python -m bench.pipeline --devices 16 --learner 4 --k 1,8 a split of your own beside the best
@@ -6,36 +6,37 @@
                                                             rates that you measured, of one GPU each
   python -m bench.pipeline --run runs/demo-0                rates of a real run: predicted beside measured
   python -m bench.pipeline --run A B C --rates-from A       the same with the rates of one of them
+  python -m bench.pipeline --record                         over bench/results/pipeline.json and .png
 
-A discrete-event simulation (simulate.py) of what the controller does, group by group. The lengths of
-completions are log-normal by --mean and --p95, or (--run) those of the run. Without --engine-rate, a decoding
-step reads the weights once and each sequence's KV cache; without --train-tokens-per-s, the learner runs at an
-assumed MFU. Every constant is printed with its source. Evaluation is left out, except of a real run.
+A discrete-event simulation (simulate.py) of the controller, group by group. The lengths of completions are
+log-normal by --mean and --p95, or (--run) those of the run. Without --engine-rate, a decoding step reads the
+weights once and each sequence's KV cache; without --train-tokens-per-s, the learner runs at an assumed MFU.
+Every constant is printed with its source. Evaluation is left out, except of a real run.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
-from bench.measure import write_json
+from bench import records
 from bench.pipeline.lengths import lognormal_lengths
-from bench.pipeline.measured_run import Run, read_run
+from bench.pipeline.measured_run import MeasuredRun, read_run
 from bench.pipeline.simulate import Outcome, Rates, Scheme, Workload, simulate
+from bench.records import Record
 from bench.table import number, table
 from trainer.launcher.advice import ASSUMED, assumed_rates
 from trainer.launcher.placement import Split
 from trainer.scaling.kernel_cost import MODELS, Constant
 
-BAR = 0.15  # what a prediction may be off
-SEEDS = 8
+BAR = 0.15  # relative error that a prediction may have
+SEEDS = 8  # simulations averaged for one prediction
 
 DEFAULTS = {
     "prompts": Constant(48, "prompts per step", "arXiv 2510.13786: 48 × 16"),
@@ -61,7 +62,7 @@ def sweep(
 
 
 def fit_engine(text: str) -> tuple[float, float]:
-    """Seconds per decoding step and more per sequence, from `sequences:tokens/s,...` of one engine."""
+    """Seconds of a decoding step, fixed and per sequence, from `sequences:tokens/s,...` of one engine."""
     try:
         points = [tuple(map(float, point.split(":"))) for point in text.split(",")]
         sequences, rates = np.array([(n, rate) for n, rate in points]).T
@@ -77,10 +78,9 @@ def fit_engine(text: str) -> tuple[float, float]:
     return float(step), float(token)
 
 
-def describe(result: Mapping[str, Any]) -> str:
+def describe(result: Record) -> str:
     """The tables, from the JSON record alone."""
-    records = result["records"]
-    present = [r for r in records if r["split"] == result["split"]]
+    outcomes = result["records"]
     rows = [
         [
             r["scheme"],
@@ -92,33 +92,39 @@ def describe(result: Mapping[str, Any]) -> str:
             str(r["lag_max"]),
             "  ".join(f"{lag}: {share:.0%}" for lag, share in r["lag"].items()),
         ]
-        for r in present
+        for r in outcomes
+        if r["split"] == result["split"]
     ]
     head = ("scheme", "split", "steps/h", "learner idle", "engine idle", "lag, mean", "max", "note")
     parts = [
         f"split {result['split']} (GPUs of engine + learner); the note is tokens by lag",
         table(head, rows),
     ]
-    schemes, splits = (list(dict.fromkeys(r[key] for r in records)) for key in ("scheme", "split"))
-    found = {(r["scheme"], r["split"]): r["steps_per_hour"] for r in records}
-    best = {scheme: max(splits, key=lambda split: found[scheme, split]) for scheme in schemes}
+    schemes, splits = _schemes_and_splits(outcomes)
+    speed = {(r["scheme"], r["split"]): r["steps_per_hour"] for r in outcomes}
+    best = {scheme: max(splits, key=lambda split: speed[scheme, split]) for scheme in schemes}
     cells = [
-        [split, *(f"{found[c, split]:.2f}" + (" *" if best[c] == split else "  ") for c in schemes)]
+        [split, *(f"{speed[c, split]:.2f}" + (" *" if best[c] == split else "  ") for c in schemes)]
         for split in splits
     ]
     parts += ["", "steps per hour by split; * the best of a scheme", table(("split", *schemes), cells)]
-    top = max(records, key=lambda r: r["steps_per_hour"])
-    parts.append(
-        f"best of all: {top['scheme']} on {top['split']}, {top['steps_per_hour']:.2f} steps per hour"
-    )
-    parts.append("Sources:")
-    parts += [
-        f"  {name} = {c['value']:g} {c['unit']}: {c['source']}" for name, c in result["constants"].items()
-    ]
-    return "\n".join(parts)
+    top = max(outcomes, key=lambda r: r["steps_per_hour"])
+    constants = [f"  {k} = {c['value']:g} {c['unit']}: {c['source']}" for k, c in result["constants"].items()]
+    return "\n".join((
+        *parts,
+        f"best of all: {top['scheme']} on {top['split']}, {top['steps_per_hour']:.2f} steps per hour",
+        "Sources:",
+        *constants,
+    ))  # fmt: skip
 
 
-def describe_runs(result: Mapping[str, Any]) -> str:
+def _schemes_and_splits(outcomes: Sequence[Record]) -> tuple[list[str], list[str]]:
+    """Both in the order of the records."""
+    schemes, splits = (list(dict.fromkeys(r[key] for r in outcomes)) for key in ("scheme", "split"))
+    return schemes, splits
+
+
+def describe_runs(result: Record) -> str:
     """Predicted beside measured, from the JSON record alone."""
     rows = []
     for run in result["runs"]:
@@ -129,7 +135,7 @@ def describe_runs(result: Mapping[str, Any]) -> str:
             rows.append([
                 run["name"], run["scheme"], figure, form(c["predicted"]), form(c["measured"]),
                 "–" if error is None else f"{100 * error:+.1f} %",
-                "beyond the bar" if abs(error or 0) > BAR else "",
+                f"over {BAR:.0%}" if abs(error or 0) > BAR else "",
             ])  # fmt: skip
     lines = [table(("run", "scheme", "", "predicted", "measured", "error", "note"), rows)]
     for run in result["runs"]:
@@ -145,9 +151,11 @@ def describe_runs(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def compare(run: Run, source: Run) -> dict[str, Any]:
-    """A run's record: predicted with the rates of `source` (the mean of SEEDS simulations, since each draws
-    its own lengths and scatter) beside measured, and the relative error."""
+def compare(run: MeasuredRun, source: MeasuredRun) -> Record:
+    """A run's figures, measured and predicted with the rates of `source`, and the relative errors.
+
+    The prediction is the mean of SEEDS simulations, since each draws its own lengths and variation.
+    """
     predicted = [
         run.compare(
             simulate(
@@ -158,9 +166,10 @@ def compare(run: Run, source: Run) -> dict[str, Any]:
         for seed in range(SEEDS)
     ]  # fmt: skip
     figures = {}
-    for name, (_, was) in predicted[0].items():
-        said = float(np.mean([figures_of[name][0] for figures_of in predicted]))
-        figures[name] = {"predicted": said, "measured": was, "error": said / was - 1 if was else None}
+    for name, (_, measured) in predicted[0].items():
+        mean = float(np.mean([seed[name][0] for seed in predicted]))
+        error = mean / measured - 1 if measured else None
+        figures[name] = {"predicted": mean, "measured": measured, "error": error}
     return {
         "name": run.name, "scheme": str(run.scheme), "split": str(run.split), "steps": run.steps,
         "rates_of": source.name, "rates": asdict(source.rates), "figures": figures,
@@ -168,23 +177,23 @@ def compare(run: Run, source: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def draw(result: Mapping[str, Any], path: Path) -> None:
+def draw(result: Record, path: Path) -> None:
     """Steps per hour, and both idle shares, over the split; a line for each scheme."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    records = result["records"]
-    schemes, splits = (list(dict.fromkeys(r[key] for r in records)) for key in ("scheme", "split"))
+    outcomes = result["records"]
+    schemes, splits = _schemes_and_splits(outcomes)
     figure, axes = plt.subplots(1, 3, figsize=(14, 4.4), layout="constrained", sharex=True)
     titles = ("steps per hour", "learner idle, % of the time", "engine idle, % of the time")
     keys = ("steps_per_hour", "learner_idle", "engine_idle")
     for axis, key, title in zip(axes, keys, titles, strict=True):
         for i, scheme in enumerate(schemes):
-            values = [r[key] * (100 if "idle" in key else 1) for r in records if r["scheme"] == scheme]
+            values = [r[key] * (100 if "idle" in key else 1) for r in outcomes if r["scheme"] == scheme]
             style = {"marker": "o"} if scheme.startswith("Pipeline") else {"marker": "s", "linestyle": "--"}
-            width = 4 - 3 * i / len(schemes)  # what lies beneath stays visible
+            width = 4 - 3 * i / len(schemes)  # so that lines below stay visible
             axis.plot(splits, values, color=f"C{i}", label=scheme, markersize=4, linewidth=width, **style)
         if result["split"] in splits:
             axis.axvline(result["split"], color="grey", lw=0.8, zorder=0)
@@ -199,9 +208,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Every option with its default and source."""
-    p = argparse.ArgumentParser(
-        "python -m bench.pipeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = records.parser("pipeline", __doc__)
     p.add_argument("--devices", type=int, default=8, help="GPUs of learner and engines together (8)")
     p.add_argument("--learner", type=int, help="GPUs of the learner in your split (the best of PipelineRL)")
     p.add_argument(
@@ -230,14 +237,14 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--decode-step-s", type=float, default=0.0,
-        help="of a run's engine: seconds of a decoding step whatever the number of sequences (0)",
+        help="the part of a decoding step of --run that does not depend on the number of sequences (0)",
     )  # fmt: skip
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the record")
+    records.add_options(p, "pipeline.json and .png")
     p.add_argument("--png", type=Path, metavar="FILE", help="draw steps/hour and idle shares over the split")
     return p
 
 
-def predict(args: argparse.Namespace) -> dict[str, Any]:
+def predict(args: argparse.Namespace) -> Record:
     """The sweep's record."""
     schemes = _schemes(args.k)
     _check(args)
@@ -247,9 +254,9 @@ def predict(args: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit(f"--mean {args.mean:g} --p95 {args.p95:g}: {e}") from None
     work = Workload(prompts=args.prompts, prompt_tokens=args.prompt_tokens, lengths=lengths)
     rates = _rates(args, work)
-    found = sweep(work, rates, args.devices, schemes, args.steps, args.seed)
-    own = Split(args.learner, args.devices - args.learner) if args.learner else None
-    split = own or max(found, key=lambda key: found[key].steps_per_hour)[1]
+    outcomes = sweep(work, rates, args.devices, schemes, args.steps, args.seed)
+    given = Split(args.learner, args.devices - args.learner) if args.learner else None
+    split = given or max(outcomes, key=lambda key: outcomes[key].steps_per_hour)[1]
     return {
         "what": f"{MODELS[args.model].name} on {args.devices} GPUs, {args.prompts} × {args.completions} "
         f"completions of mean {args.mean:g}, 95th percentile {args.p95:g} tokens; simulated",
@@ -258,7 +265,7 @@ def predict(args: argparse.Namespace) -> dict[str, Any]:
         "constants": _constants(args, rates),
         "records": [
             {"scheme": str(c), "split": str(s), **asdict(o), "lag_mean": o.lag_mean, "lag_max": o.lag_max}
-            for (c, s), o in found.items()
+            for (c, s), o in outcomes.items()
         ],
     }
 
@@ -281,7 +288,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _rates(args: argparse.Namespace, work: Workload) -> Rates:
-    """What the options give, and the rest by the model's size."""
+    """The rates given by options; the others follow from the model's size."""
     shape = MODELS[args.model]
     parameters = shape.body_parameters + shape.hidden * shape.vocab
     kv_width = shape.kv_heads * shape.head_dim
@@ -295,8 +302,8 @@ def _rates(args: argparse.Namespace, work: Workload) -> Rates:
     return rates
 
 
-def _constants(args: argparse.Namespace, rates: Rates) -> dict[str, dict[str, Any]]:
-    """Every number that went in, with its source."""
+def _constants(args: argparse.Namespace, rates: Rates) -> dict[str, Record]:
+    """Every number used, with its source."""
     constants = {
         name: c if getattr(args, name) == c.value else replace(c, value=getattr(args, name), source="GIVEN")
         for name, c in DEFAULTS.items()
@@ -332,29 +339,25 @@ def _percent(share: float) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Simulate, print the tables, write what was asked for."""
+    """Simulate, print the tables, write record and picture where asked."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(arguments)
     if args.rates_from and not args.run:
         raise SystemExit("--rates-from needs --run: the runs to predict")
     if args.run:
-        if args.png:
-            raise SystemExit("--png draws a sweep over splits; it does not go with --run")
+        if args.png or args.record:
+            raise SystemExit("--png and --record are of a sweep over splits; they do not go with --run")
         source = read_run(args.rates_from, args.decode_step_s) if args.rates_from else None
         runs = [read_run(folder, args.decode_step_s) for folder in args.run]
-        result: dict[str, Any] = {"runs": [compare(run, source or run) for run in runs]}
+        result: Record = {"runs": [compare(run, source or run) for run in runs]}
         print(describe_runs(result))
     else:
         result = predict(args)
         print(describe(result))
-    result["command"] = " ".join(("python -m bench.pipeline", *arguments))
-    if args.json:
-        write_json(args.json, result)
-    if args.png:
-        draw(result, args.png)
-    if args.json or args.png:
-        print(f"written to {' and '.join(str(p) for p in (args.json, args.png) if p)}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()
+    result["command"] = records.command("pipeline", arguments)
+    out = records.path_of(args, "pipeline.json")
+    png = args.png or (out.with_suffix(".png") if args.record and out else None)
+    records.write(out, result)
+    if png:
+        draw(result, png)
+    records.say_written(out, png)

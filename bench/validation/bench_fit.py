@@ -1,4 +1,4 @@
-"""The curve fit as a pytest-benchmark suite; bench.validation.fit_speed has the other procedures beside it."""
+"""The curve fit as a pytest-benchmark suite; bench.validation.fit_speed adds the other procedures."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Intervals:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Problem:
+class _IntervalProblem:
     """What is fitted: the points, and before them a measured R0 as one at compute 0."""
 
     R0: float | None  # exact, else fitted
@@ -106,7 +106,7 @@ class _Problem:
         return Sigmoid(found.low, found.high, float(B), float(C_mid)), found.chi2
 
 
-def _problem(curve: Curve) -> _Problem:
+def _problem(curve: Curve) -> _IntervalProblem:
     data = data_of(curve)
     if len(data.compute) < LEAST_POINTS:
         raise ConfigError(
@@ -116,9 +116,9 @@ def _problem(curve: Curve) -> _Problem:
     weight, scatter = robust(data)
     c, y, sd = data.compute, data.reward, data.sd / np.sqrt(weight)
     if data.R0 is None or data.exact:
-        return _Problem(data.R0, box, c, y, sd)
+        return _IntervalProblem(data.R0, box, c, y, sd)
     start = ((0.0, c), (data.R0, y), (data.start_error(scatter), sd))
-    return _Problem(None, box, *(np.r_[a, b].astype(np.float64) for a, b in start))
+    return _IntervalProblem(None, box, *(np.r_[a, b].astype(np.float64) for a, b in start))
 
 
 def profile(curve: Curve, confidence: float = 0.9) -> Intervals:
@@ -183,7 +183,7 @@ def bootstrap(
     return Intervals(f"bootstrap, {resampling}", law, A, B, C_mid, confidence, draws)
 
 
-def _errors(z: Array, problem: _Problem, m: int, resampling: Resampling, seed: int) -> Array:
+def _errors(z: Array, problem: _IntervalProblem, m: int, resampling: Resampling, seed: int) -> Array:
     """(m, n) errors in standard errors, from the residuals z."""
     rng = np.random.default_rng(seed)
     scatter = float(np.sqrt((z * z).sum() / problem.freedom))
@@ -201,7 +201,7 @@ def _errors(z: Array, problem: _Problem, m: int, resampling: Resampling, seed: i
     return errors
 
 
-def refit(problem: _Problem, series: Array) -> Draws:
+def refit(problem: _IntervalProblem, series: Array) -> Draws:
     """The least squares of each of m series (m, n): damped Gauss-Newton from a grid's best, all at once.
 
     R0 and A are solved for within every step, so that it goes in log B and log C_mid alone.
@@ -235,7 +235,7 @@ def refit(problem: _Problem, series: Array) -> Draws:
     return Draws(R0, A, *np.exp(found.T))
 
 
-def _grid_best(problem: _Problem, log_c: Array, series: Array) -> Array:
+def _grid_best(problem: _IntervalProblem, log_c: Array, series: Array) -> Array:
     """(m, 2) log B and log C_mid of the best cell for each series."""
     cells = np.stack([x.ravel() for x in np.meshgrid(*problem.axes(COARSE), indexing="ij")], 1)
     s = expit(np.exp(cells[:, :1]) * (log_c - cells[:, 1:]))

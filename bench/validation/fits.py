@@ -1,39 +1,37 @@
-"""One simulated run, fitted by both procedures: what they say, beside the truth."""
+"""One simulated run, fitted by our procedure and by the paper's."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from bench.validation.cases import ROWS, Case, Points, Row, simulate
+from bench.validation.scenarios import PAPER_RUNS, PaperRun, Points, Scenario, simulate
 from trainer.scaling import Fit, Sigmoid, fit
 from trainer.scaling.alternatives.paper import PaperGrid, paper_fit
 
-FINER = PaperGrid(
-    C_mid=(300.0, 30_000.0, 200), spacing="log"
-)  # the paper's procedure without its coarse C_mid
+FINER = PaperGrid(C_mid=(300.0, 30_000.0, 200), spacing="log")  # with more values of C_mid than the paper's
 
 
-def measure(task: tuple[Case, str, int, int]) -> dict[str, Any]:
-    """Numbers of one run: per procedure its estimates, and per quantity [truth, value, low, high] of ours."""
-    case, name, i, seed = task
-    row = ROWS[name]
-    points = simulate(case, row, i, seed)
+def measure(task: tuple[Scenario, str, int, int]) -> dict[str, Any]:
+    """One run's record: each procedure's estimates, ours as [truth, value, low, high] by quantity."""
+    scenario, name, i, seed = task
+    run = PAPER_RUNS[name]
+    points = simulate(scenario, run, i, seed)
     began = time.perf_counter()
-    found = ours(points)
+    fitted = ours(points)
     record: dict[str, Any] = {
-        "case": case.name, "row": name, "i": i, "seed": seed,
+        "case": scenario.name, "row": name, "i": i, "seed": seed,
         "fit_ms": 1e3 * (time.perf_counter() - began),
-        "identified": found.identified, "flags": list(found.flags), "wander": found.wander,
-        "ours": {**_estimates(points, found), "far": _far(points, row, found.law)},
+        "identified": fitted.identified, "flags": list(fitted.flags), "wander": fitted.wander,
+        "ours": {**_estimates(points, fitted), "far": _far(points, run, fitted.law)},
     }  # fmt: skip
-    if case.paper:
+    if scenario.paper:
         for key in ("paper", "paper, finer"):
-            law = paper(points, key)
-            record[key] = {"A": law.A, "B": law.B, "C_mid": law.C_mid, "far": _far(points, row, law)}
-    if case.noise == "outliers":
-        clean = simulate(case, row, i, seed, "independent")
-        record["A_moved"] = found.A.value - ours(clean).A.value
+            curve = paper(points, key)
+            record[key] = {"A": curve.A, "B": curve.B, "C_mid": curve.C_mid, "far": _far(points, run, curve)}
+    if scenario.noise == "outliers":
+        clean = simulate(scenario, run, i, seed, "independent")
+        record["A_moved"] = fitted.A.value - ours(clean).A.value
         record["A_moved_paper"] = record["paper"]["A"] - paper(clean, "paper").A
     return record
 
@@ -43,26 +41,29 @@ def ours(points: Points) -> Fit:
     return fit(points.compute, points.reward, points.se, R0=points.R0, R0_se=points.R0_se)
 
 
-def paper(points: Points, which: str) -> Sigmoid:
-    """The law of the paper's procedure, with the grid it prints or a finer one."""
+def paper(points: Points, procedure: str) -> Sigmoid:
+    """The curve fitted by the paper's procedure, with the grid it prints or a finer one."""
     assert points.R0 is not None, "the paper's procedure needs R0"
-    return paper_fit(points.compute, points.reward, points.R0, FINER if which == "paper, finer" else None).law
+    return paper_fit(
+        points.compute, points.reward, points.R0, FINER if procedure == "paper, finer" else None
+    ).law
 
 
 def truths(points: Points) -> dict[str, float]:
-    """What intervals are held against; `2x` is the reward at twice the last compute."""
-    law = points.law
-    two = float(law.reward(2 * points.compute[-1]))
-    return {"A": law.A, "B": law.B, "C_mid": law.C_mid, "2x": two}
+    """The true values of the estimated quantities; `2x` is the reward at twice the last compute."""
+    curve = points.curve
+    at_2x = float(curve.reward(2 * points.compute[-1]))
+    return {"A": curve.A, "B": curve.B, "C_mid": curve.C_mid, "2x": at_2x}
 
 
-def _estimates(points: Points, found: Fit) -> dict[str, list[float]]:
-    told = {"A": found.A, "B": found.B, "C_mid": found.C_mid, "2x": found.at_2x}
+def _estimates(points: Points, fitted: Fit) -> dict[str, list[float]]:
+    estimates = {"A": fitted.A, "B": fitted.B, "C_mid": fitted.C_mid, "2x": fitted.at_2x}
     return {
-        key: [truth, told[key].value, told[key].low, told[key].high] for key, truth in truths(points).items()
+        key: [truth, estimates[key].value, estimates[key].low, estimates[key].high]
+        for key, truth in truths(points).items()
     }
 
 
-def _far(points: Points, row: Row, law: Sigmoid) -> float:
-    """Error of the reward predicted where the paper predicts it, against the law without noise."""
-    return float(law.reward(row.far) - points.law.reward(row.far))
+def _far(points: Points, run: PaperRun, curve: Sigmoid) -> float:
+    """Error of the reward predicted where the paper predicts it, against the curve without noise."""
+    return float(curve.reward(run.far) - points.curve.reward(run.far))

@@ -1,4 +1,4 @@
-"""The paper's procedure word for word: for every pair (A, C_mid) `curve_fit` of B; the least error wins."""
+"""The paper's procedure as printed: fit B by `curve_fit` for every pair (A, C_mid) and keep the best."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 def literal_loop(
     compute: Array, reward: Array, R0: float, grid: PaperGrid, tolerance: float = 1e-8
 ) -> tuple[Sigmoid, float]:
-    """The best law and its Σ (R − law)²; `tolerance` is `curve_fit`'s, in B and in the sum."""
+    """The best curve and its Σ (R − curve)²; `tolerance` is `curve_fit`'s, in B and in the sum."""
     best = (math.inf, 0.0, 0.0, 0.0)
     A_values, C_mid_values = grid.values()
     for A in A_values:

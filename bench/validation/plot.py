@@ -1,12 +1,12 @@
-"""The picture of the validation: how often intervals hold the truth, and how far off A is."""
+"""The picture of the validation: the coverage of the intervals, and the error of A."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from bench.validation.cases import OFF_GRID
 from bench.validation.intervals import METHODS
+from bench.validation.scenarios import OFF_GRID
 
 COLORS = {"ours": "#1f6feb", "paper": "#d1495b", "paper, finer": "#e9a23b"}
 CLASSICAL = ("#d1495b", "#e9a23b", "#6d4c9f")

@@ -73,7 +73,7 @@ def test_the_engines_rate_is_fitted_to_what_was_measured() -> None:
         (["--engine-rate=1:5"], "two points or more"),
         (["--run", "nowhere"], "expected the folder of a training run"),
         (["--rates-from=a"], "--rates-from needs --run"),
-        (["--run", "a", "--png=x.png"], "does not go with --run"),
+        (["--run", "a", "--png=x.png"], "do not go with --run"),
     ],
 )
 def test_bad_options_say_what_was_expected(options: list[str], match: str) -> None:
@@ -202,7 +202,7 @@ def test_a_run_is_predicted_by_its_own_rates(
     assert {n: f["error"] for n, f in result["figures"].items() if "lag" not in n} == pytest.approx(
         {"steps per hour": 0, "learner idle": 0, "engine idle": 0}, abs=1e-6
     )
-    assert "beyond the bar" not in capsys.readouterr().out
+    assert "over 15%" not in capsys.readouterr().out
 
 
 def test_a_decoding_steps_own_time_can_be_given(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ def test_every_command_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     text = DOCUMENT.read_text()
     exec(EXAMPLE.findall(text)[0], {})
-    told = dict(zip(commands(text), [m.group(0) for m in BLOCK.finditer(text)], strict=True))
-    assert {shlex.split(command)[3] for command in told} == set(COMMANDS)
-    for command, block in told.items():
+    examples = dict(zip(commands(text), [m.group(0) for m in BLOCK.finditer(text)], strict=True))
+    assert {shlex.split(command)[3] for command in examples} == set(COMMANDS)
+    for command, block in examples.items():
         python, m, module, *argv = shlex.split(command)
         assert (python, m, module) == ("python", "-m", "trainer.scaling")
         if argv[0] == "plan":

@@ -12,44 +12,44 @@ import pytest
 from bench.sources import TABLE_1
 from bench.validation import runs as validate_runs
 from bench.validation import validate
-from bench.validation.cases import (
-    CASES,
+from bench.validation.intervals import KEYS, METHODS
+from bench.validation.plot import draw
+from bench.validation.runs import STUDIES, Task, kept_in, read, tasks_of, work
+from bench.validation.scenarios import (
     NOISE,
     OFF_GRID,
     OUTLIERS,
+    PAPER_RUNS,
     R0,
-    ROWS,
+    SCENARIOS,
     TOO_SHORT,
     WELL,
-    Case,
-    Row,
+    PaperRun,
+    Scenario,
     simulate,
 )
-from bench.validation.intervals import KEYS, METHODS
-from bench.validation.plot import draw
-from bench.validation.runs import PARTS, Task, kept_in, read, tasks_of, work
 from bench.validation.tables import QUANTITIES, accuracy, coverage, intervals_by_method, summary
 from trainer.scaling import Sigmoid
 
-BY_NAME = {case.name: case for case in CASES}
-LONG_RUN = Row(TABLE_1[0], every=1.0, high=60_000.0, far=1e5)  # many evaluations: moments can be checked
+BY_NAME = {case.name: case for case in SCENARIOS}
+LONG_RUN = PaperRun(TABLE_1[0], every=1.0, high=60_000.0, far=1e5)  # many evaluations: moments can be checked
 
 
-def errors(case: Case) -> np.ndarray:
+def errors(case: Scenario) -> np.ndarray:
     points = simulate(case, LONG_RUN, 0, seed=1)
-    return points.reward - points.law.reward(points.compute)
+    return points.reward - points.curve.reward(points.compute)
 
 
 def test_every_row_of_the_paper_is_simulated_on_its_range_and_spacing() -> None:
-    assert len(ROWS) == len(TABLE_1) == 10
-    points = simulate(BY_NAME[WELL], ROWS["ScaleRL"], 0, seed=1)
+    assert len(PAPER_RUNS) == len(TABLE_1) == 10
+    points = simulate(BY_NAME[WELL], PAPER_RUNS["ScaleRL"], 0, seed=1)
     assert points.compute.tolist() == list(range(1500, 8001, 250))
-    assert points.law == Sigmoid(R0, 0.610, 1.92, 2542) and points.R0 == R0
-    assert simulate(BY_NAME[TOO_SHORT], ROWS["ScaleRL"], 0, 1).compute[-1] == 4000
-    assert simulate(BY_NAME[WELL], ROWS["ScaleRL-bs2048"], 0, 1).compute[-1] == pytest.approx(50_000)
+    assert points.curve == Sigmoid(R0, 0.610, 1.92, 2542) and points.R0 == R0
+    assert simulate(BY_NAME[TOO_SHORT], PAPER_RUNS["ScaleRL"], 0, 1).compute[-1] == 4000
+    assert simulate(BY_NAME[WELL], PAPER_RUNS["ScaleRL-bs2048"], 0, 1).compute[-1] == pytest.approx(50_000)
 
 
-@pytest.mark.parametrize("name", [case.name for case in CASES if case.rows == tuple(ROWS)])
+@pytest.mark.parametrize("name", [case.name for case in SCENARIOS if case.rows == tuple(PAPER_RUNS)])
 def test_noise_is_of_the_size_said_and_told_as_said(name: str) -> None:
     case = BY_NAME[name]
     error = errors(case)
@@ -65,14 +65,14 @@ def test_noise_is_of_the_size_said_and_told_as_said(name: str) -> None:
         return
     assert error.std() == pytest.approx(NOISE, rel=0.15 if "t" in case.noise else 0.05)
     assert np.corrcoef(error[1:], error[:-1])[0, 1] == pytest.approx(case.ar, abs=0.03)
-    if case.told:
-        assert points.se is not None and (points.se == case.told * NOISE).all()
+    if case.se_factor:
+        assert points.se is not None and (points.se == case.se_factor * NOISE).all()
     else:
         assert points.se is None
 
 
 def test_a_run_is_the_same_every_time_and_its_twin_differs_by_the_outliers_alone() -> None:
-    row, case = ROWS["ScaleRL"], BY_NAME[OUTLIERS]
+    row, case = PAPER_RUNS["ScaleRL"], BY_NAME[OUTLIERS]
     one, again, other = (simulate(case, row, i, 7) for i in (3, 3, 4))
     assert (one.reward == again.reward).all() and (one.reward != other.reward).any()
     moved = np.abs(one.reward - simulate(case, row, 3, 7, "independent").reward)
@@ -80,19 +80,19 @@ def test_a_run_is_the_same_every_time_and_its_twin_differs_by_the_outliers_alone
 
 
 def test_laws_off_the_grid_stay_within_its_cell() -> None:
-    laws = [simulate(BY_NAME[OFF_GRID], ROWS["ScaleRL"], i, 7).law for i in range(50)]
-    A, C_mid = np.array([law.A for law in laws]), np.array([law.C_mid for law in laws])
+    curves = [simulate(BY_NAME[OFF_GRID], PAPER_RUNS["ScaleRL"], i, 7).curve for i in range(50)]
+    A, C_mid = np.array([curve.A for curve in curves]), np.array([curve.C_mid for curve in curves])
     assert 0.002 < np.abs(A - 0.610).max() <= 0.0025 and 180 < np.abs(C_mid - 2542).max() <= 201.6
 
 
 def test_what_is_cut_short_has_done_the_same_share_of_everything() -> None:
     tasks = tasks_of(1000, seed=1)
     assert len({t.key for t in tasks}) == len(tasks)
-    assert sum(t.part == "runs" and t.case.name == WELL for t in tasks) == 1000
+    assert sum(t.study == "runs" and t.scenario.name == WELL for t in tasks) == 1000
     half = tasks[: len(tasks) // 2]
-    for part, case in ((name, case) for name, p in PARTS.items() for case in p.cases):
-        of = sum(t.part == part and t.case.name == case.name for t in tasks)
-        assert sum(t.part == part and t.case.name == case.name for t in half) / of == pytest.approx(
+    for part, case in ((name, case) for name, study in STUDIES.items() for case in study.scenarios):
+        of = sum(t.study == part and t.scenario.name == case.name for t in tasks)
+        assert sum(t.study == part and t.scenario.name == case.name for t in half) / of == pytest.approx(
             0.5, abs=0.1
         )
 
@@ -122,7 +122,7 @@ def test_errors_and_shares_by_hand() -> None:
 def everything(width: float) -> list[dict[str, Any]]:
     """Some runs of every case, a tenth of whose intervals miss."""
     runs = []
-    for case in CASES:
+    for case in SCENARIOS:
         for row in case.rows:
             for i in range(10):
                 half = 0.1 if case.name == TOO_SHORT else width
@@ -142,8 +142,8 @@ def test_the_page_says_which_bars_hold(tmp_path: Path) -> None:
     }  # fmt: skip
     assert all(bar["holds"] for bar in found["bars"]), [b for b in found["bars"] if not b["holds"]]
     page = validate.document(found)
-    assert "cut short" in page and "cut short" not in validate.document({**found, "runs": 2})
-    assert "**no**" not in page and all(f"| {name}" in page for name in ROWS)
+    assert "interrupted" in page and "interrupted" not in validate.document({**found, "runs": 2})
+    assert "**no**" not in page and all(f"| {name}" in page for name in PAPER_RUNS)
     draw(found, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
     missed = {bar["what"]: bar["holds"] for bar in summary(everything(0.04))["bars"]}
@@ -171,11 +171,11 @@ def test_a_run_that_was_cut_goes_on_where_it_ended(
 
 def test_what_other_code_measured_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = kept_in(tmp_path)
-    for source in {source for part in PARTS.values() for source in part.sources}:
+    for source in {source for study in STUDIES.values() for source in study.sources}:
         (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / source).write_bytes((validate.ROOT / source).read_bytes())
     monkeypatch.setattr(validate_runs, "ROOT", tmp_path)
     assert kept_in(tmp_path) == before
     with (tmp_path / "trainer" / "scaling" / "posterior.py").open("a") as file:
         file.write("# changed\n")
-    assert all(kept_in(tmp_path)[name] != before[name] for name in PARTS)
+    assert all(kept_in(tmp_path)[name] != before[name] for name in STUDIES)

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
-from bench.validation.cases import CASES, ROWS, SHORT, TOO_SHORT, WEAK, WELL, simulate
 from bench.validation.fits import ours, truths
+from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, SHORT, TOO_SHORT, WEAK, WELL, simulate
 from trainer.scaling import Fit, Sigmoid, fit
 from trainer.scaling.posterior import (
     B_RANGE,
@@ -22,7 +22,7 @@ from trainer.scaling.posterior import (
 
 Array = NDArray[np.float64]
 
-BY_NAME = {case.name: case for case in CASES}
+BY_NAME = {case.name: case for case in SCENARIOS}
 SEED = 31  # not that of the published tables
 
 
@@ -31,10 +31,10 @@ def held(found: Fit, truth: dict[str, float]) -> list[bool]:
     return [told[key].low <= value <= told[key].high for key, value in truth.items()]
 
 
-@pytest.mark.parametrize(("case", "each"), [(WELL, 3), ("AR(1) 0.7", 2), ("errors not told", 1)])
+@pytest.mark.parametrize(("case", "each"), [(WELL, 3), ("AR(1) 0.7", 2), ("no standard errors reported", 1)])
 def test_intervals_of_the_published_laws_hold_the_truth(case: str, each: int) -> None:
     hits = []
-    for row in ROWS.values():
+    for row in PAPER_RUNS.values():
         for i in range(each):
             points = simulate(BY_NAME[case], row, i, SEED)
             hits.append(held(ours(points), truths(points)))
@@ -63,9 +63,9 @@ def test_intervals_from_six_points_hold_the_truth_and_nothing_is_called_identifi
 
 def test_a_fit_that_ends_before_the_bend_is_flagged_and_one_that_goes_beyond_is_not() -> None:
     for name in SHORT:
-        assert not ours(simulate(BY_NAME[TOO_SHORT], ROWS[name], 0, SEED)).identified, name
+        assert not ours(simulate(BY_NAME[TOO_SHORT], PAPER_RUNS[name], 0, SEED)).identified, name
         if name != WEAK:
-            assert ours(simulate(BY_NAME[WELL], ROWS[name], 0, SEED)).identified, name
+            assert ours(simulate(BY_NAME[WELL], PAPER_RUNS[name], 0, SEED)).identified, name
 
 
 def quantiles(value: Array, weight: Array, at: tuple[float, ...]) -> Array:

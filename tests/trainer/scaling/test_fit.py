@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.validation.cases import CASES, OUTLIERS, ROWS, WELL
-from bench.validation.cases import simulate as simulate_row
 from bench.validation.fits import ours
+from bench.validation.scenarios import OUTLIERS, PAPER_RUNS, SCENARIOS, WELL
+from bench.validation.scenarios import simulate as simulate_row
 from trainer.config import ConfigError
 from trainer.scaling import EvalPoint, Fit, Sigmoid, explain, fit, fit_run, plot_curve
 from trainer.scaling.text import amount
@@ -156,8 +156,8 @@ def test_that_a_curve_explains_too_little_is_said_and_written() -> None:
 
 
 def test_the_laws_of_the_paper_explain_their_points() -> None:
-    for row in ROWS.values():
-        for case in (c for c in CASES if c.name in (WELL, OUTLIERS)):
+    for row in PAPER_RUNS.values():
+        for case in (c for c in SCENARIOS if c.name in (WELL, OUTLIERS)):
             assert "misfit" not in ours(simulate_row(case, row, 0, 1)).flags
 
 
