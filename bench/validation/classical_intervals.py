@@ -27,10 +27,9 @@ from trainer.scaling.alternatives.least_squares import (
     moments,
     triangle,
 )
-from trainer.scaling.fit import LEAST_POINTS, Estimate, estimate
-from trainer.scaling.points import Curve
+from trainer.scaling.fit import MIN_POINTS, Estimate, estimate
 from trainer.scaling.posterior import Draws, full_box, robust
-from trainer.scaling.sigmoid import Sigmoid, rise
+from trainer.scaling.sigmoid import Curve, Sigmoid, fraction_gained
 
 Array = NDArray[np.float64]
 Resampling = Literal["residual", "parametric", "block"]
@@ -95,7 +94,7 @@ class _IntervalProblem:
             return at
 
         def won(c: Array, *x: Array) -> Array:
-            return rise(c, *(np.exp(value) for value in both(x)))
+            return fraction_gained(c, *(np.exp(value) for value in both(x)))
 
         axes = self.axes(GRID)
         starts = 4 if A is None and len(sought) == 2 else 2
@@ -108,9 +107,9 @@ class _IntervalProblem:
 
 def _problem(curve: Curve) -> _IntervalProblem:
     data = data_of(curve)
-    if len(data.compute) < LEAST_POINTS:
+    if len(data.compute) < MIN_POINTS:
         raise ConfigError(
-            f"{curve.name}: {len(data.compute)} points beyond R0; for an interval, {LEAST_POINTS} or more"
+            f"{curve.name}: {len(data.compute)} points beyond R0; for an interval, {MIN_POINTS} or more"
         )
     box = np.log(full_box(data)).reshape(2, 2).T
     weight, scatter = robust(data)

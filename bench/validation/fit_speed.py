@@ -72,7 +72,7 @@ def measure(rounds: int, grid: PaperGrid | None = None) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizeWarning)
         times["the paper's grid, literal loop"] = _timed(literal, 1)
-    ours = paper_fit(compute, reward, R0.value, grid).law
+    ours = paper_fit(compute, reward, R0.value, grid).sigmoid
     return {
         "cases": times,
         "differs": {k: abs(getattr(ours, k) - getattr(literal_fits[0], k)) for k in ("A", "B", "C_mid")},

@@ -22,8 +22,9 @@ def measure(task: tuple[Scenario, str, int, int]) -> dict[str, Any]:
     record: dict[str, Any] = {
         "case": scenario.name, "row": name, "i": i, "seed": seed,
         "fit_ms": 1e3 * (time.perf_counter() - began),
-        "identified": fitted.identified, "flags": list(fitted.flags), "wander": fitted.wander,
-        "ours": {**_estimates(points, fitted), "far": _far(points, run, fitted.law)},
+        "identified": fitted.identified, "flags": list(fitted.flags), 
+        "autocorrelated_prob": fitted.autocorrelated_prob,
+        "ours": {**_estimates(points, fitted), "far": _far(points, run, fitted.sigmoid)},
     }  # fmt: skip
     if scenario.paper:
         for key in ("paper", "paper, finer"):
@@ -46,7 +47,7 @@ def paper(points: Points, procedure: str) -> Sigmoid:
     assert points.R0 is not None, "the paper's procedure needs R0"
     return paper_fit(
         points.compute, points.reward, points.R0, FINER if procedure == "paper, finer" else None
-    ).law
+    ).sigmoid
 
 
 def truths(points: Points) -> dict[str, float]:

@@ -13,7 +13,8 @@ from trainer.launcher.advice import advise_run
 from trainer.launcher.ledger import Ledger
 from trainer.launcher.terminal import summary_text
 from trainer.scaling import EvalPoint, Fit, curve_of, explain, plot_curve, write_report
-from trainer.scaling.backtest import backtest, backtest_words
+from trainer.scaling.forecast import backtest
+from trainer.scaling.text import describe_backtest
 
 
 def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger: Ledger) -> str:
@@ -25,7 +26,7 @@ def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger:
         return summary_text(run_dir, points, ledger, words, advice)
     write_atomic(run_dir / "fit.json", json.dumps(fit.to_json(), indent=1))
     plot_curve(points, fit, run_dir / "curve.png", ledger.unit, run_dir.name)
-    test = backtest_words(backtest(curve_of(run_dir.name, ledger.unit, points)), ledger.unit)
+    test = describe_backtest(backtest(curve_of(run_dir.name, ledger.unit, points)), ledger.unit)
     words = "\n".join(filter(None, (explain(fit, ledger.unit), test)))
     write_atomic(run_dir / "fit.txt", words)
     try:

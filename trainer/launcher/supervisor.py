@@ -30,7 +30,7 @@ from trainer.messages import Event, Failed, Replacement, Spans, Stop
 from trainer.roles import role_index, role_kind, role_name
 from trainer.run_folder import sweep
 from trainer.scaling import EvalPoint, Fit
-from trainer.scaling.forecast import hint, outlook
+from trainer.scaling.forecast import describe_recommendation, forecast
 
 GRACE_S = 20.0  # what a role may take to end by itself once the run is over
 LEDGER_EVERY_S = 5.0
@@ -75,7 +75,7 @@ class Launcher:
         self._made: dict[int, tuple[float, Compute]] = {}  # version -> when it was made, and C by then
         if resume:
             self._recall(resume["version"])
-        self.outlook = outlook(self.points, 0.0, None) if self.points else None
+        self.forecast = forecast(self.points, 0.0, None) if self.points else None
         self.metrics = MetricsWriter(self.run_dir, config)
         self.done = False
         self.failure: Failed | None = None
@@ -303,7 +303,7 @@ class Launcher:
     @property
     def fit(self) -> Fit | None:
         """The curve so far."""
-        return self.outlook.fit if self.outlook else None
+        return self.forecast.fit if self.forecast else None
 
     def _recall(self, version: int) -> None:
         """Take up curve and history of the run; what lies beyond the checkpoint is made again."""
@@ -343,10 +343,10 @@ class Launcher:
         self.points.append(EvalPoint(step, compute, data["pass_rate"], data["pass_rate_se"]))
         line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
         end = compute / step * self.config.pipeline.steps if step else 0.0
-        before, self.outlook = self.outlook, outlook(self.points, end, self.outlook)
-        self._record(line | self.outlook.metrics())
-        advice = hint(self.outlook, self.ledger.unit, end - compute)
-        if advice and self.outlook.verdict != (before.verdict if before else ""):  # told when it changes
+        before, self.forecast = self.forecast, forecast(self.points, end, self.forecast)
+        self._record(line | self.forecast.metrics())
+        advice = describe_recommendation(self.forecast, self.ledger.unit, end - compute)
+        if advice and self.forecast.recommendation != (before.recommendation if before else "none"):
             self.view.log(advice)
 
     def _write_ledger(self) -> None:

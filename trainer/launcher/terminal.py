@@ -339,10 +339,10 @@ def forecast(progress: Progress) -> str:
     words = f"ceiling {ceiling}" if ceiling else "ceiling not yet identified"
     if end:
         words += f", end {end}"
-    if foreseen := told("foreseen"):
-        words += f", foreseen {foreseen}"
+    if predicted := told("predicted") or told("foreseen"):  # its name before part 5
+        words += f", predicted {predicted}"
     if progress.latest.get("forecast/alarm"):
-        words += " - OUT OF ITS BAND"
+        words += ": outside the 90 % interval"
     return words
 
 

@@ -1,10 +1,9 @@
-"""The law that ties reward to compute: fit, words, picture, report."""
+"""The scaling curve of reward over compute: fit it, explain it, plot it, report it."""
 
 from trainer.scaling.fit import Estimate, Fit, fit, fit_curve, fit_run
 from trainer.scaling.plot import plot_curve
-from trainer.scaling.points import Curve, EvalPoint, curve_of
 from trainer.scaling.report import write_report
-from trainer.scaling.sigmoid import Sigmoid
+from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 from trainer.scaling.text import explain
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Curves of reward over compute, of any trainer's runs: `python -m trainer.scaling COMMAND --help`."""
+"""The scaling curve of any trainer's runs: `python -m trainer.scaling COMMAND --help`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMANDS = {"fit": fit, "compare": compare, "predict": predict, "plan": plan, "r
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: done (also where the data identify nothing, which is said). 2: wrong input."""
+    """Exit code 0: success, also if the data do not identify the ceiling. 2: wrong input."""
     parser = argparse.ArgumentParser(prog="python -m trainer.scaling", description=__doc__)
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     for name, module in COMMANDS.items():
@@ -31,5 +31,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it quietly, as it ends any Unix tool
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
     sys.exit(main())

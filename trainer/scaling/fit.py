@@ -1,6 +1,7 @@
-"""The sigmoid of a run: its numbers with intervals, and flags for what the data cannot identify.
+"""The sigmoid of a run: its parameters with intervals, and flags for what the data cannot identify.
 
-The statistics are posterior.py's: intervals are quantiles of its draws, a value is that of the likeliest law.
+The statistics are in posterior.py: an interval holds quantiles of its draws, a value is that of the most
+likely sigmoid.
 """
 
 from __future__ import annotations
@@ -15,31 +16,32 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainer.config import ConfigError
-from trainer.scaling.points import Curve, EvalPoint, curve_of
+from trainer.jsonl import nan_to_null
 from trainer.scaling.posterior import B_RANGE, Data, Draws, Posterior, posterior
-from trainer.scaling.sigmoid import Sigmoid
+from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 
 Array = NDArray[np.float64]
 
-LEAST_POINTS = 5  # beyond R0: the law has three parameters
-MOST_POINTS = 150  # longer series are averaged over neighbours
-WIDEST = 0.06  # an interval of A wider than ±.03 tells no two recipes apart
-SCATTERS = 2.0  # times the told errors, from which they do not explain how far points lie off the law
-LEAST_SHARE = 0.2  # of outliers from which, and of explained variance up to which, a curve is no law
-EQUAL_ERROR = 1e-2  # where no errors are given; for the fit only their being equal matters
-TOLD_ERRORS = "given standard errors"
+MIN_POINTS = 5  # beyond R0: the sigmoid has three more parameters
+MAX_POINTS = 150  # longer series are averaged over neighbours
+MAX_INTERVAL = 0.06  # with an interval of A wider than ±.03 no two recipes can be told apart
+OVERDISPERSED = 2.0  # residual sd / reported standard error from which the reported errors are too small
+MAX_OUTLIER_SHARE = 0.2  # of the points; with more outliers the fit is poor
+MIN_R2 = 0.2  # below it, where the reported errors do not explain the residuals, the fit is poor
+EQUAL_ERROR = 1e-2  # where no errors are reported; for the fit it only matters that they are equal
+REPORTED_ERRORS = "given standard errors"
 FLAGS = {
-    "too-few-points": "there are fewer than 5 evaluations beyond R0",
-    "flat": "the score has not risen beyond its noise",
-    "A-at-bound": "the data still allow a ceiling of 1, the highest there is",
-    "C_mid-beyond-data": "half of the rise lies beyond the data, or in the last of them alone",
-    "falling": "the score has fallen from its peak: the sigmoid cannot describe that",
+    "too-few-points": "there are fewer than 5 evaluations after the start",
+    "flat": "the reward has not risen beyond its noise",
+    "A-at-bound": "a ceiling of 1, the highest possible, fits the data as well",
+    "C_mid-beyond-data": "half of the rise is beyond the data, or in the last point alone",
+    "falling": "the reward has fallen from its peak, which a sigmoid cannot describe",
     "wide": "the interval of A is wider than 0.06",
-    "misfit": "the curve leaves a fifth of the points, or four fifths of their variance, unexplained",
-    "B-at-bound": "the rise is over before the evaluations can show how steep it was",
-    "R0-unknown": "the reward at zero compute was not measured, and B and C_mid hang on it",
+    "poor-fit": "a fifth of the points are outliers, or the curve explains less than a fifth of the variance",
+    "B-at-bound": "the rise was over before the evaluations could show how steep it was",
+    "R0-unknown": "the reward at zero compute was not measured, and B and C_mid depend on it",
 }
-HARMLESS = {"B-at-bound", "R0-unknown"}  # say nothing against A
+HARMLESS = {"B-at-bound", "R0-unknown"}  # the ceiling is identified all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,82 +55,73 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The sigmoid of some points. `flags` say what the data cannot identify; without points it is all NaN."""
+    """The sigmoid of some points. `flags` say what is not identified; with too few points all is NaN."""
 
     A: Estimate
     B: Estimate
     C_mid: Estimate
     R0: Estimate
-    at_2x: Estimate  # reward at twice and at ten times the last compute
+    at_2x: Estimate  # reward at twice the last compute, and below at ten times
     at_10x: Estimate
     band: tuple[tuple[float, float, float, float], ...]  # (compute, value, low, high)
     flags: tuple[str, ...]
     r2: float
-    scatter: float  # residual standard deviation in standard errors; none told: in hundredths of the scale
-    wander: float  # probability that neighbouring points err together,
-    correlation: float  # and by how much, if they do
+    overdispersion: float  # residual sd in standard errors; where none are reported, in units of EQUAL_ERROR
+    autocorrelated_prob: float  # probability that the errors of neighbouring points are correlated
+    autocorrelation: float  # their correlation, if they are
     outliers: int  # points that have lost three quarters of their weight or more
     confidence: float
     points: int  # beyond R0
     compute_range: tuple[float, float]
     R0_source: str  # "measured", "given" or "unknown"
-    R0_told: float | None  # as measured or given; `R0` is the law's
+    R0_reported: float | None  # as measured or given; `R0` is that of the sigmoid
     noise: str
     data_hash: str
     draws: Draws | None = field(default=None, repr=False, compare=False)  # None: too few points
 
     @property
     def identified(self) -> bool:
-        """Whether the data tell the ceiling."""
+        """Whether the data identify the ceiling."""
         return not set(self.flags) - HARMLESS
 
     @property
     def reasons(self) -> str:
-        """Why they do not; empty where they do."""
+        """Why they do not; empty if they do."""
         return "; ".join(FLAGS[f] for f in self.flags if f not in HARMLESS)
 
     @property
-    def scatters(self) -> bool:
-        """Whether the points lie farther from the law than the standard errors say that were told."""
-        return self.noise == TOLD_ERRORS and self.scatter > SCATTERS
+    def overdispersed(self) -> bool:
+        """Whether the points scatter more than their reported standard errors explain."""
+        return self.noise == REPORTED_ERRORS and self.overdispersion > OVERDISPERSED
 
     @property
-    def law(self) -> Sigmoid:
-        """The likeliest sigmoid."""
+    def sigmoid(self) -> Sigmoid:
+        """The most likely sigmoid."""
         return Sigmoid(self.R0.value, self.A.value, self.B.value, self.C_mid.value)
 
     def at(self, compute: float) -> Estimate:
-        """The law's reward at a compute."""
-        return estimate(float(self.law.reward(compute)), self._draws.reward(compute), self.confidence)
+        """The reward at a compute, without the noise of an evaluation."""
+        return estimate(float(self.sigmoid.reward(compute)), self._draws.reward(compute), self.confidence)
 
     def compute_for(self, reward: float) -> Estimate:
-        """The compute at which the law reaches a reward; infinite where it does not."""
-        return estimate(self.law.compute_for(reward), self._draws.compute_for(reward), self.confidence)
+        """The compute at which the sigmoid reaches a reward; infinite if it never does."""
+        return estimate(self.sigmoid.compute_for(reward), self._draws.compute_for(reward), self.confidence)
 
     @property
     def _draws(self) -> Draws:
         if self.draws is None:
-            raise ConfigError(f"the fit has {self.points} points beyond R0; expected at least {LEAST_POINTS}")
+            raise ConfigError(f"the fit has {self.points} points beyond R0; expected at least {MIN_POINTS}")
         return self.draws
 
     def to_json(self) -> dict[str, Any]:
         """As valid JSON, with `identified` and without the draws."""
         content = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "draws"}
         content = {k: asdict(v) if isinstance(v, Estimate) else v for k, v in content.items()}
-        return {**valid_json(content), "identified": self.identified}
-
-
-def valid_json(x: Any) -> Any:
-    """What is unknown or infinite is null."""
-    if isinstance(x, dict):
-        return {k: valid_json(v) for k, v in x.items()}
-    if isinstance(x, tuple | list):
-        return [valid_json(v) for v in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+        return {**nan_to_null(content), "identified": self.identified}
 
 
 def estimate(value: float, draws: Array, confidence: float) -> Estimate:
-    """A value with the interval of its draws, which holds it."""
+    """A value and the interval of its draws, widened where that leaves out the value."""
     tail = (1 - confidence) / 2
     low, high = (float(x) for x in np.quantile(draws, [tail, 1 - tail], method="inverted_cdf"))
     return Estimate(value, min(low, value), max(high, value))
@@ -142,7 +135,7 @@ def fit_run(points: Sequence[EvalPoint], confidence: float = 0.9) -> Fit:
 
 
 def fit_curve(curve: Curve, confidence: float = 0.9) -> Fit:
-    """Fit a curve with what it knows of R0. ConfigError as `fit`, with the curve's name."""
+    """Fit a curve. ConfigError as `fit`, after the curve's name."""
     try:
         return _fit(checked(curve), confidence)
     except ConfigError as e:
@@ -152,10 +145,10 @@ def fit_curve(curve: Curve, confidence: float = 0.9) -> Fit:
 def fit(
     compute: ArrayLike,  # (n,) > 0
     reward: ArrayLike,  # (n,) in [0, 1]
-    se: ArrayLike | None = None,  # (n,) standard errors; None or all 0: equal ones, from the scatter
+    se: ArrayLike | None = None,  # (n,) standard errors; None or all 0: equal ones, from the residuals
     *,
     R0: float | None,  # reward at zero compute; None: unknown, anything from 0 to A
-    R0_se: float | None = 0.0,  # 0: R0 is exact; None: as uncertain as the surest point, told or not
+    R0_se: float | None = 0.0,  # 0: R0 is exact; None: it is as uncertain as the most certain point
     confidence: float = 0.9,
 ) -> Fit:
     """The sigmoid through the points. ConfigError on NaN, C ≤ 0, rewards outside [0, 1], other lengths."""
@@ -165,7 +158,7 @@ def fit(
 
 
 def checked(curve: Curve) -> Data:
-    """A curve's points as they are fitted: ascending, none with an error of 0. ConfigError as `fit`."""
+    """The points of a curve in the order of compute, all errors above 0. ConfigError as `fit`."""
     columns = [[getattr(p, name) for p in curve.points] for name in ("compute", "pass_rate", "pass_rate_se")]
     c, r, sd = (np.asarray(x, np.float64) for x in columns)
     if isinstance(curve.R0, EvalPoint):
@@ -174,10 +167,10 @@ def checked(curve: Curve) -> Data:
 
 
 def averaged(data: Data) -> Data:
-    """At most MOST_POINTS means of neighbours."""
-    if len(data.compute) <= MOST_POINTS:
+    """The data, with neighbours averaged if there are more than MAX_POINTS."""
+    if len(data.compute) <= MAX_POINTS:
         return data
-    parts = np.array_split(np.arange(len(data.compute)), MOST_POINTS)
+    parts = np.array_split(np.arange(len(data.compute)), MAX_POINTS)
     c, r = (np.array([x[i].mean() for i in parts]) for x in (data.compute, data.reward))
     sd = np.array([float(np.sqrt((data.sd[i] ** 2).sum())) / len(i) for i in parts])
     return replace(data, compute=c, reward=r, sd=sd)
@@ -188,10 +181,10 @@ def _checked(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | Non
     order = np.argsort(c, kind="stable")
     c, r, sd = c[order], r[order], sd[order]
     known = bool((sd > 0).any())
-    # a perfect score has a binomial error of 0, but is no more certain than the surest point
+    # The binomial error of a perfect score is 0, but it is no more certain than the most certain point.
     sd = np.where(sd > 0, sd, sd[sd > 0].min() if known else EQUAL_ERROR)
-    surest = float(sd.min(initial=EQUAL_ERROR))
-    return Data(c, r, sd, known, R0, surest if R0_se is None else R0_se, R0_se is not None)
+    lowest = float(sd.min(initial=EQUAL_ERROR))
+    return Data(c, r, sd, known, R0, lowest if R0_se is None else R0_se, R0_se is not None)
 
 
 def _fit(data: Data, confidence: float) -> Fit:
@@ -203,14 +196,14 @@ def _fit(data: Data, confidence: float) -> Fit:
         "points": len(c),
         "compute_range": (float(c[0]), float(c[-1])) if len(c) else (0.0, 0.0),
         "R0_source": "unknown" if R0 is None else "measured" if data.R0_se else "given",
-        "R0_told": R0,
-        "noise": TOLD_ERRORS if data.sd_known else "equal errors, from the scatter",
+        "R0_reported": R0,
+        "noise": REPORTED_ERRORS if data.sd_known else "equal errors, from the residuals",
         "data_hash": hashlib.sha256(
             np.concatenate([c, r, sd, [-1.0 if R0 is None else R0, data.R0_se]]).tobytes()
         ).hexdigest()[:16],
     }
-    if len(c) < LEAST_POINTS:
-        return _nothing(R0, data.R0_se, facts)
+    if len(c) < MIN_POINTS:
+        return _too_few(R0, data.R0_se, facts)
     data = averaged(data)
     return _result(data, posterior(data), facts)
 
@@ -236,70 +229,71 @@ def _check(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | None)
             raise ConfigError(f"fit: {name} is {value}; expected a number in [{low:g}, {high:g}]")
 
 
-def _nothing(R0: float | None, R0_se: float, facts: dict[str, Any]) -> Fit:
-    """What too few points tell: R0."""
+def _too_few(R0: float | None, R0_se: float, facts: dict[str, Any]) -> Fit:
+    """The fit of too few points: R0, and nothing else."""
     nan = math.nan
     unknown = Estimate(nan, nan, nan)
     start = Estimate(nan, 0.0, 1.0)
     if R0 is not None:
         start = Estimate(R0, max(0.0, R0 - 1.645 * R0_se), min(1.0, R0 + 1.645 * R0_se))
-    few = ("too-few-points",)
     return Fit(
-        unknown, unknown, unknown, start, unknown, unknown, (), few,
-        r2=nan, scatter=nan, wander=nan, correlation=nan, outliers=0, **facts,
+        unknown, unknown, unknown, start, unknown, unknown, (), ("too-few-points",),
+        r2=nan, overdispersion=nan, autocorrelated_prob=nan, autocorrelation=nan, outliers=0, **facts,
     )  # fmt: skip
 
 
 def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
-    law, draws, confidence = found.law, found.draws, facts["confidence"]
+    sigmoid, draws, confidence = found.sigmoid, found.draws, facts["confidence"]
     c, r, sd = data.compute, data.reward, data.sd
-
-    def of(name: str) -> Estimate:
-        return estimate(getattr(law, name), getattr(draws, name), confidence)
-
-    band_at = np.geomspace(c[0] / 10, c[-1] * 10, 100)
-    curves, middle = draws.reward(band_at), law.reward(band_at)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(curves, [tail, 1 - tail], axis=0, method="inverted_cdf")
-    band = np.stack([band_at, middle, np.minimum(low, middle), np.maximum(high, middle)], 1)
-    at_2x, at_10x = (
-        estimate(float(law.reward(x)), draws.reward(x), confidence) for x in (2 * c[-1], 10 * c[-1])
+    A, B, C_mid, R0 = (
+        estimate(getattr(sigmoid, name), getattr(draws, name), confidence)
+        for name in ("A", "B", "C_mid", "R0")
     )
-    residual, spread = r - law.reward(c), float(((r - r.mean()) ** 2).sum())
-    A, B, C_mid = of("A"), of("B"), of("C_mid")
+    at_2x, at_10x = (
+        estimate(float(sigmoid.reward(x)), draws.reward(x), confidence) for x in (2 * c[-1], 10 * c[-1])
+    )
+    band_at = np.geomspace(c[0] / 10, c[-1] * 10, 100)
+    middle, tail = sigmoid.reward(band_at), (1 - confidence) / 2
+    low, high = np.quantile(draws.reward(band_at), [tail, 1 - tail], axis=0, method="inverted_cdf")
+    band = np.stack([band_at, middle, np.minimum(low, middle), np.maximum(high, middle)], 1)
+    residual, spread = r - sigmoid.reward(c), float(((r - r.mean()) ** 2).sum())
     return Fit(
-        A, B, C_mid, of("R0"), at_2x, at_10x,
+        A, B, C_mid, R0, at_2x, at_10x,
         band=tuple((x, value, low, high) for x, value, low, high in band.tolist()),
-        flags=_flags(data, A, B, C_mid.value, _misfit(data, found)),
+        flags=_flags(data, A, B, C_mid.value, _is_poor(data, found)),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
-        scatter=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
-        wander=found.wander, correlation=found.correlation, outliers=found.outliers, draws=draws, **facts,
+        overdispersion=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
+        autocorrelated_prob=found.autocorrelated_prob, autocorrelation=found.autocorrelation,
+        outliers=found.outliers, draws=draws, **facts,
     )  # fmt: skip
 
 
-def _jitter(r: Array) -> float:
-    """The noise of points whose errors are not told, by how far each is off its neighbours."""
+def _sd_of_neighbours(r: Array) -> float:
+    """The noise, from how far each point is from the mean of its neighbours."""
     return 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5
 
 
-def _misfit(data: Data, found: Posterior) -> bool:
-    """Whether outliers make up the law, or it explains next to nothing: of one jump, or of mere noise.
+def _is_poor(data: Data, found: Posterior) -> bool:
+    """Whether too many points are outliers, or the sigmoid explains too little of the variance.
 
-    A measured or given R0 is one of the points: most of a late series' rise may lie before its first.
+    So a single jump or mere noise is not taken for a curve. R0 counts as a point, because much of the rise
+    can come before the first evaluation.
     """
     start = [] if data.R0 is None else [data.R0]
-    r, law = np.r_[start, data.reward], found.law.reward(np.r_[[0.0] * len(start), data.compute])
-    if found.outliers >= LEAST_SHARE * len(data.reward):
+    r, predicted = np.r_[start, data.reward], found.sigmoid.reward(np.r_[[0.0] * len(start), data.compute])
+    if found.outliers >= MAX_OUTLIER_SHARE * len(data.reward):
         return True
-    off = float(np.sqrt((((data.reward - law[len(start) :]) / data.sd) ** 2).mean()))
-    if data.sd_known and off < SCATTERS:  # the told errors explain the rest
+    z = (data.reward - predicted[len(start) :]) / data.sd
+    if data.sd_known and float(np.sqrt((z**2).mean())) < OVERDISPERSED:  # the reported errors explain it
         return False
-    return float(((r - law) ** 2).sum()) > (1 - LEAST_SHARE) * float(((r - r.mean()) ** 2).sum())
+    return float(((r - predicted) ** 2).sum()) > (1 - MIN_R2) * float(((r - r.mean()) ** 2).sum())
 
 
-def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, misfit: bool) -> tuple[str, ...]:
+def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, poor: bool) -> tuple[str, ...]:
     flags = []
-    r, sd = data.reward, data.sd if data.sd_known else np.maximum(data.sd, _jitter(data.reward))
+    r, sd = data.reward, data.sd
+    if not data.sd_known:
+        sd = np.maximum(sd, _sd_of_neighbours(r))
     last = max(2, len(r) // 5)
     start = float(r[0]) if data.R0 is None else data.R0
     if r[-last:].mean() - start < 3 * sd[-last:].mean() / last**0.5:
@@ -308,15 +302,15 @@ def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, misfit: bool) -> 
         flags.append("A-at-bound")
     if c_mid > data.compute[-2]:
         flags.append("C_mid-beyond-data")
-    some = min(len(r), max(3, last))  # of three, one outlier is not the median
-    windows = np.median(np.lib.stride_tricks.sliding_window_view(r, some), axis=-1)
-    ends = (some, windows[-1]), (3, np.median(r[-3:]))  # a late fall is in a few points only
+    width = min(len(r), max(3, last))  # the median of three ignores one outlier
+    windows = np.median(np.lib.stride_tricks.sliding_window_view(r, width), axis=-1)
+    ends = (width, windows[-1]), (3, np.median(r[-3:]))  # a late fall shows in a few points only
     if any(windows.max() - end > max(0.03, 4 * sd.mean() / n**0.5) for n, end in ends):
         flags = [*(flag for flag in flags if flag != "flat"), "falling"]
-    if A.high - A.low > WIDEST:
+    if A.high - A.low > MAX_INTERVAL:
         flags.append("wide")
-    if misfit and not {"flat", "falling"} & set(flags):  # these say why
-        flags.append("misfit")
+    if poor and not {"flat", "falling"} & set(flags):  # these say why
+        flags.append("poor-fit")
     if B.high > 0.9 * B_RANGE[1]:
         flags.append("B-at-bound")
     if data.R0 is None:

@@ -1,116 +1,148 @@
-"""The live forecast of a run: what its next evaluation should be, how it will end, and whether the rest pays.
+"""The live forecast of a run: its next evaluation, its end, and whether more compute is worthwhile.
 
-Each evaluation is held against the interval that the evaluations before it gave for it. The run has left its
-band when two in a row miss on the same side, or one misses by twice the interval: then the law no longer
-describes it, and something in the training has changed.
+Each evaluation is compared with the interval that the earlier ones predicted for it. Two in a row outside of
+it on the same side, or one by more than twice the interval, raise an alarm: something in the training has
+changed, and the sigmoid no longer describes the run. A backtest asks the same of a finished run, once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from trainer.scaling.fit import EQUAL_ERROR, Estimate, Fit, estimate, fit_run
-from trainer.scaling.points import EvalPoint
+from trainer.scaling.fit import EQUAL_ERROR, MIN_POINTS, Estimate, Fit, estimate, fit_curve, fit_run
+from trainer.scaling.sigmoid import Curve, EvalPoint
 
-WORTH = 0.01  # a gain that is worth the compute: half of the margin between two ceilings (arXiv 2510.13786)
-UNLIKELY = 0.1  # probability of that gain below which the hint is to stop
-OVER = 1e-9  # of the end: less than this is left by rounding alone
+MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
+STOP_PROBABILITY = 0.1  # of that gain, below which the recommendation is to stop
+END_TOLERANCE = 1e-9  # relative distance to the end that is only rounding
+BACKTEST_SHARE = 0.5  # of the compute
+
+Recommendation = Literal["investigate", "stop", "continue", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What is known at one evaluation. `None`: too few evaluations to tell."""
+class Forecast:
+    """What is known after one evaluation. `None`: there are too few evaluations."""
 
     fit: Fit
-    foreseen: Estimate | None = None  # this evaluation, as those before foretold it
-    missed: int = 0  # evaluations in a row above (+) or below (−) what was foreseen
-    far: bool = False  # this one by more than twice the interval
-    end: Estimate | None = None  # the law at the run's end
-    gain: Estimate | None = None  # of it, what is still to come
-    worth: float | None = None  # probability that this is at least WORTH
+    predicted: Estimate | None = None  # this evaluation, from the earlier ones
+    missed: int = 0  # evaluations in a row above (+) or below (−) their predicted interval
+    far_off: bool = False  # this one is outside by more than twice the interval
+    end: Estimate | None = None  # the reward at the end of the run
+    gain: Estimate | None = None  # how much of that is still to come
+    gain_probability: float | None = None  # that the gain is at least MIN_GAIN
 
     @property
     def alarm(self) -> bool:
-        """The run has left its band."""
-        return abs(self.missed) >= 2 or self.far
+        """Whether the run no longer follows its curve."""
+        return abs(self.missed) >= 2 or self.far_off
 
     @property
-    def verdict(self) -> str:
-        """ "left its band", "stop", "go on", or "" where there is nothing to say."""
+    def recommendation(self) -> Recommendation:
+        """What to do about the rest of the run; "none" if the data do not say."""
         if self.alarm:
-            return "left its band"
-        if self.gain is None or self.worth is None:
-            return ""
-        return "stop" if self.worth < UNLIKELY else "go on" if self.gain.low >= WORTH else ""
+            return "investigate"
+        if self.gain is None or self.gain_probability is None:
+            return "none"
+        if self.gain_probability < STOP_PROBABILITY:
+            return "stop"
+        return "continue" if self.gain.low >= MIN_GAIN else "none"
 
     def metrics(self) -> dict[str, float]:
-        """For metrics.jsonl; what is not known is left out."""
+        """For metrics.jsonl, without what is unknown."""
         line: dict[str, float] = {}
-        estimates = {"foreseen": self.foreseen, "end": self.end, "gain": self.gain}
-        if self.fit.identified:
-            estimates["ceiling"] = self.fit.A
+        ceiling = self.fit.A if self.fit.identified else None
+        estimates = {"predicted": self.predicted, "end": self.end, "gain": self.gain, "ceiling": ceiling}
         for name, e in estimates.items():
             if e is not None:
                 line |= {f"forecast/{name}": e.value, f"forecast/{name}_low": e.low}
                 line[f"forecast/{name}_high"] = e.high
-        if self.worth is not None:
-            line["forecast/worth"] = self.worth
-        if self.foreseen is not None:
+        if self.gain_probability is not None:
+            line["forecast/gain_probability"] = self.gain_probability
+        if self.predicted is not None:
             line["forecast/alarm"] = float(self.alarm)
         return line
 
 
-def outlook(points: Sequence[EvalPoint], end: float, before: Outlook | None) -> Outlook:
-    """The outlook after the last of `points`, in order; `end` is the compute at which the run will end."""
+def forecast(points: Sequence[EvalPoint], end: float, before: Forecast | None) -> Forecast:
+    """The forecast after the last of `points`, which are in order; `end` is the compute of the whole run."""
     fit, point = fit_run(points), points[-1]
-    foreseen, missed, far = None, 0, False
+    predicted, missed, far_off = None, 0, False
     if before is not None and before.fit.draws is not None and point.compute > 0:
-        foreseen = foresee(before.fit, replace(point, pass_rate_se=_error(points)))
-        side = int(point.pass_rate > foreseen.high) - int(point.pass_rate < foreseen.low)
+        predicted = predict_evaluation(before.fit, replace(point, pass_rate_se=_last_error(points)))
+        side = int(point.pass_rate > predicted.high) - int(point.pass_rate < predicted.low)
         missed = side + (before.missed if side * before.missed > 0 else 0)
-        reach = foreseen.high - foreseen.value if side > 0 else foreseen.value - foreseen.low
-        far = side != 0 and abs(point.pass_rate - foreseen.value) > 2 * reach
-    if fit.draws is None or end * (1 - OVER) <= point.compute:
-        return Outlook(fit, foreseen, missed, far)
-    last = fit.draws.reward(end)
-    gains = last - fit.draws.reward(point.compute)
-    law = fit.law
-    gain = estimate(float(law.reward(end) - law.reward(point.compute)), gains, fit.confidence)
-    worth = float((gains >= WORTH).mean())
-    return Outlook(fit, foreseen, missed, far, fit.at(end), gain, worth)
+        reach = predicted.high - predicted.value if side > 0 else predicted.value - predicted.low
+        far_off = side != 0 and abs(point.pass_rate - predicted.value) > 2 * reach
+    if fit.draws is None or end * (1 - END_TOLERANCE) <= point.compute:
+        return Forecast(fit, predicted, missed, far_off)
+    gains = fit.draws.reward(end) - fit.draws.reward(point.compute)
+    gain = estimate(float(fit.sigmoid.reward(end) - fit.sigmoid.reward(point.compute)), gains, fit.confidence)
+    probability = float((gains >= MIN_GAIN).mean())
+    return Forecast(fit, predicted, missed, far_off, fit.at(end), gain, probability)
 
 
-def _error(points: Sequence[EvalPoint]) -> float:
-    """The last point's, as the fit takes it: 0 (a perfect score, or not told) is that of the surest point."""
-    told = [p.pass_rate_se for p in points if p.compute > 0 and p.pass_rate_se > 0]
-    return points[-1].pass_rate_se or min(told, default=EQUAL_ERROR)
+def _last_error(points: Sequence[EvalPoint]) -> float:
+    """The last point's error as the fit takes it: that of the most certain point if it is 0 or unknown."""
+    reported = [p.pass_rate_se for p in points if p.compute > 0 and p.pass_rate_se > 0]
+    return points[-1].pass_rate_se or min(reported, default=EQUAL_ERROR)
 
 
-def foresee(fit: Fit, point: EvalPoint) -> Estimate:
-    """What an evaluation at the point's compute should give: the law's draws and its own noise."""
+def predict_evaluation(fit: Fit, point: EvalPoint) -> Estimate:
+    """What an evaluation at the point's compute should give, with the noise of the evaluation itself."""
     if fit.draws is None:
-        raise ValueError("the fit has too few points to foresee anything")
-    law = fit.draws.reward(point.compute)
-    noise = max(point.pass_rate_se, 1e-3) * max(1.0, fit.scatter)
-    seen = law + noise * np.random.default_rng(0).standard_normal(len(law))
-    return estimate(float(fit.law.reward(point.compute)), np.clip(seen, 0, 1), fit.confidence)
+        raise ValueError("the fit has too few points to predict anything")
+    rewards = fit.draws.reward(point.compute)
+    noise = max(point.pass_rate_se, 1e-3) * max(1.0, fit.overdispersion)
+    noisy = rewards + noise * np.random.default_rng(0).standard_normal(len(rewards))
+    return estimate(float(fit.sigmoid.reward(point.compute)), np.clip(noisy, 0, 1), fit.confidence)
 
 
-def hint(now: Outlook, unit: str, rest: float) -> str:
-    """The verdict in words; empty where there is none. `rest`: compute still to be spent."""
-    if now.verdict == "left its band" and now.foreseen is not None:
+def describe_recommendation(now: Forecast, unit: str, remaining: float) -> str:
+    """The recommendation as a sentence; empty if there is none. `remaining`: compute not spent yet."""
+    if now.recommendation == "investigate" and now.predicted is not None:
         side = "above" if now.missed > 0 else "below"
-        band = f"{now.foreseen.low:.3f} to {now.foreseen.high:.3f}"
         return (
-            f"the run has left its band ({side}: {band} was foreseen); the forecast no longer holds. "
-            "Look at entropy, truncation and ρ"
+            f"the last evaluations are {side} the predicted interval ({now.predicted.low:.3f} to "
+            f"{now.predicted.high:.3f}), so the forecast no longer holds: look at entropy, truncation and ρ"
         )
-    if not now.verdict or now.gain is None:
+    if now.recommendation == "none" or now.gain is None:
         return ""
-    won = f"{now.gain.value:+.3f} ({now.gain.low:+.3f} to {now.gain.high:+.3f})"
-    if now.verdict == "stop":
-        return f"stop? the rest ({rest:.3g} {unit}) is likely to win only {won}"
-    return f"go on: the rest ({rest:.3g} {unit}) is likely to win {won}"
+    gain = f"{now.gain.value:+.3f} ({now.gain.low:+.3f} to {now.gain.high:+.3f})"
+    if now.recommendation == "stop":
+        return f"consider stopping: the remaining {remaining:.3g} {unit} will probably gain only {gain}"
+    return f"continue: the remaining {remaining:.3g} {unit} will probably gain {gain}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backtest:
+    """The end of a run as predicted from its evaluations up to `seen`, and as measured."""
+
+    seen: float  # compute
+    end: float  # compute
+    predicted: Estimate  # reward at `end`
+    measured: float  # the last evaluation
+    measured_se: float  # 0: unknown
+    identified: bool  # whether the evaluations up to `seen` identified the ceiling
+
+    @property
+    def error(self) -> float:
+        """Measured less predicted."""
+        return self.measured - self.predicted.value
+
+
+def backtest(curve: Curve, share: float = BACKTEST_SHARE) -> Backtest | None:
+    """Predict the end of a run from the first `share` of its compute; None: too few points for a fit."""
+    last = curve.points[-1] if curve.points else None
+    first = tuple(p for p in curve.points if last and p.compute <= share * last.compute)
+    if last is None or len(first) < MIN_POINTS:
+        return None
+    fit = fit_curve(replace(curve, points=first))
+    at_end = fit.at(last.compute)
+    return Backtest(
+        first[-1].compute, last.compute, at_end, last.pass_rate, last.pass_rate_se, fit.identified
+    )

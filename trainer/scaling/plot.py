@@ -1,7 +1,11 @@
 """Pictures for papers and run folders: curves on linear and logarithmic compute, and the efficiency plot.
 
-Sized for a two-column paper (two panels over both columns, the efficiency plot in one), 8 pt, Okabe and
-Ito's colours, which the colour-blind tell apart; a mark of its own for each run, for print in grey.
+In the efficiency plot of arXiv 2510.13786 a sigmoid is a straight line of slope B over log C:
+
+    log[(R − R0) / (A − R)] = B log C − B log C_mid
+
+Sized for a two-column paper (two panels over both columns, the efficiency plot in one), 8 pt, with Okabe and
+Ito's colours, which colour-blind readers can tell apart, and a marker for each run for print in grey.
 """
 
 from __future__ import annotations
@@ -9,23 +13,27 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainer.scaling.efficiency import straighten
-from trainer.scaling.fit import Fit
-from trainer.scaling.points import Curve, EvalPoint, curve_of
+from trainer.scaling.compare import CONFIDENCE, DIFFERENT, Comparison, Recipe, at_ceiling
+from trainer.scaling.fit import Estimate, Fit, estimate
+from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture needs
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-AHEAD, AHEAD_LINEAR = 4.0, 2.0  # curves are drawn up to these multiples of the last compute
+Array = NDArray[np.float64]
+
+REACH, LINEAR_REACH = 4.0, 2.0  # curves are drawn up to these multiples of the last compute
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKS = "osD^vPX"
+MARKERS = "osD^vPX"
 BOTH_COLUMNS, ONE_COLUMN = (7.0, 2.5), (3.4, 2.3)  # inches, the legend comes on top
 LEGEND_ROW, WIDEST_LABEL, WIDEST_TITLE = 0.15, 56, 52  # inches, characters over both columns, over one
 STYLE = {
@@ -40,16 +48,16 @@ STYLE = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "sigmoid-rl",  # the same picture is the same file
+    "svg.hashsalt": "sigmoid-rl",  # the same picture gives the same file
     "pdf.fonttype": 42,
     "savefig.dpi": 300,
 }
-FAR = 50.0  # beyond any logarithm that is drawn
-Named = tuple[str, Curve, Fit]  # (what the legend calls it, points, their fit)
+MAX_LOGIT = 50.0  # beyond the range of the efficiency plot
+Named = tuple[str, Curve, Fit]  # (name in the legend, points, their fit)
 
 
 def plot_curve(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, title: str) -> None:
-    """One run; the evaluation at compute 0, if there is one, is shown too."""
+    """Plot one run, with its evaluation at compute 0 if there is one."""
     plot_curves([(title, curve_of(title, unit, points), fit)], path)
 
 
@@ -75,6 +83,66 @@ def plot_efficiency(runs: Sequence[Named], path: Path, title: str = "") -> None:
     )  # fmt: skip
 
 
+def plot_recipes(comparison: Comparison, path: Path) -> None:
+    """The efficiency plot of recipes, at a common ceiling as in the paper unless two ceilings differ.
+
+    Recipes whose ceiling is not identified are only named.
+    """
+    shown = [recipe for recipe in comparison.recipes if not recipe.doubts]
+    hidden = [recipe for recipe in comparison.recipes if recipe.doubts]
+    common = None
+    if shown and not any(pair.verdict == DIFFERENT for pair in comparison.pairs):
+        common = float(np.mean([fit.A.value for recipe in shown for fit in recipe.fits]))
+    held = "each at its own ceiling" if common is None else f"all at the mean ceiling, {common:.3f}"
+    missing = f"; ceiling not identified: {', '.join(r.name for r in hidden)}" if hidden else ""
+    runs = [run for recipe in shown for run in _at_ceiling(recipe, common)]
+    runs += [
+        (r.name, curve, fit) for r in hidden for curve, fit in zip(r.curves, r.fits, strict=True)
+        if not fit.identified
+    ]  # fmt: skip
+    plot_efficiency(runs, path, f"Efficiency, {held}{missing}")
+
+
+def _at_ceiling(recipe: Recipe, A: float | None) -> Iterator[Named]:
+    """The runs with their fits, the ceiling held at A if that is given."""
+    for curve, fit, draws in zip(recipe.curves, recipe.fits, recipe.draws, strict=True):
+        if A is None:
+            yield recipe.name, curve, fit
+            continue
+        sigmoid, held = at_ceiling(fit.sigmoid, draws, A)
+        B, C_mid, R0 = (
+            estimate(getattr(sigmoid, name), getattr(held, name), CONFIDENCE) for name in ("B", "C_mid", "R0")
+        )
+        yield recipe.name, curve, replace(fit, A=Estimate(A, A, A), B=B, C_mid=C_mid, R0=R0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Straightened:
+    """Points of the efficiency plot and one standard error up and down; (n,) each, natural logarithms."""
+
+    compute: Array
+    value: Array
+    low: Array  # −inf if the point less its error is not above R0
+    high: Array  # inf if the point plus its error is not below A
+    left_out: int  # points not between R0 and A, which have no logarithm
+
+
+def straighten(curve: Curve, fit: Fit) -> Straightened:
+    """The curve's points, with the R0 and A of its fit."""
+    columns = ([getattr(p, k) for p in curve.points] for k in ("compute", "pass_rate", "pass_rate_se"))
+    c, r, se = (np.array(x, np.float64) for x in columns)
+    R0, A = fit.R0.value, fit.A.value
+    inside = (r > R0) & (r < A)
+
+    def logit(x: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            result: Array = np.log(np.maximum(x - R0, 0)) - np.log(np.maximum(A - x, 0))
+        return result
+
+    r, se = r[inside], se[inside]
+    return Straightened(c[inside], logit(r), logit(r - se), logit(r + se), int((~inside).sum()))
+
+
 def _save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: no window system, no global state
@@ -87,13 +155,13 @@ def _save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path)
 
 def _curves(figure: Figure, runs: Sequence[Named], labels: Sequence[str], columns: int) -> None:
     panels = figure.subplots(1, 2, sharey=True)
-    far = AHEAD_LINEAR * max((p.compute for _, curve, _ in runs for p in curve.points), default=0.0)
+    far = LINEAR_REACH * max((p.compute for _, curve, _ in runs for p in curve.points), default=0.0)
     for axes, log in zip(panels, (False, True), strict=True):
         for i, (_, curve, fit) in enumerate(runs):
-            reach = max(AHEAD * curve.points[-1].compute if log else 0.0, far) if curve.points else 0.0
+            reach = max(REACH * curve.points[-1].compute if log else 0.0, far) if curve.points else 0.0
             _curve(axes, curve, fit, reach, log, _look(i), labels[i])
         _compute_axis(axes, runs[0][1].unit, log)
-    measured = [p.pass_rate for _, curve, _ in runs for p in _points(curve)]
+    measured = [p.pass_rate for _, curve, _ in runs for p in curve.evaluations]
     known = [x for _, _, fit in runs if fit.identified for x in (fit.A.low, fit.A.high)]
     low, high = min(measured + known), max(measured + known)
     room = 0.06 * (high - low) or 0.05
@@ -105,7 +173,7 @@ def _curves(figure: Figure, runs: Sequence[Named], labels: Sequence[str], column
 def _curve(
     axes: Axes, curve: Curve, fit: Fit, reach: float, log: bool, look: dict[str, Any], label: str
 ) -> None:
-    points = [p for p in _points(curve) if p.compute > 0 or not log]
+    points = [p for p in curve.evaluations if p.compute > 0 or not log]
     colour = look["color"]
     axes.errorbar(
         [p.compute for p in points], [p.pass_rate for p in points], [p.pass_rate_se for p in points],
@@ -124,8 +192,8 @@ def _curve(
         axes.fill_between(
             [*past, *ahead], [e.low for e in at], [e.high for e in at], color=colour, alpha=0.15, lw=0
         )
-        axes.plot(past, fit.law.reward(past), color=colour, lw=1.2)
-        axes.plot(ahead, fit.law.reward(ahead), color=colour, lw=1.2, ls=(0, (3, 2)))
+        axes.plot(past, fit.sigmoid.reward(past), color=colour, lw=1.2)
+        axes.plot(ahead, fit.sigmoid.reward(ahead), color=colour, lw=1.2, ls=(0, (3, 2)))
     if fit.identified:
         axes.axhline(fit.A.value, color=colour, lw=0.7, ls=":")
 
@@ -135,16 +203,16 @@ def _efficiency(figure: Figure, runs: Sequence[Named], unit: str, title: str) ->
     ends: list[float] = []
     seeds = Counter(name for name, _, _ in runs)
     looks = {name: _look(i) for i, name in enumerate(seeds)}
-    labels = {name: f"{name} ({n} runs)" for name, n in seeds.items() if n > 1}  # each once
+    labels = {name: f"{name} ({n} runs)" for name, n in seeds.items() if n > 1}  # once each
     for name, curve, fit in runs:
         look, line = looks[name], straighten(curve, fit)
         c = np.geomspace(curve.points[0].compute / 1.3, 1.3 * curve.points[-1].compute, 2)
         straight = fit.B.value * np.log(c / fit.C_mid.value)
         axes.plot(c, straight, color=look["color"], lw=1)
-        own = f"{name}: B = {fit.B.value:.2f} ({fit.B.low:.2f} to {fit.B.high:.2f})"
-        label = labels.pop(name, "_") if seeds[name] > 1 else own  # the legend leaves out what begins so
+        with_B = f"{name}: B = {fit.B.value:.2f} ({fit.B.low:.2f} to {fit.B.high:.2f})"
+        label = labels.pop(name, "_") if seeds[name] > 1 else with_B  # "_": not in the legend
         axes.plot(line.compute, line.value, ls="none", ms=3, mec="white", mew=0.4, label=label, **look)
-        low, high = np.maximum(line.low, -FAR), np.minimum(line.high, FAR)  # to the edge, if they end nowhere
+        low, high = np.maximum(line.low, -MAX_LOGIT), np.minimum(line.high, MAX_LOGIT)
         axes.vlines(line.compute, low, high, color=look["color"], lw=0.6, alpha=0.7)
         ends += [*line.value, *straight]
     _compute_axis(axes, unit, log=True)
@@ -158,19 +226,15 @@ def _efficiency(figure: Figure, runs: Sequence[Named], unit: str, title: str) ->
 
 
 def ceiling(fit: Fit) -> str:
-    """For a legend: A with its interval, or that it is not known."""
+    """A with its interval for a legend, or that it is not identified."""
     if not fit.identified:
         return "A not identified"
     return f"A = {fit.A.value:.3f} ({fit.A.low:.3f} to {fit.A.high:.3f})"
 
 
-def _points(curve: Curve) -> list[EvalPoint]:
-    return [*([curve.R0] if isinstance(curve.R0, EvalPoint) else []), *curve.points]
-
-
 def _look(i: int) -> dict[str, Any]:
-    round_ = i // len(COLOURS)  # the colours come again with other marks
-    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[(i + round_) % len(MARKS)]}
+    round_ = i // len(COLOURS)  # repeated colours get other markers
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + round_) % len(MARKERS)]}
 
 
 def _compute_axis(axes: Axes, unit: str, log: bool) -> None:

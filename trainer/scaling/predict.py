@@ -1,4 +1,4 @@
-"""Reward at a budget and budget for a reward, by a fit; another loss kernel shifts the compute axis."""
+"""The reward at a budget and the budget for a reward; another loss kernel rescales the compute axis."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from trainer.scaling.kernel_cost import (
     suite_heads,
 )
 
-KERNELS = {"naive": "naive FP32", "peer": "best peer", "ours": "ours"}  # names on the command line: of heads
+KERNELS = {"naive": "naive FP32", "peer": "best peer", "ours": "ours"}  # command line: name of the head
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What a budget buys."""
+    """The reward at a budget."""
 
     budget: float
     reward: Estimate
-    ahead: float  # the budget in multiples of the last compute there is data of
+    ahead: float  # the budget in multiples of the last compute measured
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What a reward costs."""
+    """The compute for a reward."""
 
     reward: float
-    compute: Estimate  # infinite: not reached; 0: it was there at the start
-    chance: float  # that it is reached at all
+    compute: Estimate  # infinite: never reached; 0: reached at the start
+    chance: float  # probability that it is ever reached
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """A run's compute for the same steps with another kernel, over that with the one it was measured with."""
+    """The compute of a run with another loss kernel, relative to the kernel it was measured with."""
 
     factor: float
     model: str
@@ -52,15 +52,15 @@ class Shift:
 
 
 def reward_at(fit: Fit, budget: float, factor: float = 1.0) -> Reached:
-    """Reward at a budget; with a step that costs `factor` of a measured one: R(C / factor)."""
+    """The reward at a budget: R(C / factor), where a step costs `factor` times a measured one."""
     measured = budget / factor
     return Reached(budget, fit.at(measured), measured / fit.compute_range[1])
 
 
 def compute_for(fit: Fit, reward: float, factor: float = 1.0) -> Needed:
-    """The budget for a reward; at factor × what a measured step costs."""
+    """The budget for a reward, where a step costs `factor` times a measured one."""
     e = fit.compute_for(reward)
-    assert fit.draws is not None  # else fit.compute_for has raised
+    assert fit.draws is not None  # else fit.compute_for would have raised
     chance = float(np.isfinite(fit.draws.compute_for(reward)).mean())
     return Needed(reward, Estimate(factor * e.value, factor * e.low, factor * e.high), chance)
 
@@ -68,9 +68,10 @@ def compute_for(fit: Fit, reward: float, factor: float = 1.0) -> Needed:
 def kernel_shift(
     model: str, kernel: str, measured_with: str, suite: Mapping[str, Any] | None = None
 ) -> Shift:
-    """What a step with one of KERNELS costs over one with another, for one of kernel_cost.MODELS.
+    """What a step costs with one of KERNELS relative to another, for one of kernel_cost.MODELS.
 
-    `suite`: the GPU suite's kernels.json; its rates replace the published ones. The step is the paper's.
+    `suite`: kernels.json of the GPU suite, whose rates replace the published ones. The step has the paper's
+    size.
     """
     if model not in MODELS:
         raise ConfigError(f"--model {model!r}: expected one of {', '.join(MODELS)}")

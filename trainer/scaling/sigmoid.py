@@ -1,11 +1,15 @@
-"""The sigmoid law of reinforcement-learning compute (arXiv 2510.13786, eq. 1)."""
+"""The sigmoid of reward over compute (arXiv 2510.13786, eq. 1), and the evaluations it is fitted to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from trainer.config import ConfigError
 
 Array = NDArray[np.float64]
 
@@ -17,19 +21,19 @@ class Sigmoid:
     R0: float  # reward at zero compute
     A: float  # ceiling
     B: float  # efficiency
-    C_mid: float  # compute at which half of A − R0 is won
+    C_mid: float  # compute at which half of A − R0 is gained
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C); R(0) = R0."""
-        return self.R0 + (self.A - self.R0) * rise(compute, self.B, self.C_mid)
+        return self.R0 + (self.A - self.R0) * fraction_gained(compute, self.B, self.C_mid)
 
     def compute_for(self, reward: float) -> float:
-        """C at which R(C) is `reward`: 0 up to R0, infinite from the ceiling on."""
+        """C at which R(C) is `reward`: 0 if that is at most R0, infinite from the ceiling on."""
         return float(compute_for(reward, self.R0, self.A, self.B, self.C_mid))
 
 
-def rise(compute: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array:
-    """The share of A − R0 that is won: 1 / (1 + (C_mid / C)^B), 0 at C = 0. Broadcasts."""
+def fraction_gained(compute: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array:
+    """The fraction of A − R0 that is gained: 1 / (1 + (C_mid / C)^B), 0 at C = 0. Broadcasts."""
     c, b, c_mid = (np.asarray(x, np.float64) for x in (compute, B, C_mid))
     with np.errstate(divide="ignore", over="ignore"):
         result: Array = 1 / (1 + (c_mid / c) ** b)
@@ -37,10 +41,58 @@ def rise(compute: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array:
 
 
 def compute_for(reward: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array:
-    """C at which R(C) is `reward`: 0 up to R0, infinite from A on. Broadcasts."""
-    won = np.asarray(reward, np.float64) - np.asarray(R0, np.float64)
+    """C at which R(C) is `reward`: 0 if that is at most R0, infinite from A on. Broadcasts."""
+    gained = np.asarray(reward, np.float64) - np.asarray(R0, np.float64)
     left = np.asarray(A, np.float64) - np.asarray(reward, np.float64)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        between = np.asarray(C_mid) * (np.maximum(won, 0) / np.maximum(left, 0)) ** (1 / np.asarray(B))
-    result: Array = np.where(won <= 0, 0.0, np.where(left <= 0, np.inf, between))
+        between = np.asarray(C_mid) * (np.maximum(gained, 0) / np.maximum(left, 0)) ** (1 / np.asarray(B))
+    result: Array = np.where(gained <= 0, 0.0, np.where(left <= 0, np.inf, between))
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPoint:
+    """One evaluation."""
+
+    step: int
+    compute: float  # C, in the unit of the ledger
+    pass_rate: float  # mean@k
+    pass_rate_se: float  # its standard error; 0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The evaluations of one run, and its reward at zero compute."""
+
+    name: str
+    unit: str  # of compute: "GPU-hours", "core-hours", "FLOPs", "steps", or the column's name
+    points: tuple[EvalPoint, ...]  # compute is > 0 and never decreases
+    R0: EvalPoint | float | None  # measured (at compute 0), given, or unknown
+
+    @property
+    def evaluations(self) -> tuple[EvalPoint, ...]:
+        """All that was measured: the points, after the one at compute 0 if there is one."""
+        return (self.R0, *self.points) if isinstance(self.R0, EvalPoint) else self.points
+
+
+def curve_of(name: str, unit: str, points: Iterable[EvalPoint]) -> Curve:
+    """The curve of a run's evaluations, given in any order; R0 is their mean at compute 0, if there are any.
+
+    Equal evaluations count once. Two evaluations may have the same compute, because training steps can be
+    shorter than the ledger's updates. ConfigError: a compute that is negative or not finite.
+    """
+    unique = {(p.compute, p.pass_rate): p for p in points}
+    for p in unique.values():
+        if not 0 <= p.compute < math.inf:
+            raise ConfigError(f"step {p.step}: compute is {p.compute:g}; expected a number of at least 0")
+    ordered = sorted(unique.values(), key=lambda p: p.compute)
+    starts = [p for p in ordered if p.compute == 0]
+    return Curve(name, unit, tuple(ordered[len(starts) :]), _mean(starts) if starts else None)
+
+
+def _mean(points: Sequence[EvalPoint]) -> EvalPoint:
+    """The mean of evaluations of the same weights."""
+    n = len(points)
+    reward = math.fsum(p.pass_rate for p in points) / n
+    se = math.hypot(*(p.pass_rate_se for p in points)) / n
+    return replace(points[0], pass_rate=reward, pass_rate_se=se)

@@ -1,4 +1,4 @@
-"""A fit in words: what can be concluded from it, and what cannot; amounts and names as people write them."""
+"""Fits, numbers and names as text: what can be concluded from a fit, and what cannot."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.scaling.fit import FLAGS, WIDEST, Estimate, Fit
+from trainer.scaling.fit import FLAGS, MAX_INTERVAL, Estimate, Fit
+from trainer.scaling.forecast import Backtest
 
 WIDTH = 79
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".json")  # endings that a name needs not
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".json")  # file endings that short names leave out
 
 
 def explain(fit: Fit, unit: str) -> str:
@@ -23,43 +24,67 @@ def explain(fit: Fit, unit: str) -> str:
         f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {fit.points} evaluations, "
         f"{fit.confidence:.0%} intervals:"
     ]
-    if fit.identified:
-        lines.append(f"  ceiling     A     {words(fit.A, '.3f')}")
-        if "B-at-bound" in fit.flags:
-            lines.append(
-                f"  B (at least {fit.B.low:.2g}) and C_mid (at most {amount(fit.C_mid.high)} {unit}) are not"
-            )
-            lines.append(f"  identified: {FLAGS['B-at-bound']}.")
-        else:
-            lines.append(f"  efficiency  B     {words(fit.B, '.2f')}")
-            lines.append(f"  midpoint    C_mid {amounts(fit.C_mid)} {unit}")
-            most = fit.law.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
-            lines.append(f"  nine tenths of the rise are won at about {amount(most)} {unit}")
-    else:
+    if not fit.identified:
         lines.append(paragraph(f"The ceiling A is not identified: {fit.reasons}."))
-        lines.append(f"  The data allow A from {fit.A.low:.2f} to {fit.A.high:.2f}; take no number of it.")
-    if fit.R0_told is None:
-        lines.append(f"  at the start R0   not measured: from {fit.R0.low:.2f} to {fit.R0.high:.2f};")
-        lines.append("    B and C_mid hang on it. Evaluate before step 1, or give it (--r0).")
+        lines.append(f"  A could be anywhere from {fit.A.low:.2f} to {fit.A.high:.2f}: do not quote a value.")
+    elif "B-at-bound" in fit.flags:
+        lines.append(f"  ceiling     A     {interval(fit.A, '.3f')}")
+        most = f"B (at least {fit.B.low:.2g}) and C_mid (at most {amount(fit.C_mid.high)} {unit})"
+        lines.append(paragraph(f"{most} are not identified: {FLAGS['B-at-bound']}."))
     else:
-        where = "given" if fit.R0_source == "given" else f"measured before step 1: {fit.R0_told:.3f}"
-        lines.append(f"  at the start R0   {fit.R0.value:.3f} ({where})")
-    for times, e in ((2, fit.at_2x), (10, fit.at_10x)):
-        at = times * fit.compute_range[1]
-        wide = " - too wide to use" if e.high - e.low > WIDEST else ""
-        lines.append(f"  at {f'{times}×':>3} the compute ({amount(at)} {unit}): {words(e, '.3f')}{wide}")
-    if fit.outliers:
-        which = "of the points lies" if fit.outliers == 1 else "of the points lie"
-        does = "counts" if fit.outliers == 1 else "count"
-        lines.append(f"  {fit.outliers} {which} far from the curve and {does} for little.")
-    if fit.scatters:
-        text = f"The points scatter {fit.scatter:.1f}× their standard errors; the intervals allow for it."
-        lines.append(paragraph(text))
-    if fit.wander > 0.9 and fit.scatter > 0.5:
-        lines.append(
-            paragraph("Neighbouring points err together: the run wanders, and the intervals allow for it.")
-        )
+        nine_tenths = fit.sigmoid.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
+        lines += [
+            f"  ceiling     A     {interval(fit.A, '.3f')}",
+            f"  efficiency  B     {interval(fit.B, '.2f')}",
+            f"  midpoint    C_mid {amounts(fit.C_mid)} {unit}",
+            f"  90% of the gain from R0 to A takes about {amount(nine_tenths)} {unit}",
+        ]
+    lines += [_start(fit), *(_ahead(fit, unit, times) for times in (2, 10)), *_notes(fit)]
     return "\n".join(lines)
+
+
+def _start(fit: Fit) -> str:
+    if fit.R0_reported is None:
+        return (
+            f"  start       R0    not measured, between {fit.R0.low:.2f} and {fit.R0.high:.2f}\n"
+            "    B and C_mid depend on it: evaluate before step 1, or give it (--r0)."
+        )
+    where = "given" if fit.R0_source == "given" else f"measured before step 1: {fit.R0_reported:.3f}"
+    return f"  start       R0    {fit.R0.value:.3f} ({where})"
+
+
+def _ahead(fit: Fit, unit: str, times: int) -> str:
+    e = fit.at_2x if times == 2 else fit.at_10x
+    compute = amount(times * fit.compute_range[1])
+    wide = ", too wide to use" if e.high - e.low > MAX_INTERVAL else ""
+    return f"  at {f'{times}×':>3} the compute ({compute} {unit}): {interval(e, '.3f')}{wide}"
+
+
+def _notes(fit: Fit) -> list[str]:
+    """What to know about the noise."""
+    notes = []
+    if fit.outliers:
+        points = "1 point is an outlier and counts" if fit.outliers == 1 else None
+        notes.append(f"{points or f'{fit.outliers} points are outliers and count'} for little.")
+    if fit.overdispersed:
+        notes.append(
+            f"The points scatter {fit.overdispersion:.1f} times as much as their standard errors say; the "
+            "intervals allow for that."
+        )
+    if fit.autocorrelated_prob > 0.9 and fit.overdispersion > 0.5:
+        notes.append("The errors of neighbouring points are correlated; the intervals allow for that.")
+    return [paragraph(note) for note in notes]
+
+
+def describe_backtest(test: Backtest | None, unit: str) -> str:
+    """For a terminal; empty if there was no test."""
+    if test is None:
+        return ""
+    return paragraph(
+        f"Backtest: a fit of the first {amount(test.seen)} {unit} alone (ceiling "
+        f"{'' if test.identified else 'not '}identified) predicts {interval(test.predicted, '.3f')} for the "
+        f"last evaluation; measured: {test.measured:.3f}."
+    )
 
 
 def paragraph(text: str, indent: str = "  ") -> str:
@@ -70,13 +95,18 @@ def paragraph(text: str, indent: str = "  ") -> str:
     )  # fmt: skip
 
 
-def words(e: Estimate, form: str) -> str:
+def interval(e: Estimate, form: str) -> str:
     """`value (low to high)`."""
     return f"{e.value:{form}} ({e.low:{form}} to {e.high:{form}})"
 
 
+def percent(p: float) -> str:
+    """A share of the draws; a few thousand draws cannot resolve more than 99%."""
+    return "under 1%" if p < 0.01 else "over 99%" if p > 0.99 else f"{p:.0%}"
+
+
 def amount(x: float, digits: int = 3) -> str:
-    """Of compute or money: 2,540 or 0.0513 or 2.54e+21; `digits` are significant."""
+    """Compute or money: 2,540 or 0.0513 or 2.54e+21; `digits` are significant."""
     if not math.isfinite(x):
         return "∞" if x > 0 else "–"
     rounded = float(f"{x:.{digits}g}")
@@ -89,9 +119,9 @@ def amounts(e: Estimate) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """The last parts of paths: as many as tell them apart, without the file's ending where that does.
+    """The last parts of paths, as many as tell them apart; without the file's ending if that suffices.
 
-    Of runs that one file holds (`file: run`), the run's name where that does.
+    If all are runs in files (`file: run`), the names of the runs, if these differ.
     """
     runs = [name.rpartition(": ")[2] for name in names]
     if all(": " in name for name in names) and len(set(runs)) == len(runs):

@@ -218,7 +218,7 @@ def test_each_evaluation_comes_with_what_was_foreseen_and_a_forecast_of_the_runs
     end = float(law.reward(row["compute/total"] / 8 * 10))  # of ten steps
     assert row["forecast/end_low"] <= end <= row["forecast/end_high"]
     assert row["forecast/end"] == pytest.approx(end, abs=0.02)
-    assert row["forecast/foreseen"] == pytest.approx(rate, abs=0.02) and row["forecast/alarm"] == 0
+    assert row["forecast/predicted"] == pytest.approx(rate, abs=0.02) and row["forecast/alarm"] == 0
     assert one.fit is not None and one.fit.points == 8
 
 

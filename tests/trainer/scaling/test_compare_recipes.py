@@ -1,4 +1,4 @@
-"""Promises of compare: verdicts right as often as said, crossings as by hand, words for the rest."""
+"""Promises of compare: verdicts are right as often as said, and crossings are those found by hand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from simulated import assert_one_line_and_exit_code_2, falling, simulated, write
 
 from trainer.scaling import EvalPoint, Sigmoid
 from trainer.scaling.__main__ import main
-from trainer.scaling.compare import DIFFER, SAME, UNTOLD, Comparison, at_ceiling, compare
-from trainer.scaling.compare_plot import plot_recipes
-from trainer.scaling.seeds import run_spread
+from trainer.scaling.compare import (
+    DIFFERENT,
+    EQUIVALENT,
+    INCONCLUSIVE,
+    Comparison,
+    at_ceiling,
+    compare,
+    seed_variance,
+)
+from trainer.scaling.plot import plot_recipes
 
 # arXiv 2510.13786: B at the common A = .61 is 2.01 (ScaleRL) and 1.77 (with DAPO's loss); C_mid is Table 1's
 SCALERL = Sigmoid(R0=0.30, A=0.61, B=2.01, C_mid=2542)
@@ -30,10 +37,10 @@ def two(a: Sigmoid, b: Sigmoid, sd: float = 0.005, seed: int | None = None) -> C
 def test_ceilings_of_the_paper_are_told_apart_and_those_within_its_margin_are_not() -> None:
     cispo, dapo = Sigmoid(0.3, 0.595, 1.9, 2542), Sigmoid(0.3, 0.52, 1.9, 2542)  # §3: losses compared
     verdicts = [two(cispo, dapo, seed=s).pairs[0].verdict for s in range(4)]
-    assert verdicts == [DIFFER] * 4
+    assert verdicts == [DIFFERENT] * 4
     near = Sigmoid(0.3, 0.605, 2.0, 2600)  # leave-one-out runs all lie within .590–.610: no difference
     told = [two(cispo, near, sd=0.003, seed=s).pairs[0].verdict for s in range(8)]
-    assert DIFFER not in told and told.count(SAME) >= 6
+    assert DIFFERENT not in told and told.count(EQUIVALENT) >= 6
 
 
 def test_the_paper_s_efficiencies_are_told_apart_at_a_common_ceiling_where_the_noise_allows() -> None:
@@ -62,7 +69,7 @@ def test_holding_the_ceiling_is_least_squares_with_the_ceiling_held() -> None:
     run = simulated(SCALERL, OFTEN, 0.005, 8)
     recipe = compare({"a": [run], "b": [run]}).recipes[0]
     c, r = np.array([(p.compute, p.pass_rate) for p in run.points]).T
-    assert recipe.fits[0].wander < 0.01  # white noise, as least squares has it
+    assert recipe.fits[0].autocorrelated_prob < 0.01  # white noise, as least squares has it
     for A in (0.595, 0.605, 0.615):
 
         def residuals(x: np.ndarray, A: float = A) -> np.ndarray:
@@ -71,7 +78,7 @@ def test_holding_the_ceiling_is_least_squares_with_the_ceiling_held() -> None:
             return np.r_[law.reward(c) - r, x[2] - run.R0.pass_rate]
 
         exact = least_squares(residuals, [0.6, 7.8, 0.3], x_scale=[0.1, 0.1, 0.01]).x
-        law, held = at_ceiling(recipe.fits[0].law, recipe.draws[0], A)
+        law, held = at_ceiling(recipe.fits[0].sigmoid, recipe.draws[0], A)
         B, C_mid = np.exp(exact[:2])
         assert (law.B, law.C_mid) == (pytest.approx(B, rel=0.01), pytest.approx(C_mid, rel=0.01))
         low, high = np.quantile(held.B, [0.05, 0.95])
@@ -105,11 +112,11 @@ def test_the_chance_to_be_the_best_is_a_half_at_the_crossing_and_certain_far_fro
 
 def test_single_runs_have_the_margin_that_is_given_and_seeds_correct_it() -> None:
     for margin in (0.02, 0.05):
-        assert run_spread([[(0.6, 1e-5)], [(0.5, 1e-5)]], margin).margin(1, 1, 0.9) == pytest.approx(
+        assert seed_variance([[(0.6, 1e-5)], [(0.5, 1e-5)]], margin).margin(1, 1, 0.9) == pytest.approx(
             margin, rel=2e-3
         )
-    alike = run_spread([[(0.600, 1e-6), (0.601, 1e-6), (0.602, 1e-6)]] * 3)
-    apart = run_spread([[(0.55, 1e-6), (0.60, 1e-6), (0.65, 1e-6)]] * 3)
+    alike = seed_variance([[(0.600, 1e-6), (0.601, 1e-6), (0.602, 1e-6)]] * 3)
+    apart = seed_variance([[(0.55, 1e-6), (0.60, 1e-6), (0.65, 1e-6)]] * 3)
     assert alike.margin(1, 1, 0.9) < 0.008 and 0.09 < apart.margin(1, 1, 0.9) < 0.15  # 1.64 √2 · .05 = .116
     assert alike.margin(4, 4, 0.9) == pytest.approx(alike.margin(1, 1, 0.9) / 2)
 
@@ -117,7 +124,7 @@ def test_single_runs_have_the_margin_that_is_given_and_seeds_correct_it() -> Non
 def test_seeds_that_differ_by_the_fits_errors_alone_make_no_spread() -> None:
     rng = np.random.default_rng(0)
     runs = [[(0.6 + rng.normal(0, 0.02), 0.02**2) for _ in range(4)] for _ in range(3)]
-    assert run_spread(runs).margin(1, 1, 0.9) < 0.025
+    assert seed_variance(runs).margin(1, 1, 0.9) < 0.025
 
 
 def test_with_seeds_the_interval_of_a_difference_covers_it_as_often_as_said() -> None:
@@ -128,7 +135,7 @@ def test_with_seeds_the_interval_of_a_difference_covers_it_as_often_as_said() ->
         runs = [
             [(0.6 + rng.normal(0, tau) + rng.normal(0, 0.003), 0.003**2) for _ in range(n)] for n in (3, 2)
         ]
-        margin = run_spread(runs).margin(3, 2, 0.9)
+        margin = seed_variance(runs).margin(3, 2, 0.9)
         fits = 1.645 * 0.003 * (1 / 3 + 1 / 2) ** 0.5
         gap = np.mean([A for A, _ in runs[0]]) - np.mean([A for A, _ in runs[1]])
         hits += abs(gap) <= np.hypot(margin, fits)
@@ -140,10 +147,10 @@ def test_without_an_identified_ceiling_it_cannot_be_told() -> None:
     full = [simulated(DAPO_LOSS, OFTEN, 0.005, 2)]
     for other, flag in ((short, "wide"), ([falling()], "falling")):
         pair = compare({"a": full, "b": other}).pairs[0]
-        assert pair.verdict == UNTOLD and flag in pair.doubts
+        assert pair.verdict == INCONCLUSIVE and flag in pair.doubts
 
 
-def test_the_command_tells_draws_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_plots_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     low = Sigmoid(0.3, 0.52, 1.77, 1800)
     seeds = ",".join(write(tmp_path / f"s{i}.csv", simulated(SCALERL, OFTEN, 0.005, i)) for i in range(2))
     dapo = write(tmp_path / "dapo.csv", simulated(low, OFTEN, 0.005, 9))
@@ -156,11 +163,11 @@ def test_the_command_tells_draws_and_writes(tmp_path: Path, capsys: pytest.Captu
     assert (
         "The ceilings differ: A +0.0" in text
         and "scalerl overtakes at" in text
-        and "corrected by 3 runs of 2 recipes" in " ".join(text.split())
+        and "updated with 3 runs of 2 recipes" in " ".join(text.split())
     )
     assert max(map(len, text.splitlines())) <= 80
     told = json.loads(out.read_text())
-    assert told["pairs"][0]["verdict"] == DIFFER and told["budgets"][0]["compute"] == 8000
+    assert told["pairs"][0]["verdict"] == DIFFERENT and told["budgets"][0]["compute"] == 8000
     assert set(told["recipes"]) == {"scalerl", "dapo"} and len(told["recipes"]["scalerl"]["runs"]) == 2
     assert "scalerl (2 runs)" in plot.read_text()
 
@@ -186,24 +193,24 @@ def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_dou
     assert "no ceiling is identified" in (tmp_path / "none.svg").read_text(encoding="utf-8")
 
 
-def test_the_command_has_words_for_curves_that_tell_nothing(
+def test_the_command_says_when_a_ceiling_is_not_identified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = write(tmp_path / "full.csv", simulated(SCALERL, OFTEN, 0.005, 0))
     flat = write(tmp_path / "flat.csv", simulated(Sigmoid(0.3, 0.3, 1, 2000), OFTEN, 0.005, 0))
     assert main(["compare", full, flat, "--plot", str(tmp_path / "e.png")]) == 0
     text = capsys.readouterr().out
-    assert "cannot be told: not identified for flat" in text and "has not risen" in text
-    assert "Efficiency" not in text and "Beyond the data of flat these are guesses" in text
+    assert "not known: that of flat is not identified" in text and "has not risen" in text
+    assert "Efficiency" not in text and "beyond the data these are guesses" in text
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["full.csv"], "there is one recipe"),
+        (["full.csv"], "there is only one recipe"),
         (["full.csv", "few.csv"], "few.csv: there are fewer than 5 evaluations"),
         (["full.csv", "=few.csv"], "expected NAME=RUN"),
-        (["a=full.csv", "a=few.csv"], "two groups are called 'a'"),
+        (["a=full.csv", "a=few.csv"], "'a' names two groups"),
         (["full.csv", "steps.csv"], "different units"),
         (["full.csv", "few.csv", "--margin", "2"], "--margin 2"),
         (["full.csv", "few.csv", "--at", "0"], "--at 0"),

@@ -12,10 +12,10 @@ from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, SHORT, TOO_SHORT, 
 from trainer.scaling import Fit, Sigmoid, fit
 from trainer.scaling.posterior import (
     B_RANGE,
-    CORRELATED,
+    CORRELATED_SHARE,
     CORRELATIONS,
-    REACH,
-    TOLD_WEIGHT,
+    MAX_C_MID,
+    NOISE_PRIOR_POINTS,
     Data,
     posterior,
 )
@@ -81,10 +81,9 @@ def brute_force(data: Data, b: Array, c_mid: Array, R0: Array, A: Array) -> Arra
     n = len(data.compute)
     s = 1 / (1 + (c_mid[:, None] / data.compute) ** b[:, None, None])
     weight = np.zeros((len(b), len(c_mid), len(R0), len(A)))
+    share = CORRELATED_SHARE
     for rho in (0.0, *CORRELATIONS):
-        shape = (
-            CORRELATED * toeplitz(rho ** np.arange(n)) + (1 - CORRELATED) * np.eye(n) if rho else np.eye(n)
-        )
+        shape = share * toeplitz(rho ** np.arange(n)) + (1 - share) * np.eye(n) if rho else np.eye(n)
         whiten = np.linalg.inv(np.linalg.cholesky(data.sd[0] ** 2 * shape))
         low, high, y = (1 - s) @ whiten.T, s @ whiten.T, whiten @ data.reward
         pairs = ((low, low), (low, high), (high, high), (low, y), (high, y))
@@ -92,7 +91,7 @@ def brute_force(data: Data, b: Array, c_mid: Array, R0: Array, A: Array) -> Arra
         r, a = R0[:, None], A[None, :]
         misfit = y @ y - 2 * r * g - 2 * a * h + r**2 * u + 2 * r * a * v + a**2 * q
         prior = (0.5 if rho == 0 else 0.5 / len(CORRELATIONS)) * np.linalg.det(whiten * data.sd[0])
-        weight += prior * ((TOLD_WEIGHT + misfit) / n) ** (-(n + TOLD_WEIGHT) / 2)
+        weight += prior * ((NOISE_PRIOR_POINTS + misfit) / n) ** (-(n + NOISE_PRIOR_POINTS) / 2)
     return np.where(R0[:, None] <= A[None, :], weight, 0)
 
 
@@ -105,7 +104,7 @@ def test_where_the_start_is_unknown_draws_are_the_brute_force_integral_over_star
     R0, A = np.linspace(0, 0.5, 41), np.linspace(0.6, 1, 41)
     weight = brute_force(data, b, c_mid, R0, A)
     # all there is: hardly any of it beyond that grid
-    everywhere = (np.geomspace(*B_RANGE, 31), np.geomspace(c[0] / 3, c[-1] * REACH, 51),
+    everywhere = (np.geomspace(*B_RANGE, 31), np.geomspace(c[0] / 3, c[-1] * MAX_C_MID, 51),
                   np.linspace(0, 1, 21), np.linspace(0, 1, 21))  # fmt: skip
     coarse = brute_force(data, *everywhere)
     inside = np.ix_(*((x >= g[0]) & (x <= g[-1]) for x, g in zip(everywhere, (b, c_mid, R0, A), strict=True)))

@@ -82,7 +82,7 @@ def test_flags_that_are_gone_are_an_error(
             ["--procedure", "paper", "--r0", ".3", "--paper-c-mid", "9", "3", "5"],
             "grid of C_mid is (9.0, 3.0",
         ),
-        (["--procedure", "paper", "--r0", ".3", "--plot", "x.png"], "--plot draws the bands of"),
+        (["--procedure", "paper", "--r0", ".3", "--plot", "x.png"], "--plot shows the intervals of"),
         (["--drop-before", "14500", "--families"], "4 points beyond R0; to compare families"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_jump_tells_no_ceiling(reward: list[float], start: str) -> None:
     for sd in (None, np.full(len(c), 0.005)):
         found = fit(c, reward, sd, R0=R0, R0_se=R0_se)
         assert not found.identified
-        assert not {"C_mid-beyond-data", "misfit"}.isdisjoint(found.flags)
+        assert not {"C_mid-beyond-data", "poor-fit"}.isdisjoint(found.flags)
 
 
 def test_mere_noise_tells_no_ceiling() -> None:
@@ -145,20 +145,20 @@ def test_mere_noise_tells_no_ceiling() -> None:
         found = fit(np.arange(1.0, 51), r, np.full(50, 0.005), R0=r[0])
         assert not found.identified
         told |= set(found.flags)
-    assert "misfit" in told
+    assert "poor-fit" in told
 
 
 def test_that_a_curve_explains_too_little_is_said_and_written() -> None:
     found = fit(np.arange(1.0, 6), JUMPS["one jump at the end"], R0=0.0)
     text = " ".join(explain(found, "h").split())
-    assert "not identified: the curve leaves a fifth of the points, or four fifths of" in text
-    assert "misfit" in found.to_json()["flags"] and found.to_json()["identified"] is False
+    assert "not identified: a fifth of the points are outliers, or the curve explains less than" in text
+    assert "poor-fit" in found.to_json()["flags"] and found.to_json()["identified"] is False
 
 
 def test_the_laws_of_the_paper_explain_their_points() -> None:
     for row in PAPER_RUNS.values():
         for case in (c for c in SCENARIOS if c.name in (WELL, OUTLIERS)):
-            assert "misfit" not in ours(simulate_row(case, row, 0, 1)).flags
+            assert "poor-fit" not in ours(simulate_row(case, row, 0, 1)).flags
 
 
 @pytest.mark.parametrize("R0", [1.0, 1 - 1e-12])
@@ -236,7 +236,7 @@ def test_scatter_is_held_against_told_errors_alone() -> None:
     c = np.linspace(0.01, 0.3, 24)
     r = np.clip(TINY.reward(c) + np.random.default_rng(1).normal(0, 0.04, 24), 0, 1)
     told = explain(fit(c, r, np.full(24, 0.01), R0=0.11), "core-hours")
-    assert "× their standard errors" in told
+    assert "times as much as their standard errors say" in told
     assert "standard errors" not in explain(fit(c, r, R0=0.11), "core-hours")
 
 

@@ -40,7 +40,7 @@ def test_it_fits_anyones_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert found["source"]["reward"] == "'val_reward'" and found["noise"] and found["data_hash"]
     text = capsys.readouterr().out
     assert (
-        "C is 'gpu_hours' in GPU-hours, R is 'val_reward', its errors are taken from the scatter"
+        "C: 'gpu_hours', in GPU-hours. R: 'val_reward'. Standard errors: none, estimated from the residuals."
         in " ".join(text.split())
     )
     assert "ceiling     A     0.61" in text and picture.stat().st_size > 1000

@@ -1,4 +1,4 @@
-"""Promises of the live forecast: what it foresees comes; a run that leaves its law is told, or is done."""
+"""Promises of the live forecast: its intervals hold; a run that leaves its curve raises an alarm."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 from trainer.scaling import EvalPoint, Sigmoid
-from trainer.scaling.forecast import Outlook, hint, outlook
+from trainer.scaling.forecast import Forecast, describe_recommendation, forecast
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 SD = 0.01
 
 
-def run(rewards: np.ndarray, compute: np.ndarray) -> list[Outlook]:
-    """The outlook after each evaluation; R0 is measured before."""
+def run(rewards: np.ndarray, compute: np.ndarray) -> list[Forecast]:
+    """The forecast after each evaluation; R0 is measured before."""
     points = points_of(compute, rewards)
     return [after(points[:n], float(compute[-1])) for n in range(2, len(points) + 1)]
 
 
 @cache  # runs of these tests share their beginnings
-def after(points: tuple[EvalPoint, ...], end: float) -> Outlook:
-    """The outlook after the last of the points."""
-    return outlook(points, end, after(points[:-1], end) if len(points) > 2 else None)
+def after(points: tuple[EvalPoint, ...], end: float) -> Forecast:
+    """The forecast after the last of the points."""
+    return forecast(points, end, after(points[:-1], end) if len(points) > 2 else None)
 
 
 def points_of(compute: np.ndarray, rewards: np.ndarray) -> tuple[EvalPoint, ...]:
@@ -36,23 +36,23 @@ def noisy(seed: int, compute: np.ndarray) -> np.ndarray:
     return LAW.reward(compute) + np.random.default_rng(seed).normal(0, SD, len(compute))
 
 
-def test_nine_in_ten_evaluations_come_as_foreseen_and_a_lawful_run_raises_no_alarm() -> None:
+def test_nine_in_ten_evaluations_are_within_their_interval_and_raise_no_alarm() -> None:
     compute = np.linspace(0.012, 0.3, 16)
     seen = []
     for seed in range(6):
         looks = run(noisy(seed, compute), compute)
-        assert all(x.foreseen is None for x in looks[:5])  # five points make the first fit
+        assert all(x.predicted is None for x in looks[:5])  # five points make the first fit
         for look, reward in zip(looks[5:], noisy(seed, compute)[5:], strict=True):
-            assert look.foreseen is not None and not look.alarm
-            seen.append(look.foreseen.low <= reward <= look.foreseen.high)
+            assert look.predicted is not None and not look.alarm
+            seen.append(look.predicted.low <= reward <= look.predicted.high)
     assert 0.82 <= np.mean(seen) <= 0.98
 
 
-def test_the_end_of_the_run_is_foretold_from_two_thirds_of_it() -> None:
+def test_the_end_of_the_run_is_predicted_from_two_thirds_of_it() -> None:
     compute = np.linspace(0.012, 0.3, 18)
     for seed in range(4):
         points = points_of(compute[:12], noisy(seed, compute)[:12])
-        end = outlook(points, 0.3, None).fit.at(0.3)
+        end = forecast(points, 0.3, None).fit.at(0.3)
         assert end.low <= float(LAW.reward(0.3)) <= end.high and end.high - end.low < 0.06
 
 
@@ -61,55 +61,59 @@ def test_a_collapse_is_an_alarm_at_once_and_a_slow_decline_within_a_few_evaluati
     fallen = noisy(0, compute)
     fallen[10:] -= 0.3
     looks = run(fallen, compute)
-    assert not looks[9].alarm and looks[10].alarm and looks[10].missed == -1 and looks[10].far
-    assert "has left its band (below" in hint(looks[10], "core-hours", 0.1)
+    assert not looks[9].alarm and looks[10].alarm and looks[10].missed == -1 and looks[10].far_off
+    assert "are below the predicted interval" in describe_recommendation(looks[10], "core-hours", 0.1)
     sinking = noisy(0, compute)
     sinking[10:] -= 0.03 * np.arange(1, 7)
     assert any(x.alarm for x in run(sinking, compute)[10:13])
 
 
-def test_the_hint_is_to_go_on_while_it_rises_and_to_stop_at_the_ceiling() -> None:
+def test_it_recommends_to_continue_while_the_reward_rises_and_to_stop_at_the_ceiling() -> None:
     compute = np.linspace(0.012, 0.3, 16)
-    rising = outlook(points_of(compute[:6], noisy(1, compute[:6])), 0.3, None)
-    assert rising.gain is not None and rising.gain.low > 0.05 and rising.worth == 1
-    assert hint(rising, "core-hours", 0.2).startswith("go on: the rest (0.2 core-hours)")
+    rising = forecast(points_of(compute[:6], noisy(1, compute[:6])), 0.3, None)
+    assert rising.gain is not None and rising.gain.low > 0.05 and rising.gain_probability == 1
+    text = describe_recommendation(rising, "core-hours", 0.2)
+    assert text.startswith("continue: the remaining 0.2 core-hours")
     late = np.linspace(0.02, 1.0, 30)
-    done = outlook(points_of(late, noisy(1, late)), 1.3, None)
-    assert done.worth is not None and done.worth < 0.1
-    assert hint(done, "core-hours", 0.3).startswith("stop? the rest (0.3 core-hours)")
+    done = forecast(points_of(late, noisy(1, late)), 1.3, None)
+    assert done.gain_probability is not None and done.gain_probability < 0.1
+    text = describe_recommendation(done, "core-hours", 0.3)
+    assert text.startswith("consider stopping: the remaining 0.3 core-hours")
 
 
 @pytest.mark.parametrize("samples", [64, 0])
-def test_perfect_scores_and_errors_not_told_raise_no_alarm(samples: int) -> None:
+def test_perfect_scores_and_unreported_errors_raise_no_alarm(samples: int) -> None:
     law, compute = (
         Sigmoid(R0=0.11, A=0.985 if samples else 0.8, B=3.0, C_mid=0.05),
         np.linspace(0.012, 0.6, 20),
     )
-    looks: list[Outlook] = []
+    looks: list[Forecast] = []
     for seed in range(2):
         rng, points, before = np.random.default_rng(seed), [EvalPoint(0, 0.0, 0.11, 0.03)], None
         for i, c in enumerate(compute.tolist(), 1):
             p = float(law.reward(c))
             r = rng.binomial(samples, p) / samples if samples else min(1.0, p + rng.normal(0, 0.03))
             points.append(EvalPoint(i, c, r, (r * (1 - r) / samples) ** 0.5 if samples else 0.0))
-            before = outlook(points, 1.0, before)
+            before = forecast(points, 1.0, before)
             looks.append(before)
-    assert np.mean([x.alarm for x in looks if x.foreseen]) <= 0.04
+    assert np.mean([x.alarm for x in looks if x.predicted]) <= 0.04
 
 
-def test_at_the_end_there_is_no_hint_however_the_end_was_rounded() -> None:
+def test_at_the_end_there_is_no_recommendation_however_the_end_was_rounded() -> None:
     compute = np.linspace(0.012, 0.3, 16)
     end = float(np.nextafter(0.3, 1))  # 0.3 / steps · steps
-    done = outlook(points_of(compute, noisy(1, compute)), end, None)
-    assert done.verdict == "" and done.gain is None
+    done = forecast(points_of(compute, noisy(1, compute)), end, None)
+    assert done.recommendation == "none" and done.gain is None
 
 
-def test_what_is_not_known_is_not_among_the_metrics() -> None:
+def test_what_is_unknown_is_not_among_the_metrics() -> None:
     compute = np.linspace(0.012, 0.3, 16)
     looks = run(noisy(2, compute), compute)
     assert looks[2].metrics() == {}
-    assert "forecast/end" in looks[4].metrics() and "forecast/foreseen" not in looks[4].metrics()
+    assert "forecast/end" in looks[4].metrics() and "forecast/predicted" not in looks[4].metrics()
     known = looks[14].metrics()
-    assert {"forecast/ceiling_low", "forecast/end_high", "forecast/gain", "forecast/worth"} <= set(known)
+    assert {"forecast/ceiling_low", "forecast/end_high", "forecast/gain", "forecast/gain_probability"} <= set(
+        known
+    )
     assert known["forecast/alarm"] == 0
     assert "forecast/end" not in looks[15].metrics()  # it is over

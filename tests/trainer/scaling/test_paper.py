@@ -41,9 +41,9 @@ def test_the_answer_is_that_of_the_literal_loop(
         reward = law(row).reward(compute) + np.random.default_rng(seed).normal(0, sd, len(compute))
         literal, sse = literal_loop(compute, reward, start, grid, tolerance=1e-12)
         found = paper_fit(compute, reward, start, grid)
-        assert found.law == replace(literal, B=pytest.approx(literal.B, abs=1e-4))
+        assert found.sigmoid == replace(literal, B=pytest.approx(literal.B, abs=1e-4))
         assert found.sse == pytest.approx(sse, rel=1e-6, abs=1e-15)
-        assert found.sse == pytest.approx(float(((reward - found.law.reward(compute)) ** 2).sum()))
+        assert found.sse == pytest.approx(float(((reward - found.sigmoid.reward(compute)) ** 2).sum()))
 
 
 def test_the_papers_grid_is_the_default() -> None:

@@ -53,8 +53,8 @@ def test_what_is_called_known_is_true_as_often_as_its_interval_says() -> None:
 
 
 def test_the_prior_covers_its_ranges_evenly_and_is_the_same_every_time() -> None:
-    laws = prior(100, 0.2, 0.01, 40, (0.5, 0.7), (1.0, 3.0)).laws
-    assert laws == prior(100, 0.2, 0.01, 40, (0.5, 0.7), (1.0, 3.0)).laws
+    laws = prior(100, 0.2, 0.01, 40, (0.5, 0.7), (1.0, 3.0)).sigmoids
+    assert laws == prior(100, 0.2, 0.01, 40, (0.5, 0.7), (1.0, 3.0)).sigmoids
     A, B = (np.sort([getattr(law, name) for law in laws]) for name in ("A", "B"))
     assert np.all(np.abs(A - np.linspace(0.5025, 0.6975, 40)) <= 0.0026)  # one in each of 40 equal parts
     assert np.all(np.abs(B - np.linspace(1.025, 2.975, 40)) <= 0.026)
@@ -63,9 +63,9 @@ def test_the_prior_covers_its_ranges_evenly_and_is_the_same_every_time() -> None
 def test_after_a_pilot_the_laws_are_what_it_leaves_open_and_the_noise_is_its_own() -> None:
     for told in (True, False):
         prospect, fit = after_pilot(pilot(8000, 32, sd=0.006, told=told), 200)
-        A = [law.A for law in prospect.laws]
+        A = [law.A for law in prospect.sigmoids]
         assert np.quantile(A, [0.05, 0.95]) == pytest.approx([fit.A.low, fit.A.high], abs=1e-3)
-        assert 0.0045 < prospect.noise < 0.0078 and prospect.error == pytest.approx(0.006 * told)
+        assert 0.0045 < prospect.noise < 0.0078 and prospect.reported_se == pytest.approx(0.006 * told)
     assert after_pilot(pilot(8000, 32), 5, noise=0.02)[0].noise == 0.02
 
 
@@ -82,7 +82,7 @@ def test_perfect_scores_are_simulated_no_surer_than_the_fit_takes_them() -> None
     sd = np.sqrt(rewards * (1 - rewards) / 400)
     points = [EvalPoint(i, 250.0 * i, r, s) for i, (r, s) in enumerate(zip(rewards, sd, strict=True), 1)]
     prospect, fit = after_pilot(Curve("perfect", "GPU-hours", tuple(points), 0.3), 6)
-    assert prospect.error == pytest.approx(sd[:3].min()) and prospect.noise >= prospect.error
+    assert prospect.reported_se == pytest.approx(sd[:3].min()) and prospect.noise >= prospect.reported_se
     few, many = simulate(prospect, [8000], [2, 40])
     assert few.chance <= many.chance and many.error < 0.01 and fit.A.high >= 0.99
 
@@ -94,9 +94,12 @@ def test_after_a_pilot_that_wanders_the_simulated_evaluations_wander_on() -> Non
         wander.append(0.93 * wander[-1] + 0.01 * (1 - 0.93**2) ** 0.5 * rng.standard_normal())
     r = SCALERL.reward(c) + np.array(wander[1:])
     wandering, fit = after_pilot(with_rewards(plain, dict(enumerate(r.tolist()))), 12)
-    assert after_pilot(plain, 12)[0].memory == 0 < wandering.memory
-    assert np.exp(-100 / wandering.memory) == pytest.approx(fit.correlation) and fit.correlation > 0.7
-    alone = replace(wandering, memory=0.0)
+    assert after_pilot(plain, 12)[0].correlation_length == 0 < wandering.correlation_length
+    assert (
+        np.exp(-100 / wandering.correlation_length) == pytest.approx(fit.autocorrelation)
+        and fit.autocorrelation > 0.7
+    )
+    alone = replace(wandering, correlation_length=0.0)
     (together,), (apart,) = (simulate(x, [6000], [40]) for x in (wandering, alone))
     assert together.error > 1.2 * apart.error and together.chance <= apart.chance
 
@@ -110,13 +113,13 @@ def test_a_dense_pilot_is_planned_on_from_as_its_fit_sees_it() -> None:
     r = SCALERL.reward(c) + np.array(wander[1:])
     prospect, fit = after_pilot(with_rewards(dense, dict(enumerate(r.tolist()))), 12)
     assert len(prospect.seen.points) == 150
-    assert np.exp(-40 / prospect.memory) == pytest.approx(fit.correlation)
+    assert np.exp(-40 / prospect.correlation_length) == pytest.approx(fit.autocorrelation)
 
 
 def test_errors_that_wander_forget_by_compute_and_begin_where_the_pilot_ended() -> None:
     from trainer.scaling.plan import _errors
 
-    prospect = replace(after_pilot(pilot(4000, 16), 5)[0], noise=0.01, memory=500.0)
+    prospect = replace(after_pilot(pilot(4000, 16), 5)[0], noise=0.01, correlation_length=500.0)
     law = replace(SCALERL, A=0.9)  # far above the pilot's last point: no more than 2 noises are believed
     near, far = (np.linspace(4000, 4000 + 40_000 * d, 40_001)[1:] for d in (50, 5000))
     close, wide = (_errors(prospect, law, c, np.random.default_rng(0)) for c in (near, far))
@@ -187,7 +190,7 @@ def test_the_command_tells_the_table_and_the_cheapest_plan(
     text = " ".join(captured.out.split())
     assert (
         "2,542 1 0%" in text
-        and "The cheapest that reaches 80%: up to 20,340 GPU-hours (8 × C_mid, 20,600" in text
+        and "The cheapest plan that reaches 80%: up to 20,340 GPU-hours (8 × C_mid, 20,600" in text
     )
     assert max(map(len, captured.out.splitlines())) <= 80
     told = json.loads(out.read_text())
@@ -200,7 +203,7 @@ def test_the_command_plans_on_from_a_pilot(tmp_path: Path, capsys: pytest.Captur
     assert main(argv) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "16 evaluations up to 4,000 GPU-hours" in text and "4,400 1.1 0%" in text
-    assert "None of these reaches 80%" in text
+    assert "None of these plans reaches 80%" in text
 
 
 def test_after_a_pilot_that_tells_the_ceiling_no_more_is_needed(
@@ -208,7 +211,9 @@ def test_after_a_pilot_that_tells_the_ceiling_no_more_is_needed(
 ) -> None:
     told, out = write(tmp_path / "long.csv", pilot(40_000, 40)), tmp_path / "plan.json"
     assert main(["plan", told, "--json", str(out)]) == 0
-    assert "The pilot alone tells A to ±0.02: no more is needed" in " ".join(capsys.readouterr().out.split())
+    assert "The pilot already identifies A to ±0.02: no more is needed" in " ".join(
+        capsys.readouterr().out.split()
+    )
     content = json.loads(out.read_text())
     assert content["known"] and content["plans"] == [] and content["cheapest"] is None
 
@@ -250,13 +255,13 @@ def test_the_help_tells_every_option_and_ends_with_an_example(
         (["falling.csv", "--a", ".5", ".6"], "--a is for planning without a pilot"),
         (
             ["--c-mid", "9", "--r0", ".3", "--samples", "8", "--drop-early"],
-            "--samples, --drop-early: how a pilot is read, and there is none",
+            "--samples, --drop-early: only for reading a pilot, and there is none",
         ),
         (["--c-mid", "1e305", "--r0", ".3"], "is the unit right?"),
-        (["flat.csv"], "nothing tells where its rise would be"),
-        (["zeros.csv"], "nothing tells where its rise would be"),
+        (["flat.csv"], "it cannot be said when the reward will rise"),
+        (["zeros.csv"], "it cannot be said when the reward will rise"),
         (["unsure.csv"], "error: unsure.csv: fit: R0's standard error is 5.0"),
-        (["jump.csv"], "a law that does not describe the pilot"),
+        (["jump.csv"], "a sigmoid does not describe this pilot"),
         (["exact.csv"], "give --noise"),
         (["falling.csv", "--budgets", "1"], "--budgets 1: expected a number above 1"),
     ],

@@ -8,7 +8,14 @@ from scipy.linalg import toeplitz
 from scipy.special import logsumexp
 
 from trainer.scaling import EvalPoint, Sigmoid, fit, fit_run
-from trainer.scaling.posterior import CORRELATED, CORRELATIONS, TOLD_WEIGHT, Data, posterior, robust
+from trainer.scaling.posterior import (
+    CORRELATED_SHARE,
+    CORRELATIONS,
+    NOISE_PRIOR_POINTS,
+    Data,
+    posterior,
+    robust,
+)
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 
@@ -34,15 +41,16 @@ def test_the_draws_are_the_brute_force_integral_over_noise_and_law(rho: float) -
     b = np.geomspace(LAW.B / 1.6**wide, LAW.B * 1.6**wide, 121)[None, :, None]
     c_mid = np.geomspace(LAW.C_mid / 1.5**wide, LAW.C_mid * 1.5**wide, 121)[None, None, :]
     s = 1 / (1 + (c_mid[..., None] / c) ** b[..., None])
-    terms = []
+    terms, prior_points = [], NOISE_PRIOR_POINTS
+    share = CORRELATED_SHARE
     for r in (0.0, *CORRELATIONS):
-        shape = CORRELATED * toeplitz(r ** np.arange(n)) + (1 - CORRELATED) * np.eye(n) if r else np.eye(n)
+        shape = share * toeplitz(r ** np.arange(n)) + (1 - share) * np.eye(n) if r else np.eye(n)
         whiten = np.linalg.inv(np.linalg.cholesky(sd**2 * shape))
         gained, by = whiten @ (y - LAW.R0), s @ whiten.T  # the error is linear in A: gained - (A - R0) by
         Q = gained @ gained - 2 * (A - LAW.R0) * (by @ gained) + (A - LAW.R0) ** 2 * (by**2).sum(-1)
         prior = 0.5 if r == 0 else 0.5 / len(CORRELATIONS)
         log_det = np.linalg.slogdet(sd**2 * shape)[1]
-        terms.append(np.log(prior) - 0.5 * log_det - (n + TOLD_WEIGHT) / 2 * np.log(TOLD_WEIGHT + Q))
+        terms.append(np.log(prior) - 0.5 * log_det - (n + prior_points) / 2 * np.log(prior_points + Q))
     log_p = logsumexp(terms, axis=0)
     faces = (log_p[0], log_p[:, 0], log_p[:, -1], log_p[..., 0], log_p[..., -1])
     assert max(f.max() for f in faces) < log_p.max() - 6
@@ -57,7 +65,7 @@ def test_the_draws_are_the_brute_force_integral_over_noise_and_law(rho: float) -
         expected = quantiles(value, log_p, at)
         width = expected[2] - expected[0]
         np.testing.assert_allclose(np.quantile(drawn, at), expected, atol=0.05 * width, err_msg=name)
-    assert (found.wander > 0.5) == (rho > 0)
+    assert (found.autocorrelated_prob > 0.5) == (rho > 0)
 
 
 def test_outliers_lose_their_weight_and_others_keep_theirs() -> None:
@@ -136,4 +144,6 @@ def test_a_run_that_scatters_widely_does_not_make_the_measured_start_uncertain()
         ),
     ]
     found = fit_run(run)
-    assert found.scatter > 4 and found.R0.high - found.R0.low < 0.04 and abs(found.R0.value - 0.11) < 0.02
+    assert (
+        found.overdispersion > 4 and found.R0.high - found.R0.low < 0.04 and abs(found.R0.value - 0.11) < 0.02
+    )

@@ -78,7 +78,7 @@ def test_the_command_tells_rewards_budgets_and_money(
     assert main(["predict", run, *asked, "--json", str(out)]) == 0
     text = capsys.readouterr().out
     assert "at 5,000 GPU-hours (12,500 EUR): reward 0.5" in text and "never: under 1%" in text
-    assert "reward 0.1: there from the start" in text and "reward 0.55: " in text
+    assert "reward 0.1: reached from the start" in text and "reward 0.55: " in text
     assert max(map(len, text.splitlines())) <= 100
     told = json.loads(out.read_text())[run]
     assert told["at"][0]["cost"] == 12_500 and told["kernel"] is None
@@ -93,12 +93,12 @@ def test_where_the_ceiling_is_not_identified_numbers_come_with_a_warning(
     short = write(tmp_path / "short.csv", run_of(7))
     assert main(["predict", short, "--at", "50000"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "not identified" in text and "Up to 3,500 GPU-hours" in text and "reward 0." in text
+    assert "not identified" in text and "Beyond 3,500 GPU-hours" in text and "reward 0." in text
 
 
 def test_a_falling_curve_gets_no_forecast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", write(tmp_path / "f.csv", falling()), "--at", "50000"]) == 0
-    assert "no forecast" in " ".join(capsys.readouterr().out.split())
+    assert "not a forecast" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_kernel_shift_is_told_with_the_source_of_its_rates(
@@ -124,7 +124,7 @@ def test_the_kernel_shift_is_told_with_the_source_of_its_rates(
         (["run.csv", "--at", "-1"], "--at -1: expected a budget above 0"),
         (["run.csv", "--reach", "55"], "--reach 55: expected a reward in (0, 1]"),
         (["run.csv", "--at", "1", "--price", "0"], "--price 0"),
-        (["run.csv", "--at", "1", "--kernel", "ours"], "go together"),
+        (["run.csv", "--at", "1", "--kernel", "ours"], "need each other"),
         (["steps.csv", "--at", "1", "--kernel", "ours", "--measured-with", "naive"], "compute is in steps"),
         (
             ["run.csv", "--at", "1", "--kernel", "ours", "--measured-with", "naive", "--model", "9b"],

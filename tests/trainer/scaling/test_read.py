@@ -146,9 +146,9 @@ def test_the_held_out_reward_is_found_under_the_names_of_other_trainers(
             "--reward-column to one of val-core/aime/acc/mean@16, val-core/math/acc/mean@16",
         ),
         (["eval/reward", "eval/accuracy"], "several columns could be the reward"),
-        (["train/reward", "loss"], "no column is known for a held-out reward"),
+        (["train/reward", "loss"], "no column is recognized as a held-out reward"),
         (["critic/rewards/mean", "loss"], "--reward-column to one of critic/rewards/mean"),
-        (["loss"], "no column is known for a reward; set --reward-column to one of loss, step"),
+        (["loss"], "no column is recognized as a reward; set --reward-column to one of loss, step"),
     ],
 )
 def test_where_the_reward_is_not_clear_the_candidates_are_named(
@@ -301,7 +301,7 @@ def test_another_scale_of_rewards_is_mapped_with_its_errors_and_r0(tmp_path: Pat
     path = write_csv(tmp_path / "a.csv", {"step": [1, 2], "reward": [-0.5, 1.0], "se": [0.1, 0.0]})
     curve = curve_at(path, "--reward-range", -1, 1, "--r0", -0.8)
     assert pairs(curve) == [(1, 0.25), (2, 1.0)] and curve.points[0].pass_rate_se == 0.05
-    assert "(-1 to 1 told as 0 to 1)" in reading_of(path, "--reward-range", -1, 1).reward
+    assert "(-1 to 1, rescaled to 0 to 1)" in reading_of(path, "--reward-range", -1, 1).reward
     assert pytest.approx(0.1) == curve.R0
 
 
@@ -309,7 +309,7 @@ def test_early_points_are_dropped_by_hand_and_r0_stays(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", {"gpu_hours": [0, 1, 2, 3], "reward": [0.1, 0.9, 0.2, 0.3]})
     curve = curve_at(path, "--drop-before", 2)
     assert pairs(curve) == [(2, 0.2), (3, 0.3)] and EvalPoint(1, 0.0, 0.1, 0.0) == curve.R0
-    assert "left out: 1 before 2" in reading_of(path, "--drop-before", 2).compute
+    assert "without 1 before 2" in reading_of(path, "--drop-before", 2).compute
     given = curve_at(path, "--r0", 0.15)
     assert given.R0 == 0.15 and len(given.points) == 3
 
@@ -321,7 +321,7 @@ def test_early_points_are_dropped_by_the_rule_when_asked(tmp_path: Path) -> None
     table = {"gpu_hours": [0, *c], "reward": [0.3, *rewards], "se": [0.003] * 33}
     path = write_csv(tmp_path / "a.csv", table)
     kept = reading_of(path, "--drop-early")
-    assert len(kept.curve.points) < 32 and "left out: " in kept.compute
+    assert len(kept.curve.points) < 32 and "(without " in kept.compute
     assert isinstance(kept.curve.R0, EvalPoint)
     assert len(reading_of(path).curve.points) == 32 and "left out" not in reading_of(path).compute
 
@@ -346,12 +346,12 @@ def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
         ("a.csv", "gpu_hours,reward\n", [], "a.csv is empty"),
         ("a.jsonl", "", [], "a.jsonl is empty"),
         ("a.json", "[]", [], "a.json is empty"),
-        ("a.csv", "a,b\n1,2\n", [], "no column is known for compute; set --compute-column to one of a, b"),
-        ("a.csv", "step,b\n1,2\n", [], "no column is known for a reward"),
+        ("a.csv", "a,b\n1,2\n", [], "no column is recognized as compute; set --compute-column to one of"),
+        ("a.csv", "step,b\n1,2\n", [], "no column is recognized as a reward"),
         ("a.csv", "step,reward\n1,.2\n", ["--reward-column", "r"], "no column 'r'; set --reward-column to"),
         ("a.csv", "step,reward\n1,.2\n", ["--compute-column", "c"], "no column 'c'; set --compute-column to"),
         ("a.csv", "step,reward\n1,.2\n", ["--se-column", "e"], "no column 'e'; set --se-column to one"),
-        ("a.csv", "step,reward\n1,.2\n", ["--devices", 8], "no column is known for seconds"),
+        ("a.csv", "step,reward\n1,.2\n", ["--devices", 8], "no column is recognized as seconds"),
         ("a.csv", "step,reward\n1,nan\n", [], "row 1: 'reward' is 'nan'; expected a finite number"),
         ("a.jsonl", '{"step": 1, "reward": NaN}\n', [], "row 1: 'reward' is nan; expected a finite number"),
         ("a.csv", "step,reward\nx,.2\n", [], "row 1: 'step' is 'x'; expected a finite number"),
@@ -367,7 +367,7 @@ def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
         ("a.csv", "step,reward\n1,.2\n", ["--r0", 2], "--r0 2: expected a reward from 0 to 1"),
         ("a.csv", "step,reward\n1,.2\n", ["--drop-before", 5], "no row holds 'reward' from compute 5 on"),
         ("a.csv", "step,reward\n1,.2\n1,.3\n", [], "two rewards at compute 1: 0.2 and 0.3; expected one"),
-        ("a.csv", "step,reward,reward\n1,.2,.3\n", [], "two columns are called 'reward'"),
+        ("a.csv", "step,reward,reward\n1,.2,.3\n", [], "two columns are named 'reward'"),
         ("a.csv", "step,reward\n1,.2,7\n", [], "line 2 has more cells than the header"),
         ("a.jsonl", "{\n{}\n", [], "line 1 is not JSON"),
         ("a.jsonl", "[1]\n", [], "a row is not an object"),
@@ -429,7 +429,7 @@ def test_wrong_folders_are_one_clear_line(tmp_path: Path) -> None:
         curve_at(tmp_path)
     write_jsonl(tmp_path / "run-0" / "metrics.jsonl", [{"compute/total": 1, "eval/pass_rate": 0.5}])
     (tmp_path / "run-0" / "ledger.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"ledger\.json tells no unit"):
+    with pytest.raises(ConfigError, match=r"ledger\.json has no unit"):
         curve_at(tmp_path / "run-0")
 
 

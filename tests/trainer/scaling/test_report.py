@@ -21,11 +21,11 @@ from trainer.launcher.summary import finish
 from trainer.messages import Spans
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run, write_report
 from trainer.scaling.__main__ import main
-from trainer.scaling.efficiency import straighten
-from trainer.scaling.report.answers import answers, nine_tenths, whiskers
+from trainer.scaling.plot import straighten
+from trainer.scaling.report.answers import answers, compute_for_most, whiskers
 from trainer.scaling.report.charts import chart_data
 from trainer.scaling.report.page import differing, page
-from trainer.scaling.report.run import MOST_STEPS, Run, averaged, lanes, run_of_folder, spread
+from trainer.scaling.report.run import MAX_STEPS, Run, averaged, evenly_chosen, lanes_of, run_of_folder
 from trainer.scaling.text import amount, short_names
 
 
@@ -88,9 +88,9 @@ def test_a_ceiling_that_is_not_identified_is_not_told_as_a_number() -> None:
 
 def test_nine_tenths_of_the_rise_by_hand() -> None:
     fit = a_run().fit  # (C/C_mid)^B = 9, so with B = 2 it is three times C_mid
-    found = nine_tenths(fit)
+    found = compute_for_most(fit)
     assert found.value == pytest.approx(
-        fit.law.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
+        fit.sigmoid.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
     )
     assert found.low < 0.15 < found.high
 
@@ -115,7 +115,7 @@ def test_the_efficiency_plot_by_hand() -> None:
 def test_a_lane_holds_every_second_of_the_timeline_by_hand() -> None:
     told = [("idle", 0.0, 30.0), ("generate", 30.0, 90.0), ("idle", 90.0, 120.0)]
     spans = [{"role": "engine", "state": s, "start": a, "end": b} for s, a, b in told]
-    (lane,) = lanes(spans)
+    (lane,) = lanes_of(spans)
     idle, busy = np.array(lane.shares["idle"]), np.array(lane.shares["generate"])
     assert idle + busy == pytest.approx(np.ones(120))
     assert busy[:30].tolist() == [0] * 30 and busy[30:90].tolist() == pytest.approx([1] * 60)
@@ -129,7 +129,7 @@ def test_lanes_of_a_long_run_agree_with_a_sum_over_its_spans() -> None:
         {"role": "learner", "state": str(s), "start": float(x), "end": float(y)}
         for s, x, y in zip(states, cuts[:-1], cuts[1:], strict=True)
     ]
-    (lane,) = lanes(spans)
+    (lane,) = lanes_of(spans)
     edges = np.linspace(0, cuts[-1], 121)
     for state, shares in lane.shares.items():
         spent = np.zeros(120)
@@ -144,13 +144,13 @@ def test_long_series_are_averaged_and_keep_their_largest() -> None:
         {"step": i, "lag/mean": 1.0, "lag/max": float(i == 500), "learner/loss": None} for i in range(900)
     ]
     rows = averaged(steps)
-    assert len(rows) == MOST_STEPS
+    assert len(rows) == MAX_STEPS
     assert np.mean([r["step"] for r in rows]) == pytest.approx(449.5)
     assert max(r["lag/max"] for r in rows) == 1.0 and all("learner/loss" not in r for r in rows)
 
 
 def test_samples_are_of_the_whole_run() -> None:
-    assert [s["step"] for s in spread([{"step": i} for i in range(100)], 4)] == [0, 33, 66, 99]
+    assert [s["step"] for s in evenly_chosen([{"step": i} for i in range(100)], 4)] == [0, 33, 66, 99]
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_the_page_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
     assert drawn["series"]["learner/entropy"][29] is None and drawn["series"]["lag/max"] == [1.0] * 60
     assert len(drawn["forecasts"]) == len([r for r in rows if "forecast/end" in r]) == 7
     told = np.array(drawn["curve"])
-    assert told[:, 1] == pytest.approx(run.fit.law.reward(told[:, 0]), rel=1e-4)
+    assert told[:, 1] == pytest.approx(run.fit.sigmoid.reward(told[:, 0]), rel=1e-4)
     assert "0.240" in page([run]) and "50.0 %" in page([run])
 
 
@@ -232,7 +232,7 @@ def test_a_run_under_way_is_reported_without_what_it_has_not_written(tmp_path: P
     for name in ("ledger.json", "timeline.jsonl", "samples.jsonl"):
         (folder / name).unlink()
     text = page([run_of_folder(folder)])
-    assert "no ledger.json" in text and "None were kept" in text
+    assert "no ledger.json" in text and "No samples were kept" in text
 
 
 def test_a_run_that_only_measured_R0_has_a_report(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_run_does_not_fail_by_its_report(tmp_path: Path, capsys: pytest.Captur
     for role in ledger.devices:
         ledger.add(Spans(role, (("start-up", 0.0, 1.0), ("idle", 1.0, 9.0))))
     ledger.begin_training(1.0)
-    summary = finish(config, run.measured, fit_run(run.measured), ledger)
+    summary = finish(config, run.curve.evaluations, fit_run(run.curve.evaluations), ledger)
     assert "report.html could not be written" in summary and "samples.jsonl" in summary
     assert (folder / "fit.json").is_file() and not (folder / "report.html").exists()
     assert "Traceback" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The sigmoid beside other laws of reward over compute, fitted alike: how each describes and foretells."""
+"""The sigmoid compared with other families of curves: how well each describes and predicts."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from scipy.special import expit
 
 from trainer.config import ConfigError
 from trainer.scaling.alternatives.least_squares import Corners, data_of, least_squares_of, triangle
-from trainer.scaling.fit import LEAST_POINTS
-from trainer.scaling.points import Curve
+from trainer.scaling.fit import MIN_POINTS
 from trainer.scaling.posterior import Data, full_box
-from trainer.scaling.sigmoid import Sigmoid, rise
+from trainer.scaling.sigmoid import Curve, Sigmoid, fraction_gained
 
 Array = NDArray[np.float64]
 
 POWER_RANGE = (0.005, 10.0)  # exponents of the power laws
-DEPTH = -10.0  # a power law is let fall this far below 0 at the first point
+LOWEST_START = -10.0  # a power law may be this far below 0 at the first point
 
 
 @dataclass(frozen=True, slots=True)
 class Logistic:
-    """R(C) = L + (U − L) / (1 + exp(−k (C − c))): logistic in linear compute, as in a popular article."""
+    """R(C) = L + (U − L) / (1 + exp(−k (C − c))): logistic in linear compute."""
 
-    L: float  # far to the left, which may be below zero compute
+    L: float  # limit at the left, at negative compute
     U: float  # ceiling
     k: float  # steepness, per unit of compute
     c: float  # compute of the midpoint
@@ -67,39 +66,46 @@ class LogPower:
         return result
 
 
-Law = Sigmoid | Logistic | PowerLaw | LogPower
+FamilyCurve = Sigmoid | Logistic | PowerLaw | LogPower
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyFit:
-    """One family on one curve."""
+    """One family fitted to one run."""
 
     family: str
-    law: Law
-    fitted: int  # parameters
-    sse: float  # Σ (R − law)²
-    aicc: float | None  # of Gaussian errors in proportion to the told ones; None: too few points
-    held_out: float | None  # median |error| beyond half of the compute of a fit up to there; None: too few
+    curve: FamilyCurve
+    parameters: int  # how many are fitted
+    sse: float  # Σ (R − curve)²
+    aicc: float | None  # for Gaussian errors in proportion to the reported ones; None: too few points
+    held_out: (
+        float | None
+    )  # median |error| in the second half of the compute of a fit to the first; None: too few
 
     def to_json(self) -> dict[str, Any]:
         """As valid JSON."""
-        return {**asdict(self), "law": asdict(self.law)}
+        return asdict(self)
 
 
 def fit_sigmoid(data: Data) -> Sigmoid:
-    """The sigmoid, over the B and C_mid of the default fit; R0 as told, however measured, or else fitted."""
+    """The sigmoid, with B and C_mid as in the default fit; R0 is the reported value, or else fitted."""
     box, R0 = np.log(full_box(data)), data.R0
     corners = triangle(0.0, 1.0) if R0 is None else ((R0, R0), (R0, 1.0))
     axes = [np.linspace(box[0], box[1], 31), np.linspace(box[2], box[3], 61)]
     best = least_squares_of(
-        data.compute, data.reward, data.sd, lambda c, b, m: rise(c, np.exp(b), np.exp(m)), axes, corners
+        data.compute,
+        data.reward,
+        data.sd,
+        lambda c, b, m: fraction_gained(c, np.exp(b), np.exp(m)),
+        axes,
+        corners,
     )
     B, C_mid = np.exp(best.parameters)
     return Sigmoid(best.low, best.high, float(B), float(C_mid))
 
 
 def fit_logistic(data: Data) -> Logistic:
-    """The logistic with 0 ≤ L ≤ U ≤ 1; it knows nothing of R0."""
+    """The logistic with 0 ≤ L ≤ U ≤ 1; it ignores R0."""
     c = data.compute
     span = float(c[-1] - c[0])
     gap = max(float(np.diff(c).min()), 1e-6 * span)
@@ -115,13 +121,13 @@ def fit_logistic(data: Data) -> Logistic:
 
 def fit_power_law(data: Data) -> PowerLaw:
     """The power law with A ≤ 1 and D ≥ 0."""
-    A, at_first, B = _power(data, triangle(DEPTH, 1.0))
+    A, at_first, B = _power(data, triangle(LOWEST_START, 1.0))
     return PowerLaw(A, (A - at_first) * float(data.compute[0]) ** B, B)
 
 
 def fit_log_power(data: Data) -> LogPower:
-    """The log-power law, by least squares in the reward, as the others."""
-    _, at_first, k = _power(data, ((DEPTH, 1.0), (1 - 1e-9, 1.0)))
+    """The log-power law, by least squares in the reward like the others."""
+    _, at_first, k = _power(data, ((LOWEST_START, 1.0), (1 - 1e-9, 1.0)))
     return LogPower(k, math.log(1 - at_first) + k * math.log(data.compute[0]))
 
 
@@ -129,27 +135,26 @@ def _power(data: Data, corners: Corners) -> tuple[float, float, float]:
     """A, the reward at the first point, and the exponent."""
     first, (low, high) = data.compute[0], np.log(POWER_RANGE)
 
-    def won(c: Array, log_exponent: Array) -> Array:
+    def fraction(c: Array, log_exponent: Array) -> Array:
         result: Array = -np.expm1(-np.exp(log_exponent) * np.log(c / first))
         return result
 
     axes = [np.linspace(low, high, 200)]
-    best = least_squares_of(data.compute, data.reward, data.sd, won, axes, corners)
+    best = least_squares_of(data.compute, data.reward, data.sd, fraction, axes, corners)
     return best.high, best.low, math.exp(best.parameters[0])
 
 
 def compare_families(curve: Curve) -> tuple[FamilyFit, ...]:
-    """The sigmoid, then the others. All have the same points, weights and least squares.
+    """The sigmoid, then the others, all with the same points, weights and least squares.
 
-    The sigmoid takes R0 as it is told; the others have no place for it. AICc counts what is fitted, R0 among
-    it only where it is not known.
+    Only the sigmoid uses R0. AICc counts the fitted parameters, R0 only if it is unknown.
     """
     data = data_of(curve)
-    if len(data.compute) < LEAST_POINTS:
+    if len(data.compute) < MIN_POINTS:
         raise ConfigError(
-            f"{curve.name}: {len(data.compute)} points beyond R0; to compare families, {LEAST_POINTS} or more"
+            f"{curve.name}: {len(data.compute)} points beyond R0; to compare families, {MIN_POINTS} or more"
         )
-    families: dict[str, tuple[Callable[[Data], Law], int]] = {
+    families: dict[str, tuple[Callable[[Data], FamilyCurve], int]] = {
         "sigmoid": (fit_sigmoid, 4 if data.R0 is None else 3),
         "logistic": (fit_logistic, 4),
         "power law": (fit_power_law, 3),
@@ -158,20 +163,20 @@ def compare_families(curve: Curve) -> tuple[FamilyFit, ...]:
     return tuple(_family(name, fit, count, data) for name, (fit, count) in families.items())
 
 
-def _family(name: str, fit: Callable[[Data], Law], count: int, data: Data) -> FamilyFit:
-    law = fit(data)
-    errors = data.reward - law.reward(data.compute)
-    n, k = len(errors), count + 1  # the errors' size is fitted too
+def _family(name: str, fit: Callable[[Data], FamilyCurve], count: int, data: Data) -> FamilyFit:
+    curve = fit(data)
+    errors = data.reward - curve.reward(data.compute)
+    n, k = len(errors), count + 1  # the size of the errors is fitted, too
     aicc = None
     if n > k + 1:
         chi2 = max(float(((errors / data.sd) ** 2).mean()), 1e-300)
         aicc = n * math.log(chi2) + 2 * k + 2 * k * (k + 1) / (n - k - 1)
-    return FamilyFit(name, law, count, float((errors**2).sum()), aicc, _held_out(fit, data))
+    return FamilyFit(name, curve, count, float((errors**2).sum()), aicc, _held_out(fit, data))
 
 
-def _held_out(fit: Callable[[Data], Law], data: Data) -> float | None:
+def _held_out(fit: Callable[[Data], FamilyCurve], data: Data) -> float | None:
     half = data.compute <= data.compute[-1] / 2
-    if half.sum() < LEAST_POINTS:
+    if half.sum() < MIN_POINTS:
         return None
     first = replace(data, compute=data.compute[half], reward=data.reward[half], sd=data.sd[half])
     ahead = fit(first).reward(data.compute[~half])

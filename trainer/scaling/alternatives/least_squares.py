@@ -1,7 +1,7 @@
 """Weighted least squares of R(C) = low·(1 − s(C)) + high·s(C): low and high in closed form, within bounds.
 
-Every family of curves here has this form, s rising from 0 to 1 with one or two numbers of its own. These are
-sought on a grid first, so that no local optimum is taken for the best, then refined.
+Every family of curves here has this form, where s rises from 0 to 1 and has one or two parameters. These are
+sought on a grid first, so that no local optimum is taken for the global one, and then refined.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from scipy.ndimage import minimum_filter
 from scipy.optimize import least_squares
 
 from trainer.scaling.fit import averaged, checked
-from trainer.scaling.points import Curve
 from trainer.scaling.posterior import Data
+from trainer.scaling.sigmoid import Curve
 
 Array = NDArray[np.float64]
 Corners = Sequence[tuple[float, float]]  # (low, high) of a point, a line or a triangle, anticlockwise
 Shape = Callable[..., Array]  # s(compute, *parameters), broadcasting
 
-STARTS = 4  # local optima of the grid that are refined
+STARTS = 4  # local optima of the grid to refine
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The least squares."""
+    """The least-squares curve."""
 
     parameters: tuple[float, ...]  # of the shape
     low: float
     high: float
-    chi2: float  # Σ ((R − law)/sd)²
+    chi2: float  # Σ ((R − curve)/sd)²
 
 
 def data_of(curve: Curve) -> Data:
-    """The points beyond compute 0, as `fit` takes them."""
+    """The points beyond compute 0, as `fit` uses them."""
     return averaged(checked(curve))
 
 
@@ -47,7 +47,7 @@ def triangle(floor: float, ceiling: float) -> Corners:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """What a curve's χ² is made of; with w the inverse errors, sums over the points. (...) each."""
+    """The sums that make up χ², with w = 1/sd: the normal equations of low and high. (...) each."""
 
     u: Array  # Σ w²(1 − s)²
     v: Array  # Σ w²(1 − s) s
@@ -106,7 +106,7 @@ def least_squares_of(
     c: Array, y: Array, sd: Array,  # (n,)
     shape: Shape, axes: Sequence[Array], corners: Corners, starts: int = STARTS,
 ) -> Best:  # fmt: skip
-    """The best curve with the shape's parameters between the ends of `axes`, where they are sought first."""
+    """The best curve with the shape's parameters between the ends of `axes`, the grid of the first search."""
 
     def errors(x: Array) -> Array:
         s = shape(c, *x)

@@ -1,8 +1,8 @@
-"""The procedure of arXiv 2510.13786: a grid over A and C_mid, for each pair B by least squares, no weights.
+"""The procedure of arXiv 2510.13786: a grid over A and C_mid, with B by least squares for each pair.
 
-The law's reward is linear in A, so that one table of Σ s·y and Σ s² over (B, C_mid) gives the sum of squares
-of every A. Between two values of B the root of that sum moves no faster than a known slope, which rules out
-nearly every pair; B of the pairs that are left is refined to its optimum. The answer is the literal loop's.
+The sigmoid is linear in A, so that one table of Σ s·y and Σ s² over (B, C_mid) gives the sum of squares for
+every A. Between two values of B the root of that sum cannot change faster than a known slope, which rules out
+nearly every pair; B of the remaining pairs is refined to its optimum. The result is that of the literal loop.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from trainer.scaling.sigmoid import Sigmoid
 
 Array = NDArray[np.float64]
 
-LEAST_POINTS = 3  # as many as the law has parameters besides R0
-B_TABLE = np.geomspace(0.05, 20.0, 121)  # where B is sought
-STEEPEST = 0.224  # the largest |∂s/∂ log B|: that of |x|·s(x)·s(−x), at x = 1.54
-ROUNDS = 60  # Gauss-Newton steps at most
+MIN_POINTS = 3  # the sigmoid has three parameters besides R0
+B_TABLE = np.geomspace(0.05, 20.0, 121)  # the values of B tried first
+MAX_SLOPE = 0.224  # the largest |∂s/∂ log B|: that of |x|·s(x)·s(−x), at x = 1.54
+MAX_STEPS = 60  # of Gauss-Newton
 FLAGS = {
     "A-at-grid-edge": "the best A is the first or last of its grid: move the grid's ends",
     "C_mid-at-grid-edge": "the best C_mid is the first or last of its grid: move the grid's ends",
@@ -32,10 +32,10 @@ FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class PaperGrid:
-    """The paper's ranges. C_mid is in GPU-hours there: set it for any other unit.
+    """The paper's ranges. Its C_mid is in GPU-hours: set it for any other unit.
 
-    Spacing: the published C_mid of Table 1 are whole steps of a linear grid (seven of ten of 100 values of
-    [100, 4000]).
+    The spacing is linear because the published C_mid of Table 1 are: seven of ten are among 100 equally
+    spaced values in [100, 4000].
     """
 
     A: tuple[float, float, float] = (0.450, 0.800, 0.005)  # low, high, step
@@ -64,28 +64,28 @@ class PaperFit:
     B: float
     C_mid: float
     R0: float
-    sse: float  # Σ (R − law)²
+    sse: float  # Σ (R − sigmoid)²
     grid: PaperGrid
     flags: tuple[str, ...]
 
     @property
-    def law(self) -> Sigmoid:
-        """The sigmoid it stands for."""
+    def sigmoid(self) -> Sigmoid:
+        """With these parameters."""
         return Sigmoid(self.R0, self.A, self.B, self.C_mid)
 
 
 def paper_fit(
-    compute: ArrayLike,  # (n,) > 0; drop early points before (the paper: the first ~1.5k GPU-hours)
+    compute: ArrayLike,  # (n,) > 0; without early points (the paper drops the first ~1.5k GPU-hours)
     reward: ArrayLike,  # (n,)
     R0: float,  # reward at zero compute, given or measured
     grid: PaperGrid | None = None,  # None: the paper's
 ) -> PaperFit:
-    """The paper's fit. It has no intervals, and knows nothing of the points' errors."""
+    """The paper's fit. It has no intervals and ignores the standard errors."""
     grid = grid or PaperGrid()
     c, r = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
-    if c.shape != r.shape or c.ndim != 1 or len(c) < LEAST_POINTS:
+    if c.shape != r.shape or c.ndim != 1 or len(c) < MIN_POINTS:
         raise ConfigError(
-            f"paper's fit: {c.size} computes and {r.size} rewards; expected as many, {LEAST_POINTS} or more"
+            f"paper's fit: {c.size} computes and {r.size} rewards; expected as many, {MIN_POINTS} or more"
         )
     if not (np.isfinite(c).all() and np.isfinite(r).all() and (c > 0).all()):
         raise ConfigError("paper's fit: a compute or reward is not a number, or a compute is not above 0")
@@ -108,10 +108,10 @@ def paper_fit(
 
 
 def _can_win(log_c: Array, y: Array, lift: Array, log_mid: Array) -> tuple[NDArray[np.intp], ...]:
-    """The pairs (A, C_mid) that may have the least sum of squares, and the best row of B_TABLE of each.
+    """The pairs (A, C_mid) that can have the least sum of squares, and the best row of B_TABLE for each.
 
-    Whatever B is best for a pair, the table has one within half a step h of it, and
-    |√SSE(B) − √SSE(B')| ≤ (A − R0)·STEEPEST·√n·|log B − log B'|.
+    The table has a B within half a step of the best one for a pair, and
+    |√SSE(B) − √SSE(B')| ≤ (A − R0)·MAX_SLOPE·√n·|log B − log B'|.
     """
     x = log_c[None, :] - log_mid[:, None]  # (C_mid, n)
     sse = np.empty((len(B_TABLE), len(lift), len(log_mid)))
@@ -121,7 +121,7 @@ def _can_win(log_c: Array, y: Array, lift: Array, log_mid: Array) -> tuple[NDArr
     nearest = sse.argmin(0)  # (A, C_mid)
     root = np.sqrt(np.maximum(np.take_along_axis(sse, nearest[None], 0)[0] + y @ y, 0))
     half_step = 0.5 * float(np.log(B_TABLE[1] / B_TABLE[0]))
-    at_best = root - (lift * STEEPEST * len(y) ** 0.5 * half_step)[:, None]
+    at_best = root - (lift * MAX_SLOPE * len(y) ** 0.5 * half_step)[:, None]
     at_A, at_C = np.nonzero(at_best <= root.min())
     return at_A, at_C, nearest[at_A, at_C]
 
@@ -129,12 +129,12 @@ def _can_win(log_c: Array, y: Array, lift: Array, log_mid: Array) -> tuple[NDArr
 def _refined_B(
     log_c: Array, y: Array, lift: Array, log_mid: Array, row: NDArray[np.intp]
 ) -> tuple[Array, Array]:
-    """log B at the least squares, within a step of its row of the table, and that sum; (pairs,) each."""
+    """log B of least squares within a step of its row of the table, and the sum of squares; (pairs,) each."""
     table = np.log(B_TABLE)
     low, high = table[np.maximum(row - 1, 0)], table[np.minimum(row + 1, len(table) - 1)]
     x = log_c[None, :] - log_mid[:, None]  # (pairs, n)
     log_b = table[row]
-    for _ in range(ROUNDS):
+    for _ in range(MAX_STEPS):
         s = expit(np.exp(log_b)[:, None] * x)
         slope = lift[:, None] * s * (1 - s) * x * np.exp(log_b)[:, None]
         step = (slope * (y - lift[:, None] * s)).sum(1) / np.maximum((slope * slope).sum(1), 1e-300)

@@ -1,4 +1,4 @@
-"""What `fit` tells beside its fit when asked: the paper's procedure, other families."""
+"""Cross-checks of `fit`: the paper's procedure instead of ours, and other families of curves."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from trainer.scaling.alternatives.families import FamilyFit, compare_families
 from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
 from trainer.scaling.text import amount
 
-PAPER_UNIT = "GPU-hours"  # of the paper's grid of C_mid
+PAPER_UNIT = "GPU-hours"  # of C_mid in the paper's grid
 
 
-def add_beside_arguments(command: argparse.ArgumentParser) -> None:
-    """What to tell, in their own group."""
+def add_cross_check_arguments(command: argparse.ArgumentParser) -> None:
+    """The procedure and the families, in a group of their own."""
     add = command.add_argument_group("procedures").add_argument
     add(
         "--procedure", choices=("ours", "paper"), default="ours",
-        help="paper: that of arXiv 2510.13786, a grid of A and C_mid, without weights or intervals",
+        help="paper: that of arXiv 2510.13786, a grid over A and C_mid without weights or intervals",
     )  # fmt: skip
     grid = PaperGrid()
     add(
@@ -31,17 +31,21 @@ def add_beside_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--paper-c-mid", type=float, nargs=3, metavar=("LOW", "HIGH", "N"),
-        help=f"its grid of C_mid (default: {_plain(grid.C_mid)}, in {PAPER_UNIT})",
+        help=f"the paper's grid of C_mid (default: {_plain(grid.C_mid)}, in {PAPER_UNIT})",
     )  # fmt: skip
     add(
         "--paper-spacing", choices=("linear", "log"), default="linear",
-        help="of the grid of C_mid (default: %(default)s)",
+        help="spacing of the grid of C_mid (default: %(default)s)",
     )  # fmt: skip
-    add("--families", action="store_true", help="also logistic, power law and log-power, compared")
+    add(
+        "--families",
+        action="store_true",
+        help="compare the sigmoid with a logistic, a power law and log-power",
+    )
 
 
 def _plain(numbers: Sequence[float]) -> str:
-    """As they are given."""
+    """As on the command line."""
     return " ".join(f"{x:g}" for x in numbers)
 
 
@@ -76,7 +80,7 @@ def explain_paper(found: PaperFit, unit: str) -> str:
 
 
 def paper_json(found: PaperFit, curve: Curve) -> dict[str, Any]:
-    """With the keys of the default fit, and no ends of intervals."""
+    """With the keys of the default fit, the ends of the intervals null."""
     numbers = {k: {"value": getattr(found, k), "low": None, "high": None} for k in ("A", "B", "C_mid", "R0")}
     compute = [p.compute for p in curve.points]
     return {
@@ -89,25 +93,24 @@ def paper_json(found: PaperFit, curve: Curve) -> dict[str, Any]:
     }
 
 
-def beside(curve: Curve, args: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
-    """Paragraphs for a terminal, and entries for the JSON, of all that was asked for."""
-    told: list[str] = []
-    content: dict[str, Any] = {}
-    if args.families:
-        families = compare_families(curve)
-        told.append(explain_families(families))
-        content["families"] = [f.to_json() for f in families]
-    return told, content
+def cross_checks(curve: Curve, args: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """Paragraphs for a terminal and entries for the JSON; empty if none was asked for."""
+    if not args.families:
+        return [], {}
+    families = compare_families(curve)
+    return [explain_families(families)], {"families": [f.to_json() for f in families]}
 
 
 def explain_families(families: Sequence[FamilyFit]) -> str:
     """A table."""
     best = min((f.aicc for f in families if f.aicc is not None), default=math.nan)
-    rows = ["Families, by the same least squares (ahead: median error beyond half of the compute, unseen):"]
-    rows.append(f"  {'':10} {'SSE':>8} {'ΔAICc':>8} {'ahead':>7}  parameters")
+    rows = [
+        "Families of curves (ahead: median error in the second half, predicted from the first):",
+        f"  {'':10} {'SSE':>8} {'ΔAICc':>8} {'ahead':>7}  parameters",
+    ]
     for f in families:
         aicc = "–" if f.aicc is None else f"+{f.aicc - best:.1f}"
         ahead = "–" if f.held_out is None else f"{f.held_out:.4f}"
-        numbers = ", ".join(f"{k} {v:.4g}" for k, v in asdict(f.law).items())
+        numbers = ", ".join(f"{k} {v:.4g}" for k, v in asdict(f.curve).items())
         rows.append(f"  {f.family:10} {f.sse:8.2g} {aicc:>8} {ahead:>7}  {numbers}")
     return "\n".join(rows)

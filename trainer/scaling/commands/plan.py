@@ -1,4 +1,4 @@
-"""`plan`: how much of a pilot to spend, and evaluated how often, before the ceiling is known."""
+"""`plan`: how long a pilot must be, and how often evaluated, to identify the ceiling."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from trainer.config import ConfigError
-from trainer.scaling.commands.text import check_outputs, write_json
-from trainer.scaling.fit import LEAST_POINTS, Fit
+from trainer.scaling.commands import check_outputs, write_json
+from trainer.scaling.fit import MIN_POINTS, Fit
 from trainer.scaling.plan import (
     A_RANGE,
     B_RANGE,
@@ -28,16 +28,16 @@ from trainer.scaling.plan import (
     simulate,
 )
 from trainer.scaling.reading.read import add_input_arguments, read_curves
-from trainer.scaling.text import amount, paragraph, words
+from trainer.scaling.text import amount, interval, paragraph
 
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × C_mid
 FURTHER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × what the pilot has spent
 EVALUATIONS = (10, 20, 40)
 NOISE, RUNS = 0.005, 24
-WORTH_IT = 60  # fits from which starting processes pays
-MOST = 1e305  # compute, beyond which multiples of it overflow
+PARALLEL_FROM = 60  # fits; for fewer, starting processes takes longer
+MAX_COMPUTE = 1e305  # multiples of more overflow
 EXAMPLES = """\
-Give one input, the pilot: what it leaves open is simulated. Or none, and --c-mid and --r0.
+Give one input, the pilot, whose continuation is simulated; or none, but --c-mid and --r0.
 
 examples:
   python -m trainer.scaling plan --c-mid 2500 --r0 0.3 --noise 0.005 --eval-cost 20
@@ -46,11 +46,16 @@ examples:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """A pilot, or what is assumed without one; the plans to try."""
+    """A pilot, or the assumptions without one; the plans to try."""
     add_input_arguments(command, nargs="*")
     command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
-    add = command.add_argument_group("without a pilot", "guesses, with --r0 and --unit").add_argument
-    add("--c-mid", type=float, metavar="C", help="compute at which half of the rise will be won, in --unit")
+    add = command.add_argument_group("without a pilot", "your assumptions, with --r0 and --unit").add_argument
+    add(
+        "--c-mid",
+        type=float,
+        metavar="C",
+        help="compute at which half of the gain is reached, in --unit",
+    )
     for name, what, usual in (("--a", "ceiling A, a reward", A_RANGE), ("--b", "efficiency B", B_RANGE)):
         add(
             name, type=float, nargs=2, metavar=("LOW", "HIGH"),
@@ -59,27 +64,27 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument_group("plans").add_argument
     add(
         "--noise", type=float, metavar="SD",
-        help=f"standard deviation of an evaluation, on 0 to 1 (default: the pilot's, else {NOISE}); without "
-        "a pilot all err independently, after one whose neighbouring points err together so do these",
+        help=f"standard deviation of an evaluation, on 0 to 1 (default: the pilot's, else {NOISE}); "
+        "after a pilot with correlated errors, those of the simulated evaluations are correlated, too",
     )  # fmt: skip
     add(
         "--budgets", type=float, nargs="+", metavar="X",
-        help="to try, of the whole run, in multiples of C_mid "
-        f"(default: {_list(BUDGETS)}), with a pilot of what it has spent (default: {_list(FURTHER)})",
+        help="budgets of the whole run to try, in multiples of C_mid "
+        f"(default: {_list(BUDGETS)}), after a pilot in multiples of its compute (default: {_list(FURTHER)})",
     )  # fmt: skip
     add(
         "--evaluations", type=int, nargs="+", default=EVALUATIONS, metavar="N",
-        help=f"how many to try, at equal distances; with a pilot beyond it (default: {_list(EVALUATIONS)})",
+        help=f"numbers of evaluations to try, equally spaced, after a pilot (default: {_list(EVALUATIONS)})",
     )  # fmt: skip
     add(
         "--eval-cost", type=float, default=0.0, metavar="C",
-        help="of one evaluation, in the unit of compute (default: 0)",
+        help="cost of one evaluation, in the unit of compute (default: 0)",
     )  # fmt: skip
     add(
         "--within", type=float, default=WITHIN, metavar="D",
-        help=f"A is known when its 90%% interval reaches no further than this, a reward (default: {WITHIN})",
+        help=f"A is known if its 90%% interval reaches no further than this (default: {WITHIN})",
     )  # fmt: skip
-    add("--runs", type=int, default=RUNS, metavar="N", help=f"simulated for each plan (default: {RUNS})")
+    add("--runs", type=int, default=RUNS, metavar="N", help=f"simulated runs for each plan (default: {RUNS})")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the table here")
 
 
@@ -95,35 +100,35 @@ def run(args: argparse.Namespace) -> None:
     else:
         prospect, unit = _assumed(args), args.unit or "GPU-hours"
         budgets = [args.c_mid * x for x in sorted(args.budgets or BUDGETS)]
-    if not budgets[-1] < MOST:
+    if not budgets[-1] < MAX_COMPUTE:
         raise ConfigError(
-            f"a budget of {budgets[-1]:g} {unit}: expected one below {MOST:g}; is the unit right?"
+            f"a budget of {budgets[-1]:g} {unit}: expected one below {MAX_COMPUTE:g}; is the unit right?"
         )
     if not known:
         cells = _simulated(prospect, budgets, args)
     if args.json:
         best = cheapest(cells)
         content = {"unit": unit, "within": args.within, "noise": prospect.noise, "runs": args.runs}
-        content |= {"known": known, "wanders": prospect.memory > 0}
+        content |= {"known": known, "autocorrelated": prospect.correlation_length > 0}
         content |= {"plans": [asdict(cell) for cell in cells], "cheapest": asdict(best) if best else None}
         write_json(args.json, content)
     if known:
-        text = f"The pilot alone tells A to ±{args.within:g}: no more is needed"
-        print(paragraph(f"{text}. A smaller --within asks for more.", ""))
+        text = f"The pilot already identifies A to ±{args.within:g}: no more is needed"
+        print(paragraph(f"{text}. For more precision, give a smaller --within.", ""))
     else:
         print(describe(prospect, cells, unit, args))
 
 
 def _simulated(prospect: Prospect, budgets: Sequence[float], args: argparse.Namespace) -> list[Cell]:
-    """Every plan, with a bar on a terminal's standard error."""
+    """Simulate every plan, with a progress bar on standard error."""
     evaluations = sorted(set(args.evaluations))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers': one core each
-    fits = len(budgets) * len(evaluations) * len(prospect.laws)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the workers: one core each
+    fits = len(budgets) * len(evaluations) * len(prospect.sigmoids)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("simulating", total=fits)
         return simulate(
             prospect, budgets, evaluations, args.eval_cost, args.within,
-            workers=_cores() if fits >= WORTH_IT else 1,
+            workers=_cores() if fits >= PARALLEL_FROM else 1,
             progress=lambda: bar.advance(task),
         )  # fmt: skip
 
@@ -133,41 +138,41 @@ def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argpars
     evaluations = list(dict.fromkeys(cell.evaluations for cell in cells))
     more = " more" if prospect.seen.points else ""
     scale = prospect.seen.points[-1].compute if more else prospect.C_mid
-    of = "× spent" if more else "× C_mid"
-    head = [f"{unit}", of, *(f"{'+' if more else ''}{n} evaluations" for n in evaluations)]
+    scale_name = "× spent" if more else "× C_mid"
+    head = [unit, scale_name, *(f"{'+' if more else ''}{n} evaluations" for n in evaluations)]
     rows = []
     for budget in dict.fromkeys(cell.budget for cell in cells):
         row = [cell for cell in cells if cell.budget == budget]
-        told = [f"{cell.chance:.0%}  ±{cell.error:.3f}" for cell in row]
-        rows.append([amount(budget, 4), f"{budget / scale:.3g}", *told])
+        results = [f"{cell.chance:.0%}  ±{cell.error:.3f}" for cell in row]
+        rows.append([amount(budget, 4), f"{budget / scale:.3g}", *results])
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = [
         paragraph(
-            f"Chance that the 90% interval of A reaches no further than ±{args.within:g}, and the median "
-            f"error of A, over {args.runs} simulated runs each:", "",
+            f"Probability that the 90% interval of A reaches no further than ±{args.within:g}, and median "
+            f"error of A, from {args.runs} simulated runs each:", "",
         )
     ]  # fmt: skip
     lines += ["  ".join(x.rjust(w) for x, w in zip(row, widths, strict=True)) for row in (head, *rows)]
-    lines += ["", paragraph(_best_words(cells, unit, scale, of, more, args), "")]
-    worst = max(cell.doubt for cell in cells)
-    lines.append(paragraph(f"By the number of simulations, a chance is uncertain by up to ±{worst:.0%}.", ""))
+    lines += ["", paragraph(_describe_best(cells, unit, scale, scale_name, more, args), "")]
+    worst = max(cell.chance_se for cell in cells)
+    lines.append(f"With {args.runs} runs each, the probabilities are uncertain by up to ±{worst:.0%}.")
     return "\n".join(lines)
 
 
-def _best_words(
-    cells: Sequence[Cell], unit: str, scale: float, of: str, more: str, args: argparse.Namespace
+def _describe_best(
+    cells: Sequence[Cell], unit: str, scale: float, scale_name: str, more: str, args: argparse.Namespace
 ) -> str:
     best = cheapest(cells)
     if best is None:
         return (
-            f"None of these reaches {CHANCE:.0%}. Try larger --budgets or more --evaluations, evaluate with "
-            "less --noise (more samples), or ask for less (--within)."
+            f"None of these plans reaches {CHANCE:.0%}. Try larger --budgets or more --evaluations, evaluate "
+            "with less --noise (more samples), or accept less precision (--within)."
         )
     cost = f", {amount(best.cost)} with the cost of evaluations" if args.eval_cost else ""
-    spend = f"up to {amount(best.budget, 4)} {unit} ({best.budget / scale:.3g} {of}{cost})"
     return (
-        f"The cheapest that reaches {CHANCE:.0%}: {spend}, with {best.evaluations}{more} evaluations at "
-        f"equal distances: {best.chance:.0%}."
+        f"The cheapest plan that reaches {CHANCE:.0%}: up to {amount(best.budget, 4)} {unit} "
+        f"({best.budget / scale:.3g} {scale_name}{cost}), with {best.evaluations}{more} equally spaced "
+        f"evaluations: {best.chance:.0%}."
     )
 
 
@@ -179,17 +184,17 @@ def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
     unit = curves[0].unit
     text = (
         f"After {curves[0].name}: {fit.points} evaluations up to {amount(fit.compute_range[1])} {unit}, A "
-        f"{words(fit.A, '.3f')}, noise {prospect.noise:.2g} per evaluation."
+        f"{interval(fit.A, '.3f')}, noise {prospect.noise:.2g} per evaluation."
     )
-    if prospect.memory and not is_known(fit, args.within):
-        text += " Its neighbouring points err together, and so do the simulated ones."
+    if prospect.correlation_length and not is_known(fit, args.within):
+        text += " The errors of neighbouring points are correlated, also in the simulations."
     print(paragraph(text, ""))
     return prospect, fit, unit
 
 
 def _assumed(args: argparse.Namespace) -> Prospect:
     if args.c_mid is None or args.r0 is None:
-        raise ConfigError("plan: give a pilot's run or file, or --c-mid and --r0 as you guess them")
+        raise ConfigError("plan: give the run or file of a pilot, or your assumptions as --c-mid and --r0")
     if not 0 < args.c_mid < float("inf"):
         raise ConfigError(f"--c-mid {args.c_mid:g}: expected a compute above 0")
     A, B = (tuple(given or usual) for given, usual in ((args.a, A_RANGE), (args.b, B_RANGE)))
@@ -211,9 +216,9 @@ def _cores() -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    check_outputs((args.json, (".json",)))
-    _check_idle(args)
-    least = 1 if args.inputs else LEAST_POINTS
+    check_outputs(args.json)
+    _check_unused(args)
+    least = 1 if args.inputs else MIN_POINTS
     least_budget = 1.0 if args.inputs else 0.0
     for name, values, low, expected in (
         ("--noise", [] if args.noise is None else [args.noise], 0.0, "above 0"),
@@ -228,8 +233,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--eval-cost {args.eval_cost:g}: expected a compute of at least 0")
 
 
-def _check_idle(args: argparse.Namespace) -> None:
-    """No option may be given that is not read."""
+def _check_unused(args: argparse.Namespace) -> None:
+    """Refuse options that would be ignored."""
     if args.inputs:
         for name in ("--c-mid", "--a", "--b"):
             if getattr(args, name.strip("-").replace("-", "_")) is not None:
@@ -239,9 +244,9 @@ def _check_idle(args: argparse.Namespace) -> None:
     add_input_arguments(parser, nargs="*")
     unset = vars(parser.parse_args([]))
     read = [name for name in unset if name not in ("inputs", "r0", "unit")]
-    if idle := [f"--{name.replace('_', '-')}" for name in read if getattr(args, name) != unset[name]]:
+    if unused := [f"--{name.replace('_', '-')}" for name in read if getattr(args, name) != unset[name]]:
         raise ConfigError(
-            f"{', '.join(idle)}: how a pilot is read, and there is none; give its file, or leave this out"
+            f"{', '.join(unused)}: only for reading a pilot, and there is none; give its file, or omit this"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which column is what: the names that trainers give to compute, reward, its error and time."""
+"""Finds the columns of compute, reward, standard error and time by the names that trainers use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer.config import ConfigError
 
 HELD_OUT = r"(?:eval|evaluation|val|valid|validation|test|held_?out)"
 SCORE = r"(?:pass_rate|reward|accuracy|acc|score|solve_rate|success_rate|pass@1|pass_at_1|pass1)"
-REWARD = (  # from the surest name to the vaguest; lower case
+REWARD = (  # from the most to the least specific name; lower case
     r"eval/pass_rate",  # ours
     rf"{HELD_OUT}[/_. -](?:mean_|avg_)?{SCORE}(?:[/_]mean)?",  # eval/reward, val_accuracy
     rf"(?:.+/)?val-core/.+/mean@\d+|{HELD_OUT}/.+/(?:avg|mean)@\d+",  # verl; prime-rl
@@ -22,7 +22,7 @@ STEPS = (
     r"train(?:ing)?_step", r"iteration",
 )  # fmt: skip
 COMPUTE = (  # with the unit
-    (r"compute/total", "compute/total"),  # of a run of ours: the ledger has its unit
+    (r"compute/total", "compute/total"),  # of our runs: the ledger has its unit
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?gpu[_ -]?(?:hours?|hrs?|h)", "GPU-hours"),
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?(?:core|cpu)[_ -]?(?:hours?|hrs?|h)", "core-hours"),
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?(?:flops?|flos)", "FLOPs"),
@@ -40,14 +40,14 @@ PLAIN_ERROR = ("se", "stderr", "sem", "standard_error")
 
 
 def reward_columns(columns: Sequence[str], given: str | None) -> list[str]:
-    """The given column if it is there; else those whose names say most surely: a held-out reward."""
+    """The given column if it exists; else those with the most specific name for a held-out reward."""
     if given is not None:
         return [c for c in columns if c == given]
     return next((found for pattern in REWARD if (found := matching(pattern, columns))), [])
 
 
 def reward_column(columns: Sequence[str], given: str | None) -> str:
-    """The one of `reward_columns`."""
+    """The only one of `reward_columns`."""
     if given is not None:
         return existing(given, columns, "--reward-column")
     found = reward_columns(columns, None)
@@ -60,14 +60,14 @@ def reward_column(columns: Sequence[str], given: str | None) -> str:
     trained = matching(TRAINING, columns)
     if trained:
         raise ConfigError(
-            "no column is known for a held-out reward; if you mean that of the training batches, "
+            "no column is recognized as a held-out reward; if you mean that of the training batches, "
             f"set --reward-column to one of {listed(trained)}"
         )
-    raise ConfigError(f"no column is known for a reward; set --reward-column to one of {listed(columns)}")
+    raise ConfigError(f"no column is recognized as a reward; set --reward-column to one of {listed(columns)}")
 
 
 def compute_column(columns: Sequence[str], given: str | None) -> tuple[str, str]:
-    """The given column or the first known one, and the unit that its name tells (else the name itself)."""
+    """The given column or the first recognized one, and the unit in its name (else the name itself)."""
     names = columns if given is None else [existing(given, columns, "--compute-column")]
     for pattern, unit in COMPUTE:
         found = matching(pattern, names)
@@ -75,7 +75,7 @@ def compute_column(columns: Sequence[str], given: str | None) -> tuple[str, str]
             return found[0], unit
     if given is not None:
         return given, given
-    raise ConfigError(f"no column is known for compute; set --compute-column to one of {listed(columns)}")
+    raise ConfigError(f"no column is recognized as compute; set --compute-column to one of {listed(columns)}")
 
 
 def step_column(columns: Sequence[str], given: str | None) -> str:
@@ -84,7 +84,9 @@ def step_column(columns: Sequence[str], given: str | None) -> str:
         return existing(given, columns, "--compute-column")
     found = find_step(columns)
     if found is None:
-        raise ConfigError(f"no column is known for steps; set --compute-column to one of {listed(columns)}")
+        raise ConfigError(
+            f"no column is recognized as steps; set --compute-column to one of {listed(columns)}"
+        )
     return found
 
 
@@ -94,7 +96,7 @@ def find_step(columns: Sequence[str]) -> str | None:
 
 
 def seconds_column(columns: Sequence[str], given: str | None) -> tuple[str, bool | None]:
-    """The column of seconds, and whether it holds those of each step; None: not told by its name."""
+    """The column of seconds, and whether they are per step; None: its name does not say."""
     names = columns if given is None else [existing(given, columns, "--seconds-column")]
     for patterns, per_step in ((PER_STEP, True), (CLOCKS, False)):
         for pattern in patterns:
@@ -103,7 +105,7 @@ def seconds_column(columns: Sequence[str], given: str | None) -> tuple[str, bool
                 return found[0], per_step
     if given is not None:
         return given, None
-    raise ConfigError(f"no column is known for seconds; set --seconds-column to one of {listed(columns)}")
+    raise ConfigError(f"no column is recognized as seconds; set --seconds-column to one of {listed(columns)}")
 
 
 def error_column(columns: Sequence[str], reward: str, given: str | None) -> str | None:
@@ -115,24 +117,24 @@ def error_column(columns: Sequence[str], reward: str, given: str | None) -> str 
 
 
 def unit_of(text: str) -> str:
-    """A unit as we spell it; any other text stays as it is."""
+    """A known unit in its standard spelling; any other text unchanged."""
     plain = re.sub(r"[ _-]", "", text.lower())
     return next((u for u in UNITS if plain.rstrip("s") == re.sub("-", "", u.lower()).rstrip("s")), text)
 
 
 def matching(pattern: str, columns: Iterable[str]) -> list[str]:
-    """The columns whose whole name has this form, in any case."""
+    """The columns whose whole name matches, in upper or lower case."""
     return [c for c in columns if re.fullmatch(pattern, c, re.IGNORECASE)]
 
 
 def existing(name: str, columns: Sequence[str], flag: str) -> str:
-    """The column, if it is there."""
+    """The column, or a ConfigError if there is none of this name."""
     if name not in columns:
         raise ConfigError(f"no column {name!r}; set {flag} to one of {listed(columns)}")
     return name
 
 
 def listed(columns: Iterable[str]) -> str:
-    """Names for an error line; of many, the first."""
+    """Names for an error line; the first 20 of many."""
     names = sorted(columns)
     return ", ".join(names[:20]) + (f" … ({len(names)} in all)" if len(names) > 20 else "")

@@ -1,4 +1,4 @@
-"""The compute of a table's rows: a column, the step times a price, or time times devices."""
+"""The compute of the rows of a table: a column, steps × GPU-hours, or time × devices."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from trainer.config import ConfigError
 from trainer.scaling.reading import columns as names
 from trainer.scaling.reading.tables import Rows
 
-SINCE_1970 = 1e9  # a clock's first value beyond this many seconds is a date
+SINCE_1970 = 1e9  # a clock that starts beyond this many seconds shows a date
 
-Values = list[float | None]  # by row; None: not known
+Values = list[float | None]  # by row; None: unknown
 
 
 def compute_of(
     rows: Rows, columns: Sequence[str], path: Path, args: argparse.Namespace
 ) -> tuple[Values, str, str]:
-    """C of each row (None before the first that is known), its unit, and where it comes from.
+    """C of each row (None before the first value), its unit, and its source.
 
-    A row without a value has that of the row before: trainers log rewards and compute in turn.
+    A row without a value gets that of the row before: trainers log rewards and compute in separate rows.
     """
     if args.devices is not None:
         column, per_step = names.seconds_column(columns, args.seconds_column)
-        seconds, told = _seconds(rows, columns, column, per_step)
+        seconds, source = _seconds(rows, columns, column, per_step)
         return (
             _times(seconds, args.devices / 3600),
             args.unit or "GPU-hours",
-            f"{told} × {args.devices:g} devices",
+            f"{source} × {args.devices:g} devices",
         )
     if args.gpu_hours_per_step is not None:
         step = names.step_column(columns, args.compute_column)
@@ -45,18 +45,18 @@ def compute_of(
 
 
 def _seconds(rows: Rows, columns: Sequence[str], column: str, per_step: bool | None) -> tuple[Values, str]:
-    """Seconds of training up to each row: those of its steps added up, or what a clock shows."""
+    """Seconds of training up to each row: the sum over its steps, or from a clock; and the source."""
     values = _numbers(rows, column)
     step = names.find_step(columns)
     steps = _filled(_numbers(rows, step)) if step else None
     back = _fall(steps or [])
     if back:
         raise ConfigError(
-            f"{step!r} falls from {back[0]:g} to {back[1]:g}; to count time, leave out the rows of steps "
-            "that a resumed run has made again, and sort by step"
+            f"{step!r} falls from {back[0]:g} to {back[1]:g}; to count time, remove the rows of steps that a "
+            "resumed run repeated, and sort by step"
         )
     falls = _fall(values)
-    if per_step is None:  # the seconds of five steps or more do not grow by chance
+    if per_step is None:  # the seconds of five or more steps never all grow
         per_step = falls is not None
     if per_step:
         return _added_up(values, steps), f"the sum of {column!r}"
@@ -68,13 +68,13 @@ def _seconds(rows: Rows, columns: Sequence[str], column: str, per_step: bool | N
 
 
 def _fall(values: Values) -> tuple[float, float] | None:
-    """The first value that is below the one before it, after that one."""
+    """The first pair of neighbouring values that decrease."""
     known = [v for v in values if v is not None]
     return next(((a, b) for a, b in pairwise(known) if b < a), None)
 
 
 def _added_up(values: Values, steps: Values | None) -> Values:
-    """Sums of seconds per step; a row that comes after several steps stands for all of them."""
+    """Sums of seconds per step; a row after several steps counts for all of them."""
     total, before = 0.0, 0.0
     sums: Values = []
     for i, value in enumerate(values):
@@ -87,10 +87,10 @@ def _added_up(values: Values, steps: Values | None) -> Values:
 
 
 def _since_start(clock: Values, steps: Values | None, column: str) -> Values:
-    """A clock's time since step 0, so that start-up is left out.
+    """A clock's time since step 0, without start-up.
 
-    Where no row is of step 0, a clock that started with the run is taken as it is; a date has started before
-    its first row: by that row's steps, at the mean pace.
+    If no row is of step 0, a clock that starts at 0 is used as it is, and the start of a date is extrapolated
+    from the first row at the mean time per step.
     """
     known = [(t, s) for t, s in zip(clock, steps or clock, strict=True) if t is not None and s is not None]
     if not known:
@@ -104,7 +104,9 @@ def _since_start(clock: Values, steps: Values | None, column: str) -> Values:
     elif steps is not None and to_step > from_step:
         start = first - (last - first) * from_step / (to_step - from_step)
     else:
-        raise ConfigError(f"{column!r} is a date and no column counts steps, so the start is not known")
+        raise ConfigError(
+            f"{column!r} is a date and no column counts steps, so the start of the run is unknown"
+        )
     return [None if t is None else max(0.0, t - start) for t in clock]
 
 
@@ -115,7 +117,7 @@ def _numbers(rows: Rows, column: str) -> Values:
 
 
 def _filled(values: Values) -> Values:
-    """What is missing is what it was in the row before."""
+    """Missing values get the value of the row before."""
     filled: Values = []
     for value in values:
         filled.append(value if value is not None or not filled else filled[-1])
@@ -127,7 +129,7 @@ def _times(values: Values, factor: float) -> Values:
 
 
 def number(row: dict[str, Any], column: str, line: int) -> float:
-    """The value of a cell."""
+    """The value of a cell, as a finite number."""
     try:
         value = float(row[column])
     except (KeyError, TypeError, ValueError):
@@ -138,11 +140,11 @@ def number(row: dict[str, Any], column: str, line: int) -> float:
 
 
 def _ledger_unit(path: Path) -> str | None:
-    """The unit of `compute/...` in a run folder of ours, or in a file or folder in it."""
+    """The unit of `compute/...` from the ledger of a run folder, given the folder or a file in it."""
     ledger = next((p / "ledger.json" for p in (path, path.parent) if (p / "ledger.json").is_file()), None)
     if ledger is None:
         return None
     try:
         return str(json.loads(ledger.read_text())["unit"])
     except (ValueError, KeyError, TypeError) as e:
-        raise ConfigError(f"{ledger} tells no unit ({e!r}); give --unit") from e
+        raise ConfigError(f"{ledger} has no unit ({e!r}); give --unit") from e

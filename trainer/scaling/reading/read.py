@@ -1,4 +1,4 @@
-"""Curves from the files of any trainer: which columns are compute and reward, in which units, and checked."""
+"""Curves from the files of any trainer: finds the columns of compute and reward, and checks the values."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling.points import Curve, EvalPoint, curve_of
 from trainer.scaling.reading import columns as names
 from trainer.scaling.reading.compute import compute_of, number
 from trainer.scaling.reading.tables import Rows, read_tables
-from trainer.scaling.transient import without_early
+from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
+from trainer.scaling.transient import without_transient
 
 UNIT_RANGE = (0.0, 1.0)
-ROUNDING = 1e-6  # a mean of ones in single precision may lie beyond 1
+ROUNDING = 1e-6  # a mean of ones in single precision can exceed 1
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A curve, and in words where its compute, reward and errors come from."""
+    """A curve, and where its compute, reward and errors come from, as text."""
 
     curve: Curve
     compute: str
@@ -31,11 +31,11 @@ class Reading:
     error: str
 
     def __str__(self) -> str:
-        return f"C is {self.compute} in {self.curve.unit}, R is {self.reward}, its errors are {self.error}."
+        return f"C: {self.compute}, in {self.curve.unit}. R: {self.reward}. Standard errors: {self.error}."
 
 
 def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> None:
-    """What to read, and how; for every command that reads curves. `nargs`: of the inputs."""
+    """The options of every command that reads curves. `nargs`: number of inputs."""
     add = command.add_argument_group("input").add_argument
     command.add_argument(
         "inputs", nargs=nargs, metavar="RUN_OR_FILE",
@@ -50,49 +50,56 @@ def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> N
     add("--se-column", metavar="NAME", help="column of R's standard error (default: by its name)")
     add(
         "--samples", type=_positive, metavar="N",
-        help="no such column: N samples (prompts × k) make R, as if drawn anew each time: where the held-out "
-        "prompts stay the same, the errors told are too large",
+        help="without such a column: R is the mean of N samples (prompts × k), as if the prompts were drawn "
+        "again each time; if they stay the same, these errors are too large",
     )  # fmt: skip
-    add("--r0", type=float, metavar="R", help="reward at zero compute (default: that at compute 0, if any)")
+    add(
+        "--r0",
+        type=float,
+        metavar="R",
+        help="reward at zero compute (default: the one measured there, if any)",
+    )
     add(
         "--reward-range", type=float, nargs=2, default=UNIT_RANGE, metavar=("LOW", "HIGH"),
-        help="scale of R (-1 1, or 0 100 for percent), also of --r0; all that is told is on 0 to 1",
+        help="scale of R and --r0 (-1 1, or 0 100 for percent); the output is on a scale from 0 to 1",
     )  # fmt: skip
-    add("--unit", type=names.unit_of, help=f"of compute: {', '.join(names.UNITS)} (default: by C's name)")
+    add(
+        "--unit", type=names.unit_of, help=f"unit of compute: {', '.join(names.UNITS)} (default: by C's name)"
+    )
     add(
         "--devices", type=_positive, metavar="N",
-        help="C in GPU-hours: the time that passed, on N GPUs; the wall time of TensorBoard and W&B holds "
-        "evaluations and checkpoints, too",
+        help="C in GPU-hours: elapsed time × N GPUs; wall time of TensorBoard and W&B includes evaluations "
+        "and checkpoints",
     )  # fmt: skip
     add("--seconds-column", metavar="NAME", help="with --devices: column of that time (default: by name)")
     add("--gpu-hours-per-step", type=_positive, metavar="X", help="C in GPU-hours: X times the step")
-    add("--drop-before", type=float, default=0.0, metavar="C", help="leave out what lies before; R0 stays")
+    add("--drop-before", type=float, default=0.0, metavar="C", help="leave out points before C, but not R0")
     add(
         "--drop-early",
         action="store_true",
-        help="leave out the first quarter of the rise if it is off the law",
+        help="leave out the first quarter of the rise if it deviates from the curve",
     )
 
 
 def read_curves(args: argparse.Namespace) -> list[Curve]:
-    """The curves of all inputs, in their order. ConfigError, one line: what is wrong with an input."""
+    """The curves of all inputs, in their order. ConfigError: one line that says what is wrong."""
     return [reading.curve for reading in read_inputs(args)]
 
 
 def read_inputs(args: argparse.Namespace) -> list[Reading]:
-    """The curves, and where they come from; named by their input, and by run where that holds several."""
+    """The curves and their sources, named by input, and by run if an input holds several."""
     _check_options(args)
     return [reading for path in dict.fromkeys(map(Path, args.inputs)) for reading in _read(path, args)]
 
 
 def same_unit(curves: Sequence[Curve]) -> str:
-    """The unit of all the curves. ConfigError: they have several, so their computes do not compare."""
+    """The unit of all curves. ConfigError: they have several, so they cannot be compared."""
     by_unit = {c.unit: c.name for c in curves}
     if len(by_unit) > 1:
-        told = ", ".join(f"{unit} ({name})" for unit, name in by_unit.items())
+        units = ", ".join(f"{unit} ({name})" for unit, name in by_unit.items())
         raise ConfigError(
-            f"the inputs' compute is in different units: {told}; convert them (--gpu-hours-per-step, "
-            "--devices), or give --unit if the names mislead"
+            f"the inputs' compute is in different units: {units}; convert them (--gpu-hours-per-step, "
+            "--devices), or give --unit if the columns are misnamed"
         )
     return next(iter(by_unit))
 
@@ -105,18 +112,18 @@ def _check_options(args: argparse.Namespace) -> None:
     }
     given = [flag for flag, is_given in ways.items() if is_given]
     if len(given) > 1 and given != ["--compute-column", "--gpu-hours-per-step"]:
-        raise ConfigError(f"{' and '.join(given)} were given; expected one of them, each tells what C is")
+        raise ConfigError(f"{' and '.join(given)} were given; expected one of them, as each defines C")
     if args.seconds_column is not None and args.devices is None:
-        raise ConfigError("--seconds-column needs --devices N: C is the time that passed, on N GPUs")
+        raise ConfigError("--seconds-column needs --devices N: C is elapsed time × N GPUs")
     if args.se_column is not None and args.samples is not None:
-        raise ConfigError("--se-column and --samples were given; expected one: each tells R's error")
+        raise ConfigError("--se-column and --samples were given; expected one, as each gives the error of R")
     low, high = args.reward_range
     if not -math.inf < low < high < math.inf:
         raise ConfigError(f"--reward-range {low:g} {high:g}: expected the lowest reward, then the highest")
 
 
 def _read(path: Path, args: argparse.Namespace) -> list[Reading]:
-    """Of several runs in one file, those that hold the reward."""
+    """All runs of a file, without those that lack the reward if others have it."""
     tables = read_tables(path)
     try:
         if len(tables) > 1:
@@ -131,7 +138,7 @@ def _read(path: Path, args: argparse.Namespace) -> list[Reading]:
 
 def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Reading:
     columns = _columns(rows)
-    compute, unit, compute_told = compute_of(rows, columns, path, args)
+    compute, unit, compute_source = compute_of(rows, columns, path, args)
     reward = names.reward_column(columns, args.reward_column)
     error = None if args.samples else names.error_column(columns, reward, args.se_column)
     step = names.find_step(columns)
@@ -141,8 +148,8 @@ def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Rea
             continue
         at = i if step is None or row.get(step) in (None, "") else int(number(row, step, i))
         if c is None and at != 0:
-            raise ConfigError(f"row {i} has a reward, but no row up to it has {compute_told}")
-        c = c or 0.0  # before step 1 there was no training, whether compute was logged or not
+            raise ConfigError(f"row {i} has a reward, but no row up to it has {compute_source}")
+        c = c or 0.0  # before step 1, no compute was spent, whether logged or not
         if c < 0:
             raise ConfigError(f"row {i}: compute is {c:g}; expected at least 0")
         points.append(EvalPoint(at, c, *_score(row, reward, error, i, args)))
@@ -158,22 +165,24 @@ def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Rea
             raise ConfigError(f"--r0 {args.r0:g}: expected a reward from {low:g} to {high:g}")
         curve = replace(curve, R0=(args.r0 - low) / (high - low))
     if args.drop_early:
-        curve = without_early(curve)
+        curve = without_transient(curve)
     before = sum(0 < p.compute < curve.points[0].compute for p in points) if curve.points else 0
-    compute_told += f" (left out: {before} before {curve.points[0].compute:.4g})" if before else ""
-    mapped = "" if (low, high) == UNIT_RANGE else f" ({low:g} to {high:g} told as 0 to 1)"
-    error_told = f"binomial, of {args.samples:g} samples" if args.samples else "taken from the scatter"
-    return Reading(curve, compute_told, f"{reward!r}{mapped}", repr(error) if error else error_told)
+    compute_source += f" (without {before} before {curve.points[0].compute:.4g})" if before else ""
+    mapped = "" if (low, high) == UNIT_RANGE else f" ({low:g} to {high:g}, rescaled to 0 to 1)"
+    error_source = (
+        f"binomial, of {args.samples:g} samples" if args.samples else "none, estimated from the residuals"
+    )
+    return Reading(curve, compute_source, f"{reward!r}{mapped}", repr(error) if error else error_source)
 
 
 def _score(
     row: dict[str, Any], reward: str, error: str | None, line: int, args: argparse.Namespace
 ) -> tuple[float, float]:
-    """The reward of a row, on the scale from 0 to 1, and its standard error; 0: not known."""
+    """The reward of a row, rescaled to 0 to 1, and its standard error; 0: unknown."""
     low, high = args.reward_range
     r = (number(row, reward, line) - low) / (high - low)
     if not -ROUNDING <= r <= 1 + ROUNDING:
-        raise ConfigError(f"row {line}: {reward!r} is {row[reward]}; {_range_told(r, args)}")
+        raise ConfigError(f"row {line}: {reward!r} is {row[reward]}; {_expected_range(r, args)}")
     r = min(1.0, max(0.0, r))
     if args.samples:
         return r, math.sqrt(r * (1 - r) / args.samples)
@@ -184,18 +193,18 @@ def _score(
 
 
 def _check_distinct(points: Sequence[EvalPoint], step: str | None) -> None:
-    """Several rewards at one compute are of several runs, unless their steps say that they are of one."""
+    """Refuse several rewards at one compute, which are of several runs unless their steps differ."""
     ordered = sorted(points, key=lambda p: (p.compute, p.step))
     for one, other in pairwise(ordered):
         of_one_run = step is not None and one.step != other.step and one.compute > 0
         if one.compute == other.compute and one.pass_rate != other.pass_rate and not of_one_run:
             raise ConfigError(
                 f"two rewards at compute {one.compute:g}: {one.pass_rate:g} and {other.pass_rate:g}; "
-                "expected one: average them, or split what holds several runs"
+                "expected one: average them, or split the file if it holds several runs"
             )
 
 
-def _range_told(r: float, args: argparse.Namespace) -> str:
+def _expected_range(r: float, args: argparse.Namespace) -> str:
     low, high = args.reward_range
     if (low, high) != UNIT_RANGE:
         return f"expected {low:g} to {high:g} (--reward-range)"
@@ -204,7 +213,7 @@ def _range_told(r: float, args: argparse.Namespace) -> str:
 
 
 def _columns(rows: Rows) -> list[str]:
-    """Those that hold anything, in the order of the file."""
+    """The columns with any value, in the order of the file."""
     return list(dict.fromkeys(c for row in rows for c, v in row.items() if v not in (None, "")))
 
 

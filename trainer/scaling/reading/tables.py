@@ -1,4 +1,4 @@
-"""Files of any trainer as tables: rows of named values, one table for each run in the file."""
+"""Reads the files of any trainer as tables: rows of named values, one table for each run in the file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EXPECTED = (
     "expected a run folder, a table (.csv, .tsv, .jsonl, .json, .parquet), a W&B export or TensorBoard events"
 )
 METRICS = "metrics.jsonl"
-WALL_TIME = "wall_time"  # of TensorBoard's events, in seconds since 1970
+WALL_TIME = "wall_time"  # of TensorBoard events, in seconds since 1970
 
 
 def read_tables(path: Path) -> dict[str, Rows]:
-    """The rows by the run's name, "" where a file holds one. ConfigError, one line: what is wrong with it."""
+    """The rows by the name of the run, "" if there is one. ConfigError: one line that says what is wrong."""
     if path.is_dir():
         tables = _folder(path)
     elif not path.is_file():
@@ -37,7 +37,7 @@ def read_tables(path: Path) -> dict[str, Rows]:
 
 
 def _folder(path: Path) -> dict[str, Rows]:
-    """A run folder's metrics, or TensorBoard's: there each folder that holds events is a run."""
+    """The metrics of a run folder, or TensorBoard events, where each folder with events is a run."""
     if (path / METRICS).is_file():
         return {"": [_flat(row) for row in _rows(path / METRICS)]}
     runs = sorted(p.parent.name for p in path.glob(f"*/{METRICS}"))
@@ -71,25 +71,24 @@ def _rows(path: Path) -> Rows:
 
 
 def _table(text: str) -> Rows:
-    """Comma, tab or semicolon between cells, as the header has it."""
+    """Cells separated by comma, tab or semicolon, whichever is most frequent in the header."""
     header = text.partition("\n")[0]
     cells = csv.DictReader(text.splitlines(), delimiter=max(",\t;", key=header.count), strict=True)
     names = [n for n in cells.fieldnames or () if n]
-    twice = sorted({n for n in names if names.count(n) > 1})
-    if twice:
-        raise ValueError(f"two columns are called {twice[0]!r}; rename one")
+    if repeated := sorted({n for n in names if names.count(n) > 1}):
+        raise ValueError(f"two columns are named {repeated[0]!r}; rename one")
     rows = []
     for row in cells:
         if None in row:
             raise ValueError(f"line {cells.line_num} has more cells than the header")
         rows.append({k.strip(): v.strip() if v else v for k, v in row.items()})
     if rows and not text.endswith("\n") and None in rows[-1].values():
-        rows.pop()  # a run under way may be writing its last line
+        rows.pop()  # the last line may be only partly written
     return rows
 
 
 def _json_lines(text: str) -> Rows:
-    """One object a line; a run under way may be writing the last one."""
+    """One object a line; the last line may be only partly written."""
     rows = []
     *whole, rest = text.split("\n")
     for number, line in enumerate(whole, 1):
@@ -98,7 +97,7 @@ def _json_lines(text: str) -> Rows:
                 rows.append(json.loads(line))
             except ValueError as e:
                 raise ValueError(f"line {number} is not JSON ({e})") from e
-    with suppress(ValueError):  # half-written, or nothing after the last line's end
+    with suppress(ValueError):  # partly written, or empty
         rows.append(json.loads(rest))
     return _objects(rows)
 
@@ -136,14 +135,14 @@ def _parquet(path: Path) -> Rows:
 
 
 def _events(path: Path) -> Rows:
-    """TensorBoard's scalars by step, with the wall time; tags are columns."""
+    """TensorBoard scalars by step, with the wall time; tags are columns."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of every second graph
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of repeated graphs
     try:
         events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-    except Exception as e:  # its errors are of TensorFlow, or of a stand-in for it
+    except Exception as e:  # its errors have no common class
         raise ConfigError(f"{path}: not TensorBoard events ({_line(e)}); {EXPECTED}") from e
     rows: dict[int, dict[str, Any]] = {}
 
@@ -156,7 +155,7 @@ def _events(path: Path) -> Rows:
     for tag in tags["scalars"]:
         for event in events.Scalars(tag):
             add(tag, event, event.value)
-    for tag in tags["tensors"]:  # TensorFlow 2 and JAX write scalars so
+    for tag in tags["tensors"]:  # TensorFlow 2 and JAX write scalars like this
         for event in events.Tensors(tag):
             if not event.tensor_proto.string_val and (value := make_ndarray(event.tensor_proto)).size == 1:
                 add(tag, event, float(value.item()))
@@ -164,7 +163,7 @@ def _events(path: Path) -> Rows:
 
 
 def _wandb_runs(rows: Rows) -> dict[str, Rows]:
-    """A chart's CSV from W&B (`run - metric`, `run - metric__MIN`, …) by run; any other table as it is."""
+    """The CSV of a W&B chart (`run - metric`, `run - metric__MIN`, …) by run; any other table unchanged."""
     columns = dict.fromkeys(c for row in rows for c in row)
     charted = [c for c in columns if " - " in c and f"{c}__MIN" in columns and f"{c}__MAX" in columns]
     if not charted:
@@ -172,14 +171,14 @@ def _wandb_runs(rows: Rows) -> dict[str, Rows]:
     shared = [c for c in columns if c not in charted and c.removesuffix("__MIN").removesuffix("__MAX") == c]
     runs: dict[str, Rows] = {}
     for run in dict.fromkeys(c.rpartition(" - ")[0] for c in charted):
-        own = {c: c.rpartition(" - ")[2] for c in charted if c.rpartition(" - ")[0] == run}
-        named = {**{c: c for c in shared}, **own}
+        metrics = {c: c.rpartition(" - ")[2] for c in charted if c.rpartition(" - ")[0] == run}
+        named = {**{c: c for c in shared}, **metrics}
         runs[run] = [{named[c]: row.get(c) for c in named} for row in rows]
     return runs
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Nested objects by `outer/inner`; verl's file logger puts all metrics into `data`."""
+    """Nested objects as `outer/inner`, without verl's outer `data`."""
 
     def walk(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for key, value in values.items():

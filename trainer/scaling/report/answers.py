@@ -1,20 +1,20 @@
-"""What a reader wants first, in words: how high will it end, how sure is that, at what cost."""
+"""The first screen: how high the run will end, how certain that is, and at what cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.scaling.fit import FLAGS, WIDEST, Estimate, Fit, estimate
+from trainer.scaling.fit import FLAGS, MAX_INTERVAL, Estimate, Fit, estimate
 from trainer.scaling.report.run import Run
 from trainer.scaling.text import amount
 
-TENTHS = 0.9  # of the rise
+MOST = 0.9  # of the gain from R0 to A
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A question of the first screen: a number to read at a glance, and what it means."""
+    """A question, its answer as a number, and what the number means."""
 
     question: str
     short: str
@@ -23,7 +23,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Whisker:
-    """A ceiling and its interval, in percent of the scale that all runs share."""
+    """A ceiling and its interval, in percent of a scale shared by all runs."""
 
     value: float
     low: float
@@ -31,26 +31,26 @@ class Whisker:
 
 
 def answers(run: Run) -> tuple[Answer, ...]:
-    """How high, how sure, at what cost."""
+    """The three questions, answered for a run."""
     if not run.fit.identified:
         return _unidentified(run)
     fit, unit = run.fit, run.curve.unit
     A, last = fit.A, fit.compute_range[1]
-    won = float((fit.law.reward(last) - fit.R0.value) / (fit.A.value - fit.R0.value))
-    share = f"{won:.0%}" if won < 0.995 else "over 99%"
-    cost = nine_tenths(fit)
+    gained = float((fit.sigmoid.reward(last) - fit.R0.value) / (fit.A.value - fit.R0.value))
+    share = f"{gained:.0%}" if gained < 0.995 else "over 99%"
+    cost = compute_for_most(fit)
     return (
-        Answer("How high will it end?", f"{A.value:.3f}", f"The ceiling A. {_latest(run)}"),
+        Answer("How high will it end?", f"{A.value:.3f}", f"This is the ceiling A. {_latest(run)}"),
         Answer(
-            "How sure is that?",
+            "How certain is that?",
             f"{A.low:.3f} to {A.high:.3f}",
-            f"The {fit.confidence:.0%} interval, from {fit.points} evaluations. {_mind(fit)}".strip(),
+            f"The {fit.confidence:.0%} interval, from {fit.points} evaluations. {_notes(fit)}".strip(),
         ),
         Answer(
             "At what cost?",
             f"{amount(cost.value)} {unit}",
-            f"wins nine tenths of the rise ({_to(cost)}). Spent: {amount(last)}, where {share} is won. "
-            f"{_twice(fit)}",
+            f"gain {MOST:.0%} of the way from R0 to A ({_range(cost)}). The {amount(last)} spent so far have "
+            f"gained {share}. {_twice(fit)}",
         ),
     )
 
@@ -59,25 +59,27 @@ def _unidentified(run: Run) -> tuple[Answer, ...]:
     fit = run.fit
     spent = f"{amount(fit.compute_range[1])} {run.curve.unit}"
     if fit.draws is None:
-        allowed, allows, ahead = "no", "Nothing can be said yet", ""
+        possible, meaning, ahead = "unknown", "Nothing can be said yet about", ""
     else:
-        allowed, ahead = f"{fit.A.low:.2f} to {fit.A.high:.2f}", _twice(fit)
-        allows = "is what the data allow"
+        possible, ahead = f"{fit.A.low:.2f} to {fit.A.high:.2f}", _twice(fit)
+        meaning = "is the range possible for"
     return (
-        Answer("How high will it end?", "not identified", f"The data do not tell yet. {_latest(run)}"),
-        Answer("How sure is that?", allowed, f"{allows} for the ceiling A: {fit.reasons}."),
-        Answer("At what cost?", spent, f"spent so far. {ahead}".strip()),
+        Answer(
+            "How high will it end?", "not identified", f"The data do not determine it yet. {_latest(run)}"
+        ),
+        Answer("How certain is that?", possible, f"{meaning} the ceiling A: {fit.reasons}."),
+        Answer("At what cost?", spent, f"have been spent so far. {ahead}".strip()),
     )
 
 
 def cautions(fit: Fit) -> str:
-    """All flags in words."""
+    """All flags, as text."""
     return "; ".join(FLAGS[f] for f in fit.flags)
 
 
-def nine_tenths(fit: Fit) -> Estimate:
-    """The compute at which nine tenths of A − R0 are won: C_mid · 9^(1/B)."""
-    odds = TENTHS / (1 - TENTHS)
+def compute_for_most(fit: Fit) -> Estimate:
+    """The compute at which 90 % of A − R0 is gained: C_mid · 9^(1/B)."""
+    odds = MOST / (1 - MOST)
     draws = fit.draws
     assert draws is not None  # the ceiling is identified
     return estimate(
@@ -100,26 +102,29 @@ def whiskers(fits: Sequence[Fit]) -> list[Whisker | None]:
     return [Whisker(at(f.A.value), at(f.A.low), at(f.A.high)) if f.identified else None for f in fits]
 
 
-def _to(e: Estimate) -> str:
+def _range(e: Estimate) -> str:
     return f"{amount(e.low)} to {amount(e.high)}"
 
 
 def _latest(run: Run) -> str:
-    p = run.measured[-1]
+    p = run.curve.evaluations[-1]
     error = f" ± {p.pass_rate_se:.3f}" if p.pass_rate_se else ""
     return f"Last measured: {p.pass_rate:.3f}{error}."
 
 
 def _twice(fit: Fit) -> str:
     e = fit.at_2x
-    wide = ", too wide to use" if e.high - e.low > WIDEST else ""
-    return f"Twice as much: {e.value:.3f} ({e.low:.3f} to {e.high:.3f}{wide})."
+    wide = ", too wide to use" if e.high - e.low > MAX_INTERVAL else ""
+    return f"Twice the compute gives {e.value:.3f} ({e.low:.3f} to {e.high:.3f}{wide})."
 
 
-def _mind(fit: Fit) -> str:
+def _notes(fit: Fit) -> str:
     notes = [FLAGS[f] for f in fit.flags]
     if fit.outliers:
-        notes.append(f"{fit.outliers} of them lie far from the curve and count for little")
-    if fit.scatters:
-        notes.append(f"they scatter {fit.scatter:.1f}× their standard errors, which the interval allows for")
-    return f"Mind: {'; '.join(notes)}." if notes else ""
+        notes.append(f"{fit.outliers} of them are outliers and count for little")
+    if fit.overdispersed:
+        notes.append(
+            f"they scatter {fit.overdispersion:.1f} times as much as their standard errors say, which the "
+            "interval allows for"
+        )
+    return f"Note: {'; '.join(notes)}." if notes else ""

@@ -1,4 +1,4 @@
-"""The numbers that the page's charts draw, as one JSON object; page.js documents how it is drawn."""
+"""The numbers in the page's charts as one JSON object; page.js documents how they are drawn."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from trainer.scaling.efficiency import straighten
 from trainer.scaling.fit import Estimate, Fit
-from trainer.scaling.points import Curve
+from trainer.scaling.plot import straighten
 from trainer.scaling.report.run import Record, Run
+from trainer.scaling.sigmoid import Curve
 
-AHEAD = 4.0  # curves are drawn up to this multiple of their last compute,
-AHEAD_OF_ALL = 2.0  # and at least up to this multiple of all runs' last, where the linear chart ends
-TRAINING = (  # (title, metrics: drawn solid, then dashed)
+REACH = 4.0  # a curve is drawn up to this multiple of its last compute,
+LINEAR_REACH = 2.0  # and at least up to this multiple of the last compute of all, where the linear chart ends
+TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
     ("Pass rate in training", {"train/pass_rate": "pass rate"}),
     ("Prompts with a gradient", {"train/effective_prompts": "prompts"}),
     ("Entropy, nats", {"learner/entropy": "entropy"}),
@@ -33,8 +33,8 @@ TRAINING = (  # (title, metrics: drawn solid, then dashed)
 
 
 def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
-    """Everything that is drawn; valid JSON: what is not finite is None."""
-    reach = AHEAD_OF_ALL * max((p.compute for r in runs for p in r.curve.points), default=0.0)
+    """Everything that is drawn, as valid JSON: what is not finite is None."""
+    reach = LINEAR_REACH * max((p.compute for r in runs for p in r.curve.points), default=0.0)
     return {
         "unit": runs[0].curve.unit,
         "training": [{"title": t, "metrics": m} for t, m in TRAINING if any(_has(r, m) for r in runs)],
@@ -44,7 +44,7 @@ def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def as_script(data: Mapping[str, Any]) -> str:
-    """JSON that can stand inside <script>: no <, no > and no & in it, and only ASCII."""
+    """JSON that is safe inside <script>: without <, > and &, in ASCII."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -53,7 +53,7 @@ def _run(run: Run, reach: float) -> dict[str, Any]:
     curve, fit = run.curve, run.fit
     return {
         "name": run.name,
-        "points": [_plain([p.compute, p.pass_rate, p.pass_rate_se, p.step]) for p in run.measured],
+        "points": [_plain([p.compute, p.pass_rate, p.pass_rate_se, p.step]) for p in run.curve.evaluations],
         "first": _plain(curve.points[0].compute) if curve.points else None,
         "last": _plain(curve.points[-1].compute) if curve.points else None,
         "curve": [_plain([c, *_three(fit.at(c))]) for c in _grid(curve, reach)] if fit.draws else [],
@@ -90,9 +90,9 @@ def _efficiency(curve: Curve, fit: Fit) -> dict[str, Any]:
 
 
 def _grid(curve: Curve, reach: float) -> list[float]:
-    """Compute to draw a curve at: fine enough on a linear and on a logarithmic axis."""
+    """The computes at which a curve is drawn: dense enough for a linear and a logarithmic axis."""
     first, last = curve.points[0].compute, curve.points[-1].compute
-    far = max(reach, AHEAD * last)
+    far = max(reach, REACH * last)
     return np.union1d(
         np.geomspace(first / 30, far, 90), [0.0, first / 2, last, reach, *np.linspace(0, reach, 41)]
     ).tolist()
@@ -107,7 +107,7 @@ def _has(run: Run, metrics: Mapping[str, str]) -> bool:
 
 
 def _plain(x: Any) -> Any:
-    """Six digits are more than a screen shows; what is no finite number is None."""
+    """Rounded to six digits, more than a screen shows; None if it is not a finite number."""
     if isinstance(x, list):
         return [_plain(v) for v in x]
     return float(f"{x:.6g}") if isinstance(x, int | float) and math.isfinite(x) else None

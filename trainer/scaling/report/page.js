@@ -1,8 +1,8 @@
-// Draws the charts of a report as inline SVG from the JSON beside it; hover tells values, the filter hides runs.
+// Draws the charts of a report as inline SVG from the JSON in the page; hovering shows values, the filter hides runs.
 //
 // A chart is {figure, x: {log, label, from}, y: {label, clamp}, layers, read, height}. A layer belongs to a run and is
 // one of: line [[x, y]...] (style), band [[x, low, high]...], points [[x, y, low, high]...], level [y, low, high].
-// `read(x)` gives what the tip tells at x: [heading, [[run or null, text]...]]. null in data: no number.
+// `read(x)` gives the content of the tooltip at x: [heading, [[colour, text]...]]. null in data: no number.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -16,7 +16,7 @@
     "start-up": "var(--c6)", idle: "var(--idle)",
   };
   const stateColour = (state) => STATES[state] ?? "var(--c1)";
-  const spoken = (name) => name.replaceAll("_", " ");
+  const spaced = (name) => name.replaceAll("_", " ");
 
   // ---- numbers
   const known = (x) => x !== null && Number.isFinite(x);
@@ -151,7 +151,7 @@
     if (!range(chart.x.log ? layers.map(aboveZero) : layers, "x")) {
       const empty = document.createElement("p");
       empty.className = "empty note";
-      empty.textContent = layers.length || !chart.layers.length ? chart.empty ?? "no data" : "no run is shown";
+      empty.textContent = layers.length || !chart.layers.length ? chart.empty ?? "no data" : "all runs are hidden";
       figure.append(empty);
       return;
     }
@@ -168,7 +168,7 @@
     hover(svg, chart, a, width);
   }
 
-  // ---- the tip
+  // ---- the tooltip
   let cross = null;
   const leave = () => { cross?.remove(); cross = null; tip.hidden = true; };
   addEventListener("pointerdown", (event) => { if (!event.target.closest?.("svg.chart")) leave(); });
@@ -177,18 +177,18 @@
     const move = (event) => {
       const frame = svg.getBoundingClientRect(), px = (event.clientX - frame.left) * width / frame.width;
       if (px < a.left - 6 || px > a.right + 6) return leave();
-      const told = chart.read(a.unx(Math.min(a.right, Math.max(a.left, px))));
-      if (!told) return leave();
+      const content = chart.read(a.unx(Math.min(a.right, Math.max(a.left, px))));
+      if (!content) return leave();
       cross?.remove();
       cross = add(svg, "line", {class: "cross", x1: px, x2: px, y1: a.top, y2: a.bottom});
-      tell(told, event);
+      showTip(content, event);
     };
     svg.addEventListener("pointermove", move);
     svg.addEventListener("pointerdown", move);
-    svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") leave(); });  // a finger is lifted, and the tip stays
+    svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") leave(); });  // after a tap the tooltip stays
   }
 
-  function tell([heading, rows], event) {
+  function showTip([heading, rows], event) {
     tip.replaceChildren();
     const head = document.createElement("b");
     head.textContent = heading;
@@ -260,12 +260,12 @@
     const read = (x) => {
       const rows = visible().filter(([run]) => run.efficiency?.points.length).map(([run, i]) => {
         const p = nearest(run.efficiency.points, Math.log(x), (q) => Math.log(q[0]));
-        const beyond = run.efficiency.left_out ? `; ${run.efficiency.left_out} points beyond R0 or A have no logarithm` : "";
+        const beyond = run.efficiency.left_out ? `; ${run.efficiency.left_out} points outside R0 to A are not shown` : "";
         return [colour(i), `${label(i)}${p[1].toFixed(2)} at ${number(p[0])}; B = ${run.efficiency.B.toFixed(2)}${beyond}`];
       });
       return rows.length ? [`${number(x)} ${data.unit}`, rows] : null;
     };
-    return {figure, layers, x: {log: true, label: `compute, ${data.unit}`}, y: {}, read, height: 320, empty: "It needs a ceiling, and none is identified."};
+    return {figure, layers, x: {log: true, label: `compute, ${data.unit}`}, y: {}, read, height: 320, empty: "This plot needs an identified ceiling, and there is none."};
   }
 
   function forecastChart(figure) {
@@ -277,7 +277,7 @@
     const read = (x) => {
       const rows = visible().filter(([run]) => run.forecasts?.length).map(([run, i]) => {
         const f = nearest(run.forecasts, x, (q) => q[0]);
-        return [colour(i), `${label(i)}at ${number(f[0])} the end was forecast to be ${rate(f[1])} (${rate(f[2])} to ${rate(f[3])})`];
+        return [colour(i), `${label(i)}at ${number(f[0])} the forecast of the end was ${rate(f[1])} (${rate(f[2])} to ${rate(f[3])})`];
       });
       return rows.length ? [`${number(x)} ${data.unit}`, rows] : null;
     };
@@ -300,8 +300,8 @@
       for (const [run, i] of visible()) {
         if (!run.steps?.length) continue;
         const step = nearest(run.steps, x, (s) => s), j = run.steps.indexOf(step);
-        const told = Object.entries(metrics).filter(([m]) => run.series[m]).map(([m, name]) => `${name} ${number(run.series[m][j])}`);
-        if (told.length) rows.push([colour(i), label(i) + told.join(", ")]);
+        const values = Object.entries(metrics).filter(([m]) => run.series[m]).map(([m, name]) => `${name} ${number(run.series[m][j])}`);
+        if (values.length) rows.push([colour(i), label(i) + values.join(", ")]);
       }
       return rows.length ? [`step ${Math.round(x)}`, rows] : null;
     };
@@ -344,24 +344,24 @@
     const place = {...a, unx: (px) => (px - a.left) / (a.right - a.left) * wall};
     const read = (t) => {
       const i = Math.min(bins - 1, Math.floor(t / wall * bins));
-      const rows = states.filter((s) => lane.shares[s][i] > 0.005).map((s) => [stateColour(s), `${spoken(s)} ${(100 * lane.shares[s][i]).toFixed(0)} %`]);
+      const rows = states.filter((s) => lane.shares[s][i] > 0.005).map((s) => [stateColour(s), `${spaced(s)} ${(100 * lane.shares[s][i]).toFixed(0)} %`]);
       return [`${number(t / every)} ${unit}`, rows];
     };
     hover(svg, {read}, place, width);
   }
 
-  // ---- together
+  // ---- all charts
   const figure = (name) => document.querySelector(`figure[data-chart="${name}"]`);
   const charts = [curveChart(figure("linear"), false), curveChart(figure("log"), true), efficiencyChart(figure("efficiency"))];
   if (figure("forecast")) charts.push(forecastChart(figure("forecast")));
   if (document.getElementById("training")) charts.push(...data.training.map(trainingChart));
-  const swimming = [...document.querySelectorAll("[data-lanes]")].map(lanes);
+  const laneCharts = [...document.querySelectorAll("[data-lanes]")].map(lanes);
   document.querySelectorAll("i[data-state]").forEach((i) => { i.style.background = stateColour(i.dataset.state); });
 
   function render() {
     leave();
     charts.forEach(draw);
-    swimming.forEach((f) => f());
+    laneCharts.forEach((f) => f());
   }
 
   const boxes = [...document.querySelectorAll("#filter input")];

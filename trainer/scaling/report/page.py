@@ -1,4 +1,4 @@
-"""The page: the template with what it shows. Jinja2 escapes all of it; nothing but our own is marked safe."""
+"""The page: a template, filled in. Jinja2 escapes everything but our own style and script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.scaling.report.charts import as_script, chart_data
 from trainer.scaling.report.run import Run, run_of_folder
 from trainer.scaling.text import amount
 
-COLOURS, MARKS = 7, 4  # of page.css and page.js: the colours repeat with another mark
+COLOURS, MARKS = 7, 4  # as in page.css and page.js: repeated colours get another mark
 LONGEST_TEXT = 4000  # characters of a completion
 
 
@@ -31,7 +31,7 @@ def write_report(run_dir: Path) -> None:
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The HTML of one or many runs. ConfigError where they count compute in different units."""
+    """The HTML of one or many runs. ConfigError if their units of compute differ."""
     unit = same_unit([r.curve for r in runs])
     style, script = (_resource(f"page.{ending}") for ending in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -54,15 +54,15 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def visible(x: Any) -> Any:
-    """Text with control and direction characters and lone surrogates spelled out, which would disturb it."""
+    """Text with control characters, direction marks and lone surrogates spelled out."""
     if not isinstance(x, str) or isinstance(x, Markup):
         return x
-    disturbing = {c for c in x if unicodedata.category(c) in ("Cc", "Cf", "Cs")} - {"\n", "\t"}
-    return x.translate({ord(c): f"\\u{ord(c):04x}" for c in disturbing})
+    hidden = {c for c in x if unicodedata.category(c) in ("Cc", "Cf", "Cs")} - {"\n", "\t"}
+    return x.translate({ord(c): f"\\u{ord(c):04x}" for c in hidden})
 
 
 def differing(configs: Sequence[str | None]) -> list[tuple[str, list[str]]]:
-    """(setting, its value in each run) of the settings that are not the same in all runs with a config."""
+    """The settings that differ between the runs with a config: (name, value in each run)."""
     flat = [_flat(yaml.safe_load(c) or {}) if c else None for c in configs]
     known = [f for f in flat if f is not None]
     keys = sorted({k for f in known for k in f} - {"run_dir"})
@@ -90,10 +90,10 @@ def _view(i: int, run: Run) -> dict[str, Any]:
         "name": run.name,
         "fit": fit,
         "answers": answers.answers(run),
-        "cost": answers.nine_tenths(fit) if fit.identified else None,
+        "cost": answers.compute_for_most(fit) if fit.identified else None,
         "cautions": answers.cautions(fit),
         "reasons": fit.reasons,
-        "points": run.measured,
+        "points": run.curve.evaluations,
         "record": record,
         "ledger": _ledger(record.ledger) if record and record.ledger else None,
         "samples": [_sample(s) for s in record.samples] if record else [],
@@ -101,7 +101,7 @@ def _view(i: int, run: Run) -> dict[str, Any]:
 
 
 def _ledger(ledger: Mapping[str, Any]) -> dict[str, Any]:
-    """Device-hours: what counts as C, what does not, and each role's states, largest first."""
+    """Device-hours by role and state, largest first, and which of them count as C."""
     roles = []
     for role, book in ledger["roles"].items():
         held = sum(book["states"].values())

@@ -1,4 +1,4 @@
-"""What a report tells of one run: its curve and fit, and for our own runs the files of the run folder."""
+"""One run of a report: its curve and fit, and for our own runs the files of the run folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import numpy as np
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
 from trainer.scaling.fit import Fit, fit_curve
-from trainer.scaling.points import Curve, EvalPoint
 from trainer.scaling.reading.read import add_input_arguments, read_curves
+from trainer.scaling.sigmoid import Curve
 from trainer.scaling.text import short_names
 
 SAMPLES = 12
 BINS = 120  # of the timeline
-MOST_STEPS = 300  # longer series are averaged over neighbours
+MAX_STEPS = 300  # longer series are averaged over neighbours
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What a role did over time: `shares[state][i]` of the i-th of equal parts of the run."""
+    """What a role did over time: `shares[state][i]` of the i-th bin of the run."""
 
     role: str
     shares: Mapping[str, tuple[float, ...]]
@@ -33,9 +33,9 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What only our own runs have."""
+    """What only our own runs have, from the files of the run folder."""
 
-    steps: tuple[Mapping[str, Any], ...]  # metrics of the training steps, at most MOST_STEPS
+    steps: tuple[Mapping[str, Any], ...]  # metrics of the training steps, at most MAX_STEPS
     forecasts: tuple[tuple[float, float, float, float], ...]  # (compute, reward at the end, low, high)
     ledger: Mapping[str, Any] | None  # ledger.json
     lanes: tuple[Lane, ...]
@@ -53,29 +53,23 @@ class Run:
     fit: Fit
     record: Record | None  # None: a table, not a run folder
 
-    @property
-    def measured(self) -> tuple[EvalPoint, ...]:
-        """All evaluations, that at compute 0 among them."""
-        start = self.curve.R0
-        return (*([start] if isinstance(start, EvalPoint) else []), *self.curve.points)
-
 
 def runs_of(curves: Sequence[Curve]) -> list[Run]:
-    """A curve whose name is a run folder brings that folder's record."""
+    """The runs of a report; a curve whose name is a run folder gets the record of that folder."""
     names = short_names([c.name for c in curves])
-    found = []
+    runs = []
     for name, curve in zip(names, curves, strict=True):
-        if not curve.points and not isinstance(curve.R0, EvalPoint):
-            raise ConfigError(f"{curve.name}: there is no evaluation to report beside the given R0")
+        if not curve.evaluations:
+            raise ConfigError(f"{curve.name}: there is no evaluation to report, only the given R0")
         folder = Path(curve.name)
         ours = all((folder / n).is_file() for n in ("config.yaml", "metrics.jsonl"))
         record = read_record(folder) if ours else None
-        found.append(Run(name, curve, fit_curve(curve), record))
-    return found
+        runs.append(Run(name, curve, fit_curve(curve), record))
+    return runs
 
 
 def run_of_folder(folder: Path) -> Run:
-    """The run of a run folder."""
+    """One run, by its run folder."""
     parser = argparse.ArgumentParser()
     add_input_arguments(parser)
     (run,) = runs_of(read_curves(parser.parse_args(["--", str(folder)])))
@@ -83,31 +77,31 @@ def run_of_folder(folder: Path) -> Run:
 
 
 def read_record(folder: Path) -> Record:
-    """The files of a run folder; a run under way may not have all of them yet."""
+    """The files of a run folder; while the run trains, some may be missing."""
     ledger, timeline, samples = (folder / n for n in ("ledger.json", "timeline.jsonl", "samples.jsonl"))
     spans = list(read_lines(timeline)) if timeline.is_file() else []
     rows = list(read_lines(folder / "metrics.jsonl"))
-    by_step = {r["step"]: r for r in rows if "train/pass_rate" in r}
-    told = [r for r in rows if "forecast/end" in r]
+    by_step = {r["step"]: r for r in rows if "train/pass_rate" in r}  # a resumed run repeats steps
+    forecasts = [r for r in rows if "forecast/end" in r]
     return Record(
-        steps=averaged([by_step[k] for k in sorted(by_step)]),  # after a resume the last telling holds
+        steps=averaged([by_step[k] for k in sorted(by_step)]),
         forecasts=tuple(
-            (r["compute/total"], *(r[f"forecast/end{k}"] for k in ("", "_low", "_high"))) for r in told
+            (r["compute/total"], *(r[f"forecast/end{k}"] for k in ("", "_low", "_high"))) for r in forecasts
         ),
         ledger=json.loads(ledger.read_text()) if ledger.is_file() else None,
-        lanes=lanes(spans),
+        lanes=lanes_of(spans),
         wall_s=max((s["end"] for s in spans), default=0.0),
-        samples=spread(list(read_lines(samples)) if samples.is_file() else [], SAMPLES),
+        samples=evenly_chosen(list(read_lines(samples)) if samples.is_file() else [], SAMPLES),
         config=(folder / "config.yaml").read_text(encoding="utf-8"),
     )
 
 
 def averaged(steps: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """At most MOST_STEPS rows: means of neighbours, and the largest of what is a largest."""
-    if len(steps) <= MOST_STEPS:
+    """At most MAX_STEPS rows: means of neighbours, but maxima of keys that end in /max."""
+    if len(steps) <= MAX_STEPS:
         return tuple(steps)
     rows = []
-    for part in np.array_split(np.arange(len(steps)), MOST_STEPS):
+    for part in np.array_split(np.arange(len(steps)), MAX_STEPS):
         row = {}
         for key in dict.fromkeys(k for i in part for k in steps[i]):
             values = [v for i in part if isinstance(v := steps[i].get(key), int | float)]
@@ -117,13 +111,13 @@ def averaged(steps: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
     return tuple(rows)
 
 
-def lanes(spans: Sequence[Mapping[str, Any]]) -> tuple[Lane, ...]:
-    """The timeline's spans as shares of BINS equal parts, a lane for each role."""
+def lanes_of(spans: Sequence[Mapping[str, Any]]) -> tuple[Lane, ...]:
+    """The spans of the timeline as shares of BINS equal parts of the run, one lane for each role."""
     by_role: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for s in spans:
         by_role.setdefault(s["role"], {}).setdefault(s["state"], []).append((s["start"], s["end"]))
     edges = np.linspace(0, max((s["end"] for s in spans), default=0.0), BINS + 1)
-    found = []
+    lanes = []
     for role, states in by_role.items():
         shares = {}
         for state, times in states.items():
@@ -131,12 +125,12 @@ def lanes(spans: Sequence[Mapping[str, Any]]) -> tuple[Lane, ...]:
             spent = np.concatenate([[0.0], np.cumsum(np.diff(knots) * (np.arange(len(knots) - 1) % 2 == 0))])
             part = np.diff(np.interp(edges, knots, spent)) / (edges[1] - edges[0])
             shares[state] = tuple(float(x) for x in np.clip(part, 0, 1))
-        found.append(Lane(role, shares))
-    return tuple(found)
+        lanes.append(Lane(role, shares))
+    return tuple(lanes)
 
 
-def spread(samples: Sequence[Mapping[str, Any]], count: int) -> tuple[Mapping[str, Any], ...]:
-    """Samples evenly over the run, the first and the last among them."""
+def evenly_chosen(samples: Sequence[Mapping[str, Any]], count: int) -> tuple[Mapping[str, Any], ...]:
+    """Samples at even distances over the run, with the first and the last."""
     if len(samples) <= count:
         return tuple(samples)
     return tuple(samples[round(i * (len(samples) - 1) / (count - 1))] for i in range(count))

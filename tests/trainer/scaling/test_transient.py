@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve
-from trainer.scaling.transient import without_early
+from trainer.scaling.transient import without_transient
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 COMPUTE = np.arange(250, 8001, 250.0)
@@ -28,7 +28,7 @@ def curve(transient: Callable[[np.ndarray], np.ndarray], seed: int = 0) -> Curve
 @pytest.mark.parametrize("size", [0.1, -0.1])
 def test_a_transient_is_dropped_and_the_ceiling_is_found(size: float) -> None:
     run = curve(lambda c: size * np.exp(-c / 500))
-    kept = without_early(run)
+    kept = without_transient(run)
     # a quarter of the rise is won at C_mid / 3^(1/B) = 1434 GPU-hours
     assert 1000 <= kept.points[0].compute <= 2000 and kept.R0 == run.R0
     before, after = fit_curve(run), fit_curve(kept)
@@ -39,32 +39,32 @@ def test_a_transient_is_dropped_and_the_ceiling_is_found(size: float) -> None:
 def test_without_a_transient_nothing_is_dropped() -> None:
     for seed in range(4):
         run = curve(lambda c: 0 * c, seed)
-        assert without_early(run) is run
+        assert without_transient(run) is run
 
 
 def test_early_outliers_drop_nothing() -> None:
     for off in ({500: 0.1}, {500: 0.1, 750: -0.1}):
         run = curve(lambda c, off=off: sum(np.where(c == at, by, 0.0) for at, by in off.items()))
-        assert without_early(run) is run
+        assert without_transient(run) is run
 
 
 def test_errors_told_too_small_drop_nothing() -> None:
     for seed in (0, 12, 14, 16, 39):  # the last four would, if the errors were believed
         run = curve(lambda c: 0 * c, seed)
         bold = replace(run, points=tuple(replace(p, pass_rate_se=SD / 10) for p in run.points))
-        assert without_early(bold) is bold
+        assert without_transient(bold) is bold
 
 
 def test_where_r0_is_unknown_or_little_is_left_nothing_is_dropped() -> None:
     run = curve(lambda c: 0.1 * np.exp(-c / 500))
     unknown, short = replace(run, R0=None), replace(run, points=run.points[:14])
-    assert without_early(unknown) is unknown and without_early(short) is short
+    assert without_transient(unknown) is unknown and without_transient(short) is short
 
 
 def test_errors_that_are_not_known_are_taken_from_the_later_points() -> None:
     run = curve(lambda c: 0.1 * np.exp(-c / 500))
     bare = replace(run, points=tuple(replace(p, pass_rate_se=0.0) for p in run.points))
-    assert without_early(bare).points[0].compute >= 1000
+    assert without_transient(bare).points[0].compute >= 1000
     run = curve(lambda c: 0 * c)
     bare = replace(run, points=tuple(replace(p, pass_rate_se=0.0) for p in run.points))
-    assert without_early(bare) is bare
+    assert without_transient(bare) is bare

@@ -13,8 +13,8 @@ from scipy.optimize import differential_evolution
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.alternatives.families import (
+    FamilyCurve,
     FamilyFit,
-    Law,
     Logistic,
     LogPower,
     PowerLaw,
@@ -28,19 +28,19 @@ from trainer.scaling.alternatives.least_squares import best_ends, data_of, momen
 from trainer.scaling.posterior import Data
 
 EIGHT_B = Sigmoid(0.3, 0.645, 1.89, 11272)  # arXiv 2510.13786 Table 1, ScaleRL-32k; its R0 is not published
-LAWS: list[Law] = [
+LAWS: list[FamilyCurve] = [
     Sigmoid(0.3, 0.61, 1.92, 2542),
     Logistic(0.2, 0.7, 6e-4, 4000),
     PowerLaw(0.8, 20.0, 0.5),
     LogPower(0.12, 0.6),
 ]
-FITS: list[Callable[[Data], Law]] = [fit_sigmoid, fit_logistic, fit_power_law, fit_log_power]
+FITS: list[Callable[[Data], FamilyCurve]] = [fit_sigmoid, fit_logistic, fit_power_law, fit_log_power]
 NAMES = ["sigmoid", "logistic", "power law", "log-power"]
 COMPUTE = np.arange(1000, 16001, 600.0)
 
 
 def curve(
-    law: Law, compute: np.ndarray = COMPUTE, sd: float = 0.0, seed: int = 0, R0: float | None = None
+    law: FamilyCurve, compute: np.ndarray = COMPUTE, sd: float = 0.0, seed: int = 0, R0: float | None = None
 ) -> Curve:
     reward = law.reward(compute) + sd * np.random.default_rng(seed).normal(size=len(compute))
     points = (
@@ -49,19 +49,19 @@ def curve(
     return Curve("made", "GPU-hours", tuple(points), R0)
 
 
-def chi2(data: Data, law: Law) -> float:
+def chi2(data: Data, law: FamilyCurve) -> float:
     return float((((law.reward(data.compute) - data.reward) / data.sd) ** 2).sum())
 
 
 @pytest.mark.parametrize(("law", "fit"), list(zip(LAWS, FITS, strict=True)), ids=NAMES)
-def test_noiseless_points_give_each_law_back(law: Law, fit: Callable[[Data], Law]) -> None:
+def test_noiseless_points_give_each_law_back(law: FamilyCurve, fit: Callable[[Data], FamilyCurve]) -> None:
     found = fit(data_of(curve(law)))
     for name in law.__dataclass_fields__:
         assert getattr(found, name) == pytest.approx(getattr(law, name), rel=1e-4)
 
 
 # the same laws and bounds, all parameters sought at random
-BRUTE: dict[str, tuple[Callable[[np.ndarray], Law], list[tuple[float, float]]]] = {
+BRUTE: dict[str, tuple[Callable[[np.ndarray], FamilyCurve], list[tuple[float, float]]]] = {
     "sigmoid": (
         lambda x: Sigmoid(x[0] * x[1], x[1], np.exp(x[2]), np.exp(x[3])),
         [(0, 1), (0, 1), (math.log(0.3), math.log(20)), (math.log(1000 / 3), math.log(15_400 * 30))],
@@ -79,7 +79,7 @@ BRUTE: dict[str, tuple[Callable[[np.ndarray], Law], list[tuple[float, float]]]] 
     ("truth", "name", "fit"), list(zip(LAWS[1:] + LAWS[:1], NAMES, FITS, strict=True)), ids=NAMES
 )
 def test_the_optimum_on_anothers_points_is_that_of_a_blind_search(
-    truth: Law, name: str, fit: Callable[[Data], Law]
+    truth: FamilyCurve, name: str, fit: Callable[[Data], FamilyCurve]
 ) -> None:
     data = data_of(curve(truth, sd=0.02, seed=3))
     law, bounds = BRUTE[name]
@@ -117,7 +117,7 @@ def test_the_power_law_runs_to_1_over_the_whole_range_and_misses_the_ceiling_ove
 
 
 @pytest.mark.parametrize(("law", "name"), list(zip(LAWS, NAMES, strict=True)), ids=NAMES)
-def test_of_a_familys_own_points_it_is_the_best(law: Law, name: str) -> None:
+def test_of_a_familys_own_points_it_is_the_best(law: FamilyCurve, name: str) -> None:
     R0 = law.R0 if isinstance(law, Sigmoid) else None
     table = compare_families(curve(law, sd=0.002, R0=R0))
     assert [f.family for f in table] == NAMES
@@ -131,9 +131,9 @@ def test_aicc_and_held_out_error_by_hand() -> None:
     found = compare_families(made)[3]
     data = data_of(made)
     n, k = len(data.compute), 3  # k, E and the size of the errors
-    by_hand = n * math.log(chi2(data, found.law) / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1)
+    by_hand = n * math.log(chi2(data, found.curve) / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1)
     assert found.aicc == pytest.approx(by_hand)
-    assert found.sse == pytest.approx(chi2(data, found.law) * 0.005**2)
+    assert found.sse == pytest.approx(chi2(data, found.curve) * 0.005**2)
     half = tuple(p for p in made.points if p.compute <= made.points[-1].compute / 2)
     law = fit_log_power(data_of(Curve("half", "", half, None)))
     rest = made.points[len(half) :]
@@ -158,7 +158,7 @@ def test_the_unit_of_compute_changes_nothing() -> None:
 def test_surer_points_weigh_more() -> None:
     points = list(curve(LAWS[3]).points)
     points[4] = EvalPoint(4, points[4].compute, points[4].pass_rate + 0.1, 0.5)
-    found = compare_families(Curve("x", "", tuple(points), None))[3].law
+    found = compare_families(Curve("x", "", tuple(points), None))[3].curve
     assert isinstance(found, LogPower) and found.k == pytest.approx(0.12, rel=0.01)
 
 
