@@ -251,7 +251,7 @@ def _describe_budgets(comparison: Comparison, unit: str) -> str:
     width = max(len(recipe.name) for recipe in comparison.recipes)
     falling = [r.name for r in comparison.recipes if "falling" in r.doubts]
     unsure = [r.name for r in comparison.recipes if r.doubts and "falling" not in r.doubts]
-    lines = ["Reward at a budget, and the probability of being the best there (with other seeds):"]
+    lines = ["Reward at a budget, and the probability of being best (with other seeds):"]
     for at, standings in comparison.budgets:
         lines.append(f"  {amount(at, 6)} {unit}")
         for s in sorted(standings, key=lambda s: -s.best):
