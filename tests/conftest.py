@@ -14,9 +14,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported: its kernels run on the CPU
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def one_thread() -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # before each test: commands that tests run set the number that they are given
 
 
 @pytest.fixture(scope="session")

@@ -14,17 +14,11 @@ from torch import Tensor
 
 from kernels import native
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not())
-ISAS = native.isas() if native.available() else ["none"]
+pytestmark = [
+    pytest.mark.skipif(not native.available(), reason=native.why_not()),
+    pytest.mark.usefixtures("isa"),
+]
 TYPES = [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)]
-
-
-@pytest.fixture(params=ISAS, autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.info()["isa"]
-    native.select(request.param)
-    yield request.param
-    native.select(before)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
+from backends import BACKENDS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +22,6 @@ from kernels.precision import ieee_fp32
 from kernels.reference import reference_loss
 from kernels.settings import number
 
-BACKENDS = [name for name, info in backend_info().items() if info["available"]]
 BATCH_INVARIANT = [name for name in BACKENDS if name != "torch"]  # MKL's products are not
 
 
@@ -149,7 +149,6 @@ def test_the_custom_op_keeps_torchs_rules_for_custom_ops() -> None:
     torch.library.opcheck(op_module.policy_loss, args, test_utils=tests)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_inside_activation_checkpointing_the_gradients_are_the_same_bits(backend: str) -> None:
     p, results = problem(), []
     body = nn.Linear(13, 13, bias=False)
@@ -170,7 +169,6 @@ def test_inside_activation_checkpointing_the_gradients_are_the_same_bits(backend
         assert all(torch.equal(a, b) for a, b in zip(results[0], checkpointed, strict=True))  # type: ignore[arg-type]  # set by backward
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_tied_embeddings_get_both_gradients(backend: str) -> None:
     p = problem()
     table = p["weight"].clone().requires_grad_()
@@ -183,14 +181,13 @@ def test_tied_embeddings_get_both_gradients(backend: str) -> None:
     assert error(table.grad, torch.autograd.grad(loss, exact)[0]) < 1e-5
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_runs_give_the_same_bits(backend: str) -> None:
     p = problem(40)
     first, second = (run(p, backend=backend, chunk_rows=16, entropy_bonus=0.1) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("backend", BATCH_INVARIANT)
+@pytest.mark.parametrize("backend", BATCH_INVARIANT, indirect=True)
 def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> None:
     p = problem(17, 37, 131) if backend == "cpu" else problem(17, 19, 67)  # two tiles each way in both
     # the interpreter is slow: there, around the ends of chunks (5) and tiles (16)
@@ -215,7 +212,7 @@ def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> Non
         assert torch.equal(score(order), train(order))
 
 
-@pytest.mark.parametrize("backend", BATCH_INVARIANT)
+@pytest.mark.parametrize("backend", BATCH_INVARIANT, indirect=True)
 def test_the_number_of_threads_changes_no_bit(backend: str) -> None:
     p = problem(33, 64, 700) if backend == "cpu" else problem(5, 64, 131)
     ours = slice(1, 5) if backend == "cpu" else slice(1, 3)  # the interpreter's gradients are MKL's products
@@ -231,7 +228,6 @@ def test_the_number_of_threads_changes_no_bit(backend: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", [(0, 5, 7), (1, 1, 1), (1, 3, 2), (3, 1, 17), (2, 257, 3), (5, 31, 1031)])
 def test_every_size_is_right(backend: str, shape: tuple[int, int, int]) -> None:
     p = problem(*shape)
@@ -247,7 +243,7 @@ def test_every_size_is_right(backend: str, shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", [name for name in BACKENDS if name != "triton"]
+    "backend", [name for name in BACKENDS if name != "triton"], indirect=True
 )  # too many rows to interpret
 def test_more_than_65536_tokens_are_right_to_the_last(backend: str) -> None:
     n = 65_536 + 37
@@ -260,7 +256,6 @@ def test_more_than_65536_tokens_are_right_to_the_last(backend: str) -> None:
     assert error(dx, grads[0]) <= 1e-5 and error(dw, grads[1]) <= 1e-5
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_peaked_rows_distant_targets_and_offsets_keep_their_precision(backend: str) -> None:
     # one hidden unit of value 1: the logits are the weights
     cases = [
@@ -287,14 +282,12 @@ def test_peaked_rows_distant_targets_and_offsets_keep_their_precision(backend: s
         assert float(weight.grad[target]) == pytest.approx(math.expm1(expected), rel=1e-5, abs=0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_certain_tokens_entropy_keeps_its_relative_precision(backend: str) -> None:
     one, gap = torch.ones(1, 1), 20.0  # π = (1 − q, q): the entropy is q (gap + 1) to within q²
     _, entropy = linear_logprob(one, torch.tensor([[gap], [0.0]]), torch.tensor([0]), backend=backend)
     assert float(entropy) == pytest.approx(math.exp(-gap) * (gap + 1), rel=1e-5, abs=0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_integer_operands_give_the_exact_logits(backend: str) -> None:
     # integers below 2⁸ have exact products and sums: log-probs depend on the softmax alone
     g = torch.Generator().manual_seed(0)
@@ -305,7 +298,6 @@ def test_integer_operands_give_the_exact_logits(backend: str) -> None:
     assert float(((logp - exact) / exact).abs().max()) <= 4e-7
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_fault_in_the_data_is_named_on_every_backend(backend: str) -> None:
     for name, value, says in (
         ("hidden", math.nan, "hidden holds NaN"), ("weight", math.nan, "weight holds NaN"),
@@ -317,7 +309,6 @@ def test_a_fault_in_the_data_is_named_on_every_backend(backend: str) -> None:
             policy_loss(**p, backend=backend)  # type: ignore[arg-type]  # every argument is a tensor
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_strided_inputs_are_right(backend: str) -> None:
     p = problem()
     wide = torch.randn(23, 26)

@@ -1,0 +1,27 @@
+"""The kernels' backends that work here; the native one once for each instruction set that it can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kernels import backend_info, native
+
+ISAS = native.isas() if native.available() else []
+BACKENDS = [
+    variant
+    for name, info in backend_info().items()
+    if info["available"]
+    for variant in ([f"cpu-{isa}" for isa in ISAS] if name == "cpu" else [name])
+]
+
+
+@contextmanager
+def instruction_set(isa: str) -> Iterator[None]:
+    """The native backend uses this one inside."""
+    before = native.info()["isa"]
+    native.select(isa)
+    try:
+        yield
+    finally:
+        native.select(before)

@@ -1,0 +1,29 @@
+"""Fixtures that run a test on every backend, or on every instruction set of the native one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from backends import BACKENDS, ISAS, instruction_set
+
+
+@pytest.fixture(params=ISAS or ["none"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set of the native backend in turn; "none" where that was not built."""
+    if not ISAS:
+        yield request.param
+        return
+    with instruction_set(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of each backend that works here; `cpu` comes once for each instruction set."""
+    name, _, isa = request.param.partition("-")
+    if not isa:
+        yield name
+        return
+    with instruction_set(isa):
+        yield name
