@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -52,30 +52,19 @@ class Layout:
     blocks: tuple[QueryBlock, ...]  # of all other segments
     query_rows: Tensor  # (sum of the branches' own rows,) in the order of the blocks
     key_rows: Tensor  # (sum of the paths' lengths,) each branch's path, ancestors first
-    path_lengths: tuple[int, ...]  # by branch
-    cumulative: tuple[Tensor, Tensor]  # int32, own rows and path rows before each branch, and in total
+    path_lengths: list[int]  # by branch
+    cumulative: Tensor  # (2, branches + 1) int32, own rows and path rows before each branch, and in total
     restore: Tensor | None  # (T,) the place of each row in the results; None if the order is the same
     max_queries: int  # own rows of a branch
     max_keys: int  # rows of any path, those of short segments included
 
-    def to(self, device: torch.device) -> Layout:
-        """The same with its tensors on the device."""
 
-        def move(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)
-
-        return replace(
-            self,
-            batches=tuple((move(rows), move(mask)) for rows, mask in self.batches),
-            query_rows=move(self.query_rows),
-            key_rows=move(self.key_rows),
-            cumulative=(move(self.cumulative[0]), move(self.cumulative[1])),
-            restore=None if self.restore is None else move(self.restore),
-        )
-
-
-def layout(segments: Sequence[Segment], flash: bool = False) -> Layout:
+def layout(segments: Sequence[Segment], flash: bool = False, device: torch.device | str = "cpu") -> Layout:
     """Decide for each segment how it is computed; with `flash`, all go by their branches."""
+
+    def put(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
     starts = np.cumsum([0, *(s.length for s in segments)])
     short: list[tuple[int, Segment]] = []
     branches: list[Branch] = []  # of the others, with paths in rows of the micro-batch
@@ -84,20 +73,19 @@ def layout(segments: Sequence[Segment], flash: bool = False) -> Layout:
             short.append((start, segment))
         else:
             branches += [Branch(start + b.path, b.own_rows) for b in segment.branches]
-    batch = [_batched(short)] if short else []
+    batches = [_batched(short)] if short else []
     none = np.zeros(0, np.int64)
     query_rows = np.concatenate([none, *(b.path[-b.own_rows :] for b in branches)])
-    order = np.concatenate([none, *(rows.ravel() for rows, _ in batch), query_rows])
-    lengths = [(b.own_rows, len(b.path)) for b in branches]
-    own, paths = np.cumsum([(0, 0), *lengths], axis=0, dtype=np.int32).T.copy()
+    order = np.concatenate([none, *(rows.ravel() for rows, _ in batches), query_rows])
+    lengths = [(0, 0), *((b.own_rows, len(b.path)) for b in branches)]
     return Layout(
-        batches=tuple((torch.from_numpy(rows), torch.from_numpy(mask)) for rows, mask in batch),
+        batches=tuple((put(rows), put(mask)) for rows, mask in batches),
         blocks=tuple(block for i, b in enumerate(branches) for block in _blocks(i, b)),
-        query_rows=torch.from_numpy(query_rows),
-        key_rows=torch.from_numpy(np.concatenate([none, *(b.path for b in branches)])),
-        path_lengths=tuple(len(b.path) for b in branches),
-        cumulative=(torch.from_numpy(own), torch.from_numpy(paths)),
-        restore=torch.from_numpy(_inverse(order, int(starts[-1]))) if batch else None,
+        query_rows=put(query_rows),
+        key_rows=put(np.concatenate([none, *(b.path for b in branches)])),
+        path_lengths=[len(b.path) for b in branches],
+        cumulative=put(np.cumsum(lengths, axis=0, dtype=np.int32).T.copy()),
+        restore=put(_inverse(order, int(starts[-1]))) if batches else None,
         max_queries=max((b.own_rows for b in branches), default=0),
         max_keys=max(len(b.path) for s in segments for b in s.branches),
     )
@@ -180,7 +168,7 @@ def _block_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: f
     own = q if packed.restore is None else q.index_select(0, packed.query_rows)
     queries = own.reshape(-1, hk, g, d).split([block.queries for block in packed.blocks])
     keys, values = (
-        [path.transpose(0, 1)[None] for path in gather(x, packed.key_rows).split(list(packed.path_lengths))]
+        [path.transpose(0, 1)[None] for path in gather(x, packed.key_rows).split(packed.path_lengths)]
         for x in (k, v)
     )
     causal = _causal(packed.max_keys, g, q.dtype, q.device)
@@ -209,7 +197,8 @@ def _causal(max_keys: int, group: int, dtype: torch.dtype, device: torch.device)
 def by_flash(kernel: Flash, q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Tensor:
     """(T, Hq, D) in one call. The branches' own rows are all rows in order: queries need no gathering."""
     keys, values = gather(k, packed.key_rows), gather(v, packed.key_rows)
-    return kernel(q, keys, values, *packed.cumulative, packed.max_queries, packed.max_keys, scaling)
+    own, paths = packed.cumulative
+    return kernel(q, keys, values, own, paths, packed.max_queries, packed.max_keys, scaling)
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:

@@ -32,15 +32,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
 
 def save(
-    path: str | Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    weights: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    version: int,
-    controller_state: dict[str, Any],
-    ranks: Ranks,
-) -> None:
+    path: str | Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+    weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, version: int,
+    controller_state: dict[str, Any], ranks: Ranks,
+) -> None:  # fmt: skip
     """Write a temporary folder, then rename it; a failure leaves older checkpoints as they are.
 
     All ranks write into one folder, which several machines must share.

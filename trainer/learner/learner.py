@@ -47,21 +47,16 @@ class Learner:
     """Model and optimizer at one version; `train` makes the next."""
 
     def __init__(
-        self,
-        config: Config,
-        model_dir: str,
-        clock: Clock,
-        resume_from: str | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
+        self, config: Config, model_dir: str, clock: Clock,
+        resume_from: str | None = None, ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.clock, self.version = config, clock, 0
         self._offload = Offload()
         self.ranks = Ranks.single() if ranks is None else ranks
         settings, mesh = config.learner, self.ranks.mesh
         torch.manual_seed(config.seed)
-        self.model = PolicyModel(
-            model_dir, config.model, settings.checkpoint_activations, empty=mesh is not None
-        )
+        checkpointed, empty = settings.checkpoint_activations, mesh is not None
+        self.model = PolicyModel(model_dir, config.model, checkpointed, empty)
         if mesh is None:
             self.model.to(self.ranks.device)
         else:
@@ -70,13 +65,9 @@ class Learner:
         self.weights = dict(self.model.lm.named_parameters())  # tied ones once, as FSDP2 shards them
         self.parameters = [local_shard(w) for w in self.weights.values()]
         self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+            self.parameters, lr=settings.lr, betas=settings.betas, eps=settings.eps,
+            weight_decay=settings.weight_decay, fused=True,
+        )  # fmt: skip
         if resume_from is not None:
             self.version = checkpoint.load(resume_from, self.weights, self.optimizer, self.ranks)
 

@@ -43,11 +43,8 @@ class PolicyOutput(NamedTuple):
 
 def load(model_dir: str, empty: bool = False) -> PreTrainedModel:
     """The causal LM with FP32 weights; an empty one has shapes only, on the meta device."""
-    options: dict[str, Any] = {
-        "dtype": torch.float32,
-        "attn_implementation": "packed",
-        "experts_implementation": EXPERTS,
-    }
+    options: dict[str, Any] = {"attn_implementation": "packed", "experts_implementation": EXPERTS}
+    options["dtype"] = torch.float32
     if not empty:
         return AutoModelForCausalLM.from_pretrained(model_dir, **options)
     with torch.device("meta"):
@@ -75,23 +72,14 @@ class PolicyModel(nn.Module):
         for module in self.lm.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        self.vocabulary_group: dist.ProcessGroup | None = None
+        self.vocabulary_group: dist.ProcessGroup | None = None  # of the ranks that share the head, if any
         if checkpoint_activations:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the parameters."""
-        return next(self.lm.parameters()).device
 
     @property
     def loss_replicas(self) -> int:
         """How many ranks count the loss of each token."""
         return 1 if self.vocabulary_group is None else dist.get_world_size(self.vocabulary_group)
-
-    def split_vocabulary(self, group: dist.ProcessGroup) -> None:
-        """Split the head's rows over the group, whose ranks must call `forward` in step."""
-        self.vocabulary_group = group
 
     def forward(
         self,
@@ -141,7 +129,7 @@ class PolicyModel(nn.Module):
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """The hidden states (N, H) that predict the loss tokens."""
-        device = self.device
+        device = next(self.lm.parameters()).device
         ids, positions, rows = (
             torch.from_numpy(x).to(device, non_blocking=True)
             for x in (batch.input_ids, batch.position_ids, batch.rows)
@@ -152,7 +140,7 @@ class PolicyModel(nn.Module):
                 input_ids=ids[None],
                 position_ids=positions[None],
                 use_cache=False,
-                packed=layout(batch.segments, flash).to(device),
+                packed=layout(batch.segments, flash, device),
             )
         return out.last_hidden_state[0].index_select(0, rows)
 

@@ -31,13 +31,9 @@ from trainer.types import TrainBatch
 
 
 def learner_main(
-    config: Config,
-    model_dir: str,
-    conn: Connection | None,
-    threads: int,
-    resume_from: str | None,
+    config: Config, model_dir: str, conn: Connection | None, threads: int, resume_from: str | None,
     telemetry: Connection | None,
-) -> None:
+) -> None:  # fmt: skip
     """Entry of a rank's process. `resume_from` is the checkpoint whose optimizer goes with `model_dir`.
 
     Only rank 0 has `conn` and reports how time is spent; a rank that torchrun started has no `telemetry`.
@@ -54,9 +50,11 @@ def learner_main(
             keep_freed_memory()
         clock = Clock("learner", _discard if telemetry is None or ranks.rank else partial(send, telemetry))
         service = LearnerService(config, model_dir, conn, clock, resume_from, ranks)
+        reply = _discard if conn is None else conn.send
+        reply(service.ready)
         clock.enter("idle")
         for message in ranks.messages(conn):
-            service.answer(message)
+            reply(service.answer(message))
         service.close()
         clock.flush()
         ranks.close()
@@ -67,24 +65,24 @@ def learner_main(
     run_role("learner", telemetry, work, diagnose)
 
 
-def _discard(spans: object) -> None:
-    """Rank 0 reports for all ranks, since they work in step."""
+def _discard(message: object) -> None:
+    """Rank 0 speaks for all ranks, since they work in step."""
 
 
 class LearnerService:
     """The learner of one rank, its ways to the engines, and what answers each message."""
 
     def __init__(
-        self,
-        config: Config,
-        model_dir: str,
-        conn: Connection | None,
-        clock: Clock,
-        resume_from: str | None,
-        ranks: Ranks,
-    ) -> None:
+        self, config: Config, model_dir: str, conn: Connection | None, clock: Clock,
+        resume_from: str | None, ranks: Ranks,
+    ) -> None:  # fmt: skip
         start = time.monotonic()
-        _check_run_folder(config.run_dir, ranks.role)
+        if not Path(config.run_dir).is_dir():
+            raise ConfigError(
+                f"{ranks.role} on {socket.gethostname()} does not see the run folder {config.run_dir}; "
+                "expected one that all machines of the learner share, since each writes its part of a "
+                "checkpoint: give another --run-dir"
+            )
         self._config, self._conn, self._clock, self._ranks = config, conn, clock, ranks
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._learner = Learner(config, model_dir, clock, resume_from, ranks)
@@ -96,42 +94,36 @@ class LearnerService:
         if ranks.rank == 0 and not config.engine.direct_push:
             # Held by the engines, waiting for them, kept for an evaluation, and being written.
             files = config.pipeline.max_lag + 3
-            self._weight_files = WeightFiles(
-                config.run_dir, parameters * self._dtype.itemsize, files, self._dtype
-            )
+            size = parameters * self._dtype.itemsize
+            self._weight_files = WeightFiles(config.run_dir, size, files, self._dtype)
         self._sender: Any = None  # a weight_transfer.Sender, made at the first Push
         seconds = time.monotonic() - start
-        self._reply(Ready({"parameters": parameters, "dtype": config.model.dtype, "seconds": seconds}))
+        self.ready = Ready({"parameters": parameters, "dtype": config.model.dtype, "seconds": seconds})
 
-    def answer(self, message: object) -> None:
-        """Do what the message asks for; rank 0 replies."""
+    def answer(self, message: object) -> object:
+        """Do what the message asks for; returns the reply."""
         learner, state = self._learner, self._clock.state
         match message:
             case TrainBatch():
                 with learner.on_device():
-                    reply = self._train(message)
-                self._reply(reply)
+                    return self._train(message)
             case Push():
                 with state("publish"), learner.on_device(moments=False):
                     self._push()
-                self._reply(Pushed())
+                    return Pushed()
             case Score(sequences):
                 with state("score"), learner.on_device(moments=False):
-                    logprobs = learner.score(sequences)
-                self._reply(Scored(logprobs))
+                    return Scored(learner.score(sequences))
             case Save(path, controller_state):
                 with state("checkpoint"), learner.on_device():
                     self._save(path, controller_state)
-                self._reply(Saved(path))
+                    return Saved(path)
+        raise TypeError(f"the learner has no answer to {type(message).__name__}")
 
     def close(self) -> None:
         """Remove the weight files."""
         if self._weight_files is not None:
             self._weight_files.close()
-
-    def _reply(self, message: object) -> None:
-        if self._conn is not None:
-            self._conn.send(message)
 
     def _train(self, batch: TrainBatch) -> StepDone | Refused:
         """One step, and its weights as a file unless they are pushed from GPU to GPU."""
@@ -172,13 +164,3 @@ class LearnerService:
         )  # fmt: skip
         if self._ranks.rank == 0:
             checkpoint.prune(self._config.run_dir, self._config.logging.keep_checkpoints)
-
-
-def _check_run_folder(run_dir: str, role: str) -> None:
-    """Every rank writes its part of a checkpoint there."""
-    if not Path(run_dir).is_dir():
-        raise ConfigError(
-            f"{role} on {socket.gethostname()} does not see the run folder {run_dir}; expected one that all "
-            "machines of the learner share, since each writes its part of a checkpoint: give another "
-            "--run-dir"
-        )

@@ -32,7 +32,7 @@ def shard(policy: PolicyModel, mesh: DeviceMesh, vocab_parallel: bool) -> None:
     replicated = {p for p in lm.parameters() if p.dim() < 2}
     ends: list[nn.Module] = [m for m in lm.modules() if isinstance(m, nn.Embedding)]
     if vocab_parallel:
-        policy.split_vocabulary(dist.distributed_c10d._get_default_group())
+        policy.vocabulary_group = dist.distributed_c10d._get_default_group()
     if vocab_parallel and not tied:
         all_ranks = init_device_mesh(mesh.device_type, (mesh.size(),))
         head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), all_ranks, [Shard(0)]))

@@ -7,7 +7,7 @@ ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any
 
@@ -30,12 +30,10 @@ class RatioStats:
     max_ratio: float
 
     def __add__(self, other: RatioStats) -> RatioStats:
-        return RatioStats(
-            self.tokens + other.tokens, self.ratio + other.ratio, self.ratio_squared + other.ratio_squared,
-            self.log_ratio + other.log_ratio, self.k3 + other.k3, self.truncated + other.truncated,
-            self.entropy + other.entropy, min(self.min_ratio, other.min_ratio),
-            max(self.max_ratio, other.max_ratio),
-        )  # fmt: skip
+        total = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        total["min_ratio"] = min(self.min_ratio, other.min_ratio)
+        total["max_ratio"] = max(self.max_ratio, other.max_ratio)
+        return RatioStats(**total)
 
     @property
     def ess(self) -> float:

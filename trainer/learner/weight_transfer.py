@@ -92,13 +92,9 @@ class Sender:
     """One learner rank's side of the transfer; all ranks create one and call `send` in step."""
 
     def __init__(
-        self,
-        engine: EngineConfig,
-        weights: Mapping[str, Tensor],
-        dtype: torch.dtype,
-        rank: int,
+        self, engine: EngineConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, rank: int,
         conn: Connection | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._method = engine.weight_push
         source = Source(weights, dtype)
         try:
@@ -131,12 +127,9 @@ def init_info(engine: EngineConfig, source: Source, rank: int) -> IPCTrainerInit
     engines = len(engine.urls) or engine.count
     address = _own_address(engine.urls[0]) if engine.urls else "127.0.0.1"
     return NCCLTrainerInitInfo(
-        rank=rank,
-        master_address=address,
-        master_port=get_open_port(),
-        world_size=1 + engines * engine.tensor_parallel,
-        packed_buffer_size_bytes=BUFFER,
-    )
+        rank=rank, master_address=address, master_port=get_open_port(),
+        world_size=1 + engines * engine.tensor_parallel, packed_buffer_size_bytes=BUFFER,
+    )  # fmt: skip
 
 
 def _own_address(url: str) -> str:
