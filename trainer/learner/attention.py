@@ -165,8 +165,8 @@ def _block_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: f
     """(queries, Hq, D) of each block, in order. Tensors are split, not sliced: the gradient of a slice is as
     large as the tensor it was taken from."""
     (hk, d), g = k.shape[1:], q.shape[1] // k.shape[1]
-    own = q if packed.restore is None else q.index_select(0, packed.query_rows)
-    queries = own.reshape(-1, hk, g, d).split([block.queries for block in packed.blocks])
+    ordered = q if packed.restore is None else q.index_select(0, packed.query_rows)
+    queries = ordered.reshape(-1, hk, g, d).split([block.queries for block in packed.blocks])
     keys, values = (
         [path.transpose(0, 1)[None] for path in gather(x, packed.key_rows).split(packed.path_lengths)]
         for x in (k, v)
@@ -197,8 +197,8 @@ def _causal(max_keys: int, group: int, dtype: torch.dtype, device: torch.device)
 def by_flash(kernel: Flash, q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Tensor:
     """(T, Hq, D) in one call. The branches' own rows are all rows in order: queries need no gathering."""
     keys, values = gather(k, packed.key_rows), gather(v, packed.key_rows)
-    own, paths = packed.cumulative
-    return kernel(q, keys, values, own, paths, packed.max_queries, packed.max_keys, scaling)
+    cu_queries, cu_keys = packed.cumulative
+    return kernel(q, keys, values, cu_queries, cu_keys, packed.max_queries, packed.max_keys, scaling)
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Packs sequences into micro-batches without padding; completions of one prompt share what they share.
+"""Packs sequences into micro-batches without padding; completions of one prompt share their common prefixes.
 
 One prompt's segment is a tree laid flat. Its completions are sorted, and each adds only the tokens that
 differ from the completion before it:
@@ -58,7 +58,7 @@ class MicroBatch:
     logprobs_gen: NDArray[np.float32]  # (N,) nats
     advantages: NDArray[np.float32]  # (N,)
     token_weights: NDArray[np.float32]  # (N,)
-    owners: Rows  # (N,) number of the sequence each loss token is of; its tokens stand in order
+    owners: Rows  # (N,) number of each loss token's sequence, whose tokens are consecutive and in order
 
 
 def pack(sequences: Sequence[TrainSequence], token_budget: int) -> list[MicroBatch]:

@@ -201,7 +201,7 @@ def varlen_reference(
 
 @pytest.mark.parametrize("kind", LENGTHS)
 def test_what_a_flash_kernel_is_given_is_the_same_attention(kind: str) -> None:
-    """On CUDA one call takes all branches; here a reference of that call stands in for it."""
+    """On CUDA one call takes all branches; here a reference implementation of that call replaces it."""
     (m,) = pack(some(3, 5, LENGTHS[kind], alphabet=3), 10**6)
     g = torch.Generator().manual_seed(0)
     q, k, v = (

@@ -184,14 +184,14 @@ def on_two_from_one(model_dir: str, one: Path, two: Path, ranks: Ranks) -> Resul
             raise OSError(errno.ENOSPC, "No space left on device")
 
         torch.save = full
-    said = ""
+    refusal = ""
     try:
         save(resumed, two)
     except ConfigError as e:
-        said = str(e)
+        refusal = str(e)
     resumed.train(TrainBatch(3, sequences(3, 2), {}))
     weights = {name: full_tensor(w, torch.float32).clone() for name, w in resumed.weights.items()}
-    return {"random": random, "said": said, "weights": weights}
+    return {"random": random, "refusal": refusal, "weights": weights}
 
 
 def save(one: Learner, path: Path) -> None:
@@ -224,12 +224,12 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(
     assert sum(p.numel() for p in lm.parameters()) == sum(w.numel() for w in expected.values())
     assert all(torch.equal(rank["random"], random) for rank in got)
     for rank in got:
-        assert f"no space left for the checkpoint {two}; older ones are whole" in rank["said"]
+        assert f"no space left for the checkpoint {two}; older ones are whole" in rank["refusal"]
     assert not list(tmp_path.glob(".step*"))
 
 
 class Group:
-    """`learner_main` in `size` processes, as the launcher starts it; spoken to over rank 0's pipe."""
+    """`learner_main` in `size` processes, and the controller's end of rank 0's pipe."""
 
     def __init__(self, c: Config, model_dir: str, monkeypatch: pytest.MonkeyPatch, size: int = 2) -> None:
         context = multiprocessing.get_context("spawn")
@@ -319,9 +319,9 @@ def test_a_rank_that_fails_is_named_by_the_others_and_a_controller_that_ends_is_
     group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
     beyond = replace(sequences()[0], token_ids=np.array([1, 99], np.int32))  # in one rank's micro-batch
     group.conn.send(TrainBatch(1, (beyond, *sequences()[1:]), {}))
-    said = [f.message for rank in range(2) for f in group.failures(rank)]
-    assert any(m.startswith("targets hold ids") for m in said)
-    assert any(re.match(r"learner rank . failed: targets hold ids", m) for m in said)
+    messages = [f.message for rank in range(2) for f in group.failures(rank)]
+    assert any(m.startswith("targets hold ids") for m in messages)
+    assert any(re.match(r"learner rank . failed: targets hold ids", m) for m in messages)
     group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
     group.conn.close()
     assert not group.failures(0) and not group.failures(1)
