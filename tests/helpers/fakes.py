@@ -1,4 +1,4 @@
-"""A fake engine and learner for tests of the loop: they obey the protocols and tell what happened."""
+"""Fakes for tests of the loop: engine, learner and verifier obey the protocols and record what happens."""
 
 from __future__ import annotations
 

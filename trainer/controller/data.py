@@ -20,8 +20,6 @@ from trainer.config import ConfigError, DataConfig
 from trainer.types import Prompt
 from trainer.verifiers.reasoning_gym import generate
 
-GENERATED = "reasoning_gym:"
-HUB = "datasets:"
 GENERATED_SIZE = 2000  # items, where data.size is 0
 GENERATOR_SEED = 0  # fixed: the items never depend on the run's seed
 ID_CHARS = 16  # 64 bits of SHA-256
@@ -80,7 +78,7 @@ def _prompts(source: str, config: DataConfig, tokenizer: Any, limit: int = 0) ->
             prompts[prompt_id] = Prompt(
                 prompt_id, text, _token_ids(row, text, config, tokenizer), answer, row.columns
             )
-        if count == limit and not source.startswith(GENERATED):
+        if count == limit and not source.startswith("reasoning_gym:"):
             break
     if not prompts:
         raise ConfigError(f"{source}: it has no rows; expected at least one prompt and answer")
@@ -176,10 +174,11 @@ def _token_ids(row: Row, text: str, config: DataConfig, tokenizer: Any) -> tuple
 
 
 def _rows(source: str, config: DataConfig) -> Iterator[Row]:
-    if source.startswith(GENERATED):
-        return _generated(source.removeprefix(GENERATED), config)
-    if source.startswith(HUB):
-        return _hub(source.removeprefix(HUB), config.options)
+    kind, _, name = source.partition(":")
+    if kind == "reasoning_gym":
+        return _generated(name, config)
+    if kind == "datasets":
+        return _hub(name, config.options)
     path = Path(source).expanduser()
     if path.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
 from trainer.config import EngineConfig
@@ -29,9 +29,7 @@ class WeightSync:
         self, config: EngineConfig, engine: Engine, learner: LearnerClient, deadline: Deadline
     ) -> None:
         self._config, self._engine, self._learner, self._deadline = config, engine, learner, deadline
-        self.published: asyncio.Queue[StepDone] = (
-            asyncio.Queue()
-        )  # joined: all pushed, and evaluated where due
+        self.published: asyncio.Queue[StepDone] = asyncio.Queue()  # done when pushed, and evaluated if due
         self._version = -1  # held by the engines
         self._file = ""  # of the weights they hold; it stays, since a restarted engine loads it
         self._synced = asyncio.Event()  # cleared: the learner must not change its weights
@@ -59,14 +57,9 @@ class WeightSync:
             await self.published.join()
         await self._synced.wait()
 
-    @asynccontextmanager
-    async def learner_turn(self) -> AsyncIterator[None]:
+    def learner_turn(self) -> AbstractAsyncContextManager[None]:
         """Engines that share the learner's GPUs sleep meanwhile."""
-        if self._config.colocate:
-            async with self._engines_paused():
-                yield
-        else:
-            yield
+        return self._engines_paused() if self._config.colocate else nullcontext()
 
     async def publish(self, step: StepDone) -> None:
         """Queue a step's weights for `push_newest`. Call it within the step's `learner_turn`."""

@@ -98,20 +98,20 @@ def test_group_norm_and_none_are_as_worked_by_hand() -> None:
     np.testing.assert_allclose([s.advantage for s in plain.sequences], CENTRED, rtol=1e-12)
 
 
-def test_truncated_completions_come_back_by_setting_and_keep_counting_in_the_mean() -> None:
+def test_truncated_completions_can_be_kept_and_always_count_in_the_mean() -> None:
     kept = build_batch([TRUNCATED], 1, ObjectiveConfig(drop_truncated=False, advantage_norm="none"), 3)
     np.testing.assert_allclose([s.advantage for s in kept.sequences], [2 / 3, -4 / 3, 2 / 3])
     assert weights(kept)[1] == exact([[1 / 20] * 12])[0]
 
 
-def test_a_prompt_whose_completions_are_all_dropped_is_no_denominator() -> None:
+def test_a_prompt_whose_completions_are_all_dropped_does_not_count() -> None:
     gone = group(5, rollout(1, 4, truncated=True), rollout(-1, 4, truncated=True))
     batch = build_batch([PLAIN, gone], 1, ObjectiveConfig(), 3)
     assert weights(batch)[0] == exact([[1 / 8] * 2])[0]
     assert batch.stats["train/effective_prompts"] == 1
 
 
-def test_zero_variance_groups_stay_by_setting_with_advantage_zero() -> None:
+def test_zero_variance_groups_can_be_kept_with_advantage_zero() -> None:
     batch = build_batch([ALL_RIGHT, PLAIN], 1, ObjectiveConfig(drop_zero_variance=False), 3)
     assert [s.advantage for s in batch.sequences[:2]] == [0, 0]
     assert weights(batch)[0] == exact([[1 / 16] * 3])[0]
@@ -125,7 +125,7 @@ def test_a_batch_of_zero_variance_is_empty_and_finite() -> None:
     assert [s.advantage for s in kept.sequences] == [0, 0]
 
 
-def test_stats_tell_rewards_drops_lengths_and_lag() -> None:
+def test_stats_report_rewards_drops_lengths_and_lag() -> None:
     stale = group(6, rollout(1, 2, version=1), rollout(-1, 2))
     stats = build_batch([*GROUPS, stale], 5, ObjectiveConfig(), 4).stats
     assert stats["train/pass_rate"] == 7 / 14 and stats["train/reward"] == 0
@@ -134,7 +134,7 @@ def test_stats_tell_rewards_drops_lengths_and_lag() -> None:
     assert stats["train/length_max"] == 12 and stats["lag/max"] == 3
 
 
-def test_stats_tell_the_shares_of_broken_verdicts() -> None:
+def test_stats_report_the_shares_of_broken_verdicts() -> None:
     outcomes: list[Outcome] = ["crash", "crash", "timeout", "unparsable", "wrong"]
     broken = group(0, *(replace(rollout(-1, 2), outcome=outcome) for outcome in outcomes))
     stats = build_batch([broken], 1, ObjectiveConfig(), 3).stats

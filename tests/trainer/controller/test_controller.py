@@ -76,7 +76,7 @@ def test_weights_swap_inside_completions_and_lag_is_used(tmp_path: Path) -> None
     assert {0, 1} < set(np.concatenate(lags(learner)).tolist())
 
 
-def test_colocated_engines_stand_still_while_the_learner_steps(tmp_path: Path) -> None:
+def test_colocated_engines_are_paused_while_the_learner_steps(tmp_path: Path) -> None:
     states: list[tuple[str, bool]] = []
 
     class TakingTurns(FakeEngine):
@@ -123,7 +123,7 @@ def test_an_evaluation_sees_exactly_one_version(tmp_path: Path) -> None:
     assert [d["step"] for kind, d in events if kind == "eval"] == [0, 4, 8, 12]
 
 
-def test_an_engine_that_answers_nothing_is_named_within_the_deadline(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_answer_is_named_within_the_deadline(tmp_path: Path) -> None:
     config = configured(tmp_path, 1, deadline_s=0.2)
     engine = FakeEngine(lambda r, i: 1 if r.evaluation else 10_000, tick=0.01)
     config = replace(config, engine=replace(config.engine, max_new_tokens=10_000))
@@ -139,7 +139,7 @@ def test_an_evaluation_may_last_longer_than_the_deadline_while_completions_come(
 
 
 @pytest.mark.parametrize("version", [0, 4])
-def test_an_evaluation_that_stands_still_is_named(tmp_path: Path, version: int) -> None:
+def test_an_evaluation_that_makes_no_progress_is_named(tmp_path: Path, version: int) -> None:
     class Stuck(FakeEngine):
         async def stream(self, request: Any) -> Any:
             if request.request_id.startswith(f"e{version}"):
@@ -152,7 +152,7 @@ def test_an_evaluation_that_stands_still_is_named(tmp_path: Path, version: int) 
         asyncio.run(asyncio.wait_for(controller(config, Stuck(), FakeLearner(), []).run(), 10))
 
 
-def test_a_verifier_that_stands_still_is_named(tmp_path: Path) -> None:
+def test_a_verifier_that_makes_no_progress_is_named(tmp_path: Path) -> None:
     run = controller(configured(tmp_path, 0, deadline_s=0.3), FakeEngine(), FakeLearner(), [])
     run.ctx.verifier.verify = lambda *item: asyncio.sleep(100)  # type: ignore[assignment, method-assign]
     with pytest.raises(TimeoutError, match="verify: evaluate: version 0"):
@@ -170,7 +170,7 @@ def test_a_failing_push_ends_the_run(tmp_path: Path) -> None:
         )
 
 
-def test_a_run_whose_prompts_are_all_solved_ends_well_with_its_last_weights_evaluated(tmp_path: Path) -> None:
+def test_a_run_whose_prompts_are_all_solved_ends_with_its_last_weights_evaluated(tmp_path: Path) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     config = configured(tmp_path, 0, no_positive_resampling=True, npr_threshold=0.01, steps=99)
     config = replace(config, evaluation=replace(config.evaluation, every=98))
@@ -217,7 +217,7 @@ def test_after_a_refused_step_colocated_engines_are_resumed_and_the_steps_before
     assert [state["version"] for _, state in learner.saved] == ([] if refused == 1 else [2])
 
 
-def test_a_step_under_way_when_something_fails_is_finished_and_saved(tmp_path: Path) -> None:
+def test_a_running_step_when_something_fails_is_finished_and_saved(tmp_path: Path) -> None:
     class Broken(FakeEngine):
         async def update_weights(self, version: int, path: str) -> None:
             await asyncio.sleep(0.05)
@@ -229,13 +229,13 @@ def test_a_step_under_way_when_something_fails_is_finished_and_saved(tmp_path: P
     assert [state["version"] for _, state in learner.saved] == [2] == [len(learner.batches)]
 
 
-def test_a_launcher_that_is_gone_is_told_nothing_and_stops_nothing() -> None:
+def test_events_to_a_dead_launcher_are_dropped() -> None:
     ours, theirs = multiprocessing.Pipe()
     ours.close()
     emitter(theirs)("step", {"step": 1})
 
 
-def test_stop_ends_after_the_step_under_way_and_a_resume_trains_every_group_once(tmp_path: Path) -> None:
+def test_stop_ends_after_the_current_step_and_a_resume_trains_every_group_once(tmp_path: Path) -> None:
     config = configured(tmp_path, 2)
     learner = FakeLearner(0.01)
 

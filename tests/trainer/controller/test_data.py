@@ -1,4 +1,4 @@
-"""Data: a split that depends on the texts alone, and errors that name the line."""
+"""Data: a split that depends on the texts only, and errors that name the line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_held_out_prompts_are_those_with_the_smallest_hashes(tmp_path: Path) -> 
     assert [p.text for p in one.train] == [t for t in texts if t not in expected]  # the file's order
 
 
-def test_a_prompt_that_stands_twice_is_one_prompt(tmp_path: Path) -> None:
+def test_equal_prompts_are_one_prompt(tmp_path: Path) -> None:
     data = load(source=write(tmp_path / "a.jsonl", rows(5) + rows(5)), held_out=1)
     assert len(data.train) == 4
     first = data.train[0]
@@ -158,7 +158,7 @@ def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
     assert f"a.jsonl{expected}" in error(source=str(path), held_out=1, max_prompt_tokens=100)
 
 
-def test_wrong_settings_are_told_in_one_line(tmp_path: Path) -> None:
+def test_wrong_settings_are_one_line(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", rows(4))
     assert "4 different prompts; data.held_out takes 4" in error(source=source, held_out=4)
     assert "data.held_out is 0" in error(source=source, held_out=0)
@@ -192,7 +192,7 @@ def test_the_default_task_is_loaded_with_its_answers() -> None:
         assert prompt.metadata["origin"]["task"] == "basic_arithmetic"
 
 
-def test_a_wrong_task_or_option_is_told() -> None:
+def test_a_wrong_task_or_option_is_refused() -> None:
     assert "similar names: basic_arithmetic" in error(source="reasoning_gym:basic_aritmetic")
     assert "it takes min_terms" in error(source="reasoning_gym:basic_arithmetic", options={"terms": 1})
 

@@ -55,7 +55,7 @@ def test_finished_groups_come_back_bit_for_bit_and_pending_ones_are_known(tmp_pa
                 assert getattr(ours, name) == getattr(theirs, name)
 
 
-def test_a_line_cut_by_a_crash_is_left_out_and_a_new_issue_voids_an_old_group(tmp_path: Path) -> None:
+def test_a_line_cut_by_a_crash_is_ignored_and_a_new_issue_voids_an_old_group(tmp_path: Path) -> None:
     items = prompts(2)
     by_id = {p.prompt_id: p for p in items}
     path = tmp_path / "j.jsonl"
@@ -67,7 +67,7 @@ def test_a_line_cut_by_a_crash_is_left_out_and_a_new_issue_voids_an_old_group(tm
     journal.finished(group(IssuedPrompt(1, 0, items[1]), [4]))
     journal.close()
     whole = path.read_text()
-    path.write_text(whole[:-30])  # the power went while the last group was being written
+    path.write_text(whole[:-30])  # as if the machine died while writing the last group
     again, finished = replay(path, 0, by_id)
     assert set(again) == {0, 1} and set(finished) == {0}
     path.write_text(whole)
@@ -77,7 +77,7 @@ def test_a_line_cut_by_a_crash_is_left_out_and_a_new_issue_voids_an_old_group(tm
     assert set(replay(path, 0, by_id)[1]) == {1}
 
 
-def test_a_prompt_that_left_the_data_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_prompt_missing_from_the_data_is_refused_in_one_line(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j.jsonl")
     journal.issued(IssuedPrompt(3, 0, prompts(1)[0]))
     journal.close()

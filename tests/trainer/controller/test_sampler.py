@@ -26,7 +26,7 @@ def issued(sampler: Sampler) -> IssuedPrompt:
     return one
 
 
-def test_every_epoch_holds_each_prompt_once_and_epochs_differ() -> None:
+def test_every_epoch_has_each_prompt_once_and_epochs_differ() -> None:
     sampler = Sampler(prompts(7), PipelineConfig(), seed=3)
     epochs = [[issued(sampler) for _ in range(7)] for _ in range(3)]
     for number, epoch in enumerate(epochs):
@@ -37,7 +37,7 @@ def test_every_epoch_holds_each_prompt_once_and_epochs_differ() -> None:
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_a_prompt_solved_over_its_whole_history_never_comes_again() -> None:
+def test_a_prompt_solved_over_its_whole_history_is_never_issued_again() -> None:
     items = prompts(4)
     sampler = Sampler(items, PipelineConfig(npr_threshold=0.9), seed=0)
     for _ in range(4):
@@ -58,7 +58,7 @@ def test_the_switch_turns_no_positive_resampling_off() -> None:
     assert {issued(sampler).prompt.prompt_id for _ in range(4)} == {"p0", "p1"}
 
 
-def test_no_prompt_comes_once_all_are_solved_and_the_reason_can_be_told() -> None:
+def test_no_prompt_comes_once_all_are_solved_and_the_reason_is_given() -> None:
     items = prompts(2)
     sampler = Sampler(items, PipelineConfig(), seed=0)
     for item in items:
@@ -69,7 +69,7 @@ def test_no_prompt_comes_once_all_are_solved_and_the_reason_can_be_told() -> Non
     )
 
 
-def test_a_restored_sampler_goes_on_as_the_unbroken_one() -> None:
+def test_a_restored_sampler_continues_like_an_uninterrupted_one() -> None:
     items = prompts(5)
     unbroken, broken = (Sampler(items, PipelineConfig(), seed=9) for _ in range(2))
     for _ in range(7):

@@ -22,7 +22,7 @@ CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights",
 
 
 class Engine(FakeEngine):
-    """Writes down what is asked of it, and goes on generating only between `resume` and `pause`."""
+    """Logs its calls, and refuses to push while it is not paused."""
 
     def __init__(self, log: list[str], *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -50,7 +50,7 @@ class Engine(FakeEngine):
 
 
 class Learner(FakeLearner):
-    """Pushes as vLLM's sender does; at each step it tells what it has made."""
+    """Pushes as vLLM's sender does; logs each step."""
 
     def __init__(self, log: list[str]) -> None:
         super().__init__(0.002)
@@ -92,14 +92,14 @@ def log_of(tmp_path: Path, weight_push: str, colocate: bool, steps: int = 8) -> 
     return log
 
 
-def test_between_distinct_gpus_engines_pause_for_the_push_alone(tmp_path: Path) -> None:
+def test_between_distinct_gpus_engines_pause_for_the_push_only(tmp_path: Path) -> None:
     log = [entry for entry in log_of(tmp_path, "nccl", False) if entry != "save"]
     push = lambda v: ["pause", *CALLS, f"label {v}", "resume"]  # noqa: E731
     steps = [entry for entry in log if entry.startswith("step")]
     assert steps == [f"step {i}" for i in range(1, 9)]
     pushes = [entry for entry in log if not entry.startswith("step")]
     assert pushes == [entry for v in range(9) for entry in push(v)]
-    for v in range(1, 8):  # each version is held before the next is made
+    for v in range(1, 8):  # the engines hold each version before the next step
         assert log.index(f"label {v}") < log.index(f"step {v + 1}")
 
 
@@ -129,7 +129,7 @@ def test_the_learners_calls_reach_the_engines_one_by_one_and_nothing_else_comes_
 
         async def transfer(call: str, info: dict[str, Any]) -> None:
             made.append((call, info))
-            assert not pipe.ours.poll(0.05)  # the learner is told once it is done
+            assert not pipe.ours.poll(0.05)  # no message to the learner before the call has ended
 
         push = asyncio.create_task(pipe.client.push(transfer, Deadline(5)))
         saving = asyncio.create_task(pipe.client.save("folder", {}))
@@ -147,7 +147,7 @@ def test_the_learners_calls_reach_the_engines_one_by_one_and_nothing_else_comes_
     assert asyncio.run(body()) == [("update_weights", {"i": i}) for i in range(3)]
 
 
-def test_after_a_push_that_failed_the_learner_is_asked_for_nothing_more() -> None:
+def test_after_a_push_that_failed_the_learner_gets_no_further_request() -> None:
     async def body() -> None:
         pipe = Pipe()
 

@@ -61,11 +61,11 @@ def test_a_literal_number_is_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
-def test_anything_else_is_no_number(text: str) -> None:
+def test_anything_else_is_not_a_number(text: str) -> None:
     assert literal_number(text) is None
 
 
-def test_kind_number_judges_the_first_line_alone() -> None:
+def test_kind_number_judges_the_first_line_only() -> None:
     assert judge_number(" 7\n", "7") == (1.0, "correct")
     assert judge_number("7\nQuestion: what is", "7") == (1.0, "correct")
     assert judge_number(" 145", "145.0") == (1.0, "correct")
@@ -222,11 +222,11 @@ def test_a_users_function_judges_and_its_failures_are_contained(user_module: Pat
     pool.close()
 
 
-def test_a_function_that_only_crashes_is_told_once_and_ends_the_run(user_module: Path) -> None:
-    told: list[str] = []
-    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=2), told.append)
+def test_a_function_that_only_crashes_is_reported_once_and_ends_the_run(user_module: Path) -> None:
+    warnings: list[str] = []
+    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=2), warnings.append)
     assert judge(pool, *[("raise", "a", {})] * 49)[-1].outcome == "crash"
-    (line,) = told
+    (line,) = warnings
     assert "KeyError: 'no such column'" in line
     with pytest.raises(ConfigError, match="first 50 verdicts was a crash, the first by KeyError"):
         judge(pool, ("raise", "a", {}))
@@ -275,7 +275,7 @@ def test_closing_the_pool_kills_a_looping_worker(user_module: Path) -> None:
     pool.close()
 
 
-def test_nothing_a_scorer_executes_gets_out(user_module: Path, tmp_path: Path) -> None:
+def test_nothing_that_a_scorer_executes_escapes(user_module: Path, tmp_path: Path) -> None:
     present, path = tmp_path / "present", tmp_path / "written"
     present.write_text("here")
     pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:escapes", timeout_s=5.0))
@@ -301,13 +301,13 @@ for attempt in (lambda: open(path, "w"), lambda: os.mkdir(path), os.fork, socket
 
 @pytest.mark.skipif(sys.platform != "linux", reason="seccomp is Linux's")
 def test_the_kernel_refuses_without_the_audit_hook(tmp_path: Path) -> None:
-    with socket.socket():  # a machine that allows what is refused below
+    with socket.socket():  # this machine allows what the sandbox refuses below
         pass
     done = subprocess.run([sys.executable, "-c", SECCOMP, str(tmp_path / "x")], timeout=60)
     assert done.returncode == 0 and not (tmp_path / "x").exists()
 
 
-def test_a_wrong_kind_or_import_is_told_at_the_start(user_module: Path) -> None:
+def test_a_wrong_kind_or_import_is_refused_at_the_start(user_module: Path) -> None:
     for kind, expected in {
         "maths": "expected math, exact, number, reasoning_gym, or module:function",
         "no_such_module:f": "cannot import it: ModuleNotFoundError",
@@ -342,7 +342,7 @@ def test_reasoning_gym_scorers_that_execute_text_are_contained(tmp_path: Path) -
     pool.close()
 
 
-def test_text_that_could_change_a_scorer_costs_it_its_worker() -> None:
+def test_text_that_could_change_a_scorer_has_its_worker_replaced() -> None:
     for harmless in ("1 + 2*(3 - 4)/5", "six times seven", "-3.5"):
         assert not may_execute("reasoning_gym", harmless), harmless
     for hostile in ("print(1)", "a.b", "__import__", "[1][0]", "x = 1"):
