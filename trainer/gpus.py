@@ -1,4 +1,4 @@
-"""Which GPUs this process may use and how much memory they have, asked without importing torch."""
+"""Which GPUs this process may use and how much memory they have, without importing torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def smallest_gpu_memory() -> float | None:
-    """Bytes of the visible GPU that has least memory; None where nvidia-smi does not tell."""
+    """Memory in bytes of the smallest visible GPU; None where nvidia-smi does not report it."""
     rows = [
         [part.strip() for part in line.split(",")]
         for line in _nvidia_smi("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
@@ -26,7 +26,9 @@ def smallest_gpu_memory() -> float | None:
         names = visible_gpus()
         uuids = tuple(name for name in names if name.startswith("GPU-"))  # CUDA takes a UUID's first letters
         gpus = [row for row in gpus if row[0] in names or row[1].startswith(uuids)]
-    mib = [float(row[2]) for row in gpus if row[2].isdecimal()]  # [N/A] where CPU and GPU share the memory
+    mib = [
+        float(row[2]) for row in gpus if row[2].isdecimal()
+    ]  # it is [N/A] where CPU and GPU share their memory
     return min(mib) * 2**20 if mib else None
 
 

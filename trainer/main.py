@@ -17,7 +17,7 @@ from trainer.run_folder import claim, latest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: trained (or stopped by Ctrl-C and saved). 2: wrong input. 1: a fault, named."""
+    """Exit code 0: trained (or stopped by Ctrl-C and saved). 2: wrong input. 1: a failure, with its cause."""
     try:
         launch = parse(sys.argv[1:] if argv is None else argv)
         return dry_run(launch) if launch.dry_run else train(launch)
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(launch: Launch) -> int:
-    """One run, and what is told at its end."""
+    """Train, and print the summary of the run."""
     from trainer.launcher.memory_estimate import check_fits
     from trainer.launcher.summary import finish
     from trainer.launcher.supervisor import Launcher, RoleDied  # takes a second: --help is answered before
@@ -56,15 +56,16 @@ def train(launch: Launch) -> int:
         except (RoleDied, KeyboardInterrupt) as e:
             what, code = (str(e), 1) if isinstance(e, RoleDied) else ("ended by Ctrl-C", 130)
             saved = latest(config.run_dir)
-            advice = f"go on from {saved.name} with --resume" if saved else "no checkpoint was written yet"
-            return _fail(f"{what}; {advice}, and what was done so far is in {config.run_dir}", code)
+            advice = f"continue from {saved.name} with --resume" if saved else "no checkpoint was written yet"
+            return _fail(f"{what}; {advice}; the results so far are in {config.run_dir}", code)
         view.finish(finish(config, launcher.points, launcher.fit, launcher.ledger))
     return 0
 
 
 def follow(launch: Launch, devices: Devices) -> int:
-    """A rank of the learner that torchrun has made: it does as rank 0 says, until that ends. A stop, which
-    torchrun passes on to all, is for rank 0 to answer."""
+    """A learner rank that torchrun started: it follows rank 0 until the run ends.
+
+    torchrun sends a signal to stop to every rank; only rank 0 handles it."""
     from trainer.launcher.supervisor import STOPS
     from trainer.learner.process import learner_main
     from trainer.models.resolve import resolve_model
@@ -106,7 +107,7 @@ def dry_run(launch: Launch) -> int:
 
 
 def split(config: Config) -> Devices:
-    """This machine's devices, by role."""
+    """Which role gets which devices of this machine."""
     return assign(config, visible_gpus(), len(os.sched_getaffinity(0)), torchrun_ranks())
 
 

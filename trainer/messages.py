@@ -1,4 +1,4 @@
-"""What the role processes say to each other over their pipes (frozen dataclasses, pickled).
+"""The messages between the processes, sent through pipes (frozen dataclasses, pickled).
 
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
     launcher  --- Stop, Replacement --->  controller
@@ -8,7 +8,7 @@
     learner    --- Ready, StepDone, Refused, Transfer, Pushed, Scored, Saved ---> controller
 
 A closed pipe means the other side is dead: `recv` raises EOFError at once. A role that fails sends
-`Failed` on its telemetry pipe before it exits, so the launcher can name the culprit in one line.
+`Failed` on its telemetry pipe before it exits, so the launcher can name it and the error in one line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class UpdateWeights:
 
 @dataclass(frozen=True, slots=True)
 class WeightsHeld:
-    """The engine has swapped: every token from now on is of `version`."""
+    """The engine has loaded the weights: every later token is from `version`."""
 
     version: int
     seconds: float
@@ -53,12 +53,12 @@ class WeightsHeld:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Bring your weights to the engines; answered by Transfers, each acknowledged, and then Pushed."""
+    """Send the weights to the engines; answered by Transfers, each acknowledged, and then by Pushed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A call of vLLM's weight transfer, from the learner to every engine."""
+    """A call of vLLM's weight transfer, which the learner asks every engine to make."""
 
     call: str  # a method of AsyncLLM's
     info: dict[str, Any]
@@ -66,7 +66,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """It is made."""
+    """The engine has made the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +76,17 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Stop after the present token; sequences stay, and KV unless the GPU is shared. Answered by Paused."""
+    """Stop after the current token; sequences stay, and KV unless the GPU is shared. Answered by Paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The engine stands still."""
+    """The engine has stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on where Pause stopped."""
+    """Continue where Pause stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """An optimizer step is made. `weights_path`: the new weights as safetensors, the reader deletes it."""
+    """An optimizer step is complete. `weights_path`: the new weights (safetensors); the reader deletes it."""
 
     version: int
     weights_path: str
@@ -121,14 +121,14 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Answer to a TrainBatch that leads to no finite step: nothing was updated."""
+    """Answer to a TrainBatch whose step would not be finite: nothing was updated."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write a checkpoint folder: weights, tokenizer, optimiser, RNG, and the controller's state."""
+    """Write a checkpoint folder: weights, tokenizer, optimizer, RNG, and the controller's state."""
 
     path: str
     controller_state: dict[str, Any]
@@ -165,7 +165,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """The launcher has started a dead engine again: this is the controller's end of its pipe."""
+    """The launcher has started a new engine for one that died; `conn` is the controller's end of its pipe."""
 
     role: str
     conn: Connection
@@ -173,7 +173,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Telemetry: the role dies of this. `user_error` marks a wrong input, told without a traceback."""
+    """Telemetry: the error that ends the role. `user_error`: a wrong input, shown without a traceback."""
 
     role: str
     message: str

@@ -1,4 +1,4 @@
-"""The run's folder: claimed by one process at a time, never overwritten; what dead runs left is swept."""
+"""The run's folder: claimed by one process at a time, never overwritten; what dead runs left is removed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import IO
 from trainer.config import ConfigError
 
 SHARED = Path("/dev/shm")
-PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders through which weights travel
+PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders through which weights are sent
 
 
 def claim(run_dir: str, resume: bool) -> IO[str]:
     """Create or reopen the run folder and hold its lock; the lock ends with the returned file or process.
 
-    A start that failed before the first prompt leaves nothing to lose: the next one takes its folder.
+    A start that failed before the first prompt has no results to lose: the next start takes its folder.
     """
     folder = Path(run_dir)
-    used = ConfigError(
+    in_use = ConfigError(
         f"{folder} is in use already; continue that run with --resume --run-dir {folder}, or "
         "give another --run-dir"
     )
@@ -29,7 +29,7 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
         raise ConfigError(f"--resume: {folder} holds no run (no config.yaml); give the --run-dir of one")
     foreign = folder.is_dir() and any(folder.iterdir()) and not (folder / ".lock").exists()
     if not resume and (foreign or folder.is_file()):
-        raise used
+        raise in_use
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -47,7 +47,7 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
         journal = folder / "journal.jsonl"
         if checkpoints(folder) or (journal.exists() and journal.stat().st_size):
             lock.close()
-            raise used
+            raise in_use
         for name in ("metrics.jsonl", "timeline.jsonl"):  # these are appended to
             (folder / name).unlink(missing_ok=True)
     return lock
@@ -73,11 +73,11 @@ def sweep(run_dir: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # its owner lives, or has not locked it yet
+            continue  # its owner is alive, or has not locked it yet
 
 
 def weight_folder(where: Path) -> tuple[Path, IO[str]]:
-    """A new folder there for weights, and its lock: once that is closed, `sweep` may remove the folder."""
+    """A new weight folder under `where`, and its lock; once that is closed, `sweep` may remove the folder."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
     aside = folder / "lock.part"
     lock = aside.open("w")
