@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from trainer.cli import Launch, parse, to_yaml
@@ -32,8 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(launch: Launch) -> int:
     """Train, and print the summary of the run."""
     from trainer.launcher.memory_estimate import check_fits
+    from trainer.launcher.recorder import Recorder  # takes a second: --help is answered before
     from trainer.launcher.summary import finish
-    from trainer.launcher.supervisor import Launcher, RoleDied  # takes a second: --help is answered before
+    from trainer.launcher.supervisor import RoleDied, Supervisor
     from trainer.launcher.terminal import make_view
     from trainer.models.resolve import resolve_model
 
@@ -50,15 +52,18 @@ def train(launch: Launch) -> int:
         model = resume["path"] if resume else resolve_model(config.model.path)
         if unchecked := check_fits(config, model, devices):
             view.log(unchecked)
-        launcher = Launcher(config, model, view, resume, devices)
+        recorder = Recorder(config, devices, view, resume["version"] if resume else None)
+        supervisor = Supervisor(config, model, devices, resume, recorder.handle)
         try:
-            launcher.run()
+            with closing(recorder):
+                supervisor.run()
         except (RoleDied, KeyboardInterrupt) as e:
+            view.close()  # the error line comes last
             what, code = (str(e), 1) if isinstance(e, RoleDied) else ("ended by Ctrl-C", 130)
             saved = latest(config.run_dir)
             advice = f"continue from {saved.name} with --resume" if saved else "no checkpoint was written yet"
             return _fail(f"{what}; {advice}; the results so far are in {config.run_dir}", code)
-        view.finish(finish(config, launcher.points, launcher.fit, launcher.ledger))
+        view.finish(finish(config, recorder.points, recorder.fit, recorder.ledger))
     return 0
 
 

@@ -51,7 +51,7 @@ from bench.learner.step import MODELS, PROVIDERS, StepProblem
 from bench.measure import machine, process_peak_bytes, rounds_of
 from bench.records import ROOT, Record
 from bench.table import bar, number, spread, table
-from trainer.launcher.supervisor import CPU
+from trainer.launcher.supervisor import CPU_ENVIRONMENT
 from trainer.learner.malloc import keep_freed_memory
 from trainer.types import TrainSequence
 
@@ -173,7 +173,7 @@ def measure(
         f"--steps={steps}",
         f"--threads={threads}", f"--problem={json.dumps(dataclasses.asdict(p))}",
     ]  # fmt: skip
-    environment = CPU | os.environ  # as the launcher sets them for a learner, for both providers
+    environment = CPU_ENVIRONMENT | os.environ  # as the launcher sets them for a learner, for both providers
     if p.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # a learner takes a GPU where it sees one
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
 import signal
 import struct
@@ -14,7 +15,7 @@ from typing import Any
 
 from trainer import run_folder
 from trainer.config import Config
-from trainer.messages import Event
+from trainer.messages import Event, Failed
 from trainer.telemetry import Clock
 
 time.sleep(0.3)  # as imports take
@@ -26,7 +27,10 @@ def engine(
     clock = Clock(role, telemetry.send)
     clock.enter("generate")
     clock.flush()
-    if "stuck" in model_dir:
+    if "semaphores" in model_dir:
+        lock = multiprocessing.RLock()  # as tqdm makes one
+        conn.send(lock.acquire())
+    if "stuck" in model_dir or "semaphores" in model_dir:
         signal.pause()
     _until_closed(conn)
     clock.flush()
@@ -53,6 +57,10 @@ def controller(
     if "stutters" in model_dir:
         os.write(telemetry.fileno(), struct.pack("!i", 1000) + b"the first bytes of a message")
         os.kill(os.getpid(), signal.SIGKILL)
+    if "semaphores" in model_dir:
+        engines[0].recv()
+        telemetry.send(Failed("controller", "the data are wrong", "", user_error=True))
+        raise SystemExit(1)
     if "talks" in model_dir:
         for i in range(600):
             telemetry.send(Event("note", time.monotonic(), {"text": str(i)}))

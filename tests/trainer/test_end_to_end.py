@@ -19,7 +19,7 @@ from timeline import overlap, read_timeline
 from transformers import AutoModelForCausalLM
 
 from trainer.controller.journal import unpack
-from trainer.launcher import supervisor as launcher
+from trainer.launcher import supervisor
 from trainer.main import main
 from trainer.run_folder import PREFIX
 
@@ -91,7 +91,7 @@ def test_a_run_leaves_everything_it_promises_and_its_folder_is_not_overwritten(
     for role in ("learner", "engine"):
         states = ledger["roles"][role]
         assert sum(states["states"].values()) == pytest.approx(states["wall_s"] * states["devices"], rel=0.01)
-        assert states["wall_s"] == ledger["wall_s"] < finished.wall  # test_launcher.py: it reaches to the end
+        assert states["wall_s"] == ledger["wall_s"] < finished.wall  # to the end: test_supervisor.py
     for name in ("config.yaml", "samples.jsonl", "fit.json", "curve.png", "report.html", "journal.jsonl"):
         assert (run_dir / name).stat().st_size > 0
     assert list(run_dir.rglob("events.out.tfevents*"))
@@ -99,7 +99,7 @@ def test_a_run_leaves_everything_it_promises_and_its_folder_is_not_overwritten(
     assert "identif" in finished.stdout  # three points identify nothing, and it says so
 
     again = run(finished.argv, tmp_path)
-    assert again.returncode == 2 and "in use already" in again.stderr
+    assert again.returncode == 2 and "in use already" in again.stderr and again.stderr.count("\n") == 1
 
 
 def test_at_k_0_in_fp32_the_first_batch_has_ratio_1(finished: Finished) -> None:
@@ -286,8 +286,8 @@ def test_a_killed_engine_is_started_again_and_no_group_is_lost(
 def test_bad_data_is_one_line_with_its_line_number(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(launcher.ENGINES, "torch", "fake_roles:engine")  # the controller reads the data
-    monkeypatch.setattr(launcher, "LEARNER", "fake_roles:learner")
+    monkeypatch.setitem(supervisor.ENGINES, "torch", "fake_roles:engine")  # the controller reads the data
+    monkeypatch.setattr(supervisor, "LEARNER", "fake_roles:learner")
     environment(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     bad = tmp_path / "bad.jsonl"

@@ -1,4 +1,4 @@
-"""Promises of the launcher, with roles that need no model: signals, stuck roles, books, resumes."""
+"""Promises of the supervisor, with roles that need no model: signals, stuck and killed roles, resumes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -19,30 +21,36 @@ import pytest
 from trainer import run_folder
 from trainer.cli import parse, to_yaml
 from trainer.config import Config, LoggingConfig, PipelineConfig
-from trainer.jsonl import read_lines
-from trainer.launcher import supervisor as launcher
+from trainer.launcher import supervisor
 from trainer.launcher.placement import assign
-from trainer.launcher.supervisor import Launcher
+from trainer.launcher.recorder import Recorder
+from trainer.launcher.supervisor import Supervisor
 from trainer.launcher.terminal import make_view
 from trainer.main import follow, main
-from trainer.messages import Event, Spans
-from trainer.scaling import Sigmoid
+from trainer.messages import Event
 
 ROLES = {"LEARNER": "fake_roles:learner", "CONTROLLER": "fake_roles:controller"}
 CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorboard=False))
 
 
-def make(run_dir: Path, behaviour: str = "", resume: dict[str, Any] | None = None) -> Launcher:
+def make(
+    run_dir: Path, behaviour: str = "", on_event: Callable[[str, object], None] = lambda role, message: None
+) -> Supervisor:
+    config = replace(CONFIG, run_dir=str(run_dir))
+    return Supervisor(config, behaviour, assign(config, (), len(os.sched_getaffinity(0))), None, on_event)
+
+
+def make_recorder(run_dir: Path) -> Recorder:
     config = replace(CONFIG, run_dir=str(run_dir))
     devices = assign(config, (), len(os.sched_getaffinity(0)))
-    return Launcher(config, behaviour, make_view(config, stream=StringIO()), resume, devices)
+    return Recorder(config, devices, make_view(config, stream=StringIO()), None)
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(launcher.ENGINES, "torch", "fake_roles:engine")
+    monkeypatch.setitem(supervisor.ENGINES, "torch", "fake_roles:engine")
     for name, role in ROLES.items():
-        monkeypatch.setattr(launcher, name, role)
+        monkeypatch.setattr(supervisor, name, role)
     monkeypatch.setattr(
         "trainer.launcher.memory_estimate.check_fits", lambda *args: None
     )  # there is no model
@@ -73,7 +81,7 @@ def start(behaviour: str, run_dir: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("sent", launcher.STOPS)
+@pytest.mark.parametrize("sent", supervisor.STOPS)
 def test_a_signal_to_all_during_start_up_stops_the_run_in_order(sent: int, tmp_path: Path) -> None:
     process = start("waits", tmp_path)
     os.killpg(process.pid, sent)  # the roles are still importing
@@ -86,33 +94,51 @@ def test_a_signal_to_all_during_start_up_stops_the_run_in_order(sent: int, tmp_p
 def test_roles_that_end_as_they_were_asked_to_are_not_taken_for_dead(
     fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = make(tmp_path, "talks")  # its word that all is done comes behind much else, slowly read
-    monkeypatch.setattr(one.view, "log", lambda text: time.sleep(0.005))
+    one = make(tmp_path, "talks", lambda role, message: time.sleep(0.005))  # `done` comes after much else
     one._ready = True
     one.run()
-    assert one.done and not one._deaths
+    assert one._done and not one._deaths
 
 
 def test_a_role_killed_amid_a_message_is_named(fakes: None, tmp_path: Path) -> None:
-    with pytest.raises(launcher.RoleDied, match="the controller's process was killed by signal 9"):
+    with pytest.raises(supervisor.RoleDied, match="the controller's process was killed by signal 9"):
         make(tmp_path, "stutters").run()
+
+
+def test_a_record_that_cannot_be_written_is_named_and_not_taken_for_a_dead_role(
+    fakes: None, tmp_path: Path
+) -> None:
+    def on_event(role: str, message: object) -> None:
+        if isinstance(message, Event):
+            raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        make(tmp_path, "talks", on_event).run()
+
+
+def test_nothing_follows_the_error_line_when_killed_roles_leave_semaphores(tmp_path: Path) -> None:
+    process = start("leaves semaphores and fails", tmp_path)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 2, out
+    assert out.splitlines()[-1] == "error: the data are wrong"
+    assert "leaked semaphore" in (tmp_path / "logs" / "resource_tracker.log").read_text()
 
 
 def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     during: list[object] = []
     monkeypatch.setattr(
         "trainer.learner.process.learner_main",
-        lambda *args: during.extend(signal.getsignal(stop) for stop in launcher.STOPS),
+        lambda *args: during.extend(signal.getsignal(stop) for stop in supervisor.STOPS),
     )
     monkeypatch.setattr("trainer.models.resolve.resolve_model", lambda path: path)
-    before = {stop: signal.getsignal(stop) for stop in launcher.STOPS}
+    before = {stop: signal.getsignal(stop) for stop in supervisor.STOPS}
     try:
         launch = parse(["--run-dir", str(tmp_path)])
         follow(launch, assign(launch.config, (), 1))
     finally:
         for stop, handler in before.items():
             signal.signal(stop, handler)
-    assert during == [signal.SIG_IGN] * len(launcher.STOPS)
+    assert during == [signal.SIG_IGN] * len(supervisor.STOPS)
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
@@ -127,9 +153,10 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 def test_a_stuck_role_is_killed_leaves_no_weights_and_its_time_is_booked(
     fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_S", 2.0)
+    monkeypatch.setattr(supervisor, "GRACE_S", 2.0)
     began = time.monotonic()
-    make(tmp_path, "stuck").run()
+    with closing(make_recorder(tmp_path)) as recorder:
+        make(tmp_path, "stuck", recorder.handle).run()
     wall = time.monotonic() - began
     assert wall < 10
     assert not list(tmp_path.glob(f"{run_folder.PREFIX}*"))
@@ -138,43 +165,6 @@ def test_a_stuck_role_is_killed_leaves_no_weights_and_its_time_is_booked(
         one = books["roles"][role]
         assert sum(one["states"].values()) == pytest.approx(wall * one["devices"], rel=0.01)
     assert sum(books["compute"].values()) * 3600 == pytest.approx(wall * books["devices_total"], rel=0.01)
-
-
-def test_the_compute_of_an_evaluation_is_that_when_its_weights_were_made(tmp_path: Path) -> None:
-    one = make(tmp_path)
-    start, (cores, *_) = one.start, one.ledger.devices.values()
-    result = {"pass_rate": 0.5, "pass_rate_se": 0.1}
-    one._handle(Event("eval", start, {"step": 0} | result))
-    one._handle(Event("training_begins", start, {}))
-    for role, state in (("engine", "generate"), ("learner", "forward_backward")):
-        one._handle(Spans(role, ((state, start, start + 7),)))
-    one._handle(Event("step", start + 7, {"step": 1}))
-    for i in range(1000):  # a long evaluation of version 1, and a step beside it
-        at = start + 7 + i / 100
-        one._handle(Spans("engine", (("generate", at, at + 0.005), ("evaluate", at + 0.005, at + 0.01))))
-    one._handle(Spans("learner", (("forward_backward", start + 7, start + 17),)))
-    one._handle(Event("step", start + 17, {"step": 2}))
-    one._handle(Event("eval", start + 18, {"step": 1} | result))
-    first, _, _, last = list(read_lines(tmp_path / "metrics.jsonl"))
-    assert [p.compute * 3600 for p in one.points] == pytest.approx([0, 14 * cores])
-    assert (first["compute/total"], last["compute/total"] * 3600) == pytest.approx((0, 14 * cores))
-    assert last["time"] == pytest.approx(7)
-
-
-@pytest.mark.parametrize(("version", "steps"), [(2, [0, 1, 2, 2]), (0, [])])
-def test_a_resume_forgets_what_lies_beyond_its_checkpoint(
-    version: int, steps: list[int], tmp_path: Path
-) -> None:
-    before = make(tmp_path)
-    before.close()
-    line = {"compute/total": 0.1, "eval/pass_rate": 0.5, "eval/pass_rate_se": 0.1}
-    rows = [{"step": 0} | line, {"step": 1}, {"step": 2}, {"step": 3}, {"step": 2} | line, {"step": 3} | line]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    one = make(tmp_path, resume={"version": version, "path": ""})
-    assert [row["step"] for row in list(read_lines(tmp_path / "metrics.jsonl"))] == steps
-    assert [p.step for p in one.points] == [s for s in steps if s != 1][:-1]
-    assert one.view.progress.step == version
-    assert one.view.progress.left(time.monotonic()) is None  # not known before this process has made steps
 
 
 def test_a_start_that_failed_does_not_spoil_its_folder(
@@ -190,7 +180,7 @@ def test_a_start_that_failed_does_not_spoil_its_folder(
 def test_a_resume_needs_the_checkpoint_and_not_the_model_it_began_with(
     fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make(tmp_path).close()
+    make_recorder(tmp_path).close()
     (tmp_path / "config.yaml").write_text(to_yaml(CONFIG))
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-000001" / "controller.json").write_text('{"version": 1}')
@@ -198,28 +188,6 @@ def test_a_resume_needs_the_checkpoint_and_not_the_model_it_began_with(
     assert main(["--resume", "--run-dir", str(tmp_path), "--model.path", "gone/away"]) == 0, (
         capsys.readouterr()
     )
-
-
-def test_each_evaluation_comes_with_what_was_foreseen_and_a_forecast_of_the_runs_end(
-    tmp_path: Path,
-) -> None:
-    law = Sigmoid(0.1, 0.9, 2.0, 0.02)
-    one = make(tmp_path)
-    one._handle(Event("eval", one.start, {"step": 0, "pass_rate": 0.1, "pass_rate_se": 0.01}))
-    one._handle(Event("training_begins", one.start, {}))
-    for step in range(1, 9):
-        at = one.start + 30 * step
-        for role in one.ledger.devices:
-            one._handle(Spans(role, (("idle", at - 30, at),)))
-        one._handle(Event("step", at, {"step": step}))
-        rate = float(law.reward(one.ledger.compute(at).total))
-        one._handle(Event("eval", at + 1, {"step": step, "pass_rate": rate, "pass_rate_se": 0.01}))
-    row = list(read_lines(tmp_path / "metrics.jsonl"))[-1]
-    end = float(law.reward(row["compute/total"] / 8 * 10))  # of ten steps
-    assert row["forecast/end_low"] <= end <= row["forecast/end_high"]
-    assert row["forecast/end"] == pytest.approx(end, abs=0.02)
-    assert row["forecast/predicted"] == pytest.approx(rate, abs=0.02) and row["forecast/alarm"] == 0
-    assert one.fit is not None and one.fit.points == 8
 
 
 @pytest.mark.parametrize(
@@ -230,18 +198,17 @@ def test_an_engine_bound_to_the_learner_is_not_started_again(
 ) -> None:
     one = make(tmp_path)
     started: list[int] = []
-    config: Config = one.roles_config
-    one.roles_config = replace(config, engine=replace(config.engine, **engine))
+    one.config = replace(one.config, engine=replace(one.config.engine, **engine))
     one._ready = True
-    monkeypatch.setattr(one, "_death", lambda role: RuntimeError("killed"))
+    monkeypatch.setattr(one, "_cause_of_death", lambda role: RuntimeError("killed"))
     monkeypatch.setattr(one, "_start_engine", lambda i: (started.append(i), multiprocessing.Pipe()[0])[1])
     monkeypatch.setattr(one, "_write_pids", lambda: None)
     one._roles["controller"] = (None, multiprocessing.Pipe()[0])  # type: ignore[assignment]
     if engine == {"weight_push": "file"}:
-        one._make_good("engine-1")
+        one._respawn("engine-1")
         assert started == [1]
     else:
         with pytest.raises(RuntimeError, match="killed"):
-            one._make_good("engine-1")
+            one._respawn("engine-1")
         assert not started
     one._roles.clear()

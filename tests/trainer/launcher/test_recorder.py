@@ -1,0 +1,101 @@
+"""Promises of the run's record: what each event adds to ledger, metrics, curve and view; no processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from trainer.config import Config, LoggingConfig, PipelineConfig
+from trainer.jsonl import read_lines
+from trainer.launcher.placement import assign
+from trainer.launcher.recorder import Recorder
+from trainer.launcher.terminal import make_view
+from trainer.messages import Event, Spans
+from trainer.scaling import Sigmoid
+
+CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorboard=False))
+
+
+def make(run_dir: Path, resume_version: int | None = None) -> Recorder:
+    config = replace(CONFIG, run_dir=str(run_dir))
+    devices = assign(config, (), len(os.sched_getaffinity(0)))
+    return Recorder(config, devices, make_view(config, stream=StringIO()), resume_version)
+
+
+def test_the_rate_of_an_engine_that_was_started_again_counts_from_0(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    one.handle("learner", Event("step", one.start, {"step": 1}))
+    for tokens, busy_s in ((1000, 2.0), (1600, 3.0), (300, 1.0)):
+        one.handle("engine", Event("engine", one.start, {"tokens": tokens, "busy_s": busy_s}))
+        one.handle("learner", Event("step", one.start, {"step": 1}))
+    rates = [row["engine/tokens_per_s"] for row in read_lines(tmp_path / "metrics.jsonl")]
+    assert rates == [0, 500, 600, 300]
+
+
+def test_the_compute_of_an_evaluation_is_that_when_its_weights_were_made(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    start, (cores, *_) = one.start, one.ledger.devices.values()
+    result = {"pass_rate": 0.5, "pass_rate_se": 0.1}
+    one.handle("controller", Event("eval", start, {"step": 0} | result))
+    one.handle("controller", Event("training_begins", start, {}))
+    for role, state in (("engine", "generate"), ("learner", "forward_backward")):
+        one.handle(role, Spans(role, ((state, start, start + 7),)))
+    one.handle("controller", Event("step", start + 7, {"step": 1}))
+    for i in range(1000):  # a long evaluation of version 1, and a step beside it
+        at = start + 7 + i / 100
+        one.handle(
+            "engine", Spans("engine", (("generate", at, at + 0.005), ("evaluate", at + 0.005, at + 0.01)))
+        )
+    one.handle("learner", Spans("learner", (("forward_backward", start + 7, start + 17),)))
+    one.handle("controller", Event("step", start + 17, {"step": 2}))
+    one.handle("controller", Event("eval", start + 18, {"step": 1} | result))
+    first, _, _, last = list(read_lines(tmp_path / "metrics.jsonl"))
+    assert [p.compute * 3600 for p in one.points] == pytest.approx([0, 14 * cores])
+    assert (first["compute/total"], last["compute/total"] * 3600) == pytest.approx((0, 14 * cores))
+    assert last["time"] == pytest.approx(7)
+
+
+@pytest.mark.parametrize(("version", "steps"), [(2, [0, 1, 2, 2]), (0, [])])
+def test_a_resume_forgets_what_lies_beyond_its_checkpoint(
+    version: int, steps: list[int], tmp_path: Path
+) -> None:
+    before = make(tmp_path)
+    before.close()
+    line = {"compute/total": 0.1, "eval/pass_rate": 0.5, "eval/pass_rate_se": 0.1}
+    rows = [{"step": 0} | line, {"step": 1}, {"step": 2}, {"step": 3}, {"step": 2} | line, {"step": 3} | line]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one = make(tmp_path, resume_version=version)
+    assert [row["step"] for row in list(read_lines(tmp_path / "metrics.jsonl"))] == steps
+    assert [p.step for p in one.points] == [s for s in steps if s != 1][:-1]
+    assert one.view.progress.step == version
+    assert one.view.progress.left(time.monotonic()) is None  # not known before this process has made steps
+
+
+def test_each_evaluation_comes_with_its_prediction_and_a_forecast_of_the_runs_end(
+    tmp_path: Path,
+) -> None:
+    law = Sigmoid(0.1, 0.9, 2.0, 0.02)
+    one = make(tmp_path)
+    one.handle("controller", Event("eval", one.start, {"step": 0, "pass_rate": 0.1, "pass_rate_se": 0.01}))
+    one.handle("controller", Event("training_begins", one.start, {}))
+    for step in range(1, 9):
+        at = one.start + 30 * step
+        for role in one.ledger.devices:
+            one.handle(role, Spans(role, (("idle", at - 30, at),)))
+        one.handle("controller", Event("step", at, {"step": step}))
+        rate = float(law.reward(one.ledger.compute(at).total))
+        one.handle(
+            "controller", Event("eval", at + 1, {"step": step, "pass_rate": rate, "pass_rate_se": 0.01})
+        )
+    row = list(read_lines(tmp_path / "metrics.jsonl"))[-1]
+    end = float(law.reward(row["compute/total"] / 8 * 10))  # of ten steps
+    assert row["forecast/end_low"] <= end <= row["forecast/end_high"]
+    assert row["forecast/end"] == pytest.approx(end, abs=0.02)
+    assert row["forecast/predicted"] == pytest.approx(rate, abs=0.02) and row["forecast/alarm"] == 0
+    assert one.fit is not None and one.fit.points == 8

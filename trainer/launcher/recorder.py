@@ -1,0 +1,156 @@
+"""Turns what the roles report into the run's record: ledger, metrics, curve, forecast and terminal view."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainer.cli import to_yaml
+from trainer.config import Config
+from trainer.jsonl import read_lines, write_atomic
+from trainer.launcher.ledger import Compute, Ledger
+from trainer.launcher.metrics import MetricsWriter
+from trainer.launcher.placement import Devices
+from trainer.launcher.terminal import View
+from trainer.messages import Event, Spans
+from trainer.roles import role_kind
+from trainer.scaling import EvalPoint, Fit
+from trainer.scaling.forecast import describe_recommendation, forecast
+
+LEDGER_EVERY_S = 5.0
+
+
+class Recorder:
+    """The record of one run, from the messages of its roles alone: it knows no process.
+
+    `resume_version` is the weight version of the checkpoint that a resumed run continues from.
+    """
+
+    def __init__(self, config: Config, devices: Devices, view: View, resume_version: int | None) -> None:
+        self.config, self.view, self.run_dir = config, view, Path(config.run_dir)
+        self.start = self._ledger_written = time.monotonic()
+        resumed = resume_version is not None
+        carried = json.loads((self.run_dir / "ledger.json").read_text()) if resumed else None
+        self.ledger = Ledger(devices.held(), devices.unit, self.start, carried)
+        self.points: list[EvalPoint] = []
+        if resume_version is not None:
+            self._reload_metrics(resume_version)
+        self.metrics = MetricsWriter(self.run_dir, config)
+        self._forecast = forecast(self.points, 0.0, None) if self.points else None
+        self._versions: dict[int, tuple[float, Compute]] = {}  # when made, and compute until then
+        self._last_counters: dict[str, tuple[float, float]] = {}  # engine -> tokens, busy seconds
+        self._tokens_per_s: dict[str, float] = {}  # by engine
+
+    @property
+    def fit(self) -> Fit | None:
+        """The curve so far."""
+        return self._forecast.fit if self._forecast else None
+
+    def handle(self, role: str, message: object) -> None:
+        """Record one message that a role has sent."""
+        match message:
+            case Spans():
+                self.ledger.add(message)
+            case Event(kind="phase"):
+                self.view.phase(message.data["name"])
+            case Event(kind="training_begins"):
+                self.ledger.begin_training(message.time)
+                # Only now, since a folder with config.yaml can be resumed.
+                write_atomic(self.run_dir / "config.yaml", to_yaml(self.config))
+                self.view.phase("training")
+            case Event(kind="step"):
+                self._versions[message.data["step"]] = message.time, self.ledger.compute(message.time)
+                self._write_line(message.data)
+            case Event(kind="eval"):
+                self._record_evaluation(message)
+            case Event(kind="sample"):
+                self.metrics.write_samples([message.data])
+                self.view.sample(message.data)
+            case Event(kind="engine"):
+                self._update_rate(role, message.data["tokens"], message.data["busy_s"])
+            case Event(kind="ready" | "done"):
+                pass
+            case Event():
+                self.view.log(_sentence(message))
+        if time.monotonic() - self._ledger_written >= LEDGER_EVERY_S:
+            self._ledger_written = time.monotonic()
+            self.ledger.write(self.run_dir)
+
+    def close(self) -> None:
+        """Close the ledger and the files, once every role has ended."""
+        self.ledger.close(self.run_dir, time.monotonic())
+        self.metrics.close()
+
+    def _reload_metrics(self, version: int) -> None:
+        """Read back curve and history; drop the steps after the checkpoint, which will be made again."""
+        path = self.run_dir / "metrics.jsonl"
+        rows = [row for row in read_lines(path) if row["step"] <= version > 0]  # version 0 is evaluated again
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+        for row in rows:
+            if "eval/pass_rate" in row:
+                rate, error = row["eval/pass_rate"], row["eval/pass_rate_se"]
+                self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error))
+            self.view.recall(row)
+
+    def _update_rate(self, role: str, tokens: float, busy_s: float) -> None:
+        """An engine's tokens per second since its last report; the counters of a new process begin at 0."""
+        last_tokens, last_busy_s = self._last_counters.get(role, (0.0, 0.0))
+        if tokens < last_tokens:
+            last_tokens = last_busy_s = 0.0
+        self._last_counters[role] = tokens, busy_s
+        seconds = busy_s - last_busy_s
+        self._tokens_per_s[role] = (tokens - last_tokens) / seconds if seconds else 0.0
+
+    def _write_line(self, data: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl: the event's numbers, and the compute when its version was made."""
+        made_at, compute = self._versions[data["step"]]
+        line = dict(data) | {
+            "time": made_at - self.start,
+            "compute/total": compute.total,
+            "compute/evaluation": compute.evaluation,
+            "compute/startup": compute.startup,
+            "engine/tokens_per_s": sum(self._tokens_per_s.values()),
+        }
+        idle = self.ledger.idle_shares()
+        for kind in ("learner", "engine"):
+            shares = [share for role, share in idle.items() if role_kind(role) == kind]
+            line[f"idle/{kind}"] = sum(shares) / len(shares)
+        self.metrics.write(line)
+        self.view.update(line)
+
+    def _record_evaluation(self, event: Event) -> None:
+        """An evaluation is a point of the curve: fit and forecast again."""
+        data = {k: v for k, v in event.data.items() if k != "step"}
+        step = event.data["step"]
+        if step == 0:
+            self._versions[0] = event.time, replace(self.ledger.compute(event.time), total=0.0)
+        compute = self._versions[step][1].total
+        self.points.append(EvalPoint(step, compute, data["pass_rate"], data["pass_rate_se"]))
+        line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
+        end = compute / step * self.config.pipeline.steps if step else 0.0
+        before, self._forecast = self._forecast, forecast(self.points, end, self._forecast)
+        self._write_line(line | self._forecast.metrics())
+        advice = describe_recommendation(self._forecast, self.ledger.unit, end - compute)
+        if advice and self._forecast.recommendation != (before.recommendation if before else ""):  # only when it changes
+            self.view.log(advice)
+
+
+def _sentence(event: Event) -> str:
+    """An event as a line for a person."""
+    data = event.data
+    match event.kind:
+        case "data":
+            return f"{data['train']} training prompts, {data['held_out']} held out"
+        case "parity":
+            gap = f"{data['mean']:.1e} nats (max {data['max']:.1e})"
+            return f"learner and engine agree on {data['tokens']} tokens to {gap}"
+        case "checkpoint":
+            return f"checkpoint {data['path']}"
+        case "note":
+            return str(data["text"])
+        case _:
+            return f"{event.kind}: {data}"
