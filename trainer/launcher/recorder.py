@@ -135,7 +135,8 @@ class Recorder:
         before, self._forecast = self._forecast, forecast(self.points, end, self._forecast)
         self._write_line(line | self._forecast.metrics())
         advice = describe_recommendation(self._forecast, self.ledger.unit, end - compute)
-        if advice and self._forecast.recommendation != (before.recommendation if before else ""):  # only when it changes
+        last = before.recommendation if before else "none"
+        if advice and self._forecast.recommendation != last:
             self.view.log(advice)
 
 
