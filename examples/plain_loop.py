@@ -23,7 +23,7 @@ def train(steps: int = 100, seed: int = 0) -> Iterator[float]:
     config = Qwen3Config(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=1,
                          num_attention_heads=4, num_key_value_heads=4, head_dim=16)  # fmt: skip
     model = Qwen3ForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, weight_decay=0.0)
     prompt_of = torch.arange(PROMPTS).repeat_interleave(GROUP)  # (C,) of each completion
     for _ in range(steps):
         symbol, times = (torch.randint(n, (PROMPTS, 1))[prompt_of] for n in (10, 3))  # (C, 1); times - 1
