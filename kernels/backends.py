@@ -55,12 +55,12 @@ class Backend(Protocol):
 class SinglePass(Backend, Protocol):
     """A backend that stores E = e^{u − anchor} in bf16, Ê_y = −others, while it sums: see `kernels.op`."""
 
-    def spx(
+    def single_pass(
         self, z: Tensor, targets: Tensor, inverse_temperature: Tensor, logprobs_gen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(Ê (C, V) in place of z, (4, C) statistics to an anchor of its choice)."""
 
-    def lean(
+    def fused_epilogue(
         self, h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, logprobs_gen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The same from the GEMM's own epilogue: FP32 logits never reach memory."""

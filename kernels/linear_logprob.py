@@ -7,37 +7,37 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.check import check_log_probs, check_shapes, check_values, inverse
-from kernels.op import Head, Tokens
+from kernels.op import LMHead, Tokens
 from kernels.settings import Settings
-from kernels.shard import place, whole
+from kernels.shard import gather_weight, shard_offset
 
 
 @torch.no_grad()
 def linear_logprob(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
+    hidden: Tensor,  # (N, H)
+    weight: Tensor,  # (V, H)
+    targets: Tensor,  # (N,) token ids
     *,
-    temperature: float | Tensor = 1.0,
+    temperature: float | Tensor = 1.0,  # a number, or (N,)
     softcap: float | None = None,
     logits_dtype: torch.dtype = torch.float32,
     group: dist.ProcessGroup | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies), each (N,) FP32 nats, of targets (N,) under hidden (N, H) · weight (V, H)ᵀ.
+    """(log-probs, entropies) of the targets, (N,) FP32 nats each, under the logits hidden · weightᵀ.
 
-    2NHV FLOP; no logits in memory, or one chunk of them (backend "torch", or a logits_dtype). The arguments
-    are those of `policy_loss`, and so are the errors.
+    2NHV FLOP. No logits in memory, except one chunk with backend "torch" or a 16-bit `logits_dtype`. The
+    arguments and the errors are those of `policy_loss`.
     """
-    weight = whole(weight)
+    weight = gather_weight(weight)
     check_shapes(hidden, weight, logits_dtype, {"targets": targets})
     inverse_temperature = inverse(temperature, hidden)
-    first, vocabulary = place(weight, group)
+    first, vocabulary = shard_offset(weight, group)
     check_values(hidden, vocabulary, targets, inverse_temperature)
     settings = Settings(softcap=softcap, logits_dtype=logits_dtype, group=group, backend=backend)
     tokens = Tokens(targets.long(), *(inverse_temperature,) * 4, None, None)
     with torch.autocast(hidden.device.type, enabled=False):  # it would round products
-        head = Head.of(hidden, weight, inverse_temperature.dtype, settings, first)
-        found = head.score(hidden, tokens)
-    check_log_probs(found.logp, found.entropy)
-    return found.logp, found.entropy
+        head = LMHead.prepare(hidden, weight, inverse_temperature.dtype, settings, first)
+        scored = head.score(hidden, tokens)
+    check_log_probs(scored.logp, scored.entropy)
+    return scored.logp, scored.entropy

@@ -1,4 +1,4 @@
-"""The policy loss as one custom op: the schedule over chunks, and its derivative."""
+"""The policy loss as one custom op: the loop over chunks of tokens, and the op's derivative."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from kernels.backends import Backend, SinglePass, choose
 from kernels.check import check_log_probs, check_term, check_values
 from kernels.objectives import SequenceObjective, Term
 from kernels.rows import Softmax, gradient, merge_over, softmax
-from kernels.settings import RowKernel, Settings, numbered
-from kernels.shard import place
+from kernels.settings import RowKernel, Settings, lookup
+from kernels.shard import shard_offset
 
 STATS = (
     "ratio/mean", "ratio/min", "ratio/max", "ratio/truncated", "kl/k1", "kl/k3", "kl/ref", "entropy", "ess",
 )  # fmt: skip
-CHUNK_BYTES = 128 << 20  # of one chunk of logits on the CPU: well past any cache, well below any memory
-CUDA_CHUNK_ROWS = 4096  # dW's running sum costs 8VH bytes a chunk: few chunks
+CHUNK_BYTES = 128 << 20  # one chunk of logits on the CPU: larger than any cache, small beside any memory
+CUDA_CHUNK_ROWS = 4096  # each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What the loss takes per token, each (N,), in the type that logits are accumulated in."""
+    """The loss's inputs per token, (N,) each; floats have the type in which logits are accumulated."""
 
     targets: Tensor  # int64
     logprobs_gen: Tensor
@@ -39,14 +39,14 @@ class Tokens:
     sequences: Tensor | None
 
     def __getitem__(self, rows: slice | Tensor) -> Tokens:
-        """Those of some rows."""
-        return self._each(lambda x: x[rows])
+        """The inputs of some of the tokens."""
+        return self._map(lambda x: x[rows])
 
     def to(self, dtype: torch.dtype) -> Tokens:
-        """With every number in this type."""
-        return self._each(lambda x: x.to(dtype) if x.is_floating_point() else x)
+        """The same with all floats in this type."""
+        return self._map(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
-    def _each(self, f: Callable[[Tensor], Tensor]) -> Tokens:
+    def _map(self, f: Callable[[Tensor], Tensor]) -> Tokens:
         return Tokens(
             f(self.targets), f(self.logprobs_gen), f(self.advantages), f(self.weights),
             f(self.inverse_temperature), None if self.logprobs_ref is None else f(self.logprobs_ref),
@@ -55,37 +55,39 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """The LM head and what works on it."""
+class LMHead:
+    """The LM head's weight, prepared for a backend, and the settings under which it is applied."""
 
-    weight: Tensor  # as the backend's GEMMs take it
+    weight: Tensor  # in the form that the backend's `prepare` returned
     shape: torch.Size  # (V, H)
     backend: Backend
     name: str
-    dtype: torch.dtype  # that logits are accumulated in
+    dtype: torch.dtype  # in which logits are accumulated
     settings: Settings
-    first: int | Tensor  # id of the weight's first row
+    first: int | Tensor  # token id of the weight's first row
 
     @staticmethod
-    def of(
+    def prepare(
         hidden: Tensor, weight: Tensor, dtype: torch.dtype, settings: Settings, first: int | Tensor
-    ) -> Head:
-        """The head for these hidden states."""
+    ) -> LMHead:
+        """Choose a backend for these tensors and prepare the weight for it."""
         name, backend = choose(hidden, weight, settings.backend)
         if settings.row_kernel != "two-pass" and name != "triton":
-            raise ValueError(f"row_kernel {settings.row_kernel!r} is Triton's; the backend here is {name!r}")
+            raise ValueError(
+                f"row_kernel {settings.row_kernel!r} needs the backend 'triton'; the backend here is {name!r}"
+            )
         prepared = backend.prepare(hidden, weight, dtype, settings.weight_parts)
-        return Head(prepared, weight.shape, backend, name, dtype, settings, first)
+        return LMHead(prepared, weight.shape, backend, name, dtype, settings, first)
 
     def chunk_rows(self, n: int) -> int:
-        """How many rows' logits are in memory at a time."""
+        """The number of rows whose logits are in memory at a time."""
         size = self.settings.chunk_rows
         if size is None and self.name == "triton":
             size = CUDA_CHUNK_ROWS
         return max(1, min(n, size or CHUNK_BYTES // (len(self.weight) * self.dtype.itemsize)))
 
     def logits(self, h: Tensor, out: Tensor) -> None:
-        """out (C, V) = h Wᵀ, rounded to the settings' logits_dtype if that is a 16-bit type."""
+        """out (C, V) = h Wᵀ, rounded to `logits_dtype` if that is a 16-bit type."""
         self.backend.logits(h, self.weight, out)
         if self.settings.logits_dtype != torch.float32:
             out.copy_(out.to(self.settings.logits_dtype))
@@ -107,78 +109,78 @@ class Head:
         return softmax(stats if self.settings.group is None else merge_over(self.settings.group, stats))
 
     def row_stats(self, z: Tensor, columns: Tensor, inverse_temperature: Tensor) -> Tensor:
-        """The backend's statistics of rows of logits, of this rank's shard of the vocabulary."""
+        """The backend's (4, C) statistics of z (C, V), over this rank's shard of the vocabulary."""
         return self.backend.row_stats(z, columns, inverse_temperature, self.settings.cap)
 
 
 def chunks(n: int, most: int) -> list[slice]:
-    """0..n in the fewest slices of at most `most`, of about the same length: each costs a pass over dW."""
+    """0..n in as few slices of at most `most` as possible, of about equal length."""
     count = -(-n // most)
     ends = [n * i // max(1, count) for i in range(count + 1)]
     return [slice(*pair) for pair in pairwise(ends)]
 
 
 @dataclass(slots=True)
-class Sums:
-    """What the pass over the chunks fills: numbers per token, and the gradients asked for."""
+class StepOutputs:
+    """The results of one call, filled chunk by chunk: values per token, and the gradients needed."""
 
     logp: Tensor  # (N,)
-    entropy: Tensor
-    loss: Tensor  # the term with its penalties, without its weight
-    ratio: Tensor
-    truncated: Tensor
-    kl_ref: Tensor
-    d_hidden: Tensor | None  # (N, H), see `gradient_dtype`
-    d_weight: Tensor | None  # (V, H) in the type that logits are accumulated in
+    entropy: Tensor  # (N,)
+    loss: Tensor  # (N,) the term with its penalties, without its weight
+    ratio: Tensor  # (N,)
+    truncated: Tensor  # (N,) 1 where the bound was active, else 0
+    kl_ref: Tensor  # (N,)
+    d_hidden: Tensor | None  # (N, H) in `gradient_dtype`
+    d_weight: Tensor | None  # (V, H) in the type in which logits are accumulated
 
     @staticmethod
-    def empty(hidden: Tensor, head: Head, needs_hidden: bool, needs_weight: bool) -> Sums:
-        """Room for these tokens."""
+    def empty(hidden: Tensor, head: LMHead, needs_hidden: bool, needs_weight: bool) -> StepOutputs:
+        """Tensors for these tokens, zero where the chunks add to them."""
         new = partial(hidden.new_zeros, len(hidden), dtype=head.dtype)
-        return Sums(
+        return StepOutputs(
             new(), new(), new(), new(), new(), new(),
             hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else None,
             hidden.new_zeros(head.shape, dtype=head.dtype) if needs_weight else None,
         )  # fmt: skip
 
-    def record(self, rows: slice, found: Softmax, t: Tokens, settings: Settings, term: Term) -> Tensor:
-        """Fills the numbers of some rows, t being their tokens; gives their c = dL/dlog π."""
-        loss, derivative = term.loss - settings.entropy_bonus * found.entropy, term.dloss_dlogp
+    def record(self, rows: slice, probs: Softmax, t: Tokens, settings: Settings, term: Term) -> Tensor:
+        """Store the values of some rows, whose inputs are t; return their c = dL/dlog π."""
+        loss, derivative = term.loss - settings.entropy_bonus * probs.entropy, term.dloss_dlogp
         if settings.kl is not None and t.logprobs_ref is not None:
-            self.kl_ref[rows], slope = settings.kl(found.logp, t.logprobs_ref)
+            self.kl_ref[rows], slope = settings.kl(probs.logp, t.logprobs_ref)
             loss = loss + settings.kl.coefficient * self.kl_ref[rows]
             derivative = derivative + settings.kl.coefficient * slope
-        self.logp[rows], self.entropy[rows], self.loss[rows] = found.logp, found.entropy, loss
+        self.logp[rows], self.entropy[rows], self.loss[rows] = probs.logp, probs.entropy, loss
         self.ratio[rows], self.truncated[rows] = term.ratio, term.truncated.to(loss.dtype)
         return t.weights * derivative
 
     def stats(self, logprobs_gen: Tensor) -> Tensor:
-        """(len(STATS),) means over the tokens in the loss; zeros where there is none."""
+        """(len(STATS),) statistics over the tokens in the loss; zeros if there are none."""
         if not len(self.logp):
             return self.logp.new_zeros(len(STATS))
         log_ratio, ratio = self.logp - logprobs_gen, self.ratio
-        share = ratio / ratio.max().clamp(min=1e-30)  # its squares are finite
+        share = ratio / ratio.max().clamp(min=1e-30)  # the square of a large ratio would overflow
         return torch.stack([
             ratio.mean(), ratio.min(), ratio.max(), self.truncated.mean(),
-            -log_ratio.mean(),  # KL(π_gen ‖ π_train), tokens being the generator's
-            (torch.expm1(log_ratio) - log_ratio).mean(),  # Schulman's k3 of the same: never negative
+            -log_ratio.mean(),  # k1 estimate of KL(π_gen ‖ π_train); the generator sampled the tokens
+            (torch.expm1(log_ratio) - log_ratio).mean(),  # k3 estimate of the same: never negative
             self.kl_ref.mean(), self.entropy.mean(),
             share.sum() ** 2 / (len(share) * share.square().sum()).clamp(min=1e-30),
         ])  # fmt: skip
 
 
-Terms = Callable[[slice, Tensor], Term]  # of some rows, given their log-probs
+Terms = Callable[[slice, Tensor], Term]  # the terms of some rows, given these rows and their log-probs
 
 
-def terms_of(head: Head, hidden: Tensor, tokens: Tokens) -> Terms:
-    """The objective, chunk by chunk; one over sequences needs all log-probs first (2NHV FLOP more)."""
+def make_terms(head: LMHead, hidden: Tensor, tokens: Tokens) -> Terms:
+    """The objective as a function of a chunk. One over sequences scores all tokens first (2NHV FLOP more)."""
     objective, t = head.settings.objective, tokens
     if not isinstance(objective, SequenceObjective):
         return lambda rows, logp: check_term(
             objective(logp, t.logprobs_gen[rows], t.advantages[rows]), len(logp)
         )
     if t.sequences is None:
-        raise ValueError(f"{type(objective).__name__} needs sequences (N,): which sequence each token is of")
+        raise ValueError(f"{type(objective).__name__} needs sequences (N,): the sequence of each token")
     logp = head.score(hidden, t).logp
     term = check_term(
         objective.over_sequences(logp, t.logprobs_gen, t.advantages, t.sequences, t.weights), len(logp)
@@ -188,71 +190,80 @@ def terms_of(head: Head, hidden: Tensor, tokens: Tokens) -> Terms:
     )
 
 
-def train(head: Head, hidden: Tensor, tokens: Tokens, sums: Sums) -> None:
-    """Forward and backward, chunk by chunk (6NHV FLOP, 2NHV less for each gradient not needed)."""
-    terms, n = terms_of(head, hidden, tokens), len(hidden)
-    if sums.d_hidden is None and sums.d_weight is None:
-        found = head.score(hidden, tokens)
-        sums.record(slice(0, n), found, tokens, head.settings, terms(slice(0, n), found.logp))
+def train(head: LMHead, hidden: Tensor, tokens: Tokens, outputs: StepOutputs) -> None:
+    """Forward and backward, chunk by chunk: 6NHV FLOP, or 2NHV less for each gradient not needed."""
+    terms, n = make_terms(head, hidden, tokens), len(hidden)
+    if outputs.d_hidden is None and outputs.d_weight is None:
+        probs = head.score(hidden, tokens)
+        outputs.record(slice(0, n), probs, tokens, head.settings, terms(slice(0, n), probs.logp))
         return
     step = _two_pass if head.settings.row_kernel == "two-pass" else _single_pass
     size = head.chunk_rows(n)
-    lean = head.settings.row_kernel == "lean"  # has no FP32 logits
-    buffer = hidden.new_empty(0 if lean else size, len(head.weight), dtype=head.dtype)
+    buffered = 0 if head.settings.row_kernel == "fused-epilogue" else size  # that one has no FP32 logits
+    buffer = hidden.new_empty(buffered, len(head.weight), dtype=head.dtype)
     for rows in chunks(n, size):
-        step(head, hidden[rows], tokens[rows], sums, terms, rows, buffer[: rows.stop - rows.start])
+        step(head, hidden[rows], tokens[rows], outputs, terms, rows, buffer[: rows.stop - rows.start])
 
 
-def _two_pass(head: Head, h: Tensor, t: Tokens, sums: Sums, terms: Terms, rows: slice, z: Tensor) -> None:
+def _two_pass(
+    head: LMHead, h: Tensor, t: Tokens, outputs: StepOutputs, terms: Terms, rows: slice, z: Tensor
+) -> None:
     settings, backend = head.settings, head.backend
     columns = t.targets - head.first
     head.logits(h, z)
     stats = head.row_stats(z, columns, t.inverse_temperature)
-    found = softmax(stats if settings.group is None else merge_over(settings.group, stats))
-    c = sums.record(rows, found, t, settings, terms(rows, found.logp))
+    probs = softmax(stats if settings.group is None else merge_over(settings.group, stats))
+    c = outputs.record(rows, probs, t, settings, terms(rows, probs.logp))
     e = -settings.entropy_bonus * t.weights if settings.entropy_bonus else None
-    g = gradient(found, c, e, t.inverse_temperature)
+    g = gradient(probs, c, e, t.inverse_temperature)
     exact = settings.exact or torch.float32 in (h.dtype, head.weight.dtype)
     dz = backend.row_grads(
         z, columns, t.inverse_temperature, settings.cap, g.anchor, g.a, g.b, g.k, g.dz_y, exact
     )
-    if sums.d_hidden is not None:
+    if outputs.d_hidden is not None:
         dx = h.new_empty(h.shape, dtype=head.dtype)
         backend.d_hidden(dz, head.weight, dx)
-        if settings.group is not None:  # each rank has its shard's part of the sum over the vocabulary
+        if settings.group is not None:  # each rank has summed over its shard of the vocabulary
             dist.all_reduce(dx, dist.ReduceOp.SUM, settings.group)
-        sums.d_hidden[rows] = dx
-    if sums.d_weight is not None:
-        backend.add_d_weight(dz, h, sums.d_weight)
+        outputs.d_hidden[rows] = dx
+    if outputs.d_weight is not None:
+        backend.add_d_weight(dz, h, outputs.d_weight)
 
 
-def _single_pass(head: Head, h: Tensor, t: Tokens, sums: Sums, terms: Terms, rows: slice, z: Tensor) -> None:
-    """E = e^{u − anchor} in bf16 takes the logits' place, Ê_y = −others, and the scale s = −c / total is
-    each row's: dX = s (Ê W), dW = Êᵀ (s h)."""
+def _single_pass(
+    head: LMHead, h: Tensor, t: Tokens, outputs: StepOutputs, terms: Terms, rows: slice, z: Tensor
+) -> None:
+    """Without a second pass: bf16 E = e^{u − anchor} replaces the logits, with Ê_y = −others at the target.
+
+    The gradients follow from it with one scale per row, s = −c / total: dX = s (Ê W), dW = Êᵀ (s h).
+    """
     backend = cast(SinglePass, head.backend)
-    if head.settings.row_kernel == "lean":
-        exp, stats = backend.lean(h, head.weight, t.targets, t.inverse_temperature, t.logprobs_gen)
+    if head.settings.row_kernel == "fused-epilogue":
+        exp, stats = backend.fused_epilogue(h, head.weight, t.targets, t.inverse_temperature, t.logprobs_gen)
     else:
         head.logits(h, z)
-        exp, stats = backend.spx(z, t.targets, t.inverse_temperature, t.logprobs_gen)
-    found = softmax(stats)
-    c = sums.record(rows, found, t, head.settings, terms(rows, found.logp))
-    scale = -c * t.inverse_temperature / found.total
-    if sums.d_hidden is not None:
+        exp, stats = backend.single_pass(z, t.targets, t.inverse_temperature, t.logprobs_gen)
+    probs = softmax(stats)
+    c = outputs.record(rows, probs, t, head.settings, terms(rows, probs.logp))
+    scale = -c * t.inverse_temperature / probs.total
+    if outputs.d_hidden is not None:
         dx = h.new_empty(h.shape, dtype=head.dtype)
         backend.d_hidden(exp, head.weight, dx)
-        sums.d_hidden[rows] = dx.mul_(scale[:, None])
-    if sums.d_weight is not None:
-        backend.add_d_weight(exp, (h * scale[:, None]).to(h.dtype), sums.d_weight)
+        outputs.d_hidden[rows] = dx.mul_(scale[:, None])
+    if outputs.d_weight is not None:
+        backend.add_d_weight(exp, (h * scale[:, None]).to(h.dtype), outputs.d_weight)
 
 
 def gradient_dtype(x: Tensor) -> torch.dtype:
-    """The type x's gradient waits in for the backward: FP16 only holds it after the caller's loss scale."""
+    """The type in which x's gradient is kept for the backward.
+
+    FP32 for FP16: the gradient may only be representable in FP16 once the caller's loss scale is applied.
+    """
     return torch.float32 if x.dtype == torch.float16 else x.dtype
 
 
-def _kept(token_weights: Tensor) -> Tensor | None:
-    """Rows of weight ≠ 0, None if all. A graph being captured cannot ask how many: it takes them all."""
+def _weighted_rows(token_weights: Tensor) -> Tensor | None:
+    """The rows with weight ≠ 0; None for all, also during CUDA graph capture, which forbids counting them."""
     if token_weights.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
     kept = token_weights.nonzero()[:, 0]
@@ -266,40 +277,40 @@ def compute(
     entropy_bonus: float, softcap: float | None, logits_dtype: torch.dtype, exact: bool, weight_parts: int,
     row_kernel: str, chunk_rows: int | None, group: int, backend: str | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(loss, log-probs, entropies, STATS, d_hidden, d_weight), a gradient not needed being empty.
+    """(loss, log-probs, entropies, STATS, d_hidden, d_weight); a gradient that is not needed is empty.
 
-    objective, kl and group are `kernels.settings` numbers; the rest is as `policy_loss` has it.
+    objective, kl and group are numbers from `kernels.settings.register`; `policy_loss` documents the rest.
     """
-    how = Settings(
-        numbered(objective), numbered(kl), entropy_bonus, softcap, logits_dtype, exact, weight_parts,
-        cast(RowKernel, row_kernel), chunk_rows, numbered(group), backend,
+    settings = Settings(
+        lookup(objective), lookup(kl), entropy_bonus, softcap, logits_dtype, exact, weight_parts,
+        cast(RowKernel, row_kernel), chunk_rows, lookup(group), backend,
     )  # fmt: skip
     dtype, n = inverse_temperature.dtype, len(hidden)
     tokens = Tokens(
         targets.long(), logprobs_gen, advantages, token_weights, inverse_temperature, logprobs_ref, sequences
     )
-    kept = _kept(token_weights)
+    kept = _weighted_rows(token_weights)
     if kept is not None:
         hidden, tokens = hidden.index_select(0, kept), tokens[kept]
-    first, vocabulary = place(weight, how.group)
+    first, vocabulary = shard_offset(weight, settings.group)
     check_values(
         hidden, vocabulary, tokens.targets, tokens.inverse_temperature, advantages=tokens.advantages,
         logprobs_gen=tokens.logprobs_gen, token_weights=tokens.weights, logprobs_ref=tokens.logprobs_ref,
     )  # fmt: skip
     tokens = tokens.to(dtype)
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # autocast would round products
-        head = Head.of(hidden, weight, dtype, how, first)
-        sums = Sums.empty(hidden, head, needs_hidden, needs_weight)
-        train(head, hidden, tokens, sums)
-        check_log_probs(sums.logp, sums.entropy)
-        loss, stats = (sums.loss * tokens.weights).sum(), sums.stats(tokens.logprobs_gen)
-    logp, entropy, d_hidden = sums.logp, sums.entropy, sums.d_hidden
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # it would round products
+        head = LMHead.prepare(hidden, weight, dtype, settings, first)
+        outputs = StepOutputs.empty(hidden, head, needs_hidden, needs_weight)
+        train(head, hidden, tokens, outputs)
+        check_log_probs(outputs.logp, outputs.entropy)
+        loss, stats = (outputs.loss * tokens.weights).sum(), outputs.stats(tokens.logprobs_gen)
+    logp, entropy, d_hidden = outputs.logp, outputs.entropy, outputs.d_hidden
     if kept is not None:
         logp, entropy = (x.new_zeros(n).index_copy_(0, kept, x) for x in (logp, entropy))
         if d_hidden is not None:
             d_hidden = d_hidden.new_zeros(n, d_hidden.shape[1]).index_copy_(0, kept, d_hidden)
     d_hidden = loss.new_empty(0) if d_hidden is None else d_hidden
-    d_weight = loss.new_empty(0) if sums.d_weight is None else sums.d_weight.to(gradient_dtype(weight))
+    d_weight = loss.new_empty(0) if outputs.d_weight is None else outputs.d_weight.to(gradient_dtype(weight))
     return loss, logp, entropy, stats, d_hidden, d_weight
 
 
@@ -333,7 +344,7 @@ def _backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     if any(x is not None for x in upstream[1:]):
         raise RuntimeError("policy_loss can be differentiated once; its gradient has no derivative")
     scale, saved = upstream[0], ctx.saved_tensors
-    grads = [  # of one dimension, the scale takes part in the type of the product: it is not rounded to d's
+    grads = [  # scale[None]: a tensor with a dimension keeps the product in FP32, a 0-d one would be rounded
         (d * scale[None]).to(dtype) if needed and scale is not None else None
         for needed, d, dtype in zip(ctx.needs, saved, ctx.types, strict=True)
     ]

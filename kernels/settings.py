@@ -1,15 +1,20 @@
-"""How the policy loss is computed: all that is not a tensor, and numbers for what a graph cannot hold."""
+"""The settings of the policy loss, and a registry that stands for them where only numbers may be passed.
+
+A custom op takes tensors, numbers and strings. Objectives and process groups are therefore registered, and
+the op gets their numbers.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -17,12 +22,13 @@ import torch.distributed as dist
 from kernels.objectives import CISPO, KL, Objective, SequenceObjective
 
 DEFAULT = CISPO()
-RowKernel = Literal["two-pass", "spx", "lean"]
+RowKernel = Literal["two-pass", "single-pass", "fused-epilogue"]
+RENAMED_ROW_KERNELS = {"spx": "single-pass", "lean": "fused-epilogue"}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `policy_loss` was asked for, checked. See there for what each means."""
+    """The arguments of `policy_loss` that are not tensors, checked; it documents each."""
 
     objective: Objective | SequenceObjective = DEFAULT
     kl: KL | None = None
@@ -53,59 +59,70 @@ class Settings:
             raise ValueError(f"chunk_rows is {self.chunk_rows}; expected at least 1")
         if self.weight_parts not in (2, 3):
             raise ValueError(f"weight_parts is {self.weight_parts}; expected 2 or 3")
-        if self.row_kernel not in ("two-pass", "spx", "lean"):
-            raise ValueError(f"row_kernel is {self.row_kernel!r}; expected 'two-pass', 'spx' or 'lean'")
+        if self.row_kernel in RENAMED_ROW_KERNELS:
+            renamed = RENAMED_ROW_KERNELS[self.row_kernel]
+            warnings.warn(f"row_kernel {self.row_kernel!r} is now called {renamed!r}", stacklevel=2)
+            object.__setattr__(self, "row_kernel", renamed)
+        if self.row_kernel not in get_args(RowKernel):
+            expected = ", ".join(get_args(RowKernel))
+            raise ValueError(f"row_kernel is {self.row_kernel!r}; expected one of {expected}")
         if self.row_kernel != "two-pass":
             for name in ("softcap", "entropy_bonus", "exact", "group"):
                 if getattr(self, name):
-                    raise ValueError(f"row_kernel {self.row_kernel!r} has no {name}; use 'two-pass'")
-        if self.row_kernel == "lean" and self.logits_dtype != torch.float32:
-            raise ValueError("row_kernel 'lean' has no logits to round to logits_dtype; use 'spx'")
+                    raise ValueError(
+                        f"row_kernel {self.row_kernel!r} does not support {name}; use 'two-pass'"
+                    )
+        if self.row_kernel == "fused-epilogue" and self.logits_dtype != torch.float32:
+            raise ValueError(
+                "row_kernel 'fused-epilogue' has no logits to round to logits_dtype; use 'single-pass'"
+            )
 
 
-Numbered = Objective | SequenceObjective | KL | dist.ProcessGroup | None
+Registered = Objective | SequenceObjective | KL | dist.ProcessGroup | None
 
 _lock = threading.Lock()
 _count = itertools.count(1)
 _objects: dict[int, Callable[[], Any]] = {0: lambda: None}
-_kept: dict[Any, int] = {None: 0}
-# not kept: closures may hold tensors, and a loop may make one each step
-_functions: weakref.WeakKeyDictionary[FunctionType, int] = weakref.WeakKeyDictionary()
+_indices: dict[Any, int] = {None: 0}
+# Functions are held weakly: closures may hold tensors, and a training loop may make a new one at every step.
+_function_indices: weakref.WeakKeyDictionary[FunctionType, int] = weakref.WeakKeyDictionary()
 
 
-def number(thing: Numbered) -> int:
-    """The number of an object: a custom op takes numbers, not objects."""
-    # Two functions of one code but other closures or defaults look the same to torch.compile, unless it is
-    # shown that their identity matters.
-    return _number(thing, id(thing) if isinstance(thing, FunctionType) else 0)
+def register(item: Registered) -> int:
+    """The number under which `lookup` finds this object."""
+    # To torch.compile two functions with the same code but different closures or defaults look the same,
+    # unless their identity is an argument.
+    return _register(item, id(item) if isinstance(item, FunctionType) else 0)
 
 
-def _number(thing: Numbered, identity: int) -> int:
-    """The same; torch.compile asks once for each `thing` and `identity`."""
-    weak = isinstance(thing, FunctionType)
-    numbers: Any = _functions if weak else _kept
+def _register(item: Registered, identity: int) -> int:
+    """The same; torch.compile calls it once for each pair of arguments."""
+    weak = isinstance(item, FunctionType)
+    indices: Any = _function_indices if weak else _indices
     with _lock:
         try:
-            index: int | None = numbers.get(thing)
+            index: int | None = indices.get(item)
         except TypeError:
             raise ValueError(
-                f"objective: expected a function or a frozen dataclass, given {thing!r}"
+                f"objective: expected a function or a frozen dataclass, given {item!r}"
             ) from None
         if index is None:
             index = next(_count)
-            gone = lambda _: _objects.pop(index, None)  # noqa: E731  # a callback that needs `index`
-            _objects[index] = weakref.ref(thing, gone) if weak else lambda: thing
-            numbers[thing] = index
+            forget = lambda _: _objects.pop(index, None)  # noqa: E731  # a callback that needs `index`
+            _objects[index] = weakref.ref(item, forget) if weak else lambda: item
+            indices[item] = index
     return index
 
 
-# What torch.compiler.assume_constant_result sets; that imports the compiler, two seconds for everyone.
-_number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function's own attribute
+# torch.compiler.assume_constant_result sets this, but it would import the compiler, which takes two seconds.
+_register._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function's own attribute
 
 
-def numbered(index: int) -> Any:
-    """The object of a number; a function must still be held by whoever asked for its number."""
-    found = _objects.get(index, lambda: None)()
-    if index and found is None:
-        raise RuntimeError("the objective is gone: make it outside of the compiled function, and hold it")
-    return found
+def lookup(index: int) -> Any:
+    """The object registered under this number. RuntimeError if it was a function that no longer exists."""
+    item = _objects.get(index, lambda: None)()
+    if index and item is None:
+        raise RuntimeError(
+            "the objective no longer exists: create it outside of the compiled function and keep a reference"
+        )
+    return item

@@ -1,4 +1,4 @@
-"""Heads in shards: FSDP2's, gathered from a DTensor; and the vocabulary's over a process group."""
+"""Sharded heads: FSDP2's DTensor, which is gathered, and a vocabulary split over a process group."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def whole(weight: Tensor) -> Tensor:
-    """The gathered weight if it is a DTensor, itself otherwise.
+def gather_weight(weight: Tensor) -> Tensor:
+    """The full weight: gathered if it is a DTensor, unchanged otherwise.
 
-    Each rank's gradient is that of its own tokens: they are partial sums, which `full_tensor()` would
-    leave rank-local without `grad_placements`.
+    Each rank's gradient covers its own tokens only, so the ranks' gradients are partial sums. Without
+    `grad_placements`, `full_tensor()` would not add them up.
     """
     if not hasattr(weight, "full_tensor"):
         return weight
-    from torch.distributed.tensor import DTensor, Partial  # seconds to import: only for who has one
+    from torch.distributed.tensor import DTensor, Partial  # takes seconds to import
 
     sharded = cast(DTensor, weight)
     return sharded.full_tensor(grad_placements=[Partial()] * sharded.device_mesh.ndim)
 
 
-def place(weight: Tensor, group: dist.ProcessGroup | None) -> tuple[int | Tensor, int | Tensor]:
-    """(id of the first row of this rank's shard, size of the whole vocabulary); 0-d tensors in a group."""
+def shard_offset(weight: Tensor, group: dist.ProcessGroup | None) -> tuple[int | Tensor, int | Tensor]:
+    """(token id of this rank's first row, size of the whole vocabulary); 0-d tensors if there is a group."""
     if group is None:
         return 0, len(weight)
     lengths = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=weight.device)

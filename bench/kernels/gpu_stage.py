@@ -79,7 +79,7 @@ def plan(chunk: int, sweep: Sequence[int]) -> Iterator[list[Case]]:
     ]
     yield [(peer, None) for peer in reversed(providers.peers("cuda"))]
     variants = [_ours("exact", exact=True, chunk_rows=chunk)]
-    for kernel in ("two-pass", "spx", "lean"):
+    for kernel in ("two-pass", "single-pass", "fused-epilogue"):
         variants += [_ours(f"{kernel}, chunk {rows}", row_kernel=kernel, chunk_rows=rows) for rows in sweep]
     yield [(variant, whole) for variant in variants]
 

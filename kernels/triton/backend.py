@@ -1,6 +1,6 @@
-"""The backend `triton` as `kernels.backends` wants it: CUDA, or the CPU under TRITON_INTERPRET=1.
+"""The backend `triton`: CUDA, or the CPU under TRITON_INTERPRET=1.
 
-Importable without Triton; its functions are there where Triton is.
+This module can be imported without Triton; the functions of a `kernels.backends.Backend` then are missing.
 """
 
 from __future__ import annotations
@@ -16,23 +16,33 @@ from kernels.triton.config import INTERPRET
 
 if importlib.util.find_spec("triton") is not None:
     from kernels.triton import fused, matmul
-    from kernels.triton.fused import lean, score
+    from kernels.triton.fused import fused_epilogue, score
     from kernels.triton.matmul import add_d_weight, d_hidden
-    from kernels.triton.rows import row_grads, row_stats, spx
+    from kernels.triton.rows import row_grads, row_stats, single_pass
 
-    __all__ = ["add_d_weight", "d_hidden", "lean", "logits", "row_grads", "row_stats", "score", "spx"]
+    __all__ = [
+        "add_d_weight",
+        "d_hidden",
+        "fused_epilogue",
+        "logits",
+        "row_grads",
+        "row_stats",
+        "score",
+        "single_pass",
+    ]
 
 
 def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
-    """out (C, V) FP32 = h Wᵀ: by cuBLAS on CUDA, which takes another order for few rows; by ours elsewhere.
+    """out (C, V) FP32 = h Wᵀ: by cuBLAS on CUDA, by our kernel elsewhere.
 
-    Where a row's bits must not depend on how many rows there are, use `kernels.triton.fused.logits`.
+    cuBLAS may sum in another order for another number of rows. Where a row's bits must not depend on that
+    number, use `kernels.triton.fused.logits`.
     """
     (matmul.cublas_logits if h.is_cuda else fused.logits)(h, weight, out)
 
 
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
-    """The head as the other functions take it: (V, H), or (V, parts·H) bf16 for FP32 beside bf16 hidden.
+    """The weight for the other functions: (V, H), or (V, parts·H) bf16 if it is FP32 and hidden is bf16.
 
     ValueError on CPU tensors outside the interpreter.
     """
@@ -59,6 +69,6 @@ def why_not() -> str:
 
 
 def info() -> dict[str, Any]:
-    """What the kernels run on."""
+    """Versions, and the device on which the kernels run."""
     device = "CPU (interpreter)" if INTERPRET else torch.cuda.get_device_name()
     return {"triton": importlib.metadata.version("triton"), "torch": torch.__version__, "device": device}

@@ -1,4 +1,4 @@
-"""What the GEMM kernel is for: statistics without logits, the single pass without FP32 logits, logits."""
+"""Launches of the GEMM kernel: logits, statistics without logits, and the single pass without FP32 logits."""
 # mypy: disable-error-code="import-untyped,import-not-found"
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kernels.triton.config import INTERPRET, GemmConfig, capability, gemm_config
 from kernels.triton.rows import dense
 
 SCORED_ROWS = 16384
-"""Rows scored at a time: the tiles' statistics take 12 · rows · V / 256 bytes, 117 MB at V = 152k."""
+"""Rows scored at a time. The tiles' statistics take 12 · rows · V / 256 bytes: 117 MB at V = 152k."""
 
 
 def logits(h: Tensor, weight: Tensor, out: Tensor, config: GemmConfig | None = None) -> None:
-    """out (C, V) FP32 = h Wᵀ; a row's bits do not depend on the other rows. weight as `prepare` gives it."""
+    """out (C, V) FP32 = h Wᵀ, with weight from `prepare`; a row's bits do not depend on the other rows."""
     if len(h):
         none = out.new_empty(0)
         _launch(gemm.LOGITS, h, weight, none, none, none, out, none, none, 0.0, config)
@@ -35,8 +35,8 @@ def score(
 ) -> Tensor:
     """(4, N) FP32 statistics of the logits h Wᵀ (see `kernels.rows`), which are never in memory (2NHV FLOP).
 
-    h (N, H); weight as `prepare` gives it; targets (N,) int64, outside [0, V) in another shard. A row's bits
-    do not depend on the other rows.
+    h (N, H); weight from `prepare`; targets (N,) int64, outside [0, V) if they belong to another shard. A
+    row's bits do not depend on the other rows.
     """
     stats = torch.empty(4, len(h), device=h.device)
     for start in range(0, len(h), SCORED_ROWS):
@@ -46,7 +46,7 @@ def score(
     return stats
 
 
-def lean(
+def fused_epilogue(
     h: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -54,10 +54,10 @@ def lean(
     logprobs_gen: Tensor,
     config: GemmConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(Ê (C, V) bf16, (4, C) statistics) as `kernels.triton.rows.spx` gives them, without FP32 logits.
+    """`kernels.triton.rows.single_pass` in the GEMM's epilogue: no FP32 logits reach memory.
 
-    A tile whose logits exceed the row's anchor by far has an anchor of its own; such rows are moved to one
-    anchor at the end.
+    Returns Ê (C, V) in bf16 and the (4, C) statistics. A tile with a logit far above the row's anchor uses
+    its own anchor; `settle` rescales such rows to a common one at the end.
     """
     rows, vocabulary = len(h), len(weight)
     exp = torch.empty(rows, -(-vocabulary // 8) * 8, dtype=torch.bfloat16, device=h.device)[:, :vocabulary]
@@ -72,7 +72,7 @@ def lean(
         enable_fp_fusion=True,
     )  # fmt: skip
     stats, partial, columns = _statistics(
-        gemm.LEAN, h, weight, targets, inverse_temperature, anchors, exp, 0.0, config
+        gemm.SINGLE_PASS, h, weight, targets, inverse_temperature, anchors, exp, 0.0, config
     )
     gemm.settle[(rows,)](
         exp, partial, anchors, stats, targets, rows, vocabulary, exp.stride(0), INTERPRET=INTERPRET,
@@ -85,7 +85,7 @@ def _statistics(
     epilogue: Any, h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, anchors: Tensor,
     out: Tensor, cap: float, config: GemmConfig | None,
 ) -> tuple[Tensor, Tensor, int]:  # fmt: skip
-    """(4, rows) statistics, those of the column tiles, and how many columns these have."""
+    """(4, rows) statistics, those of each column tile, and the number of columns of a tile."""
     config = config or _config(epilogue, h, weight, out, cap)
     rows, tiles = len(h), triton.cdiv(len(weight), config.columns)
     partial = torch.empty(3, tiles, rows, device=h.device)
@@ -125,13 +125,13 @@ def _launch(
 
 
 def _config(epilogue: Any, h: Tensor, weight: Tensor, out: Tensor, cap: float) -> GemmConfig:
-    used = (h, weight) if epilogue == gemm.SCORE else (h, weight, out)
-    aligned = all(_aligned(x) for x in used)
+    operands = (h, weight) if epilogue == gemm.SCORE else (h, weight, out)
+    aligned = all(_aligned(x) for x in operands)
     return gemm_config(capability(h.device), weight.dtype, aligned, cap != 0.0)
 
 
 def _aligned(x: Tensor) -> bool:
-    """Whether tensor copies take it: consecutive columns, rows and start at multiples of 16 bytes."""
+    """Whether TMA can copy it: contiguous rows that start at multiples of 16 bytes."""
     return x.stride(1) == 1 and x.stride(0) * x.itemsize % 16 == 0 and x.data_ptr() % 16 == 0
 
 

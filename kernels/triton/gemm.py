@@ -1,12 +1,12 @@
-"""The GEMM h Wᵀ with FP32 accumulation, and what follows it while a tile is in registers.
+"""The GEMM h Wᵀ with FP32 accumulation, and its epilogues, which work on a tile while it is in registers.
 
 Persistent: each program takes tiles pid, pid + programs, … of a grouped order, in which programs that run
-at the same time share rows of h and of W in the L2 cache. A logit is one sum over the hidden size in one
-order, whatever rows are beside it: small inputs are masked, never given other blocks.
+at the same time share rows of h and of W in the L2 cache. A logit is summed over the hidden size in a fixed
+order, whatever rows are beside it: small inputs are masked and never get other block sizes.
 
-The epilogue views a tile of columns as (columns / 8, 8): of wgmma's layout the first of these is registers
-only, so that comparisons with a column are with constants. As (columns,) the compiler keeps every column's
-number in a register across the loop, and spills.
+The epilogue views a tile's columns as (columns / 8, 8). In wgmma's layout the first of these dimensions lies
+in registers only, so columns are compared with constants. With a view as (columns,) the compiler would keep
+the index of every column in a register across the loop, and spill.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="import-untyped,import-not-found"
@@ -20,8 +20,8 @@ LOGITS: tl.constexpr = tl.constexpr(0)
 """out (rows, vocabulary) FP32: the logits."""
 SCORE: tl.constexpr = tl.constexpr(1)
 """partial (3, column tiles, rows) FP32: each tile's maximum, others and dot; target_logits (rows,)."""
-LEAN: tl.constexpr = tl.constexpr(2)
-"""As SCORE, but the anchor is the given one, or the tile's maximum where that is far above it; and
+SINGLE_PASS: tl.constexpr = tl.constexpr(2)
+"""As SCORE, but with the given anchor, or the tile's maximum where that is far higher. In addition
 out (rows, vocabulary) bf16: e^{u − anchor of the tile}, 0 at the target."""
 
 
@@ -39,10 +39,10 @@ def gemm(
     part_steps = tl.cdiv(width, DEPTH)
     for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0), flatten=FLATTEN):
         group = tile // (GROUP * column_tiles)
-        place = tile - group * GROUP * column_tiles
+        index = tile - group * GROUP * column_tiles
         group_rows = tl.minimum(row_tiles - group * GROUP, GROUP)
-        row_start = (group * GROUP + place % group_rows) * ROWS
-        column_tile = place // group_rows
+        row_start = (group * GROUP + index % group_rows) * ROWS
+        column_tile = index // group_rows
         column_start = column_tile * COLUMNS
         product = tl.zeros((ROWS, COLUMNS), tl.float32)
         for step in range(PARTS * part_steps):
@@ -57,7 +57,7 @@ def gemm(
                     weight, column_start, vocabulary, depth, width, part * width, weight_stride, COLUMNS,
                     DEPTH, EVEN,
                 )  # fmt: skip
-            if INTERPRET:  # its dot is wrong for bf16, and NumPy's depends on a row's place
+            if INTERPRET:  # its dot is wrong for bf16, and NumPy's result depends on a row's position
                 product += tl.sum(as_fp32(left, True)[:, None, :] * as_fp32(right, True)[None, :, :], 2)
             else:
                 product = tl.dot(left, right.T, product, input_precision="ieee")
@@ -80,7 +80,7 @@ def statistics(
     rows, vocabulary, out_stride, cap, EPILOGUE: tl.constexpr, CAPPED: tl.constexpr, TMA: tl.constexpr,
     INTERPRET: tl.constexpr, SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """The epilogues SCORE and LEAN of one tile, its columns in SUBTILES parts, for want of registers."""
+    """The epilogues SCORE and SINGLE_PASS of a tile, in SUBTILES parts, to save registers."""
     COLUMNS: tl.constexpr = product.shape[1]
     row = row_start + tl.arange(0, product.shape[0])
     inside = row < rows
@@ -88,15 +88,15 @@ def statistics(
     scale = tl.load(inverse_temperature + row, mask=inside, other=1.0)
     target = tl.load(targets + row, mask=inside, other=-1)
     here = (target >= column_start) & (target < tl.minimum(column_start + COLUMNS, vocabulary))
-    place = tl.where(here, target - column_start, -1).to(tl.int32)
+    offset = tl.where(here, target - column_start, -1).to(tl.int32)
     lane = tl.arange(0, 8)
-    eighth = tl.where((place % 8)[:, None] == lane[None, :], (place // 8)[:, None], -1)  # of the target
+    eighth = tl.where((offset % 8)[:, None] == lane[None, :], (offset // 8)[:, None], -1)  # of the target
     end = (vocabulary - column_start - lane + 7) // 8
     m = scale * 0.0 + LOWEST
     for index in tl.static_range(SUBTILES):
         u = eighths(product, index, SUBTILES, end, scale, cap, CAPPED)
         m = tl.maximum(m, tl.max(tl.max(u, 1), 1))
-    if EPILOGUE == LEAN:
+    if EPILOGUE == SINGLE_PASS:
         given = tl.load(anchors + row, mask=inside, other=0.0)
         m = tl.where(m - given > RAISE, m, given)
     others, dot, u_y = m * 0.0, m * 0.0, m * 0.0
@@ -109,7 +109,7 @@ def statistics(
         exp = tl.where(at_target, 0.0, tl.exp(v))
         others += tl.sum(tl.sum(exp, 1), 1)
         dot += tl.sum(tl.sum(exp * v, 1), 1)
-        if EPILOGUE == LEAN:
+        if EPILOGUE == SINGLE_PASS:
             store(
                 out, to_bf16(exp, INTERPRET).reshape(product.shape[0], COLUMNS // SUBTILES), row_start,
                 column_start + index * (COLUMNS // SUBTILES), rows, vocabulary, out_stride, TMA,
@@ -136,7 +136,7 @@ def block(
 
 @triton.jit
 def store(out, part, row_start, column_start, rows, vocabulary, stride, TMA: tl.constexpr):
-    """part into out (rows, vocabulary) at (row_start, column_start), as far as it is inside."""
+    """part into out (rows, vocabulary) at (row_start, column_start), masked to its bounds."""
     if TMA:
         out.store([row_start, column_start], part)
     else:
@@ -210,7 +210,7 @@ def estimate_anchors(
     h, weight, targets, inverse_temperature, logprobs_gen, anchors, vocabulary, width, h_stride,
     weight_stride, PARTS: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """u_y − log π_gen of each row: the generator's estimate of its log-sum-exp; LOWEST without a target."""
+    """u_y − log π_gen per row, the generator's estimate of the log-sum-exp; LOWEST without a target."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
     local = (target >= 0) & (target < vocabulary)
@@ -233,7 +233,7 @@ def settle(
     exp, partial, anchors, stats, targets, rows, vocabulary, stride,
     INTERPRET: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Ê from LEAN's exp, in place: −others at the target, one anchor in rows where tiles raised theirs."""
+    """Turn SINGLE_PASS's exp into Ê in place: −others at the target, one anchor for all tiles of a row."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
     m = tl.load(stats + row)

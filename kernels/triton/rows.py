@@ -3,8 +3,8 @@
 In place. bf16 results take the row's own bytes: column j of a row is written to bytes [2j, 2j + 2) of it and
 read from [4j, 4j + 4). Tile t therefore writes bytes [2tB, 2(t+1)B), which belong to tiles t/2 .. t of the
 logits: never to a later one. So a program may write tile t once all of its threads have read tiles 0 .. t.
-They walk the tiles in order, but warps drift apart; a barrier between each tile's load and its store holds
-them together. Rows do not share bytes.
+They walk the tiles in order, but warps drift apart; a barrier between each tile's load and its store keeps
+them in step. Rows do not share bytes.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="import-untyped,import-not-found"
@@ -23,7 +23,7 @@ def row_stats(
 ) -> Tensor:
     """(4, C) FP32 statistics of the rows of z (C, V) FP32 (see `kernels.rows`); one read of z.
 
-    The anchor is the row's maximum. targets (C,) int64: one outside [0, V) is in another shard, its logit 0.
+    The anchor is the row's maximum. targets (C,) int64; one outside [0, V) belongs to another shard: logit 0.
     """
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)
@@ -69,25 +69,25 @@ def row_grads(
     return dz
 
 
-def spx(
+def single_pass(
     z: Tensor,
     targets: Tensor,
     inverse_temperature: Tensor,
     logprobs_gen: Tensor,
     config: RowConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(Ê, stats): e^{u − m} in bf16 in place of z (C, V), −Σ others at the target; and (4, C) statistics.
+    """Ê, which is e^{u − m} in bf16 in place of z (C, V) and −others at the target, and (4, C) statistics.
 
-    One read, one write. The anchor is the generator's estimate of the row's log-sum-exp, u_y − log π_gen,
-    raised where a logit exceeds it by more than RAISE. Then dX = s (Ê W), dW = Êᵀ (s h), s = −c / total.
-    Targets outside [0, V) start from the first tile's maximum.
+    One read, one write. The anchor m is the generator's estimate of the row's log-sum-exp, u_y − log π_gen,
+    raised where a logit exceeds it by more than RAISE; without a target in [0, V) it starts at the first
+    tile's maximum. Then dX = s (Ê W), dW = Êᵀ (s h), s = −c / total.
     """
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)
     exp, stats = as_bf16(z), z.new_empty(4, rows)
     targets, inverse_temperature, logprobs_gen = dense(targets, inverse_temperature, logprobs_gen)
     if rows:
-        _spx[(rows,)](
+        _single_pass[(rows,)](
             z, exp, targets, inverse_temperature, logprobs_gen, stats, rows, vocabulary, z.stride(0),
             exp.stride(0), INTERPRET=INTERPRET, BLOCK=config.block, num_warps=config.warps, num_stages=1,
             enable_fp_fusion=True,
@@ -166,7 +166,7 @@ def _row_grads(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _spx(
+def _single_pass(
     z, exp_out, targets, inverse_temperature, logprobs_gen, stats, rows, vocabulary, stride, exp_stride,
     INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -68,8 +68,8 @@ def test_log_probs_err_no_more_than_the_bare_gemm(std: float) -> None:
     found = {
         "two-pass": rows.row_stats(z, y, one, 0.0),
         "score": fused.score(h, weight, y, one, 0.0),
-        "spx": rows.spx(z.clone(), y, one, lp)[1],
-        "lean": fused.lean(h, weight, y, one, lp)[1],
+        "single-pass": rows.single_pass(z.clone(), y, one, lp)[1],
+        "fused-epilogue": fused.fused_epilogue(h, weight, y, one, lp)[1],
     }
     errors = {name: float((softmax(stats).logp - exact).abs().max()) for name, stats in found.items()}
     print(f"std {std}: mm(out_dtype) with a float64 epilogue {bar:.2e}", errors)
@@ -93,7 +93,7 @@ def test_bits_do_not_depend_on_the_batch(width: int) -> None:
     h, weight, y, one = problem(300, width, 50304)
     lp, z = -torch.rand(300), torch.empty(300, 50304)
     whole = fused.score(h, weight, y, one, 0.0)
-    exp, stats = fused.lean(h, weight, y, one, lp)
+    exp, stats = fused.fused_epilogue(h, weight, y, one, lp)
     fused.logits(h, weight, z)
     order = torch.randperm(300)
     assert torch.equal(fused.score(h[order], weight, y[order], one, 0.0), whole[:, order])
@@ -102,7 +102,7 @@ def test_bits_do_not_depend_on_the_batch(width: int) -> None:
         fused.logits(h[:n], weight, part)
         assert torch.equal(part, z[:n])
         assert torch.equal(fused.score(h[:n], weight, y[:n], one[:n], 0.0), whole[:, :n])
-        found = fused.lean(h[:n], weight, y[:n], one[:n], lp[:n])
+        found = fused.fused_epilogue(h[:n], weight, y[:n], one[:n], lp[:n])
         assert torch.equal(found[0], exp[:n]) and torch.equal(found[1], stats[:, :n])
 
 
@@ -116,7 +116,7 @@ def test_logits_of_integers_are_exact() -> None:
             assert torch.equal(z.double(), exact)
 
 
-@pytest.mark.parametrize("kernel", ["two-pass", "spx", "lean", "exact"])
+@pytest.mark.parametrize("kernel", ["two-pass", "single-pass", "fused-epilogue", "exact"])
 def test_the_losss_gradients_are_float64s(kernel: str) -> None:
     h, weight, y, _ = problem(1024, 1024, 50257)
     rest = {"advantages": torch.randn(1024), "token_weights": torch.full((1024,), 1 / 1024)}
@@ -166,11 +166,11 @@ def test_far_anchors_are_raised() -> None:
     h[::2] = (weight[torch.arange(0, 64, 2) * 700].float() * 40).bfloat16()
     exact = exact_log_probs(exact_logits(h, weight), targets)
     z = torch.mm(h, weight.T, out_dtype=torch.float32)
-    spx = rows.spx(z, targets, one, torch.zeros(64))
-    lean = fused.lean(h, weight, targets, one, torch.zeros(64))
+    row_kernel = rows.single_pass(z, targets, one, torch.zeros(64))
+    epilogue = fused.fused_epilogue(h, weight, targets, one, torch.zeros(64))
     p = torch.softmax(exact_logits(h, weight), 1)
     p.scatter_add_(1, targets[:, None], -torch.ones(64, 1, dtype=torch.float64))
-    for exp, stats in (spx, lean):
+    for exp, stats in (row_kernel, epilogue):
         found = softmax(stats)
         torch.testing.assert_close(found.logp.double(), exact, rtol=2e-6, atol=1e-5)
         assert error(exp.double() / found.total.double()[:, None], p) <= 2.5e-3
@@ -222,8 +222,8 @@ def test_offsets_past_2_to_31_are_right() -> None:
     assert torch.equal(dz, alone)
     del z
     h, weight = torch.randn(n, 64).bfloat16(), torch.randn(V, 64).bfloat16()
-    exp, _ = fused.lean(h, weight, y, one, -one)
-    assert torch.equal(exp[-8:], fused.lean(h[-8:], weight, y[-8:], one[-8:], -one[-8:])[0])
+    exp, _ = fused.fused_epilogue(h, weight, y, one, -one)
+    assert torch.equal(exp[-8:], fused.fused_epilogue(h[-8:], weight, y[-8:], one[-8:], -one[-8:])[0])
 
 
 def test_scoring_holds_no_logits() -> None:

@@ -241,9 +241,15 @@ def test_settings_that_make_no_sense_are_a_clear_error(make: Callable[[], Any], 
         ({"chunk_rows": 0}, "chunk_rows is 0"),
         ({"weight_parts": 4}, "weight_parts is 4"),
         ({"row_kernel": "fast"}, "row_kernel is 'fast'"),
-        ({"row_kernel": "spx", "softcap": 3.0}, "'spx' has no softcap"),
-        ({"row_kernel": "lean", "logits_dtype": torch.bfloat16}, "no logits to round to logits_dtype"),
-        ({"row_kernel": "spx", "backend": "torch"}, "'spx' is Triton's; the backend here is 'torch'"),
+        ({"row_kernel": "single-pass", "softcap": 3.0}, "'single-pass' does not support softcap"),
+        (
+            {"row_kernel": "fused-epilogue", "logits_dtype": torch.bfloat16},
+            "no logits to round to logits_dtype",
+        ),
+        (
+            {"row_kernel": "single-pass", "backend": "torch"},
+            "'single-pass' needs the backend 'triton'; .* here is 'torch'",
+        ),
         ({"backend": "cuda"}, "backend is 'cuda'; expected one of cpu, triton, torch"),
     ],
 )

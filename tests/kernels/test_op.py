@@ -20,7 +20,7 @@ from kernels import CISPO, GSPO, Term, backend_info, linear_logprob, policy_loss
 from kernels import op as op_module
 from kernels.precision import ieee_fp32
 from kernels.reference import reference_loss
-from kernels.settings import number
+from kernels.settings import Settings, register
 
 BATCH_INVARIANT = [name for name in BACKENDS if name != "torch"]  # MKL's products are not
 
@@ -142,7 +142,7 @@ def test_the_custom_op_keeps_torchs_rules_for_custom_ops() -> None:
     p = leaves(problem())
     args = (
         p["hidden"], p["weight"], p["targets"], p["logprobs_gen"], p["advantages"], p["token_weights"],
-        torch.ones(23), None, None, True, True, number(CISPO()), 0, 0.0, None, torch.float32, False, 3,
+        torch.ones(23), None, None, True, True, register(CISPO()), 0, 0.0, None, torch.float32, False, 3,
         "two-pass", None, 0, "torch",
     )  # fmt: skip
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
@@ -410,7 +410,7 @@ def test_in_inference_mode_it_scores() -> None:
 
 
 @pytest.mark.skipif("triton" not in BACKENDS, reason="Triton is not installed: requirements/tests.txt")
-@pytest.mark.parametrize("row_kernel", ["two-pass", "spx", "lean"])
+@pytest.mark.parametrize("row_kernel", ["two-pass", "single-pass", "fused-epilogue"])
 @pytest.mark.parametrize("chunk_rows", [24, 1])
 def test_each_row_kernel_errs_by_its_rounding_alone_however_many_chunks(
     row_kernel: Any, chunk_rows: int
@@ -426,3 +426,9 @@ def test_each_row_kernel_errs_by_its_rounding_alone_however_many_chunks(
         # bf16 rounds dz, and again the gradients themselves; with so few terms little of it averages out.
         # bench.kernels.accuracy measures full-size problems.
         assert error(ours, expected) <= 2.8e-3
+
+
+@pytest.mark.parametrize(("old", "new"), [("spx", "single-pass"), ("lean", "fused-epilogue")])
+def test_the_old_name_of_a_row_kernel_still_works_with_a_notice(old: Any, new: str) -> None:
+    with pytest.warns(UserWarning, match=f"row_kernel '{old}' is now called '{new}'"):
+        assert Settings(row_kernel=old).row_kernel == new

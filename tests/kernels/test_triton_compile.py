@@ -64,7 +64,7 @@ def cases() -> list[tuple[str, Any]]:
                 lambda z=z, cap=cap, b=b, e=exact: rows.row_grads(z, y, row, cap, row, row, b, b, row, e),
             ))  # fmt: skip
         if not cap:
-            found.append((name, lambda z=z: rows.spx(z, y, row, row)))
+            found.append((name, lambda z=z: rows.single_pass(z, y, row, row)))
     found.append(("parts=3", lambda: split.split_bf16(new(ROWS, WIDTH), 3)))
     for dtype, parts, width, vocabulary in [
         (torch.bfloat16, 1, WIDTH, 151936),
@@ -80,7 +80,7 @@ def cases() -> list[tuple[str, Any]]:
             found.append((f"score {name} cap", lambda h=h, w=weight: fused.score(h, w, y, row, 30.0)))
             found.append((f"logits {name}", lambda h=h, w=weight: fused.logits(h, w, new(ROWS, len(w)))))
         if dtype == torch.bfloat16:
-            found.append((f"lean {name}", lambda h=h, w=weight: fused.lean(h, w, y, row, row)))
+            found.append((f"lean {name}", lambda h=h, w=weight: fused.fused_epilogue(h, w, y, row, row)))
     return found
 
 

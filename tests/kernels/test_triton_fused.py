@@ -78,13 +78,16 @@ def test_a_tokens_bits_are_the_same_beside_up_to_17_others_in_every_function() -
     h, weight, y, it = problem(vocabulary=72)
     z, lp = torch.empty(N, 72), -torch.rand(N)
     fused.logits(h, weight, z, POINTERS)
-    scores, exp = fused.score(h, weight, y, it, 0.0, POINTERS), fused.lean(h, weight, y, it, lp, POINTERS)[0]
+    scores, exp = (
+        fused.score(h, weight, y, it, 0.0, POINTERS),
+        fused.fused_epilogue(h, weight, y, it, lp, POINTERS)[0],
+    )
     for n in range(1, 18):
         part = torch.empty(n, 72)
         fused.logits(h[:n], weight, part, POINTERS)
         assert torch.equal(part, z[:n])
         assert torch.equal(fused.score(h[:n], weight, y[:n], it[:n], 0.0, POINTERS), scores[:, :n])
-        assert torch.equal(fused.lean(h[:n], weight, y[:n], it[:n], lp[:n], POINTERS)[0], exp[:n])
+        assert torch.equal(fused.fused_epilogue(h[:n], weight, y[:n], it[:n], lp[:n], POINTERS)[0], exp[:n])
 
 
 @pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
@@ -103,7 +106,7 @@ def test_a_value_for_all_rows_and_transposed_weights_are_taken() -> None:
     across = backend.prepare(h, across, torch.float32, 3)
     expected = fused.score(h, weight, y, one, 0.0, POINTERS)
     assert torch.equal(fused.score(h.t().contiguous().t(), across, y, spread, 0.0, POINTERS), expected)
-    found = [fused.lean(h, weight, y, x, -x, POINTERS)[0] for x in (one, spread)]
+    found = [fused.fused_epilogue(h, weight, y, x, -x, POINTERS)[0] for x in (one, spread)]
     assert torch.equal(*found)
 
 
@@ -129,7 +132,7 @@ def test_parts_of_an_fp32_weight_are_one_sum(tiles: GemmConfig, parts: int, boun
     z = torch.empty(5, 68)[:, :67]
     fused.logits(h, split, z, tiles)
     assert float((z - h.double() @ weight.double().T).abs().max()) <= bound
-    found, _ = fused.lean(h, split, y, it, torch.zeros(5), tiles)
+    found, _ = fused.fused_epilogue(h, split, y, it, torch.zeros(5), tiles)
     assert found.shape == (5, 67)
     logp = softmax(fused.score(h, split, y, it, 0.0, tiles)).logp
     assert float((logp - oracle(h, weight, y, it)[1]).abs().max()) <= bound
@@ -155,7 +158,7 @@ def test_lean_tiles_far_above_the_anchor_are_moved_to_one(tiles: GemmConfig) -> 
 
 
 def check_lean(h: Tensor, weight: Tensor, y: Tensor, it: Tensor, lp: Tensor, tiles: GemmConfig) -> Tensor:
-    exp, stats = fused.lean(h, weight, y, it, lp, tiles)
+    exp, stats = fused.fused_epilogue(h, weight, y, it, lp, tiles)
     found = softmax(stats)
     probabilities, logp, entropy = oracle(h, weight, y, it)
     torch.testing.assert_close(found.logp.double(), logp, rtol=1e-6, atol=1e-5)
@@ -170,7 +173,7 @@ def test_no_rows_give_no_rows() -> None:
     _, weight, _, _ = problem()
     h, y, f = weight[:0], torch.empty(0, dtype=torch.int64), torch.empty(0)
     assert fused.score(h, weight, y, f, 0.0).shape == (4, 0)
-    assert fused.lean(h, weight, y, f, f)[0].shape == (0, V)
+    assert fused.fused_epilogue(h, weight, y, f, f)[0].shape == (0, V)
     fused.logits(h, weight, torch.empty(0, V))
 
 

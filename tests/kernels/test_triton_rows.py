@@ -55,7 +55,10 @@ def test_a_peaked_rows_log_prob_keeps_its_relative_precision() -> None:
     it.fill_(1.0)
     z[torch.arange(C), y] = z.amax(1) + gap
     _, logp, _ = oracle(z, y, it)
-    for stats in (rows.row_stats(z, y, it, 0.0, TILES), rows.spx(z.clone(), y, it, logp.float(), TILES)[1]):
+    for stats in (
+        rows.row_stats(z, y, it, 0.0, TILES),
+        rows.single_pass(z.clone(), y, it, logp.float(), TILES)[1],
+    ):
         assert float(((softmax(stats).logp - logp) / logp).abs().max()) <= 1e-5
 
 
@@ -117,7 +120,8 @@ def test_a_value_for_all_rows_need_not_be_copied_for_each() -> None:
     ]
     assert torch.equal(*found)
     assert torch.equal(
-        rows.spx(z.clone(), apart, spread, -spread, TILES)[0], rows.spx(z.clone(), y, one, -one, TILES)[0]
+        rows.single_pass(z.clone(), apart, spread, -spread, TILES)[0],
+        rows.single_pass(z.clone(), y, one, -one, TILES)[0],
     )
 
 
@@ -138,7 +142,7 @@ def test_rows_may_lie_apart() -> None:
 def test_spx_gives_statistics_and_the_gradients_factors_whatever_the_anchor(error: float) -> None:
     z, y, it = problem(61)
     _, logp, entropy = oracle(z, y, it)
-    exp, stats = rows.spx(z.clone(), y, it, (logp + error).float().clamp(max=0.0), TILES)
+    exp, stats = rows.single_pass(z.clone(), y, it, (logp + error).float().clamp(max=0.0), TILES)
     check_spx(z, y, it, exp, stats, logp, entropy)
 
 
@@ -151,7 +155,7 @@ def test_spx_raises_an_anchor_that_logits_exceed_by_far_wherever_they_stand() ->
     z[4, 60], z[4, 20] = z[4, 60] + 200.0, z[4, 20] + 100.0  # twice
     y[2:] = 50
     _, logp, entropy = oracle(z, y, it)
-    exp, stats = rows.spx(z.clone(), y, it, torch.zeros(C), TILES)
+    exp, stats = rows.single_pass(z.clone(), y, it, torch.zeros(C), TILES)
     assert float((stats[0] - z.amax(1)).max()) <= 0
     check_spx(z, y, it, exp, stats, logp, entropy)
 
@@ -171,7 +175,7 @@ def check_spx(
 
 def test_spx_takes_rows_whose_target_is_elsewhere() -> None:
     z, y, it = problem(61)
-    exp, stats = rows.spx(z.clone(), y - 100, it, torch.zeros(C), TILES)
+    exp, stats = rows.single_pass(z.clone(), y - 100, it, torch.zeros(C), TILES)
     u, *_ = oracle(z, y, it)
     v = u - stats[0].double()[:, None]
     torch.testing.assert_close(stats[1].double(), v.exp().sum(1), rtol=1e-6, atol=0)
@@ -183,4 +187,4 @@ def test_no_rows_give_no_rows() -> None:
     f = none.new_empty(0)
     assert rows.row_stats(none, y, f, 0.0).shape == (4, 0)
     assert rows.row_grads(none, y, f, 0.0, f, f, None, None, f, False).shape == (0, 61)
-    assert rows.spx(none, y, f, f)[0].shape == (0, 61)
+    assert rows.single_pass(none, y, f, f)[0].shape == (0, 61)
