@@ -164,7 +164,7 @@ def bootstrap(
     """Percentiles of the law refitted to resamples: the law plus errors drawn anew.
 
     residual    its own residuals, each as likely anywhere: white errors of any distribution
-    parametric  Gaussian: white errors of the told sizes, in proportion
+    parametric  Gaussian: white errors in proportion to the reported sizes
     block       runs of √n neighbouring residuals: errors that wander for less than that
 
     A measured R0 errs as a Gaussian in all of them.

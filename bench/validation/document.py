@@ -58,7 +58,8 @@ def _accuracy(result: Record) -> str:
             rows.append([f"{name}, {_range_of(name)}", *cells, *(_pair(o["A"], ".4f") for o in others)])
         head = ("row, fit to", "ours: A", "B", "C_mid, %", "paper: A", "paper, finer: A")
         text += f"\n\n{note}\n\n{markdown(head, rows)}"
-    text += "\n\n## Error of the reward far ahead\n\nMedian; and by how much ours errs more (+) or less (−)\n"
+    text += "\n\n## Error of the reward far ahead\n\n"
+    text += "Median; and by how much our error is larger (+) or smaller (−)\n"
     text += "than the paper's procedure on the same runs, mean ± its standard error."
     for scenario in (WELL, OFF_GRID):
         rows = []
@@ -140,9 +141,9 @@ def _ranges(result: Record) -> str:
         rows.append([f"{v['low'] / 1000:g}k–{v['high'] / 1000:g}k", published, *both])
     text = f"""## The range of the fit
 
-A, B of the law of {LONG} (A .645, B 1.70), fitted over several ranges: median ± sd over runs. The
+A, B of the curve of {LONG} (A .645, B 1.70), fitted over several ranges: median ± sd over runs. The
 paper's points are not published; the second column has its own fits of them. A simulated run follows its
-curve exactly and gives the same A and B over every range, so the changes in the second column are the run's.
+curve up to noise and gives the same A and B over every range: the second column's differences are the run's.
 
 {markdown(("range", "published", *PROCEDURES), rows)}
 
@@ -167,6 +168,6 @@ def _wrong_R0(result: Record) -> str:
         rows.append([f"{v['R0']:.2f}", *laws])
     text = """## A wrong R0
 
-The law of ScaleRL with R0 = .30, without noise, evaluated from 1.5k to 8k and fitted with an R0 that is
+The curve of ScaleRL with R0 = .30, without noise, evaluated from 1.5k to 8k and fitted with an R0 that is
 assumed: A, B, C_mid. An R0 off by .05 moves B by a quarter: measure it before the first step."""
     return f"{text}\n\n{markdown(('R0 assumed', 'ours', 'paper, finer'), rows)}"

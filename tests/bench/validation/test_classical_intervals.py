@@ -62,11 +62,11 @@ def brute_chi2(made: Curve, held: dict[str, float]) -> float:
     return 2 * min(float(f.cost) for f in found)
 
 
-@pytest.mark.parametrize("told", list(R0S))
-def test_with_a_number_held_at_an_end_of_its_profile_the_best_chi2_lies_on_the_limit(told: str) -> None:
-    made = curve(R0=R0S[told])
+@pytest.mark.parametrize("start", list(R0S))
+def test_with_a_number_held_at_an_end_of_its_profile_the_best_chi2_lies_on_the_limit(start: str) -> None:
+    made = curve(R0=R0S[start])
     found = profile(made, 0.9)
-    n, p = len(made.points) + (told == "measured"), 3 if told == "given" else 4
+    n, p = len(made.points) + (start == "measured"), 3 if start == "given" else 4
     least = brute_chi2(made, {})
     limit = least * (1 + f_distribution.ppf(0.9, 1, n - p) / (n - p))
     for name in ("A", "B", "C_mid"):
@@ -82,10 +82,10 @@ def test_an_end_that_the_data_leave_open_is_the_bound() -> None:
     assert early.C_mid.low < 2542 < early.C_mid.high
 
 
-@pytest.mark.parametrize("told", list(R0S))
-def test_each_refit_is_the_least_squares_of_its_series(told: str) -> None:
+@pytest.mark.parametrize("start", list(R0S))
+def test_each_refit_is_the_least_squares_of_its_series(start: str) -> None:
     for compute in (UP_TO_8K, np.arange(1500, 4001, 125.0)):  # the second: the ceiling is often at 1
-        problem = _problem(curve(compute, R0S[told]))
+        problem = _problem(curve(compute, R0S[start]))
         rng = np.random.default_rng(1)
         series = problem.y + problem.sd * rng.normal(0, 1, (4, len(problem.y)))
         draws = refit(problem, series)
@@ -94,7 +94,7 @@ def test_each_refit_is_the_least_squares_of_its_series(told: str) -> None:
             chi2 = float((((law.reward(problem.c) - y) / problem.sd) ** 2).sum())
             best = replace(problem, y=y).best()[1]
             assert chi2 <= best * (1 + 1e-6), i
-            assert 0 <= law.R0 <= law.A <= 1 and (told != "given" or law.R0 == 0.3)
+            assert 0 <= law.R0 <= law.A <= 1 and (start != "given" or law.R0 == 0.3)
 
 
 def widths(found: Intervals) -> np.ndarray:
