@@ -30,7 +30,7 @@ from bench import records
 from bench.measure import interleaved
 from trainer.config import Config
 from trainer.engines.torch.engine import TorchEngine
-from trainer.engines.vllm.engine import VLLM
+from trainer.engines.vllm.engine import VLLMBackend
 from trainer.models.resolve import resolve_model
 from trainer.types import Request
 
@@ -84,8 +84,8 @@ def vllm(folder: str, threads: int, stack: ExitStack) -> Work:
     config = replace(config, engine=replace(config.engine, slots=SEQUENCES, max_new_tokens=NEW))
     runner = stack.enter_context(asyncio.Runner())
 
-    async def start() -> VLLM:
-        engine = VLLM(config, folder, threads, Path(config.run_dir) / "none")
+    async def start() -> VLLMBackend:
+        engine = VLLMBackend(config, folder, threads, Path(config.run_dir) / "none")
         await engine.label(0)
         return engine
 

@@ -115,7 +115,7 @@ class EngineConfig:
     tensor_parallel: PositiveInt = 1
     """GPUs of one vLLM engine."""
     urls: tuple[str, ...] = ()
-    """vLLM servers on other machines (started by `python -m trainer.engines.vllm.server`), instead of engines here; the shared secret is $SIGMOID_RL_SECRET."""
+    """vLLM servers on other machines (started by `python -m trainer.engines.vllm_server`), instead of engines here; the shared secret is $SIGMOID_RL_SECRET."""
     colocate: bool = False
     """Learner and vLLM engines share the GPUs and sleep in turns: for few GPUs; slower than a split."""
     weight_push: Literal["auto", "file", "nccl", "ipc"] = "auto"

@@ -198,7 +198,7 @@ def with_engine_host(
     (tmp_path / "served").mkdir()
     make_model(tmp_path / "served")
     env = environment(tmp_path) | {"SIGMOID_RL_SECRET": SECRET}
-    argv = [sys.executable, "-m", "trainer.engines.vllm.server", "--host", "10.77.2.2", "--port", "8077",
+    argv = [sys.executable, "-m", "trainer.engines.vllm_server", "--host", "10.77.2.2", "--port", "8077",
             "--model.path", str(tmp_path / "served"), "--engine.max_new_tokens", "8"]  # fmt: skip
     server = hosts.start("engine", argv, env, tmp_path / "server.log")
     url = "http://10.77.2.2:8077"

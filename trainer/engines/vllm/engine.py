@@ -1,9 +1,9 @@
-"""vLLM behind our messages: every call of its API stands here (and in vllm_worker.py, inside its worker).
+"""vLLM in this process: every call of its API is here (and in worker.py, which runs inside vLLM's worker).
 
-Weights come as safetensors files on this host, or from the learner's GPUs by vLLM's own transfer. New
-ones are loaded between two tokens: running sequences keep their KV, and the prefix cache is salted by
-version, so no new one reads old keys. Where the learner has the same GPUs (engine.colocate), vLLM sleeps
-in between: sequences stay, their KV does not, and is made again by the new weights.
+Weights come as safetensors files on this host, or from the learner's GPUs by vLLM's own weight transfer. They
+are loaded between two tokens: running sequences keep their KV, and the prefix cache is salted with the weight
+version, so that no new sequence reads old keys. With engine.colocate vLLM sleeps while the learner has the
+GPUs: sequences stay, and their KV is recomputed with the new weights.
 """
 
 from __future__ import annotations
@@ -20,62 +20,59 @@ from typing import Any
 import numpy as np
 
 from trainer.config import Config, ConfigError, EngineConfig
-from trainer.engines.vllm.process import Sample, run
+from trainer.engines.vllm.process import SampleId, make_completion, run_engine, sampling_parameters
 from trainer.gpus import visible_gpus
 from trainer.roles import role_index
-from trainer.types import Completion, FinishReason, Request
+from trainer.types import Completion, Request
 
 VERSION = "0.32.0"
-BACKEND = "safetensors"  # the name of our weight transfer in vLLM's registry
-EXTENSION = "trainer.engines.vllm.worker.Extension"
-OWNER = "SIGMOID_RL_ENGINE_PID"  # environment variable: the process that has started vLLM
-BLOCK = 32  # tokens of a KV block on a CPU, the least its kernels take: only whole blocks are shared
-STEP_TOKENS = (
-    2048  # tokens of one step on a CPU, beyond a token of every sequence: bounds the wait for a swap
-)
-PROMPT_TOKENS = 128  # assumed of a prompt, for the CPU's KV cache; where they are longer, fewer run at once
+FILE_TRANSFER = "safetensors"  # the name of our weight transfer in vLLM's registry
+WORKER_EXTENSION = "trainer.engines.vllm.worker.WorkerExtension"
+ENGINE_PID = "SIGMOID_RL_ENGINE_PID"  # environment variable: the process that has started vLLM
+SECRET = "SIGMOID_RL_SECRET"  # environment variable: what a run and its vLLM servers share
+KV_BLOCK = 32  # tokens of a KV block on a CPU, the smallest that vLLM takes: only whole blocks are shared
+# Tokens of one step on a CPU, or one for each sequence if that is more: bounds the delay of a weight update.
+STEP_TOKENS = 2048
+PROMPT_TOKENS = 128  # assumed prompt length for the CPU's KV cache; with longer prompts, fewer samples run
 
 
 def engine_main(
     config: Config, model_dir: str, conn: Connection, threads: int, role: str, telemetry: Connection
 ) -> None:
-    """Entry of the spawned process; returns on Shutdown or when the controller is gone.
+    """Entry of the spawned process `role`; returns on Shutdown or when the controller is dead."""
 
-    `role` ("engine", "engine-1", ...) is its name in the books and of its log.
-    """
-
-    async def start() -> tuple[VLLM, dict[str, Any]]:
+    async def start() -> tuple[VLLMBackend, dict[str, Any]]:
         check_installed()
-        if config.engine.colocate:  # vLLM measures the GPU's memory: the learner must have left it
+        if config.engine.colocate:  # vLLM measures the free GPU memory: wait until the learner has left it
             conn.recv()
         log = Path(config.run_dir) / "logs" / f"{role}.log"
-        backend = VLLM(config, model_dir, threads, log, role_index(role))
+        backend = VLLMBackend(config, model_dir, threads, log, role_index(role))
         await backend.label(0)
         return backend, {"kind": "vllm", "dtype": config.model.dtype, "threads": threads}
 
-    run(role, conn, telemetry, config.engine.slots, start)
+    run_engine(role, conn, telemetry, config.engine.slots, start)
 
 
 def check_installed() -> None:
     """ConfigError unless the vLLM that this module was written for is installed."""
-    how = f"run `make setup-vllm` (CPU) or `pip install vllm=={VERSION}` (GPU), or set engine.kind torch"
+    advice = f"run `make setup-vllm` (CPU) or `pip install vllm=={VERSION}` (GPU), or set engine.kind torch"
     if importlib.util.find_spec("vllm") is None:
-        raise ConfigError(f"engine.kind vllm: vLLM is not installed; {how}")
+        raise ConfigError(f"engine.kind vllm: vLLM is not installed; {advice}")
     from vllm.version import __version__
 
     if not __version__.startswith(VERSION):
-        raise ConfigError(f"engine.kind vllm: vLLM {__version__} is installed, expected {VERSION}; {how}")
+        raise ConfigError(f"engine.kind vllm: vLLM {__version__} is installed, expected {VERSION}; {advice}")
 
 
-class VLLM:
-    """One AsyncLLM and its child processes; see vllm_serve.Backend."""
+class VLLMBackend:
+    """One AsyncLLM and its child processes; see process.Backend."""
 
-    def __init__(self, config: Config, model_dir: str, threads: int, log: Path, number: int = 0) -> None:
-        self._engine, self._first_rank = config.engine, first_rank(config.engine, number)
+    def __init__(self, config: Config, model_dir: str, threads: int, log: Path, index: int = 0) -> None:
+        self._engine, self._nccl_rank = config.engine, first_nccl_rank(config.engine, index)
         self._log = log
-        self._log_from = log.stat().st_size if log.is_file() else 0
-        environment(threads)
-        if config.engine.weight_push == "ipc":  # handles come pickled, from our learner over our pipes
+        self._log_start = log.stat().st_size if log.is_file() else 0
+        set_environment(threads)
+        if config.engine.weight_push == "ipc":  # CUDA handles arrive pickled
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -87,7 +84,7 @@ class VLLM:
         except ConfigError:
             raise
         except Exception as e:
-            cause = self._last_words() or _one_line(str(e) or repr(e))
+            cause = self._cause(e)
             advice = (
                 "; lower engine.slots, engine.max_new_tokens or data.max_prompt_tokens (on a GPU: or raise "
                 "engine.memory or engine.tensor_parallel)"
@@ -100,41 +97,44 @@ class VLLM:
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        sampling = SamplingParams(**parameters(request, index), output_kind=RequestOutputKind.FINAL_ONLY)
+        params = SamplingParams(
+            **sampling_parameters(request, index), output_kind=RequestOutputKind.FINAL_ONLY
+        )
         prompt = {"prompt_token_ids": list(request.prompt_ids), "cache_salt": f"v{version}"}
         try:
-            async for output in self._llm.generate(prompt, sampling, name((request.request_id, index))):
-                last = output.outputs[0]
+            async for outputs in self._llm.generate(prompt, params, str(SampleId(request.request_id, index))):
+                output = outputs.outputs[0]
         except EngineDeadError as e:
             raise RuntimeError(self._death()) from e
-        return _completion(request, index, last)
+        flat = output.logprobs
+        return make_completion(
+            request,
+            index,
+            token_ids=output.token_ids,
+            logprobs=np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)],
+            version_spans=[(span.start, span.end, span.version) for span in output.weight_versions or ()],
+            finish_reason=output.finish_reason,
+            engine="vLLM",
+        )
 
-    async def abort(self, samples: Iterable[Sample]) -> None:
+    async def abort(self, samples: Iterable[SampleId]) -> None:
         """See Backend."""
-        await self._llm.abort([name(s) for s in samples])
+        await self._llm.abort([str(sample) for sample in samples])
 
-    async def pause(self) -> None:
-        """See Backend."""
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
-
-    async def resume(self) -> None:
-        """See Backend."""
-        await self._llm.resume_generation()
-
-    async def sleep(self) -> None:
-        """See Backend. Level 1 keeps the weights in the host's memory; `keep` preempts what runs, and vLLM
-        computes its KV again once it is awake."""
-        if self._engine.colocate:
+    async def pause(self, free_gpu: bool) -> None:
+        """See Backend. Sleep level 1 keeps the weights in the host's memory; `keep` preempts the running
+        sequences, and vLLM recomputes their KV when it wakes."""
+        if free_gpu and self._engine.colocate:
             await self._llm.sleep(level=1, mode="keep")
         else:
-            await self.pause()
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
 
-    async def wake(self) -> None:
+    async def resume(self, free_gpu: bool) -> None:
         """See Backend."""
-        if self._engine.colocate:
-            await self._llm.wake_up()  # what still sleeps; then it generates again
+        if free_gpu and self._engine.colocate:
+            await self._llm.wake_up()  # weights, if they still sleep, and KV cache
         else:
-            await self.resume()
+            await self._llm.resume_generation()
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
         """See Backend."""
@@ -145,10 +145,10 @@ class VLLM:
 
         try:
             if call == "init_weight_transfer_engine":
-                own = ranked(info, self._first_rank)
-                await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=own))
+                init = WeightTransferInitRequest(init_info=with_rank_offset(info, self._nccl_rank))
+                await self._llm.init_weight_transfer_engine(init)
             elif call == "start_weight_update":
-                if self._engine.colocate:  # the KV cache sleeps on: the learner's weights are there as well
+                if self._engine.colocate:  # not the KV cache: the learner's weights are on the GPU, too
                     await self._llm.wake_up(tags=["weights"])
                 await self._llm.start_weight_update()
             elif call == "update_weights":
@@ -156,10 +156,9 @@ class VLLM:
             else:
                 await self._llm.finish_weight_update()
         except Exception as e:
-            cause = self._last_words() or _one_line(str(e) or repr(e))
             raise RuntimeError(
-                f"weight push by {self._engine.weight_push} failed at {call}: {cause}; engine.weight_push "
-                "file goes through shared memory instead"
+                f"weight push by {self._engine.weight_push} failed at {call}: {self._cause(e)}; "
+                "engine.weight_push file goes through shared memory instead"
             ) from e
 
     async def load(self, version: int, path: str) -> None:
@@ -173,7 +172,7 @@ class VLLM:
         await self.label(version)
 
     async def label(self, version: int) -> None:
-        """Tokens from now on are of this version."""
+        """Label all later tokens with this version."""
         await self._llm.update_weight_version(str(version))
 
     async def check(self) -> None:
@@ -186,42 +185,44 @@ class VLLM:
         self._llm.shutdown(timeout=5)
 
     def _death(self) -> str:
-        return f"vLLM's engine core has died: {self._last_words() or 'it said nothing; was it killed?'}"
+        return f"vLLM's engine core has died: {self._logged_error() or 'it logged no error; was it killed?'}"
 
-    def _last_words(self) -> str:
-        """The cause that vLLM's processes wrote to our log: the first error of the last traceback."""
+    def _cause(self, error: Exception) -> str:
+        """What the log says of an error, or the error's own text, in one line."""
+        return self._logged_error() or _one_line(str(error) or repr(error))
+
+    def _logged_error(self) -> str:
+        """The first error that vLLM's processes have written to the log, other than of failed start-up."""
         if not self._log.is_file():
             return ""
         with self._log.open("rb") as file:
-            file.seek(self._log_from)
+            file.seek(self._log_start)
             text = file.read().decode(errors="replace")
-        errors = re.findall(
-            r"(?m)^(?:\(.*?\) )?(?:ERROR [^]]*\] )?(?:[\w.]*)((?:Error|Exception): .+)$", text
-        )
-        causes = [e for e in errors if "Engine core initialization failed" not in e]
-        return _one_line(causes[0].partition(": ")[2]) if causes else ""
+        pattern = r"(?m)^(?:\(.*?\) )?(?:ERROR [^]]*\] )?(?:[\w.]*)((?:Error|Exception): .+)$"
+        errors = [e for e in re.findall(pattern, text) if "Engine core initialization failed" not in e]
+        return _one_line(errors[0].partition(": ")[2]) if errors else ""
 
 
 def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
-    """The fields of AsyncEngineArgs for this run; ConfigError where the device cannot serve the model."""
+    """The fields of AsyncEngineArgs for this run; ConfigError if the device cannot serve the model."""
     from transformers import AutoConfig
     from vllm.config import WeightTransferConfig
     from vllm.platforms import current_platform
 
     model = AutoConfig.from_pretrained(model_dir)
     engine = config.engine
-    new = engine.longest_completion()
-    length = min(model.max_position_embeddings, config.data.max_prompt_tokens + new)
+    completion = engine.longest_completion()
+    length = min(model.max_position_embeddings, config.data.max_prompt_tokens + completion)
     device: dict[str, Any]
     if current_platform.is_cpu():
         device = {
             "enforce_eager": True,
-            "block_size": BLOCK,
-            # A prompt in parts would draw random numbers for each: vLLM takes them back on GPUs alone.
+            "block_size": KV_BLOCK,
+            # Each chunk of a prompt would consume random numbers: vLLM restores them on GPUs only.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(STEP_TOKENS, length, engine.slots),
             "kv_cache_memory_bytes": _kv_bytes(
-                config, model, max(length, engine.slots * (PROMPT_TOKENS + new))
+                config, model, max(length, engine.slots * (PROMPT_TOKENS + completion))
             ),
         }
     else:
@@ -237,106 +238,69 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
         "max_num_seqs": engine.slots,
         "seed": config.seed,
         "skip_tokenizer_init": True,  # token in, token out
-        "generation_config": "vllm",  # no sampling defaults of the model's
+        "generation_config": "vllm",  # not the sampling defaults of the model
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
         "hf_overrides": {"head_dtype": "float32"} if config.model.fp32_head else {},
         "enable_prefix_caching": True,
         "weight_transfer_config": WeightTransferConfig(
-            backend=engine.weight_push if engine.direct_push else BACKEND
+            backend=engine.weight_push if engine.direct_push else FILE_TRANSFER
         ),
-        "worker_extension_cls": EXTENSION,
+        "worker_extension_cls": WORKER_EXTENSION,
         "disable_log_stats": True,
     }
 
 
 def _kv_bytes(config: Config, model: Any, tokens: int) -> int:
-    """Room for so many tokens; ConfigError where vLLM's CPU attention does not know the head's size."""
+    """Bytes of a KV cache for so many tokens; ConfigError if vLLM on a CPU does not take the head size."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     heads = model.num_attention_heads
     size = getattr(model, "head_dim", None) or model.hidden_size // heads
-    if size not in (known := CPUAttentionBackend.get_supported_head_sizes()):
+    if size not in (supported := CPUAttentionBackend.get_supported_head_sizes()):
         raise ConfigError(
             f"model.path {config.model.path}: its heads have {size} dimensions; vLLM on a CPU expects one of "
-            f"{', '.join(map(str, known))}: set engine.kind torch"
+            f"{', '.join(map(str, supported))}: set engine.kind torch"
         )
     width = size * (getattr(model, "num_key_value_heads", None) or heads)
-    bytes_ = 4 if config.model.dtype == "float32" else 2
-    blocks = -(-tokens // BLOCK) + config.engine.slots + 1  # each sequence's last block is not full
-    return int(2 * model.num_hidden_layers * width * bytes_ * blocks * BLOCK)
+    element = 4 if config.model.dtype == "float32" else 2
+    blocks = -(-tokens // KV_BLOCK) + config.engine.slots + 1  # each sequence's last block is partly empty
+    return int(2 * model.num_hidden_layers * width * element * blocks * KV_BLOCK)
 
 
-def environment(threads: int) -> None:
-    """What vLLM reads from the environment; before it is imported, and inherited by its processes."""
-    defaults = {"VLLM_LOGGING_LEVEL": "ERROR"}
-    os.environ |= {k: v for k, v in defaults.items() if k not in os.environ} | {
+def set_environment(threads: int) -> None:
+    """Set the environment variables that vLLM and its processes read; before vLLM is imported."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ |= {
         "HF_HUB_OFFLINE": "1",  # the model is a folder
         "VLLM_NO_USAGE_STATS": "1",
-        OWNER: str(os.getpid()),
+        ENGINE_PID: str(os.getpid()),
     }
     if _on_cpu():
         os.environ |= {
             "TORCHDYNAMO_DISABLE": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker lives in the engine core's process
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner has the same cores
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker runs in the engine core's process
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner uses the same cores
             "OMP_NUM_THREADS": str(threads),
         }
 
 
 def _on_cpu() -> bool:
-    """Whether vLLM will choose its CPU platform: it sees no GPU, or is the build for the CPU."""
+    """Whether vLLM will choose its CPU platform: it sees no GPU, or is built for the CPU."""
     try:
         build = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
-        build = "cpu"  # that package is vllm-cpu
+        build = "cpu"  # the CPU build's distribution is named vllm-cpu
     return "cpu" in build or not visible_gpus()
 
 
-def first_rank(engine: EngineConfig, number: int) -> int:
-    """Of this engine's GPUs in the group that NCCL sends weights over: the learner is 0, engines follow."""
-    return 1 + number * engine.tensor_parallel
+def first_nccl_rank(engine: EngineConfig, index: int) -> int:
+    """The rank of this engine's first GPU in the NCCL group for weights: the learner is 0, engines follow."""
+    return 1 + index * engine.tensor_parallel
 
 
-def ranked(info: dict[str, Any], first: int) -> dict[str, Any]:
-    """What begins a transfer, with this engine's own place: vLLM's sender takes all engines for one."""
-    return info | {"rank_offset": first} if "rank_offset" in info else info
-
-
-def parameters(request: Request, index: int) -> dict[str, Any]:
-    """vLLM's sampling parameters of one sample."""
-    key = np.random.SeedSequence([request.seed, index]).generate_state(1, np.uint64)[0]
-    return {
-        "temperature": request.temperature,
-        "max_tokens": request.max_tokens,
-        "seed": int(key >> np.uint64(1)),  # signed there
-        "stop_token_ids": sorted(request.stop_ids),
-        "ignore_eos": True,  # stop_ids is the whole set
-        "logprobs": 0,  # of the sampled token alone
-        "flat_logprobs": True,
-        "detokenize": False,
-    }
-
-
-def name(sample: Sample) -> str:
-    """What vLLM calls a sample."""
-    return f"{sample[0]}/{sample[1]}"
-
-
-def _completion(request: Request, index: int, output: Any) -> Completion:
-    """vLLM's output as ours; its spans of versions cover the tokens."""
-    ids = np.asarray(output.token_ids, np.int32)
-    flat = output.logprobs
-    logprobs = np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)]
-    versions = np.zeros(len(ids), np.int32)
-    for span in output.weight_versions or ():
-        versions[span.start : span.end] = int(span.version)
-    reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
-    if output.finish_reason not in reasons or len(logprobs) != len(ids):
-        raise RuntimeError(
-            f"vLLM ended {request.request_id} with {output.finish_reason!r}, {len(ids)} tokens and "
-            f"{len(logprobs)} log-probs; expected {', '.join(reasons)} and one log-prob a token"
-        )
-    return Completion(request.request_id, index, ids, logprobs, versions, reasons[output.finish_reason])
+def with_rank_offset(init_info: dict[str, Any], first_rank: int) -> dict[str, Any]:
+    """The `init_info` of NCCL with this engine's own offset: vLLM's sender assumes that it has one engine."""
+    return init_info | {"rank_offset": first_rank} if "rank_offset" in init_info else init_info
 
 
 def _one_line(text: str) -> str:

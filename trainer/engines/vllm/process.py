@@ -1,9 +1,9 @@
-"""The process around an engine that schedules by itself (vLLM here, or a vLLM server elsewhere).
+"""The process around a vLLM engine: one in this process, or a server on another machine.
 
-    Request ──> waiting ──at most `slots` samples at once──> Backend.sample ──> Completion
+    Request ──> RequestQueue ──at most `slots` samples at once──> Backend.sample ──> Completion
 
-A sample's cache salt is the version at the moment it is handed over, so what waits here is never served from
-a prefix cache of older weights.
+A sample's prefix cache is salted with the weight version at the moment it starts, so a sample that waited
+here does not read keys of older weights.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainer.config import ConfigError
+from trainer.engines.request_queue import REPORT_EVERY_S, Activity, RequestQueue, diverged, read_messages
 from trainer.messages import (
     Abort,
-    Event,
     Pause,
     Paused,
     Ready,
@@ -37,210 +36,204 @@ from trainer.messages import (
 )
 from trainer.roles import run_role
 from trainer.telemetry import Clock, send
-from trainer.types import Columns, Completion, Request
+from trainer.types import Columns, Completion, FinishReason, Request
 
-TELL_EVERY_S = 1.0
-Sample = tuple[str, int]  # a request's id and the index of one of its completions
+REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+@dataclass(frozen=True, slots=True)
+class SampleId:
+    """One of a request's samples; as a string, its request id in vLLM."""
+
+    request_id: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.request_id}/{self.index}"
 
 
 class Backend(Protocol):
-    """What generates. Any call may raise, and then the process ends with that error."""
+    """What generates. If a call raises, the process ends with that error."""
 
     limit: int  # tokens of the longest sequence
 
     async def sample(self, request: Request, index: int, version: int) -> Completion:
-        """One completion, its prompt's cache salted by `version`; after `abort`, what there is of it."""
+        """One completion, its prefix cache salted with `version`; after `abort`, a partial one."""
         ...
 
-    async def abort(self, samples: Iterable[Sample]) -> None:
+    async def abort(self, samples: Iterable[SampleId]) -> None:
         """End these; their `sample` calls return."""
         ...
 
-    async def pause(self) -> None:
-        """Stop between two tokens; sequences and KV stay."""
+    async def pause(self, free_gpu: bool) -> None:
+        """Stop between two tokens; sequences stay, and KV unless a GPU shared with the learner is freed."""
         ...
 
-    async def resume(self) -> None:
-        """Go on."""
-        ...
-
-    async def sleep(self) -> None:
-        """As `pause`, and leave a GPU that is shared with the learner to it: KV is lost, sequences stay."""
-        ...
-
-    async def wake(self) -> None:
-        """Go on after `sleep`."""
+    async def resume(self, free_gpu: bool) -> None:
+        """Continue after a `pause` with the same argument."""
         ...
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
-        """A call of vLLM's weight transfer, by its name there; while paused or asleep."""
+        """Make a call of vLLM's weight transfer, named as in vLLM; while paused."""
         ...
 
     async def load(self, version: int, path: str) -> None:
-        """While paused: take the file's weights (empty path: none) and label every later token `version`."""
+        """While paused: load the file's weights (empty path: none) and label later tokens with `version`."""
         ...
 
     async def check(self) -> None:
-        """Raise if it is no longer there; called every second."""
+        """Raise if the engine is dead; called every second."""
         ...
 
     async def close(self) -> None:
-        """End it, and every process it has started."""
+        """End the engine and every process it has started."""
         ...
 
 
-def run(
-    role: str,
-    conn: Connection,
-    telemetry: Connection,
-    slots: int,
-    start: Callable[[], Awaitable[tuple[Backend, dict[str, Any]]]],
-) -> None:
-    """The whole life of an engine process; `start` gives the backend and what `Ready` tells of it."""
+Start = Callable[[], Awaitable[tuple[Backend, dict[str, Any]]]]  # the backend, and information for `Ready`
+
+
+def run_engine(role: str, conn: Connection, telemetry: Connection, slots: int, start: Start) -> None:
+    """Run the engine process from start to Shutdown."""
     clock = Clock(role, partial(send, telemetry))
     with suppress(OSError):
-        os.setsid()  # Ctrl-C in the terminal is for the launcher, not for vLLM's processes
+        os.setsid()  # Ctrl-C in the terminal reaches the launcher, not vLLM's processes
     try:
-        run_role(role, telemetry, lambda: asyncio.run(_run(conn, telemetry, clock, slots, start)))
+        run_role(role, telemetry, lambda: asyncio.run(_serve(conn, telemetry, clock, slots, start)))
     finally:
-        with suppress(OSError):
-            clock.flush()
+        clock.flush()
 
 
-async def _run(
-    conn: Connection,
-    telemetry: Connection,
-    clock: Clock,
-    slots: int,
-    start: Callable[[], Awaitable[tuple[Backend, dict[str, Any]]]],
-) -> None:
+async def _serve(conn: Connection, telemetry: Connection, clock: Clock, slots: int, start: Start) -> None:
     began = time.monotonic()
     backend, info = await start()
     try:
         conn.send(Ready(info | {"slots": slots, "start_s": round(time.monotonic() - began, 1)}))
-        await _Serving(backend, conn, telemetry, clock, slots).serve()
+        await Scheduler(backend, conn, clock, Activity(clock, telemetry), slots).run()
     except BaseExceptionGroup as group:
-        raise _first(group) from group
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from group
     finally:
         await backend.close()
 
 
-class _Serving:
-    """Requests waiting and running, and the books of what the engine does."""
+class Scheduler:
+    """Gives waiting samples to the backend, handles the controller's messages, books the engine's time."""
 
     def __init__(
-        self, backend: Backend, conn: Connection, telemetry: Connection, clock: Clock, slots: int
+        self, backend: Backend, conn: Connection, clock: Clock, activity: Activity, slots: int
     ) -> None:
-        self.backend, self.conn, self.telemetry, self.clock, self.slots = (
-            backend, conn, telemetry, clock, slots,
-        )  # fmt: skip
-        self.version = self.tokens = 0
-        self.busy_s = 0.0
-        self._evaluations: deque[tuple[Request, int]] = deque()  # request and its first sample not yet begun
-        self._waiting: deque[tuple[Request, int]] = deque()
-        self._running: dict[Sample, tuple[Request, asyncio.Task[None]]] = {}
-        self._aborted: set[Sample] = set()  # that have not ended yet
+        self.version = 0
+        self._backend, self._conn, self._slots = backend, conn, slots
+        self._clock, self._activity = clock, activity
+        self._queue = RequestQueue(backend.limit)
+        self._running: dict[SampleId, Request] = {}
+        self._aborted: set[SampleId] = set()  # that are still running
         self._paused = self._updating = False
-        self._booked = time.monotonic()
+        self._booked_until = time.monotonic()
         self._ended: list[Completion] = []
         self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def serve(self) -> None:
-        """Until Shutdown, or the controller's death."""
+    async def run(self) -> None:
+        """Serve until Shutdown, or until the controller is dead."""
+        inbox: asyncio.Queue[Any] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def deliver(message: object) -> None:
+            with suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(inbox.put_nowait, message)
+
         async with self._group:
-            watch = self._group.create_task(self._watch())
-            inbox = _inbox(self.conn)
+            self._start_task(self._watch_backend())
+            read_messages(self._conn, deliver)
             while not isinstance(message := await inbox.get(), Shutdown):
-                await self._take(message)
-            for task in (watch, *(task for _, task in self._running.values())):
+                await self._handle(message)
+            for task in self._tasks:
                 task.cancel()
 
-    async def _take(self, message: object) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, message: object) -> None:
         match message:
             case Request() as request:
-                check_request(request, self.backend.limit)
-                (self._evaluations if request.evaluation else self._waiting).append((request, 0))
+                self._queue.add(request)
             case UpdateWeights(version, path):
-                await self._update(version, path)
+                await self._update_weights(version, path)
             case Abort(request_ids):
-                await self._abort(request_ids)
+                self._ended += self._queue.abort(request_ids)
+                self._send_completions()
+                self._aborted |= {s for s in self._running if s.request_id in request_ids}
+                await self._backend.abort(frozenset(self._aborted))
             case Pause():
-                self._book()
+                self._book_time()
                 self._paused = True
-                await self.backend.sleep()
-                self._send()  # what ended before the pause
-                self.conn.send(Paused())
+                await self._backend.pause(free_gpu=True)
+                self._send_completions()  # those that ended before the pause
+                self._conn.send(Paused())
             case Resume():
-                self._book()
-                await self.backend.wake()
+                self._book_time()
+                await self._backend.resume(free_gpu=True)
                 self._paused = False
             case Transfer(call, info):
-                with self.clock.state("weight_update"):
-                    await self.backend.transfer(call, info)
-                self.conn.send(Transferred())
-        self._fill()
+                with self._clock.state("weight_update"):
+                    await self._backend.transfer(call, info)
+                self._conn.send(Transferred())
+        self._start_samples()
 
-    async def _update(self, version: int, path: str) -> None:
-        began = time.monotonic()
-        self._book()
+    async def _update_weights(self, version: int, path: str) -> None:
+        start = time.monotonic()
+        self._book_time()
         self._updating = True
-        self.clock.enter(self._state)
+        self._clock.enter(self._state)
         if not self._paused:
-            await self.backend.pause()
-        await self.backend.load(version, path)
+            await self._backend.pause(free_gpu=False)
+        await self._backend.load(version, path)
         self.version = version
         if not self._paused:
-            await self.backend.resume()
-        self._send()
-        self._book()
+            await self._backend.resume(free_gpu=False)
+        self._send_completions()
+        self._book_time()
         self._updating = False
-        self.conn.send(WeightsHeld(version, time.monotonic() - began))
+        self._conn.send(WeightsHeld(version, time.monotonic() - start))
 
-    async def _abort(self, request_ids: frozenset[str]) -> None:
-        for queue in (self._evaluations, self._waiting):
-            for request, first in [queue.popleft() for _ in range(len(queue))]:
-                if request.request_id in request_ids:
-                    self._ended += [_nothing_yet(request, i) for i in range(first, request.n)]
-                else:
-                    queue.append((request, first))
-        self._send()
-        self._aborted |= {s for s in self._running if s[0] in request_ids}
-        await self.backend.abort(frozenset(self._aborted))
+    def _start_samples(self) -> None:
+        """Start waiting samples while slots are free."""
+        self._book_time()
+        while (
+            not (self._paused or self._updating)
+            and len(self._running) < self._slots
+            and self._queue.next_request
+        ):
+            samples = self._queue.take(1)
+            request, sample = samples.request, SampleId(samples.request.request_id, samples.first)
+            self._running[sample] = request
+            self._start_task(self._run_sample(request, sample))
+        self._clock.enter(self._state)
 
-    def _fill(self) -> None:
-        """Hand over what may run; evaluations first."""
-        self._book()
-        while not (self._paused or self._updating) and len(self._running) < self.slots:
-            queue = self._evaluations or self._waiting
-            if not queue:
-                break
-            request, index = queue.popleft()
-            if index + 1 < request.n:
-                queue.appendleft((request, index + 1))
-            task = self._group.create_task(self._sample(request, index))
-            self._running[request.request_id, index] = request, task
-        self.clock.enter(self._state)
-
-    async def _sample(self, request: Request, index: int) -> None:
-        completion = await self.backend.sample(request, index, self.version)
+    async def _run_sample(self, request: Request, sample: SampleId) -> None:
+        completion = await self._backend.sample(request, sample.index, self.version)
         if not np.isfinite(completion.logprobs_gen).all():
-            raise ConfigError(
-                f"the logits of weights version {self.version} are not finite: training has diverged. "
-                "Lower learner.lr, then --resume from an earlier checkpoint"
-            )
-        self._book()
-        del self._running[request.request_id, index]
-        self._aborted.discard((request.request_id, index))
-        self.tokens += len(completion.token_ids)
-        if not self._ended:  # those that end with one token travel together
-            asyncio.get_running_loop().call_soon(self._send)
+            raise diverged(self.version)
+        self._book_time()
+        del self._running[sample]
+        self._aborted.discard(sample)
+        self._activity.tokens += len(completion.token_ids)
+        if not self._ended:  # completions that end with the same token are sent together
+            asyncio.get_running_loop().call_soon(self._send_completions)
         self._ended.append(completion)
-        self._fill()
+        self._start_samples()
+        self._activity.report(idle=not self._running)
 
-    def _send(self) -> None:
+    def _send_completions(self) -> None:
         if self._ended:
-            with suppress(OSError):  # a controller that is gone reads as Shutdown
-                self.conn.send(Columns.from_records(self._ended))
+            with suppress(OSError):  # the controller is dead, and `read_messages` delivers a Shutdown
+                self._conn.send(Columns.from_records(self._ended))
             self._ended.clear()
 
     @property
@@ -249,75 +242,69 @@ class _Serving:
             return "weight_update"
         return "generate" if self._running and not self._paused else "idle"
 
-    def _book(self) -> None:
-        """Book the time since the last change; call it before the next one."""
+    def _book_time(self) -> None:
+        """Book the time since the last call; call it before each change of `_state` or `_running`."""
         now = time.monotonic()
         if self._state == "generate":
-            self.busy_s += now - self._booked
-            evaluations = sum(request.evaluation for request, _ in self._running.values())
-            if share := evaluations / len(self._running):
-                self.clock.split({"generate": 1 - share, "evaluate": share})
-        self._booked = now
+            evaluations = sum(request.evaluation for request in self._running.values())
+            self._activity.book(now - self._booked_until, evaluations / len(self._running))
+        self._booked_until = now
 
-    async def _watch(self) -> None:
-        """Every second: see that the backend lives, tell how much it has made once that is more.
+    async def _watch_backend(self) -> None:
+        """Every second: check that the backend lives, repeat aborts, book time and report.
 
-        And abort again what still runs: vLLM ignores the abort of a sample that it is just being given.
+        Aborts are repeated since vLLM ignores the abort of a sample that it is only just receiving.
         """
-        told = 0
         while True:
-            await asyncio.sleep(TELL_EVERY_S)
-            await self.backend.check()
+            await asyncio.sleep(REPORT_EVERY_S)
+            await self._backend.check()
             if self._aborted:
-                await self.backend.abort(frozenset(self._aborted))
-            self._book()
-            self.clock.enter(self._state)
-            if self.tokens > told:  # tokens count when their completion ends
-                data = {"tokens": self.tokens, "busy_s": self.busy_s}
-                send(self.telemetry, Event("engine", time.monotonic(), data))
-                told = self.tokens
+                await self._backend.abort(frozenset(self._aborted))
+            self._book_time()
+            self._clock.enter(self._state)
+            self._activity.report(idle=not self._running)
 
 
-def check_request(request: Request, limit: int) -> None:
-    """ConfigError for a request that no engine can serve."""
-    prompt, new = len(request.prompt_ids), request.max_tokens
-    if not prompt or new < 1:
-        raise ConfigError(
-            f"request {request.request_id}: a prompt of {prompt} tokens and max_tokens {new}; "
-            "neither may be empty"
+def sampling_parameters(request: Request, index: int) -> dict[str, Any]:
+    """vLLM's sampling parameters for one sample."""
+    key = np.random.SeedSequence([request.seed, index]).generate_state(1, np.uint64)[0]
+    return {
+        "temperature": request.temperature,
+        "max_tokens": request.max_tokens,
+        "seed": int(key >> np.uint64(1)),  # vLLM's seed is a signed integer
+        "stop_token_ids": sorted(request.stop_ids),
+        "ignore_eos": True,  # stop_ids holds every id that ends a completion
+        "logprobs": 0,  # of the sampled token alone
+        "flat_logprobs": True,
+        "detokenize": False,
+    }
+
+
+def make_completion(
+    request: Request,
+    index: int,
+    *,
+    token_ids: Iterable[int],
+    logprobs: NDArray[np.float32],
+    version_spans: Iterable[tuple[int, int, str]],  # first token, end, version
+    finish_reason: str | None,
+    engine: str,  # its name in an error
+) -> Completion:
+    """vLLM's output as a Completion; RuntimeError where it is not what we asked for."""
+    ids = np.asarray(token_ids, np.int32)
+    if finish_reason not in REASONS or len(logprobs) != len(ids):
+        raise RuntimeError(
+            f"{engine} ended {request.request_id} with {finish_reason!r}, {len(ids)} tokens and "
+            f"{len(logprobs)} log-probs; expected {', '.join(REASONS)} and one log-prob per token"
         )
-    if prompt + new > limit:
-        raise ConfigError(
-            f"request {request.request_id}: {prompt} prompt tokens and {new} new ones; the engine holds "
-            f"{limit} positions. Lower engine.max_new_tokens or data.max_prompt_tokens"
-        )
-
-
-def _nothing_yet(request: Request, index: int) -> Completion:
-    """Of a sample that never began."""
-    none = np.zeros(0, np.int32)
-    return Completion(request.request_id, index, none, none.astype(np.float32), none, "abort")
-
-
-def _inbox(conn: Connection) -> asyncio.Queue[Any]:
-    """The controller's messages as they come, whatever the loop is at; a controller that is gone reads as
-    Shutdown."""
-    inbox: asyncio.Queue[Any] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-
-    def read() -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            with suppress(EOFError, OSError):
-                while True:
-                    loop.call_soon_threadsafe(inbox.put_nowait, conn.recv())
-            loop.call_soon_threadsafe(inbox.put_nowait, Shutdown())
-
-    Thread(target=read, daemon=True).start()
-    return inbox
-
-
-def _first(error: BaseException) -> BaseException:
-    """The error that a group of tasks ended with."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    versions = np.zeros(len(ids), np.int32)
+    for start, end, version in version_spans:
+        versions[start:end] = int(version)
+    return Completion(
+        request_id=request.request_id,
+        index=index,
+        token_ids=ids,
+        logprobs_gen=logprobs,
+        versions=versions,
+        finish_reason=REASONS[finish_reason],
+    )

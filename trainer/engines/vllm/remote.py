@@ -1,8 +1,8 @@
-"""A vLLM server elsewhere as an engine: our messages on this side, vLLM's HTTP routes on the other.
+"""A vLLM server on another machine as an engine: it takes our messages and calls vLLM's HTTP routes.
 
-Weights are uploaded as the safetensors file that the learner has published, or come by NCCL. No wait is
-without an end: what controls the server has a deadline, and a generation lasts as long as the server answers
-GET /health.
+Weights are uploaded as the safetensors file that the learner has written, or come by NCCL. No wait is
+endless: calls that control the server have a deadline, and a generation may last as long as GET /health is
+answered.
 """
 
 from __future__ import annotations
@@ -20,79 +20,77 @@ import httpx2
 import numpy as np
 
 from trainer.config import Config, ConfigError
-from trainer.engines.vllm.engine import first_rank, name, parameters, ranked
-from trainer.engines.vllm.process import Sample, run
+from trainer.engines.vllm.engine import SECRET, first_nccl_rank, with_rank_offset
+from trainer.engines.vllm.process import SampleId, make_completion, run_engine, sampling_parameters
 from trainer.messages import Event
 from trainer.roles import role_index
 from trainer.telemetry import send
-from trainer.types import Completion, FinishReason, Request
+from trainer.types import Completion, Request
 
-SECRET = "SIGMOID_RL_SECRET"
-SILENCE_S = 15.0  # without an answer to GET /health, the server or the link to it is held to be gone
-CHUNK = 4 << 20  # bytes of an upload at a time
-REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+HEALTH_TIMEOUT_S = 15.0  # without an answer to GET /health for so long, the server or the link is dead
+CHUNK_BYTES = 4 << 20  # of an upload
 
 
 def engine_main(
     config: Config, model_dir: str, conn: Connection, url: str, role: str, telemetry: Connection
 ) -> None:
-    """Entry of the spawned process; returns on Shutdown or when the controller is gone."""
+    """Entry of the spawned process `role`; returns on Shutdown or when the controller is dead."""
 
-    async def start() -> tuple[Remote, dict[str, Any]]:
-        first = first_rank(config.engine, role_index(role))
-        backend = Remote(url, role, config.pipeline.deadline_s, first)
+    async def start() -> tuple[RemoteBackend, dict[str, Any]]:
+        rank = first_nccl_rank(config.engine, role_index(role))
+        backend = RemoteBackend(url, role, config.pipeline.deadline_s, rank)
         try:
             if not await backend.answers():
                 text = f"waiting for the server of {role} at {url}"
                 send(telemetry, Event("note", time.monotonic(), {"text": text}))
-                await backend.wait()
-            await backend.meet()
+                await backend.wait_for_server()
+            await backend.connect()
             if config.engine.weight_push == "nccl":
-                await backend.forget_transfer()
-                await backend.resume()
+                await backend.leave_transfer_group()
             else:
-                await backend.load_files(sorted(Path(model_dir).glob("*.safetensors")), 0)
+                await backend.load_files(sorted(Path(model_dir).glob("*.safetensors")), version=0)
+            await backend.resume()
         except BaseException:
             await backend.close()
             raise
         return backend, {"kind": "vllm", "dtype": config.model.dtype, "url": url}
 
-    run(role, conn, telemetry, config.engine.slots, start)
+    run_engine(role, conn, telemetry, config.engine.slots, start)
 
 
-class Remote:
-    """One server; see vllm_serve.Backend."""
+class RemoteBackend:
+    """One server; see process.Backend."""
 
-    def __init__(self, url: str, role: str, deadline_s: float, first_rank: int = 1) -> None:
+    def __init__(self, url: str, role: str, deadline_s: float, nccl_rank: int = 1) -> None:
         self.url, self.role, self.limit = url.rstrip("/"), role, 0
-        self._first_rank = first_rank
+        self._nccl_rank = nccl_rank
         self._deadline_s = deadline_s
-        self._silence_s = min(SILENCE_S, deadline_s / 2)
+        self._health_timeout_s = min(HEALTH_TIMEOUT_S, deadline_s / 2)
         self._http = httpx2.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {os.environ.get(SECRET, '')}"},
-            timeout=httpx2.Timeout(None, connect=self._silence_s),
-            # A connection each: an idle one may be closed by the server just as it is used again.
+            timeout=httpx2.Timeout(None, connect=self._health_timeout_s),
+            # A connection per call: the server may close an idle one just as we use it again.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=False,
         )
 
     async def answers(self) -> bool:
-        """Whether something listens there."""
+        """Whether a server listens at the URL."""
         try:
-            await asyncio.wait_for(self._http.get("/health"), self._silence_s)
+            await asyncio.wait_for(self._http.get("/health"), self._health_timeout_s)
         except (httpx2.HTTPError, TimeoutError):
             return False
         return True
 
-    async def wait(self) -> None:
-        """Until the server answers, for half of the deadline: it may be starting together with the run."""
-        until = time.monotonic() + self._deadline_s / 2
-        while time.monotonic() < until and not await self.answers():
+    async def wait_for_server(self) -> None:
+        """Wait until the server answers, at most half the deadline: it may start together with the run."""
+        end = time.monotonic() + self._deadline_s / 2
+        while time.monotonic() < end and not await self.answers():
             await asyncio.sleep(1)
 
-    async def meet(self) -> None:
-        """Check that it is there and ours, and clear away what an earlier run has left there."""
+    async def connect(self) -> None:
+        """Check that the server accepts our secret, and abort what an earlier run has left on it."""
         models = await self._call("GET", "/v1/models")
         self.limit = int(models["data"][0]["max_model_len"])
         await self._call("POST", "/abort_requests", json={})
@@ -101,126 +99,113 @@ class Remote:
     async def sample(self, request: Request, index: int, version: int) -> Completion:
         """See Backend."""
         body = {
-            "request_id": name((request.request_id, index)),
+            "request_id": str(SampleId(request.request_id, index)),
             "token_ids": list(request.prompt_ids),
             "cache_salt": f"v{version}",
-            "sampling_params": parameters(request, index),
+            "sampling_params": sampling_parameters(request, index),
         }
-        answer = await self._call("POST", "/inference/v1/generate", json=body, limited=False)
+        answer = await self._call("POST", "/inference/v1/generate", json=body, has_deadline=False)
         (choice,) = answer["choices"]
-        ids = np.asarray(choice["token_ids"] or (), np.int32)
         entries = (choice["logprobs"] or {}).get("content") or ()
         logprobs = np.asarray([entry["logprob"] for entry in entries], np.float32)
-        logprobs[logprobs <= -9999] = -np.inf  # vLLM's word for no number, which JSON lacks
-        versions = np.zeros(len(ids), np.int32)
-        for span in choice["weight_versions"] or ():
-            versions[span["start"] : span["end"]] = int(span["version"])
-        if choice["finish_reason"] not in REASONS or len(ids) != len(logprobs):
-            raise RuntimeError(
-                f"{self._who} ended {request.request_id} with {choice['finish_reason']!r}, {len(ids)} tokens "
-                f"and {len(logprobs)} log-probs; expected {', '.join(REASONS)} and one log-prob a token"
-            )
-        reason = REASONS[choice["finish_reason"]]
-        return Completion(request.request_id, index, ids, logprobs, versions, reason)
+        logprobs[logprobs <= -9999] = -np.inf  # how vLLM's server writes what JSON cannot
+        spans = choice["weight_versions"] or ()
+        return make_completion(
+            request,
+            index,
+            token_ids=choice["token_ids"] or (),
+            logprobs=logprobs,
+            version_spans=[(span["start"], span["end"], span["version"]) for span in spans],
+            finish_reason=choice["finish_reason"],
+            engine=self._label,
+        )
 
-    async def abort(self, samples: Iterable[Sample]) -> None:
+    async def abort(self, samples: Iterable[SampleId]) -> None:
         """See Backend."""
-        ids = [f"generate-tokens-{name(s)}" for s in samples]  # as the server calls them
-        if ids:
+        if ids := [f"generate-tokens-{sample}" for sample in samples]:  # the server adds this prefix
             await self._call("POST", "/inference/v1/abort_requests", json={"request_ids": ids})
 
-    async def pause(self) -> None:
-        """See Backend."""
+    async def pause(self, free_gpu: bool) -> None:
+        """See Backend; a server does not share its GPUs with the learner."""
         await self._call("POST", "/pause", params={"mode": "keep", "clear_cache": "false"})
 
-    async def resume(self) -> None:
+    async def resume(self, free_gpu: bool = False) -> None:
         """See Backend."""
         await self._call("POST", "/resume")
 
-    async def sleep(self) -> None:
-        """See Backend; its GPUs are its own."""
-        await self.pause()
-
-    async def wake(self) -> None:
-        """See Backend."""
-        await self.resume()
-
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
-        """See Backend; vLLM's routes bear the names of the calls."""
+        """See Backend; vLLM's routes have the names of the calls."""
         bodies = {
-            "init_weight_transfer_engine": {"init_info": ranked(info, self._first_rank)},
+            "init_weight_transfer_engine": {"init_info": with_rank_offset(info, self._nccl_rank)},
             "update_weights": {"update_info": info},
         }
         await self._call("POST", f"/{call}", json=bodies.get(call, {}))
 
-    async def forget_transfer(self) -> None:
-        """Leave the group over which an earlier run has sent its weights."""
+    async def leave_transfer_group(self) -> None:
+        """Leave the NCCL group of an earlier run."""
         await self._call("POST", "/shutdown_weight_transfer_engine")
 
     async def load(self, version: int, path: str) -> None:
         """See Backend."""
-        if path:
-            await self._send([Path(path)])
-        await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
+        await self.load_files([Path(path)] if path else [], version)
 
     async def load_files(self, paths: list[Path], version: int) -> None:
-        """All of a checkpoint's files, and then go on."""
-        await self._send(paths)
+        """Load all of these files; see Backend.load."""
+        if paths:
+            await self._call("POST", "/start_weight_update")
+            for path in paths:
+                remote_path = (await self._call("PUT", "/weights", content=_chunks(path)))["path"]
+                await self._call("POST", "/update_weights", json={"update_info": {"path": remote_path}})
+            await self._call("POST", "/finish_weight_update", json={})
         await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
-        await self.resume()
 
     async def check(self) -> None:
         """See Backend."""
         try:
-            answer = await asyncio.wait_for(self._http.get("/health"), self._silence_s)
+            answer = await asyncio.wait_for(self._http.get("/health"), self._health_timeout_s)
         except (httpx2.HTTPError, TimeoutError) as e:
             raise RuntimeError(
-                f"{self._who} has not answered for {self._silence_s:g} s ({_why(e)}); is the server "
-                "alive, and the network between?"
+                f"{self._label} has not answered for {self._health_timeout_s:g} s ({_reason(e)}); check that "
+                "the server runs and that the network reaches it"
             ) from e
         if answer.status_code != 200:
-            raise RuntimeError(f"{self._who}: its engine has died (health {answer.status_code}); see its log")
+            raise RuntimeError(
+                f"{self._label}: its engine has died (health {answer.status_code}); see its log"
+            )
 
     async def close(self) -> None:
-        """End the connections; the server aborts what was theirs, and stays."""
+        """Close the connections; the server aborts their requests and keeps running."""
         await self._http.aclose()
 
-    async def _send(self, paths: list[Path]) -> None:
-        await self._call("POST", "/start_weight_update")
-        for path in paths:
-            there = (await self._call("PUT", "/weights", content=_chunks(path)))["path"]
-            await self._call("POST", "/update_weights", json={"update_info": {"path": there}})
-        await self._call("POST", "/finish_weight_update", json={})
-
-    async def _call(self, method: str, route: str, limited: bool = True, **content: Any) -> Any:
-        """The answer of a route, by the deadline unless it is a generation's; errors name engine and URL."""
+    async def _call(self, method: str, route: str, has_deadline: bool = True, **content: Any) -> Any:
+        """Call a route and return its answer; errors name the engine and its URL."""
         try:
-            async with asyncio.timeout(self._deadline_s if limited else None):
+            async with asyncio.timeout(self._deadline_s if has_deadline else None):
                 answer = await self._http.request(method, route, **content)
         except (httpx2.HTTPError, TimeoutError) as e:
             if self.limit:
-                raise RuntimeError(f"{self._who}: {method} {route} failed ({_why(e)})") from e
+                raise RuntimeError(f"{self._label}: {method} {route} failed ({_reason(e)})") from e
             raise ConfigError(
-                f"{self._who} cannot be reached ({_why(e)}); expected a server started by `python -m "
-                "trainer.engines.vllm.server` at that address of engine.urls"
+                f"{self._label} cannot be reached ({_reason(e)}); expected a server started by `python -m "
+                "trainer.engines.vllm_server` at this address of engine.urls"
             ) from e
         if answer.status_code == 401:
-            raise ConfigError(f"{self._who} refuses ${SECRET}; set the same secret here and there")
+            raise ConfigError(f"{self._label} refuses ${SECRET}; set the same secret on both machines")
         if answer.status_code != 200:
             text = " ".join(answer.text.split())[:300]
-            raise RuntimeError(f"{self._who}: {method} {route} answered {answer.status_code}: {text}")
+            raise RuntimeError(f"{self._label}: {method} {route} answered {answer.status_code}: {text}")
         return json.loads(answer.content) if answer.content else None
 
     @property
-    def _who(self) -> str:
+    def _label(self) -> str:
         return f"{self.role} at {self.url}"
 
 
 async def _chunks(path: Path) -> AsyncIterator[bytes]:
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             yield chunk
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__

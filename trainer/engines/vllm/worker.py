@@ -1,6 +1,6 @@
-"""What runs inside vLLM's worker: weights from a safetensors file, and its end with the engine process.
+"""Runs inside vLLM's worker: loads weights from safetensors files, ends the worker with its engine process.
 
-vLLM imports this module by `worker_extension_cls`; nothing else does.
+Only vLLM imports this module, by `worker_extension_cls`; importing it is what registers everything.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from vllm.v1.sample.sampler import Sampler
 
-from trainer.engines.vllm.engine import BACKEND, OWNER
+from trainer.engines.vllm.engine import ENGINE_PID, FILE_TRANSFER
 from trainer.models.checkpoint_names import as_in_checkpoint
 
-CACHED = 200_000  # logits normalised at a time: they stay in the CPU's cache between the passes
+LOGITS_AT_A_TIME = 200_000  # few enough to stay in the CPU's cache between the passes of log_softmax
 
 
 @dataclass
-class Nothing(WeightTransferInitInfo):
-    """A file needs no rendezvous."""
+class FileInitInfo(WeightTransferInitInfo):
+    """Empty: a file needs no process group."""
 
 
 @dataclass
-class FromFile(WeightTransferUpdateInfo):
-    """Where the new weights lie, on a file system that this worker sees (shared memory at best)."""
+class FileUpdateInfo(WeightTransferUpdateInfo):
+    """The file of the new weights, on a file system that this worker sees, preferably in shared memory."""
 
     path: str
 
 
-class FileWeightTransfer(WeightTransferEngine[Nothing, FromFile]):
-    """Loads a file written by the learner, by the names of its checkpoint."""
+class FileWeightTransfer(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
+    """Loads a safetensors file that the learner has written."""
 
-    init_info_cls = Nothing
-    update_info_cls = FromFile
+    init_info_cls = FileInitInfo
+    update_info_cls = FileUpdateInfo
 
-    def init_transfer_engine(self, init_info: Nothing) -> None:
+    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
         """Nothing to do."""
 
     def start_weight_update(self) -> None:
-        """Layer by layer, since vLLM keeps weights in a layout of its own; on a CPU it lays experts out only
-        while it sets up their kernel, so that is to be done again."""
+        """Start vLLM's layerwise reload, since it keeps weights in its own layout. On a CPU it lays experts
+        out only when it sets up their kernel, so the kernel is dropped and set up again."""
         if self.device.type == "cpu":
             for module in self.model.modules():
                 method = getattr(module, "quant_method", None)
@@ -62,13 +62,13 @@ class FileWeightTransfer(WeightTransferEngine[Nothing, FromFile]):
                     method.moe_kernel = None
         initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: FromFile) -> None:
+    def receive_weights(self, update_info: FileUpdateInfo) -> None:
         """Load all tensors; the file is mapped, so this is the only copy."""
-        self.model.load_weights(tensors(update_info.path))
+        self.model.load_weights(checkpoint_tensors(update_info.path))
 
     def finish_weight_update(self) -> None:
-        """Process what waited for the last tensor. A tied head has no tensor of its own in the file, but on a
-        CPU its own copy in another layout, which is made again."""
+        """Finish the layerwise reload. A tied head has no tensor in the file, but on a CPU it is a copy of
+        the embeddings in another layout, so it is copied again."""
         finalize_layerwise_reload(self.model, self.model_config)
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead):
@@ -78,56 +78,56 @@ class FileWeightTransfer(WeightTransferEngine[Nothing, FromFile]):
         """Nothing to do."""
 
 
-def tensors(path: str) -> Iterator[tuple[str, Tensor]]:
-    """The file's tensors by the names of a checkpoint."""
+def checkpoint_tensors(path: str) -> Iterator[tuple[str, Tensor]]:
+    """The file's tensors under the names of a checkpoint."""
     with safe_open(path, "pt") as file:
         for name in file.keys():  # noqa: SIM118  # not a dict
             yield from as_in_checkpoint(name, file.get_tensor(name))
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """(n, V) logits become log-probs. On a CPU torch's own adds a row up in a few lanes of a register
-    and loses unlikely words: of 49,152, SmolLM2's tokens come out 1.5e-5 nats too likely. `logsumexp` adds in
-    pairs: 5e-7."""
-    for rows in logits.split(max(1, CACHED // logits.shape[1])):
+    """(n, V) logits become log-probs, in place. On a CPU torch's log_softmax sums a row in a few accumulators
+    and loses unlikely words: with SmolLM2's 49,152 words, log-probs are 1.5e-5 nats too high. `logsumexp`
+    sums pairwise: 5e-7."""
+    for rows in logits.split(max(1, LOGITS_AT_A_TIME // logits.shape[1])):
         rows.sub_(rows.logsumexp(-1, keepdim=True))
     return logits
 
 
-def sample(
+def sample_with_exact_logprobs(
     self: TopKTopPSampler,
     logits: Tensor,
     generators: dict[int, torch.Generator],
     k: Tensor | None,
     p: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """In place of vLLM's sampler on a CPU: its tokens, their log-probs by our log_softmax."""
+    """Replaces vLLM's sampler on a CPU: the same tokens, with log-probs by our log_softmax."""
     self.logprobs_mode = "processed_logits"
-    tokens, processed = VLLM_SAMPLE(self, logits, generators, k, p)
+    tokens, processed = VLLM_FORWARD_CPU(self, logits, generators, k, p)
     return tokens, log_softmax(processed)
 
 
-class Extension:
-    """Mixed into vLLM's worker class; being imported is all it is for."""
+class WorkerExtension:
+    """vLLM adds it to its worker class; it exists so that vLLM imports this module."""
 
 
-def _end_with(owner: int, parent: int) -> None:
-    """Once the owner is gone, end this process and, if that is another, vLLM's engine core above it.
+def _exit_with(engine: int, parent: int) -> None:
+    """When the engine process has ended, kill this process and, if it is another one, vLLM's engine core.
 
-    vLLM's own processes notice a front end that ends in order, not one that is killed.
+    vLLM's own processes notice a front end that exits in order, but not one that is killed.
     """
     with suppress(ProcessLookupError):
-        select.select([os.pidfd_open(owner)], [], [])  # readable when it has ended
-    if parent not in (owner, os.getpid()) and os.getppid() == parent:
+        select.select([os.pidfd_open(engine)], [], [])  # readable when it has ended
+    if parent not in (engine, os.getpid()) and os.getppid() == parent:
         os.kill(parent, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 if current_platform.is_cpu():
-    VLLM_SAMPLE = TopKTopPSampler.forward_cpu
-    TopKTopPSampler.forward_cpu = sample
-    Sampler.compute_logprobs = staticmethod(log_softmax)  # where all are greedy
+    VLLM_FORWARD_CPU = TopKTopPSampler.forward_cpu
+    TopKTopPSampler.forward_cpu = sample_with_exact_logprobs
+    Sampler.compute_logprobs = staticmethod(log_softmax)  # used where all samples are greedy
 
-if owner := os.environ.get(OWNER):
-    WeightTransferEngineFactory.register_engine(BACKEND, FileWeightTransfer)
-    Thread(target=_end_with, args=(int(owner), os.getppid()), daemon=True).start()
+if engine_pid := os.environ.get(ENGINE_PID):
+    WeightTransferEngineFactory.register_engine(FILE_TRANSFER, FileWeightTransfer)
+    Thread(target=_exit_with, args=(int(engine_pid), os.getppid()), daemon=True).start()

@@ -60,7 +60,7 @@ def server(tied_llama: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     os.environ["SIGMOID_RL_SECRET"] = "open sesame"
     port = free_port()
     log = (folder / "log").open("wb")
-    command = [sys.executable, "-m", "trainer.engines.vllm.server", "--port", str(port)]
+    command = [sys.executable, "-m", "trainer.engines.vllm_server", "--port", str(port)]
     command += ["--model.path", str(folder), "--engine.slots", "8", "--engine.max_new_tokens", "1952"]
     command += ["--engine.threads", "1"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)

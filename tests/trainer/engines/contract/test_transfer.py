@@ -30,8 +30,8 @@ from engine_process import (
 )
 
 from trainer.config import EngineConfig, ModelConfig
-from trainer.engines.vllm.engine import VLLM, first_rank, ranked, vllm_settings
-from trainer.engines.vllm.remote import Remote
+from trainer.engines.vllm.engine import VLLMBackend, first_nccl_rank, vllm_settings, with_rank_offset
+from trainer.engines.vllm.remote import RemoteBackend
 from trainer.learner.policy_model import PolicyModel
 from trainer.learner.sharding import load_from_rank0, shard
 from trainer.messages import Resume, Transfer, Transferred
@@ -143,7 +143,7 @@ def test_vllms_nccl_sender_makes_its_calls_in_order_and_vllms_workers_understand
     assert [c.call for c in controller.calls] == ["init_weight_transfer_engine", *once, *once]
     (endpoint,) = no_cuda["endpoints"]
     for number in range(3):
-        info = NCCLWeightTransferInitInfo(**ranked(init.info, first_rank(engine, number)))
+        info = NCCLWeightTransferInitInfo(**with_rank_offset(init.info, first_nccl_rank(engine, number)))
         assert info.rank_offset == 1 + 2 * number and info.world_size == endpoint.world_size == 7
         assert (info.master_address, info.master_port) == (endpoint.master_address, endpoint.master_port)
         assert info.packed and info.packed_buffer_size_bytes == endpoint.packed_buffer_size_bytes
@@ -165,7 +165,9 @@ def test_every_engines_gpus_have_a_rank_of_their_own(monkeypatch: pytest.MonkeyP
     engine = EngineConfig(count=3, tensor_parallel=2)
     sent = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 7}
     for number in range(engine.count):
-        info = nccl_common.NCCLWeightTransferInitInfo(**ranked(sent, first_rank(engine, number)))
+        info = nccl_common.NCCLWeightTransferInitInfo(
+            **with_rank_offset(sent, first_nccl_rank(engine, number))
+        )
         for rank in range(engine.tensor_parallel):
             own = {"data_parallel_index": 0, "world_size": engine.tensor_parallel, "rank": rank}
             nccl_common.worker_init_process_group(info, type("ParallelConfig", (), own))
@@ -186,7 +188,7 @@ def test_vllms_ipc_sender_hands_on_handles_that_vllms_workers_can_read(
     Sender(EngineConfig(weight_push="ipc", count=1), weights, torch.float32, 0, controller.theirs).send()
     init, start, *updates, finish = controller.calls
     assert (start.call, finish.call) == ("start_weight_update", "finish_weight_update")
-    assert IPCWeightTransferInitInfo(**ranked(init.info, 1)).packed
+    assert IPCWeightTransferInitInfo(**with_rank_offset(init.info, 1)).packed
     assert [c.call for c in updates] == ["update_weights"] * len(weights)
     with pytest.raises(ValueError, match="VLLM_ALLOW_INSECURE_SERIALIZATION"):
         IPCWeightTransferUpdateInfo(**updates[0].info)
@@ -250,19 +252,19 @@ def test_an_engine_calls_vllm_in_the_order_that_its_documents_give(colocate: boo
     from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    engine = VLLM.__new__(VLLM)
+    engine = VLLMBackend.__new__(VLLMBackend)
     engine._engine = EngineConfig(colocate=colocate, weight_push="ipc" if colocate else "nccl")
-    engine._first_rank, engine._log = 4, tmp_path / "none.log"
+    engine._nccl_rank, engine._log = 4, tmp_path / "none.log"
     engine._llm = llm = create_autospec(AsyncLLM, instance=True)  # takes what the real one takes
 
     async def body() -> None:
-        await engine.sleep()
+        await engine.pause(free_gpu=True)
         await engine.transfer("init_weight_transfer_engine", {"rank_offset": 1, "world_size": 5})
         await engine.transfer("start_weight_update", {})
         await engine.transfer("update_weights", {"names": []})
         await engine.transfer("finish_weight_update", {})
         await engine.load(3, "")
-        await engine.wake()
+        await engine.resume(free_gpu=True)
 
     asyncio.run(body())
     init = WeightTransferInitRequest(init_info={"rank_offset": 4, "world_size": 5})
@@ -290,18 +292,18 @@ def test_a_server_by_url_is_called_by_routes_that_vllm_has(monkeypatch: pytest.M
 
     called: list[tuple[str, str, Any]] = []
 
-    async def record(self: Remote, method: str, route: str, json: Any = None) -> None:
+    async def record(self: RemoteBackend, method: str, route: str, json: Any = None) -> None:
         called.append((method, route, json))
 
-    monkeypatch.setattr(Remote, "_call", record)
+    monkeypatch.setattr(RemoteBackend, "_call", record)
     urls = ("http://127.0.0.1:9", "http://127.0.0.1:10")
     config = EngineConfig(urls=urls, weight_push="nccl", tensor_parallel=4)
     info = init_info(config, Source({}, torch.float32), 0)
     assert (info.world_size, info.master_address) == (9, "127.0.0.1")
-    remote = Remote(urls[1], "engine-1", 5.0, first_rank(config, 1))
+    remote = RemoteBackend(urls[1], "engine-1", 5.0, first_nccl_rank(config, 1))
 
     async def body() -> None:
-        await remote.forget_transfer()
+        await remote.leave_transfer_group()
         await remote.transfer("init_weight_transfer_engine", {"rank_offset": 1})
         await remote.transfer("start_weight_update", {})
         await remote.transfer("update_weights", {"names": []})

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from trainer.engines.vllm.engine import environment
+from trainer.engines.vllm.engine import set_environment
 
 ROOT = Path(__file__).parents[4]
 SERVER = """
@@ -22,8 +22,8 @@ from trainer import run_folder
 from trainer.engines.vllm import server
 
 async def run_server(args):
-    (Path(os.environ[server.FOLDER]) / "incoming.safetensors").write_bytes(b"weights")
-    print(os.environ[server.FOLDER], flush=True)
+    (Path(os.environ[server.UPLOADS]) / "incoming.safetensors").write_bytes(b"weights")
+    print(os.environ[server.UPLOADS], flush=True)
     if sys.argv[3] == "wait":
         signal.pause()
 
@@ -76,7 +76,7 @@ def test_vllm_gets_the_settings_of_a_cpu_only_where_it_will_run_on_one(
     own = {"TORCHDYNAMO_DISABLE", "VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS"}
     given = {"PATH": str(tmp_path)} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     with patch.dict(os.environ, given, clear=True):
-        environment(3)
+        set_environment(3)
         assert own & set(os.environ) == (own if on_cpu else set())
 
 
