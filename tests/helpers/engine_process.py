@@ -1,4 +1,4 @@
-"""An engine of either kind as the launcher starts it, and what its tests check it with."""
+"""Starts an engine of either kind as the launcher does, and computes what its tests expect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHAPE = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 32,  # the least that vLLM's CPU attention takes
+    "head_dim": 32,  # the smallest that vLLM's CPU attention takes
     "eos_token_id": None,
     "bos_token_id": None,
     "initializer_range": 0.2,  # distributions far from uniform
@@ -44,7 +44,7 @@ SHAPE = {
 
 
 def need_vllm() -> None:
-    """Skip without vLLM; fail where SIGMOID_RL_REQUIRE_VLLM says that it must be there."""
+    """Skip the test if vLLM is not installed; fail instead if SIGMOID_RL_REQUIRE_VLLM is set."""
     if importlib.util.find_spec("vllm") is None:
         if os.environ.get("SIGMOID_RL_REQUIRE_VLLM"):
             pytest.fail("SIGMOID_RL_REQUIRE_VLLM is set and vLLM is not installed")
@@ -62,9 +62,9 @@ def settings(model: str, run_dir: Path, kind: str, dtype: str = "float32", **eng
 
 
 class EngineProcess:
-    """One engine's process; `client` speaks to it, once an event loop at a time."""
+    """An engine's process. Only one event loop may have a `client` of it at a time."""
 
-    running: ClassVar[set[EngineProcess]] = set()  # for who must not leave one behind
+    running: ClassVar[set[EngineProcess]] = set()  # closed by a fixture if a test fails
 
     def __init__(self, config: Config, role: str = "engine", target: str = "", where: int | str = 1) -> None:
         self.role, self.version = role, 0
@@ -74,22 +74,22 @@ class EngineProcess:
         (Path(config.run_dir) / "logs").mkdir(parents=True, exist_ok=True)
         self.log = Path(config.run_dir) / "logs" / f"{role}.log"
         self.conn, theirs = launcher.CONTEXT.Pipe()
-        self.telemetry, told = launcher.CONTEXT.Pipe()
+        self.telemetry, sender = launcher.CONTEXT.Pipe()
         args = (config, config.model.path, theirs, where, role)
         env = {"CUDA_VISIBLE_DEVICES": "", **launcher.CPU}
         target = target or launcher.ENGINES[config.engine.kind]
         self.process = launcher.CONTEXT.Process(
-            target=launcher._role, args=(target, told, args, str(self.log), env), name=role
+            target=launcher._role, args=(target, sender, args, str(self.log), env), name=role
         )
         self.process.start()
         self.running.add(self)
         theirs.close()
-        told.close()
+        sender.close()
         self._listener = Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def ready(self) -> dict[str, Any]:
-        """Wait until it can take work; its own words if it cannot."""
+        """Wait until it can take work; fails with its error and log if it dies."""
         try:
             assert self.conn.poll(START_S), f"{self.role} did not start"
             message = self.conn.recv()
@@ -101,7 +101,7 @@ class EngineProcess:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[EngineClient]:
-        """Speak to it from this event loop."""
+        """A client of the engine in this event loop."""
         client = EngineClient(self.conn, self.role)
         try:
             yield client
@@ -109,13 +109,13 @@ class EngineProcess:
             asyncio.get_running_loop().remove_reader(self.conn.fileno())
 
     async def push(self, client: EngineClient, path: str) -> int:
-        """Bring it the weights in this file; returns their version."""
+        """Push the weights of this file under the next version, which is returned."""
         self.version += 1
         await client.update_weights(self.version, path)
         return self.version
 
     def processes(self) -> set[int]:
-        """Its own id and those of everything below it."""
+        """The ids of the process and of all its descendants."""
         parents = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -130,7 +130,7 @@ class EngineProcess:
         return found
 
     def close(self) -> None:
-        """Ask it to end; by force if it does not."""
+        """Ask it to end, and kill it if it does not."""
         self.running.discard(self)
         with suppress(OSError):
             self.conn.send(Shutdown())
@@ -155,7 +155,7 @@ class EngineProcess:
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Those that still run."""
+    """The processes that still run."""
     left = set()
     for pid in pids:
         try:
@@ -189,7 +189,7 @@ def prompt_of(length: int, vocab: int, seed: int = 0) -> tuple[int, ...]:
 
 
 async def generate(client: EngineClient, *requests: Request) -> dict[tuple[str, int], Completion]:
-    """All completions of these requests, running side by side."""
+    """All completions of these requests, which run concurrently."""
 
     async def one(r: Request) -> list[Completion]:
         return [c async for ended in client.stream(r) for c in ended]
@@ -199,7 +199,7 @@ async def generate(client: EngineClient, *requests: Request) -> dict[tuple[str, 
 
 
 def abort(conn: Connection, *names: str) -> None:
-    """What a client sends that has left its loop early; here somebody still listens."""
+    """Send what a client sends when it leaves its loop early; the caller still reads the completions."""
     conn.send(Abort(frozenset(names)))
 
 

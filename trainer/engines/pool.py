@@ -1,8 +1,8 @@
-"""Several engines as one: requests go where least is under way; a dead engine's are made again by others.
+"""Several engines as one. Each request goes to the least busy engine; if that dies, another one repeats it.
 
-stream ──> least busy live engine ──> completions      a death: what is missing goes to another engine,
-                                                        or waits until the launcher has started a new one
-update_weights ──> every live engine at once            a new one first gets the newest weights whole
+stream ──> least busy live engine ──> completions      if it dies, the missing completions come from another
+                                                        engine, at the latest from the one that replaces it
+update_weights ──> all live engines in parallel         a replacement loads the newest weights first
 """
 
 from __future__ import annotations
@@ -28,50 +28,52 @@ class EnginePool:
         wait_for: WaitFor,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._live = {engine: 0 for engine in engines}  # -> completions under way
+        self._live = {engine: 0 for engine in engines}  # -> completions that it is generating
         self._wait_for, self._note = wait_for, note
         self._changed = asyncio.Condition()
         self._pushing = asyncio.Lock()
-        self._version, self._path = 0, ""  # held by all, and the newest file of weights
-        self._failure: Exception | None = None  # of a new engine: no use waiting for it
+        self._version, self._path = 0, ""  # of all engines, and the newest file of weights
+        self._failure: Exception | None = (
+            None  # why a replacement failed to start: waiting for it is of no use
+        )
 
     async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
-        """See Engine; each of the n completions comes once, whatever dies meanwhile."""
-        got: set[int] = set()
+        """See Engine; each of the n completions comes exactly once, even if engines die."""
+        received: set[int] = set()
         while True:
             engine = await self._least_busy()
             self._live[engine] += request.n
             try:
                 async with aclosing(engine.stream(request)) as stream:
                     async for ended in stream:
-                        new = [c for c in ended if c.index not in got]
-                        got |= {c.index for c in new}
+                        new = [c for c in ended if c.index not in received]
+                        received |= {c.index for c in new}
                         if new:
                             yield new
-                        if len(got) == request.n:
+                        if len(received) == request.n:
                             return
             except ConnectionError:
-                self._lost(engine)
+                self._remove(engine)
             finally:
                 if engine in self._live:
                     self._live[engine] -= request.n
 
     async def update_weights(self, version: int, path: str) -> None:
-        """Return once every live engine holds `version`. The file at `path` must stay until the next one."""
+        """See Engine; all live engines load at once. The file at `path` must stay until the next update."""
         async with self._pushing:
-            await asyncio.gather(*(self._push(engine, version, path) for engine in list(self._live)))
+            await asyncio.gather(
+                *(self._update_or_remove(engine, version, path) for engine in list(self._live))
+            )
             self._version, self._path = version, path or self._path
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
-        """See Engine; all at once, since they meet in it. None may be missing: the call fails with it."""
-        what = f"{call} of the weight push (engine.weight_push file does it another way)"
-        await asyncio.gather(
-            *(self._wait_for(e.transfer(call, info), f"{e.name}: {what}") for e in self._live)
-        )
+        """See Engine; all engines at once, since they form one group. It fails if any of them is dead."""
+        name = f"{call} of the weight push (if this way fails here, set engine.weight_push file)"
+        await self._call_all(lambda engine: engine.transfer(call, info), name)
 
     async def pause(self) -> None:
         """See Engine."""
-        await asyncio.gather(*(self._wait_for(e.pause(), f"{e.name}: pause") for e in self._live))
+        await self._call_all(lambda engine: engine.pause(), "pause")
 
     def resume(self) -> None:
         """See Engine."""
@@ -79,11 +81,11 @@ class EnginePool:
             engine.resume()
 
     async def replace(self, engine: EngineClient) -> None:
-        """Take a new engine in once it is ready and holds what the others hold."""
+        """Add an engine that replaces a dead one, once it is ready and has the weights of the others."""
         try:
             await self._wait_for(engine.ready(), f"{engine.name}: start after its death")
             async with self._pushing:
-                await self._send(engine, self._version, self._path)
+                await self._update(engine, self._version, self._path)
                 self._live[engine] = 0
             self._note(f"{engine.name} is back, with the weights of version {self._version}")
         except ConnectionError:
@@ -94,17 +96,20 @@ class EnginePool:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ask all processes to end."""
+        """Ask all engine processes to end."""
         for engine in self._live:
             engine.close()
 
-    async def _push(self, engine: EngineClient, version: int, path: str) -> None:
-        try:
-            await self._send(engine, version, path)
-        except ConnectionError:
-            self._lost(engine)
+    async def _call_all(self, call: Callable[[EngineClient], Awaitable[None]], name: str) -> None:
+        await asyncio.gather(*(self._wait_for(call(e), f"{e.name}: {name}") for e in self._live))
 
-    async def _send(self, engine: EngineClient, version: int, path: str) -> None:
+    async def _update_or_remove(self, engine: EngineClient, version: int, path: str) -> None:
+        try:
+            await self._update(engine, version, path)
+        except ConnectionError:
+            self._remove(engine)
+
+    async def _update(self, engine: EngineClient, version: int, path: str) -> None:
         push = engine.update_weights(version, path)
         await self._wait_for(push, f"{engine.name}: weight push of version {version}")
 
@@ -115,5 +120,5 @@ class EnginePool:
             raise self._failure
         return min(self._live, key=lambda engine: self._live[engine])
 
-    def _lost(self, engine: EngineClient) -> None:
+    def _remove(self, engine: EngineClient) -> None:
         self._live.pop(engine, None)

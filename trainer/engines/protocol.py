@@ -1,4 +1,4 @@
-"""What the controller asks of an engine, and the client that asks it over a pipe."""
+"""The interface of an engine, and the client that implements it over a pipe to the engine's process."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ from trainer.types import Columns, Completion, Request
 
 
 class Engine(Protocol):
-    """A generator of completions. Weights change between two tokens; running sequences keep their KV."""
+    """Generates completions. Weights change between two tokens, and running sequences keep their KV."""
 
     def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
-        """The request's n completions as they end, those together that end with one token."""
+        """Yield the request's n completions as they end; those that end with the same token come together."""
         ...
 
     async def update_weights(self, version: int, path: str) -> None:
-        """Return once the engine holds `version`, from this safetensors file (empty: unchanged)."""
+        """Load this safetensors file (empty path: keep the weights) and label later tokens with `version`."""
         ...
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
-        """Make a call of vLLM's weight transfer; between `pause` and `resume`."""
+        """Make a call of vLLM's weight transfer. Allowed between `pause` and `resume`."""
         ...
 
     async def pause(self) -> None:
-        """Return once the engine stands still, mid-sequence; sequences and KV stay. With engine.colocate its
-        GPU memory is free then, and the KV made again by the weights it wakes with."""
+        """Stop between two tokens; sequences and KV stay. With engine.colocate, free the GPU memory as well:
+        `resume` then recomputes the KV with the weights of that moment."""
         ...
 
     def resume(self) -> None:
-        """Go on where `pause` stopped."""
+        """Continue after `pause`."""
         ...
 
 
 class EngineClient:
-    """An Engine in another process. Once that is dead, every call raises ConnectionError with its name."""
+    """An Engine in another process. Once that is dead, every call raises a ConnectionError with its name."""
 
     def __init__(self, conn: Connection, name: str) -> None:
         self.name, self._conn = name, conn
         self._streams: dict[str, asyncio.Queue[list[Completion] | Exception]] = {}
-        self._answers: dict[type[Any], asyncio.Queue[Any]] = {
+        self._replies: dict[type[Any], asyncio.Queue[Any]] = {
             kind: asyncio.Queue() for kind in (Ready, WeightsHeld, Transferred, Paused)
         }
         self._dead: Exception | None = None
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
 
     async def ready(self) -> dict[str, Any]:
-        """What the engine says of itself once it can take work."""
-        return (await self._answer(Ready)).info
+        """Wait until the engine can take work; returns its description of itself."""
+        return (await self._reply(Ready)).info
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Completion]]:
-        """See Engine; leaving the loop early aborts what is left."""
+        """See Engine; leaving the loop early aborts the rest."""
         queue: asyncio.Queue[list[Completion] | Exception] = asyncio.Queue()
         self._streams[request.request_id] = queue
         left = request.n
@@ -84,19 +84,19 @@ class EngineClient:
     async def update_weights(self, version: int, path: str) -> None:
         """See Engine."""
         self._send(UpdateWeights(version, path))
-        held: WeightsHeld = await self._answer(WeightsHeld)
+        held: WeightsHeld = await self._reply(WeightsHeld)
         if held.version != version:
-            raise RuntimeError(f"{self.name} holds version {held.version} where {version} was pushed")
+            raise RuntimeError(f"{self.name} has weights version {held.version}; expected {version}")
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
         """See Engine."""
         self._send(Transfer(call, info))
-        await self._answer(Transferred)
+        await self._reply(Transferred)
 
     async def pause(self) -> None:
         """See Engine."""
         self._send(Pause())
-        await self._answer(Paused)
+        await self._reply(Paused)
 
     def resume(self) -> None:
         """See Engine."""
@@ -117,35 +117,35 @@ class EngineClient:
                 self._conn.send(message)
                 return
             except OSError:
-                self._die()
+                self._mark_dead()
         raise self._dead or ConnectionError(f"{self.name} has died")
 
-    async def _answer(self, kind: type[Any]) -> Any:
+    async def _reply(self, kind: type[Any]) -> Any:
         if self._dead is not None:
             raise self._dead
-        answer = await self._answers[kind].get()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        reply = await self._replies[kind].get()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     def _receive(self) -> None:
         try:
             message = self._conn.recv()
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(self._conn.fileno())
-            self._die()
+            self._mark_dead()
             return
         if isinstance(message, Columns):
             ended: dict[str, list[Completion]] = {}
             for completion in message.to_records():
                 ended.setdefault(completion.request_id, []).append(completion)
             for request_id, completions in ended.items():
-                if queue := self._streams.get(request_id):  # None: aborted meanwhile
+                if queue := self._streams.get(request_id):  # None: aborted
                     queue.put_nowait(completions)
         else:
-            self._answers[type(message)].put_nowait(message)
+            self._replies[type(message)].put_nowait(message)
 
-    def _die(self) -> None:
+    def _mark_dead(self) -> None:
         self._dead = ConnectionError(f"{self.name}'s process has died")
-        for queue in (*self._streams.values(), *self._answers.values()):
+        for queue in (*self._streams.values(), *self._replies.values()):
             queue.put_nowait(self._dead)

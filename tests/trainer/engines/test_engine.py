@@ -183,7 +183,7 @@ def test_a_stop_token_ends_a_completion_and_is_its_last(models: dict[str, str]) 
         assert len(c.logprobs_gen) == len(c.versions) == end
 
 
-def test_a_samples_randomness_does_not_depend_on_what_runs_beside_it(models: dict[str, str]) -> None:
+def test_a_samples_randomness_does_not_depend_on_concurrent_sequences(models: dict[str, str]) -> None:
     alone = engine_of(models["qwen3"], slots=1)
     alone.submit(request("a", prompt_of(11), n=2, max_tokens=25, temperature=0.9))
     expected = drain(alone)
@@ -240,7 +240,7 @@ def test_many_long_prompts_are_prefilled_a_bounded_number_at_a_time(
     assert made[:4] == [90, 200, 100, 0] and len(done) == 5
 
 
-def test_abort_returns_what_there_is(models: dict[str, str]) -> None:
+def test_abort_returns_partial_completions(models: dict[str, str]) -> None:
     engine = engine_of(models["qwen3"], slots=3)
     for name in "abc":
         engine.submit(request(name, prompt_of(5), n=2, max_tokens=10))

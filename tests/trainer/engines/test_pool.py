@@ -1,4 +1,4 @@
-"""Promises of several engines as one: each completion once, load in balance, deaths made good."""
+"""Promises of the pool: each completion comes once, load is balanced, dead engines are replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.types import Completion, Request
 
 
 class Engine:
-    """One completion at a time; dies where it is told to."""
+    """Generates one completion at a time; dies when its arguments say so."""
 
     def __init__(self, name: str, dies_after: int | None = None, dies_on_push: bool = False) -> None:
         self.name, self.dies_after, self.dies_on_push = name, dies_after, dies_on_push

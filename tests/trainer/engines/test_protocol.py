@@ -82,7 +82,7 @@ def test_thousands_of_completions_meet_hundreds_of_requests_without_a_deadlock()
     assert not asker.is_alive() and len(got) == 4396
 
 
-def test_an_engine_whose_controller_is_gone_ends() -> None:
+def test_an_engine_whose_controller_is_dead_ends() -> None:
     conn, thread = serving()
     conn.close()
     thread.join(TIMEOUT_S)
@@ -100,7 +100,7 @@ class OneByOne(AtOnce):
         return super().step() if self.steps == 10 else []
 
 
-def test_a_paused_engine_stands_still_and_goes_on_where_it_stopped() -> None:
+def test_a_paused_engine_makes_no_step_and_continues_where_it_stopped() -> None:
     engine = OneByOne()
     conn, _ = serving(engine)
 

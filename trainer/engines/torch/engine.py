@@ -39,20 +39,13 @@ SAMPLE_BLOCK = 128  # tokens of the vocabulary whose probabilities are summed be
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """`count` admitted prompts of one length, from the step's token `start` on; their samples fill the slots
-    first_slot .. end_slot − 1."""
+    """Admitted prompts of one length."""
 
-    start: int
     count: int
     length: int
+    tokens: slice  # of the prompts, among the tokens of the step
+    slots: slice  # of their samples
     slots_per_prompt: Tensor  # (count,)
-    first_slot: int
-    end_slot: int
-
-    @property
-    def tokens(self) -> slice:
-        """The prompts' tokens among those of the step."""
-        return slice(self.start, self.start + self.count * self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +54,8 @@ class Step:
 
     cache: Tensor  # (layers, 2, slots, Hk, L, D)
     prefills: tuple[Prefill, ...]
-    decoding: Tensor  # (n,) the slots that decode: 0..n−1
-    position: Tensor  # (n,) of the slot's new token
-    longest: int  # KV length of the longest decoding slot
-    mask: Tensor  # (n, 1, 1, longest) additive
+    positions: Tensor  # (n,) of the new tokens of the decoding slots 0 .. n − 1
+    mask: Tensor  # (n, 1, 1, longest) additive; longest is the KV length of the longest decoding slot
 
 
 def slots_attention(
@@ -82,9 +73,10 @@ def slots_attention(
     """The attention function that transformers calls in each layer; returns (1, T, Hq, D).
 
     `attention_mask` is None, since no mask function is registered for it."""
-    longest = max(step.longest, *(p.length for p in step.prefills), 0)
+    n, longest = step.mask.shape[0], step.mask.shape[3]  # decoding slots, KV length of the longest
+    max_length = max(longest, *(p.length for p in step.prefills), 0)
     if any(kwargs.get(name) is not None for name in ("softcap", "s_aux")) or (
-        sliding_window is not None and sliding_window < longest
+        sliding_window is not None and sliding_window < max_length
     ):
         raise ValueError(
             "the torch engine supports no sliding window, soft cap or attention sinks; set engine.kind vllm"
@@ -97,16 +89,16 @@ def slots_attention(
             x[0, :, p.tokens].unflatten(1, (p.count, p.length)).transpose(0, 1) for x in (query, key, value)
         )
         for cache, new in zip(kv_cache, (k, v), strict=True):
-            cache[p.first_slot : p.end_slot, :, : p.length] = new.repeat_interleave(p.slots_per_prompt, 0)
+            cache[p.slots, :, : p.length] = new.repeat_interleave(p.slots_per_prompt, 0)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-    if n := len(step.decoding):
+    if n:
         hq, hk, d = query.shape[1], key.shape[1], query.shape[3]
         # The query heads of one KV head become query rows, so the cache is not copied.
         q = query[0, :, -n:].transpose(0, 1).reshape(n, hk, hq // hk, d)
         for cache, new in zip(kv_cache, (key, value), strict=True):
-            cache[step.decoding, :, step.position] = new[0, :, -n:].transpose(0, 1)
-        k, v = kv_cache[:, :n, :, : step.longest]
+            cache[torch.arange(n), :, step.positions] = new[0, :, -n:].transpose(0, 1)
+        k, v = kv_cache[:, :n, :, :longest]
         # Not SDPA: its CPU kernel takes twice as long for a few query rows per sequence.
         scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scaling).add_(step.mask)
         out = torch.matmul(scores.softmax(-1, dtype=torch.float32).to(v.dtype), v)
@@ -120,13 +112,11 @@ AttentionInterface.register("slots", slots_attention)
 class TorchEngine:
     """Generates completions for submitted requests; each `step` makes a token of every active sequence."""
 
-    def __init__(
-        self, model_dir: str, dtype: torch.dtype, fp32_head: bool, slots: int, version: int = 0
-    ) -> None:
+    def __init__(self, model_dir: str, dtype: torch.dtype, fp32_head: bool, slots: int) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation="slots"
         ).eval()
-        self.version = version
+        self.version = 0
         self.generated = self.prefilled = 0  # tokens since the start
         self.evaluation_share = 0.0  # evaluations among the sequences of the last step
         self.slots = Slots(slots, self.model.config.vocab_size)
@@ -247,26 +237,19 @@ class TorchEngine:
                 slots_per_prompt.append(samples.count)
                 slot += samples.count
             prefill = Prefill(
-                start=start,
                 count=len(slots_per_prompt),
                 length=length,
+                tokens=slice(start, len(ids)),
+                slots=slice(first_slot, slot),
                 slots_per_prompt=torch.tensor(slots_per_prompt),
-                first_slot=first_slot,
-                end_slot=slot,
             )
             prefills.append(prefill)
         newest_ids, newest_positions = map(torch.from_numpy, self.slots.newest(decoding))
         longest = int(newest_positions.max()) + 1 if decoding else 0
         hidden_keys = torch.arange(longest)[None] > newest_positions[:, None]
         mask = torch.zeros(hidden_keys.shape, dtype=self.model.dtype).masked_fill_(hidden_keys, float("-inf"))
-        step = Step(
-            cache=self._cache,
-            prefills=tuple(prefills),
-            decoding=torch.arange(decoding),
-            position=newest_positions,
-            longest=longest,
-            mask=mask[:, None, None],
-        )
+        mask = mask[:, None, None]
+        step = Step(cache=self._cache, prefills=tuple(prefills), positions=newest_positions, mask=mask)
         out = self.model.get_decoder()(
             input_ids=torch.cat([torch.tensor(ids, dtype=torch.long), newest_ids.long()])[None],
             position_ids=torch.cat([torch.tensor(positions, dtype=torch.long), newest_positions])[None],

@@ -63,21 +63,18 @@ def _packable(linear: nn.Module | None) -> TypeGuard[nn.Linear]:
     )
 
 
-def pack_linears(model: nn.Module, rows: int) -> list[PackedLinear]:
+def pack_linears(model: nn.Module, rows: int) -> None:
     """Make the model's linear layers packed ones, in place; parameters and names stay. After a change of the
     weights, call it again."""
     for parent in model.modules():
         qkv = [x for name in QKV if _packable(x := getattr(parent, name, None))]
         if len(qkv) == len(QKV) and len({x.bias is None for x in qkv}) == 1:
             _fuse(*qkv)
-    layers = []
     for module in model.modules():
         if _packable(module) and module.out_features >= MIN_PACKED_FEATURES:
             _fuse(module)
         if isinstance(module, PackedLinear):
             module.pack(rows)
-            layers.append(module)
-    return layers
 
 
 def _fuse(first: nn.Linear, *others: nn.Linear) -> None:

@@ -108,7 +108,9 @@ class RemoteBackend:
         (choice,) = answer["choices"]
         entries = (choice["logprobs"] or {}).get("content") or ()
         logprobs = np.asarray([entry["logprob"] for entry in entries], np.float32)
-        logprobs[logprobs <= -9999] = -np.inf  # how vLLM's server writes what JSON cannot
+        logprobs[
+            logprobs <= -9999
+        ] = -np.inf  # what vLLM's server writes for −inf and NaN, since JSON has neither
         spans = choice["weight_versions"] or ()
         return make_completion(
             request,

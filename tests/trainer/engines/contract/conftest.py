@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Mo
 
 @pytest.fixture(scope="session", params=["torch", "vllm"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Both engines; vLLM is skipped where it is not installed, unless it is asked for."""
+    """Both engines; vLLM is skipped if it is not installed, unless SIGMOID_RL_REQUIRE_VLLM is set."""
     if request.param == "vllm":
         need_vllm()
     return request.param
@@ -21,13 +21,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def vllm_installed() -> None:
-    """For what is promised of vLLM alone."""
+    """For promises of vLLM alone."""
     need_vllm()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def no_engine_is_left_behind() -> Iterator[None]:
-    """One that a failed test has not closed would keep pytest from ever exiting: multiprocessing joins it."""
+    """Close the engines of failed tests: multiprocessing would wait for them forever when pytest exits."""
     yield
     for process in list(EngineProcess.running):
         process.close()

@@ -37,7 +37,7 @@ from trainer.controller.rollout import RolloutContext, rollout_prompt
 from trainer.engines.protocol import EngineClient
 from trainer.types import Completion, Prompt, Request
 
-LONG = 5900  # tokens of a completion that is still running when something shorter has ended
+LONG = 5900  # tokens of a completion that is still running when a short one has ended
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(
     assert max(gaps) <= 2e-5
 
 
-def test_tokens_are_drawn_with_their_probabilities(engine: EngineProcess, tied_llama: str) -> None:
+def test_tokens_are_sampled_with_their_probabilities(engine: EngineProcess, tied_llama: str) -> None:
     n, prompt = 600, p(6)
     done = run(engine, lambda client: generate(client, request("draw", prompt, n=n, max_tokens=1)))
     drawn = np.bincount([c.token_ids[0] for c in done.values()], minlength=VOCAB)
@@ -104,10 +104,10 @@ def test_tokens_are_drawn_with_their_probabilities(engine: EngineProcess, tied_l
 def test_a_samples_tokens_depend_on_its_seed_and_index_alone(engine: EngineProcess) -> None:
     alone = run(engine, lambda c: generate(c, request("a", p(11), n=2, max_tokens=25)))
     crowd = [request(f"b{i}", p(3 + i), n=2, max_tokens=5 + 7 * i, seed=i) for i in range(6)]
-    beside = run(engine, lambda c: generate(c, *crowd, request("a", p(11), n=2, max_tokens=25)))
+    crowded = run(engine, lambda c: generate(c, *crowd, request("a", p(11), n=2, max_tokens=25)))
     other = run(engine, lambda c: generate(c, request("a", p(11), n=2, max_tokens=25, seed=6)))
     for key, completion in alone.items():
-        assert completion.token_ids.tolist() == beside[key].token_ids.tolist()
+        assert completion.token_ids.tolist() == crowded[key].token_ids.tolist()
     assert len({tuple(c.token_ids.tolist()) for c in (*alone.values(), *other.values())}) == 4
 
 
@@ -128,7 +128,7 @@ def test_a_stop_token_ends_a_completion_and_is_its_last(engine: EngineProcess) -
     free = run(engine, lambda c: generate(c, request("free", p(5), n=4, max_tokens=40)))
     stops = frozenset({int(free["free", 0].token_ids[9]), int(free["free", 1].token_ids[15])})
     stopped = run(engine, lambda c: generate(c, request("free", p(5), n=4, max_tokens=40, stop_ids=stops)))
-    assert {c.finish_reason for c in free.values()} == {"length"}  # nothing but stop_ids ends a completion
+    assert {c.finish_reason for c in free.values()} == {"length"}  # only stop_ids and max_tokens end one
     assert "stop" in {c.finish_reason for c in stopped.values()}
     for key, c in stopped.items():
         whole = free[key].token_ids.tolist()
@@ -153,10 +153,10 @@ def test_more_samples_than_slots_all_end_and_evaluations_go_first(engine: Engine
 
     run(engine, all_of)
     assert len(order) == 40
-    assert order.index("eval") < order.index("t1")  # behind the slots' present sequences, before the rest
+    assert order.index("eval") < order.index("t1")  # after the running sequences, before the waiting ones
 
 
-def test_abort_returns_what_there_is(engine: EngineProcess) -> None:
+def test_abort_returns_partial_completions(engine: EngineProcess) -> None:
     async def aborted(client: EngineClient) -> dict[tuple[str, int], Completion]:
         wanted = (
             request("x", p(5), n=6, max_tokens=LONG),
@@ -179,7 +179,7 @@ def test_abort_returns_what_there_is(engine: EngineProcess) -> None:
         assert len(done[key].logprobs_gen) == len(done[key].versions) == lengths[key]
 
 
-def test_weights_swap_mid_sequence_and_its_old_keys_stay(
+def test_weights_change_mid_sequence_and_the_old_keys_are_kept(
     engine: EngineProcess, tied_llama: str, tmp_path: Path
 ) -> None:
     old, new = load(tied_llama), load(tied_llama)
@@ -213,9 +213,9 @@ def test_weights_swap_mid_sequence_and_its_old_keys_stay(
         )
         stale = stale_kv(old, new, prompt, tokens, swap)
         np.testing.assert_allclose(c.logprobs_gen[swap:], stale, atol=2e-5)
-        anew = teacher_forced(new, prompt, tokens)[swap:]
-        assert np.abs(c.logprobs_gen[swap:] - anew).max() > 1e-2  # else nothing was shown
-    # The prefix cache holds the prompt's old keys; a new request must not meet them.
+        with_new_keys = teacher_forced(new, prompt, tokens)[swap:]
+        assert np.abs(c.logprobs_gen[swap:] - with_new_keys).max() > 1e-2  # else the test shows nothing
+    # The prefix cache holds the prompt's old keys; a new request must not use them.
     for completions, model, label in (
         (fresh, new, version),
         (back, old, version + 1),
@@ -227,7 +227,7 @@ def test_weights_swap_mid_sequence_and_its_old_keys_stay(
             np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
 
 
-def test_pause_stands_still_and_resume_goes_on(engine: EngineProcess) -> None:
+def test_a_paused_engine_generates_nothing_until_it_is_resumed(engine: EngineProcess) -> None:
     free = run(engine, lambda c: generate(c, request("z", p(8), n=3, max_tokens=60)))
 
     async def paused(client: EngineClient) -> dict[tuple[str, int], Completion]:
@@ -235,7 +235,7 @@ def test_pause_stands_still_and_resume_goes_on(engine: EngineProcess) -> None:
         await asyncio.sleep(0)
         await client.pause()
         late = asyncio.create_task(generate(client, request("late", p(8), max_tokens=1)))
-        await engine.push(client, "")  # a swap while paused does not set it going
+        await engine.push(client, "")  # a weight update does not end the pause
         await asyncio.sleep(1.0)
         assert not late.done()
         client.resume()
@@ -246,7 +246,7 @@ def test_pause_stands_still_and_resume_goes_on(engine: EngineProcess) -> None:
         assert c.token_ids.tolist() == free[key].token_ids.tolist()
 
 
-def test_interruption_goes_on_after_the_phrase_which_carries_no_loss(
+def test_an_interrupted_completion_continues_after_the_phrase_which_carries_no_loss(
     engine: EngineProcess, tied_llama: str
 ) -> None:
     config = settings(tied_llama, Path("unused"), "torch")
@@ -283,7 +283,7 @@ def test_interruption_goes_on_after_the_phrase_which_carries_no_loss(
         assert rollout.sampled.tolist() == [True] * thinking + [False] * 3 + [True] * 10
         assert (rollout.logprobs_gen[~rollout.sampled] == 0).all()
         gap = np.abs(rollout.logprobs_gen - teacher_forced(model, p(40), tokens))[rollout.sampled]
-        assert gap.max() <= 2e-5  # the answer was made behind thinking and phrase
+        assert gap.max() <= 2e-5  # the answer follows thinking and phrase
 
 
 def test_an_engine_reports_every_token_once_it_is_idle_and_books_all_of_its_time(
@@ -319,7 +319,7 @@ def test_an_engine_reports_every_token_once_it_is_idle_and_books_all_of_its_time
     assert info["dtype"] == "float32" and info["slots"] == 8
 
 
-def test_two_engines_side_by_side_in_bfloat16_under_an_fp32_head(
+def test_two_engines_run_concurrently_in_bfloat16_under_an_fp32_head(
     engine: EngineProcess, second: EngineProcess, untied_llama: str, tmp_path: Path
 ) -> None:
     model = load(untied_llama, torch.bfloat16)
@@ -349,12 +349,12 @@ def test_an_engine_that_is_killed_leaves_no_process(second: EngineProcess) -> No
     wait_until_gone(pids)
 
 
-def test_it_ends_with_its_controller_even_amid_work_and_leaves_no_process(engine: EngineProcess) -> None:
+def test_a_busy_engine_ends_with_its_controller_and_leaves_no_process(engine: EngineProcess) -> None:
     pids = engine.processes()
     engine.conn.send(request("endless", p(5), n=8, max_tokens=LONG))
     time.sleep(0.5)
     assert alive(pids) == pids
-    engine.conn.close()  # as the death of the process that holds it
+    engine.conn.close()  # as when the controller dies
     engine.process.join(60)
     assert engine.process.exitcode == 0, engine.failure
     wait_until_gone(pids)

@@ -1,4 +1,4 @@
-"""Models beyond the tiny Llama, on both engines: a mixture of experts, and a real one."""
+"""Other models than the tiny Llama, on both engines: a mixture of experts and SmolLM2."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from trainer.types import Completion, TrainSequence
 def swap_mid_sequence(
     model: str, kind: str, tmp_path: Path, prompt: Sequence[int], scale: float, exact: torch.dtype
 ) -> tuple[NDArray[np.float64], float]:
-    """Generate, swap while a sequence runs, generate anew; returns each token's gap in nats to independent
-    forwards in `exact`, and the seconds of the swap."""
+    """Generate, change the weights while a sequence runs, generate again; returns each token's gap in nats to
+    independent forward passes in `exact`, and the seconds that the change took."""
     process = EngineProcess(settings(model, tmp_path, kind), where=2)
     old, new = load(model), load(model)
     path = perturb(new, tmp_path / "new.safetensors", scale=scale)

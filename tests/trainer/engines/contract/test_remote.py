@@ -1,4 +1,4 @@
-"""A vLLM server by URL: the same promises through HTTP, the secret before every route, and a cut link."""
+"""A vLLM server by URL: the same promises over HTTP, the secret on every route, and a link that fails."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tied_llama: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """As its user starts it, on loopback, with other weights than the run's."""
+    """Started by its command, on loopback, with other weights than those of the run."""
     need_vllm()
     folder = tmp_path_factory.mktemp("server")
     for file in Path(tied_llama).glob("*.json"):
@@ -153,7 +153,7 @@ def test_a_remote_engine_keeps_the_contract(server: Server, tied_llama: str, tmp
     engine.close()
     assert engine.process.exitcode == 0, engine.failure
     wait_until_gone(pids)
-    assert server.process.poll() is None  # it serves the next run
+    assert server.process.poll() is None  # it keeps running for the next run
 
 
 def test_a_link_that_is_cut_in_silence_ends_in_one_clear_error(
@@ -177,7 +177,7 @@ def test_a_link_that_is_cut_in_silence_ends_in_one_clear_error(
     engine.close()
 
 
-def test_a_wrong_secret_and_an_absent_server_are_told(
+def test_a_wrong_secret_and_an_absent_server_get_clear_errors(
     server: Server, tied_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = f"http://127.0.0.1:{free_port()}"

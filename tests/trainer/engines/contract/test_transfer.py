@@ -1,5 +1,5 @@
-"""Promises of weights from GPU to GPU, as far as a CPU shows them: what vLLM's own classes are given and
-give, and that vLLM sleeps and wakes amid sequences. No weight crosses NCCL or CUDA's shared memory here.
+"""Promises of weight transfer between GPUs that can be tested on a CPU: what vLLM's own classes accept and
+return, and that vLLM keeps its sequences while it sleeps. No weights travel by NCCL or CUDA IPC here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODELS = ("tied_llama", "untied_llama", "tiny_moe")
 
 @pytest.fixture(autouse=True)
 def vllm(vllm_installed: None) -> None:
-    """All of this is vLLM's."""
+    """All tests here need vLLM."""
 
 
 def weights_of(folder: str) -> dict[str, torch.Tensor]:
@@ -64,24 +64,24 @@ class Controller:
 
 
 class Group:
-    """Where rank 0 broadcasts."""
+    """The process group in which rank 0 broadcasts."""
 
     disabled = False
 
 
 @pytest.fixture
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[str, torch.Tensor]]]:
-    """Stand-ins for what only a GPU has, below vLLM's senders; what they were given to send."""
+    """Replace the GPU functions under vLLM's senders; returns what the senders passed to them."""
     from vllm.distributed.weight_transfer import ipc_engine, nccl_engine
     from vllm.distributed.weight_transfer.packed_tensor import PackedIpcChunk
 
     sent: dict[str, list[tuple[str, torch.Tensor]]] = {"nccl": [], "ipc": [], "endpoints": []}
 
-    def broadcast(iterator: Any, group: Any, src: int, **how: Any) -> None:
+    def broadcast(iterator: Any, group: Any, src: int, **options: Any) -> None:
         assert isinstance(group, Group) and src == 0
         sent["nccl"] += [(name, tensor.clone()) for name, tensor in iterator]
 
-    def chunks(iterator: Any, gpu_uuid: str, buffer_size_bytes: int, **how: Any) -> Any:
+    def chunks(iterator: Any, gpu_uuid: str, buffer_size_bytes: int, **options: Any) -> Any:
         for name, tensor in iterator:  # a chunk for each
             assert tensor.nbytes <= buffer_size_bytes
             sent["ipc"].append((name, tensor.clone()))
@@ -148,8 +148,8 @@ def test_vllms_nccl_sender_makes_its_calls_in_order_and_vllms_workers_understand
         assert (info.master_address, info.master_port) == (endpoint.master_address, endpoint.master_port)
         assert info.packed and info.packed_buffer_size_bytes == endpoint.packed_buffer_size_bytes
     update = NCCLWeightTransferUpdateInfo(**rest[1].info)
-    told = list(zip(update.names, update.dtype_names, map(tuple, update.shapes), strict=True))
-    assert [(n, str(t.dtype)[6:], tuple(t.shape)) for n, t in no_cuda["nccl"]] == told + told
+    declared = list(zip(update.names, update.dtype_names, map(tuple, update.shapes), strict=True))
+    assert [(n, str(t.dtype)[6:], tuple(t.shape)) for n, t in no_cuda["nccl"]] == declared + declared
 
 
 def test_every_engines_gpus_have_a_rank_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,12 +213,14 @@ def test_a_push_that_fails_says_what_to_do(no_cuda: Any, tied_llama: str, monkey
     from trainer.learner.weight_transfer import Sender
 
     weights, engine = weights_of(tied_llama), EngineConfig(weight_push="nccl", count=1)
-    monkeypatch.setattr(Group, "disabled", True)  # vLLM would go on, and send nothing
+    monkeypatch.setattr(Group, "disabled", True)  # vLLM itself would continue and send nothing
     with pytest.raises(RuntimeError, match=r"nccl cannot begin: .*NCCL library; engine.weight_push file"):
         Sender(engine, weights, torch.float32, 0, Controller().theirs)
     monkeypatch.setattr(Group, "disabled", False)
     sender = Sender(engine, weights, torch.float32, 0, Controller().theirs)
-    weights["model.norm.weight"] = torch.nn.Parameter(torch.ones(3))  # declared so, and sent so: no error
+    weights["model.norm.weight"] = torch.nn.Parameter(
+        torch.ones(3)
+    )  # declared and sent with the same shape: no error
     sender.send()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: 1 / 0)
     with pytest.raises(RuntimeError, match=r"nccl failed: division by zero; engine.weight_push file"):
@@ -226,7 +228,9 @@ def test_a_push_that_fails_says_what_to_do(no_cuda: Any, tied_llama: str, monkey
 
 
 @pytest.mark.parametrize(("given", "backend"), [("nccl", "nccl"), ("ipc", "ipc"), ("file", "safetensors")])
-def test_vllm_is_told_the_way(given: str, backend: str, tied_llama: str, tmp_path: Path) -> None:
+def test_vllm_gets_the_backend_of_the_weight_push(
+    given: str, backend: str, tied_llama: str, tmp_path: Path
+) -> None:
     from vllm import AsyncEngineArgs
 
     config = settings(tied_llama, tmp_path, "vllm", weight_push=given)
@@ -255,7 +259,7 @@ def test_an_engine_calls_vllm_in_the_order_that_its_documents_give(colocate: boo
     engine = VLLMBackend.__new__(VLLMBackend)
     engine._engine = EngineConfig(colocate=colocate, weight_push="ipc" if colocate else "nccl")
     engine._nccl_rank, engine._log = 4, tmp_path / "none.log"
-    engine._llm = llm = create_autospec(AsyncLLM, instance=True)  # takes what the real one takes
+    engine._llm = llm = create_autospec(AsyncLLM, instance=True)  # accepts the arguments of the real one
 
     async def body() -> None:
         await engine.pause(free_gpu=True)
@@ -368,7 +372,9 @@ def test_a_sleeping_vllm_keeps_its_sequences_and_goes_on_with_keys_of_the_new_we
         async with process.client() as client:
             wanted = [request(k, x, max_tokens=900) for k, x in prompts.items()]
             running = asyncio.create_task(generate(client, *wanted))
-            await generate(client, request("probe", prompts["s0"], max_tokens=5))  # they have some tokens
+            await generate(
+                client, request("probe", prompts["s0"], max_tokens=5)
+            )  # by now they have some tokens
             await client.pause()
             await client.transfer("start_weight_update", {})
             await client.transfer("update_weights", {"path": path})

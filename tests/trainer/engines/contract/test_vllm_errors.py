@@ -1,4 +1,4 @@
-"""What vLLM cannot serve is told in one line: what was given, what was expected, what to do."""
+"""What vLLM cannot serve gets an error of one line: what was given, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from trainer.config import Config, ConfigError
 from trainer.engines.vllm.engine import VERSION, check_installed
 
 
-def test_vllm_that_is_missing_or_of_another_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_that_is_missing_or_of_another_version_gets_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"not installed; run `make setup-vllm`.*vllm=={VERSION}"):
         check_installed()
@@ -32,7 +34,7 @@ def test_vllm_that_is_missing_or_of_another_version_is_told(monkeypatch: pytest.
 
 
 def failure(config: Config) -> str:
-    """What the engine's process says of its death."""
+    """The error that the engine's process ends with."""
     process = EngineProcess(config)
     try:
         with pytest.raises(AssertionError, match="died"):
@@ -47,27 +49,27 @@ def failure(config: Config) -> str:
 
 
 @pytest.mark.usefixtures("vllm_installed")
-def test_a_head_that_vllms_cpu_attention_does_not_know_is_told(tmp_path: Path) -> None:
+def test_a_head_that_vllms_cpu_attention_does_not_know_gets_a_clear_error(tmp_path: Path) -> None:
     shape: dict[str, Any] = SHAPE | {"head_dim": 48}
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path / "odd")
-    told = failure(settings(str(tmp_path / "odd"), tmp_path, "vllm"))
-    assert "48 dimensions" in told and "32, 64" in told and "engine.kind torch" in told
+    message = failure(settings(str(tmp_path / "odd"), tmp_path, "vllm"))
+    assert "48 dimensions" in message and "32, 64" in message and "engine.kind torch" in message
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("vllm_installed")
-def test_a_kv_cache_beyond_the_memory_is_told_with_its_size(tmp_path: Path) -> None:
+def test_a_kv_cache_beyond_the_memory_is_an_error_with_its_size(tmp_path: Path) -> None:
     shape: dict[str, Any] = SHAPE | {"head_dim": 512, "num_key_value_heads": 4}  # 48 KiB a token
     LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path / "wide")
     config = settings(str(tmp_path / "wide"), tmp_path, "vllm", slots=4000)
-    told = failure(config)
-    assert "GiB" in told and "engine.slots" in told
+    message = failure(config)
+    assert "GiB" in message and "engine.slots" in message
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("vllm_installed")
-def test_an_engine_that_dies_at_its_start_leaves_its_last_words(tied_llama: str, tmp_path: Path) -> None:
+def test_an_engine_that_dies_at_its_start_reports_the_logged_cause(tied_llama: str, tmp_path: Path) -> None:
     config = settings(tied_llama, tmp_path, "vllm")
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -75,5 +77,5 @@ def test_an_engine_that_dies_at_its_start_leaves_its_last_words(tied_llama: str,
         (broken / file.name).write_bytes(file.read_bytes())
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])  # as after a download that stopped
-    told = failure(replace(config, model=replace(config.model, path=str(broken))))
-    assert told.startswith("vLLM did not start: ") and "header" in told.lower()
+    message = failure(replace(config, model=replace(config.model, path=str(broken))))
+    assert message.startswith("vLLM did not start: ") and "header" in message.lower()

@@ -1,4 +1,4 @@
-"""What vLLM and its server do to the host they start on, with vLLM itself in no test's way."""
+"""What vLLM and its server do to their host; vLLM itself is replaced, so that these tests do not need it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ server.serve("127.0.0.1", 0, ["--model.path", sys.argv[2], "--engine.kind", "vll
 @pytest.mark.parametrize(
     ("visible", "driver", "package", "on_cpu"),
     [
-        (None, True, "0.32.0", False),  # an ordinary GPU host: nobody has set the variable
+        (None, True, "0.32.0", False),  # an ordinary GPU host: the variable is not set
         ("1", True, "0.32.0", False),
         ("", True, "0.32.0", True),  # GPUs hidden on purpose
         (None, False, "0.32.0", True),
@@ -83,9 +83,9 @@ def test_vllm_gets_the_settings_of_a_cpu_only_where_it_will_run_on_one(
 def test_a_killed_servers_weights_are_removed_by_the_next_and_a_living_ones_are_not(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    def start(how: str) -> tuple[subprocess.Popen[str], Path]:
+    def start(mode: str) -> tuple[subprocess.Popen[str], Path]:
         process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(tmp_path), str(tiny_model_dir), how],
+            [sys.executable, "-c", SERVER, str(tmp_path), str(tiny_model_dir), mode],
             cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert process.stdout is not None
