@@ -147,7 +147,9 @@ def test_more_samples_than_slots_all_end_and_evaluations_go_first(engine: Engine
             order.extend([r.request_id] * len(ended))
 
     async def all_of(client: EngineClient) -> None:
-        training = [request(f"t{i}", p(4), n=8, max_tokens=40) for i in range(4)]
+        # The first is long, so that it still runs when the engine reads the evaluation.
+        lengths = (800, 40, 40, 40)
+        training = [request(f"t{i}", p(4), n=8, max_tokens=length) for i, length in enumerate(lengths)]
         evaluation = request("eval", p(4), n=8, max_tokens=3, evaluation=True)
         await asyncio.gather(*(one(client, r) for r in (*training, evaluation)))
 
