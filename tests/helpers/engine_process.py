@@ -76,10 +76,10 @@ class EngineProcess:
         self.conn, theirs = launcher.CONTEXT.Pipe()
         self.telemetry, sender = launcher.CONTEXT.Pipe()
         args = (config, config.model.path, theirs, where, role)
-        env = {"CUDA_VISIBLE_DEVICES": "", **launcher.CPU}
+        env = {"CUDA_VISIBLE_DEVICES": "", **launcher.CPU_ENVIRONMENT}
         target = target or launcher.ENGINES[config.engine.kind]
         self.process = launcher.CONTEXT.Process(
-            target=launcher._role, args=(target, sender, args, str(self.log), env), name=role
+            target=launcher._role_entry, args=(target, sender, args, str(self.log), env), name=role
         )
         self.process.start()
         self.running.add(self)
