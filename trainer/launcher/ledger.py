@@ -1,4 +1,4 @@
-"""The run's books: device-seconds by role and state, and from them C, the compute of the scaling curve.
+"""The run's ledger: device-seconds by role and state, and from them C, the compute of the scaling curve.
 
     wall time   |--- start-up ---|-- R0's evaluation --|--- training ------------------|
     engine      | start-up       | evaluate            | generate  evaluate  generate  |
@@ -49,7 +49,7 @@ class Compute:
 class Ledger:
     """Books every role's spans. A process that resumes a run passes the last `to_json()` as `carried`.
 
-    Compute that a crash made worthless stays booked: it was spent.
+    Compute whose results a crash lost stays booked: it was spent.
     """
 
     def __init__(
@@ -62,40 +62,41 @@ class Ledger:
         self._past = Compute(*(carried["compute"].get(k, 0.0) for k in ("total", "evaluation", "startup")))
         self._seconds: dict[str, dict[str, float]] = {}  # role -> state -> wall seconds of this process
         self._last: dict[str, Span] = {}  # role -> its last span, still growing
-        self._open: dict[str, list[Span]] = {role: [] for role in devices}  # not all roles have told so far
-        self._until = 0.0  # what all have told is settled
+        self._open: dict[str, list[Span]] = {role: [] for role in devices}  # not yet reported by every role
+        self._settled_until = 0.0  # every role has reported until here
         self._settled: dict[tuple[str, str], float] = {}  # (role, kind) -> seconds until then
         self._unwritten: list[Span] = []
-        self._began: float | None = None
+        self._training_began: float | None = None
 
     def add(self, spans: Spans) -> None:
-        """Book what a role did. Time it has not told of (its process was being started) is start-up."""
+        """Book what a role did. Time before its first report, while its process started, is start-up."""
         for state, start, end in spans.spans:
-            booked = self._told(spans.role)
+            booked = self._reported_until(spans.role)
             start, end = start - self._start, end - self._start
             if start > booked + 1e-6:
                 self._book(Span(spans.role, "start-up", booked, start))
                 booked = start
             if end > booked:
                 self._book(Span(spans.role, state, booked, end))
-        settled = min(map(self._told, self.devices))
-        if self._began is None or settled == self._until:
-            return  # a span may be told before the news that training began before it
+        settled = min(map(self._reported_until, self.devices))
+        if self._training_began is None or settled == self._settled_until:
+            return  # spans can arrive before the training_begins event
         self._settled = _sum(self._settled, self._kinds(settled))
         for role, open_ in self._open.items():
             self._open[role] = [s._replace(start=max(s.start, settled)) for s in open_ if s.end > settled]
-        self._until = settled
+        self._settled_until = settled
 
     def begin_training(self, at: float) -> None:
-        """Compute counts from here on."""
-        self._began = at - self._start
+        """Compute counts from this moment (monotonic clock) on."""
+        self._training_began = at - self._start
 
     def compute(self, at: float | None = None) -> Compute:
-        """Compute up to `at` (monotonic clock), by default the last that any role has told of.
+        """Compute up to `at` (monotonic clock), by default until the latest report of any role.
 
-        A role that has not yet told of the time just before is taken to have stayed in its last state.
+        A role whose reports end before is taken to have stayed in its last state. But start-up and the first
+        evaluation are over when training begins, so time after a state from before that counts as training.
         """
-        now = max(map(self._told, self.devices)) if at is None else at - self._start
+        now = max(map(self._reported_until, self.devices)) if at is None else at - self._start
         hours: dict[str, float] = defaultdict(float)
         for (role, kind), seconds in _sum(self._settled, self._kinds(now)).items():
             hours[kind] += self.devices[role] * seconds / 3600
@@ -117,14 +118,14 @@ class Ledger:
             held = {state: s * devices for state, s in seconds.items()}
             roles[role] = {
                 "devices": devices,
-                "wall_s": past["wall_s"] + self._told(role),
+                "wall_s": past["wall_s"] + self._reported_until(role),
                 "states": _sum(past["states"], held),
                 "seconds": _sum(past["seconds"], seconds),
             }
         return {
             "unit": self.unit,
             "devices_total": sum(self.devices.values()),
-            "wall_s": self._past_wall + max(map(self._told, self.devices)),
+            "wall_s": self._past_wall + max(map(self._reported_until, self.devices)),
             "roles": roles,
             "compute": asdict(self.compute()),
         }
@@ -140,15 +141,15 @@ class Ledger:
         self._unwritten.clear()
 
     def close(self, run_dir: Path, now: float) -> None:
-        """Write for the last time. Every role has held its devices until `now`, whatever it told last."""
+        """Write for the last time. Every role has held its devices until `now`, in the state last reported."""
         for role in self.devices:
             state = self._last[role].state if role in self._last else "start-up"
-            self.add(Spans(role, ((state, self._start + self._told(role), now),)))
+            self.add(Spans(role, ((state, self._start + self._reported_until(role), now),)))
         self._unwritten += self._last.values()
         self.write(run_dir)
 
-    def _told(self, role: str) -> float:
-        """The moment up to which a role has told what it did."""
+    def _reported_until(self, role: str) -> float:
+        """The end of a role's last span."""
         return self._last[role].end if role in self._last else 0.0
 
     def _book(self, span: Span) -> None:
@@ -163,14 +164,17 @@ class Ledger:
         self._last[span.role] = span
 
     def _kinds(self, until: float) -> dict[tuple[str, str], float]:
-        """Wall seconds by (role, kind) of what is not settled yet; those of "total" that are "idle" twice."""
+        """Unsettled wall seconds by (role, kind). Idle time in "total" is counted under "idle" as well."""
+        began = self._training_began
         queues = {role: deque(spans) for role, spans in self._open.items()}
         for role, last in self._last.items():
             if role in queues and last.end < until:
-                queues[role].append(last._replace(start=last.end, end=until))
-        cuts = {t for spans in queues.values() for s in spans for t in s[2:]} | {until, self._began or 0.0}
+                left = until if began is None or last.start > began else max(last.end, min(began, until))
+                queues[role].append(last._replace(start=last.end, end=left))
+                queues[role].append(Span(role, "unknown", left, until))
+        cuts = {t for spans in queues.values() for s in spans for t in s[2:]} | {until, began or 0.0}
         booked: dict[tuple[str, str], float] = defaultdict(float)
-        for start, end in pairwise(sorted(t for t in cuts if self._until <= t <= until)):
+        for start, end in pairwise(sorted(t for t in cuts if self._settled_until <= t <= until)):
             states = {}
             for role, spans in queues.items():
                 while spans and spans[0].end <= start:
@@ -181,7 +185,7 @@ class Ledger:
                 kind = "total"
                 if state == "evaluate" or (state == "idle" and "evaluate" in states.values()):
                     kind = "evaluation"
-                elif state == "start-up" or self._began is None or start < self._began:
+                elif state == "start-up" or began is None or start < began:
                     kind = "startup"
                 elif state == "idle":
                     booked[role, "idle"] += end - start

@@ -70,8 +70,23 @@ def test_a_role_that_has_not_reported_yet_stays_in_its_last_state(ledger: Ledger
     assert seconds(ledger.compute()) == [35, 23, 22]  # asking does not change the books
 
 
+def test_time_since_training_began_counts_before_any_role_has_reported_it() -> None:
+    # The first steps can be faster than the roles report: their last states are those of the evaluation.
+    ledger = Ledger({"learner": 1.0, "engine": 1.0}, "core-hours", START, None)
+    ledger.add(Spans("engine", (("start-up", 1000.0, 1010.0), ("evaluate", 1010.0, 1020.0))))
+    ledger.add(Spans("learner", (("start-up", 1000.0, 1012.0),)))
+    ledger.begin_training(1021.0)
+    # engine: evaluate until 1021; learner: start-up until 1021; then 0.4 s of training each
+    assert seconds(ledger.compute(1021.4)) == pytest.approx([0.8, 11, 31])
+    ledger.add(Spans("learner", (("idle", 1012.0, 1021.2),)))
+    # the learner idled beside the evaluation for 9 s
+    assert seconds(ledger.compute(1021.4)) == pytest.approx([0.8, 20, 22])
+    ledger.add(Spans("engine", (("evaluate", 1020.0, 1021.1),)))  # a report across the moment
+    assert seconds(ledger.compute(1021.4)) == pytest.approx([0.6, 20.2, 22])
+
+
 @pytest.mark.parametrize("state", ["evaluate", "generate"])
-def test_a_role_that_idles_beside_an_evaluation_is_booked_with_it_however_late_it_tells(state: str) -> None:
+def test_a_role_that_idles_beside_an_evaluation_is_booked_with_it_however_late_it_reports(state: str) -> None:
     ledger = Ledger({"learner": 1.0, "engine": 1.0}, "core-hours", START, None)
     ledger.begin_training(START)
     for i in range(30_000):
