@@ -141,7 +141,7 @@ class Ledger:
         self._unwritten.clear()
 
     def close(self, run_dir: Path, now: float) -> None:
-        """Write for the last time. Every role has held its devices until `now`, in the state last reported."""
+        """Write for the last time. Every role has held its devices until `now`, in its last state."""
         for role in self.devices:
             state = self._last[role].state if role in self._last else "start-up"
             self.add(Spans(role, ((state, self._start + self._reported_until(role), now),)))

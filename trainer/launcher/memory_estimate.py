@@ -1,6 +1,6 @@
-"""What a run will hold in memory, estimated before anything is loaded (--dry-run), and whether it fits.
+"""Estimates a run's memory before anything is loaded (--dry-run), and refuses a model that cannot fit.
 
-Sizes are read from a model's files, without torch: `--dry-run` and the check at the start take no time.
+Sizes are read from a model's files without torch, so this takes no time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trainer.models.resolve import BUILT_IN
 
 GIB = 2**30
 LOGITS_CHUNK = 128 << 20  # bytes of one chunk of logits in the loss
-PROMPT_TOKENS = 128  # assumed of a prompt, for the KV cache
-NAMES = {  # of config.json, and as GPT-2 has them
+PROMPT_TOKENS = 128  # assumed length of a prompt, for the KV cache
+CONFIG_KEYS = {  # in config.json; the second is GPT-2's
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden": ("hidden_size", "n_embd"),
     "feed_forward": ("intermediate_size", "n_inner"),
@@ -30,61 +30,63 @@ NAMES = {  # of config.json, and as GPT-2 has them
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """A model, as far as memory is concerned."""
+class ModelSize:
+    """The sizes of a model that its memory depends on."""
 
     parameters: int
     layers: int
     hidden: int
-    feed_forward: int  # numbers a token takes there; of a mixture, those of the experts that see it
+    feed_forward: int  # width; in a mixture of experts, of all experts that one token passes through
     kv_width: int
     vocabulary: int
 
 
 SIZES = {
-    "smollm2-135m": Size(134_515_008, 30, 576, 1536, 192, 49_152),
-    "tiny": Size(162_112, 3, 64, 192, 64, 27),
+    "smollm2-135m": ModelSize(134_515_008, 30, 576, 1536, 192, 49_152),
+    "tiny": ModelSize(162_112, 3, 64, 192, 64, 27),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """Bytes by what they hold: of one learner rank, of one engine, and beside them."""
+class MemoryEstimate:
+    """Bytes by purpose: of one learner rank, of one engine, and of the host for both."""
 
     rank: dict[str, int]
     engine: dict[str, int]
-    beside: dict[str, int]
+    host: dict[str, int]
 
 
-def size_of(folder: str | Path) -> Size:
+def size_of(folder: str | Path) -> ModelSize:
     """The size of the model in a folder, from its config and the headers of its weight files."""
     config = json.loads(Path(folder, "config.json").read_text())
     config |= config.get("text_config") or {}
-    values = {name: next((config[key] for key in keys if config.get(key)), 0) for name, keys in NAMES.items()}
+    values = {
+        name: next((config[key] for key in keys if config.get(key)), 0) for name, keys in CONFIG_KEYS.items()
+    }
     heads = values.pop("heads")
     head = config.get("head_dim") or values["hidden"] // max(1, heads)
     if experts := config.get("num_experts_per_tok"):
         values["feed_forward"] = experts * (config.get("moe_intermediate_size") or values["feed_forward"])
     values["feed_forward"] = values["feed_forward"] or 4 * values["hidden"]
     kv_width = head * (config.get("num_key_value_heads") or heads)
-    return Size(parameters=_parameters(Path(folder)), kv_width=kv_width, **values)
+    return ModelSize(parameters=_parameters(Path(folder)), kv_width=kv_width, **values)
 
 
-def need(config: Config, size: Size, devices: Devices) -> Need:
-    """What one rank, one engine and the rest will hold."""
+def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimate:
+    """The memory of one learner rank, of one engine and of the host."""
     width = 2 if config.model.dtype == "bfloat16" else 4
-    engine, learner, ranks = config.engine, config.learner, len(devices.learner)  # nodes hold copies
+    engine, learner = config.engine, config.learner
     tokens = PROMPT_TOKENS + engine.longest_completion()
     saved = size.hidden if learner.checkpoint_activations else 12 * size.hidden + 4 * size.feed_forward
-    own = size.parameters // ranks
+    shard = size.parameters // len(devices.learner)  # each node holds a replica
     rank = {
-        "weights, FP32": 4 * own,
-        "gradients, FP32": 4 * own,
-        "AdamW's two moments, FP32": 8 * own,
+        "weights, FP32": 4 * shard,
+        "gradients, FP32": 4 * shard,
+        "AdamW's two moments, FP32": 8 * shard,
         "activations of a micro-batch": 4 * size.layers * saved * learner.micro_batch_tokens,
         "a chunk of logits": max(LOGITS_CHUNK, 4 * size.vocabulary),
     }
-    parts = {
+    engine_bytes = {
         "weights": width * size.parameters,
         f"KV cache (prompts of {PROMPT_TOKENS} tokens)": (
             2 * size.layers * size.kv_width * width * engine.slots * tokens
@@ -92,70 +94,72 @@ def need(config: Config, size: Size, devices: Devices) -> Need:
     }
     if engine.kind == "torch":
         head = 8 * size.vocabulary * size.hidden * config.model.fp32_head  # FP32 head alone
-        parts["linear layers again, packed"] = 4 * size.parameters if width == 4 else head
+        engine_bytes["linear layers again, packed"] = 4 * size.parameters if width == 4 else head
     files = config.pipeline.max_lag + 3 if weight_push(config, devices) == "file" else 0
-    beside = {"published weights (at most)": width * size.parameters * files}
+    host = {"published weights (at most)": width * size.parameters * files}
     if engine.colocate:
-        asleep = 12 * size.parameters + width * size.parameters * len(devices.engines)
-        beside["what is asleep, in the host's memory"] = asleep
-    return Need(rank, parts, beside)
+        offloaded = 12 * size.parameters + width * size.parameters * len(devices.engines)
+        host["weights and moments offloaded from the GPUs"] = offloaded
+    return MemoryEstimate(rank, engine_bytes, host)
 
 
 def check_fits(config: Config, model_dir: str, devices: Devices) -> str:
-    """ConfigError, with by how much, if the model cannot fit: before any of it is loaded.
+    """Raise ConfigError, with by how much, if the model cannot fit.
 
-    Where that cannot be told, the reason in a line; otherwise an empty text.
+    Returns a note if that cannot be checked, else an empty text.
     """
     size = size_of(model_dir)
-    n = need(config, size, devices)
-    rank, engine = sum(n.rank.values()), sum(n.engine.values())
-    what = f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters"
+    memory = estimate(config, size, devices)
+    rank, engine = sum(memory.rank.values()), sum(memory.engine.values())
+    model = f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters"
     if not devices.gpus:
-        all_ = rank * len(devices.learner) + engine * len(devices.engines) + sum(n.beside.values())
-        _fits(
-            what, all_, _ram(), "this machine", "pipeline.max_lag, learner.micro_batch_tokens or engine.slots"
-        )
+        total = rank * len(devices.learner) + engine * len(devices.engines) + sum(memory.host.values())
+        lower = "pipeline.max_lag, learner.micro_batch_tokens or engine.slots"
+        _check(model, total, _ram(), "this machine", lower)
         return ""
-    memory = smallest_gpu_memory()
-    if memory is None:
-        return "nvidia-smi does not tell the GPUs' memory: whether the model fits is not checked"
-    share = config.engine.memory * memory
-    weights = n.engine["weights"] // config.engine.tensor_parallel
+    gpu = smallest_gpu_memory()
+    if gpu is None:
+        return "nvidia-smi does not show the GPUs' memory, so whether the model fits is not checked"
+    weights = memory.engine["weights"] // config.engine.tensor_parallel
     if devices.engines:
         lower = "the model, or give engine.tensor_parallel more GPUs"
-        _fits(f"{what}, an engine's share of the weights", weights, share, "engine.memory of a GPU", lower)
+        share = config.engine.memory * gpu
+        _check(f"{model}, an engine's share of the weights", weights, share, "engine.memory of a GPU", lower)
     lower = "learner.micro_batch_tokens, set checkpoint_activations, or give learner.ranks more GPUs"
-    _fits(f"{what}, a learner rank", rank, memory, "a GPU", lower)
+    _check(f"{model}, a learner rank", rank, gpu, "a GPU", lower)
     return ""
 
 
-def known_size(path: str) -> Size | None:
+def known_size(path: str) -> ModelSize | None:
     """The size of a built-in model, or of one on this machine."""
     if path in BUILT_IN:
         return SIZES[path]
     return size_of(path) if Path(path, "config.json").is_file() else None
 
 
-def describe(config: Config, devices: Devices, size: Size | None) -> str:
-    """Device split and memory estimate, for a person."""
+def describe(config: Config, devices: Devices, size: ModelSize | None) -> str:
+    """Device split and memory estimate, as --dry-run prints them."""
     split = (
         f"devices: {devices.describe()}; {config.verifier.workers} verifier workers; new weights by "
         f"{weight_push(config, devices)}"
     )
     if size is None:
         return f"{split}\nmemory: {config.model.path} is not on this machine yet, so its size is not known"
-    n = need(config, size, devices)
-    sides = (("learner rank", len(devices.learner), n.rank), ("engine", len(devices.engines), n.engine))
+    memory = estimate(config, size, devices)
     lines, total = [f"memory, for {size.parameters / 1e6:.4g} M parameters:"], 0
-    for who, count, parts in (*sides, ("", 1, n.beside)):
-        each = f"each {who}: " if count > 1 else f"{who}: " if who else ""
-        lines += [f"  {each + name:<48}{b / GIB:8.2f} GiB" for name, b in parts.items() if count]
-        total += count * sum(parts.values())
+    for owner, count, sizes in (
+        ("learner rank", len(devices.learner), memory.rank),
+        ("engine", len(devices.engines), memory.engine),
+        ("host", 1, memory.host),
+    ):
+        prefix = f"each {owner}: " if count > 1 else f"{owner}: "
+        lines += [f"  {prefix + name:<48}{b / GIB:8.2f} GiB" for name, b in sizes.items() if count]
+        total += count * sum(sizes.values())
     return "\n".join([split, *lines, f"  {'together, at most':<48}{total / GIB:8.2f} GiB"])
 
 
 def _parameters(folder: Path) -> int:
-    """Numbers in a folder's safetensors files; of older formats, half their bytes (taken for 16 bits)."""
+    """Parameters in a folder's safetensors files; older formats are taken for 16 bits a parameter."""
     total = 0
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
@@ -164,11 +168,11 @@ def _parameters(folder: Path) -> int:
     return total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin")) // 2
 
 
-def _fits(what: str, needed: float, there: float, where: str, lower: str) -> None:
-    if needed > there:
+def _check(item: str, needed: float, available: float, place: str, lower: str) -> None:
+    if needed > available:
         raise ConfigError(
-            f"{what}: about {needed / GIB:.1f} GiB are needed and {where} has {there / GIB:.1f}, "
-            f"{(needed - there) / GIB:.1f} too few; lower {lower}"
+            f"{item}: about {needed / GIB:.1f} GiB are needed and {place} has {available / GIB:.1f}, "
+            f"{(needed - available) / GIB:.1f} too few; lower {lower}"
         )
 
 

@@ -1,20 +1,21 @@
-"""Which GPUs (or cores) each role gets: derived from the machine, or as the settings say."""
+"""Assigns GPUs (or cores) to the learner and the engines: as the settings say, the rest by the machine."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from trainer.config import Config, ConfigError
 from trainer.roles import role_name
 
-LEARNER_SHARE = 1 / 4  # of the GPUs, where no setting says: generation takes most of a step
+LEARNER_SHARE = 1 / 4  # of the GPUs, without a setting: generation takes most of a step
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Devices of each side; `cores` > 0: both on the same cores, and the numbers are their threads."""
+    """Devices of each side; `cores` > 0: both use these cores, and the numbers are their threads."""
 
     learner: int
     engine: int
@@ -32,75 +33,73 @@ class Devices:
     learner: tuple[tuple[str, ...], ...]
     engines: tuple[tuple[str, ...], ...]
     remote: int = 0  # engines on other machines
-    world: int = 0  # ranks of the learner on all machines, where torchrun made them
+    world: int = 0  # learner ranks on all machines, if torchrun started them
     width: int = 1  # GPUs of each remote engine
 
     @property
     def gpus(self) -> bool:
-        """Whether this run is on GPUs."""
+        """Whether this run uses GPUs."""
         return bool(self.learner[0])
 
     @property
     def unit(self) -> str:
-        """What the ledger counts."""
+        """The unit of compute in the ledger."""
         return "GPU-hours" if self.gpus else "core-hours"
 
     def split(self) -> Split:
-        """Devices by side, as the advice counts them."""
+        """Devices by side, for the advice."""
         if not self.gpus:
             return Split(1, 1, self.cores)
-        engines = self.remote * self.width or sum(len(own) for own in self.engines)
+        engines = self.remote * self.width or sum(map(len, self.engines))
         return Split(self.world or len(self.learner), engines)
 
-    def threads(self, given: int, processes: int) -> int:
-        """CPU threads of each of a role's processes: as given, or an equal part of the cores."""
-        return given or max(1, self.cores // max(1, processes))
+    def threads(self, setting: int, processes: int) -> int:
+        """CPU threads of each of a role's processes: the setting, or (0) an equal share of the cores."""
+        return setting or max(1, self.cores // max(1, processes))
 
     def held(self) -> dict[str, float]:
-        """Devices by role, as the ledger books them.
-
-        A GPU that learner and engines share is half of each, and so are cores, since they take turns.
-        """
+        """Devices by role, for the ledger. What learner and engines share in time counts half for each."""
         roles = [role_name("engine", i) for i in range(self.remote or len(self.engines))]
         if not self.gpus:
             return {"learner": self.cores / 2} | {role: self.cores / 2 / len(roles) for role in roles}
-        ranks, engines = ({gpu for own in side for gpu in own} for side in (self.learner, self.engines))
-        shared = ranks & engines
-        learner = (self.world or len(self.learner)) - len(shared) / 2  # ranks elsewhere share with nobody
+        shared = set(chain(*self.learner)) & set(chain(*self.engines))
+        learner = (self.world or len(self.learner)) - len(shared) / 2  # ranks on other machines share nothing
         if self.remote:
             return {"learner": learner} | dict.fromkeys(roles, float(self.width))
-        held = [len(own) - len(shared & set(own)) / 2 for own in self.engines]
+        held = [len(gpus) - len(shared.intersection(gpus)) / 2 for gpus in self.engines]
         return {"learner": learner} | dict(zip(roles, held, strict=True))
 
     def describe(self) -> str:
-        """One line for a person."""
+        """The assignment in one line."""
         if not self.gpus:
-            many = f"{len(self.learner)} learner rank" + "s" * (len(self.learner) > 1)
-            engines = f"{self.remote} remote engines" if self.remote else f"{len(self.engines)} engine"
-            return f"{self.cores} CPU cores, shared in time by {many} and {engines}" + "s" * (
-                not self.remote and len(self.engines) > 1
-            )
+            ranks = _count(len(self.learner), "learner rank")
+            engines = _count(self.remote or len(self.engines), "remote engine" if self.remote else "engine")
+            return f"{self.cores} CPU cores, shared in time by {ranks} and {engines}"
         learner = ", ".join(",".join(rank) for rank in self.learner)
-        engines = " | ".join(",".join(own) for own in self.engines) or f"{self.remote} remote"
+        engines = " | ".join(",".join(gpus) for gpus in self.engines) or f"{self.remote} remote"
         return f"GPUs: learner {learner}; engines {engines}"
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number > 1)
+
+
 def for_roles(config: Config, devices: Devices) -> Config:
-    """The config with what the devices decide: what the roles work by."""
+    """The config for the roles, with engine.weight_push and engine.count as the devices decide them."""
     push, count = weight_push(config, devices), len(devices.engines)
     return replace(config, engine=replace(config.engine, weight_push=push, count=count))
 
 
 def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ipc"]:
-    """How new weights reach the engines; ConfigError where these devices cannot do what is asked for."""
+    """How new weights reach the engines; ConfigError if these devices cannot do what the setting says."""
     given = config.engine.weight_push
-    learner, engines = ({gpu for own in side for gpu in own} for side in (devices.learner, devices.engines))
+    learner, engines = set(chain(*devices.learner)), set(chain(*devices.engines))
     best: Literal["file", "nccl", "ipc"] = "file"
     if devices.gpus and devices.remote:
-        best = "nccl" if given == "nccl" else "file"  # a server must be told as well, when it starts
+        best = "nccl" if given == "nccl" else "file"  # the server needs the setting, too
     elif devices.gpus and not learner & engines:
         best = "nccl"
-    elif devices.gpus and engines <= learner:  # a handle of its memory is of use on the same GPU alone
+    elif devices.gpus and engines <= learner:  # a memory handle is valid on the same GPU only
         best = "ipc"
     if given in ("nccl", "ipc") and given != best:
         raise ConfigError(
@@ -111,9 +110,9 @@ def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ip
 
 
 def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[int, int] = (0, 0)) -> Devices:
-    """Give GPUs (none: cores) to learner and engines; ConfigError where this machine has too few.
+    """Assign GPUs (none: cores) to learner and engines; ConfigError if this machine has too few.
 
-    `torchrun` is how many ranks that has made, on this machine and in all.
+    `torchrun` is the number of ranks it has started, on this machine and in all.
     """
     engine = config.engine
     width, remote, (local, world) = engine.tensor_parallel, len(engine.urls), torchrun
@@ -123,14 +122,12 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
         raise ConfigError("engine.colocate is for engines on this machine, engine.urls for others: give one")
     if local and config.learner.ranks not in (0, local):
         raise ConfigError(
-            f"learner.ranks is {config.learner.ranks}, but torchrun made {local} on this machine"
+            f"learner.ranks is {config.learner.ranks}, but torchrun started {local} on this machine"
         )
-    if (
-        not gpus or engine.kind == "torch"
-    ):  # the torch engine generates on the CPU, and so the run stays there
+    if not gpus or engine.kind == "torch":  # the torch engine generates on the CPU: the learner stays there
         if width > 1 or engine.colocate:
-            what = "engine.colocate" if engine.colocate else f"engine.tensor_parallel {width}"
-            raise ConfigError(f"{what} needs GPUs and engine.kind vllm; this run is on the CPU")
+            setting = "engine.colocate" if engine.colocate else f"engine.tensor_parallel {width}"
+            raise ConfigError(f"{setting} needs GPUs and engine.kind vllm; this run is on the CPU")
         ranks = local or config.learner.ranks or 1
         count = 0 if remote else engine.count or 1
         if max(ranks, count) > cores:
@@ -141,7 +138,7 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
         return Devices(cores, ((),) * ranks, ((),) * count, remote, world)
     free = len(gpus)
     ranks = local or config.learner.ranks
-    if engine.colocate:  # everything on the same GPUs
+    if engine.colocate:
         ranks, count = ranks or free, engine.count or max(1, free // width)
         needed, first = max(ranks, count * width), 0
     else:
@@ -159,7 +156,7 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
 
 
 def torchrun_ranks() -> tuple[int, int]:
-    """How many ranks torchrun has made on this machine and in all; (0, 0) without it."""
+    """The number of ranks that torchrun has started on this machine and in all; (0, 0) without it."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return 0, 0
     return int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])

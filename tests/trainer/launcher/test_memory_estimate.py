@@ -1,4 +1,4 @@
-"""Promises of the memory estimate: it counts what is held; what cannot fit is told before it is loaded."""
+"""Promises of the memory estimate: it counts what is held; what cannot fit is refused before it is loaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trainer import gpus
 from trainer.config import Config, ConfigError, EngineConfig, LearnerConfig, ModelConfig
 from trainer.launcher import memory_estimate as memory
-from trainer.launcher.memory_estimate import GIB, SIZES, Size, check_fits, describe, need, size_of
+from trainer.launcher.memory_estimate import GIB, SIZES, ModelSize, check_fits, describe, estimate, size_of
 from trainer.launcher.placement import Devices
 from trainer.models.tiny import make_model
 
 ONE = Devices(2, ((),), ((),))
+BIG = ModelSize(8_000_000_000, 36, 4096, 12288, 1024, 151_936)
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +42,22 @@ def test_a_mixtures_size_is_of_all_its_weights_and_its_activations_of_the_expert
     model = Qwen3MoeForCausalLM(config)
     model.save_pretrained(tmp_path)
     parameters = sum(p.numel() for p in model.parameters())
-    assert size_of(tmp_path) == Size(parameters, 2, 64, 96, 32, 32)
+    assert size_of(tmp_path) == ModelSize(parameters, 2, 64, 96, 32, 32)
 
 
 def test_the_memory_estimate_counts_the_engines_packed_weights() -> None:
     parameters = SIZES["tiny"].parameters
-    engine = {
-        dtype: sum(
-            b for what, b in need(Config(model=ModelConfig(dtype=dtype)), SIZES["tiny"], ONE).engine.items()
-            if "KV" not in what
-        )
-        for dtype in ("float32", "bfloat16")
-    }  # fmt: skip
-    assert engine["float32"] == 2 * 4 * parameters
-    assert engine["bfloat16"] == 2 * parameters + 2 * 4 * 27 * 64  # the FP32 head twice
+    for dtype, expected in (
+        ("float32", 2 * 4 * parameters),
+        ("bfloat16", 2 * parameters + 2 * 4 * 27 * 64),  # the FP32 head twice
+    ):
+        engine = estimate(Config(model=ModelConfig(dtype=dtype)), SIZES["tiny"], ONE).engine
+        assert sum(size for name, size in engine.items() if "KV" not in name) == expected
 
 
 def test_ranks_share_weights_gradients_and_moments() -> None:
-    one = need(Config(), SIZES["smollm2-135m"], ONE).rank
-    four = need(Config(), SIZES["smollm2-135m"], replace(ONE, learner=((),) * 4)).rank
+    one = estimate(Config(), SIZES["smollm2-135m"], ONE).rank
+    four = estimate(Config(), SIZES["smollm2-135m"], replace(ONE, learner=((),) * 4)).rank
     assert {k: one[k] / four[k] for k in one} == pytest.approx(
         {k: 4.0 if "FP32" in k else 1.0 for k in one}, rel=1e-6
     )
@@ -68,7 +66,7 @@ def test_ranks_share_weights_gradients_and_moments() -> None:
 def test_a_model_too_big_for_the_machine_is_refused_with_by_how_much(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "size_of", lambda folder: Size(8_000_000_000, 36, 4096, 12288, 1024, 151_936))
+    monkeypatch.setattr(memory, "size_of", lambda folder: BIG)
     monkeypatch.setattr(memory, "_ram", lambda: 24 * GIB)
     config = Config(model=ModelConfig(path="big"))
     with pytest.raises(
@@ -78,7 +76,7 @@ def test_a_model_too_big_for_the_machine_is_refused_with_by_how_much(
 
 
 def test_on_gpus_a_rank_and_an_engine_must_each_fit(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "size_of", lambda folder: Size(8_000_000_000, 36, 4096, 12288, 1024, 151_936))
+    monkeypatch.setattr(memory, "size_of", lambda folder: BIG)
     monkeypatch.setattr(memory, "smallest_gpu_memory", lambda: 80 * GIB)
     config = Config(
         model=ModelConfig(path="big", dtype="bfloat16"), engine=EngineConfig(kind="vllm"),
@@ -93,15 +91,15 @@ def test_on_gpus_a_rank_and_an_engine_must_each_fit(tiny: Path, monkeypatch: pyt
         check_fits(config, str(tiny), split)
 
 
-def smi(monkeypatch: pytest.MonkeyPatch, told: str | Exception, visible: str | None = None) -> None:
-    """An nvidia-smi that tells this, and these GPUs visible."""
+def smi(monkeypatch: pytest.MonkeyPatch, output: str | Exception, visible: str | None = None) -> None:
+    """An nvidia-smi with this output, and these GPUs visible."""
 
     def run(command: list[str], **more: Any) -> CompletedProcess[str]:
-        if isinstance(told, Exception):
-            raise told
+        if isinstance(output, Exception):
+            raise output
         asked = command[1].removeprefix("--query-gpu=").split(",")
         columns = ("index", "uuid", "memory.total")
-        rows = [dict(zip(columns, line.split(", "), strict=True)) for line in told.splitlines()]
+        rows = [dict(zip(columns, line.split(", "), strict=True)) for line in output.splitlines()]
         return CompletedProcess(command, 0, "\n".join(", ".join(row[c] for c in asked) for row in rows))
 
     monkeypatch.setattr(gpus.subprocess, "run", run)
@@ -130,7 +128,7 @@ def test_only_visible_gpus_bound_the_model(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "output",
     [
         "0, GPU-aa01, [N/A]",
         "",
@@ -139,13 +137,13 @@ def test_only_visible_gpus_bound_the_model(
         FileNotFoundError("nvidia-smi"),
     ],
 )
-def test_gpus_whose_memory_cannot_be_read_are_not_checked_and_that_is_told(
-    told: str | Exception, tiny: Path, monkeypatch: pytest.MonkeyPatch
+def test_gpus_whose_memory_cannot_be_read_are_not_checked_and_that_is_said(
+    output: str | Exception, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    smi(monkeypatch, told)
+    smi(monkeypatch, output)
     config = Config(engine=EngineConfig(kind="vllm"))
     note = check_fits(config, str(tiny), Devices(64, (("0",),), (("1",),)))
-    assert note == "nvidia-smi does not tell the GPUs' memory: whether the model fits is not checked"
+    assert note == "nvidia-smi does not show the GPUs' memory, so whether the model fits is not checked"
     smi(monkeypatch, FOUR)
     assert check_fits(config, str(tiny), Devices(64, (("0",),), (("1",),))) == ""
 

@@ -106,7 +106,7 @@ def test_ranks_made_by_torchrun_on_other_machines_are_in_the_books() -> None:
         ({"urls": ("http://a:1",), "count": 2}, "engine.urls"),
         ({"urls": ("http://a:1",), "kind": "torch"}, "expected engine.kind vllm"),
         ({"urls": ("http://a:1",), "colocate": True}, "give one"),
-        ({"ranks": 2, "torchrun": (4, 4)}, "learner.ranks is 2, but torchrun made 4"),
+        ({"ranks": 2, "torchrun": (4, 4)}, "learner.ranks is 2, but torchrun started 4"),
     ],
 )
 def test_a_split_that_cannot_be_is_one_line(given: dict[str, Any], said: str) -> None:
@@ -131,8 +131,8 @@ def test_a_split_that_cannot_be_is_one_line(given: dict[str, Any], said: str) ->
 def test_weights_go_the_shortest_way_the_devices_allow(given: dict[str, Any], push: str, count: int) -> None:
     engine = {key: value for key, value in given.items() if key not in ("gpus", "ranks")}
     config = Config(engine=EngineConfig(**({"kind": "vllm"} | engine)))
-    told = for_roles(config, split(**given)).engine
-    assert (told.weight_push, told.count) == (push, count)
+    engine_config = for_roles(config, split(**given)).engine
+    assert (engine_config.weight_push, engine_config.count) == (push, count)
 
 
 @pytest.mark.parametrize(

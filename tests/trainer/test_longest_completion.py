@@ -1,0 +1,62 @@
+"""Everything that depends on the longest completion takes it from EngineConfig, with the phrase counted."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.config import Config, ConfigError, EngineConfig, InterruptionConfig
+from trainer.controller.process import check_lengths
+from trainer.engines.vllm.engine import vllm_settings
+from trainer.launcher.advice import plan
+from trainer.launcher.memory_estimate import PROMPT_TOKENS, ModelSize, estimate
+from trainer.launcher.placement import Devices, Split
+from trainer.types import Prompt
+
+PHRASE = "Time is up. </think>"
+INTERRUPTION = InterruptionConfig(enabled=True, lo=50, hi=100, phrase=PHRASE, answer_tokens=30)
+ENGINE = EngineConfig(kind="vllm", weight_push="file", slots=4, max_new_tokens=7, interruption=INTERRUPTION)
+CONFIG = Config(engine=ENGINE)
+LONGEST = 100 + len(PHRASE) + 30  # the phrase has at most as many tokens as bytes
+
+
+def test_the_longest_completion_has_the_budget_the_phrase_and_the_answer() -> None:
+    assert ENGINE.longest_completion() == LONGEST
+    assert ENGINE.longest_completion(phrase_tokens=5) == 135
+    assert replace(ENGINE, interruption=InterruptionConfig()).longest_completion() == 7
+
+
+def test_the_memory_estimate_reserves_kv_cache_for_it() -> None:
+    size = ModelSize(parameters=1000, layers=3, hidden=8, feed_forward=16, kv_width=5, vocabulary=32)
+    devices = Devices(2, (("0",),), (("1",),))
+    cache = next(b for name, b in estimate(CONFIG, size, devices).engine.items() if "KV cache" in name)
+    per_token = 2 * size.layers * size.kv_width * (2 if CONFIG.model.dtype == "bfloat16" else 4)
+    assert cache == per_token * ENGINE.slots * (PROMPT_TOKENS + LONGEST)
+
+
+def test_the_advice_plans_for_it() -> None:
+    uninterrupted = EngineConfig(kind="vllm", slots=4, max_new_tokens=LONGEST)
+    plans = [plan(Config(engine=e), 10**9, 28, 1024, Split(2, 6)).text for e in (ENGINE, uninterrupted)]
+    assert plans[0] == plans[1]
+
+
+def test_the_controller_refuses_a_model_with_fewer_positions() -> None:
+    prompt = Prompt(prompt_id="0", text="", token_ids=(1, 2, 3), answer="", metadata={})
+    check_lengths(ENGINE, [prompt], 5, 138)
+    with pytest.raises(ConfigError, match=r"3 tokens and a completion up to 135; the model .* 137"):
+        check_lengths(ENGINE, [prompt], 5, 137)
+
+
+def test_vllm_makes_room_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.config", SimpleNamespace(WeightTransferConfig=dict))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    model = SimpleNamespace(max_position_embeddings=10**6)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda path: model)
+    settings = vllm_settings(CONFIG, str(tmp_path))
+    assert settings["max_model_len"] == CONFIG.data.max_prompt_tokens + LONGEST
