@@ -1,4 +1,4 @@
-"""A small run folder of known law, in which every text that people or models write is hostile."""
+"""A small run folder of a known sigmoid, in which all text written by people or models is hostile."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HOSTILE = (
     "<!--<script>",
     "{{ 7 * 7 }}{% raw %}",
     "\u202egnp.exe\u2066\x1b[31m\x00",
-    "\ud800 alone",  # as JSON holds it: "\ud800"
+    "\ud800 alone",  # in JSON: "\ud800"
     "x" * 300,
 )
 
 
 def write_run(folder: Path, lr: float = 1e-5) -> Path:
-    """metrics.jsonl and all the rest, as a finished run leaves them."""
+    """Write metrics.jsonl and the other files as a finished run does."""
     folder.mkdir(parents=True)
     _lines(folder / "metrics.jsonl", [*_evaluations(), *_steps()])
     _lines(folder / "samples.jsonl", [_sample(step) for step in range(1, 31)])

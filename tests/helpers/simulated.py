@@ -1,4 +1,4 @@
-"""Runs that follow a law, and one that breaks, as curves and as files; and what wrong use says."""
+"""Simulated runs, as curves and as files, and the check that wrong use gives one line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.__main__ import main
 
 
-def simulated(law: Sigmoid, compute: np.ndarray, sd: float, seed: int | None, name: str = "run") -> Curve:
-    """A run that follows the law; without a seed exactly, though it says that it errs by `sd`."""
+def simulated(sigmoid: Sigmoid, compute: np.ndarray, sd: float, seed: int | None, name: str = "run") -> Curve:
+    """A run that follows the sigmoid, with noise if there is a seed; its errors are always `sd`."""
     c = np.concatenate([[0.0], compute])
     noise = np.zeros(len(c)) if seed is None else np.random.default_rng(seed).normal(0, sd, len(c))
-    return _curve(c, np.clip(law.reward(c) + noise, 0, 1), sd, name)
+    return _curve(c, np.clip(sigmoid.reward(c) + noise, 0, 1), sd, name)
 
 
 def falling() -> Curve:
-    """A run that rises for half of its compute, and falls again."""
+    """A run that rises for half of its compute and then falls."""
     steps = np.arange(22)
     return _curve(500.0 * steps, 0.3 + 0.02 * np.minimum(steps, 24 - steps), 0.005, "falling")
 
@@ -40,7 +40,7 @@ def write(path: Path, run: Curve, compute: str = "gpu_hours") -> str:
 
 
 def assert_one_line_and_exit_code_2(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What every command does with wrong use."""
+    """Wrong use of a command gives one line and exit code 2."""
     assert main(argv) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1

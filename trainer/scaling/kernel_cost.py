@@ -1,9 +1,9 @@
-"""What the LM head's loss costs in a run, by its implementation: a factor on the compute axis of the law.
+"""What the loss of the LM head costs in a run, by implementation: a factor on the compute axis of the curve.
 
-A trainer's step is its body (6 FLOP per active parameter and token, and attention) and its head (6HV per
-token with loss, at the rate of each implementation). A head that makes a run's step cheaper by a factor f
-makes as many steps for C as a curve measured with the other head shows at C/f. The whole account, with what
-it leaves out: docs/gpu-hours.md.
+A training step consists of the body (6 FLOP per active parameter and token, and attention) and the head (6HV
+per token with loss, at the rate of each implementation). If a head makes a step cheaper by a factor f, a run
+with it reaches at C the reward that a curve measured with the other head shows at C/f. docs/gpu-hours.md
+explains the calculation and what it leaves out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A transformer's sizes; `ffn` is what one token passes through (for an MoE: shared + routed expert)."""
+    """The sizes of a transformer; `ffn` is the width used per token (for an MoE: shared + routed expert)."""
 
     name: str
     hidden: int
@@ -65,7 +65,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How fast an LM head's loss runs: 6NHV over its time, whatever it computes."""
+    """How fast the loss of an LM head runs: 6NHV over its time."""
 
     name: str
     tflops: float
@@ -112,7 +112,7 @@ CONSTANTS = {
     "trainers": Constant(16, "GPUs", "arXiv 2510.13786: 16 of 80 GB200 train"),
 }  # fmt: skip
 
-SUITE_NAMES = {  # which cases of the GPU suite stand for which head; of several the fastest
+SUITE_NAMES = {  # the cases of the GPU suite for each head, of which the fastest counts
     "naive FP32": ("naive FP32",),
     "best peer": ("Liger CISPO", "Cut-Cross-Entropy, unfiltered", "TRL chunked log-prob"),
     "ours": ("ours, two-pass", "ours, spx", "ours, lean"),
@@ -121,32 +121,32 @@ SUITE_NAMES = {  # which cases of the GPU suite stand for which head; of several
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One training step's size and its machine."""
+    """The size of a training step, and the machine."""
 
     peak_tflops: float
     body_mfu: float
     batch: float  # completions per step
     length: float  # tokens per completion, prompt included
-    prompt: float  # tokens of it without loss
+    prompt: float  # tokens without loss
     generators: float  # GPUs
     trainers: float  # GPUs
 
     def body_gpu_hours(self, shape: Shape) -> float:
-        """GPU-hours of the trainer's body in one step."""
+        """GPU-hours of the body of the model in one training step."""
         flops = self.batch * self.length * shape.body_flops(int(self.length))
         return flops / (self.body_mfu * self.peak_tflops * 1e12) / 3600
 
     def head_gpu_hours(self, shape: Shape, head: Head) -> float:
-        """GPU-hours of the LM head and its loss in one step."""
+        """GPU-hours of the LM head and its loss in one training step."""
         flops = self.batch * (self.length - self.prompt) * shape.head_flops
         return flops / (head.tflops * 1e12) / 3600
 
 
 def cost_factor(shape: Shape, setting: Setting, head: Head, reference: Head) -> float:
-    """GPU-hours of a run's step with `head` over those with `reference`, with which the curve was measured.
+    """GPU-hours of a step with `head`, relative to the `reference` with which the curve was measured.
 
-    GPUs are split as balanced with the reference. Generators do the same work per step whatever the
-    trainer's head, and GPUs are divided anew.
+    The GPUs are split so that generation and training are balanced with the reference, and again with `head`.
+    The work of generation per step does not depend on the head.
     """
     body = setting.body_gpu_hours(shape)
     balanced = body + setting.head_gpu_hours(shape, reference)
@@ -155,13 +155,13 @@ def cost_factor(shape: Shape, setting: Setting, head: Head, reference: Head) -> 
 
 
 def suite_heads(record: Mapping[str, Any], shape: Shape) -> list[Head]:
-    """Rates measured by the GPU suite, at its shape whose H·V is nearest to this model's."""
+    """Rates measured by the GPU suite, at the shape whose H·V is nearest to that of this model."""
     if record.get("dry_run"):
-        raise ConfigError("kernels.json is a dry run's, its times mean nothing; expected a GPU's")
+        raise ConfigError("kernels.json is from a dry run, whose times mean nothing; expected one from a GPU")
     size = shape.hidden * shape.vocab
     timed = [case for case in record["cases"] if case.get("effective_tflops")]
     if not timed:
-        raise ConfigError("kernels.json has no case that was timed; expected that of stage kernels")
+        raise ConfigError("kernels.json has no timed case; expected the one of stage kernels")
     nearest = min(timed, key=lambda c: abs(np.log(c["shape"][1] * c["shape"][2] / size)))["shape"]
     heads = []
     for name, cases in SUITE_NAMES.items():

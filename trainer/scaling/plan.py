@@ -134,15 +134,10 @@ def simulate(
     plans = [(budget, n) for budget in budgets for n in evaluations]
     tasks = [(prospect, i, budget, n, within) for budget, n in plans for i in range(len(prospect.sigmoids))]
     outcomes = []
-    if workers == 1:
-        for task in tasks:
-            outcomes.append(_trial(task))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:  # starts on first use
+        for outcome in map(_trial, tasks) if workers == 1 else pool.map(_trial, tasks, chunksize=4):
+            outcomes.append(outcome)
             progress()
-    else:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            for outcome in pool.map(_trial, tasks, chunksize=4):
-                outcomes.append(outcome)
-                progress()
     cells = []
     for k, (budget, n) in enumerate(plans):
         known, error = np.array(outcomes[k * len(prospect.sigmoids) : (k + 1) * len(prospect.sigmoids)]).T

@@ -160,16 +160,13 @@ class _LinearFit:
 class _Cells:
     """The posterior of R0 and A on a grid of (B, C_mid) under one noise model: (cells,) each."""
 
+    fit: _LinearFit  # its R0 and A are the means
     log_weight: Array
-    R0: Array  # mean
-    A: Array  # mean
     A_sd: Array
     A_low: Array  # quantiles of A's bounds under its unbounded t distribution
     A_high: Array
-    R0_slope: Array  # dR0/dA
     R0_sd: Array  # for a given A
     freedom: float
-    sse: Array
 
 
 def posterior(data: Data, draws: int = DRAWS, seed: int = 0) -> Posterior:
@@ -296,7 +293,7 @@ def _cells(data: Data, noise: _Noise, s: Array) -> _Cells:
     if not data.exact:
         within = _R0_within(fit.R0, fit.A, A_sd, low, high, fit.R0_slope, R0_sd)
         log_weight = log_weight + np.log(np.maximum(within.mean(-1), 1e-300))
-    return _Cells(log_weight, fit.R0, fit.A, A_sd, low, high, fit.R0_slope, R0_sd, freedom, fit.sse)
+    return _Cells(fit, log_weight, A_sd, low, high, R0_sd, freedom)
 
 
 def _R0_within(
@@ -316,14 +313,14 @@ def _one_step_out(axis: Array, kept: NDArray[np.intp]) -> tuple[float, float]:
 
 
 def _most_likely(data: Data, noises: list[_Noise], cells: list[_Cells], p: Array, grid: _Grid) -> Sigmoid:
-    """Least squares under the likeliest noise, started from the likeliest (B, C_mid) of the grid."""
+    """Least squares under the most likely noise, started from the most likely cell of the grid."""
     k = int(p.sum(0).argmax())
     model = int(p[:, k].argmax())
-    best_cells, whiten = cells[model], noises[model].whiten
+    linear, whiten = cells[model].fit, noises[model].whiten
     B, C_mid = grid.cell(k)
     floor = data.lowest_A
-    A = float(np.clip(best_cells.A[k], floor, 1))
-    R0 = float(np.clip(best_cells.R0[k] + best_cells.R0_slope[k] * (A - best_cells.A[k]), 0, A))
+    A = float(np.clip(linear.A[k], floor, 1))
+    R0 = float(np.clip(linear.R0[k] + linear.R0_slope[k] * (A - linear.A[k]), 0, A))
     if 1 - floor < MIN_HEADROOM:
         return Sigmoid(floor, 1.0, B, C_mid)
     c, y = data.with_start(data.compute, 0.0), whiten @ data.with_start(data.reward, data.R0 or 0.0)
@@ -354,8 +351,8 @@ def _draw(data: Data, cells: list[_Cells], p: Array, grid: _Grid, draws: int, se
     total = p.ravel().cumsum()
     k = np.searchsorted(total / total[-1], (np.arange(draws) + 0.5) / draws)
     model, cell = np.divmod(rng.permutation(np.minimum(k, p.size - 1)), p.shape[1])
-    names = ("R0", "A", "A_sd", "A_low", "A_high", "R0_slope", "R0_sd")
-    drawn = (np.stack([getattr(c, name) for c in cells])[model, cell] for name in names)
+    columns = [(c.fit.R0, c.fit.A, c.A_sd, c.A_low, c.A_high, c.fit.R0_slope, c.R0_sd) for c in cells]
+    drawn = (np.stack(column)[model, cell] for column in zip(*columns, strict=True))
     R0_mean, A_mean, A_sd, low, high, slope, R0_sd = drawn
     quantile = rng.random(draws)  # of A's distribution within its bounds
     if not data.exact:

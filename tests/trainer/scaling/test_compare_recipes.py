@@ -34,16 +34,16 @@ def two(a: Sigmoid, b: Sigmoid, sd: float = 0.005, seed: int | None = None) -> C
     return compare({"a": [simulated(a, SELDOM, sd, seed)], "b": [simulated(b, SELDOM, sd, other)]})
 
 
-def test_ceilings_of_the_paper_are_told_apart_and_those_within_its_margin_are_not() -> None:
+def test_the_papers_ceilings_differ_and_those_within_its_margin_do_not() -> None:
     cispo, dapo = Sigmoid(0.3, 0.595, 1.9, 2542), Sigmoid(0.3, 0.52, 1.9, 2542)  # §3: losses compared
     verdicts = [two(cispo, dapo, seed=s).pairs[0].verdict for s in range(4)]
     assert verdicts == [DIFFERENT] * 4
     near = Sigmoid(0.3, 0.605, 2.0, 2600)  # leave-one-out runs all lie within .590–.610: no difference
-    told = [two(cispo, near, sd=0.003, seed=s).pairs[0].verdict for s in range(8)]
-    assert DIFFERENT not in told and told.count(EQUIVALENT) >= 6
+    verdicts = [two(cispo, near, sd=0.003, seed=s).pairs[0].verdict for s in range(8)]
+    assert DIFFERENT not in verdicts and verdicts.count(EQUIVALENT) >= 6
 
 
-def test_the_paper_s_efficiencies_are_told_apart_at_a_common_ceiling_where_the_noise_allows() -> None:
+def test_the_papers_efficiencies_differ_at_a_common_ceiling_if_the_noise_is_small() -> None:
     def apart(sd: float) -> int:
         ratios = [two(SCALERL, DAPO_LOSS, sd, seed=s).pairs[0].B_held_ratio for s in range(8)]
         return sum(r.low > 1 for r in ratios)
@@ -51,7 +51,7 @@ def test_the_paper_s_efficiencies_are_told_apart_at_a_common_ceiling_where_the_n
     assert apart(0.003) >= 7 and apart(0.02) <= 5
 
 
-def test_equal_efficiencies_are_told_apart_no_oftener_than_one_time_in_ten() -> None:
+def test_equal_efficiencies_differ_in_at_most_one_comparison_of_ten() -> None:
     ratios = [two(SCALERL, SCALERL, seed=s).pairs[0].B_ratio for s in range(12)]
     assert sum(r.low > 1 or r.high < 1 for r in ratios) <= 4  # 1.2 expected; more than 4: 1 in 200
 
@@ -73,14 +73,14 @@ def test_holding_the_ceiling_is_least_squares_with_the_ceiling_held() -> None:
     for A in (0.595, 0.605, 0.615):
 
         def residuals(x: np.ndarray, A: float = A) -> np.ndarray:
-            law = Sigmoid(x[2], A, np.exp(x[0]), np.exp(x[1]))
+            sigmoid = Sigmoid(x[2], A, np.exp(x[0]), np.exp(x[1]))
             assert isinstance(run.R0, EvalPoint)
-            return np.r_[law.reward(c) - r, x[2] - run.R0.pass_rate]
+            return np.r_[sigmoid.reward(c) - r, x[2] - run.R0.pass_rate]
 
         exact = least_squares(residuals, [0.6, 7.8, 0.3], x_scale=[0.1, 0.1, 0.01]).x
-        law, held = at_ceiling(recipe.fits[0].sigmoid, recipe.draws[0], A)
+        sigmoid, held = at_ceiling(recipe.fits[0].sigmoid, recipe.draws[0], A)
         B, C_mid = np.exp(exact[:2])
-        assert (law.B, law.C_mid) == (pytest.approx(B, rel=0.01), pytest.approx(C_mid, rel=0.01))
+        assert (sigmoid.B, sigmoid.C_mid) == (pytest.approx(B, rel=0.01), pytest.approx(C_mid, rel=0.01))
         low, high = np.quantile(held.B, [0.05, 0.95])
         assert low < B < high and set(held.A) == {A}
 
@@ -142,7 +142,7 @@ def test_with_seeds_the_interval_of_a_difference_covers_it_as_often_as_said() ->
     assert 0.86 <= hits / trials <= 0.95
 
 
-def test_without_an_identified_ceiling_it_cannot_be_told() -> None:
+def test_without_an_identified_ceiling_the_verdict_is_inconclusive() -> None:
     short = [simulated(SCALERL, np.arange(1500, 4001, 250.0), 0.005, 1)]
     full = [simulated(DAPO_LOSS, OFTEN, 0.005, 2)]
     for other, flag in ((short, "wide"), ([falling()], "falling")):
@@ -166,9 +166,9 @@ def test_the_command_prints_plots_and_writes(tmp_path: Path, capsys: pytest.Capt
         and "updated with 3 runs of 2 recipes" in " ".join(text.split())
     )
     assert max(map(len, text.splitlines())) <= 80
-    told = json.loads(out.read_text())
-    assert told["pairs"][0]["verdict"] == DIFFERENT and told["budgets"][0]["compute"] == 8000
-    assert set(told["recipes"]) == {"scalerl", "dapo"} and len(told["recipes"]["scalerl"]["runs"]) == 2
+    content = json.loads(out.read_text())
+    assert content["pairs"][0]["verdict"] == DIFFERENT and content["budgets"][0]["compute"] == 8000
+    assert set(content["recipes"]) == {"scalerl", "dapo"} and len(content["recipes"]["scalerl"]["runs"]) == 2
     assert "scalerl (2 runs)" in plot.read_text()
 
 
@@ -183,11 +183,11 @@ def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_dou
     }
     found = compare(runs)
     plot_recipes(found, tmp_path / "e.svg")
-    told = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "e.svg").read_text(encoding="utf-8"))
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "e.svg").read_text(encoding="utf-8"))
     B = found.pairs[0].B_held[1]
-    assert [text for text in told if re.match("two|doubtful", text)] == ["two (2 runs)"]
-    assert any(re.match(rf"one: B = {B.value:.2f} \({B.low:.2f} to", text) for text in told)
-    assert "all at the mean ceiling, 0.6" in " ".join(told) and "identified: doubtful" in " ".join(told)
+    assert [text for text in texts if re.match("two|doubtful", text)] == ["two (2 runs)"]
+    assert any(re.match(rf"one: B = {B.value:.2f} \({B.low:.2f} to", text) for text in texts)
+    assert "all at the mean ceiling, 0.6" in " ".join(texts) and "identified: doubtful" in " ".join(texts)
     nothing = compare({"a": runs["doubtful"][1:], "b": runs["doubtful"]})
     plot_recipes(nothing, tmp_path / "none.svg")
     assert "no ceiling is identified" in (tmp_path / "none.svg").read_text(encoding="utf-8")

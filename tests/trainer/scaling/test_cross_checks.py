@@ -1,4 +1,4 @@
-"""Promises of what `fit` tells beside its fit: each asked-for thing is in the text and in the JSON."""
+"""Promises of the cross-checks of `fit`: each that is asked for is in the text and in the JSON."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def fitted(table: Path, *argv: str) -> dict[str, Any]:
     return found
 
 
-def test_the_papers_procedure_stands_in_the_place_of_ours(
-    table: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_papers_procedure_replaces_ours(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = fitted(table, "--procedure", "paper", "--paper-A", "0.5", "0.7", "0.01",
                    "--paper-c-mid", "100", "4000", "100")  # fmt: skip
     reward = np.loadtxt(table, delimiter=",", skiprows=1)[:, 1]
@@ -45,9 +43,9 @@ def test_the_papers_procedure_stands_in_the_place_of_ours(
     }  # fmt: skip
     assert found["procedure"] == "paper" and found["A"]["low"] is None and found["flags"] == []
     assert found["grid"] == {"A": [0.5, 0.7, 0.01], "C_mid": [100, 4000, 100], "spacing": "linear"}
-    told = capsys.readouterr().out
-    assert f"A {same.A:.3f}, B {same.B:.2f}, C_mid {same.C_mid:,.0f} GPU-hours" in told
-    assert "ceiling" not in told  # of our fit
+    printed = capsys.readouterr().out
+    assert f"A {same.A:.3f}, B {same.B:.2f}, C_mid {same.C_mid:,.0f} GPU-hours" in printed
+    assert "ceiling" not in printed  # of our fit
 
 
 def test_families_are_compared_when_asked_for(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +84,7 @@ def test_flags_that_are_gone_are_an_error(
         (["--drop-before", "14500", "--families"], "4 points beyond R0; to compare families"),
     ],
 )
-def test_what_cannot_be_told_is_one_line_and_exit_code_2(
+def test_wrong_use_is_one_line_and_exit_code_2(
     table: Path, argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fit", str(table), *argv]) == 2

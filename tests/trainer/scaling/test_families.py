@@ -1,4 +1,4 @@
-"""Promises of the families: each is fitted to its global optimum, and the table tells which one foretells."""
+"""Promises of the families: each is fitted to its global optimum, and the held-out error compares them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def chi2(data: Data, law: FamilyCurve) -> float:
 
 
 @pytest.mark.parametrize(("law", "fit"), list(zip(LAWS, FITS, strict=True)), ids=NAMES)
-def test_noiseless_points_give_each_law_back(law: FamilyCurve, fit: Callable[[Data], FamilyCurve]) -> None:
+def test_noiseless_points_give_each_curve_back(law: FamilyCurve, fit: Callable[[Data], FamilyCurve]) -> None:
     found = fit(data_of(curve(law)))
     for name in law.__dataclass_fields__:
         assert getattr(found, name) == pytest.approx(getattr(law, name), rel=1e-4)
@@ -117,7 +117,7 @@ def test_the_power_law_runs_to_1_over_the_whole_range_and_misses_the_ceiling_ove
 
 
 @pytest.mark.parametrize(("law", "name"), list(zip(LAWS, NAMES, strict=True)), ids=NAMES)
-def test_of_a_familys_own_points_it_is_the_best(law: FamilyCurve, name: str) -> None:
+def test_each_family_fits_its_own_points_best(law: FamilyCurve, name: str) -> None:
     R0 = law.R0 if isinstance(law, Sigmoid) else None
     table = compare_families(curve(law, sd=0.002, R0=R0))
     assert [f.family for f in table] == NAMES
@@ -155,7 +155,7 @@ def test_the_unit_of_compute_changes_nothing() -> None:
             assert other.held_out == pytest.approx(one.held_out, abs=1e-5)
 
 
-def test_surer_points_weigh_more() -> None:
+def test_points_with_smaller_errors_have_more_weight() -> None:
     points = list(curve(LAWS[3]).points)
     points[4] = EvalPoint(4, points[4].compute, points[4].pass_rate + 0.1, 0.5)
     found = compare_families(Curve("x", "", tuple(points), None))[3].curve

@@ -1,4 +1,4 @@
-"""Promises of the fit: it finds a known law, its intervals cover, it says what is not identified."""
+"""Promises of the fit: it finds a known sigmoid, its intervals cover, it says what is not identified."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def simulate(law: Sigmoid, compute: np.ndarray, sd: float, runs: int, seed: int 
     return [fit(compute, r, np.full(len(compute), sd), R0=law.R0) for r in noisy]
 
 
-def test_the_law_by_hand() -> None:
+def test_the_sigmoid_by_hand() -> None:
     law = Sigmoid(R0=0.2, A=0.8, B=2.0, C_mid=10.0)
     assert law.reward([0, 10, 20, 1e9]).tolist() == pytest.approx([0.2, 0.5, 0.2 + 0.6 / 1.25, 0.8])
 
 
-def test_noiseless_points_give_the_law_back() -> None:
+def test_noiseless_points_give_the_sigmoid_back() -> None:
     compute = np.arange(500, 16001, 500.0)
     found = fit(compute, PAPER.reward(compute), np.full(32, 0.003), R0=PAPER.R0)
     assert found.identified and found.r2 > 0.9999
@@ -41,7 +41,7 @@ def test_noiseless_points_give_the_law_back() -> None:
     assert found.at_2x.value == pytest.approx(float(PAPER.reward(32_000)), abs=1e-3)
 
 
-def test_computes_are_told_as_people_write_them() -> None:
+def test_amounts_of_compute_are_easy_to_read() -> None:
     compute = np.arange(500, 16001, 500.0)
     text = explain(fit(compute, PAPER.reward(compute), np.full(32, 0.003), R0=PAPER.R0), "GPU-hours")
     assert "midpoint    C_mid 2,540 (2," in text and "(32,000 GPU-hours)" in text and "e+0" not in text
@@ -112,7 +112,7 @@ def test_a_collapse_in_the_last_few_of_many_points_is_a_fall(points: int, last: 
     assert "falling" in found.flags and "flat" not in found.flags
 
 
-def test_noise_as_large_as_was_told_is_no_misfit() -> None:
+def test_noise_as_large_as_reported_is_no_poor_fit() -> None:
     rng, c = np.random.default_rng(24), np.linspace(80, 12_000, 150)  # luck that hides the rise
     r = Sigmoid(R0=0.3, A=0.6, B=2.0, C_mid=80).reward(c) + rng.normal(0, 0.05, 150)
     found = fit(c, np.clip(r, 0, 1), np.full(150, 0.05), R0=0.3, R0_se=0.02)
@@ -129,7 +129,7 @@ JUMPS = {
 
 @pytest.mark.parametrize("start", ["given", "measured", "unknown"])
 @pytest.mark.parametrize("reward", JUMPS.values(), ids=JUMPS)
-def test_a_jump_tells_no_ceiling(reward: list[float], start: str) -> None:
+def test_a_jump_identifies_no_ceiling(reward: list[float], start: str) -> None:
     c = np.arange(1.0, len(reward) + 1)
     R0, R0_se = {"given": (reward[0], 0.0), "measured": (reward[0], None), "unknown": (None, 0.0)}[start]
     for sd in (None, np.full(len(c), 0.005)):
@@ -138,14 +138,14 @@ def test_a_jump_tells_no_ceiling(reward: list[float], start: str) -> None:
         assert not {"C_mid-beyond-data", "poor-fit"}.isdisjoint(found.flags)
 
 
-def test_mere_noise_tells_no_ceiling() -> None:
-    told = set()
+def test_mere_noise_identifies_no_ceiling() -> None:
+    flags = set()
     for seed in range(8):
         r = 0.5 + np.random.default_rng(seed).normal(0, 0.02, 50)
         found = fit(np.arange(1.0, 51), r, np.full(50, 0.005), R0=r[0])
         assert not found.identified
-        told |= set(found.flags)
-    assert "poor-fit" in told
+        flags |= set(found.flags)
+    assert "poor-fit" in flags
 
 
 def test_that_a_curve_explains_too_little_is_said_and_written() -> None:
@@ -155,7 +155,7 @@ def test_that_a_curve_explains_too_little_is_said_and_written() -> None:
     assert "poor-fit" in found.to_json()["flags"] and found.to_json()["identified"] is False
 
 
-def test_the_laws_of_the_paper_explain_their_points() -> None:
+def test_the_papers_curves_fit_their_points() -> None:
     for row in PAPER_RUNS.values():
         for case in (c for c in SCENARIOS if c.name in (WELL, OUTLIERS)):
             assert "poor-fit" not in ours(simulate_row(case, row, 0, 1)).flags
@@ -204,7 +204,7 @@ def test_a_perfect_score_is_no_more_certain_than_the_surest_point() -> None:
     assert fit(c, r, perfect, R0=0.11).A == fit(c, r, sd, R0=0.11).A
 
 
-def test_a_run_that_wanders_gets_wider_intervals_than_one_that_jitters() -> None:
+def test_autocorrelated_noise_gives_wider_intervals_than_white_noise() -> None:
     c, sd = np.linspace(0.01, 0.3, 24), np.full(24, 0.01)
     rng = np.random.default_rng(1)
     jitter = rng.choice([-0.02, 0.02], 24)
@@ -216,7 +216,7 @@ def test_a_run_that_wanders_gets_wider_intervals_than_one_that_jitters() -> None
     assert widths[1] > 1.3 * widths[0]
 
 
-def test_noise_that_is_not_told_is_no_fall() -> None:
+def test_unreported_noise_is_no_fall() -> None:
     c, fell = np.linspace(0.01, 0.3, 20), 0
     broken = np.r_[np.linspace(0.2, 0.8, 10), np.linspace(0.75, 0.3, 10)]
     for seed in range(20):
@@ -232,15 +232,15 @@ def test_no_line_is_wider_than_a_terminal() -> None:
         assert max(map(len, explain(f, "GPU-hours").split("\n"))) <= 79
 
 
-def test_scatter_is_held_against_told_errors_alone() -> None:
+def test_overdispersion_is_reported_only_for_reported_errors() -> None:
     c = np.linspace(0.01, 0.3, 24)
     r = np.clip(TINY.reward(c) + np.random.default_rng(1).normal(0, 0.04, 24), 0, 1)
-    told = explain(fit(c, r, np.full(24, 0.01), R0=0.11), "core-hours")
-    assert "times as much as their standard errors say" in told
+    text = explain(fit(c, r, np.full(24, 0.01), R0=0.11), "core-hours")
+    assert "times as much as their standard errors say" in text
     assert "standard errors" not in explain(fit(c, r, R0=0.11), "core-hours")
 
 
-def test_the_start_is_told_as_measured_and_as_the_law_has_it() -> None:
+def test_the_start_is_reported_as_measured_and_as_fitted() -> None:
     c = np.linspace(0.01, 0.3, 20)
     points = [EvalPoint(0, 0.0, 0.13, 0.01)]
     points += [EvalPoint(i + 1, x, float(TINY.reward(x)), 0.01) for i, x in enumerate(c)]

@@ -1,4 +1,4 @@
-"""Promises of `python -m trainer.scaling fit`: a law and its doubts from anyone's file, or one clear line."""
+"""Promises of `python -m trainer.scaling fit`: a curve and its flags, or one clear line of error."""
 
 from __future__ import annotations
 

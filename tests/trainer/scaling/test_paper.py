@@ -62,7 +62,7 @@ def test_published_midpoints_are_steps_of_a_linear_grid() -> None:
     assert printed <= {int(x) for x in C_mid}
 
 
-def test_a_law_on_the_grid_comes_back_though_its_slope_is_between_the_rows_of_the_table() -> None:
+def test_a_curve_on_the_grid_is_found_though_its_slope_is_between_the_rows_of_the_table() -> None:
     grid = PaperGrid(A=(0.5, 0.7, 0.001), C_mid=(1000, 4000, 301))
     compute = np.arange(1500, 8001, 250.0)
     for row in range(60, 80, 4):
@@ -72,7 +72,7 @@ def test_a_law_on_the_grid_comes_back_though_its_slope_is_between_the_rows_of_th
         assert found.flags == () and found.sse < 1e-12
 
 
-def test_a_grid_that_does_not_hold_the_law_is_flagged() -> None:
+def test_a_grid_that_does_not_contain_the_curve_is_flagged() -> None:
     compute = np.arange(500, 16001, 500.0)
     reward = law("ScaleRL").reward(compute)
     assert paper_fit(compute, reward, 0.3, PaperGrid(A=(0.65, 0.8, 0.005))).flags == ("A-at-grid-edge",)

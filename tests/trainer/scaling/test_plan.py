@@ -19,18 +19,18 @@ SCALERL = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # arXiv 2510.13786, Tabl
 ITS_OWN = {"A": (0.61, 0.61), "B": (1.92, 1.92)}
 
 
-def pilot(last: float, n: int, sd: float = 0.005, told: bool = True) -> Curve:
+def pilot(last: float, n: int, sd: float = 0.005, reported: bool = True) -> Curve:
     run = simulated(SCALERL, np.linspace(last / n, last, n), sd, 4, "pilot")
-    return run if told else untold(run)
+    return run if reported else without_errors(run)
 
 
-def untold(run: Curve) -> Curve:
+def without_errors(run: Curve) -> Curve:
     assert isinstance(run.R0, EvalPoint)
     points = tuple(replace(p, pass_rate_se=0.0) for p in run.points)
     return replace(run, points=points, R0=replace(run.R0, pass_rate_se=0.0))
 
 
-def test_the_paper_s_law_is_known_from_16k_gpu_hours_and_not_from_4k() -> None:
+def test_the_papers_curve_is_identified_from_16k_gpu_hours_and_not_from_4k() -> None:
     # facts: simulated with noise .003–.006, sd(A) = .03–.065 from fits up to 4k; it is .002–.005 up to 8k
     short, long = simulate(prior(2542, 0.3, 0.003, 8, **ITS_OWN), [4000, 16_000], [32])
     assert short.chance == 0 and long.chance >= 0.75
@@ -60,23 +60,23 @@ def test_the_prior_covers_its_ranges_evenly_and_is_the_same_every_time() -> None
     assert np.all(np.abs(B - np.linspace(1.025, 2.975, 40)) <= 0.026)
 
 
-def test_after_a_pilot_the_laws_are_what_it_leaves_open_and_the_noise_is_its_own() -> None:
-    for told in (True, False):
-        prospect, fit = after_pilot(pilot(8000, 32, sd=0.006, told=told), 200)
+def test_after_a_pilot_the_sigmoids_are_its_draws_and_the_noise_is_its_own() -> None:
+    for reported in (True, False):
+        prospect, fit = after_pilot(pilot(8000, 32, sd=0.006, reported=reported), 200)
         A = [law.A for law in prospect.sigmoids]
         assert np.quantile(A, [0.05, 0.95]) == pytest.approx([fit.A.low, fit.A.high], abs=1e-3)
-        assert 0.0045 < prospect.noise < 0.0078 and prospect.reported_se == pytest.approx(0.006 * told)
+        assert 0.0045 < prospect.noise < 0.0078 and prospect.reported_se == pytest.approx(0.006 * reported)
     assert after_pilot(pilot(8000, 32), 5, noise=0.02)[0].noise == 0.02
 
 
 def test_one_evaluation_far_off_is_not_a_pilot_s_noise() -> None:
-    for told in (True, False):
-        plain = pilot(8000, 32, told=told)
+    for reported in (True, False):
+        plain = pilot(8000, 32, reported=reported)
         with_outlier = with_rewards(plain, {20: 0.05})
         assert after_pilot(with_outlier, 5)[0].noise == pytest.approx(after_pilot(plain, 5)[0].noise, rel=0.2)
 
 
-def test_perfect_scores_are_simulated_no_surer_than_the_fit_takes_them() -> None:
+def test_simulated_perfect_scores_have_the_error_that_the_fit_assumes() -> None:
     rewards = np.clip(Sigmoid(0.3, 1.0, 4.0, 500).reward(np.arange(250, 4001, 250.0)), 0, 1)
     rewards[3:] = 1.0  # whose binomial error is 0
     sd = np.sqrt(rewards * (1 - rewards) / 400)
@@ -87,12 +87,12 @@ def test_perfect_scores_are_simulated_no_surer_than_the_fit_takes_them() -> None
     assert few.chance <= many.chance and many.error < 0.01 and fit.A.high >= 0.99
 
 
-def test_after_a_pilot_that_wanders_the_simulated_evaluations_wander_on() -> None:
+def test_after_a_pilot_with_correlated_errors_the_simulated_ones_are_correlated() -> None:
     plain, c = pilot(4000, 40), np.linspace(100, 4000, 40)
-    rng, wander = np.random.default_rng(1), [0.0]
+    rng, errors = np.random.default_rng(1), [0.0]
     for _ in c:
-        wander.append(0.93 * wander[-1] + 0.01 * (1 - 0.93**2) ** 0.5 * rng.standard_normal())
-    r = SCALERL.reward(c) + np.array(wander[1:])
+        errors.append(0.93 * errors[-1] + 0.01 * (1 - 0.93**2) ** 0.5 * rng.standard_normal())
+    r = SCALERL.reward(c) + np.array(errors[1:])
     wandering, fit = after_pilot(with_rewards(plain, dict(enumerate(r.tolist()))), 12)
     assert after_pilot(plain, 12)[0].correlation_length == 0 < wandering.correlation_length
     assert (
@@ -106,17 +106,17 @@ def test_after_a_pilot_that_wanders_the_simulated_evaluations_wander_on() -> Non
 
 def test_a_dense_pilot_is_planned_on_from_as_its_fit_sees_it() -> None:
     c = np.linspace(4, 6000, 1500)  # averaged by tens
-    rng, wander = np.random.default_rng(1), [0.0]
+    rng, errors = np.random.default_rng(1), [0.0]
     for _ in c:
-        wander.append(0.99 * wander[-1] + 0.01 * (1 - 0.99**2) ** 0.5 * rng.standard_normal())
+        errors.append(0.99 * errors[-1] + 0.01 * (1 - 0.99**2) ** 0.5 * rng.standard_normal())
     dense = simulated(SCALERL, c, 0.005, 4, "dense")
-    r = SCALERL.reward(c) + np.array(wander[1:])
+    r = SCALERL.reward(c) + np.array(errors[1:])
     prospect, fit = after_pilot(with_rewards(dense, dict(enumerate(r.tolist()))), 12)
     assert len(prospect.seen.points) == 150
     assert np.exp(-40 / prospect.correlation_length) == pytest.approx(fit.autocorrelation)
 
 
-def test_errors_that_wander_forget_by_compute_and_begin_where_the_pilot_ended() -> None:
+def test_correlated_errors_decay_over_compute_and_start_from_the_pilots_last() -> None:
     from trainer.scaling.plan import _errors
 
     prospect = replace(after_pilot(pilot(4000, 16), 5)[0], noise=0.01, correlation_length=500.0)
@@ -153,7 +153,7 @@ def test_two_processes_find_what_one_finds() -> None:
     assert both == simulate(prospect, [9000], [8]) and len(seen) == 3
 
 
-def test_the_command_tells_the_table_and_the_cheapest_plan(
+def test_the_command_prints_the_table_and_the_cheapest_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "plan.json"
@@ -193,24 +193,24 @@ def test_the_command_tells_the_table_and_the_cheapest_plan(
         and "The cheapest plan that reaches 80%: up to 20,340 GPU-hours (8 × C_mid, 20,600" in text
     )
     assert max(map(len, captured.out.splitlines())) <= 80
-    told = json.loads(out.read_text())
-    assert told["cheapest"]["cost"] == 8 * 2542 + 240 and len(told["plans"]) == 2
+    content = json.loads(out.read_text())
+    assert content["cheapest"]["cost"] == 8 * 2542 + 240 and len(content["plans"]) == 2
 
 
 def test_the_command_plans_on_from_a_pilot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = write(tmp_path / "pilot.csv", pilot(4000, 16))
-    argv = ["plan", told, "--budgets", "1.1", "--evaluations", "2", "--runs", "5"]
+    path = write(tmp_path / "pilot.csv", pilot(4000, 16))
+    argv = ["plan", path, "--budgets", "1.1", "--evaluations", "2", "--runs", "5"]
     assert main(argv) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "16 evaluations up to 4,000 GPU-hours" in text and "4,400 1.1 0%" in text
     assert "None of these plans reaches 80%" in text
 
 
-def test_after_a_pilot_that_tells_the_ceiling_no_more_is_needed(
+def test_after_a_pilot_that_identifies_the_ceiling_no_more_is_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told, out = write(tmp_path / "long.csv", pilot(40_000, 40)), tmp_path / "plan.json"
-    assert main(["plan", told, "--json", str(out)]) == 0
+    path, out = write(tmp_path / "long.csv", pilot(40_000, 40)), tmp_path / "plan.json"
+    assert main(["plan", path, "--json", str(out)]) == 0
     assert "The pilot already identifies A to ±0.02: no more is needed" in " ".join(
         capsys.readouterr().out.split()
     )
@@ -219,7 +219,7 @@ def test_after_a_pilot_that_tells_the_ceiling_no_more_is_needed(
 
 
 @pytest.mark.parametrize("command", ["plan", "predict"])
-def test_the_help_tells_every_option_and_ends_with_an_example(
+def test_the_help_explains_every_option_and_ends_with_an_example(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")  # an option a line

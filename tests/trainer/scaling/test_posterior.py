@@ -28,8 +28,8 @@ def quantiles(value: np.ndarray, log_weight: np.ndarray, at: tuple[float, ...]) 
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.85])
-def test_the_draws_are_the_brute_force_integral_over_noise_and_law(rho: float) -> None:
-    """R0 given, errors told: p(A, log B, log C_mid) ∝ Σ_ρ p(ρ) |Σ_ρ|^-½ (ν₀ + eᵀ Σ_ρ⁻¹ e)^-((n + ν₀) / 2)."""
+def test_the_draws_are_the_brute_force_integral_over_noise_and_parameters(rho: float) -> None:
+    """R0 and errors given: p(A, log B, log C_mid) ∝ Σ_ρ p(ρ) |Σ_ρ|^-½ (ν₀ + eᵀ Σ_ρ⁻¹ e)^-((n + ν₀) / 2)."""
     rng, n, sd = np.random.default_rng(4), 14, 0.012
     c = np.linspace(0.02, 0.16, n)
     noise = np.linalg.cholesky(toeplitz(rho ** np.arange(n))) @ rng.uniform(-1.5, 1.5, n)  # no outliers
@@ -124,8 +124,8 @@ def test_a_long_series_is_fitted_as_its_means() -> None:
 
 
 @pytest.mark.parametrize("sd", [0.002, 0.03])
-def test_the_error_told_of_the_start_means_the_same_whether_those_of_the_points_are_told(sd: float) -> None:
-    c = np.linspace(0.1, 0.3, 40)  # too late to tell R0
+def test_the_reported_error_of_the_start_does_not_depend_on_those_of_the_points(sd: float) -> None:
+    c = np.linspace(0.1, 0.3, 40)  # too late to determine R0
     r = LAW.reward(c) + np.random.default_rng(4).normal(0, sd, 40)
     for se in (np.full(40, sd), None):
         R0 = fit(c, r, se, R0=LAW.R0, R0_se=0.01).R0
@@ -135,7 +135,7 @@ def test_the_error_told_of_the_start_means_the_same_whether_those_of_the_points_
 def test_a_run_that_scatters_widely_does_not_make_the_measured_start_uncertain() -> None:
     c = np.linspace(0.01, 0.3, 30)
     start, points = EvalPoint(0, 0.0, 0.11, 0.005), np.random.default_rng(3).normal(0, 0.03, 30)
-    rewards = np.clip(LAW.reward(c) * 0.8 + 0.1 + points, 0, 1)  # a law of another start
+    rewards = np.clip(LAW.reward(c) * 0.8 + 0.1 + points, 0, 1)  # a sigmoid with another R0
     run = [
         start,
         *(

@@ -24,7 +24,7 @@ def fitted(seed: int | None = None, law: Sigmoid = LAW, last: float = 12_000, sd
     return fit(c, law.reward(c) + noise, np.full(len(c), sd), R0=law.R0)
 
 
-def test_budgets_and_rewards_are_those_of_the_law_worked_by_hand() -> None:
+def test_budgets_and_rewards_are_those_of_the_sigmoid_by_hand() -> None:
     found = fitted()
     # R(2 C_mid) = R0 + (A − R0) / (1 + 1/4) = .3 + .31 · .8; and three quarters of the rise: C_mid · 3^(1/2)
     assert reward_at(found, 5000).reward.value == pytest.approx(0.548, abs=1e-3)
@@ -70,7 +70,7 @@ def run_of(n: int = 24) -> Curve:
     return simulated(LAW, 500.0 * np.arange(1, n + 1), 0.005, 0)
 
 
-def test_the_command_tells_rewards_budgets_and_money(
+def test_the_command_prints_rewards_budgets_and_money(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = write(tmp_path / "run.csv", run_of()), tmp_path / "p.json"
@@ -80,9 +80,9 @@ def test_the_command_tells_rewards_budgets_and_money(
     assert "at 5,000 GPU-hours (12,500 EUR): reward 0.5" in text and "never: under 1%" in text
     assert "reward 0.1: reached from the start" in text and "reward 0.55: " in text
     assert max(map(len, text.splitlines())) <= 100
-    told = json.loads(out.read_text())[run]
-    assert told["at"][0]["cost"] == 12_500 and told["kernel"] is None
-    reach = told["reach"]
+    content = json.loads(out.read_text())[run]
+    assert content["at"][0]["cost"] == 12_500 and content["kernel"] is None
+    reach = content["reach"]
     assert reach[0]["cost"]["value"] == pytest.approx(2.5 * reach[0]["compute"]["value"])
     assert reach[1]["compute"] == {"value": None, "low": None, "high": None} and reach[1]["chance"] < 0.01
 
@@ -101,7 +101,7 @@ def test_a_falling_curve_gets_no_forecast(tmp_path: Path, capsys: pytest.Capture
     assert "not a forecast" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_kernel_shift_is_told_with_the_source_of_its_rates(
+def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write(tmp_path / "run.csv", run_of())
@@ -137,7 +137,7 @@ def test_the_kernel_shift_is_told_with_the_source_of_its_rates(
         ),
         (
             [*KERNEL, "--kernel-rates", "dry.json"],
-            "error: kernels.json is a dry run's",
+            "error: kernels.json is from a dry run",
         ),
     ],
 )

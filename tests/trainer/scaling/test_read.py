@@ -62,8 +62,8 @@ def write_events(folder: Path, rows: Sequence[tuple[int, float, Mapping[str, flo
     writer = EventFileWriter(str(folder))
     for step, wall_time, values in rows:
         for tag, value in values.items():
-            told = {"tensor": make_tensor_proto(value)} if tensors else {"simple_value": value}
-            summary = Summary(value=[Summary.Value(tag=tag, **told)])
+            field = {"tensor": make_tensor_proto(value)} if tensors else {"simple_value": value}
+            summary = Summary(value=[Summary.Value(tag=tag, **field)])
             writer.add_event(Event(step=step, wall_time=wall_time, summary=summary))
     writer.close()
     return folder
@@ -170,7 +170,7 @@ def test_where_the_reward_is_not_clear_the_candidates_are_named(
         ("compute", "compute"),
     ],
 )  # fmt: skip
-def test_the_unit_of_compute_is_told_by_its_name(column: str, unit: str, tmp_path: Path) -> None:
+def test_the_unit_of_compute_follows_from_its_name(column: str, unit: str, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "m.csv", {column: [1, 2], "reward": [0.1, 0.2]})
     assert curve_at(path).unit == unit
     assert curve_at(path, "--unit", "gpu_hours").unit == "GPU-hours"

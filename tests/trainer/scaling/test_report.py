@@ -69,7 +69,7 @@ def a_run(law: Sigmoid = LAW, n: int = 13) -> Run:
     return Run("a", curve, fit_curve(curve), None)
 
 
-def test_the_first_screen_tells_how_high_how_sure_and_at_what_cost() -> None:
+def test_the_first_screen_says_how_high_how_certain_and_at_what_cost() -> None:
     run = a_run()
     high, sure, cost = answers(run)
     assert high.short == f"{run.fit.A.value:.3f}" and float(high.short) == pytest.approx(0.80, abs=0.01)
@@ -77,7 +77,7 @@ def test_the_first_screen_tells_how_high_how_sure_and_at_what_cost() -> None:
     assert cost.short.endswith("core-hours") and float(cost.short.split()[0]) == pytest.approx(0.15, rel=0.1)
 
 
-def test_a_ceiling_that_is_not_identified_is_not_told_as_a_number() -> None:
+def test_a_ceiling_that_is_not_identified_is_not_shown_as_a_number() -> None:
     run = a_run(n=4)
     assert not run.fit.identified
     high, sure, _ = answers(run)
@@ -113,8 +113,8 @@ def test_the_efficiency_plot_by_hand() -> None:
 
 
 def test_a_lane_holds_every_second_of_the_timeline_by_hand() -> None:
-    told = [("idle", 0.0, 30.0), ("generate", 30.0, 90.0), ("idle", 90.0, 120.0)]
-    spans = [{"role": "engine", "state": s, "start": a, "end": b} for s, a, b in told]
+    states = [("idle", 0.0, 30.0), ("generate", 30.0, 90.0), ("idle", 90.0, 120.0)]
+    spans = [{"role": "engine", "state": s, "start": a, "end": b} for s, a, b in states]
     (lane,) = lanes_of(spans)
     idle, busy = np.array(lane.shares["idle"]), np.array(lane.shares["generate"])
     assert idle + busy == pytest.approx(np.ones(120))
@@ -153,7 +153,7 @@ def test_samples_are_of_the_whole_run() -> None:
     assert [s["step"] for s in evenly_chosen([{"step": i} for i in range(100)], 4)] == [0, 33, 66, 99]
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
     for name in ("a/seed", "b/seed"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "curve.csv").touch()
@@ -163,7 +163,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_amounts_are_written_as_people_do() -> None:
-    told = {
+    expected = {
         0.0142857: "0.0143",
         2542.4: "2,540",
         16000.0: "16,000",
@@ -171,7 +171,7 @@ def test_amounts_are_written_as_people_do() -> None:
         0.0: "0",
         math.inf: "∞",
     }
-    assert {x: amount(x) for x in told} == told and amount(math.nan) == "–"
+    assert {x: amount(x) for x in expected} == expected and amount(math.nan) == "–"
 
 
 def test_settings_that_differ_are_found() -> None:
@@ -212,12 +212,12 @@ def test_the_page_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
     assert drawn["series"]["train/pass_rate"] == pytest.approx([s / 60 for s in range(1, 61)], rel=1e-5)
     assert drawn["series"]["learner/entropy"][29] is None and drawn["series"]["lag/max"] == [1.0] * 60
     assert len(drawn["forecasts"]) == len([r for r in rows if "forecast/end" in r]) == 7
-    told = np.array(drawn["curve"])
-    assert told[:, 1] == pytest.approx(run.fit.sigmoid.reward(told[:, 0]), rel=1e-4)
+    curve = np.array(drawn["curve"])
+    assert curve[:, 1] == pytest.approx(run.fit.sigmoid.reward(curve[:, 0]), rel=1e-4)
     assert "0.240" in page([run]) and "50.0 %" in page([run])
 
 
-def test_a_resumed_run_tells_each_step_once(tmp_path: Path) -> None:
+def test_a_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     again = {"step": 60, "train/pass_rate": 0.123, "compute/total": 0.25}
     with (folder / "metrics.jsonl").open("a") as file:

@@ -102,7 +102,7 @@ def drawn(tab: Any, run: int) -> dict[str, int]:
     return dict(tab.eval_on_selector_all("figure[data-chart]", count))
 
 
-def test_every_chart_is_drawn_and_hover_tells_its_values(opened: Any) -> None:
+def test_every_chart_is_drawn_and_hovering_shows_its_values(opened: Any) -> None:
     tab = opened("one", viewport={"width": 1280, "height": 900})
     assert all(drawn(tab, 0)[f] > 0 for f in FIGURES)
     tip = hover(tab, "linear", 0.5)

@@ -48,7 +48,7 @@ def test_early_outliers_drop_nothing() -> None:
         assert without_transient(run) is run
 
 
-def test_errors_told_too_small_drop_nothing() -> None:
+def test_reported_errors_that_are_too_small_drop_nothing() -> None:
     for seed in (0, 12, 14, 16, 39):  # the last four would, if the errors were believed
         run = curve(lambda c: 0 * c, seed)
         bold = replace(run, points=tuple(replace(p, pass_rate_se=SD / 10) for p in run.points))
