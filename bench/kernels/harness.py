@@ -15,12 +15,12 @@ from bench.measure import cuda_peak_bytes, interleaved, summary
 from bench.records import Record, reason
 from bench.table import number, spread, table
 
-HEAD = ("", "rows", "ms", "quartiles", "TF/s", "× limit", "peak GB", "|Δlogp|", "dX rel", "dW rel", "note")
+HEAD = ("", "rows", "ms", "quartiles", "TF/s", "× limit", "peak MB", "|Δlogp|", "dX rel", "dW rel", "note")
 COLUMNS = """\
   ms, quartiles   of one forward + backward over the rounds
   TF/s            6NHV (scoring: 2NHV) over the median, whatever the provider computes
   × limit         its time over that of the bare GEMMs, the median over the rounds
-  peak GB         growth of memory during one call, dX and dW included: of the process's resident peak on the
+  peak MB         growth of memory during one call, dX and dW included: of the process's resident peak on the
                   CPU (each provider in a process of its own), of torch's allocator on CUDA
   |Δlogp|         largest distance of a log-prob from float64, in nats
   dX rel, dW rel  ‖gradient − float64's‖ / ‖float64's‖"""
@@ -79,7 +79,7 @@ def providers_table(cases: Sequence[Record]) -> str:
             *spread(record.get("ms"), ".2f"),
             number(record.get("effective_tflops"), ".3g"),
             number(1 / of_limit if of_limit else None, ".2f"),
-            number(None if peak is None else peak / 1e9, ".3g"),
+            number(None if peak is None else peak / 2**20, ".0f"),
             *(number((off or {}).get(k), ".1e") for k in ("logp_max_abs", "d_hidden_rel", "d_weight_rel")),
             note or record.get("note", ""),
         ])  # fmt: skip

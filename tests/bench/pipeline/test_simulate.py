@@ -1,5 +1,6 @@
 """The simulated pipeline, against cases worked by hand."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -169,24 +170,12 @@ def test_shared_cores_go_round() -> None:
 
 
 def test_evaluation_goes_first_and_holds_newer_weights_back() -> None:
-    work = Workload(
-        prompts=2,
-        prompt_tokens=0.0,
-        lengths=np.full((1, 2), 10),
-        evaluation_every=2,
-        evaluation_lengths=(30.0,) * 4,
-    )
+    work = replace(WORK, evaluation_every=2, evaluation_lengths=(30.0,) * 4)
     # Two steps: generate 1 s, train 2 s; the same again, then 3 s of evaluation. Version 2 starts its
     # groups beside the evaluation, so step 3 is not delayed; its weights wait until the evaluation is done.
     found = simulate(work, RATES, ONE, Scheme("pipeline", 0), steps=20, warm=2)
     assert 3600 / found.steps_per_hour == pytest.approx((3 + 3) / 2)
-    long = Workload(
-        prompts=2,
-        prompt_tokens=0.0,
-        lengths=np.full((1, 2), 10),
-        evaluation_every=2,
-        evaluation_lengths=(50.0,) * 4,
-    )
+    long = replace(work, evaluation_lengths=(50.0,) * 4)
     found = simulate(long, RATES, ONE, Scheme("pipeline", 0), steps=20, warm=2)
     assert 3600 / found.steps_per_hour == pytest.approx((5 + 3) / 2)  # version 3 is pushed after 5 s, not 3
     queued = simulate(long, rates(slots=4), ONE, Scheme("pipeline", 0), steps=20, warm=2)
