@@ -37,11 +37,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.controller.batch import build_batch
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import evaluate
-from trainer.controller.journal import Journal
+from trainer.controller.journal import Journal, replay
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.rollout import RolloutContext, rollout_group, sample_record
 from trainer.controller.sampler import IssuedPrompt, Sampler
@@ -82,19 +82,24 @@ class Controller:
         self._resumed_groups: dict[int, Group] = {}
         self._pending: list[IssuedPrompt] = []
 
-    def restore(
-        self, version: int, first: int, issued: dict[int, IssuedPrompt], finished: dict[int, Group]
-    ) -> None:
-        """Resume from a checkpoint of `version`, whose first untrained group is `first`: keep finished
-        groups and issue pending prompts again.
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Resume from the state in a checkpoint: keep finished groups and issue pending prompts again.
 
         A group with tokens of versions after the checkpoint is generated again: those weights are lost.
         """
-        self.version, self._group_id = version, first
+        if "group_id" not in checkpoint:
+            raise ConfigError(
+                f"{checkpoint['path']}: no 'group_id' in the controller's state; this checkpoint was written "
+                "by an older version of the trainer and cannot be resumed: start a new run"
+            )
+        self.version, self._group_id = checkpoint["version"], checkpoint["group_id"]
+        self.sampler.load_state_dict(checkpoint["sampler"])
+        prompts = {p.prompt_id: p for p in self.dataset.train}
+        issued, finished = replay(Path(self.config.run_dir) / "journal.jsonl", self._group_id, prompts)
+        self._pending = [issued[i] for i in sorted(issued) if i < checkpoint["sampler"]["group_id"]]
         self._resumed_groups = {
-            i: g for i, g in finished.items() if max(r.versions.max() for r in g.rollouts) <= version
+            i: g for i, g in finished.items() if max(r.versions.max() for r in g.rollouts) <= self.version
         }
-        self._pending = [issued[i] for i in sorted(issued)]
 
     async def run(self) -> None:
         """Train up to the last step, or to the end of the current one once `stop` is set. After a fatal
@@ -120,9 +125,8 @@ class Controller:
         issue = self._spawn(self._issue_loop(), "issue loop")
         try:
             await self._first_of(self._train_loop(), sync, issue)
-            await self._first_of(
-                self.weights.published.join(), sync
-            )  # the last weights, and their evaluation
+            # Wait for the last weights and their evaluation.
+            await self._first_of(self.weights.published.join(), sync)
             if self._exhausted and self._stepped and not self._evaluates(self.version):
                 await self._evaluate(self.version)
         finally:
@@ -244,10 +248,8 @@ class Controller:
         self.emit("checkpoint", {"path": path, "step": self.version})
 
     def _report(self, done: StepDone, groups: list[Group], stats: dict[str, float], waited: float) -> None:
-        data: dict[str, Any] = {"step": done.version, "train/wait_s": waited}
-        data["train/solved_share"] = self.sampler.solved_share
-        data["train/epoch"] = groups[-1].epoch
-        self.emit("step", data | stats | done.metrics)
+        progress = {"train/solved_share": self.sampler.solved_share, "train/epoch": groups[-1].epoch}
+        self.emit("step", {"step": done.version, "train/wait_s": waited} | progress | stats | done.metrics)
         for group in groups[: self.config.logging.samples_per_step]:
             self.emit("sample", sample_record(group, done.version))
 

@@ -17,7 +17,7 @@ from trainer.config import Config, ConfigError, EngineConfig
 from trainer.controller.controller import Controller, Emit
 from trainer.controller.data import load_prompts
 from trainer.controller.deadline import Deadline
-from trainer.controller.journal import Journal, replay
+from trainer.controller.journal import Journal
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.parity import parity_gate
 from trainer.controller.rollout import RolloutContext
@@ -43,7 +43,7 @@ def controller_main(
     telemetry: Connection,
 ) -> None:
     """Entry of the spawned process. `resume` is the controller's state in a checkpoint, and its 'path'."""
-    work = partial(_run, config, model_dir, engine_conns, learner_conn, telemetry, resume)
+    work = partial(_run, config, model_dir, engine_conns, learner_conn, resume, telemetry)
     run_role("controller", telemetry, lambda: asyncio.run(work()), ends_with_peer=False)
 
 
@@ -52,8 +52,8 @@ async def _run(
     model_dir: str,
     engine_conns: Sequence[Connection],
     learner_conn: Connection,
-    telemetry: Connection,
     resume: dict[str, Any] | None,
+    telemetry: Connection,
 ) -> None:
     emit = emitter(telemetry)
     async with AsyncExitStack() as stack:
@@ -95,7 +95,7 @@ async def _run(
         infos = [await wait_for(e.ready(), f"{e.name}: start") for e in clients]
         emit("ready", {"learner": info, "engine": infos[0]})
         if resume is not None:
-            _restore(controller, config, sampler, resume)
+            controller.restore(resume)
         # The engines have these weights. A way to push that does not work fails here, not at the first step.
         await controller.weights.push(controller.version)
         gate = parity_gate(ctx, learner, controller.weights, dataset.held_out)
@@ -113,9 +113,8 @@ def check_lengths(
 ) -> None:
     """ConfigError if the longest prompt and completion have more tokens than the model has positions."""
     longest, new = max(len(p.token_ids) for p in prompts), engine.longest_completion(phrase)
-    keys = "engine.max_new_tokens"
-    if engine.interruption.enabled:
-        keys = "engine.interruption.hi or answer_tokens"
+    interrupted = engine.interruption.enabled
+    keys = "engine.interruption.hi or answer_tokens" if interrupted else "engine.max_new_tokens"
     if positions is not None and longest + new > positions:
         raise ConfigError(
             f"the longest prompt has {longest} tokens and a completion up to {new}; the model has "
@@ -145,20 +144,6 @@ def _on_launcher_message(telemetry: Connection, controller: Controller, engines:
     else:
         asyncio.get_running_loop().remove_reader(telemetry.fileno())
         controller.stop.set()
-
-
-def _restore(controller: Controller, config: Config, sampler: Sampler, resume: dict[str, Any]) -> None:
-    """Set sampler and controller to the state of the checkpoint."""
-    if "group_id" not in resume:
-        raise ConfigError(
-            f"{resume['path']}: no 'group_id' in the controller's state; this checkpoint was written by an "
-            "older version of the trainer and cannot be resumed: start a new run"
-        )
-    version, first, end = resume["version"], resume["group_id"], resume["sampler"]["group_id"]
-    sampler.load_state_dict(resume["sampler"])
-    prompts = {p.prompt_id: p for p in controller.dataset.train}
-    issued, finished = replay(Path(config.run_dir) / "journal.jsonl", first, prompts)
-    controller.restore(version, first, {i: prompt for i, prompt in issued.items() if i < end}, finished)
 
 
 def decoder(tokenizer: Any) -> Callable[[list[list[int]]], list[str]]:

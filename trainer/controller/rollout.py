@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from trainer.controller.deadline import Deadline
 from trainer.controller.sampler import IssuedPrompt
 from trainer.engines.protocol import Engine
 from trainer.types import Completion, Group, Prompt, Request, Rollout
-from trainer.verifiers.pool import Verdict, VerifierPool
+from trainer.verifiers.pool import VerifierPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,13 @@ async def rollout_prompt(
     )
     if ctx.config.engine.interruption.enabled:
         return list(await asyncio.gather(*(_interrupted(ctx, prompt, request, i) for i in range(n))))
-    pending: list[PendingVerdict] = []
+    tasks: dict[int, asyncio.Task[Rollout]] = {}
     async for ended in ctx.engine.stream(request):
         ctx.deadline.restart()
-        pending += _verify(ctx, prompt, ended)
-    return [await _reward(ctx, p) for p in sorted(pending, key=lambda p: p.completion.index)]
+        texts = ctx.decode([c.token_ids.tolist() for c in ended])
+        for completion, text in zip(ended, texts, strict=True):
+            tasks[completion.index] = asyncio.create_task(_verify(ctx, prompt, completion, text))
+    return [await tasks[i] for i in sorted(tasks)]
 
 
 async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, index: int) -> Rollout:
@@ -72,10 +74,11 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
     think = replace(request, request_id=f"{request.request_id}.{index}", n=1, max_tokens=budget)
     think = replace(think, seed=request.seed * 65_537 + 2 * index)  # odd seeds are for the answers
     first = await _generate_one(ctx, think)
+    ids = first.token_ids.tolist()
+    (text,) = ctx.decode([ids])
     if first.finish_reason != "length":
-        return await _reward(ctx, _verify(ctx, prompt, [first])[0])
-    ids = [int(t) for t in first.token_ids]
-    answering = bool(settings.end_marker) and settings.end_marker in ctx.decode([ids])[0]
+        return await _verify(ctx, prompt, first, text)
+    answering = bool(settings.end_marker) and settings.end_marker in text
     phrase = () if answering else ctx.phrase_ids
     answer = replace(
         think,
@@ -84,21 +87,19 @@ async def _interrupted(ctx: RolloutContext, prompt: Prompt, request: Request, in
         max_tokens=settings.answer_tokens,
         seed=think.seed + 1,
     )
-    second = await _generate_one(ctx, answer)
-    (pending,) = _verify(ctx, prompt, [_joined(first, phrase, second)])
-    return await _reward(ctx, pending, slice(len(ids), len(ids) + len(phrase)))
+    joined = _joined(first, phrase, await _generate_one(ctx, answer))
+    (text,) = ctx.decode([joined.token_ids.tolist()])
+    return await _verify(ctx, prompt, joined, text, slice(len(ids), len(ids) + len(phrase)))
 
 
 def _joined(first: Completion, phrase: tuple[int, ...], second: Completion) -> Completion:
     """Thinking, phrase and answer in one; the phrase has the version of the answer's first token."""
     version = second.versions[:1] if len(second.versions) else first.versions[-1:]
-    return Completion(
-        request_id=first.request_id,
-        index=first.index,
+    no_logprobs = np.zeros(len(phrase), np.float32)
+    return replace(
+        first,
         token_ids=np.concatenate([first.token_ids, np.asarray(phrase, np.int32), second.token_ids]),
-        logprobs_gen=np.concatenate(
-            [first.logprobs_gen, np.zeros(len(phrase), np.float32), second.logprobs_gen]
-        ),
+        logprobs_gen=np.concatenate([first.logprobs_gen, no_logprobs, second.logprobs_gen]),
         versions=np.concatenate([first.versions, np.repeat(version, len(phrase)), second.versions]),
         finish_reason=second.finish_reason,
     )
@@ -110,40 +111,18 @@ async def _generate_one(ctx: RolloutContext, request: Request) -> Completion:
     return completion
 
 
-@dataclass(frozen=True, slots=True)
-class PendingVerdict:
-    """A completion and its verdict, which may still be awaited from a worker."""
-
-    completion: Completion
-    text: str
-    verdict: Verdict | asyncio.Task[Verdict]
-
-
-def _verify(ctx: RolloutContext, prompt: Prompt, completions: Sequence[Completion]) -> list[PendingVerdict]:
-    """Settle what a comparison of text can settle at once; start a task for each other completion."""
-    texts = ctx.decode([c.token_ids.tolist() for c in completions])
-    pending = []
-    for completion, text in zip(completions, texts, strict=True):
-        verdict = ctx.verifier.quick(text, prompt.answer)
-        task = verdict or asyncio.create_task(_verify_in_worker(ctx, prompt, text))
-        pending.append(PendingVerdict(completion, text, task))
-    return pending
-
-
-async def _verify_in_worker(ctx: RolloutContext, prompt: Prompt, text: str) -> Verdict:
-    ctx.deadline.verifying += 1
-    try:
-        return await ctx.verifier.verify(text, prompt.answer, prompt.metadata)
-    finally:
-        ctx.deadline.verifying -= 1
-        ctx.deadline.restart()
-
-
-async def _reward(ctx: RolloutContext, pending: PendingVerdict, phrase: slice = slice(0)) -> Rollout:
+async def _verify(
+    ctx: RolloutContext, prompt: Prompt, completion: Completion, text: str, phrase: slice = slice(0)
+) -> Rollout:
     """The completion with its reward; the tokens of `phrase` were not sampled."""
-    completion, verdict = pending.completion, pending.verdict
-    if not isinstance(verdict, Verdict):
-        verdict = await verdict
+    verdict = ctx.verifier.quick(text, prompt.answer)
+    if verdict is None:
+        ctx.deadline.verifying += 1
+        try:
+            verdict = await ctx.verifier.verify(text, prompt.answer, prompt.metadata)
+        finally:
+            ctx.deadline.verifying -= 1
+            ctx.deadline.restart()
     wrong, correct = ctx.config.verifier.wrong_reward, ctx.config.verifier.correct_reward
     sampled = np.ones(len(completion.token_ids), np.bool_)
     sampled[phrase] = False
@@ -152,7 +131,7 @@ async def _reward(ctx: RolloutContext, pending: PendingVerdict, phrase: slice = 
         logprobs_gen=completion.logprobs_gen,
         versions=completion.versions,
         sampled=sampled,
-        text=pending.text,
+        text=text,
         reward=wrong + (correct - wrong) * verdict.score,
         outcome=verdict.outcome,
         truncated=completion.finish_reason == "length",

@@ -13,8 +13,8 @@ from fakes import FakeEngine, FakeLearner, context, prompts
 from trainer.config import Config, ConfigError, EngineConfig, InterruptionConfig
 from trainer.controller.controller import Controller
 from trainer.controller.data import Dataset
-from trainer.controller.journal import Journal, replay
-from trainer.controller.process import _restore, check_lengths, emitter
+from trainer.controller.journal import Journal
+from trainer.controller.process import check_lengths, emitter
 from trainer.controller.sampler import Sampler
 
 
@@ -255,12 +255,7 @@ def test_stop_ends_after_the_current_step_and_a_resume_trains_every_group_once(t
 
     async def resumed() -> None:
         run = controller(config, FakeEngine(), learner, [])
-        run.sampler.load_state_dict(state["sampler"])
-        items = {p.prompt_id: p for p in run.dataset.train}
-        issued, finished = replay(tmp_path / "journal.jsonl", made * 4, items)
-        run.restore(
-            made, made * 4, {o: i for o, i in issued.items() if o < state["sampler"]["group_id"]}, finished
-        )
+        run.restore(state)
         run.ctx.engine.version = made  # type: ignore[attr-defined]  # the launcher's full push
         await run.run()
 
@@ -274,13 +269,10 @@ def test_a_restored_group_of_another_prompt_is_not_taken(tmp_path: Path) -> None
     config = configured(tmp_path, 0, steps=2)
     asyncio.run(controller(config, FakeEngine(), FakeLearner(), []).run())
     run = controller(config, FakeEngine(), FakeLearner(), [])
-    finished = replay(tmp_path / "journal.jsonl", 4, {p.prompt_id: p for p in run.dataset.train})[1]
-    other = run.dataset.train[0]
-    finished = {o: replace(g, prompt=other) for o, g in finished.items() if g.prompt != other}
-    assert len(finished) > 2
-    run.restore(1, 4, {}, finished)
-    for _ in range(4):
+    for _ in range(5):
         run.sampler.next()
+    shifted = run.sampler.state_dict() | {"group_id": 4}  # other prompts follow than those in the journal
+    run.restore({"version": 1, "group_id": 4, "sampler": shifted})
     run.ctx.engine.version = 1  # type: ignore[attr-defined]
     asyncio.run(run.run())
     assert len(run.ctx.engine.requests) == 4 + 3  # type: ignore[attr-defined]  # and three to evaluate
@@ -293,8 +285,7 @@ def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
     asyncio.run(run.save())
     assert learner.saved[-1][1]["group_id"] == 8
     again = controller(configured(tmp_path, 0, steps=4, prompts_per_step=6), FakeEngine(), learner, [])
-    again.sampler.load_state_dict(learner.saved[-1][1]["sampler"])
-    again.restore(2, 8, {}, {})
+    again.restore(learner.saved[-1][1])
     again.ctx.engine.version = 2  # type: ignore[attr-defined]
     asyncio.run(again.run())
     assert '"trained": 4, "first": 14, "last": 19' in (tmp_path / "journal.jsonl").read_text()
@@ -305,7 +296,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path: Path)
     run = controller(config, FakeEngine(), FakeLearner(), [])
     old = {"path": "runs/a/step-000002", "version": 2, "ordinal": 8, "sampler": {"ordinal": 8}}
     with pytest.raises(ConfigError, match=r"runs/a/step-000002: no 'group_id'.* start a new run$"):
-        _restore(run, config, run.sampler, old)
+        run.restore(old)
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
