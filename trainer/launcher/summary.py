@@ -1,17 +1,19 @@
-"""The end of a run: the fit in words and JSON, the picture of the curve, the report, the advice."""
+"""The end of a run: writes the fit, the picture of the curve and the report, and sums the run up as text."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainer.config import Config
 from trainer.jsonl import write_atomic
 from trainer.launcher.advice import advise_run
 from trainer.launcher.ledger import Ledger
-from trainer.launcher.terminal import summary_text
+from trainer.launcher.terminal_plot import clock
 from trainer.scaling import EvalPoint, Fit, curve_of, explain, plot_curve, write_report
 from trainer.scaling.forecast import backtest
 from trainer.scaling.text import describe_backtest
@@ -22,19 +24,66 @@ def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger:
     run_dir = Path(config.run_dir)
     advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text
     if fit is None:
-        words = "no evaluation was finished, so there is no curve yet"
-        return summary_text(run_dir, points, ledger, words, advice)
+        text = "no evaluation was finished, so there is no curve yet"
+        return summary_text(run_dir, points, ledger, text, advice)
     write_atomic(run_dir / "fit.json", json.dumps(fit.to_json(), indent=1))
     plot_curve(points, fit, run_dir / "curve.png", ledger.unit, run_dir.name)
-    test = describe_backtest(backtest(curve_of(run_dir.name, ledger.unit, points)), ledger.unit)
-    words = "\n".join(filter(None, (explain(fit, ledger.unit), test)))
-    write_atomic(run_dir / "fit.txt", words)
+    tested = describe_backtest(backtest(curve_of(run_dir.name, ledger.unit, points)), ledger.unit)
+    text = "\n".join(filter(None, (explain(fit, ledger.unit), tested)))
+    write_atomic(run_dir / "fit.txt", text)
     try:
         write_report(run_dir)
-    except Exception as e:  # whatever it is: the run is over and whole, and its end must be told
+    except Exception as e:  # the run is complete, and its summary must be printed whatever this error is
         traceback.print_exc()
-        again = f"python -m trainer.scaling report {run_dir} --out {run_dir}/report.html"
-        words += (
-            f"\n\nreport.html could not be written ({e!r}); the run itself is whole. Once mended: {again}"
-        )
-    return summary_text(run_dir, points, ledger, words, advice)
+        command = f"python -m trainer.scaling report {run_dir} --out {run_dir}/report.html"
+        text += f"\n\nreport.html could not be written ({e!r}). The run is complete; try again with {command}"
+    return summary_text(run_dir, points, ledger, text, advice)
+
+
+FILES = {
+    "curve.png": "the fitted curve",
+    "report.html": "the same with all numbers, self-contained",
+    "metrics.jsonl": "one object a line: every step, every evaluation",
+    "samples.jsonl": "prompts and completions with their rewards",
+    "ledger.json": "device-seconds by role and state",
+    "tensorboard": "events for TensorBoard",
+    "checkpoints": "for --resume, and for AutoModelForCausalLM.from_pretrained",
+}
+
+
+def summary_text(run_dir: Path, points: Sequence[EvalPoint], ledger: Ledger, fit: str, advice: str) -> str:
+    """The pass rate from start to end, where the compute went, the fit, the advice, and the files."""
+    books, compute = ledger.to_json(), ledger.compute()
+    lines = [f"{run_dir.name}: {clock(books['wall_s'])} of wall time", ""]
+    if points:
+        score = [f"{p.pass_rate:.3f} ± {p.pass_rate_se:.3f} (step {p.step})" for p in (points[0], points[-1])]
+        lines.append("held-out pass rate  " + " → ".join(score[: len(points)]))
+    lines.append(f"compute             {compute.total:.4g} {ledger.unit}")
+    lines[-1] += f", and {compute.evaluation:.4g} for evaluation, {compute.startup:.4g} for start-up"
+    lines += [
+        "",
+        *_compute_table(books),
+        "",
+        *textwrap.wrap(advice, 100),
+        "",
+        fit.strip(),
+        "",
+        f"files in {run_dir}",
+    ]
+    lines += [f"  {name:<14} {content}" for name, content in FILES.items() if (run_dir / name).exists()]
+    return "\n".join(lines)
+
+
+def _compute_table(books: Mapping[str, Any]) -> list[str]:
+    """Device-hours by state, a column for each role that holds devices; idle and the sum come last."""
+    roles = {name: r["states"] for name, r in books["roles"].items() if r["devices"]}
+    sums = {name: sum(states.values()) for name, states in roles.items()}
+    order = {state: -s for states in roles.values() for state, s in states.items()}
+    states = sorted(order, key=lambda state: (state == "idle", order[state]))
+    rows = [f"{books['unit']:<18}" + "".join(f"{name:>18}" for name in roles)]
+    for state in states:
+        cells = [(r.get(state, 0.0), sums[name]) for name, r in roles.items()]
+        shares = (f"{s / 3600:>11.4f} {s / total:>6.1%}" if s else f"{'–':>11}{'':7}" for s, total in cells)
+        rows.append(f"  {state:<16}" + "".join(shares))
+    rows.append(f"  {'all':<16}" + "".join(f"{s / 3600:>11.4f}{'':7}" for s in sums.values()))
+    return [row.rstrip() for row in rows]

@@ -1,4 +1,7 @@
-"""Numbers, text and curves in the characters of a terminal."""
+"""Numbers, text and curves in the characters of a terminal.
+
+plotext's curve looks as good, but would save only 15 lines, for 3 MB on disk and six times the time a frame.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ def curve(points: Sequence[tuple[float, float]], ceiling: float | None, width: i
     high = min(1.0, max([low + 0.2, *(-int(-10 * y - 0.999) / 10 for y in ys)]))
     low = min(low, high - 0.2)
     last = max([x for x, _ in points] or [0.0]) or 1.0
-    dots = [
-        (round(x / last * (2 * width - 1)), round((high - min(y, high)) / (high - low) * (4 * rows - 1)))
-        for x, y in points
-    ]
+
+    def dot_row(y: float) -> int:
+        return round((high - min(y, high)) / (high - low) * (4 * rows - 1))
+
+    dots = [(round(x / last * (2 * width - 1)), dot_row(y)) for x, y in points]
     cells = [[0] * width for _ in range(rows)]
     for (x0, y0), (x1, y1) in pairwise(dots):
         steps = max(abs(x1 - x0), abs(y1 - y0), 1)
@@ -32,11 +36,11 @@ def curve(points: Sequence[tuple[float, float]], ceiling: float | None, width: i
             x, y = x0 + round((x1 - x0) * i / steps), y0 + round((y1 - y0) * i / steps)
             cells[y // 4][x // 2] |= DOTS[x % 2][y % 4]
     marks = {(y // 4, x // 2) for x, y in dots} if len(dots) <= max(1, width // 4) else set()
-    at = -1 if ceiling is None else round((high - min(ceiling, high)) / (high - low) * (4 * rows - 1)) // 4
+    ceiling_row = -1 if ceiling is None else dot_row(ceiling) // 4
     lines = []
     for r in range(rows):
         label = f"{high - (high - low) * r / max(1, rows - 1):.2f}" if r in (0, rows // 2, rows - 1) else ""
-        empty = ("╌", "yellow") if r == at else (" ", "")
+        empty = ("╌", "yellow") if r == ceiling_row else (" ", "")
         row = [(chr(0x2800 + bits), "cyan") if bits else empty for bits in cells[r]]
         for c in (c for y, c in marks if y == r):
             row[c] = ("●", "bold cyan")
@@ -48,7 +52,7 @@ def curve(points: Sequence[tuple[float, float]], ceiling: float | None, width: i
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values as a row of bars, each bar the mean of its share of them."""
+    """The values as a row of at most 16 bars; each bar is a mean."""
     values = list(values)
     if len(values) < 2 or width < 2:
         return ""
@@ -60,7 +64,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """3:07 or 1:02:33; – where it is not known."""
+    """3:07 or 1:02:33; – if it is not known."""
     if seconds is None:
         return "–"
     minutes, s = divmod(int(seconds), 60)

@@ -73,8 +73,8 @@ def test_a_resume_forgets_what_lies_beyond_its_checkpoint(
     one = make(tmp_path, resume_version=version)
     assert [row["step"] for row in list(read_lines(tmp_path / "metrics.jsonl"))] == steps
     assert [p.step for p in one.points] == [s for s in steps if s != 1][:-1]
-    assert one.view.progress.step == version
-    assert one.view.progress.left(time.monotonic()) is None  # not known before this process has made steps
+    assert one.view.state.step == version
+    assert one.view.state.left(time.monotonic()) is None  # not known before this process has made steps
 
 
 def test_each_evaluation_comes_with_its_prediction_and_a_forecast_of_the_runs_end(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from trainer.config import Config, EvaluationConfig, PipelineConfig
-from trainer.launcher.ledger import Ledger
-from trainer.launcher.terminal import LiveView, Progress, View, make_view, summary_text
+from trainer.launcher.terminal import LiveView, RunState, View, describe_forecast, make_view
 from trainer.launcher.terminal_plot import clock, curve, printable, sparkline
-from trainer.messages import Spans
 
 CONFIG = Config(
     run_dir="runs/demo-0", pipeline=PipelineConfig(steps=60), evaluation=EvaluationConfig(every=10)
@@ -108,7 +104,7 @@ def test_a_sample_without_completions_or_texts_is_no_error() -> None:
         view.render()
 
 
-def test_the_live_view_tells_what_matters() -> None:
+def test_the_live_view_shows_what_matters() -> None:
     view = live(100)
     for metrics in ({"step": 0, "eval/pass_rate": 0.18}, STEP, EVALUATION):
         view.update(metrics)
@@ -124,6 +120,11 @@ def test_the_live_view_tells_what_matters() -> None:
         "0.678 nats",
     ):
         assert text in frame
+    alarm = {"forecast/predicted": 0.6, "forecast/predicted_low": 0.55, "forecast/predicted_high": 0.65}
+    view.update(EVALUATION | alarm | {"forecast/alarm": 1.0})
+    assert describe_forecast(view.state) == (
+        "ceiling not yet identified, predicted 0.60 [0.55, 0.65]: outside the 90 % interval"
+    )
     view.update(EVALUATION)  # a fit that no longer identifies the ceiling takes the forecast back
     assert "ceiling not yet identified" in view.render().plain
 
@@ -144,7 +145,7 @@ def test_the_plain_log_has_no_escape_codes(fed: list[dict[str, Any]]) -> None:
     assert lines[-1] == "done" and "[red]boom[/red]" in out.getvalue()
 
 
-def test_the_plain_log_paces_its_step_lines_and_tells_every_evaluation() -> None:
+def test_the_plain_log_paces_its_step_lines_and_shows_every_evaluation() -> None:
     out = StringIO()
     view = make_view(CONFIG, stream=out)
     for step in range(1, 61):
@@ -156,27 +157,27 @@ def test_the_plain_log_paces_its_step_lines_and_tells_every_evaluation() -> None
 
 
 def test_time_left_counts_the_evaluations_to_come() -> None:
-    progress = Progress(steps=20, every=5)
-    progress.update({"step": 0, "eval/pass_rate": 0.1, "eval/seconds": 30.0}, 0.0)
+    state = RunState(steps=20, every=5)
+    state.update({"step": 0, "eval/pass_rate": 0.1, "eval/seconds": 30.0}, 0.0)
     now = 100.0
     for step in range(1, 8):  # 2 s a step, but 10 s for step 6, which an evaluation held up
         now += 10.0 if step == 6 else 2.0
-        progress.update({"step": step}, now)
+        state.update({"step": step}, now)
         if step == 5:
-            progress.update({"step": 5, "eval/pass_rate": 0.2, "eval/seconds": 9.0}, now + 9)
+            state.update({"step": 5, "eval/pass_rate": 0.2, "eval/seconds": 9.0}, now + 9)
     # 13 steps at 2 s, evaluations at 10 and 15 that add 8 s each, the last one alone: 9 s; less 3 s since.
-    assert progress.left(now + 3.0) == pytest.approx(13 * 2 + 2 * 8 + 9 - 3)
-    assert Progress(20, 5).left(0.0) is None
+    assert state.left(now + 3.0) == pytest.approx(13 * 2 + 2 * 8 + 9 - 3)
+    assert RunState(20, 5).left(0.0) is None
 
 
-def test_time_left_is_not_known_from_what_an_earlier_process_told() -> None:
+def test_time_left_is_not_known_from_before_a_resume() -> None:
     view = live(80)
     for step in range(1, 11):
         view.recall(STEP | {"step": step})
-    assert view.progress.step == 10 and view.progress.left(0.0) is None
+    assert view.state.step == 10 and view.state.left(0.0) is None
     for step, now in ((11, 100.0), (12, 103.0), (13, 106.0)):
-        view.progress.update({"step": step}, now)
-    assert view.progress.left(106.0) == pytest.approx(47 * 3)
+        view.state.update({"step": step}, now)
+    assert view.state.left(106.0) == pytest.approx(47 * 3)
 
 
 def test_a_terminal_that_was_closed_does_not_end_the_run() -> None:
@@ -202,28 +203,3 @@ def test_small_helpers() -> None:
     assert sparkline([0.0, 1.0], 10) == "▁█" and sparkline([1.0], 10) == ""
     assert sparkline([0.0] * 50 + [1.0] * 50, 4) == "▁▁██"
     assert printable("a\nb\x1b\tc") == "a ⏎ b· c"
-
-
-@dataclass
-class Point:
-    step: int
-    pass_rate: float
-    pass_rate_se: float
-
-
-def test_the_summary_tells_start_and_end_where_the_compute_went_and_what_is_where(tmp_path: Path) -> None:
-    ledger = Ledger({"engine": 1.0, "learner": 1.0}, "core-hours", 0.0, None)
-    ledger.add(Spans("engine", (("start-up", 0, 360), ("generate", 360, 3600))))
-    ledger.add(
-        Spans("learner", (("start-up", 0, 360), ("idle", 360, 2160), ("forward_backward", 2160, 3600)))
-    )
-    ledger.begin_training(360.0)
-    (tmp_path / "curve.png").touch()
-    points: Any = [Point(0, 0.182, 0.019), Point(60, 0.861, 0.017)]
-    text = summary_text(tmp_path, points, ledger, "A = 0.93 [0.88, 0.97]", "nothing to split")
-    assert "0.182 ± 0.019 (step 0) → 0.861 ± 0.017 (step 60)" in text
-    assert "1.8 core-hours, and 0 for evaluation, 0.2 for start-up" in text
-    assert re.search(r"generate +0\.9000 +90\.0% +–\n", text)
-    assert re.search(r"idle +– +0\.5000 +50\.0%\n", text)
-    assert "A = 0.93 [0.88, 0.97]" in text and "curve.png" in text and "report.html" not in text
-    assert summary_text(tmp_path, [], ledger, "no curve", "nothing to split")

@@ -1,0 +1,37 @@
+"""What is printed at the end of a run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.launcher.ledger import Ledger
+from trainer.launcher.summary import summary_text
+from trainer.messages import Spans
+
+
+@dataclass
+class Point:
+    step: int
+    pass_rate: float
+    pass_rate_se: float
+
+
+def test_the_summary_shows_start_and_end_where_the_compute_went_and_what_is_where(tmp_path: Path) -> None:
+    ledger = Ledger({"engine": 1.0, "learner": 1.0}, "core-hours", 0.0, None)
+    ledger.add(Spans("engine", (("start-up", 0, 360), ("generate", 360, 3600))))
+    ledger.add(
+        Spans("learner", (("start-up", 0, 360), ("idle", 360, 2160), ("forward_backward", 2160, 3600)))
+    )
+    ledger.begin_training(360.0)
+    (tmp_path / "curve.png").touch()
+    points: Any = [Point(0, 0.182, 0.019), Point(60, 0.861, 0.017)]
+    text = summary_text(tmp_path, points, ledger, "A = 0.93 [0.88, 0.97]", "nothing to split")
+    assert "0.182 ± 0.019 (step 0) → 0.861 ± 0.017 (step 60)" in text
+    assert "1.8 core-hours, and 0 for evaluation, 0.2 for start-up" in text
+    assert re.search(r"generate +0\.9000 +90\.0% +–\n", text)
+    assert re.search(r"idle +– +0\.5000 +50\.0%\n", text)
+    assert "A = 0.93 [0.88, 0.97]" in text and "curve.png" in text and "report.html" not in text
+    assert summary_text(tmp_path, [], ledger, "no curve", "nothing to split")
