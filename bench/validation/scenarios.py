@@ -155,11 +155,18 @@ SCENARIOS = (
         for low, high in dict.fromkeys((r.low, r.high) for r in RANGES)
     ),
 )
+# These were renamed: with the seeds of their former names, the runs of docs/validation.md are theirs still.
+SEEDS = {
+    HALF_SE: 3201569975,
+    "standard errors reported at twice": 297782287,
+    "no standard errors reported": 3647485617,
+}
 
 
 def simulate(scenario: Scenario, run: PaperRun, i: int, seed: int, noise: str | None = None) -> Points:
     """Simulated run `i`, the same for the same arguments. `noise` replaces the scenario's own."""
-    rng = np.random.default_rng([seed, zlib.crc32(scenario.name.encode()), zlib.crc32(run.name.encode()), i])
+    stream = SEEDS.get(scenario.name) or zlib.crc32(scenario.name.encode())
+    rng = np.random.default_rng([seed, stream, zlib.crc32(run.name.encode()), i])
     curve = _moved(rng, run.curve) if scenario.moved else run.curve
     high = scenario.high or run.high
     first = max(1, int(np.ceil(scenario.low / run.every)))
