@@ -1,8 +1,8 @@
-"""Two classical intervals of the law's numbers, to hold beside those of posterior.py: profile and bootstrap.
+"""Two classical intervals of the parameters, for comparison with posterior.py: profile and bootstrap.
 
-Both go by least squares and take R0 as `fit` does: exact if given, a point at compute 0 if measured, else
-anything from 0 to A. Outliers lose their weight first, as there. Errors are presumed white (but for blocks):
-where a run wanders these intervals are too narrow, and the posterior's are the ones to quote.
+Both use least squares and treat R0 as `fit` does: exact if given, a point at compute 0 if measured, else
+anything from 0 to A. Outliers are down-weighted first, as there. Errors are assumed to be white (except with
+blocks): where they are correlated, these intervals are too narrow, and those of the posterior should be used.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def bootstrap(
 
     residual    its own residuals, each as likely anywhere: white errors of any distribution
     parametric  Gaussian: white errors in proportion to the reported sizes
-    block       runs of √n neighbouring residuals: errors that wander for less than that
+    block       runs of √n neighbouring residuals: errors correlated over a shorter distance
 
     A measured R0 errs as a Gaussian in all of them.
     """

@@ -9,11 +9,13 @@ import pytest
 
 from bench import gpu_hours, records
 from bench.gpu_hours import account
+from bench.kernels import accuracy
 from bench.sources import CURVES
 from trainer.scaling.kernel_cost import (
     CONSTANTS,
     MODELS,
     PUBLISHED_HEADS,
+    ROW_KERNELS,
     Head,
     Setting,
     Shape,
@@ -82,6 +84,10 @@ def test_measured_rates_are_the_fastest_training_case_at_the_nearest_shape() -> 
     heads = {head.name: head for head in suite_heads(suite_record(), MODELS["8b"])}
     assert heads["ours"].tflops == 690.0 and heads["best peer"].tflops == 500.0 and "naive FP32" not in heads
     assert heads["ours"].source.startswith("MEASURED on NVIDIA H200, commit abc: ours, spx, chunk 4096")
+
+
+def test_each_row_kernel_of_the_gpu_suite_counts_as_ours() -> None:
+    assert set(accuracy.ROW_KERNELS) <= set(ROW_KERNELS)
 
 
 def test_the_command_writes_table_json_and_picture(

@@ -19,9 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from trainer.config import ConfigError
-from trainer.scaling.fit import FLAGS, HARMLESS, Estimate, Fit, estimate, fit_curve
-from trainer.scaling.posterior import Draws
+from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws
+from trainer.scaling.posterior import DRAWS, Draws
 from trainer.scaling.sigmoid import Curve, Sigmoid
 
 Array = NDArray[np.float64]
@@ -187,23 +186,24 @@ def compare(
     `budgets`: where to compare rewards (default: the last compute, twice and ten times as much).
     `margin`: between two single runs of one recipe, 90 %. ConfigError: too few points.
     """
-    fits = {name: tuple(_fit(curve) for curve in curves) for name, curves in groups.items()}
-    runs = [fit for some in fits.values() for fit in some]
-    ceilings = [[_draws(fit).A for fit in some] for some in fits.values()]
-    variance = seed_variance([[(float(A.mean()), float(A.var())) for A in some] for some in ceilings], margin)
+    fitted = {name: [fit_with_draws(c, CONFIDENCE) for c in curves] for name, curves in groups.items()}
+    runs = [fit for pairs in fitted.values() for fit, _ in pairs]
+    variance = seed_variance(
+        [[(float(d.A.mean()), float(d.A.var())) for _, d in pairs] for pairs in fitted.values()], margin
+    )
     rng = np.random.default_rng(0)
-    tau = variance.draw(len(ceilings[0][0]), rng)
+    tau = variance.draw(DRAWS, rng)
     recipes = []
-    for name, some in fits.items():
-        shuffled = tuple(_shuffled(_draws(fit), rng) for fit in some)
-        shift = tau * rng.standard_normal(len(tau)) / len(some) ** 0.5
-        recipes.append(Recipe(name, tuple(groups[name]), some, shuffled, shift))
+    for name, pairs in fitted.items():
+        shuffled = tuple(_shuffled(draws, rng) for _, draws in pairs)
+        shift = tau * rng.standard_normal(len(tau)) / len(pairs) ** 0.5
+        recipes.append(Recipe(name, tuple(groups[name]), tuple(fit for fit, _ in pairs), shuffled, shift))
     last = max(fit.compute_range[1] for fit in runs)
     return Comparison(
         tuple(recipes),
         tuple(_pair(a, b, variance) for a, b in combinations(recipes, 2)),
         tuple((at, _standings(recipes, at)) for at in budgets or (last, 2 * last, 10 * last)),
-        seeds=len(runs) - len(fits),
+        seeds=len(runs) - len(fitted),
         spread=estimate(variance.middle, tau, CONFIDENCE),
     )
 
@@ -331,15 +331,3 @@ def _shuffled(draws: Draws, rng: np.random.Generator) -> Draws:
     """The draws in another order: all fits use the same seed, which would make runs look correlated."""
     order = rng.permutation(len(draws.A))
     return Draws(draws.R0[order], draws.A[order], draws.B[order], draws.C_mid[order])
-
-
-def _fit(curve: Curve) -> Fit:
-    fit = fit_curve(curve, CONFIDENCE)
-    if fit.draws is None:
-        raise ConfigError(f"{curve.name}: {FLAGS['too-few-points']}; leave it out, or evaluate it more often")
-    return fit
-
-
-def _draws(fit: Fit) -> Draws:
-    assert fit.draws is not None  # checked by _fit
-    return fit.draws

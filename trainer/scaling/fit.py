@@ -52,6 +52,10 @@ class Estimate:
     low: float
     high: float
 
+    def times(self, factor: float) -> Estimate:
+        """In another unit."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -140,6 +144,14 @@ def fit_curve(curve: Curve, confidence: float = 0.9) -> Fit:
         return _fit(checked(curve), confidence)
     except ConfigError as e:
         raise ConfigError(f"{curve.name}: {e}" if curve.name else str(e)) from e
+
+
+def fit_with_draws(curve: Curve, confidence: float = 0.9) -> tuple[Fit, Draws]:
+    """Fit a curve that must have enough points for a posterior. ConfigError: too few, or as `fit`."""
+    fit = fit_curve(curve, confidence)
+    if fit.draws is None:
+        raise ConfigError(f"{curve.name}: {FLAGS['too-few-points']}; evaluate more often, or leave it out")
+    return fit, fit.draws
 
 
 def fit(

@@ -129,11 +129,6 @@ class Backtest:
     measured_se: float  # 0: unknown
     identified: bool  # whether the evaluations up to `seen` identified the ceiling
 
-    @property
-    def error(self) -> float:
-        """Measured less predicted."""
-        return self.measured - self.predicted.value
-
 
 def backtest(curve: Curve, share: float = BACKTEST_SHARE) -> Backtest | None:
     """Predict the end of a run from the first `share` of its compute; None: too few points for a fit."""

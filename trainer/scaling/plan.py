@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import qmc
 
 from trainer.config import ConfigError
-from trainer.scaling.fit import FLAGS, HARMLESS, MAX_POINTS, Fit, averaged, checked, fit_curve
+from trainer.scaling.fit import FLAGS, HARMLESS, MAX_POINTS, Fit, averaged, checked, fit_curve, fit_with_draws
 from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid
 
 Array = NDArray[np.float64]
@@ -79,15 +79,13 @@ def prior(
 def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Prospect, Fit]:
     """Draws of the pilot's fit, at equal steps of the quantiles of A; its noise, unless that is given."""
     pilot = _thinned(pilot)
-    fit = fit_curve(pilot)
-    if fit.draws is None:
-        raise ConfigError(f"{pilot.name}: {FLAGS['too-few-points']}; give --c-mid, --r0 and --noise instead")
+    fit, draws = fit_with_draws(pilot)
     for flag, reason in UNUSABLE_PILOT.items():
         if flag in fit.flags:
             raise ConfigError(f"{pilot.name}: {FLAGS[flag]}; {reason}")
-    order = np.argsort(fit.draws.A, kind="stable")
+    order = np.argsort(draws.A, kind="stable")
     chosen = order[((np.arange(runs) + 0.5) / runs * len(order)).astype(int)]
-    columns = (fit.draws.R0, fit.draws.A, fit.draws.B, fit.draws.C_mid)
+    columns = (draws.R0, draws.A, draws.B, draws.C_mid)
     sigmoids = tuple(Sigmoid(*(float(x[i]) for x in columns)) for i in chosen)
     data = checked(pilot)
     reported = float(np.median(data.sd)) if data.sd_known else 0.0

@@ -31,7 +31,8 @@ if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture n
 
 Array = NDArray[np.float64]
 
-REACH, LINEAR_REACH = 4.0, 2.0  # curves are drawn up to these multiples of the last compute
+REACH = 4.0  # a curve is drawn up to this multiple of its last compute,
+LINEAR_REACH = 2.0  # and at least up to this multiple of the last of all, where linear axes end
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^vPX"
 BOTH_COLUMNS, ONE_COLUMN = (7.0, 2.5), (3.4, 2.3)  # inches, the legend comes on top

@@ -62,7 +62,7 @@ def compute_for(fit: Fit, reward: float, factor: float = 1.0) -> Needed:
     e = fit.compute_for(reward)
     assert fit.draws is not None  # else fit.compute_for would have raised
     chance = float(np.isfinite(fit.draws.compute_for(reward)).mean())
-    return Needed(reward, Estimate(factor * e.value, factor * e.low, factor * e.high), chance)
+    return Needed(reward, e.times(factor), chance)
 
 
 def kernel_shift(

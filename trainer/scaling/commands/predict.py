@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling.commands import check_outputs, write_json
-from trainer.scaling.fit import FLAGS, Estimate, Fit, fit_curve
+from trainer.scaling.fit import Estimate, Fit, fit_with_draws
 from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.predict import KERNELS, Needed, Reached, Shift, compute_for, kernel_shift, reward_at
 from trainer.scaling.reading.read import add_input_arguments, read_curves
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     shift = _shift(args)
     results, texts = {}, []
     for curve in read_curves(args):
-        fit = _fit(curve)
+        fit, _ = fit_with_draws(curve)
         if shift and curve.unit != "GPU-hours":
             raise ConfigError(
                 f"{curve.name}: compute is in {curve.unit}; --kernel changes the GPU-hours of a step: give "
@@ -127,7 +127,7 @@ def to_json(prediction: Prediction, args: argparse.Namespace) -> dict[str, Any]:
         "price": {"per_unit": args.price, "currency": args.currency} if args.price else None,
         "kernel": asdict(shift) if shift else None,
         "at": [asdict(r) | cost(r.budget) for r in prediction.reached],
-        "reach": [asdict(n) | {"cost": {k: v * args.price for k, v in asdict(n.compute).items()}}
+        "reach": [asdict(n) | {"cost": asdict(n.compute.times(args.price))}
                   if args.price else asdict(n) for n in prediction.needed],
     }  # fmt: skip
 
@@ -176,17 +176,7 @@ def _money(x: float, args: argparse.Namespace) -> str:
 
 
 def _money_range(e: Estimate, args: argparse.Namespace) -> str:
-    scaled = Estimate(*(x * args.price for x in (e.value, e.low, e.high)))
-    return f"{amounts(scaled)} {args.currency}"
-
-
-def _fit(curve: Curve) -> Fit:
-    fit = fit_curve(curve)
-    if fit.draws is None:
-        raise ConfigError(
-            f"{curve.name}: {FLAGS['too-few-points']}, so nothing can be predicted; evaluate more often"
-        )
-    return fit
+    return f"{amounts(e.times(args.price))} {args.currency}"
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from trainer.scaling.fit import Estimate, Fit
-from trainer.scaling.plot import straighten
+from trainer.scaling.plot import LINEAR_REACH, REACH, straighten
 from trainer.scaling.report.run import Record, Run
 from trainer.scaling.sigmoid import Curve
 
-REACH = 4.0  # a curve is drawn up to this multiple of its last compute,
-LINEAR_REACH = 2.0  # and at least up to this multiple of the last compute of all, where the linear chart ends
 TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
     ("Pass rate in training", {"train/pass_rate": "pass rate"}),
     ("Prompts with a gradient", {"train/effective_prompts": "prompts"}),
