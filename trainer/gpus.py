@@ -26,9 +26,7 @@ def smallest_gpu_memory() -> float | None:
         names = visible_gpus()
         uuids = tuple(name for name in names if name.startswith("GPU-"))  # CUDA takes a UUID's first letters
         gpus = [row for row in gpus if row[0] in names or row[1].startswith(uuids)]
-    mib = [
-        float(row[2]) for row in gpus if row[2].isdecimal()
-    ]  # it is [N/A] where CPU and GPU share their memory
+    mib = [float(row[2]) for row in gpus if row[2].isdecimal()]  # [N/A] if CPU and GPU share memory
     return min(mib) * 2**20 if mib else None
 
 

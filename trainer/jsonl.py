@@ -45,27 +45,27 @@ def append(file: IO[str], record: Mapping[str, Any]) -> None:
     file.flush()
 
 
-def nan_to_null(value: Any, path: str = "", found: list[str] | None = None) -> Any:
+def nan_to_null(value: Any, path: str = "", replaced: list[str] | None = None) -> Any:
     """The value as JSON can hold it: NaN and infinities as None, arrays as lists, keys as text.
 
-    The keys where NaN or infinity stood are added to `found`, joined by dots.
+    The keys of NaN and infinities are added to `replaced`, joined by dots.
     """
     if hasattr(value, "tolist"):  # NumPy and torch numbers and arrays
         value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):
-        if found is not None:
-            found.append(path)
+        if replaced is not None:
+            replaced.append(path)
         return None
     if isinstance(value, Mapping):
         prefix = f"{path}." if path else ""
-        return {str(k): nan_to_null(v, f"{prefix}{k}", found) for k, v in value.items()}
+        return {str(k): nan_to_null(v, f"{prefix}{k}", replaced) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [nan_to_null(v, f"{path}.{i}", found) for i, v in enumerate(value)]
+        return [nan_to_null(v, f"{path}.{i}", replaced) for i, v in enumerate(value)]
     return value
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace the file in one step, so that neither a reader nor a crash ever finds half of it."""
+    """Replace the file in one step, so that a reader never sees half of it, not even after a crash."""
     part = path.with_suffix(path.suffix + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(launch: Launch) -> int:
     """Train, and print the summary of the run."""
     from trainer.launcher.memory_estimate import check_fits
-    from trainer.launcher.recorder import Recorder  # takes a second: --help is answered before
+    from trainer.launcher.recorder import Recorder  # takes a second, which --help need not wait for
     from trainer.launcher.summary import finish
     from trainer.launcher.supervisor import RoleDied, Supervisor
     from trainer.launcher.terminal import make_view
@@ -59,10 +59,10 @@ def train(launch: Launch) -> int:
                 supervisor.run()
         except (RoleDied, KeyboardInterrupt) as e:
             view.close()  # the error line comes last
-            what, code = (str(e), 1) if isinstance(e, RoleDied) else ("ended by Ctrl-C", 130)
+            cause, code = (str(e), 1) if isinstance(e, RoleDied) else ("ended by Ctrl-C", 130)
             saved = latest(config.run_dir)
             advice = f"continue from {saved.name} with --resume" if saved else "no checkpoint was written yet"
-            return _fail(f"{what}; {advice}; the results so far are in {config.run_dir}", code)
+            return _fail(f"{cause}; {advice}; the results so far are in {config.run_dir}", code)
         view.finish(finish(config, recorder.points, recorder.fit, recorder.ledger))
     return 0
 
@@ -96,7 +96,7 @@ def checkpoint_state(config: Config) -> dict[str, Any]:
 
 
 def dry_run(launch: Launch) -> int:
-    """Print what would run; start nothing."""
+    """Print the config, the assignment of devices, the memory and the advice; start nothing."""
     from trainer.launcher.advice import plan
     from trainer.launcher.memory_estimate import describe, known_size
 
@@ -112,7 +112,7 @@ def dry_run(launch: Launch) -> int:
 
 
 def split(config: Config) -> Devices:
-    """Which role gets which devices of this machine."""
+    """This machine's devices, assigned to the roles."""
     return assign(config, visible_gpus(), len(os.sched_getaffinity(0)), torchrun_ranks())
 
 

@@ -1,4 +1,4 @@
-"""The names of the role processes, and what every one of them does with an error it ends with."""
+"""The names of the role processes, and how each of them reports the error that ends it."""
 
 from __future__ import annotations
 

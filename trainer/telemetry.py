@@ -1,4 +1,4 @@
-"""What a role reports to the launcher: the states it is in, by its clock, and whatever else it sends.
+"""How a role reports to the launcher: a clock that books its states, and `send` for every message.
 
 At every moment a role is in exactly one state, so its states add up to wall time.
 """
@@ -16,7 +16,7 @@ FLUSH_S = 0.5  # how often spans travel to the launcher
 
 
 def send(telemetry: Connection, message: object) -> None:
-    """Send a message to the launcher. Does nothing once it is dead: the run then ends after its step."""
+    """Send a message to the launcher; no effect if it is dead, since the run then ends after this step."""
     with suppress(OSError):
         telemetry.send(message)
 
@@ -62,7 +62,7 @@ class Clock:
         self._since = now
 
     def flush(self) -> None:
-        """Send what is booked so far, the open state included."""
+        """Send the spans booked so far, with the current state up to now."""
         now = time.monotonic()
         self._spans.append((self._state, self._since, now))
         self._since = self._flushed = now

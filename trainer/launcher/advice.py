@@ -31,6 +31,7 @@ from trainer.scaling.kernel_cost import Constant
 
 MIN_SPEEDUP = 1.03  # another split must gain this factor to be advised
 NOTABLE_IDLE = 0.15  # share of the time; less is not mentioned
+NO_SPLIT = "learner and engine share the {} in time, so there is no split to choose"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +81,18 @@ def advise_run(books: Mapping[str, Any], idle: Mapping[str, float], config: Conf
     held = {role: books["roles"][role]["devices"] for role in idle}
     engines = {role: n for role, n in held.items() if role != "learner"}
     total = sum(engines.values())
-    engine_idle = sum(idle[role] * n for role, n in engines.items()) / total
-    if books["unit"] == "core-hours":
-        return advise_shared(f"{books['devices_total']:g} cores", idle["learner"], engine_idle)
-    if config.engine.colocate:
-        return advise_shared(f"{books['devices_total']:g} GPUs", idle["learner"], engine_idle)
-    split, width = Split(round(held["learner"]), round(total)), config.engine.tensor_parallel
+    learner_idle, engine_idle = idle["learner"], sum(idle[role] * n for role, n in engines.items()) / total
+    if books["unit"] == "core-hours" or config.engine.colocate:
+        unit = "cores" if books["unit"] == "core-hours" else "GPUs"
+        return advise_shared(f"{books['devices_total']:g} {unit}", learner_idle, engine_idle)
     if config.engine.urls:
-        shares = f"learner idle {idle['learner']:.0%}, engines idle {engine_idle:.0%}"
-        side = "servers" if engine_idle < idle["learner"] else "learner ranks"
-        return Advice(f"{shares}: the engines are on other machines; more {side} would help first")
-    return advise(split, idle["learner"], engine_idle, width)
+        more = "servers" if engine_idle < learner_idle else "learner ranks"
+        return Advice(
+            f"learner idle {learner_idle:.0%}, engines idle {engine_idle:.0%}: the engines are on other "
+            f"machines; more {more} would help first"
+        )
+    split = Split(round(held["learner"]), round(total))
+    return advise(split, learner_idle, engine_idle, config.engine.tensor_parallel)
 
 
 def advise(split: Split, learner_idle: float, engine_idle: float, width: int = 1) -> Advice:
@@ -104,11 +106,11 @@ def advise(split: Split, learner_idle: float, engine_idle: float, width: int = 1
     if speedup < MIN_SPEEDUP:
         text += f"{split} GPUs (engine + learner) is the best split of {devices}"
         if min(learner_idle, engine_idle) > NOTABLE_IDLE:
-            text += "; both sides wait: a higher pipeline.max_lag lets them overlap more"
+            text += "; both sides wait: a higher pipeline.max_lag would let them overlap more"
         return Advice(text, split)
     moved = abs(best.engine - split.engine)
-    giver, taker = ("learner", "engine") if best.engine > split.engine else ("engine", "learner")
-    text += f"give {moved} GPU{'s' * (moved > 1)} of the {giver} to the {taker}: {split} -> {best} "
+    source, target = ("learner", "engine") if best.engine > split.engine else ("engine", "learner")
+    text += f"give {moved} GPU{'s' * (moved > 1)} of the {source} to the {target}: {split} -> {best} "
     return Advice(text + f"(engine + learner), about {speedup:.2f}x steps per hour", best, speedup)
 
 
@@ -121,21 +123,21 @@ def _step_time(present: Split, new: Split, learner_busy: float, engine_busy: flo
     return max(0.0, -together) + max(learner, engine) + (1 - hidden) * min(learner, engine)
 
 
-def advise_shared(what: str, learner_idle: float, engine_idle: float) -> Advice:
-    """Nothing can be split where both sides use the same devices in turns: what bounds the run instead."""
-    text = f"learner and engine share the {what} in time, so there is no split to choose; "
-    together = 1 - learner_idle - engine_idle  # share of time in which both work
-    if min(learner_idle, engine_idle) > NOTABLE_IDLE and together < NOTABLE_IDLE:
-        bound = "they take turns: a higher pipeline.max_lag would let one fill the other's pauses"
+def advise_shared(devices: str, learner_idle: float, engine_idle: float) -> Advice:
+    """Name what bounds a run whose learner and engines share their devices: nothing can be split."""
+    both_busy = 1 - learner_idle - engine_idle  # share of the time
+    if min(learner_idle, engine_idle) > NOTABLE_IDLE and both_busy < NOTABLE_IDLE:
+        bound = "they take turns: a higher pipeline.max_lag would let one work while the other waits"
     elif min(learner_idle, engine_idle) > NOTABLE_IDLE:
-        bound = "both wait a part of the time: for verdicts, for batches being built, or for each other"
+        bound = "both wait part of the time: for verdicts, for batches being built, or for each other"
     elif abs(learner_idle - engine_idle) < NOTABLE_IDLE:
         bound = "both are busy nearly all the time: the cores bound the run"
     elif engine_idle < learner_idle:
         bound = "generation bounds the run"
     else:
         bound = "the learner bounds the run"
-    return Advice(f"{text}{bound} (learner idle {learner_idle:.0%}, engine idle {engine_idle:.0%})")
+    idle = f"(learner idle {learner_idle:.0%}, engine idle {engine_idle:.0%})"
+    return Advice(f"{NO_SPLIT.format(devices)}; {bound} {idle}")
 
 
 def plan(config: Config, parameters: int, layers: int, kv_width: int, split: Split) -> Advice:
@@ -147,7 +149,7 @@ def plan(config: Config, parameters: int, layers: int, kv_width: int, split: Spl
         return Advice("the engines are on other machines, so there is no split to choose")
     if split.cores or config.engine.colocate:
         devices = f"{split.cores} cores" if split.cores else "GPUs"
-        return Advice(f"learner and engine share the {devices} in time, so there is no split to choose")
+        return Advice(NO_SPLIT.format(devices))
     width, total = config.engine.tensor_parallel, split.learner + split.engine
     longest = config.engine.longest_completion()
     context = ASSUMED["prompt_tokens"].value + ASSUMED["context_share"].value * longest

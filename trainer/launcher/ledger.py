@@ -6,9 +6,9 @@
     booked as     startup          evaluation            total     evaluation  total
 
 `compute/total` (C) is the sum, over the roles that hold devices (learner and engine), of devices × wall
-time held since training began, without `start-up` and evaluation: idle time, weight pushes and checkpoints
-are in it. `evaluation` is all time in `evaluate`, and a role's idle time while another evaluates; `startup`
-is all that is left. The three add up to everything held. On GPUs the unit is GPU-hours. On a CPU learner
+time held since training began, without `start-up` and evaluation; it includes idle time, weight pushes and
+checkpoints. `evaluation` is all time in `evaluate`, and a role's idle time while another evaluates; `startup`
+is the rest. The three add up to all the time held. On GPUs the unit is GPU-hours. On a CPU learner
 and engine share the cores in time, so each holds half of them, and the unit is core-hours.
 """
 

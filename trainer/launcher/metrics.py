@@ -1,7 +1,7 @@
-"""What a run records: metrics.jsonl and samples.jsonl, TensorBoard events, Weights & Biases when asked.
+"""Writes metrics.jsonl and samples.jsonl, TensorBoard events, and Weights & Biases if it is turned on.
 
-One JSON object a line, valid JSON always: NaN and infinities become null, and `non_finite` lists their
-keys. Names are `train/reward`, `eval/pass_rate`, `compute/total` and so on; every line has `step`.
+Each line is one object of valid JSON: NaN and infinities become null, and `non_finite` lists their keys.
+Names are `train/reward`, `eval/pass_rate`, `compute/total` and so on; every line has `step`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.jsonl import append, nan_to_null, open_to_append
 
 
 class MetricsWriter:
-    """Appends to the run folder; every line is flushed, so a crash loses none that were written."""
+    """Appends to the files of the run folder. Every line is flushed, so a crash loses none."""
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         for package in ("tensorboard", "wandb"):
@@ -70,10 +70,10 @@ class MetricsWriter:
 
 
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with null for NaN and infinities; `non_finite` lists the keys where they stood."""
-    found: list[str] = []
-    line: dict[str, Any] = nan_to_null(record, found=found)
-    return line | {"non_finite": found} if found else line
+    """The record with null for NaN and infinities; `non_finite` lists their keys."""
+    replaced: list[str] = []
+    line: dict[str, Any] = nan_to_null(record, replaced=replaced)
+    return line | {"non_finite": replaced} if replaced else line
 
 
 def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -84,7 +84,7 @@ def _start_wandb(run_dir: Path, config: Config) -> Any:
     import wandb  # type: ignore[import-not-found, unused-ignore]
 
     run = wandb.init(project="sigmoid-rl", name=run_dir.name, dir=str(run_dir), config=asdict(config))
-    # An evaluation of version v is told after step v + 1, and W&B drops what goes back by its own counter.
+    # An evaluation of version v is reported after step v + 1, but W&B drops lines whose own step goes back.
     run.define_metric("*", step_metric="step")
     return run
 

@@ -96,17 +96,17 @@ def test_tensorboard_holds_the_finite_scalars_by_step(tmp_path: Path) -> None:
 
 
 def test_wandb_gets_the_scalars_and_their_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
     run = SimpleNamespace(
-        log=told.append,
-        finish=lambda: told.append("finished"),
-        define_metric=lambda name, step_metric: told.append((name, step_metric)),
+        log=calls.append,
+        finish=lambda: calls.append("finished"),
+        define_metric=lambda name, step_metric: calls.append((name, step_metric)),
     )
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **kw: run, __spec__=object()))
     writer = MetricsWriter(tmp_path, Config(logging=LoggingConfig(tensorboard=False, wandb=True)))
     writer.write({"step": 2, "train/reward": 0.5, "lag/histogram": {"0": 1}})
     writer.close()
-    assert told == [("*", "step"), {"step": 2, "train/reward": 0.5}, "finished"]
+    assert calls == [("*", "step"), {"step": 2, "train/reward": 0.5}, "finished"]
 
 
 @pytest.mark.parametrize("package", ["wandb", "tensorboard"])
