@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,16 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 FinishReason = Literal["stop", "length", "abort"]
 Outcome = Literal["correct", "wrong", "unparsable", "timeout", "crash"]
+
+
+class Verdict(NamedTuple):
+    """The judgement of one completion."""
+
+    score: float  # 0 to 1
+    outcome: Outcome
+
+
+CORRECT, WRONG, UNPARSABLE = Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(0.0, "unparsable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +141,10 @@ class Columns(Generic[T]):
 
     def to_records(self) -> list[T]:
         """The records; their arrays are views of the columns."""
-        columns = [_split(*c) if isinstance(c, tuple) else c for c in self.columns.values()]
+        columns = [
+            np.split(c[1], np.cumsum(c[0])[:-1]) if isinstance(c, tuple) else c for c in self.columns.values()
+        ]
         return [self.kind(*row) for row in zip(*columns, strict=True)]
-
-
-def _split(lengths: Sequence[int], flat: NDArray[Any]) -> list[NDArray[Any]]:
-    ends = np.cumsum(lengths).tolist()
-    return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _train_batch(step: int, sequences: Columns[TrainSequence], stats: dict[str, float]) -> TrainBatch:

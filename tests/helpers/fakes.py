@@ -10,8 +10,7 @@ import numpy as np
 
 from trainer.config import Config
 from trainer.messages import StepDone
-from trainer.types import Completion, Prompt, Request, TrainBatch
-from trainer.verifiers.pool import Verdict
+from trainer.types import Completion, Prompt, Request, TrainBatch, Verdict
 
 
 def prompts(n: int, start: int = 0) -> tuple[Prompt, ...]:

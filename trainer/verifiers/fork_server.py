@@ -1,7 +1,7 @@
 """The fork server: a minimal process that imports a scorer once and then forks workers.
 
     pool --- 4-byte slot + a socket ------> fork server   "a new worker for this slot; kill the old one"
-    pool <-- length + JSON, both ways ----> worker        one item, one judgement; not pickle, since the
+    pool <-- length + JSON, both ways ----> worker        one item, one verdict; not pickle, since the
                                                           worker may have executed a model's text
 
 A fork takes milliseconds, so a killed worker is replaced at once. It is safe here, since the fork server
@@ -21,6 +21,7 @@ import tempfile
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.types import Outcome
 from trainer.verifiers.kinds import BUILT_IN, Scorer, load_scorer
 from trainer.verifiers.sandbox import die_with_parent, limit, lock_down
 
@@ -72,20 +73,20 @@ def _work(fd: int, scorer: Scorer, kind: str, empty: str, cpu_seconds: int) -> N
         with open(fd, "rb") as requests:
             while header := requests.read(LENGTH.size):
                 item = json.loads(requests.read(*LENGTH.unpack(header)))
-                payload = json.dumps(_judge(scorer, kind, item)).encode()
+                payload = json.dumps(_judge(scorer, kind, *item)).encode()
                 os.write(fd, LENGTH.pack(len(payload)) + payload)
     finally:
         os._exit(0)  # skips the fork server's clean-up, which removes the folder
 
 
-def _judge(scorer: Scorer, kind: str, item: dict[str, Any]) -> dict[str, Any]:
-    """If a built-in scorer raises, it could not parse the text; if a user's function raises, it has a bug."""
+def _judge(
+    scorer: Scorer, kind: str, completion: str, answer: str, metadata: dict[str, Any]
+) -> tuple[float, Outcome, str]:
+    """Score, outcome and error: a built-in scorer raises on text it cannot parse, a user's on a bug."""
     try:
-        score, outcome = scorer(item["completion"], item["answer"], item["metadata"])
+        return *scorer(completion, answer, metadata), ""
     except Exception as e:
-        detail = f"{type(e).__name__}: {e}"[:300]
-        return {"score": 0.0, "outcome": "unparsable" if kind in BUILT_IN else "crash", "detail": detail}
-    return {"score": score, "outcome": outcome, "detail": ""}
+        return 0.0, "unparsable" if kind in BUILT_IN else "crash", f"{type(e).__name__}: {e}"[:300]
 
 
 if __name__ == "__main__":

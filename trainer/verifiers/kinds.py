@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.types import Outcome, Prompt
-from trainer.verifiers.exact import judge_exact
+from trainer.types import CORRECT, UNPARSABLE, WRONG, Prompt, Verdict
 from trainer.verifiers.math_answer import answer_part, judge_math_quick, judge_math_slow
-from trainer.verifiers.number import judge_number, literal_number
+from trainer.verifiers.number import fold, judge_number, literal_number
 from trainer.verifiers.reasoning_gym import decode
 
-Judgement = tuple[float, Outcome]
-Scorer = Callable[[str, str, dict[str, Any]], Judgement]
+Scorer = Callable[[str, str, dict[str, Any]], Verdict]
 _INERT = re.compile(r"[0-9\s+*/^().,%$-]*|[A-Za-z0-9\s+*/^,;!?'%$-]*")
 BUILT_IN = ("math", "exact", "number", "reasoning_gym")
 
@@ -46,8 +43,8 @@ def check_answers(kind: str, prompts: Iterable[Prompt]) -> None:
             raise ConfigError(f"verifier.kind {kind}, but {case}; use reasoning_gym, the task's own scorer")
 
 
-def judge_quick(kind: str, completion: str, answer: str) -> Judgement | None:
-    """The judgement if comparing text settles it (microseconds), None if a worker must decide."""
+def judge_quick(kind: str, completion: str, answer: str) -> Verdict | None:
+    """The verdict if comparing text settles it (microseconds), None if a worker must decide."""
     if kind == "number":
         return judge_number(completion, answer)
     if kind == "exact":
@@ -57,10 +54,16 @@ def judge_quick(kind: str, completion: str, answer: str) -> Judgement | None:
     if kind == "reasoning_gym":
         given = _reasoning_gym_answer(completion)
         if given and given == answer:
-            return 1.0, "correct"
+            return CORRECT
         if not given or len(given) > max(500, 4 * len(answer)):
-            return 0.0, "unparsable"
+            return UNPARSABLE
     return None
+
+
+def judge_exact(completion: str, answer: str) -> Verdict:
+    """Compare as text, except for case, white space and Unicode form."""
+    given, gold = (" ".join(fold(text).casefold().split()) for text in (completion, answer))
+    return CORRECT if given == gold else WRONG
 
 
 def may_execute(kind: str, completion: str) -> bool:
@@ -91,12 +94,12 @@ def load_scorer(kind: str) -> Scorer:
     return lambda completion, answer, metadata: _user_score(function(completion, answer, metadata))
 
 
-def _user_score(value: Any) -> Judgement:
+def _user_score(value: Any) -> Verdict:
     """A score of 1 is correct; a score below is a graded reward that counts as wrong in pass rates."""
     score = float(value)
-    if not (math.isfinite(score) and 0.0 <= score <= 1.0):
+    if not 0.0 <= score <= 1.0:
         raise ValueError(f"the score is {value!r}, expected a number from 0 to 1")
-    return score, "correct" if score == 1.0 else "wrong"
+    return CORRECT if score == 1.0 else Verdict(score, "wrong")
 
 
 def _reasoning_gym_answer(completion: str) -> str:
@@ -109,7 +112,7 @@ def _reasoning_gym_answer(completion: str) -> str:
 _tasks: dict[str, Any] = {}  # a worker makes each task object once
 
 
-def _judge_reasoning_gym(completion: str, answer: str, metadata: dict[str, Any]) -> Judgement:
+def _judge_reasoning_gym(completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
     """The task's own scorer. Partial scores count as wrong: some scorers give .01 to any text."""
     import reasoning_gym
 
@@ -121,5 +124,5 @@ def _judge_reasoning_gym(completion: str, answer: str, metadata: dict[str, Any])
     try:
         score = _tasks[key].score_answer(answer=_reasoning_gym_answer(completion), entry=item)
     except Exception:  # some scorers raise on text they cannot parse
-        return 0.0, "unparsable"
-    return (1.0, "correct") if score >= 1.0 else (0.0, "wrong")
+        return UNPARSABLE
+    return CORRECT if score >= 1.0 else WRONG

@@ -14,12 +14,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from trainer.types import Outcome
+from trainer.types import CORRECT, UNPARSABLE, WRONG, Verdict
 from trainer.verifiers.number import MAX_CHARS, fold, literal_number
 
-_CORRECT: tuple[float, Outcome] = (1.0, "correct")
-_WRONG: tuple[float, Outcome] = (0.0, "wrong")
-_UNPARSABLE: tuple[float, Outcome] = (0.0, "unparsable")
 _CHOICE = re.compile(r"\bor\b")
 _CHANGES = re.compile(  # words that change the number beside them
     r"hundred|thousand|million|billion|dozen|half|minus|negative|sqrt|\b(?:sin|cos|tan|log|ln|pi|not)\b"
@@ -92,23 +89,23 @@ def candidate(completion: str) -> str | None:
     return answer if answer and len(answer) <= MAX_CHARS else None
 
 
-def judge_math_quick(completion: str, answer: str) -> tuple[float, Outcome] | None:
+def judge_math_quick(completion: str, answer: str) -> Verdict | None:
     """The judgement without evaluating anything; None if math-verify must decide."""
     given = candidate(completion)
     if given is None:
-        return _UNPARSABLE
+        return UNPARSABLE
     if normalise(given) == normalise(answer):
-        return _CORRECT
+        return CORRECT
     gold = plain_number(answer)
     if gold is not None:
         number = plain_number(given)
-        return _UNPARSABLE if number is None else _CORRECT if number == gold else _WRONG
+        return UNPARSABLE if number is None else CORRECT if number == gold else WRONG
     if _CHOICE.search(given) and not _CHOICE.search(answer):
-        return _UNPARSABLE
+        return UNPARSABLE
     return None
 
 
-def judge_math_slow(completion: str, answer: str) -> tuple[float, Outcome]:
+def judge_math_slow(completion: str, answer: str) -> Verdict:
     """math-verify's judgement; only in a worker, since it can hang inside C, where no signal ends it."""
     from math_verify import parse, verify
 
@@ -116,5 +113,5 @@ def judge_math_slow(completion: str, answer: str) -> tuple[float, Outcome]:
     # In dollars, a tuple or set is parsed as such; in a box, as a list of answers.
     gold = parse(f"${answer}$", parsing_timeout=None)
     if not given or not gold:
-        return _UNPARSABLE
-    return _CORRECT if verify(gold, given, timeout_seconds=None) else _WRONG
+        return UNPARSABLE
+    return CORRECT if verify(gold, given, timeout_seconds=None) else WRONG

@@ -12,7 +12,7 @@ import unicodedata
 from decimal import Decimal
 from functools import lru_cache
 
-from trainer.types import Outcome
+from trainer.types import CORRECT, UNPARSABLE, WRONG, Verdict
 
 MAX_CHARS = 300  # of an answer
 _NUMBER = re.compile(
@@ -38,10 +38,10 @@ def literal_number(text: str) -> Decimal | None:
     return Decimal(match["sign"] + match["inner"] + match["digits"].replace(",", ""))
 
 
-def judge_number(completion: str, answer: str) -> tuple[float, Outcome]:
+def judge_number(completion: str, answer: str) -> Verdict:
     """Compare the number in the completion's first line with the gold answer."""
     lines = completion.strip().splitlines()
     given = literal_number(lines[0]) if lines else None
     if given is None:
-        return 0.0, "unparsable"
-    return (1.0, "correct") if given == literal_number(answer) else (0.0, "wrong")
+        return UNPARSABLE
+    return CORRECT if given == literal_number(answer) else WRONG

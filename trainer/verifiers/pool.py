@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from trainer.config import ConfigError, VerifierConfig
-from trainer.types import Outcome
+from trainer.types import Outcome, Verdict
 from trainer.verifiers.fork_server import LENGTH
 from trainer.verifiers.kinds import check_kind, judge_quick, may_execute, needs_workers
 
@@ -31,14 +31,6 @@ MAX_BUSY_S = 300.0  # of one worker, so that its CPU limit is only reached by an
 MAX_STARTUP_CRASHES = 50  # if the first 50 verdicts are all crashes, the scorer itself is wrong
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The judgement of one completion."""
-
-    score: float  # 0 to 1
-    outcome: Outcome
 
 
 class _Died(Exception):
@@ -77,23 +69,21 @@ class VerifierPool:
 
     def quick(self, completion: str, answer: str) -> Verdict | None:
         """The verdict if comparing text settles it, None if a worker must decide."""
-        judgement = judge_quick(self._config.kind, completion, answer)
-        return None if judgement is None else Verdict(*judgement)
+        return judge_quick(self._config.kind, completion, answer)
 
     async def verify(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
         """A worker's verdict, at most the time limit after a worker is free."""
-        item = {"completion": completion, "answer": answer, "metadata": metadata}
-        message = json.dumps(item).encode()
+        message = json.dumps([completion, answer, metadata]).encode()
         slot = await self._idle.get()
         start, replace = time.monotonic(), True
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                score, outcome = await self._judge(slot, message)
+                verdict = await self._judge(slot, message)
             slot.items += 1
             slot.busy_s += time.monotonic() - start
             replace = slot.items >= MAX_ITEMS or slot.busy_s > MAX_BUSY_S
             replace = replace or may_execute(self._config.kind, completion)
-            return self._counted(Verdict(score, outcome))
+            return self._counted(verdict)
         except TimeoutError:
             return self._counted(Verdict(0.0, "timeout"))
         except (_Died, OSError) as e:
@@ -117,7 +107,7 @@ class VerifierPool:
                 self._fork_server.kill()  # its workers die with it
                 self._fork_server.wait()
 
-    async def _judge(self, slot: _Slot, message: bytes) -> tuple[float, Outcome]:
+    async def _judge(self, slot: _Slot, message: bytes) -> Verdict:
         if slot.conn is None:
             raise _Died("it could not be started")
         loop, conn = asyncio.get_running_loop(), slot.conn
@@ -126,15 +116,15 @@ class VerifierPool:
         if size > MAX_REPLY:
             raise _Died(f"its reply has {size} bytes")
         try:
-            reply = json.loads(await _receive(conn, size))
-            score, outcome, detail = float(reply["score"]), reply["outcome"], str(reply["detail"])
-        except (ValueError, KeyError, TypeError) as e:
-            raise _Died("its reply is not a judgement") from e
-        if not (math.isfinite(score) and 0.0 <= score <= 1.0 and outcome in get_args(Outcome)):
-            raise _Died("its reply is not a judgement")
+            score, outcome, error = json.loads(await _receive(conn, size))
+            valid = 0.0 <= score <= 1.0 and outcome in get_args(Outcome)
+        except (ValueError, TypeError, RecursionError):
+            valid = False
+        if not valid:
+            raise _Died("its reply is no verdict")
         if outcome == "crash":
-            self._warn(detail)
-        return score, outcome
+            self._warn(error)
+        return Verdict(score, outcome)
 
     def _renew(self, slot: _Slot) -> None:
         """Request a new worker for the slot, without waiting; the fork server kills the old one."""

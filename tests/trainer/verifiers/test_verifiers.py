@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from trainer.config import ConfigError, VerifierConfig
-from trainer.types import Prompt
-from trainer.verifiers.exact import judge_exact
-from trainer.verifiers.kinds import check_answers, may_execute
+from trainer.types import Prompt, Verdict
+from trainer.verifiers.kinds import check_answers, judge_exact, may_execute
 from trainer.verifiers.math_answer import judge_math_quick
 from trainer.verifiers.number import judge_number, literal_number
-from trainer.verifiers.pool import Verdict, VerifierPool
+from trainer.verifiers.pool import VerifierPool
 from trainer.verifiers.reasoning_gym import generate
 
 LOOP = asyncio.Runner()  # a pool belongs to one event loop
@@ -176,6 +175,10 @@ def judge(completion, answer, metadata):
     if completion == "exit": os._exit(3)
     if completion == "raise": raise KeyError("no such column")
     if completion == "two": return 2.0
+    if completion == "forge":  # a reply of 4,000 nested lists, on whichever descriptor leads to the pool
+        for fd in range(3, 64):
+            try: os.write(fd, (4000).to_bytes(4, "big") + b"[" * 4000)
+            except OSError: pass
     if completion == "memory": return float(len(bytearray(16 << 30)) > 0)
     if completion == "secret":
         return float("MY_TOKEN" in os.environ or "hunter2" in open("/proc/self/environ").read())
@@ -212,11 +215,11 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_users_function_judges_and_its_failures_are_contained(user_module: Path) -> None:
     pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=2, timeout_s=3.0))
-    asked = ["a", "b", "half", "loop", "a", "exit", "raise", "two", "memory", "a", "secret", "cwd"]
+    asked = ["a", "b", "half", "loop", "a", "exit", "raise", "two", "memory", "a", "secret", "cwd", "forge"]
     verdicts = judge(pool, *((text, "a", {}) for text in asked))
     assert [v.outcome for v in verdicts] == [
         "correct", "wrong", "wrong", "timeout", "correct", "crash", "crash", "crash", "crash", "correct",
-        "wrong", "correct",
+        "wrong", "correct", "crash",
     ]  # fmt: skip
     assert [v.score for v in verdicts][:4] == [1.0, 0.0, 0.5, 0.0]
     pool.close()

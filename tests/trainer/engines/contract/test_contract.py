@@ -259,7 +259,7 @@ def test_an_interrupted_completion_continues_after_the_phrase_which_carries_no_l
 
     class Verifier:
         def quick(self, text: str, answer: str) -> Any:
-            from trainer.verifiers.pool import Verdict
+            from trainer.types import Verdict
 
             return Verdict(1.0, "correct")
 
