@@ -326,7 +326,7 @@ def describe_forecast(state: RunState) -> str:
     text = f"ceiling {ceiling}" if ceiling else "ceiling not yet identified"
     if end:
         text += f", end {end}"
-    if predicted := interval("predicted") or interval("foreseen"):  # the key's name in older runs
+    if predicted := interval("predicted"):
         text += f", predicted {predicted}"
     if state.latest.get("forecast/alarm"):
         text += ": outside the 90 % interval"

@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 MIN_POINTS = 5  # beyond R0: the sigmoid has three more parameters
 MAX_POINTS = 150  # longer series are averaged over neighbours
-MAX_INTERVAL = 0.06  # with an interval of A wider than ±.03 no two recipes can be told apart
+MAX_INTERVAL = 0.06  # if A's interval is wider than ±.03, no two recipes can be distinguished
 OVERDISPERSED = 2.0  # residual sd / reported standard error from which the reported errors are too small
 MAX_OUTLIER_SHARE = 0.2  # of the points; with more outliers the fit is poor
 MIN_R2 = 0.2  # below it, where the reported errors do not explain the residuals, the fit is poor
