@@ -52,7 +52,7 @@ def write(path: Path | None, record: Record) -> None:
     if path is None:
         return
     not_finite: list[str] = []
-    content = nan_to_null(record, found=not_finite)
+    content = nan_to_null(record, replaced=not_finite)
     if not_finite:
         content["not_finite"] = not_finite
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ def train(launch: Launch) -> int:
     devices = split(config)
     if devices.world and int(os.environ["RANK"]) > 0:
         return follow(launch, devices)
-    with claim(config.run_dir, launch.resume), make_view(config) as view:
+    with claim(config.run_dir, launch.resume), make_view(config, devices.unit) as view:
         if launch.notice:
             view.log(launch.notice)
         resume = checkpoint_state(config) if launch.resume else None

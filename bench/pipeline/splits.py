@@ -293,7 +293,7 @@ def _rates(args: argparse.Namespace, work: Workload) -> Rates:
     parameters = shape.body_parameters + shape.hidden * shape.vocab
     kv_width = shape.kv_heads * shape.head_dim
     assumed = assumed_rates(parameters, shape.layers, kv_width, work.context)
-    rates = Rates(slots=args.slots, **asdict(replace(assumed, push_s=args.push_s, step_s=args.step_s)))
+    rates = Rates(slots=args.slots, push_s=args.push_s, step_s=args.step_s, **asdict(assumed))
     if args.train_tokens_per_s:
         rates = replace(rates, train_token_s=1 / args.train_tokens_per_s)
     if args.engine_rate:

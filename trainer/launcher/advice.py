@@ -10,11 +10,12 @@ which neither side worked stays as it was:
 Before a run (`plan`) it follows from the model's size and the rates of `ASSUMED`. For a step of T tokens
 whose longest completion has L of them, on e engines of n slots and l learner devices, with lag k:
 
-    generate = a·T/(n·e) + b·T/e + prefill + weight push         a, b: decode_step_s, decode_token_s
-    train    = c·T/l + optimizer                                 c: train_token_s
-    step     = max(generate, train, a·max(L, T/(n·e))/(k + 1) + b·T/e + prefill + push + train/(k + 1))
+    generate = a·T/(n·e) + b·T/e + prefill         a, b: decode_step_s, decode_token_s
+    train    = c·T/l                               c: train_token_s
+    step     = max(generate, train, a·max(L, T/(n·e))/(k + 1) + b·T/e + prefill + train/(k + 1))
 
 The last term is the time of one batch, while k + 1 are under way: its longest completion, then its training.
+Weight pushes and the optimizer are left out: they are short, and the split does not change them.
 tests/bench/pipeline compares this with the simulation of bench.pipeline: the split it names is at most 5 %
 slower than the best simulated one.
 """
@@ -51,8 +52,6 @@ class AssumedRates:
     decode_token_s: float  # more for each of them
     prefill_token_s: float
     train_token_s: float
-    push_s: float  # the engine stops to take new weights
-    step_s: float  # of the learner, whatever the batch: optimizer, publishing
 
 
 ASSUMED = {
@@ -64,8 +63,6 @@ ASSUMED = {
     "decode_share": Constant(
         0.6, "of bandwidth and of peak", "ASSUMED of a tuned engine with CUDA graphs: no bar of ours"
     ),
-    "push_rate": Constant(2e10, "B/s", "ASSUMED: bf16 weights by NCCL within a node, loading included"),
-    "update_s": Constant(1e-10, "s per parameter", "ASSUMED: gradient norm, AdamW, publishing, per step"),
     "mean_share": Constant(0.42, "of the longest", "ASSUMED: mean completion, reasoning models"),
     "context_share": Constant(
         0.27,
@@ -184,10 +181,9 @@ def assumed_step(config: Config, rates: AssumedRates, split: Split) -> StepTime:
     completions = pipeline.prompts_per_step * pipeline.completions_per_prompt
     generated = completions * max(1.0, ASSUMED["mean_share"].value * longest)
     prompts = pipeline.prompts_per_step * ASSUMED["prompt_tokens"].value
-    train = (generated + prompts) * rates.train_token_s / split.learner + rates.step_s
-    # Decoding steps of a batch: of full slots, and alone at the least as many as its longest completion has.
-    full = generated / (config.engine.slots * engines)
-    rest = (generated * rates.decode_token_s + prompts * rates.prefill_token_s) / engines + rates.push_s
+    train = (generated + prompts) * rates.train_token_s / split.learner
+    full = generated / (config.engine.slots * engines)  # decoding steps of a batch, if all slots are in use
+    rest = (generated * rates.decode_token_s + prompts * rates.prefill_token_s) / engines
     generate = full * rates.decode_step_s + rest
     alone = max(full, longest) * rates.decode_step_s / turns + rest
     return StepTime(generate, train, max(generate, train, alone + train / turns))
@@ -209,6 +205,4 @@ def assumed_rates(
         decode_token_s=cache / reads + 2 * parameters / computes,
         prefill_token_s=2 * parameters / computes,
         train_token_s=6 * parameters / (a["train_mfu"] * a["peak"]),
-        push_s=2 * parameters / a["push_rate"],
-        step_s=parameters * a["update_s"],
     )

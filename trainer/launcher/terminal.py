@@ -1,6 +1,6 @@
 """Shows a run to a person: a live view in a terminal, a plain log elsewhere.
 
-    with make_view(config) as view: view.phase, update, log, sample, finish
+    with make_view(config, unit) as view: view.phase, update, log, sample, finish
 
 Model text is untrusted: it is never parsed as markup, and control characters never reach the terminal.
 """
@@ -139,7 +139,7 @@ class View:
             print(text, file=self.stream, flush=True)
 
 
-def make_view(config: Config, unit: str = "core-hours", stream: IO[str] | None = None) -> View:
+def make_view(config: Config, unit: str, stream: IO[str] | None = None) -> View:
     """The live view if `stream` (stdout) is a terminal, else the plain log. `unit` is that of compute."""
     stream = stream or sys.stdout
     if hasattr(stream, "reconfigure"):

@@ -25,7 +25,7 @@ CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorb
 def make(run_dir: Path, resume_version: int | None = None) -> Recorder:
     config = replace(CONFIG, run_dir=str(run_dir))
     devices = assign(config, (), len(os.sched_getaffinity(0)))
-    return Recorder(config, devices, make_view(config, stream=StringIO()), resume_version)
+    return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), resume_version)
 
 
 def test_the_rate_of_an_engine_that_was_started_again_counts_from_0(tmp_path: Path) -> None:

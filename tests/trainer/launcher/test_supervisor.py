@@ -43,7 +43,7 @@ def make(
 def make_recorder(run_dir: Path) -> Recorder:
     config = replace(CONFIG, run_dir=str(run_dir))
     devices = assign(config, (), len(os.sched_getaffinity(0)))
-    return Recorder(config, devices, make_view(config, stream=StringIO()), None)
+    return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), None)
 
 
 @pytest.fixture

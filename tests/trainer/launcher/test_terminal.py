@@ -132,7 +132,7 @@ def test_the_live_view_shows_what_matters() -> None:
 @pytest.mark.parametrize("fed", FED)
 def test_the_plain_log_has_no_escape_codes(fed: list[dict[str, Any]]) -> None:
     out = StringIO()
-    with make_view(CONFIG, stream=out) as view:
+    with make_view(CONFIG, "core-hours", stream=out) as view:
         assert type(view) is View
         view.phase("loading")
         view.log(HOSTILE)
@@ -147,7 +147,7 @@ def test_the_plain_log_has_no_escape_codes(fed: list[dict[str, Any]]) -> None:
 
 def test_the_plain_log_paces_its_step_lines_and_shows_every_evaluation() -> None:
     out = StringIO()
-    view = make_view(CONFIG, stream=out)
+    view = make_view(CONFIG, "core-hours", stream=out)
     for step in range(1, 61):
         view.update(STEP | {"step": step})
         if step % 10 == 0:
@@ -185,7 +185,7 @@ def test_a_terminal_that_was_closed_does_not_end_the_run() -> None:
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")
 
-    with make_view(CONFIG, stream=Closed()) as view:
+    with make_view(CONFIG, "core-hours", stream=Closed()) as view:
         view.update(STEP)
         view.finish("done")
 
