@@ -14,6 +14,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from operator import attrgetter
@@ -47,7 +48,7 @@ def parse(argv: Sequence[str]) -> Launch:
     resume, dry_run, recipe = given.pop("resume"), given.pop("dry_run"), given.pop("recipe", None)
     if recipe is None and "data.source" not in given:
         recipe = DEFAULT_RECIPE
-    overrides = {key: _from_text(key, raw) for key, raw in given.items()}
+    overrides = {key: _from_text(fields()[key][0], raw) for key, raw in given.items()}
     config, notice = _resolve(recipe, overrides)
     if not config.run_dir:
         name = Path(recipe).stem if recipe else _short_name(config.data.source)
@@ -62,7 +63,8 @@ def parse(argv: Sequence[str]) -> Launch:
 
 
 def _resolve(recipe: str | None, overrides: Mapping[str, Any]) -> tuple[Config, str]:
-    """The recipe (or the defaults) with the command line's values over it, and a notice or ''."""
+    """The recipe (or the defaults) with the command line's values over it; and a notice of the settings of
+    the recipe's own task that still apply to other data, or ''."""
     values = read_recipe(recipe) if recipe else {}
     base: Config = build(Config, values, f"recipe {recipe}")
     for key, value in overrides.items():
@@ -72,16 +74,11 @@ def _resolve(recipe: str | None, overrides: Mapping[str, Any]) -> tuple[Config, 
             target = target.setdefault(section, {})
         target[name] = value
     config: Config = build(Config, values, "command line")
-    return config, _notice(recipe, base, config, overrides)
-
-
-def _notice(recipe: str | None, base: Config, config: Config, overrides: Mapping[str, Any]) -> str:
-    """Which settings of the recipe's own task still apply, where the data are others; '' if none does."""
     changed = [key for key in fields() if attrgetter(key)(base) != attrgetter(key)(Config())]
     kept = [key for key in changed if key.startswith(TASK_KEYS) and key not in overrides]
     if config.data.source == base.data.source or not kept:
-        return ""
-    return (
+        return config, ""
+    return config, (
         f"--data.source {config.data.source} replaces the task that recipe {recipe} was made for "
         f"({base.data.source}), but the recipe's {', '.join(kept)} still apply; set them, or omit --recipe"
     )
@@ -97,8 +94,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     """The mapping in a recipe: a file's path, or the name of one that ships with the trainer."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
-        raise ConfigError(f"--recipe {name}: no such recipe; give a .yaml file or one of: {known}")
+        raise ConfigError(f"--recipe {name}: no such recipe; give a .yaml file or one of: {_shipped()}")
     try:
         data = yaml.safe_load(path.read_text())
     except yaml.YAMLError as e:
@@ -106,6 +102,10 @@ def read_recipe(name: str) -> dict[str, Any]:
     if data is not None and not isinstance(data, dict):
         raise ConfigError(f"--recipe {name}: expected a mapping of sections, found {type(data).__name__}")
     return data or {}
+
+
+def _shipped() -> str:
+    return ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
 
 
 def build(cls: type[Any], values: Mapping[str, Any], where: str, prefix: str = "") -> Any:
@@ -136,27 +136,18 @@ def _coerce(value: Any, hint: Any, where: str) -> Any:
         items = [value] if isinstance(value, str) else value
         if isinstance(items, list | tuple) and (args[-1] is ... or len(items) == len(args)):
             return tuple(_coerce(item, args[0], where) for item in items)
-    elif origin is dict:
-        if isinstance(value, dict):
-            return value
+    elif isinstance(value, bool) and hint is not bool:
+        pass  # Python takes it for a number
     elif hint is float:
-        # YAML 1.1 reads 1e-5 (without a point) as text.
-        try:
-            return float(value) if not isinstance(value, bool) else _fail(where, hint, value)
-        except (TypeError, ValueError):
-            pass
-    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        with suppress(TypeError, ValueError):
+            return float(value)  # YAML 1.1 reads 1e-5 (without a point) as text
+    elif isinstance(value, origin or hint):
         return value
-    return _fail(where, hint, value)
-
-
-def _fail(where: str, hint: Any, value: Any) -> NoReturn:
     raise ConfigError(f"{where}: expected {_type_name(hint)}, given {value!r}")
 
 
-def _from_text(key: str, raw: str) -> Any:
+def _from_text(hint: Any, raw: str) -> Any:
     """A command-line value as YAML would read it; text stays text."""
-    hint, _ = fields()[key]
     if hint is str or get_origin(hint) is Literal:
         return raw
     try:
@@ -173,9 +164,8 @@ def _type_name(hint: Any) -> str:
         return " | ".join(map(str, args))
     if origin is tuple:
         return "list of " + (args[0].__name__ if args[-1] is ... else f"{len(args)} {args[0].__name__}")
-    return {"dict": "mapping", "bool": "true | false", "str": "text"}.get(
-        name := (origin or hint).__name__, name
-    )
+    name: str = (origin or hint).__name__
+    return {"dict": "mapping", "bool": "true | false", "str": "text"}.get(name, name)
 
 
 @cache
@@ -217,7 +207,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    recipes = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
     parser = _Parser(
         prog="python -m trainer.main",
         usage="%(prog)s [--recipe NAME_OR_FILE] [--run-dir DIR] [--seed N] [--resume] [--dry-run] "
@@ -234,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--recipe", metavar="NAME_OR_FILE",
-        help=f"recipe to start from: a .yaml file or one of {recipes} (default: {DEFAULT_RECIPE},\n"
+        help=f"recipe to start from: a .yaml file or one of {_shipped()} (default: {DEFAULT_RECIPE},\n"
         "or none if --data.source is given)",
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
@@ -268,11 +257,4 @@ def check(config: Config) -> None:
 
 def to_yaml(config: Config) -> str:
     """The resolved config as a recipe file that reproduces it."""
-    return yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-class _Dumper(yaml.SafeDumper):
-    """YAML without tags: a tuple is a list."""
-
-
-_Dumper.add_representer(tuple, _Dumper.represent_list)
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
