@@ -11,15 +11,12 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from trainer.gpus import visible_gpus
 from trainer.models.cache import cache_folder
 from trainer.models.smollm2 import WHEEL, find_gguf
 from trainer.run_folder import SHARED
-
-if TYPE_CHECKING:  # packaging itself may be missing
-    from packaging.specifiers import SpecifierSet
 
 Status = Literal["ok", "missing", "wrong"]
 GIB = 1024**3
@@ -57,14 +54,11 @@ def examine() -> list[Finding]:
     return [*findings, _model(), _compiler()]
 
 
-def runs_default(findings: list[Finding]) -> bool:
-    """Whether `python -m trainer.main` can run here."""
-    return not any(f.blocks for f in findings)
-
-
 def _checked(name: str, good: bool, detail: str, advice: str, required: bool = True) -> Finding:
-    """A finding with advice only where it is not good."""
-    return Finding(name, "ok" if good else "wrong", detail, "" if good else advice, required)
+    """A finding with advice only where it is not good; without a detail, it is missing."""
+    if good:
+        return Finding(name, "ok", detail, required=required)
+    return Finding(name, "wrong" if detail else "missing", detail, advice, required)
 
 
 def _python() -> Finding:
@@ -110,11 +104,11 @@ def _gpus() -> Iterator[Finding]:
         yield Finding(f"GPU {i}", "ok", detail, required=False)
     if torch.cuda.device_count():
         return
+    detail, advice = "", "everything runs on the CPU"
     if listed := len(visible_gpus()):
         detail = f"{listed} listed by the driver, but torch {torch.__version__} cannot use them"
-        yield Finding("GPU", "wrong", detail, "install a CUDA build of torch for this driver", required=False)
-    else:
-        yield Finding("GPU", "missing", "", "everything runs on the CPU", required=False)
+        advice = "install a CUDA build of torch for this driver"
+    yield _checked("GPU", False, detail, advice, required=False)
 
 
 def _packages() -> Iterator[Finding]:
@@ -127,33 +121,29 @@ def _packages() -> Iterator[Finding]:
         yield Finding("sigmoid-rl", "missing", "not installed, or not with all it needs", "make setup")
         return
     for requirement in requirements:
-        wanted = f"{requirement.name}{requirement.specifier}"
+        name, install = requirement.name, f"pip install '{requirement.name}{requirement.specifier}'"
+        version = _version(name)
+        good = bool(version) and requirement.specifier.contains(version, prereleases=True)
         if requirement.marker is None:
-            advice = f"make setup, or pip install '{wanted}'"
-            yield _package(requirement.name, requirement.specifier, advice, True)
+            yield _checked(name, good, version, f"make setup, or {install}")
         for extra, purpose in EXTRAS.items():
             if requirement.marker and requirement.marker.evaluate({"extra": extra}):
-                advice = f"only for {purpose}: pip install '{wanted}'"
-                yield _package(requirement.name, requirement.specifier, advice, False)
+                yield _checked(name, good, version, f"only for {purpose}: {install}", required=False)
 
 
-def _package(name: str, allowed: SpecifierSet, advice: str, required: bool) -> Finding:
+def _version(package: str) -> str:
+    """The installed version, or ''."""
     try:
-        version = importlib.metadata.version(name)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "missing", "", advice, required)
-    if not allowed.contains(version, prereleases=True):
-        return Finding(name, "wrong", version, advice, required)
-    return Finding(name, "ok", version, required=required)
+        return ""
 
 
 def _name_clash() -> Finding:
     """PyPI has another distribution called `kernels`; installed, one of the two would hide the other."""
-    try:
-        version = importlib.metadata.version("kernels")
-    except importlib.metadata.PackageNotFoundError:
-        return Finding("PyPI's kernels", "ok", "not installed: it would clash with ours")
-    return Finding("PyPI's kernels", "wrong", f"{version} clashes with ours", "pip uninstall kernels")
+    version = _version("kernels")
+    detail = f"{version} clashes with ours" if version else "not installed: it would clash with ours"
+    return _checked("PyPI's kernels", not version, detail, "pip uninstall kernels")
 
 
 def _loss() -> Iterator[Finding]:
@@ -163,11 +153,8 @@ def _loss() -> Iterator[Finding]:
     except ImportError:
         return  # the line on torch says so
     for name, entry in backend_info().items():
-        if entry["available"]:
-            detail = ", ".join(str(entry[key]) for key in ("isa", "device") if key in entry)
-            yield Finding(f"loss: {name}", "ok", detail, required=False)
-        else:
-            yield Finding(f"loss: {name}", "missing", "", entry["why_not"], required=False)
+        detail = ", ".join(str(entry[key]) for key in ("isa", "device") if key in entry)
+        yield _checked(f"loss: {name}", entry["available"], detail, entry.get("why_not", ""), required=False)
 
 
 def _model() -> Finding:
@@ -177,22 +164,20 @@ def _model() -> Finding:
 
 
 def _compiler() -> Finding:
-    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
-    if compiler:
-        return Finding("C++ compiler", "ok", compiler, required=False)
+    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "")
     advice = "make setup cannot build the native CPU loss without one; torch computes it then, more slowly"
-    return Finding("C++ compiler", "missing", "", advice, required=False)
+    return _checked("C++ compiler", bool(compiler), compiler, advice, required=False)
 
 
 def main() -> int:
     """Print the report. Exit code 0: the default recipe can run here."""
     findings = examine()
     show(findings)
-    if runs_default(findings):
-        print("The default recipe can run: make run")
-        return 0
-    print(f"The default recipe cannot run yet: {', '.join(f.name for f in findings if f.blocks)}")
-    return 1
+    if blocking := [f.name for f in findings if f.blocks]:
+        print(f"The default recipe cannot run yet: {', '.join(blocking)}")
+        return 1
+    print("The default recipe can run: make run")
+    return 0
 
 
 def show(findings: list[Finding]) -> None:
