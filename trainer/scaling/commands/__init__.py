@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,3 +25,8 @@ def check_outputs(json_path: Path | None, picture: Path | None = None) -> None:
 def write_json(path: Path, content: Any) -> None:
     """What is unknown or infinite becomes null."""
     path.write_text(json.dumps(nan_to_null(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def as_typed(numbers: Sequence[float]) -> str:
+    """Numbers as on a command line, for help texts."""
+    return " ".join(f"{x:g}" for x in numbers)

@@ -103,7 +103,7 @@ def _groups(args: argparse.Namespace) -> dict[str, list[Curve]]:
     for text in args.inputs:
         name, sign, runs = text.partition("=")
         if not sign or Path(text).exists():
-            single += read_curves(argparse.Namespace(**{**vars(args), "inputs": [text]}))
+            single += read_curves(args, [text])
             continue
         inputs = [part for part in runs.split(",") if part]
         if not name or not inputs:
@@ -112,7 +112,7 @@ def _groups(args: argparse.Namespace) -> dict[str, list[Curve]]:
             raise ConfigError(f"{text!r}: a run is given twice; expected each run once")
         if name in groups:
             raise ConfigError(f"{name!r} names two groups; expected each name once")
-        groups[name] = read_curves(argparse.Namespace(**{**vars(args), "inputs": inputs}))
+        groups[name] = read_curves(args, inputs)
     names = short_names([curve.name for curve in single]) if single else []
     for name, curve in zip(names, single, strict=True):
         if name in groups:

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling import Curve, Fit, explain, fit_curve
-from trainer.scaling.commands import check_outputs, write_json
-from trainer.scaling.commands.cross_checks import (
-    add_cross_check_arguments,
-    cross_checks,
-    explain_paper,
-    fit_as_paper,
-    paper_json,
-)
+from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve
+from trainer.scaling.alternatives.families import FamilyFit, compare_families
+from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
+from trainer.scaling.commands import as_typed, check_outputs, write_json
 from trainer.scaling.forecast import backtest
 from trainer.scaling.plot import Named, plot_curves
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
-from trainer.scaling.text import describe_backtest, paragraph, short_names
+from trainer.scaling.text import amount, describe_backtest, paragraph, short_names
+
+PAPER_UNIT = "GPU-hours"  # of C_mid in the paper's grid
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What to fit, how, and where to write it."""
+    """What to fit, by which procedure, and where to write it."""
     add_input_arguments(command)
-    add_cross_check_arguments(command)
+    add = command.add_argument_group("procedures").add_argument
+    add(
+        "--procedure", choices=("ours", "paper"), default="ours",
+        help="paper: that of arXiv 2510.13786, a grid over A and C_mid without weights or intervals",
+    )  # fmt: skip
+    grid = PaperGrid()
+    add(
+        "--paper-A", type=float, nargs=3, default=grid.A, metavar=("LOW", "HIGH", "STEP"),
+        help=f"the paper's grid of A (default: {as_typed(grid.A)})",
+    )  # fmt: skip
+    add(
+        "--paper-c-mid", type=float, nargs=3, metavar=("LOW", "HIGH", "N"),
+        help=f"the paper's grid of C_mid (default: {as_typed(grid.C_mid)}, in {PAPER_UNIT})",
+    )  # fmt: skip
+    add(
+        "--paper-spacing", choices=("linear", "log"), default="linear",
+        help="spacing of the grid of C_mid (default: %(default)s)",
+    )  # fmt: skip
+    text = "compare the sigmoid with a logistic, a power law and log-power"
+    add("--families", action="store_true", help=text)
     command.add_argument("--json", type=Path, help="write the fits here, by input")
     command.add_argument("--plot", type=Path, help="plot all inputs in this file (.png, .svg or .pdf)")
 
@@ -46,16 +64,19 @@ def run(args: argparse.Namespace) -> None:
     for reading, label in zip(readings, labels, strict=True):
         curve = reading.curve
         if args.procedure == "paper":
-            paper = fit_as_paper(curve, args)
-            text, content = explain_paper(paper, curve.unit), paper_json(paper, curve)
+            paper = _fit_as_paper(curve, args)
+            texts, content = [_explain_paper(paper, curve.unit)], _paper_json(paper, curve)
         else:
             fit, test = _fit(curve), backtest(curve)
-            text = "\n".join(filter(None, (explain(fit, curve.unit), describe_backtest(test, curve.unit))))
+            texts = [explain(fit, curve.unit), *([describe_backtest(test, curve.unit)] if test else [])]
             content = {**fit.to_json(), "backtest": test and asdict(test)}
             drawn.append((label, curve, fit))
-        more, entries = cross_checks(curve, args)
-        results[curve.name] = _to_json(reading, {**content, **entries}, args)
-        paragraphs.append("\n".join([curve.name, paragraph(str(reading)), text, *more]))
+        if args.families:
+            families = compare_families(curve)
+            texts.append(_explain_families(families))
+            content["families"] = [family.to_json() for family in families]
+        results[curve.name] = _to_json(reading, content, args)
+        paragraphs.append("\n".join([curve.name, paragraph(str(reading)), *texts]))
     if args.plot:
         plot_curves(drawn, args.plot)
     if args.json:
@@ -81,3 +102,52 @@ def _to_json(reading: Reading, content: dict[str, Any], args: argparse.Namespace
         "drop_early": args.drop_early,
     }
     return {"unit": reading.curve.unit, "procedure": args.procedure, **content, "source": source}
+
+
+def _fit_as_paper(curve: Curve, args: argparse.Namespace) -> PaperFit:
+    """The paper's fit. ConfigError: no R0, or no grid for this unit."""
+    R0 = curve.R0.pass_rate if isinstance(curve.R0, EvalPoint) else curve.R0
+    if R0 is None:
+        raise ConfigError(f"{curve.name}: the paper's procedure needs R0: a point at compute 0, or --r0")
+    if args.paper_c_mid is None and curve.unit != PAPER_UNIT:
+        raise ConfigError(
+            f"{curve.name}: the paper's grid of C_mid is in {PAPER_UNIT}, the compute in {curve.unit}; "
+            "set --paper-c-mid LOW HIGH N"
+        )
+    grid = PaperGrid(tuple(args.paper_A), tuple(args.paper_c_mid or PaperGrid().C_mid), args.paper_spacing)
+    try:
+        return paper_fit([p.compute for p in curve.points], [p.pass_rate for p in curve.points], R0, grid)
+    except ConfigError as e:
+        raise ConfigError(f"{curve.name}: {e}") from e
+
+
+def _explain_paper(found: PaperFit, unit: str) -> str:
+    (a, b, step), (low, high, n) = found.grid.A, found.grid.C_mid
+    return "\n".join([
+        "The paper's procedure (least squares on a grid; no weights, no intervals):",
+        f"  A {found.A:.3f}, B {found.B:.2f}, C_mid {amount(found.C_mid, 4)} {unit}, with R0 {found.R0:.3f}",
+        f"  grid: A from {a:g} to {b:g} by {step:g}, C_mid from {low:g} to {high:g} "
+        f"at {n:g} {found.grid.spacing} steps",
+        *(f"  {FLAGS[flag]}" for flag in found.flags),
+    ])  # fmt: skip
+
+
+def _paper_json(found: PaperFit, curve: Curve) -> dict[str, Any]:
+    """With the keys of the default fit, the ends of the intervals null."""
+    numbers = {k: {"value": getattr(found, k), "low": None, "high": None} for k in ("A", "B", "C_mid", "R0")}
+    ends = [curve.points[0].compute, curve.points[-1].compute]
+    return {**asdict(found), **numbers, "points": len(curve.points), "compute_range": ends}
+
+
+def _explain_families(families: Sequence[FamilyFit]) -> str:
+    best = min((f.aicc for f in families if f.aicc is not None), default=math.nan)
+    rows = [
+        "Families of curves (ahead: median error in the second half, predicted from the first):",
+        f"  {'':10} {'SSE':>8} {'ΔAICc':>8} {'ahead':>7}  parameters",
+    ]
+    for f in families:
+        aicc = "–" if f.aicc is None else f"+{f.aicc - best:.1f}"
+        ahead = "–" if f.held_out is None else f"{f.held_out:.4f}"
+        numbers = ", ".join(f"{k} {v:.4g}" for k, v in asdict(f.curve).items())
+        rows.append(f"  {f.family:10} {f.sse:8.2g} {aicc:>8} {ahead:>7}  {numbers}")
+    return "\n".join(rows)

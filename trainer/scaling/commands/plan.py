@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import check_outputs, write_json
+from trainer.scaling.commands import as_typed, check_outputs, write_json
 from trainer.scaling.fit import MIN_POINTS, Fit
 from trainer.scaling.plan import (
     A_RANGE,
@@ -69,12 +69,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--budgets", type=float, nargs="+", metavar="X",
-        help="budgets of the whole run to try, in multiples of C_mid "
-        f"(default: {_list(BUDGETS)}), after a pilot in multiples of its compute (default: {_list(FURTHER)})",
+        help=f"budgets of the whole run to try, in multiples of C_mid (default: {as_typed(BUDGETS)}), "
+        f"after a pilot in multiples of its compute (default: {as_typed(FURTHER)})",
     )  # fmt: skip
     add(
         "--evaluations", type=int, nargs="+", default=EVALUATIONS, metavar="N",
-        help=f"numbers of evaluations to try, equally spaced, after a pilot (default: {_list(EVALUATIONS)})",
+        help="numbers of evaluations to try, equally spaced, after a pilot "
+        f"(default: {as_typed(EVALUATIONS)})",
     )  # fmt: skip
     add(
         "--eval-cost", type=float, default=0.0, metavar="C",
@@ -248,7 +249,3 @@ def _check_unused(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"{', '.join(unused)}: only for reading a pilot, and there is none; give its file, or omit this"
         )
-
-
-def _list(numbers: Sequence[float]) -> str:
-    return " ".join(f"{x:g}" for x in numbers)

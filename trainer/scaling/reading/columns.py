@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from trainer.config import ConfigError
 
@@ -57,8 +58,7 @@ def reward_column(columns: Sequence[str], given: str | None) -> str:
         raise ConfigError(
             f"several columns could be the reward; set --reward-column to one of {listed(found)}"
         )
-    trained = matching(TRAINING, columns)
-    if trained:
+    if trained := matching(TRAINING, columns):
         raise ConfigError(
             "no column is recognized as a held-out reward; if you mean that of the training batches, "
             f"set --reward-column to one of {listed(trained)}"
@@ -68,44 +68,37 @@ def reward_column(columns: Sequence[str], given: str | None) -> str:
 
 def compute_column(columns: Sequence[str], given: str | None) -> tuple[str, str]:
     """The given column or the first recognized one, and the unit in its name (else the name itself)."""
-    names = columns if given is None else [existing(given, columns, "--compute-column")]
-    for pattern, unit in COMPUTE:
-        found = matching(pattern, names)
-        if found:
-            return found[0], unit
-    if given is not None:
-        return given, given
-    raise ConfigError(f"no column is recognized as compute; set --compute-column to one of {listed(columns)}")
+    column, unit = _recognized(COMPUTE, columns, given, "--compute-column", "compute")
+    return column, unit or column
 
 
 def step_column(columns: Sequence[str], given: str | None) -> str:
     """The given column, or the one that counts steps."""
-    if given is not None:
-        return existing(given, columns, "--compute-column")
-    found = find_step(columns)
-    if found is None:
-        raise ConfigError(
-            f"no column is recognized as steps; set --compute-column to one of {listed(columns)}"
-        )
-    return found
+    return _recognized([(name, None) for name in STEPS], columns, given, "--compute-column", "steps")[0]
+
+
+def seconds_column(columns: Sequence[str], given: str | None) -> tuple[str, bool | None]:
+    """The column of seconds, and whether they are per step; None: its name does not say."""
+    known = [(name, True) for name in PER_STEP] + [(name, False) for name in CLOCKS]
+    return _recognized(known, columns, given, "--seconds-column", "seconds")
+
+
+def _recognized(
+    known: Iterable[tuple[str, Any]], columns: Sequence[str], given: str | None, flag: str, meaning: str
+) -> tuple[str, Any]:
+    """The given column, or the first with a known name; and what is known of it (None: nothing)."""
+    names = columns if given is None else [existing(given, columns, flag)]
+    for pattern, knowledge in known:
+        if found := matching(pattern, names):
+            return found[0], knowledge
+    if given is None:
+        raise ConfigError(f"no column is recognized as {meaning}; set {flag} to one of {listed(columns)}")
+    return given, None
 
 
 def find_step(columns: Sequence[str]) -> str | None:
     """The column that counts steps, if there is one."""
     return next((c for name in STEPS for c in matching(name, columns)), None)
-
-
-def seconds_column(columns: Sequence[str], given: str | None) -> tuple[str, bool | None]:
-    """The column of seconds, and whether they are per step; None: its name does not say."""
-    names = columns if given is None else [existing(given, columns, "--seconds-column")]
-    for patterns, per_step in ((PER_STEP, True), (CLOCKS, False)):
-        for pattern in patterns:
-            found = matching(pattern, names)
-            if found:
-                return found[0], per_step
-    if given is not None:
-        return given, None
-    raise ConfigError(f"no column is recognized as seconds; set --seconds-column to one of {listed(columns)}")
 
 
 def error_column(columns: Sequence[str], reward: str, given: str | None) -> str | None:

@@ -6,9 +6,11 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.config import ConfigError
 from trainer.scaling.reading import columns as names
@@ -16,28 +18,25 @@ from trainer.scaling.reading.tables import Rows
 
 SINCE_1970 = 1e9  # a clock that starts beyond this many seconds shows a date
 
-Values = list[float | None]  # by row; None: unknown
+Values = NDArray[np.float64]  # (rows,); NaN: unknown
 
 
 def compute_of(
     rows: Rows, columns: Sequence[str], path: Path, args: argparse.Namespace
 ) -> tuple[Values, str, str]:
-    """C of each row (None before the first value), its unit, and its source.
+    """C of each row (NaN before the first value), its unit, and its source.
 
     A row without a value gets that of the row before: trainers log rewards and compute in separate rows.
     """
     if args.devices is not None:
         column, per_step = names.seconds_column(columns, args.seconds_column)
         seconds, source = _seconds(rows, columns, column, per_step)
-        return (
-            _times(seconds, args.devices / 3600),
-            args.unit or "GPU-hours",
-            f"{source} × {args.devices:g} devices",
-        )
+        source = f"{source} × {args.devices:g} devices"
+        return seconds * (args.devices / 3600), args.unit or "GPU-hours", source
     if args.gpu_hours_per_step is not None:
         step = names.step_column(columns, args.compute_column)
-        hours = _times(_filled(_numbers(rows, step)), args.gpu_hours_per_step)
-        return hours, args.unit or "GPU-hours", f"{step!r} × {args.gpu_hours_per_step:g} GPU-hours"
+        source = f"{step!r} × {args.gpu_hours_per_step:g} GPU-hours"
+        return _filled(_numbers(rows, step)) * args.gpu_hours_per_step, args.unit or "GPU-hours", source
     column, unit = names.compute_column(columns, args.compute_column)
     if column.startswith("compute/"):
         unit = _ledger_unit(path) or unit
@@ -49,8 +48,7 @@ def _seconds(rows: Rows, columns: Sequence[str], column: str, per_step: bool | N
     values = _numbers(rows, column)
     step = names.find_step(columns)
     steps = _filled(_numbers(rows, step)) if step else None
-    back = _fall(steps or [])
-    if back:
+    if steps is not None and (back := _fall(steps)):
         raise ConfigError(
             f"{step!r} falls from {back[0]:g} to {back[1]:g}; to count time, remove the rows of steps that a "
             "resumed run repeated, and sort by step"
@@ -69,21 +67,19 @@ def _seconds(rows: Rows, columns: Sequence[str], column: str, per_step: bool | N
 
 def _fall(values: Values) -> tuple[float, float] | None:
     """The first pair of neighbouring values that decrease."""
-    known = [v for v in values if v is not None]
-    return next(((a, b) for a, b in pairwise(known) if b < a), None)
+    known = values[~np.isnan(values)]
+    falls = np.flatnonzero(np.diff(known) < 0)
+    return (known[falls[0]], known[falls[0] + 1]) if len(falls) else None
 
 
 def _added_up(values: Values, steps: Values | None) -> Values:
     """Sums of seconds per step; a row after several steps counts for all of them."""
-    total, before = 0.0, 0.0
-    sums: Values = []
-    for i, value in enumerate(values):
-        step = steps[i] if steps is not None else before + 1
-        if value is not None and step is not None:
-            total += value * max(0.0, step - before)
-            before = max(before, step)
-        sums.append(total)
-    return sums
+    if steps is None:
+        steps = np.cumsum(~np.isnan(values)).astype(float)
+    known = ~np.isnan(values) & ~np.isnan(steps)
+    seconds = np.zeros(len(values))
+    seconds[known] = values[known] * np.diff(np.maximum(steps[known], 0), prepend=0)
+    return np.cumsum(seconds)
 
 
 def _since_start(clock: Values, steps: Values | None, column: str) -> Values:
@@ -92,40 +88,33 @@ def _since_start(clock: Values, steps: Values | None, column: str) -> Values:
     If no row is of step 0, a clock that starts at 0 is used as it is, and the start of a date is extrapolated
     from the first row at the mean time per step.
     """
-    known = [(t, s) for t, s in zip(clock, steps or clock, strict=True) if t is not None and s is not None]
-    if not known:
+    known = ~np.isnan(clock) if steps is None else ~np.isnan(clock) & ~np.isnan(steps)
+    if not known.any():
         return clock
-    (first, from_step), (last, to_step) = known[0], known[-1]
-    at_start = [t for t, s in known if s <= 0] if steps is not None else []
-    if at_start:
-        start = at_start[-1]
-    elif first < SINCE_1970:
+    t, s = clock[known], None if steps is None else steps[known]
+    if s is not None and s[0] <= 0:
+        start = t[s <= 0][-1]
+    elif t[0] < SINCE_1970:
         start = 0.0
-    elif steps is not None and to_step > from_step:
-        start = first - (last - first) * from_step / (to_step - from_step)
+    elif s is not None and s[-1] > s[0]:
+        start = t[0] - (t[-1] - t[0]) * s[0] / (s[-1] - s[0])
     else:
         raise ConfigError(
             f"{column!r} is a date and no column counts steps, so the start of the run is unknown"
         )
-    return [None if t is None else max(0.0, t - start) for t in clock]
+    return np.maximum(clock - start, 0.0)
 
 
 def _numbers(rows: Rows, column: str) -> Values:
-    return [
-        None if row.get(column) in (None, "") else number(row, column, i) for i, row in enumerate(rows, 1)
-    ]
+    return np.array([
+        math.nan if row.get(column) in (None, "") else number(row, column, i) for i, row in enumerate(rows, 1)
+    ])  # fmt: skip
 
 
 def _filled(values: Values) -> Values:
-    """Missing values get the value of the row before."""
-    filled: Values = []
-    for value in values:
-        filled.append(value if value is not None or not filled else filled[-1])
-    return filled
-
-
-def _times(values: Values, factor: float) -> Values:
-    return [None if v is None else v * factor for v in values]
+    """Unknown values get the value of the row before."""
+    known = np.where(np.isnan(values), 0, np.arange(len(values)))
+    return values[np.maximum.accumulate(known)]
 
 
 def number(row: dict[str, Any], column: str, line: int) -> float:

@@ -81,15 +81,16 @@ def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> N
     )
 
 
-def read_curves(args: argparse.Namespace) -> list[Curve]:
-    """The curves of all inputs, in their order. ConfigError: one line that says what is wrong."""
-    return [reading.curve for reading in read_inputs(args)]
+def read_curves(args: argparse.Namespace, inputs: Sequence[str] | None = None) -> list[Curve]:
+    """The curves of `inputs` (default: of all), in their order. ConfigError: one line, what is wrong."""
+    return [reading.curve for reading in read_inputs(args, inputs)]
 
 
-def read_inputs(args: argparse.Namespace) -> list[Reading]:
+def read_inputs(args: argparse.Namespace, inputs: Sequence[str] | None = None) -> list[Reading]:
     """The curves and their sources, named by input, and by run if an input holds several."""
     _check_options(args)
-    return [reading for path in dict.fromkeys(map(Path, args.inputs)) for reading in _read(path, args)]
+    paths = dict.fromkeys(map(Path, args.inputs if inputs is None else inputs))
+    return [reading for path in paths for reading in _read(path, args)]
 
 
 def same_unit(curves: Sequence[Curve]) -> str:
@@ -105,12 +106,8 @@ def same_unit(curves: Sequence[Curve]) -> str:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    ways = {
-        "--compute-column": args.compute_column is not None,
-        "--devices": args.devices is not None,
-        "--gpu-hours-per-step": args.gpu_hours_per_step is not None,
-    }
-    given = [flag for flag, is_given in ways.items() if is_given]
+    ways = ("compute_column", "devices", "gpu_hours_per_step")
+    given = [f"--{way.replace('_', '-')}" for way in ways if getattr(args, way) is not None]
     if len(given) > 1 and given != ["--compute-column", "--gpu-hours-per-step"]:
         raise ConfigError(f"{' and '.join(given)} were given; expected one of them, as each defines C")
     if args.seconds_column is not None and args.devices is None:
@@ -143,13 +140,14 @@ def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Rea
     error = None if args.samples else names.error_column(columns, reward, args.se_column)
     step = names.find_step(columns)
     points = []
-    for i, (row, c) in enumerate(zip(rows, compute, strict=True), 1):
+    for i, (row, c) in enumerate(zip(rows, compute.tolist(), strict=True), 1):
         if row.get(reward) in (None, ""):
             continue
         at = i if step is None or row.get(step) in (None, "") else int(number(row, step, i))
-        if c is None and at != 0:
-            raise ConfigError(f"row {i} has a reward, but no row up to it has {compute_source}")
-        c = c or 0.0  # before step 1, no compute was spent, whether logged or not
+        if math.isnan(c):  # before step 1, no compute was spent, whether logged or not
+            if at != 0:
+                raise ConfigError(f"row {i} has a reward, but no row up to it has {compute_source}")
+            c = 0.0
         if c < 0:
             raise ConfigError(f"row {i}: compute is {c:g}; expected at least 0")
         points.append(EvalPoint(at, c, *_score(row, reward, error, i, args)))
@@ -182,7 +180,11 @@ def _score(
     low, high = args.reward_range
     r = (number(row, reward, line) - low) / (high - low)
     if not -ROUNDING <= r <= 1 + ROUNDING:
-        raise ConfigError(f"row {line}: {reward!r} is {row[reward]}; {_expected_range(r, args)}")
+        likely = "-1 1" if -1 <= r < 0 else "0 100" if 1 < r <= 100 else "LOW HIGH"
+        expected = f"expected 0 to 1; if it is on another scale, give --reward-range {likely}"
+        if (low, high) != UNIT_RANGE:
+            expected = f"expected {low:g} to {high:g} (--reward-range)"
+        raise ConfigError(f"row {line}: {reward!r} is {row[reward]}; {expected}")
     r = min(1.0, max(0.0, r))
     if args.samples:
         return r, math.sqrt(r * (1 - r) / args.samples)
@@ -202,14 +204,6 @@ def _check_distinct(points: Sequence[EvalPoint], step: str | None) -> None:
                 f"two rewards at compute {one.compute:g}: {one.pass_rate:g} and {other.pass_rate:g}; "
                 "expected one: average them, or split the file if it holds several runs"
             )
-
-
-def _expected_range(r: float, args: argparse.Namespace) -> str:
-    low, high = args.reward_range
-    if (low, high) != UNIT_RANGE:
-        return f"expected {low:g} to {high:g} (--reward-range)"
-    likely = "-1 1" if -1 <= r < 0 else "0 100" if 1 < r <= 100 else "LOW HIGH"
-    return f"expected 0 to 1; if it is on another scale, give --reward-range {likely}"
 
 
 def _columns(rows: Rows) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import logging
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainer.config import ConfigError
 
@@ -30,10 +29,10 @@ def read_tables(path: Path) -> dict[str, Rows]:
         tables = {"": _events(path)}
     else:
         tables = _wandb_runs([_flat(row) for row in _rows(path)])
-    empty = [name for name, rows in tables.items() if not rows]
-    if len(empty) == len(tables):
+    tables = {name: rows for name, rows in tables.items() if rows}
+    if not tables:
         raise ConfigError(f"{path} is empty; {EXPECTED}")
-    return {name: rows for name, rows in tables.items() if rows}
+    return tables
 
 
 def _folder(path: Path) -> dict[str, Rows]:
@@ -128,10 +127,9 @@ def _parquet(path: Path) -> Rows:
     import pyarrow.parquet
 
     try:
-        rows: Rows = pyarrow.parquet.read_table(path).to_pylist()
+        return cast(Rows, pyarrow.parquet.read_table(path).to_pylist())
     except pyarrow.ArrowException as e:
         raise ValueError(f"not parquet ({_line(e)})") from e
-    return rows
 
 
 def _events(path: Path) -> Rows:
@@ -177,17 +175,15 @@ def _wandb_runs(rows: Rows) -> dict[str, Rows]:
     return runs
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested objects as `outer/inner`, without verl's outer `data`."""
-
-    def walk(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if isinstance(value, dict):
-                yield from walk(prefix if key == "data" else f"{prefix}{key}/", value)
-            else:
-                yield prefix + key, value
-
-    return dict(walk("", row))
+    flat: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, prefix if key == "data" else f"{prefix}{key}/")
+        else:
+            flat[prefix + key] = value
+    return flat
 
 
 def _line(error: BaseException) -> str:
