@@ -48,7 +48,6 @@ class WeightsHeld:
     """The engine has loaded the weights: every later token is from `version`."""
 
     version: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def test_any_key_is_overridable_and_typed() -> None:
         (["--pipeline.steps"], "expected one argument"),
         (["--logging.keep_checkpoints", "0"], "logging.keep_checkpoints is 0; expected 1 or more"),
         (["--seed", "-1"], "seed is -1; expected 0 or more"),
+        (["--data.held_out", "0"], "data.held_out is 0; expected 1 or more: without held-out prompts"),
         (["--data.size", "-5"], "data.size is -5; expected 0 or more"),
         (["--verifier.timeout_s", "0"], "verifier.timeout_s is 0.0; expected above 0"),
         (["--learner.grad_clip", "-1"], "learner.grad_clip is -1.0; expected 0 or more"),

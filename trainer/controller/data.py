@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,6 @@ class Row:
 
 def load_prompts(config: DataConfig, tokenizer: Any) -> Dataset:
     """Read, check, tokenise and split the prompts of `config`. `tokenizer`: a transformers tokenizer."""
-    if config.held_out < 1:
-        raise ConfigError(f"data.held_out is {config.held_out}; evaluation needs at least 1 prompt")
     prompts = _prompts(config.source, config, tokenizer, limit=config.size)
     if not config.held_out_source:
         if len(prompts) <= config.held_out:
@@ -75,9 +73,8 @@ def _prompts(source: str, config: DataConfig, tokenizer: Any, limit: int = 0) ->
         prompt_id = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:ID_CHARS]
         if prompt_id not in prompts:
             answer = _answer(row, config, pattern)
-            prompts[prompt_id] = Prompt(
-                prompt_id, text, _token_ids(row, text, config, tokenizer), answer, row.columns
-            )
+            token_ids = _token_ids(row, text, config, tokenizer)
+            prompts[prompt_id] = Prompt(prompt_id, text, token_ids, answer, row.columns)
         if count == limit and not source.startswith("reasoning_gym:"):
             break
     if not prompts:
@@ -99,10 +96,7 @@ def _render(row: Row, config: DataConfig) -> str:
             raise ConfigError(_template_help(config, f"{{{name}}} is not a column name"))
         if name not in values:
             column = config.prompt_column if name == "question" else name
-            raise ConfigError(
-                f"{row.place}: no column {column!r}; there are {_listed(row.columns)}; "
-                "set data.prompt_column or data.template"
-            )
+            raise _no_column(row, column, "data.prompt_column or data.template")
         if values[name] is None:
             raise ConfigError(f"{row.place}: {name!r} is null; fill it or remove the row")
     text = string.Formatter().vformat(config.template, (), values)
@@ -115,8 +109,9 @@ def _template_help(config: DataConfig, error: str) -> str:
     return f"data.template {config.template!r}: {error}; write a literal brace twice, as in \\boxed{{{{}}}}"
 
 
-def _listed(columns: dict[str, Any]) -> str:
-    return ", ".join(repr(c) for c in columns) or "none"
+def _no_column(row: Row, column: str, keys: str) -> ConfigError:
+    present = ", ".join(map(repr, row.columns)) or "none"
+    return ConfigError(f"{row.place}: no column {column!r}; there are {present}; set {keys}")
 
 
 def _answer_regex(pattern: str) -> re.Pattern[str] | None:
@@ -135,9 +130,7 @@ def _answer(row: Row, config: DataConfig, pattern: re.Pattern[str] | None) -> st
     """The gold answer: the column, or the pattern's last match in it. 145.0 becomes '145'."""
     column = config.answer_column
     if column not in row.columns:
-        raise ConfigError(
-            f"{row.place}: no column {column!r}; there are {_listed(row.columns)}; set data.answer_column"
-        )
+        raise _no_column(row, column, "data.answer_column")
     value = row.columns[column]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -178,7 +171,7 @@ def _rows(source: str, config: DataConfig) -> Iterator[Row]:
     if kind == "reasoning_gym":
         return _generated(name, config)
     if kind == "datasets":
-        return _hub(name, config.options)
+        return _table(source, _hub(name, config.options))
     path = Path(source).expanduser()
     if path.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(
@@ -186,7 +179,7 @@ def _rows(source: str, config: DataConfig) -> Iterator[Row]:
         )
     if not path.is_file():
         raise ConfigError(f"data file {source} does not exist (looked for {path.absolute()})")
-    return _jsonl(path) if path.suffix == ".jsonl" else _parquet(path)
+    return _jsonl(path) if path.suffix == ".jsonl" else _table(source, _parquet(path))
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
@@ -205,29 +198,32 @@ def _jsonl(path: Path) -> Iterator[Row]:
             yield Row(f"{path}:{number}", columns)
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _table(source: str, records: Iterable[dict[str, Any]]) -> Iterator[Row]:
+    """The columns as the verifiers get them, through JSON; other values become text."""
+    for number, columns in enumerate(records, 1):
+        plain = json.loads(json.dumps(columns, default=str, skipkeys=True))
+        yield Row(f"{source} row {number}", plain)
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        return pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as e:
         raise ConfigError(f"{path}: not a readable parquet file: {' '.join(str(e).split())}") from e
-    for number, columns in enumerate(rows, 1):
-        yield Row(f"{path} row {number}", _jsonable(columns))
 
 
-def _hub(name: str, options: dict[str, Any]) -> Iterator[Row]:
+def _hub(name: str, options: dict[str, Any]) -> Iterable[dict[str, Any]]:
     try:
         import datasets
     except ImportError as e:
         raise ConfigError(f"datasets:{name} needs the datasets package: pip install datasets") from e
     try:
-        table = datasets.load_dataset(name, **{"split": "train", **options})
+        return datasets.load_dataset(name, **{"split": "train", **options})
     except Exception as e:  # of many kinds; its text is the user's clue
         raise ConfigError(f"datasets:{name} with data.options {options}: {' '.join(str(e).split())}") from e
-    for number, columns in enumerate(table, 1):
-        yield Row(f"datasets:{name} row {number}", _jsonable(dict(columns)))
 
 
 def _generated(task: str, config: DataConfig) -> Iterator[Row]:
@@ -236,9 +232,3 @@ def _generated(task: str, config: DataConfig) -> Iterator[Row]:
     for index, item in enumerate(generate(task, arguments)):
         columns = {**item, "origin": {"task": task, "arguments": arguments}}
         yield Row(f"reasoning_gym:{task} item {index}", columns, needs_answer=False)
-
-
-def _jsonable(columns: dict[str, Any]) -> dict[str, Any]:
-    """The columns as the verifiers get them, through JSON; other values become text."""
-    plain: dict[str, Any] = json.loads(json.dumps(columns, default=str, skipkeys=True))
-    return plain

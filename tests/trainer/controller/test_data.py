@@ -161,7 +161,6 @@ def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
 def test_wrong_settings_are_one_line(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", rows(4))
     assert "4 different prompts; data.held_out takes 4" in error(source=source, held_out=4)
-    assert "data.held_out is 0" in error(source=source, held_out=0)
     assert "no column 'body'; there are 'question', 'answer'" in error(source=source, template="{body}")
     assert "write a literal brace twice" in error(source=source, template="{question} \\boxed{}")
     assert "write a literal brace twice" in error(source=source, template="{question} \\boxed{")

@@ -53,9 +53,8 @@ def serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connec
                     engine.submit(request)
                 case UpdateWeights(version, path):
                     with clock.state("weight_update"):
-                        start = time.monotonic()
                         engine.update_weights(version, path)
-                    conn.send(WeightsHeld(version, time.monotonic() - start))
+                    conn.send(WeightsHeld(version))
                 case Abort(request_ids):
                     conn.send(Columns.from_records(engine.abort(request_ids)))
                 case Pause():

@@ -187,7 +187,6 @@ class Scheduler:
         self._start_samples()
 
     async def _update_weights(self, version: int, path: str) -> None:
-        start = time.monotonic()
         self._book_time()
         self._updating = True
         self._clock.enter(self._state)
@@ -200,7 +199,7 @@ class Scheduler:
         self._send_completions()
         self._book_time()
         self._updating = False
-        self._conn.send(WeightsHeld(version, time.monotonic() - start))
+        self._conn.send(WeightsHeld(version))
 
     def _start_samples(self) -> None:
         """Start waiting samples while slots are free."""
