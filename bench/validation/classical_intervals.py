@@ -17,17 +17,9 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import f as f_distribution
 
+from bench.validation.least_squares import Corners, Moments, best_ends, least_squares_of, moments, triangle
 from trainer.config import ConfigError
-from trainer.scaling.alternatives.least_squares import (
-    Corners,
-    Moments,
-    best_ends,
-    data_of,
-    least_squares_of,
-    moments,
-    triangle,
-)
-from trainer.scaling.fit import MIN_POINTS, Estimate, estimate
+from trainer.scaling.fit import MIN_POINTS, Estimate, averaged, checked, estimate
 from trainer.scaling.posterior import Draws, full_box, robust
 from trainer.scaling.sigmoid import Curve, Sigmoid, fraction_gained
 
@@ -106,7 +98,7 @@ class _IntervalProblem:
 
 
 def _problem(curve: Curve) -> _IntervalProblem:
-    data = data_of(curve)
+    data = averaged(checked(curve))
     if len(data.compute) < MIN_POINTS:
         raise ConfigError(
             f"{curve.name}: {len(data.compute)} points beyond R0; for an interval, {MIN_POINTS} or more"

@@ -10,6 +10,7 @@ from scipy.optimize import least_squares
 from scipy.stats import f as f_distribution
 
 from bench.validation.classical_intervals import Intervals, _problem, bootstrap, profile, refit
+from bench.validation.least_squares import best_ends, moments, triangle
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve
 
@@ -159,3 +160,18 @@ def test_too_few_points_or_resamples_are_a_clear_error() -> None:
         bootstrap(curve(), 3)
     with pytest.raises(ConfigError, match="expected one of residual, parametric, block"):
         bootstrap(curve(), 1000, "jackknife")  # type: ignore[arg-type]  # that is the point
+
+
+def test_the_ends_of_a_curve_are_the_best_within_their_bounds() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (x.ravel() for x in np.meshgrid(*2 * [np.linspace(0.1, 0.9, 81)]))
+    a, b = a[a <= b], b[a <= b]
+    for i in range(200):
+        s, sd = np.sort(rng.random(7)), 0.01 + rng.random(7)
+        y = rng.normal(*rng.random(2), 7)
+        low, high, gain = best_ends(moments(s, y, sd), triangle(0.1, 0.9))
+        assert 0.1 <= low <= high <= 0.9
+        found = float((((low * (1 - s) + high * s - y) / sd) ** 2).sum())
+        assert found == pytest.approx(float(((y / sd) ** 2).sum() - gain), rel=1e-9), i
+        errors = (a[:, None] * (1 - s) + b[:, None] * s - y) / sd
+        assert found <= (errors**2).sum(1).min() + 1e-9, i

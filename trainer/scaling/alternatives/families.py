@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.ndimage import minimum_filter
+from scipy.optimize import least_squares
 from scipy.special import expit
 
 from trainer.config import ConfigError
-from trainer.scaling.alternatives.least_squares import Corners, data_of, least_squares_of, triangle
-from trainer.scaling.fit import MIN_POINTS
+from trainer.scaling.fit import MIN_POINTS, averaged, checked
 from trainer.scaling.posterior import Data, full_box
 from trainer.scaling.sigmoid import Curve, Sigmoid, fraction_gained
 
@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 
 POWER_RANGE = (0.005, 10.0)  # exponents of the power laws
 LOWEST_START = -10.0  # a power law may be this far below 0 at the first point
+ROUNDS, STARTS = 8, 4  # of the search for the least squares
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +79,20 @@ class FamilyFit:
     parameters: int  # how many are fitted
     sse: float  # Σ (R − curve)²
     aicc: float | None  # for Gaussian errors in proportion to the reported ones; None: too few points
-    held_out: (
-        float | None
-    )  # median |error| in the second half of the compute of a fit to the first; None: too few
-
-    def to_json(self) -> dict[str, Any]:
-        """As valid JSON."""
-        return asdict(self)
+    # median |error| in the second half of the compute of a fit to the first; None: too few points
+    held_out: float | None
 
 
 def fit_sigmoid(data: Data) -> Sigmoid:
     """The sigmoid, with B and C_mid as in the default fit; R0 is the reported value, or else fitted."""
-    box, R0 = np.log(full_box(data)), data.R0
-    corners = triangle(0.0, 1.0) if R0 is None else ((R0, R0), (R0, 1.0))
-    axes = [np.linspace(box[0], box[1], 31), np.linspace(box[2], box[3], 61)]
-    best = least_squares_of(
-        data.compute,
-        data.reward,
-        data.sd,
+    B_low, B_high, C_low, C_high = np.log(full_box(data))
+    low, high, log_B, log_C = _least_squares(
+        data,
         lambda c, b, m: fraction_gained(c, np.exp(b), np.exp(m)),
-        axes,
-        corners,
+        [np.linspace(B_low, B_high, 31), np.linspace(C_low, C_high, 61)],
+        low=(0.0, 1.0) if data.R0 is None else (data.R0, data.R0),
     )
-    B, C_mid = np.exp(best.parameters)
-    return Sigmoid(best.low, best.high, float(B), float(C_mid))
+    return Sigmoid(low, high, math.exp(log_B), math.exp(log_C))
 
 
 def fit_logistic(data: Data) -> Logistic:
@@ -112,36 +103,85 @@ def fit_logistic(data: Data) -> Logistic:
     steepness = np.linspace(math.log(0.05 / span), math.log(10 / gap), 41)
     before, after = c[0] - span * np.linspace(1, 0.1, 10), c[-1] + span * np.linspace(0.1, 2, 20)
     middle = np.unique(np.concatenate([before, np.quantile(c, np.linspace(0, 1, 81)), after]))
-    best = least_squares_of(
-        c, data.reward, data.sd, lambda c, k, m: expit(np.exp(k) * (c - m)), [steepness, middle],
-        triangle(0.0, 1.0),
-    )  # fmt: skip
-    return Logistic(best.low, best.high, math.exp(best.parameters[0]), best.parameters[1])
+    low, high, log_k, mid = _least_squares(
+        data, lambda c, k, m: expit(np.exp(k) * (c - m)), [steepness, middle]
+    )
+    return Logistic(low, high, math.exp(log_k), mid)
 
 
 def fit_power_law(data: Data) -> PowerLaw:
     """The power law with A ≤ 1 and D ≥ 0."""
-    A, at_first, B = _power(data, triangle(LOWEST_START, 1.0))
+    at_first, A, B = _power(data, 1.0, (LOWEST_START, 1.0))
     return PowerLaw(A, (A - at_first) * float(data.compute[0]) ** B, B)
 
 
 def fit_log_power(data: Data) -> LogPower:
     """The log-power law, by least squares in the reward like the others."""
-    _, at_first, k = _power(data, ((LOWEST_START, 1.0), (1 - 1e-9, 1.0)))
+    at_first, _, k = _power(data, 1 - 1e-9, (1.0, 1.0))
     return LogPower(k, math.log(1 - at_first) + k * math.log(data.compute[0]))
 
 
-def _power(data: Data, corners: Corners) -> tuple[float, float, float]:
-    """A, the reward at the first point, and the exponent."""
-    first, (low, high) = data.compute[0], np.log(POWER_RANGE)
+def _power(data: Data, most: float, high: tuple[float, float]) -> tuple[float, float, float]:
+    """The reward at the first point, at most `most`; A within `high`; the exponent."""
+    first, (shallow, steep) = data.compute[0], np.log(POWER_RANGE)
 
-    def fraction(c: Array, log_exponent: Array) -> Array:
+    def fraction(c: Array, log_exponent: ArrayLike) -> Array:
         result: Array = -np.expm1(-np.exp(log_exponent) * np.log(c / first))
         return result
 
-    axes = [np.linspace(low, high, 200)]
-    best = least_squares_of(data.compute, data.reward, data.sd, fraction, axes, corners)
-    return best.high, best.low, math.exp(best.parameters[0])
+    at_first, A, log_exponent = _least_squares(
+        data, fraction, [np.linspace(shallow, steep, 200)], (LOWEST_START, most), high
+    )
+    return at_first, A, math.exp(log_exponent)
+
+
+def _least_squares(
+    data: Data,
+    fraction: Callable[..., Array],  # of (compute, *parameters): what is gained, from 0 to 1; broadcasts
+    axes: Sequence[Array],  # a grid of the parameters, so that no local optimum is taken for the global one
+    low: tuple[float, float] = (0.0, 1.0),  # bounds, of which equal ones hold the value
+    high: tuple[float, float] = (0.0, 1.0),
+) -> list[float]:
+    """low ≤ high and the parameters of least squares for R(C) = low + (high − low) · fraction(C)."""
+    c, y, sd = data.compute, data.reward, data.sd
+    grid = np.meshgrid(*axes, indexing="ij")
+    s = fraction(c, *(x[..., None] for x in grid))
+    to_low, to_high = (1 - s) / sd**2, s / sd**2
+    both, lows, highs = (to_low * s).sum(-1), np.full(grid[0].shape, low[0]), np.full(grid[0].shape, high[1])
+    for _ in range(ROUNDS):  # of least squares in low, then in high
+        lows = (to_low @ y - both * highs) / np.maximum((to_low * (1 - s)).sum(-1), 1e-300)
+        lows = np.clip(lows, low[0], np.minimum(highs, low[1]))
+        highs = (to_high @ y - both * lows) / np.maximum((to_high * s).sum(-1), 1e-300)
+        highs = np.clip(highs, np.maximum(lows, high[0]), high[1])
+    starts = [
+        (lows - low[0]) / np.maximum(np.minimum(highs, low[1]) - low[0], 1e-300),
+        (highs - high[0]) / max(high[1] - high[0], 1e-300),
+        *grid,
+    ]
+    chi2 = (((lows[..., None] * (1 - s) + highs[..., None] * s - y) / sd) ** 2).sum(-1)
+    minima = np.flatnonzero(chi2 == minimum_filter(chi2, 3, mode="nearest"))
+    minima = minima[np.argsort(chi2.ravel()[minima], kind="stable")][:STARTS]
+
+    def ends(share: float, high_share: float) -> tuple[float, float]:
+        at_most = high[0] + high_share * (high[1] - high[0])
+        return low[0] + share * (min(at_most, low[1]) - low[0]), at_most
+
+    def errors(x: Array) -> Array:
+        (first, last), s = ends(*x[:2]), fraction(c, *x[2:])
+        result: Array = (first + (last - first) * s - y) / sd
+        return result
+
+    bounds = np.array([[0, 1], [0, 1], *([axis[0], axis[-1]] for axis in axes)]).T
+    inside = bounds + 1e-9 * np.array([1, -1])[:, None] * (bounds[1] - bounds[0])
+    solutions = [
+        least_squares(
+            errors, np.clip([x.ravel()[k] for x in starts], *inside), bounds=bounds,
+            x_scale="jac", jac="3-point", ftol=1e-13, xtol=1e-12, gtol=1e-13,
+        )
+        for k in minima
+    ]  # fmt: skip
+    best = min(solutions, key=lambda solution: float(solution.cost))
+    return [float(x) for x in (*ends(*best.x[:2]), *best.x[2:])]
 
 
 def compare_families(curve: Curve) -> tuple[FamilyFit, ...]:
@@ -149,7 +189,7 @@ def compare_families(curve: Curve) -> tuple[FamilyFit, ...]:
 
     Only the sigmoid uses R0. AICc counts the fitted parameters, R0 only if it is unknown.
     """
-    data = data_of(curve)
+    data = averaged(checked(curve))
     if len(data.compute) < MIN_POINTS:
         raise ConfigError(
             f"{curve.name}: {len(data.compute)} points beyond R0; to compare families, {MIN_POINTS} or more"

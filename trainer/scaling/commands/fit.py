@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         if args.families:
             families = compare_families(curve)
             texts.append(_explain_families(families))
-            content["families"] = [family.to_json() for family in families]
+            content["families"] = [asdict(family) for family in families]
         results[curve.name] = _to_json(reading, content, args)
         paragraphs.append("\n".join([curve.name, paragraph(str(reading)), *texts]))
     if args.plot:

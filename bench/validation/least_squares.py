@@ -14,10 +14,6 @@ from numpy.typing import NDArray
 from scipy.ndimage import minimum_filter
 from scipy.optimize import least_squares
 
-from trainer.scaling.fit import averaged, checked
-from trainer.scaling.posterior import Data
-from trainer.scaling.sigmoid import Curve
-
 Array = NDArray[np.float64]
 Corners = Sequence[tuple[float, float]]  # (low, high) of a point, a line or a triangle, anticlockwise
 Shape = Callable[..., Array]  # s(compute, *parameters), broadcasting
@@ -33,11 +29,6 @@ class Best:
     low: float
     high: float
     chi2: float  # Σ ((R − curve)/sd)²
-
-
-def data_of(curve: Curve) -> Data:
-    """The points beyond compute 0, as `fit` uses them."""
-    return averaged(checked(curve))
 
 
 def triangle(floor: float, ceiling: float) -> Corners:
