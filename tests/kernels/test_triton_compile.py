@@ -80,7 +80,7 @@ def cases() -> list[tuple[str, Any]]:
             found.append((f"score {name} cap", lambda h=h, w=weight: fused.score(h, w, y, row, 30.0)))
             found.append((f"logits {name}", lambda h=h, w=weight: fused.logits(h, w, new(ROWS, len(w)))))
         if dtype == torch.bfloat16:
-            found.append((f"lean {name}", lambda h=h, w=weight: fused.fused_epilogue(h, w, y, row, row)))
+            found.append((f"fused epilogue {name}", lambda h=h, w=weight: fused.fused_epilogue(h, w, y, row, row)))
     return found
 
 
@@ -177,7 +177,7 @@ generations = pytest.mark.parametrize(
 def test_no_kernel_spills_and_each_fits_the_shared_memory(capability: int) -> None:
     found = report(capability)
     assert {name.split()[0] for name in found} == {
-        "_row_stats", "_row_grads", "_spx", "_split", "gemm", "merge", "estimate_anchors", "settle",
+        "_row_stats", "_row_grads", "_single_pass", "_split", "gemm", "merge", "estimate_anchors", "settle",
     }  # fmt: skip
     spilled = [n for n, code in found.items() if code["STL"] or code["LDL"] or code["stack"]]
     assert spilled == []
