@@ -19,7 +19,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).absolute()
         folder = Path(self.build_temp).absolute() / "native"
-        shutil.rmtree(folder, ignore_errors=True)  # CMake refuses a cache made for another place
+        shutil.rmtree(folder, ignore_errors=True)  # CMake refuses a cache created for another folder
         folder.mkdir(parents=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         output = f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={folder / 'out'}"
@@ -27,15 +27,15 @@ class CMakeBuild(build_ext):
         try:
             for command in (configure, ["cmake", "--build", folder, "--parallel"]):
                 subprocess.run(command, check=True)
-            built = target.with_suffix(".new")  # then renamed: nobody loads half a file
+            built = target.with_suffix(".new")  # renamed when complete: no process loads half a file
             shutil.copy(folder / "out" / target.name, built)
             built.replace(target)
         except (OSError, subprocess.CalledProcessError) as error:
-            target.unlink(missing_ok=True)  # better none than one of other sources
+            target.unlink(missing_ok=True)  # better no library than an outdated one
             why = error if isinstance(error, OSError) else "CMake's messages are above"
             self.warn(
                 f"the native CPU kernels were not built ({why}); expected CMake 3.18 and a C++20 compiler. "
-                "sigmoid-rl works without them, only slower on a CPU: the torch backend takes over"
+                "sigmoid-rl works without them, but is slower on a CPU: it uses the torch backend"
             )
 
 

@@ -49,11 +49,11 @@ __all__ = [
 ]
 
 
-_ADVICE = "one hides the other; expected only sigmoid-rl's: pip uninstall kernels"
+_ADVICE = "one hides the other; only sigmoid-rl's may be installed: pip uninstall kernels"
 
 
 def _namesake() -> str | None:
-    """Version of PyPI's other `kernels`, if installed: transformers would take this package for it."""
+    """Version of PyPI's other package `kernels`, if installed; transformers mistakes this package for it."""
     try:
         return importlib.metadata.version("kernels")
     except importlib.metadata.PackageNotFoundError:
@@ -61,16 +61,15 @@ def _namesake() -> str | None:
 
 
 def _warn_of_namesake() -> None:
-    version = _namesake()
-    if version is not None:
+    if version := _namesake():
         warnings.warn(
-            f"the PyPI package `kernels` {version} is installed beside sigmoid-rl's `kernels`, and {_ADVICE}",
+            f"the PyPI package `kernels` {version} is installed beside sigmoid-rl's `kernels`: {_ADVICE}",
             stacklevel=2,
         )
 
 
 def __getattr__(name: str) -> NoReturn:
-    """What the other package has and this one lacks."""
+    """An error that explains why a name of the other package is missing here."""
     version = None if name.startswith("__") else _namesake()
     if version is not None:
         raise ImportError(

@@ -1,4 +1,4 @@
-"""How tokens share the loss: the weight of each token, so that the aggregate is Σ weight · term."""
+"""Token weights, so that the loss is Σ weight · term: by token, by completion or by prompt."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Aggregation = Literal["token", "sample", "prompt", "sum"]
 
 
 def token_weights(
-    lengths: Sequence[int] | Tensor,  # (C,) loss tokens of each completion
-    prompts: Sequence[int] | Tensor,  # (C,) which prompt each completion answers: any integers
+    lengths: Sequence[int] | Tensor,  # (C,) number of loss tokens of each completion
+    prompts: Sequence[int] | Tensor,  # (C,) id of the prompt of each completion: any integers
     aggregation: Aggregation = "prompt",
 ) -> Tensor:
-    """(Σ lengths,) FP32 weights, completion after completion. Give it the whole optimizer batch.
+    """(Σ lengths,) FP32 weights, completion after completion, for a whole optimizer batch.
 
     token: 1 / tokens, the mean over all tokens (DAPO). sample: mean over completions of the mean over their
     tokens (GRPO). prompt: mean over prompts of the mean over all tokens of a prompt (ScaleRL, arXiv
@@ -33,7 +33,7 @@ def token_weights(
         raise ValueError(
             f"aggregation is {aggregation!r}; expected one of {', '.join(get_args(Aggregation))}"
         )
-    share = {  # number of the unit that each completion's tokens belong to; units weigh the same
+    share = {  # index of the unit to which each completion belongs; all units have the same weight
         "token": torch.zeros_like(n),
         "sample": torch.arange(len(n), device=n.device),
         "prompt": group.unique(return_inverse=True)[1],

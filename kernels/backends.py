@@ -1,4 +1,4 @@
-"""Which code does the work: `cpu` (native C++), `triton` (CUDA) or `torch` (anywhere)."""
+"""The interface of a backend, and the choice of one: `cpu` (native C++), `triton` (CUDA), `torch` (any)."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Score = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
 
 class Backend(Protocol):
-    """What a backend does with one chunk of C rows; `kernels.rows` says what the statistics are.
+    """The work on one chunk of C rows. `kernels.rows` defines the statistics.
 
-    targets (C,) are columns of this weight; one outside [0, V) is in another rank's shard of the vocabulary.
-    cap is the logits' soft cap, 0 for none.
+    targets (C,) are columns of this weight; one outside [0, V) belongs to another rank's shard of the
+    vocabulary. cap is the logits' soft cap, 0 for none.
     """
 
     def prepare(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
-        """The head as the methods below take it, logits being of `dtype`."""
+        """The weight in the form that the other methods take, for logits of this dtype."""
 
     def logits(self, h: Tensor, weight: Tensor, out: Tensor) -> None:
         """out (C, V) = h Wᵀ in FP32."""
 
     def row_stats(self, z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float) -> Tensor:
-        """(4, C) statistics of the rows of z (C, V), which stays."""
+        """(4, C) statistics of the rows of z (C, V), which is not changed."""
 
     def row_grads(
         self, z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, anchor: Tensor,
         a: Tensor, b: Tensor | None, k: Tensor | None, dz_y: Tensor, exact: bool,
     ) -> Tensor:  # fmt: skip
-        """The logits' gradient, in place of z; exact: as FP32 has it, not bf16."""
+        """The logits' gradient (C, V), in place of z; in FP32 if exact, else bf16 where that is faster."""
 
     def d_hidden(self, dz: Tensor, weight: Tensor, out: Tensor) -> None:
         """out (C, H) FP32 = dz W."""
@@ -53,21 +53,21 @@ class Backend(Protocol):
 
 
 class SinglePass(Backend, Protocol):
-    """A backend that stores E = e^{u − anchor} in bf16, Ê_y = −others, while it sums: see `kernels.op`."""
+    """A backend that stores E = e^{u − anchor} in bf16, with Ê_y = −others, in one pass; see `kernels.op`."""
 
     def single_pass(
         self, z: Tensor, targets: Tensor, inverse_temperature: Tensor, logprobs_gen: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(Ê (C, V) in place of z, (4, C) statistics to an anchor of its choice)."""
+        """(Ê (C, V) in place of z, (4, C) statistics); the backend chooses the anchor."""
 
     def fused_epilogue(
         self, h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, logprobs_gen: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The same from the GEMM's own epilogue: FP32 logits never reach memory."""
+        """The same, computed in the GEMM's epilogue: FP32 logits never reach memory."""
 
 
 def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backend]:
-    """The backend asked for, or the best for these tensors. ValueError if the one asked for cannot."""
+    """The backend of this name, or the best one for these tensors. ValueError if it cannot handle them."""
     if name is not None and name not in BACKENDS:
         raise ValueError(f"backend is {name!r}; expected one of {', '.join(BACKENDS)}, or None")
     if name is None:
@@ -80,12 +80,12 @@ def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backe
         return "torch", cast(Backend, torch_backend)
     reason = _why_not(name, hidden, weight)
     if reason:
-        raise ValueError(f"backend {name!r} cannot do this: {reason}")
+        raise ValueError(f"backend {name!r} cannot be used: {reason}")
     return name, _load(name)
 
 
 def backend_info() -> dict[str, dict[str, Any]]:
-    """For each backend whether it works here, why not, and what it uses (ISA, threads, versions)."""
+    """For each backend whether it works here, and what it uses (ISA, threads, versions) or why not."""
     info: dict[str, dict[str, Any]] = {}
     for name in BACKENDS:
         reason = _unavailable(name)
@@ -94,20 +94,20 @@ def backend_info() -> dict[str, dict[str, Any]]:
 
 
 def _why_not(name: str, hidden: Tensor, weight: Tensor) -> str:
-    """Why this backend cannot take these tensors; empty if it can."""
+    """The reason why this backend cannot handle these tensors; empty if it can."""
     if name == "torch":
         return ""
     types = {hidden.dtype, weight.dtype}
     if not types <= {torch.float32, torch.bfloat16}:
-        return f"it takes FP32 and BF16, given {hidden.dtype} and {weight.dtype}"
+        return f"expected FP32 or BF16 tensors, given {hidden.dtype} and {weight.dtype}"
     if name == "cpu" and hidden.device.type != "cpu":
-        return f"it takes CPU tensors, given {hidden.device}"
+        return f"expected CPU tensors, given {hidden.device}"
     return _unavailable(name)
 
 
 @cache
 def _unavailable(name: str) -> str:
-    """Why this backend does not work on this machine; empty if it does."""
+    """The reason why this backend does not work on this machine; empty if it does."""
     if name == "torch":
         return ""
     return cast(str, _module(name).why_not())
@@ -129,4 +129,4 @@ def _module(name: str) -> Any:
 
 @cache
 def _notice(name: str, reason: str) -> None:
-    warnings.warn(f"kernels: the torch backend does the work of {name!r}: {reason}", stacklevel=2)
+    warnings.warn(f"kernels: using the torch backend instead of {name!r}: {reason}", stacklevel=2)

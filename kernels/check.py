@@ -1,4 +1,4 @@
-"""Checks what a caller gives the ops; every ValueError says what was given and what was expected."""
+"""Checks of the ops' inputs. Every ValueError says what was given and what was expected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NonFiniteError(ValueError):
 def check_shapes(
     hidden: Tensor, weight: Tensor, logits_dtype: torch.dtype, per_token: dict[str, Tensor | None]
 ) -> None:
-    """ValueError on wrong shapes, types or devices; `per_token` holds `targets` and whatever else is (N,)."""
+    """ValueError on wrong shapes, types or devices; `per_token` holds all inputs of shape (N,)."""
     for name, x in {"hidden": hidden, "weight": weight, **per_token}.items():
         if x is not None and not isinstance(x, Tensor):
             raise ValueError(f"{name}: expected a tensor, given {type(x).__name__}")
@@ -31,7 +31,7 @@ def check_shapes(
             f"given {shapes[0]} and {shapes[1]}"
         )
     if not len(weight):
-        raise ValueError("weight (V, H) has no rows; expected a vocabulary, or a shard of one, of at least 1")
+        raise ValueError("weight (V, H) has no rows; expected at least one token of the vocabulary")
     for name, dtype in {"hidden": hidden.dtype, "weight": weight.dtype}.items():
         if dtype not in _FLOATS:
             raise ValueError(f"{name}: expected a floating type, given {dtype}")
@@ -55,7 +55,7 @@ def check_values(
 ) -> None:  # fmt: skip
     """ValueError on ids outside the vocabulary, NonFiniteError on NaN and infinity.
 
-    On the CPU only: on a GPU the host would have to wait for the answer.
+    Only on the CPU: on a GPU the host would have to wait for the result.
     """
     if hidden.device.type != "cpu" or not len(targets):
         return
@@ -70,13 +70,13 @@ def check_values(
 
 
 def check_log_probs(logp: Tensor, entropy: Tensor) -> None:
-    """NonFiniteError if they are not finite though hidden is; on the CPU. Spares a pass over the weight."""
+    """NonFiniteError if they are not finite; on the CPU only. This replaces a pass over the whole weight."""
     if logp.device.type == "cpu" and not bool((logp + entropy).isfinite().all()):
         raise NonFiniteError("weight holds NaN or infinity, or the logits exceed their type")
 
 
 def check_term(term: Term, n: int) -> Term:
-    """The objective's answer; ValueError if that is no `Term` of (n,) tensors: others would be broadcast."""
+    """The objective's result; ValueError unless it is a `Term` of (n,) tensors. Others would be broadcast."""
     shapes = [tuple(getattr(getattr(term, x, None), "shape", ("no tensor",))) for x in Term.__slots__]
     if any(shape != (n,) for shape in shapes):
         raise ValueError(
@@ -87,7 +87,7 @@ def check_term(term: Term, n: int) -> Term:
 
 
 def inverse(temperature: float | Tensor, hidden: Tensor) -> Tensor:
-    """(N,) 1/temperature, in the type that logits are accumulated in."""
+    """(N,) 1/temperature, in the type in which logits are accumulated."""
     n = hidden.shape[0]
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     if not isinstance(temperature, Tensor):

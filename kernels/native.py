@@ -1,7 +1,7 @@
 """The native CPU backend: binds the C++ kernels of kernels/csrc, which setup.py builds into _native.so.
 
-The environment's SIGMOID_RL_ISA names the instruction set; without it the machine's best is taken. The
-number of threads is torch's (`torch.set_num_threads`). ctypes releases the GIL during a call.
+The environment variable SIGMOID_RL_ISA names the instruction set; without it, the best that the machine has
+is used. The number of threads is torch's (`torch.set_num_threads`). ctypes releases the GIL during a call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 LIBRARY = Path(__file__).with_name("_native.so")
 ISA_VARIABLE = "SIGMOID_RL_ISA"
-VERSION = 1  # of the functions of kernels/csrc/api.cpp
+VERSION = 1  # must equal sigmoid_rl_version() in kernels/csrc/api.cpp
 
 
 class _Matrix(ctypes.Structure):
@@ -38,12 +38,12 @@ class _Coefficients(ctypes.Structure):
 
 
 def available() -> bool:
-    """Whether the library is there and runs on this machine."""
+    """Whether the library was built and runs on this machine."""
     return not why_not()
 
 
 def why_not() -> str:
-    """Why the backend cannot be used here; empty if it can. ValueError on a wrong SIGMOID_RL_ISA."""
+    """The reason why it cannot be used here; empty if it can. ValueError on a wrong SIGMOID_RL_ISA."""
     library = _library()
     return library if isinstance(library, str) else ""
 
@@ -55,19 +55,19 @@ def isas() -> list[str]:
 
 
 def select(isa: str) -> None:
-    """Use this instruction set from now on, in all threads. ValueError if there is none of that name here."""
+    """Use this instruction set from now on, in all threads. ValueError if this machine does not have it."""
     _choose(_loaded(), isa)
 
 
 def info() -> dict[str, Any]:
-    """The instruction set in use, all that would run here, and the number of threads."""
+    """The instruction set in use, all that this machine can run, and the number of threads."""
     library = _loaded()
     used = _names(library)[library.sigmoid_rl_chosen()]
     return {"isa": used, "isas": isas(), "threads": torch.get_num_threads()}
 
 
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
-    """The head (V, H) as the functions below take it: each row contiguous, FP32 or BF16."""
+    """The weight (V, H) for the functions below: FP32 or BF16, with contiguous rows."""
     return _rows_of(weight)
 
 
@@ -87,7 +87,7 @@ def row_stats(z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: floa
 
 
 def score(h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float) -> Tensor:
-    """(4, N): bit for bit the `row_stats` of the `logits` of h (N, H), of which only tiles are ever held."""
+    """(4, N): bit for bit `row_stats` of `logits` for h (N, H), but only tiles of logits are in memory."""
     a, b = _rows_of(h), _rows_of(weight)
     stats = torch.empty(4, len(a))
     rows, _alive = _row_inputs(targets, inverse_temperature, cap, len(a))
@@ -99,7 +99,7 @@ def row_grads(
     z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, anchor: Tensor,
     a: Tensor, b: Tensor | None, k: Tensor | None, dz_y: Tensor, exact: bool,
 ) -> Tensor:  # fmt: skip
-    """The logits' gradient (C, V) in place of z. BF16, if the GEMMs multiply it fast and not `exact`."""
+    """The logits' gradient (C, V) in place of z: BF16 if this ISA multiplies BF16 pairs, unless `exact`."""
     rows, _alive = _row_inputs(targets, inverse_temperature, cap, len(z))
     _output(z, *z.shape)
     given = [None if x is None else _vector(x, torch.float32, len(z)) for x in (anchor, a, b, k, dz_y)]
@@ -123,7 +123,7 @@ def add_d_weight(dz: Tensor, h: Tensor, out: Tensor) -> None:
 
 @cache
 def _library() -> ctypes.CDLL | str:
-    """The library, its instruction set chosen, or why there is none."""
+    """The library with its instruction set chosen, or the reason why there is none."""
     if not LIBRARY.exists():
         return (
             f"{LIBRARY.name} was not built: install CMake and a C++20 compiler, then install sigmoid-rl again"
@@ -168,15 +168,15 @@ def _choose(library: ctypes.CDLL, isa: str | None) -> None:
 
 
 def _call(name: str, *args: Any) -> None:
-    """Calls with the number of threads as last argument. MemoryError where the library finds no memory."""
+    """Call a function of the library, adding the number of threads. MemoryError if it runs out of memory."""
     threads = ctypes.c_int64(torch.get_num_threads())
     args = tuple(ctypes.c_void_p(x) if isinstance(x, int) else x for x in args)
     if getattr(_loaded(), f"sigmoid_rl_{name}")(*args, threads):
-        raise MemoryError(f"native {name}: no memory for its buffers")
+        raise MemoryError(f"native {name}: out of memory for its buffers")
 
 
 def _rows_of(x: Tensor) -> Tensor:
-    """x as the kernels take it: FP32 or BF16 on the CPU, each row contiguous."""
+    """x with contiguous rows. ValueError unless it is an FP32 or BF16 matrix on the CPU."""
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16) or x.dim() != 2:
         raise ValueError(
             f"expected an FP32 or BF16 matrix on the CPU, given {x.dtype} {tuple(x.shape)} on {x.device}"
@@ -190,7 +190,7 @@ def _matrix(x: Tensor) -> Any:
 
 
 def _output(x: Tensor, rows: int, columns: int) -> tuple[int, ctypes.c_int64]:
-    """(address, row stride) of what is written or worked on in place; that must not be a copy."""
+    """(address, row stride) of a matrix that is written to, which therefore cannot be copied first."""
     if x.shape != (rows, columns) or x.dtype != torch.float32 or (x.stride(1) != 1 and columns > 1):
         raise ValueError(
             f"expected FP32 ({rows}, {columns}) with contiguous rows, given {x.dtype} {tuple(x.shape)}"
@@ -199,7 +199,7 @@ def _output(x: Tensor, rows: int, columns: int) -> tuple[int, ctypes.c_int64]:
 
 
 def _row_inputs(targets: Tensor, inverse_temperature: Tensor, cap: float, n: int) -> tuple[Any, list[Tensor]]:
-    """The C structure, and the tensors that it points into, which the caller must hold on to."""
+    """The C structure, and the tensors it points to, which the caller must keep alive."""
     given = [_vector(targets, torch.int64, n), _vector(inverse_temperature, torch.float32, n)]
     return ctypes.byref(_Rows(given[0].data_ptr(), given[1].data_ptr(), cap)), given
 

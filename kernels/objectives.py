@@ -1,7 +1,7 @@
-"""What turns a log-probability into a loss term: each objective reads like its formula.
+"""The objectives, which turn log-probabilities into loss terms. Each reads like its formula.
 
 Notation: π = π_train, μ = π_gen (the generator), ρ = π/μ per token, Â the advantage, sg stops the gradient.
-A term is minimised; the op sums weight · term and multiplies the derivative by the gradient of log π.
+Terms are minimised. The op sums weight · term and multiplies the derivative by the gradient of log π.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Term:
 
 
 class Objective(Protocol):
-    """A token-level objective. Weights and sums are the op's business.
+    """A token-level objective, without weights and sums, which the op applies.
 
-    An own objective is one function of this signature. It must be row-local: token t's term may use token
-    t's numbers only, since the op calls it chunk by chunk.
+    Any function with this signature is an objective. It must be row-local: the term of token t may depend on
+    the inputs of token t only, since the op calls it chunk by chunk.
     """
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
@@ -38,12 +38,12 @@ class Objective(Protocol):
 
 @runtime_checkable
 class SequenceObjective(Protocol):
-    """An objective that looks at whole sequences: the op scores all tokens first, then trains."""
+    """An objective over whole sequences. The op scores all tokens first, then trains."""
 
     def over_sequences(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
     ) -> Term:
-        """As `Objective`, called once with all tokens; sequences (N,) 0, 1, ...: which one a token is of.
+        """As `Objective`, but called once with all tokens; sequences (N,) are the ids of their sequences.
 
         The derivative of Σ_t weights_t · loss_t in log π_t is weights_t · dloss_dlogp_t.
         """
@@ -51,7 +51,7 @@ class SequenceObjective(Protocol):
 
 
 def _ratio(logp: Tensor, logprobs_gen: Tensor) -> Tensor:
-    """ρ, at most e⁸⁰: infinity · 0 would be NaN (generators report −9999 for a token they give no chance)."""
+    """ρ, at most e⁸⁰. Generators report −9999 for an impossible token: infinity · 0 would be NaN."""
     return torch.exp((logp - logprobs_gen).clamp(max=80.0))
 
 
@@ -67,8 +67,8 @@ class CISPO:
 
         J = Σ sg(min(ρ, ρ_max)) · Â · log π
 
-    `max_ratio` is ρ_max, one absolute upper bound; with `math.inf` plain importance sampling. This is also
-    what TIS makes of REINFORCE.
+    `max_ratio` is ρ_max, an absolute upper bound; `math.inf` gives plain importance sampling. REINFORCE with
+    TIS is the same formula.
     """
 
     max_ratio: float = 4.0
@@ -84,9 +84,9 @@ class CISPO:
 
 @dataclass(frozen=True, slots=True)
 class REINFORCE:
-    """J = Σ Â · log π, without a ratio (Williams 1992); right only where π = μ.
+    """J = Σ Â · log π, without a ratio (Williams 1992); unbiased only where π = μ.
 
-    For its truncated importance sampling (TIS: Ionides 2008; fengyao.notion.site/off-policy-rl),
+    With truncated importance sampling (TIS: Ionides 2008; fengyao.notion.site/off-policy-rl), that is
     J = Σ sg(min(ρ, C)) · Â · log π, use `TIS(C)`.
     """
 
@@ -102,7 +102,7 @@ def TIS(max_ratio: float = 2.0) -> CISPO:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """PPO's clipped surrogate, ρ being taken to the generator (arXiv 1707.06347, eq. 7).
+    """PPO's clipped surrogate with the ratio to the generator (arXiv 1707.06347, eq. 7).
 
         J = Σ min(ρ Â, clip(ρ, 1 − low, 1 + high) Â)
 
@@ -115,12 +115,12 @@ class Clip:
     dual: float = math.inf
 
     def __post_init__(self) -> None:
-        good = 0 <= self.low <= 1 and self.high >= 0 and self.dual > 1
-        _check("Clip", good, "0 ≤ low ≤ 1, high ≥ 0, dual > 1", low=self.low, high=self.high, dual=self.dual)
+        valid = 0 <= self.low <= 1 and self.high >= 0 and self.dual > 1
+        _check("Clip", valid, "0 ≤ low ≤ 1, high ≥ 0, dual > 1", low=self.low, high=self.high, dual=self.dual)
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = _ratio(logp, logprobs_gen)
-        free = ratio * advantages  # its derivative in log π is itself; a bound has none
+        free = ratio * advantages  # its derivative in log π is itself; that of a bound is 0
         surrogate = torch.minimum(free, ratio.clamp(1 - self.low, 1 + self.high) * advantages)
         if math.isfinite(self.dual):
             surrogate = torch.where(advantages < 0, surrogate.maximum(self.dual * advantages), surrogate)
@@ -136,8 +136,8 @@ def GRPO() -> Clip:
 def DAPO() -> Clip:
     """Clip-higher, 1 − .2 to 1 + .28 (arXiv 2503.14476, eq. 8 and 10).
 
-    Its mean over tokens is that of each prompt's group in the paper's formula, `token_weights(...,
-    "prompt")`, and that of the whole batch in its code, `token_weights(..., "token")`.
+    The paper's formula averages over the tokens of each prompt's group, `token_weights(..., "prompt")`; its
+    code averages over the tokens of the whole batch, `token_weights(..., "token")`.
     """
     return Clip(0.2, 0.28)
 
@@ -149,7 +149,7 @@ def DualClip() -> Clip:
 
 @dataclass(frozen=True, slots=True)
 class IcePop:
-    """Tokens whose ratio leaves [low, high] are left out (arXiv 2510.18855, eq. 3 at one step per batch).
+    """Masks tokens whose ratio is outside [low, high] (arXiv 2510.18855, eq. 3 with one step per batch).
 
     J = Σ sg(ρ · 1[low ≤ ρ ≤ high]) · Â · log π
     """
@@ -169,20 +169,21 @@ class IcePop:
 
 @dataclass(frozen=True, slots=True)
 class GSPO:
-    """The clip on a ratio of whole sequences (arXiv 2507.18071, eq. 5 to 7).
+    """PPO's clip with one ratio per sequence (arXiv 2507.18071, eq. 5 to 7).
 
         J = Σ min(s Â, clip(s, 1 − low, 1 + high) Â),    s = exp(mean over the sequence of log π/μ)
 
-    The mean is weighted by the token weights, hence the paper's where a sequence's tokens weigh the same;
-    with `token_weights(..., "sample")` the sum is the paper's mean over sequences. A sequence has one Â.
+    The mean is weighted by the token weights: it is the paper's if the tokens of a sequence have equal
+    weights. With `token_weights(..., "sample")` the sum is the paper's mean over sequences. All tokens of a
+    sequence must have the same Â.
     """
 
     low: float = 3e-4
     high: float = 4e-4
 
     def __post_init__(self) -> None:
-        good = 0 <= self.low <= 1 and self.high >= 0
-        _check("GSPO", good, "0 ≤ low ≤ 1, high ≥ 0", low=self.low, high=self.high)
+        valid = 0 <= self.low <= 1 and self.high >= 0
+        _check("GSPO", valid, "0 ≤ low ≤ 1, high ≥ 0", low=self.low, high=self.high)
 
     def over_sequences(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
@@ -192,12 +193,12 @@ class GSPO:
 
 
 def _weighted_mean(x: Tensor, sequences: Tensor, weights: Tensor) -> Tensor:
-    """(N,) each token's sequence's mean of x. Sums in a fixed order on every device (no atomics)."""
+    """(N,) the mean of x over each token's sequence. Sums in a fixed order on every device (no atomics)."""
     order = sequences.argsort(stable=True)
-    _, place, lengths = sequences[order].unique_consecutive(return_inverse=True, return_counts=True)
+    _, position, lengths = sequences[order].unique_consecutive(return_inverse=True, return_counts=True)
     summands = torch.stack([x * weights, weights], 1)[order].double()
     total, weight = torch.segment_reduce(summands, "sum", lengths=lengths).unbind(1)
-    return torch.empty_like(x).index_copy_(0, order, (total / weight).to(x.dtype)[place])
+    return torch.empty_like(x).index_copy_(0, order, (total / weight).to(x.dtype)[position])
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +207,8 @@ class KL:
 
         k1 = log π/π_ref      k2 = ½ (log π/π_ref)²      k3 = π_ref/π − 1 − log π_ref/π
 
-    Its gradient is that of the estimator in log π, as trainers have it: k1's has no KL in it, k2's is the
-    KL's own where tokens are drawn from π, and k3's is GRPO's.
+    Its gradient is the estimator's derivative in log π, as in other trainers: for k1 that is not a gradient
+    of the KL, for k2 it is the KL's gradient if the tokens are sampled from π, and for k3 it is GRPO's.
     """
 
     coefficient: float

@@ -1,4 +1,4 @@
-"""FP32 products in FP32, whatever the caller allows elsewhere."""
+"""Full FP32 matrix products, whatever precision the caller allows elsewhere."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 import torch
 
 _lock = threading.Lock()
-_inside = 0  # threads that multiply now: the settings are the process's, so the last one out restores them
+_inside = 0  # threads in the context: torch's settings are global, so the last thread to leave restores them
 _before: list[str] = []
 
 
 @contextmanager
 def ieee_fp32() -> Iterator[None]:
-    """No TF32 on CUDA and no bf16 on the CPU inside; the caller's settings stand again outside."""
+    """Neither TF32 on CUDA nor bf16 on the CPU inside; afterwards the caller's settings apply again."""
     global _inside, _before
     mkldnn: Any = torch.backends.mkldnn  # its stubs lack `matmul`
-    places = torch.backends.cuda.matmul, mkldnn.matmul
+    backends = torch.backends.cuda.matmul, mkldnn.matmul
     with _lock:
         if not _inside:
-            _before = [place.fp32_precision for place in places]
-            for place in places:
-                place.fp32_precision = "ieee"
+            _before = [backend.fp32_precision for backend in backends]
+            for backend in backends:
+                backend.fp32_precision = "ieee"
         _inside += 1
     try:
         yield
@@ -32,5 +32,5 @@ def ieee_fp32() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if not _inside:
-                for place, precision in zip(places, _before, strict=True):
-                    place.fp32_precision = precision
+                for backend, precision in zip(backends, _before, strict=True):
+                    backend.fp32_precision = precision

@@ -1,4 +1,4 @@
-"""The float64 oracle: the policy loss as a textbook writes it, with the whole logits and autograd."""
+"""The float64 oracle for tests: the policy loss as in a textbook, with the full logits and autograd."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def reference_policy_loss(
     weight: Tensor,  # (V, H)
     targets: Tensor,  # (N,)
     token_weights: Tensor,  # (N,)
-    surrogate: Callable[[Tensor], Tensor],  # log-probs (N,) to terms (N,), by operations autograd knows
+    surrogate: Callable[[Tensor], Tensor],  # log-probs (N,) to terms (N,), differentiable
     *,
     entropy_bonus: float = 0.0,
     temperature: float | Tensor = 1.0,
@@ -41,7 +41,7 @@ def reference_loss(
     max_ratio: float = math.inf,
     temperature: float | Tensor = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of CISPO, −sg(min(ρ, ρ_max)) · Â · log π."""
+    """The same for CISPO, −sg(min(ρ, ρ_max)) · Â · log π."""
 
     def cispo(logp: Tensor) -> Tensor:
         rho = torch.exp(logp - logprobs_gen.double()).detach()

@@ -1,11 +1,11 @@
 """From a row's softmax statistics to log-prob, entropy and the coefficients of the logits' gradient.
 
-Of a row's logits u (capped and divided by the temperature) a backend gives, for any anchor m near their
-maximum, a (4, C) tensor:
+For the logits u of C rows (capped and divided by the temperature) a backend returns a (4, C) tensor. Per
+row, with any anchor m near the maximum, it holds:
 
     anchor m,   others = Σ_{j≠y} e^{u_j − m},   target = u_y,   dot = Σ_{j≠y} e^{u_j − m} (u_j − m)
 
-Statistics of parts of the vocabulary (tiles, ranks) are merged by moving them to one anchor.
+Statistics over parts of the vocabulary (tiles, ranks) are merged by converting them to a common anchor.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """What C rows of logits say; each tensor is (C,)."""
+    """The softmax of C rows of logits; each tensor is (C,)."""
 
-    logp: Tensor
+    logp: Tensor  # log π(target)
     entropy: Tensor
     anchor: Tensor
     total: Tensor  # Σ_j e^{u_j − anchor}
@@ -46,11 +46,11 @@ def softmax(stats: Tensor) -> Softmax:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """dz_j = e^v (a + b (v + k)), v = u_j − anchor, for j ≠ y, and dz_y; (C,) each, b and k maybe None."""
+    """dz_j = e^v (a + b (v + k)) with v = u_j − anchor for j ≠ y, and dz_y; (C,) each."""
 
     anchor: Tensor
     a: Tensor
-    b: Tensor | None
+    b: Tensor | None  # None, like k, if the loss contains no entropy
     k: Tensor | None
     dz_y: Tensor
 
@@ -70,9 +70,9 @@ def gradient(rows: Softmax, c: Tensor, e: Tensor | None, inverse_temperature: Te
 
 
 def merge_over(group: dist.ProcessGroup, stats: Tensor) -> Tensor:
-    """Statistics of the whole vocabulary from those of each rank's shard; the same bits on every rank.
+    """Statistics over the whole vocabulary from those of each rank's shard, bitwise equal on every rank.
 
-    A rank that does not hold a row's target gives 0 for it.
+    A rank whose shard does not contain a row's target must pass 0 as `target`.
     """
     anchor, others, target, dot = stats
     highest = anchor.clone()

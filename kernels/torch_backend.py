@@ -1,4 +1,4 @@
-"""The backend that runs anywhere: torch's own GEMMs, and its softmax on a few rows at a time."""
+"""The backend that runs on any device: torch's GEMMs, and a softmax over a few rows at a time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from kernels.precision import ieee_fp32
 
-CACHED_BYTES = 6 << 20  # of rows worked on at a time on a CPU: they stay in the cache between the passes
+CACHED_BYTES = 6 << 20  # rows processed together on a CPU: they stay in the cache between the passes
 
 
-score = None  # by chunks of logits
+score = None  # there is no fused scoring: the op computes chunks of logits
 
 
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
-    """The head as the GEMMs below take it: bf16 beside bf16 hidden on CUDA, the logits' type elsewhere."""
+    """The weight for the GEMMs below: bf16 if both are bf16 on CUDA, otherwise converted to `dtype`."""
     if hidden.is_cuda and hidden.dtype == weight.dtype == torch.bfloat16:
         return weight
     return weight.to(dtype)
@@ -32,9 +32,9 @@ def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
 
 
 def row_stats(z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float) -> Tensor:
-    """(4, C) statistics of each row (see `kernels.rows`); z is left as it is."""
+    """(4, C) statistics of each row (see `kernels.rows`); z is not changed."""
     stats = z.new_empty(4, len(z))
-    for rows, scratch in _parts(z):
+    for rows, scratch in _row_blocks(z):
         y, local = _column(targets[rows], z)
         u = _tempered(z[rows], inverse_temperature[rows], cap, scratch[0])
         anchor = u.amax(1)
@@ -52,7 +52,7 @@ def row_grads(
     a: Tensor, b: Tensor | None, k: Tensor | None, dz_y: Tensor, exact: bool,
 ) -> Tensor:  # fmt: skip
     """The logits' gradient in place of z: e^v (a + b (v + k)), v = u − anchor, and dz_y at the target."""
-    for rows, scratch in _parts(z):
+    for rows, scratch in _row_blocks(z):
         y, local = _column(targets[rows], z)
         v = _tempered(z[rows], inverse_temperature[rows], cap, scratch[0]).sub_(anchor[rows, None])
         dz = torch.exp(v, out=scratch[1])
@@ -86,7 +86,7 @@ def add_d_weight(dz: Tensor, h: Tensor, out: Tensor) -> None:
             out.addmm_(dz.t().to(out.dtype), h.to(out.dtype))
 
 
-def _parts(z: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
+def _row_blocks(z: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
     """A few rows at a time, with two scratch tensors of their shape."""
     size = CACHED_BYTES if z.device.type == "cpu" else 16 * CACHED_BYTES
     rows = min(len(z), max(1, size // (z.shape[1] * z.itemsize)))
@@ -98,7 +98,7 @@ def _parts(z: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
 
 
 def _column(targets: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """(C, 1) each: the target's column, and whether it is one of z's."""
+    """(C, 1) each: the target's column, clamped to z's, and whether it is one of z's."""
     local = (targets >= 0) & (targets < z.shape[1])
     return targets.clamp(0, z.shape[1] - 1)[:, None], local[:, None]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 
 def _check_namesake() -> None:
-    """ImportError where PyPI's other package `kernels` stands before ours on the path."""
-    spec = importlib.util.find_spec("kernels")  # found, not imported: the launcher does without torch
+    """ImportError if the `kernels` that would be imported is not ours but PyPI's other package."""
+    spec = importlib.util.find_spec("kernels")  # not imported: the launcher runs without torch
     if spec is None or spec.origin is None or not (Path(spec.origin).parent / "policy_loss.py").is_file():
         found = "none" if spec is None else spec.origin
         raise ImportError(

@@ -1,4 +1,4 @@
-// The library's C functions, which kernels/native.py calls: choose the instruction set, cut the work into tasks.
+// The library's C functions, which kernels/native.py calls: they choose the instruction set and split the work.
 #include <algorithm>
 #include <cmath>
 
@@ -23,7 +23,7 @@ bool has_avx512_bf16() {  // the flag -mavx512bf16 lets the compiler use avx512b
 }
 #endif
 
-// Best first; `emulated` is for tests and never chosen by itself.
+// Best first. `emulated` is for tests and is only used when it is asked for by name.
 const Isa ISAS[] = {
 #ifdef SIGMOID_RL_X86
     {"avx512_bf16", &avx512_bf16_kernels, has_avx512_bf16},
@@ -37,7 +37,7 @@ const Isa ISAS[] = {
 #endif
 };
 
-constexpr int64_t SCORED_ROWS = 384;  // whose logits of one tile are held at a time, by each thread
+constexpr int64_t SCORED_ROWS = 384;  // rows scored at a time; each thread holds their logits of one tile
 
 const Isa* chosen = nullptr;
 
@@ -45,12 +45,12 @@ int64_t ceil_div(int64_t n, int64_t size) { return (n + size - 1) / size; }
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t round_up(int64_t n, int64_t size) { return ceil_div(n, size) * size; }
 
-// Small problems take one thread: starting another costs more than it saves.
+// Small problems run on one thread: starting another would cost more than it saves.
 int64_t threads_for(double flops, int64_t threads) { return flops < 1e6 || threads < 1 ? 1 : threads; }
 
 int64_t words(int64_t n, bool pairs) { return pairs ? (n + 1) / 2 : n; }
 
-// The rows of h as the `logits` kernel takes them.
+// Packs the rows of h for the `logits` kernel.
 Buffer pack_hidden(const Kernels& k, const Matrix& h, bool pairs, int64_t threads) {
     Buffer packed = buffer(round_up(h.rows, k.mr) * words(h.columns, pairs));
     const int64_t step = 8 * k.mr;
@@ -66,7 +66,7 @@ const void* rows_from(const Matrix& x, int64_t first) {
     return static_cast<const char*>(x.data) + first * x.stride * (x.bf16 ? 2 : 4);
 }
 
-// Statistics of a row from those of its tiles: anchors meet at the largest. Out: 4 values, `stride` apart.
+// Statistics of a row from those of its tiles, with the largest anchor. Writes 4 values, `stride` apart.
 void merge(const Partial* tiles, int64_t count, float target, float* out, int64_t stride) {
     float anchor = tiles[0].anchor;
     for (int64_t t = 1; t < count; ++t) anchor = tiles[t].anchor > anchor ? tiles[t].anchor : anchor;
@@ -95,21 +95,21 @@ int guarded(const Work& work) {
 
 #define API extern "C" __attribute__((visibility("default")))
 
-// Changes with any of these functions: kernels/native.py calls no library of another number.
+// Increment when any of these functions changes: kernels/native.py refuses a library with another number.
 API int sigmoid_rl_version() { return 1; }
 
-// The names of the instruction sets, best first; null behind the last.
+// The name of the i-th instruction set, best first; null after the last.
 API const char* sigmoid_rl_isa(int64_t i) {
     return i < int64_t(sizeof ISAS / sizeof *ISAS) ? ISAS[i].name : nullptr;
 }
 
 API bool sigmoid_rl_runs_here(int64_t i) { return ISAS[i].runs_here(); }
 
-// Must be called, with one that runs here, before any of the functions below.
+// Must be called before any of the functions below, with an instruction set that runs on this machine.
 API void sigmoid_rl_choose(int64_t i) { chosen = &ISAS[i]; }
 API int sigmoid_rl_chosen() { return int(chosen - ISAS); }
 
-// Whether the one chosen has products of bf16 pairs.
+// Whether the chosen instruction set has products of bf16 pairs.
 API bool sigmoid_rl_has_pairs() { return chosen->kernels->pairs; }
 
 // out (C, V) = h Wᵀ
@@ -160,7 +160,7 @@ API int sigmoid_rl_d_hidden(const Matrix* dz, const Matrix* w, float* out, int64
     return guarded([&](const Kernels& k) {
         const bool pairs = k.pairs && dz->bf16 && w->bf16;
         threads = threads_for(2.0 * dz->rows * w->rows * w->columns, threads);
-        // A grid of about `threads` parts, so cut that the least is packed twice.
+        // A grid of about `threads` parts, chosen so that as little as possible is packed twice.
         const int64_t row_tiles = ceil_div(dz->rows, k.mr), column_tiles = ceil_div(w->columns, k.nr);
         int64_t down = 1, least_cost = INT64_MAX;
         for (int64_t d = 1; d <= threads; ++d) {
@@ -171,7 +171,7 @@ API int sigmoid_rl_d_hidden(const Matrix* dz, const Matrix* w, float* out, int64
         }
         const int64_t across = ceil_div(threads, down);
         const int64_t height = ceil_div(row_tiles, down) * k.mr, width = ceil_div(column_tiles, across) * k.nr;
-        const int64_t scratch = MAX_BLOCK * (width + least(height, 256));  // 256: no part is larger
+        const int64_t scratch = MAX_BLOCK * (width + least(height, 256));  // no part is taller than 256
         for_each_task(down * across, threads, scratch, [&](int64_t task, float* s) {
             const int64_t row = task / across * height, column = task % across * width;
             if (row < dz->rows && column < w->columns)
@@ -198,7 +198,7 @@ API int sigmoid_rl_add_d_weight(const Matrix* dz, const Matrix* h, float* out, i
     });
 }
 
-// out (4, N): the statistics of row_stats(logits), a block of rows and a tile of the vocabulary at a time
+// out (4, N): row_stats of the logits, computed for a block of rows and a tile of the vocabulary at a time
 API int sigmoid_rl_score(const Matrix* h, const Matrix* w, const Rows* rows, float* out, int64_t threads) {
     return guarded([&](const Kernels& k) {
         const bool pairs = k.pairs && h->bf16 && w->bf16;

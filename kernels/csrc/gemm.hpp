@@ -1,5 +1,5 @@
-// The three GEMMs of a language-model head, from one register tile of MR rows by NR columns (BLIS's scheme). A
-// panel of B, NR wide and one block deep, is packed where it is used and stays in L1 while A's tiles pass by.
+// The three GEMMs of a language-model head, built from a register tile of MR rows by NR columns (BLIS's scheme). A
+// panel of B, NR wide and one block deep, is packed just before its use and stays in L1 for all of A's tiles.
 #pragma once
 #include "pack.hpp"
 
@@ -7,7 +7,7 @@ namespace sigmoid_rl {
 namespace {
 
 constexpr int MR = SIGMOID_RL_MR, NR = 2 * LANES;
-constexpr int64_t PART = 192;  // rows of A at a time, where it is packed block by block
+constexpr int64_t PART = 192;  // rows of A at a time, if A is packed block by block
 typedef Vec Tile[MR][2];
 
 INLINE void multiply_pairs(Vec& sum, uint32_t a, Vec b);  // sum += both products of each pair
@@ -106,7 +106,7 @@ void logits_of(const float* h, int64_t rows, const Matrix& w, int64_t first, int
         }
 }
 
-// Cut n rows into even parts that keep A's block within L2.
+// The height of even parts of n rows, small enough that a block of A fits L2.
 INLINE int64_t part_of(int64_t n) { return tiles(tiles(n, MR), tiles(n, PART)) * MR; }
 
 template <bool PAIRS>
@@ -149,7 +149,7 @@ void add_d_weight_of(const Matrix& dz, const float* h, int64_t columns, int64_t 
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t from = blocks.at(b), width = blocks.width(b), n = words(width, PAIRS);
         const float* panels = h + height * words(from, PAIRS);
-        for (int64_t k = 0; k < width; k += 4)  // few rows at a time: their lines may compete for one place in L1
+        for (int64_t k = 0; k < width; k += 4)  // few rows at a time: their lines may map to one L1 set
             for (int64_t i = first; i < last; i += MR)
                 pack_outer<MR>(dz, PAIRS, i, least(MR, last - i), from + k, least(4, width - k),
                                a + (i - first) * n + words(k, PAIRS) * MR);

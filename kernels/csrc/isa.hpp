@@ -1,4 +1,4 @@
-// What one instruction set's build of the kernels offers; each isa_*.cpp fills in one of these.
+// The interface of one instruction set's build of the kernels; each isa_*.cpp defines one `Kernels`.
 #pragma once
 #include <cstdint>
 
@@ -11,31 +11,31 @@ struct Matrix {
     bool bf16;
 };
 
-// What a row of logits is turned into before its softmax: u = cap · tanh(z / cap) · inverse_temperature.
+// How a row's logits z are transformed before the softmax: u = cap · tanh(z / cap) · inverse_temperature.
 struct Rows {
-    const int64_t* targets;            // (C,) columns; one outside [0, V) is in another shard
+    const int64_t* targets;            // (C,) columns; outside [0, V): in another shard
     const float* inverse_temperature;  // (C,)
     float cap;                         // 0 for none
 };
 
-// Statistics of one row over one tile of the vocabulary; the target's column counts for the anchor only.
+// Statistics of one row over one tile of the vocabulary; the target's column contributes to the anchor only.
 struct Partial {
     float anchor;  // max_j u_j
     float others;  // Σ_{j≠y} e^{u_j − anchor}
     float dot;     // Σ_{j≠y} e^{u_j − anchor} (u_j − anchor)
 };
 
-// Coefficients of the logits' gradient, (C,) each: e^v (a + b (v + k)), v = u − anchor, and `target` at y.
+// Coefficients of the logits' gradient, (C,) each: e^v (a + b (v + k)), v = u − anchor, and `target` at the target.
 struct Coefficients {
-    const float *anchor, *a, *b, *k, *target;  // b and k may be null, both
+    const float *anchor, *a, *b, *k, *target;  // b and k are both null or both set
 };
 
-// The inner dimension is cut into blocks of at most 256, whose sums are added one after the other in FP32. The
-// cut depends on the length alone, so a sum's order does not depend on what is computed beside it.
+// The inner dimension is split into blocks of at most 256, whose sums are added one after the other in FP32. The
+// split depends on the length only, so the order of a sum does not depend on the rest of the batch.
 constexpr int64_t MAX_BLOCK = 256;
-constexpr int64_t TILE = 2048;  // columns of the vocabulary whose statistics make one `Partial`
+constexpr int64_t TILE = 2048;  // columns of the vocabulary per `Partial`
 
-namespace {  // each instruction set needs its own: a linker keeps one of several shared inline functions
+namespace {  // one copy per instruction set: the linker would keep only one of several shared inline functions
 struct Blocks {
     int64_t length, size, count;
     explicit Blocks(int64_t n) : length(n) {
@@ -53,9 +53,9 @@ struct Kernels {
     int64_t mr, nr;  // a register tile is mr rows x nr columns
     bool pairs;      // has products of bf16 pairs
 
-    // A of `logits`: rows [first, last) of x, first a multiple of mr, into their place in `packed`.
+    // Packs A of `logits`: rows [first, last) of x, first being a multiple of mr, at their offset in `packed`.
     void (*pack_rows)(const Matrix& x, bool pairs, int64_t first, int64_t last, float* packed);
-    // B of `add_d_weight`: columns [first, last) of x, first a multiple of nr.
+    // Packs B of `add_d_weight`: columns [first, last) of x, first being a multiple of nr.
     void (*pack_columns)(const Matrix& x, bool pairs, int64_t first, int64_t last, float* packed);
 
     // out[i, j - first] = Σ_k h[i, k] w[j, k] for all rows and j in [first, last)
@@ -68,10 +68,10 @@ struct Kernels {
     void (*add_d_weight)(const Matrix& dz, const float* packed_h, int64_t columns, bool pairs, int64_t first,
                          int64_t last, float* out, int64_t stride, float* scratch);
 
-    // one row's `width` <= TILE logits; `target` counts from z; *u_target is set if it is among them
+    // `width` <= TILE logits of one row; `target` is relative to z; *u_target is set if it is one of them
     Partial (*row_stats)(const float* z, int64_t width, int64_t target, float inverse_temperature, float cap,
                          float* u_target);
-    // row i of z, in place; with `pairs` the bf16 gradient takes the first half of the row's bytes
+    // row i of z, in place; a bf16 gradient takes the first half of the row's bytes
     void (*row_grads)(float* z, int64_t width, int64_t i, const Rows&, const Coefficients&, bool bf16);
 };
 
@@ -79,6 +79,6 @@ extern const Kernels baseline_kernels;
 #ifdef SIGMOID_RL_X86
 extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels;
 #endif
-extern const Kernels emulated_kernels;  // the AVX-512 code on whatever the compiler has, for the tests
+extern const Kernels emulated_kernels;  // the AVX-512 code compiled for any machine, for tests
 
 }  // namespace sigmoid_rl

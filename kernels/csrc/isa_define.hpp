@@ -1,5 +1,5 @@
-// The table of one instruction set, for its isa_*.cpp: SIGMOID_RL_LANES, SIGMOID_RL_MR and SIGMOID_RL_PAIRS are
-// set there, and its compiler flags in CMakeLists.txt.
+// The table of one instruction set, included by its isa_*.cpp, which sets SIGMOID_RL_LANES, SIGMOID_RL_MR and
+// SIGMOID_RL_PAIRS. The compiler flags are in CMakeLists.txt.
 #pragma once
 #include "gemm.hpp"
 #include "rows.hpp"
@@ -19,7 +19,7 @@ INLINE void multiply_pairs(Vec& sum, uint32_t a, Vec b) {
     sum = _mm512_dpbf16_ps(sum, bits<__m512bh>(_mm512_set1_epi32(int32_t(a))), bits<__m512bh>(b));
 }
 #else
-// What _mm512_dpbf16_ps does but for denormals: the pair's second product is added first.
+// The same as _mm512_dpbf16_ps except for denormals: the pair's second product is added first.
 INLINE void multiply_pairs(Vec& sum, uint32_t a, Vec b) {
     const UInt pair = bits<UInt>(b);
     sum += bits<Vec>(pair & 0xffff0000u) * bits<float>(a & 0xffff0000u);

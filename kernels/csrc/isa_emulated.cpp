@@ -1,4 +1,4 @@
-// The AVX-512 code, compiled for less: slow, and the same sums in the same order. Tests run it.
+// The AVX-512 code compiled without AVX-512, for tests: slow, but the same sums in the same order.
 #define SIGMOID_RL_LANES 16
 #define SIGMOID_RL_MR 14
 #define SIGMOID_RL_PAIRS true

@@ -1,5 +1,5 @@
-// Packing: rows or columns of a matrix, R at a time, in the order in which a register tile reads them: for each
-// inner index (or pair of them) R consecutive words. FP32 is copied, bf16 widened exactly or kept as pairs.
+// Packing: rows or columns of a matrix, R at a time, in the order in which a register tile reads them, which is R
+// consecutive words for each inner index (or pair of them). FP32 is copied, bf16 widened exactly or kept as pairs.
 #pragma once
 #include "simd.hpp"
 
@@ -23,8 +23,8 @@ INLINE QuadWord widen_four(const uint16_t* p) {
     return __builtin_convertvector(h, QuadWord);
 }
 
-// How words are read; STEP elements along the inner dimension make one. `four` and `word` with a length read
-// along the inner dimension, those with `next` (the inner dimension's next element, or null) across it.
+// How words are read. A word holds STEP elements along the inner dimension. `four` and `word` with a length read
+// along the inner dimension; with `next` (the next element of the inner dimension, or null) they read across it.
 struct Fp32 {
     static constexpr int STEP = 1;
     typedef float Element;
@@ -56,7 +56,7 @@ struct Bf16Pairs {
     INLINE Quad four(const uint16_t* p, const uint16_t* next) {
         return bits<Quad>(next ? widen_four(p) | widen_four(next) << 16 : widen_four(p));
     }
-    INLINE float word(const uint16_t* p, int64_t left) {  // an odd last one is paired with zero
+    INLINE float word(const uint16_t* p, int64_t left) {  // the last of an odd number is paired with zero
         return bits<float>(uint32_t(p[0]) | (left > 1 ? uint32_t(p[1]) << 16 : 0));
     }
     INLINE float word(const uint16_t* p, const uint16_t* next) {
@@ -76,7 +76,7 @@ INLINE void transpose(Quad (&q)[4]) {
     q[3] = SHUFFLE(b, d, 2, 3, 6, 7);
 }
 
-// Words [from, to), a multiple of 4 apart, of the G-th four of R rows; `rows` of those four are there.
+// Words [from, to), a multiple of 4 apart, of rows G to G + 3 of the R rows; `rows` of these four exist.
 template <int R, int G, class Source>
 INLINE void pack_four(const typename Source::Element* base, int64_t stride, int64_t rows, int64_t from, int64_t to,
                       float* out) {
@@ -106,7 +106,7 @@ void pack_inner(const Matrix& x, int64_t row, int64_t rows, int64_t from, int64_
     constexpr int64_t LINE = 64 / sizeof(typename Source::Element) / Source::STEP;  // words in a cache line
     const auto* base = static_cast<const typename Source::Element*>(x.data) + row * x.stride + from;
     const int64_t n = words(width, Source::STEP == 2), quads = width / Source::STEP / 4 * 4;
-    // 4 rows at a time, a cache line of each: rows a power of two apart compete for the same few places in L1
+    // 4 rows at a time, one cache line of each: rows a power of two apart map to the same few L1 sets
     int64_t k = 0;
     for (; k + LINE <= quads; k += LINE) pack_fours<R, 0, Source>(base, x.stride, rows, k, k + LINE, out);
     pack_fours<R, 0, Source>(base, x.stride, rows, k, quads, out);

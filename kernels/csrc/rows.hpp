@@ -1,11 +1,11 @@
-// The row work: statistics of one row over one tile of the vocabulary, and the logits' gradient in place.
+// Row kernels: statistics of one row over one tile of the vocabulary, and the logits' gradient in place.
 #pragma once
 #include "simd.hpp"
 
 namespace sigmoid_rl {
 namespace {
 
-// Whole vectors of a row, and zeros behind its end.
+// The next vector of a row with n elements left, padded with zeros.
 INLINE Vec load_upto(const float* p, int64_t n) {
     if (n >= LANES) return load(p);
     float part[LANES] = {};
@@ -50,7 +50,7 @@ Partial stats_of(const float* z, int64_t width, int64_t target, float it, float 
         *u_target = u[target];
         u[target] = floor;
     }
-    const float origin = anchor == floor ? 0.0f : anchor;  // a tile of −inf alone adds nothing
+    const float origin = anchor == floor ? 0.0f : anchor;  // a tile in which all logits are −inf adds nothing
     Vec others[4] = {}, dot[4] = {};
     for (j = 0; j < padded; j += STEP)
         for (int i = 0; i < 4; ++i) {
@@ -87,7 +87,7 @@ void grads_of(float* z, int64_t width, int64_t i, const Rows& rows, const Coeffi
     const float it = rows.inverse_temperature[i], cap = rows.cap, anchor = c.anchor[i], a = c.a[i];
     const float b = ENTROPY ? c.b[i] : 0, k = ENTROPY ? c.k[i] : 0;
     const int64_t y = rows.targets[i];
-    uint16_t* half = reinterpret_cast<uint16_t*>(z);  // written behind what is still to be read
+    uint16_t* half = reinterpret_cast<uint16_t*>(z);  // the bf16 results overwrite only logits that were already read
     float at_target = c.target[i];
     if (CAPPED && y >= 0 && y < width) at_target *= tanh(all(z[y]) / cap).slope[0];
     int64_t j = 0;

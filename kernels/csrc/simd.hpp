@@ -1,5 +1,5 @@
-// Vectors of LANES floats, and the functions on them that the row kernels need. Only compiler extensions of GCC
-// and Clang: every instruction set compiles this same text. All is static: no linker may merge two of them.
+// Vectors of LANES floats, and functions on them. Written with the vector extensions of GCC and Clang only, so that
+// every instruction set compiles the same source. Everything is static, so that the linker cannot merge two builds.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -36,7 +36,7 @@ INLINE To bits(From x) {
 
 INLINE float widen(uint16_t x) { return bits<float>(uint32_t(x) << 16); }
 
-// To the nearest bf16, ties to even; NaN stays NaN.
+// Rounds to the nearest bf16, ties to even; NaN stays NaN.
 INLINE Half to_bf16(Vec x) {
     UInt u = bits<UInt>(x);
     UInt rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;

@@ -1,5 +1,5 @@
-// Work cut into tasks, which threads take one after the other. Threads live for one call, so nothing is left
-// over for a fork to break. Which thread takes a task must not matter to its result.
+// Work split into tasks, which threads take one after the other. Threads live for one call only, so a fork between
+// calls is safe. The result of a task must not depend on the thread that runs it.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -17,15 +17,15 @@ struct Free {
 };
 using Buffer = std::unique_ptr<float, Free>;
 
-// Room for n words, on a cache line's boundary. bad_alloc if there is none.
+// n uninitialised words, aligned to a cache line. Throws bad_alloc if there is no memory.
 inline Buffer buffer(int64_t n) {
     void* p = nullptr;
     if (posix_memalign(&p, 64, sizeof(float) * (n > 0 ? n : 1))) throw std::bad_alloc();
     return Buffer(static_cast<float*>(p));
 }
 
-// work(task, scratch) for all tasks; each thread has `scratch` words of its own. Memory is taken before any
-// thread starts, so nothing throws in one.
+// Calls work(task, scratch) for all tasks; each thread has its own `scratch` words. Memory is allocated before any
+// thread starts, so that no thread throws.
 template <class Work>
 void for_each_task(int64_t tasks, int64_t threads, int64_t scratch, const Work& work) {
     threads = threads < tasks ? threads : tasks;
@@ -41,7 +41,7 @@ void for_each_task(int64_t tasks, int64_t threads, int64_t scratch, const Work& 
     others.reserve(threads - 1);
     try {
         for (int64_t i = 1; i < threads; ++i) others.emplace_back(run, i);
-    } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
+    } catch (const std::system_error&) {  // no more threads can be started: the existing ones do the work
     }
     run(0);
     for (auto& thread : others) thread.join();

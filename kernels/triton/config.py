@@ -1,4 +1,4 @@
-"""Launch shapes: plain functions of the capability and the problem, no autotuning."""
+"""Launch configurations: plain functions of the device's capability and the problem, without autotuning."""
 
 import os
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on")
-"""Whether kernels run on the CPU. Triton looks when a kernel is defined: set it before importing this."""
+"""Whether kernels run on the CPU. Triton reads this when a kernel is defined: set it before import."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowConfig:
-    """Of a kernel with one program per row."""
+    """Launch configuration of a kernel with one program per row."""
 
     block: int
     """Columns of a tile."""
@@ -20,7 +20,7 @@ class RowConfig:
 
 @dataclass(frozen=True, slots=True)
 class GemmConfig:
-    """Of the GEMM kernel."""
+    """Launch configuration of the GEMM kernel."""
 
     rows: int
     columns: int
@@ -28,28 +28,28 @@ class GemmConfig:
     """A tile of the result, and how much of the hidden size is multiplied at a time."""
     warps: int
     stages: int
-    """Depth of the software pipeline: tiles of the operands in shared memory."""
+    """Depth of the software pipeline: number of operand tiles in shared memory."""
     tma: bool = False
-    """Bulk tensor copies. They take 16-byte aligned rows only."""
+    """Whether to copy tiles by TMA, which needs rows aligned to 16 bytes."""
     flatten: bool = False
-    """Whether the next tile's copies start during this one's epilogue. In pointer code that spills."""
+    """Whether the next tile's copies start during this one's epilogue. Without TMA that spills registers."""
     subtiles: int = 4
-    """In how many parts the epilogue takes a tile's columns: more need fewer registers."""
+    """Number of parts in which the epilogue processes a tile's columns: more parts need fewer registers."""
     group: int = 8
-    """Row tiles taken together, so that their rows of h stay in the L2 cache."""
+    """Row tiles processed together, so that their rows of h stay in the L2 cache."""
     programs_per_sm: int = 1
 
 
 HOPPER = GemmConfig(128, 256, 64, warps=8, stages=4, tma=True, flatten=True)
 """Two warpgroups of 64 rows, 4 × 48 KB of operands and 16 or 32 KB of results in shared memory."""
 HOPPER_CAPPED = GemmConfig(128, 128, 64, warps=8, stages=4, tma=True, flatten=True)
-"""tanh needs registers: 64 results a thread instead of 128."""
+"""tanh needs registers, so each thread has 64 results instead of 128."""
 BLACKWELL = GemmConfig(128, 128, 64, warps=8, stages=4, tma=True, subtiles=1)
 AMPERE = GemmConfig(128, 128, 64, warps=8, stages=3)
 UNALIGNED = GemmConfig(64, 128, 64, warps=8, stages=1)
-"""What neither kind of asynchronous copy takes: they want rows at multiples of 16 bytes."""
+"""For rows that are not aligned to 16 bytes, which neither kind of asynchronous copy accepts."""
 FP32 = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=1, programs_per_sm=2)
-"""FP32 operands: multiplied as they are, without tensor cores."""
+"""FP32 operands, multiplied without tensor cores."""
 
 
 def row_config(vocabulary: int) -> RowConfig:
@@ -72,7 +72,7 @@ def gemm_config(capability: int, dtype: torch.dtype, aligned: bool, capped: bool
 
 
 def capability(device: torch.device) -> int:
-    """80, 90, 100, …; 80 for the CPU, whose configs are then those without Hopper's copies."""
+    """80, 90, 100, …; 80 for the CPU, which selects the configurations without TMA."""
     if device.type != "cuda":
         return 80
     major, minor = torch.cuda.get_device_capability(device)
@@ -80,5 +80,5 @@ def capability(device: torch.device) -> int:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of the GPU; 2 on the CPU."""
+    """The number of streaming multiprocessors of the GPU; 2 on the CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

@@ -1,4 +1,4 @@
-"""Device functions of one element: bf16 conversion, the soft cap, the tempered logit."""
+"""Elementwise device functions: bf16 conversion and the soft cap."""
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="import-untyped,import-not-found"
 
@@ -6,15 +6,15 @@ import triton
 import triton.language as tl
 
 LOWEST: tl.constexpr = tl.constexpr(-3.0e38)
-"""Below any logit, and differences to it are finite."""
+"""Below any logit, but differences to it are still finite."""
 RAISE: tl.constexpr = tl.constexpr(40.0)
-"""An anchor is raised when a logit exceeds it by more: Σ e^{u − m} < e^{40} · V, far from FP32's e^{88}, also
-after the division by e^{u_y − m} ≥ e^{−20} in `kernels.rows.softmax`."""
+"""An anchor is raised when a logit exceeds it by more than this. Σ e^{u − m} < e^{40} · V is far below FP32's
+limit e^{88}, also after the division by e^{u_y − m} ≥ e^{−20} in `kernels.rows.softmax`."""
 
 
 @triton.jit
 def to_bf16(x, INTERPRET: tl.constexpr):
-    """FP32 to bf16, to the nearest, ties to even. The interpreter's own conversion truncates."""
+    """FP32 to bf16, rounded to nearest, ties to even. The interpreter's own conversion truncates."""
     if INTERPRET:
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

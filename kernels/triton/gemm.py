@@ -4,9 +4,9 @@ Persistent: each program takes tiles pid, pid + programs, … of a grouped order
 at the same time share rows of h and of W in the L2 cache. A logit is summed over the hidden size in a fixed
 order, whatever rows are beside it: small inputs are masked and never get other block sizes.
 
-The epilogue views a tile's columns as (columns / 8, 8). In wgmma's layout the first of these dimensions lies
-in registers only, so columns are compared with constants. With a view as (columns,) the compiler would keep
-the index of every column in a register across the loop, and spill.
+The epilogue views a tile's columns as (columns / 8, 8). In wgmma's layout the first of these dimensions is
+held in registers only, so columns are compared with constants. With a view as (columns,) the compiler would
+keep the index of every column in a register across the loop, and spill.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="import-untyped,import-not-found"

@@ -1,8 +1,8 @@
-"""The three GEMMs on a chunk: cuBLAS with FP32 results; FP32 operands as they are, or as bf16 parts.
+"""The three GEMMs of a chunk, by cuBLAS with FP32 results, from FP32 operands or from bf16 parts.
 
 bf16 × bf16 products are exact in FP32, so bf16 operands lose nothing. `torch.mm(out_dtype=)` and
-`torch.addmm(out_dtype=)` on an FP32 self want torch ≥ 2.10 (pytorch/pytorch#167931); both take rows any
-stride apart, so the in-place bf16 gradient (2V apart) is not copied.
+`torch.addmm(out_dtype=)` on an FP32 self need torch ≥ 2.10 (pytorch/pytorch#167931). Both accept any row
+stride, so the in-place bf16 gradient, whose rows are 2V apart, is not copied.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kernels.triton.split import split_bf16
 
 
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
-    """The head (V, H) as the functions here take it; (V, parts·H) bf16 for FP32 beside bf16 hidden."""
+    """The weight (V, H) for the functions below; (V, parts·H) bf16 if it is FP32 and hidden is bf16."""
     if dtype != torch.float32:
-        raise ValueError(f"the triton backend has logits in float32; given inputs that need {dtype}")
+        raise ValueError(f"the triton backend computes logits in float32; given inputs that need {dtype}")
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     if hidden.dtype == torch.bfloat16:
         return weight if weight.dtype == torch.bfloat16 else split_bf16(weight.float(), parts)
@@ -25,10 +25,10 @@ def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> T
 
 
 def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
-    """out (C, H) FP32 = dz W: dz (C, V) bf16 or FP32, weight as `prepare` gives it.
+    """out (C, H) FP32 = dz W: dz (C, V) bf16 or FP32, weight from `prepare`.
 
-    Of bf16 parts, those products count that reach 2^-16 of the sum, and of a split weight beside a bf16 dz
-    the first two: the weight must not add to dz's rounding.
+    Products of bf16 parts below 2^-16 of the sum are left out. With a bf16 dz the first two parts of a split
+    weight suffice: their error is far below the rounding of dz.
     """
     width = out.shape[1]
     weights = weight.split(width, 1)
@@ -53,7 +53,7 @@ def add_d_weight(dz: Tensor, h: Tensor, out: Tensor) -> None:
 
 
 def cublas_logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
-    """out (C, V) FP32 = h Wᵀ, weight as `prepare` gives it."""
+    """out (C, V) FP32 = h Wᵀ, weight from `prepare`."""
     parts = weight.shape[1] // h.shape[1]
     _mm(h.to(weight.dtype).repeat(1, parts) if parts > 1 else h.to(weight.dtype), weight.t(), out)
 

@@ -1,4 +1,4 @@
-"""FP32 as a sum of bf16 parts: what bf16 matrix units can multiply, with FP32's digits."""
+"""FP32 as a sum of bf16 parts, so that bf16 matrix units can multiply it with FP32's precision."""
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="import-untyped,import-not-found"
 
@@ -12,7 +12,7 @@ from kernels.triton.elementwise import from_bf16, to_bf16
 
 
 def split_bf16(x: Tensor, parts: int, block: int = 1024) -> Tensor:
-    """(R, parts·C) bf16 from x (R, C) FP32: first all columns rounded, then what that left, and so on.
+    """(R, parts·C) bf16 from x (R, C) FP32: all columns rounded, then their remainders, and so on.
 
     Two parts carry 16 bits of each number, three all 24 (for magnitudes above 2^-102).
     """

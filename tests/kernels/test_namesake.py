@@ -1,4 +1,4 @@
-"""Promises about PyPI's other `kernels`, which transformers probes for: both get on, or a clear message."""
+"""Promises about PyPI's other `kernels`, which transformers looks for: no clash, or a clear message."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def cases() -> list[tuple[str, Any]]:
             found.append((f"score {name} cap", lambda h=h, w=weight: fused.score(h, w, y, row, 30.0)))
             found.append((f"logits {name}", lambda h=h, w=weight: fused.logits(h, w, new(ROWS, len(w)))))
         if dtype == torch.bfloat16:
-            found.append((f"fused epilogue {name}", lambda h=h, w=weight: fused.fused_epilogue(h, w, y, row, row)))
+            found.append((f"fused {name}", lambda h=h, w=weight: fused.fused_epilogue(h, w, y, row, row)))
     return found
 
 
@@ -117,7 +117,7 @@ def compiled(
 
 @cache  # half a second, and a fourth of the launches share their code with another
 def disassembled(tools: Path, code: bytes) -> str:
-    """What NVIDIA's tools say of a cubin."""
+    """cuobjdump's disassembly and resource usage of a cubin."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(code)
         cubin.flush()
@@ -126,7 +126,7 @@ def disassembled(tools: Path, code: bytes) -> str:
 
 
 def described(value: Any, parameter: Any) -> tuple[str, bool]:
-    """(Triton's type of an argument, whether the compiler is told that 16 divides it)."""
+    """(Triton's type of an argument, whether the compiler may assume that 16 divides it)."""
     if parameter.is_constexpr:
         return "constexpr", False
     if hasattr(value, "block_shape"):

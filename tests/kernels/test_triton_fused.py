@@ -139,25 +139,27 @@ def test_parts_of_an_fp32_weight_are_one_sum(tiles: GemmConfig, parts: int, boun
 
 
 @pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
-def test_the_lean_pass_gives_statistics_and_the_gradients_factors(tiles: GemmConfig) -> None:
+def test_the_fused_epilogue_gives_statistics_and_the_gradients_factors(tiles: GemmConfig) -> None:
     h, weight, y, it = problem()
     h[3], y[3] = weight[60] * 40, 60  # a peaked row
-    check_lean(h, weight, y, it, oracle(h, weight, y, it)[1].float(), tiles)
+    check_fused_epilogue(h, weight, y, it, oracle(h, weight, y, it)[1].float(), tiles)
 
 
 @pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
-def test_lean_tiles_far_above_the_anchor_are_moved_to_one(tiles: GemmConfig) -> None:
+def test_tiles_far_above_the_anchor_are_moved_to_one(tiles: GemmConfig) -> None:
     h, weight, y, it = problem(n=5)
     it.fill_(1.0)
     for row, high, target in ((1, 3, 100), (2, 170, 100), (3, 80, 2)):  # in the first, last and second tile
         h[row], y[row] = weight[high] * 10, target
-    stats = check_lean(h, weight, y, it, torch.zeros(5), tiles)
+    stats = check_fused_epilogue(h, weight, y, it, torch.zeros(5), tiles)
     z = h.double() @ weight.double().T
     raised = stats[0] > z.gather(1, y[:, None])[:, 0] + 1
     assert raised.tolist() == [False, True, True, True, False]
 
 
-def check_lean(h: Tensor, weight: Tensor, y: Tensor, it: Tensor, lp: Tensor, tiles: GemmConfig) -> Tensor:
+def check_fused_epilogue(
+    h: Tensor, weight: Tensor, y: Tensor, it: Tensor, lp: Tensor, tiles: GemmConfig
+) -> Tensor:
     exp, stats = fused.fused_epilogue(h, weight, y, it, lp, tiles)
     found = softmax(stats)
     probabilities, logp, entropy = oracle(h, weight, y, it)

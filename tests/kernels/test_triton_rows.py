@@ -139,14 +139,14 @@ def test_rows_may_lie_apart() -> None:
 
 
 @pytest.mark.parametrize("error", [0.0, 1.0, -30.0, 30.0])
-def test_spx_gives_statistics_and_the_gradients_factors_whatever_the_anchor(error: float) -> None:
+def test_the_single_pass_gives_statistics_and_the_gradients_factors_whatever_the_anchor(error: float) -> None:
     z, y, it = problem(61)
     _, logp, entropy = oracle(z, y, it)
     exp, stats = rows.single_pass(z.clone(), y, it, (logp + error).float().clamp(max=0.0), TILES)
-    check_spx(z, y, it, exp, stats, logp, entropy)
+    check_single_pass(z, y, it, exp, stats, logp, entropy)
 
 
-def test_spx_raises_an_anchor_that_logits_exceed_by_far_wherever_they_stand() -> None:
+def test_the_single_pass_raises_an_anchor_that_logits_exceed_by_far_wherever_they_stand() -> None:
     z, y, it = problem(61, 1.0)
     it.fill_(1.0)
     z[torch.arange(C), y] -= 50.0  # the generator says: likely
@@ -157,10 +157,10 @@ def test_spx_raises_an_anchor_that_logits_exceed_by_far_wherever_they_stand() ->
     _, logp, entropy = oracle(z, y, it)
     exp, stats = rows.single_pass(z.clone(), y, it, torch.zeros(C), TILES)
     assert float((stats[0] - z.amax(1)).max()) <= 0
-    check_spx(z, y, it, exp, stats, logp, entropy)
+    check_single_pass(z, y, it, exp, stats, logp, entropy)
 
 
-def check_spx(
+def check_single_pass(
     z: Tensor, y: Tensor, it: Tensor, exp: Tensor, stats: Tensor, logp: Tensor, entropy: Tensor
 ) -> None:
     found = softmax(stats)
@@ -173,7 +173,7 @@ def check_spx(
     torch.testing.assert_close(dz, expected, rtol=2**-7, atol=1e-12)  # twice rounded where raised
 
 
-def test_spx_takes_rows_whose_target_is_elsewhere() -> None:
+def test_the_single_pass_takes_rows_whose_target_is_elsewhere() -> None:
     z, y, it = problem(61)
     exp, stats = rows.single_pass(z.clone(), y - 100, it, torch.zeros(C), TILES)
     u, *_ = oracle(z, y, it)
