@@ -115,8 +115,8 @@ def test_the_efficiency_plot_by_hand() -> None:
 def test_a_lane_holds_every_second_of_the_timeline_by_hand() -> None:
     states = [("idle", 0.0, 30.0), ("generate", 30.0, 90.0), ("idle", 90.0, 120.0)]
     spans = [{"role": "engine", "state": s, "start": a, "end": b} for s, a, b in states]
-    (lane,) = lanes_of(spans)
-    idle, busy = np.array(lane.shares["idle"]), np.array(lane.shares["generate"])
+    (shares_of,) = lanes_of(spans).values()
+    idle, busy = np.array(shares_of["idle"]), np.array(shares_of["generate"])
     assert idle + busy == pytest.approx(np.ones(120))
     assert busy[:30].tolist() == [0] * 30 and busy[30:90].tolist() == pytest.approx([1] * 60)
 
@@ -129,9 +129,9 @@ def test_lanes_of_a_long_run_agree_with_a_sum_over_its_spans() -> None:
         {"role": "learner", "state": str(s), "start": float(x), "end": float(y)}
         for s, x, y in zip(states, cuts[:-1], cuts[1:], strict=True)
     ]
-    (lane,) = lanes_of(spans)
+    (shares_of,) = lanes_of(spans).values()
     edges = np.linspace(0, cuts[-1], 121)
-    for state, shares in lane.shares.items():
+    for state, shares in shares_of.items():
         spent = np.zeros(120)
         for of, start, end in zip(states, cuts[:-1], cuts[1:], strict=True):
             if of == state:

@@ -159,27 +159,31 @@ def _table(recipes: Sequence[Recipe], unit: str) -> str:
 
 
 def _describe_seeds(comparison: Comparison) -> str:
-    if not comparison.seeds:
-        return paragraph(
-            "There is one run of each recipe, so the difference between runs of one recipe is taken from the "
-            "paper: their ceilings differ by up to ±.02 (--margin). No such number is published for B, and "
-            "none is allowed for.",
-            "",
-        )
-    runs = sum(len(recipe.fits) for recipe in comparison.recipes)
-    return paragraph(
-        "The ceilings of runs of one recipe have a standard deviation of "
-        f"{interval(comparison.spread, '.3f')}: the paper's ±.02, updated with {runs} runs of "
-        f"{len(comparison.recipes)} recipes.",
-        "",
+    text = (
+        "There is one run of each recipe, so the difference between runs of one recipe is taken from the "
+        "paper: their ceilings differ by up to ±.02 (--margin). No such number is published for B, and "
+        "none is allowed for."
     )
+    if comparison.seeds:
+        runs = sum(len(recipe.fits) for recipe in comparison.recipes)
+        text = (
+            "The ceilings of runs of one recipe have a standard deviation of "
+            f"{interval(comparison.spread, '.3f')}: the paper's ±.02, updated with {runs} runs of "
+            f"{len(comparison.recipes)} recipes."
+        )
+    return paragraph(text, "")
 
 
 def _describe_pair(pair: Pair, comparison: Comparison, unit: str, brief: bool) -> str:
     two = [recipe for recipe in comparison.recipes if recipe.name in (pair.a, pair.b)]
     texts = [_describe_ceilings(pair, two)]
     if not pair.doubts and not brief:
-        texts += [_describe_efficiency(pair, two), _describe_midpoints(pair)]
+        seen = "" if _excludes_1(pair.C_mid_ratio) else ": no difference is visible"
+        ratio = interval(pair.C_mid_ratio, ".2f")
+        texts += [
+            _describe_efficiency(pair, two),
+            f"C_mid of {pair.a} is {ratio} times that of {pair.b}{seen}.",
+        ]
     texts += _describe_leads(pair, unit)
     return "\n".join([f"{pair.a} against {pair.b}", *map(paragraph, texts)])
 
@@ -211,12 +215,6 @@ def _describe_efficiency(pair: Pair, two: Sequence[Recipe]) -> str:
         if flag in flags:
             text += f" Careful: {FLAGS[flag]}."
     return text
-
-
-def _describe_midpoints(pair: Pair) -> str:
-    ratio = pair.C_mid_ratio
-    text = f"C_mid of {pair.a} is {interval(ratio, '.2f')} times that of {pair.b}"
-    return f"{text}." if _excludes_1(ratio) else f"{text}: no difference is visible."
 
 
 def _excludes_1(ratio: Estimate) -> bool:
@@ -258,9 +256,8 @@ def _describe_budgets(comparison: Comparison, unit: str) -> str:
             lines.append(f"    {s.recipe:{width}}  {interval(s.reward, '.3f')}  {percent(s.best)}")
     if unsure:
         names = " and ".join(unsure)
-        text = f"The ceiling of {names} is not identified: beyond the data these are guesses."
-        lines.append(paragraph(text))
+        lines += [paragraph(f"The ceiling of {names} is not identified: beyond the data these are guesses.")]
     if falling:
-        text = f"Ignore the rows of {' and '.join(falling)}: a sigmoid cannot describe a falling curve."
-        lines.append(paragraph(text))
+        names = " and ".join(falling)
+        lines += [paragraph(f"Ignore the rows of {names}: a sigmoid cannot describe a falling curve.")]
     return "\n".join(lines)

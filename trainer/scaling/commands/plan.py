@@ -50,12 +50,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_input_arguments(command, nargs="*")
     command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = command.add_argument_group("without a pilot", "your assumptions, with --r0 and --unit").add_argument
-    add(
-        "--c-mid",
-        type=float,
-        metavar="C",
-        help="compute at which half of the gain is reached, in --unit",
-    )
+    text = "compute at which half of the gain is reached, in --unit"
+    add("--c-mid", type=float, metavar="C", help=text)
     for name, what, usual in (("--a", "ceiling A, a reward", A_RANGE), ("--b", "efficiency B", B_RANGE)):
         add(
             name, type=float, nargs=2, metavar=("LOW", "HIGH"),
@@ -92,27 +88,25 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print the table, and the cheapest plan."""
     _check(args)
-    cells: list[Cell] = []
-    known = False
     if args.inputs:
         prospect, fit, unit = _pilot(args)
         known = is_known(fit, args.within)
         budgets = [fit.compute_range[1] * x for x in sorted(args.budgets or FURTHER)]
     else:
-        prospect, unit = _assumed(args), args.unit or "GPU-hours"
+        prospect, unit, known = _assumed(args), args.unit or "GPU-hours", False
         budgets = [args.c_mid * x for x in sorted(args.budgets or BUDGETS)]
     if not budgets[-1] < MAX_COMPUTE:
         raise ConfigError(
             f"a budget of {budgets[-1]:g} {unit}: expected one below {MAX_COMPUTE:g}; is the unit right?"
         )
-    if not known:
-        cells = _simulated(prospect, budgets, args)
+    cells = [] if known else _simulated(prospect, budgets, args)
     if args.json:
         best = cheapest(cells)
-        content = {"unit": unit, "within": args.within, "noise": prospect.noise, "runs": args.runs}
-        content |= {"known": known, "autocorrelated": prospect.correlation_length > 0}
-        content |= {"plans": [asdict(cell) for cell in cells], "cheapest": asdict(best) if best else None}
-        write_json(args.json, content)
+        write_json(args.json, {
+            "unit": unit, "within": args.within, "noise": prospect.noise, "runs": args.runs,
+            "known": known, "autocorrelated": prospect.correlation_length > 0,
+            "plans": [asdict(cell) for cell in cells], "cheapest": best and asdict(best),
+        })  # fmt: skip
     if known:
         text = f"The pilot already identifies A to ±{args.within:g}: no more is needed"
         print(paragraph(f"{text}. For more precision, give a smaller --within.", ""))
@@ -147,12 +141,11 @@ def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argpars
         results = [f"{cell.chance:.0%}  ±{cell.error:.3f}" for cell in row]
         rows.append([amount(budget, 4), f"{budget / scale:.3g}", *results])
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = [
-        paragraph(
-            f"Probability that the 90% interval of A reaches no further than ±{args.within:g}, and median "
-            f"error of A, from {args.runs} simulated runs each:", "",
-        )
-    ]  # fmt: skip
+    text = (
+        f"Probability that the 90% interval of A reaches no further than ±{args.within:g}, and median "
+        f"error of A, from {args.runs} simulated runs each:"
+    )
+    lines = [paragraph(text, "")]
     lines += ["  ".join(x.rjust(w) for x, w in zip(row, widths, strict=True)) for row in (head, *rows)]
     lines += ["", paragraph(_describe_best(cells, unit, scale, scale_name, more, args), "")]
     worst = max(cell.chance_se for cell in cells)

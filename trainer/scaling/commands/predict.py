@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling.commands import check_outputs, write_json
-from trainer.scaling.fit import Estimate, Fit, fit_with_draws
+from trainer.scaling.fit import Fit, fit_with_draws
 from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.predict import KERNELS, Needed, Reached, Shift, compute_for, kernel_shift, reward_at
 from trainer.scaling.reading.read import add_input_arguments, read_curves
@@ -50,12 +50,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--reach", type=float, nargs="+", default=[], metavar="REWARD",
         help="predict the budget for these rewards, on a scale from 0 to 1",
     )  # fmt: skip
-    add(
-        "--price",
-        type=float,
-        metavar="MONEY",
-        help="price of one unit of compute, to print budgets in money, too",
-    )
+    text = "price of one unit of compute, to print budgets in money, too"
+    add("--price", type=float, metavar="MONEY", help=text)
     add("--currency", metavar="NAME", default="USD", help="currency of --price (default: USD)")
     add("--json", type=Path, metavar="FILE", help="write everything here")
     add = command.add_argument_group(
@@ -98,11 +94,11 @@ def run(args: argparse.Namespace) -> None:
 def describe(prediction: Prediction, args: argparse.Namespace) -> str:
     """For a terminal."""
     curve, fit, shift = prediction.curve, prediction.fit, prediction.shift
-    lines = [curve.name, *(paragraph(text) for text in _warnings(curve, fit))]
+    lines = [curve.name, paragraph(_describe_ceiling(curve, fit))]
     if shift:
         lines.append(paragraph(_describe_shift(shift)))
     for r in prediction.reached:
-        cost = f" ({_money(r.budget, args)})" if args.price else ""
+        cost = f" ({amount(r.budget * args.price)} {args.currency})" if args.price else ""
         far = f"; {amount(r.ahead)}× the data, which is unchecked" if r.ahead > UNCHECKED else ""
         lines.append(
             f"  at {amount(r.budget, 6)} {curve.unit}{cost}: reward {interval(r.reward, '.3f')}{far}"
@@ -132,25 +128,24 @@ def to_json(prediction: Prediction, args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _warnings(curve: Curve, fit: Fit) -> list[str]:
+def _describe_ceiling(curve: Curve, fit: Fit) -> str:
     if fit.identified:
-        return [f"Ceiling: A {interval(fit.A, '.3f')}; {fit.confidence:.0%} intervals."]
-    last = f"{amount(fit.compute_range[1])} {curve.unit}"
-    text = f"The ceiling is not identified: {fit.reasons}. "
+        return f"Ceiling: A {interval(fit.A, '.3f')}; {fit.confidence:.0%} intervals."
+    text = f"The ceiling is not identified: {fit.reasons}."
     if "falling" in fit.flags:
-        return [text + "The numbers below are those of a sigmoid, not a forecast of this run."]
-    return [text + f"Beyond {last}, where the data end, use the intervals and not the values."]
+        return f"{text} The numbers below are those of a sigmoid, not a forecast of this run."
+    last = f"{amount(fit.compute_range[1])} {curve.unit}"
+    return f"{text} Beyond {last}, where the data end, use the intervals and not the values."
 
 
 def _describe_shift(shift: Shift) -> str:
-    def source(text: str) -> str:
-        return text.split(":")[0]
-
-    new, old = shift.kernel, shift.measured_with
+    old, new = (
+        f"{head.name} ({head.tflops:.0f} TF/s, {head.source.split(':')[0]})"
+        for head in (shift.measured_with, shift.kernel)
+    )
     return (
-        f"Measured with {old.name} ({old.tflops:.0f} TF/s, {source(old.source)}), predicted for {new.name} "
-        f"({new.tflops:.0f} TF/s, {source(new.source)}): a step of {shift.model} takes {shift.factor:.3f} "
-        "times the GPU-hours (python -m bench.gpu_hours shows the calculation)."
+        f"Measured with {old}, predicted for {new}: a step of {shift.model} takes {shift.factor:.3f} times "
+        "the GPU-hours (python -m bench.gpu_hours shows the calculation)."
     )
 
 
@@ -159,7 +154,7 @@ def _describe_needed(n: Needed, unit: str, args: argparse.Namespace) -> str:
     start = f"reward {n.reward:g}: "
     if e.high == 0:
         return f"{start}reached from the start."
-    cost = f"; {_money_range(e, args)}" if args.price else ""
+    cost = f"; {amounts(e.times(args.price))} {args.currency}" if args.price else ""
     if e.value < float("inf"):
         some = "" if n.chance > 0.99 else f"; {percent(n.chance)} of the draws ever reach it"
         return f"{start}{amounts(e)} {unit}{cost}{some}"
@@ -169,14 +164,6 @@ def _describe_needed(n: Needed, unit: str, args: argparse.Namespace) -> str:
         f"{start}the most likely curve never reaches it; {percent(n.chance)} of the draws do, at "
         f"{amount(e.low)} {unit} or later."
     )
-
-
-def _money(x: float, args: argparse.Namespace) -> str:
-    return f"{amount(x * args.price)} {args.currency}"
-
-
-def _money_range(e: Estimate, args: argparse.Namespace) -> str:
-    return f"{amounts(e.times(args.price))} {args.currency}"
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -42,30 +42,22 @@ def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> N
         help="a run folder; .csv, .tsv, .jsonl, .json or .parquet; a W&B export; TensorBoard events",
     )  # fmt: skip
     add("--compute-column", metavar="NAME", help="column or tag of C, the compute (default: by its name)")
-    add(
-        "--reward-column",
-        metavar="NAME",
-        help="column or tag of R, the held-out pass rate (default: by its name)",
-    )
+    text = "column or tag of R, the held-out pass rate (default: by its name)"
+    add("--reward-column", metavar="NAME", help=text)
     add("--se-column", metavar="NAME", help="column of R's standard error (default: by its name)")
     add(
         "--samples", type=_positive, metavar="N",
         help="without such a column: R is the mean of N samples (prompts × k), as if the prompts were drawn "
         "again each time; if they stay the same, these errors are too large",
     )  # fmt: skip
-    add(
-        "--r0",
-        type=float,
-        metavar="R",
-        help="reward at zero compute (default: the one measured there, if any)",
-    )
+    text = "reward at zero compute (default: the one measured there, if any)"
+    add("--r0", type=float, metavar="R", help=text)
     add(
         "--reward-range", type=float, nargs=2, default=UNIT_RANGE, metavar=("LOW", "HIGH"),
         help="scale of R and --r0 (-1 1, or 0 100 for percent); the output is on a scale from 0 to 1",
     )  # fmt: skip
-    add(
-        "--unit", type=names.unit_of, help=f"unit of compute: {', '.join(names.UNITS)} (default: by C's name)"
-    )
+    text = f"unit of compute: {', '.join(names.UNITS)} (default: by C's name)"
+    add("--unit", type=names.unit_of, help=text)
     add(
         "--devices", type=_positive, metavar="N",
         help="C in GPU-hours: elapsed time × N GPUs; wall time of TensorBoard and W&B includes evaluations "
@@ -74,11 +66,8 @@ def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> N
     add("--seconds-column", metavar="NAME", help="with --devices: column of that time (default: by name)")
     add("--gpu-hours-per-step", type=_positive, metavar="X", help="C in GPU-hours: X times the step")
     add("--drop-before", type=float, default=0.0, metavar="C", help="leave out points before C, but not R0")
-    add(
-        "--drop-early",
-        action="store_true",
-        help="leave out the first quarter of the rise if it deviates from the curve",
-    )
+    text = "leave out the first quarter of the rise if it deviates from the curve"
+    add("--drop-early", action="store_true", help=text)
 
 
 def read_curves(args: argparse.Namespace, inputs: Sequence[str] | None = None) -> list[Curve]:
@@ -167,10 +156,10 @@ def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Rea
     before = sum(0 < p.compute < curve.points[0].compute for p in points) if curve.points else 0
     compute_source += f" (without {before} before {curve.points[0].compute:.4g})" if before else ""
     mapped = "" if (low, high) == UNIT_RANGE else f" ({low:g} to {high:g}, rescaled to 0 to 1)"
-    error_source = (
-        f"binomial, of {args.samples:g} samples" if args.samples else "none, estimated from the residuals"
-    )
-    return Reading(curve, compute_source, f"{reward!r}{mapped}", repr(error) if error else error_source)
+    error_source = repr(error) if error else "none, estimated from the residuals"
+    if args.samples:
+        error_source = f"binomial, of {args.samples:g} samples"
+    return Reading(curve, compute_source, f"{reward!r}{mapped}", error_source)
 
 
 def _score(

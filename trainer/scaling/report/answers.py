@@ -21,15 +21,6 @@ class Answer:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
-class Whisker:
-    """A ceiling and its interval, in percent of a scale shared by all runs."""
-
-    value: float
-    low: float
-    high: float
-
-
 def answers(run: Run) -> tuple[Answer, ...]:
     """The three questions, answered for a run."""
     if not run.fit.identified:
@@ -49,8 +40,8 @@ def answers(run: Run) -> tuple[Answer, ...]:
         Answer(
             "At what cost?",
             f"{amount(cost.value)} {unit}",
-            f"gain {MOST:.0%} of the way from R0 to A ({_range(cost)}). The {amount(last)} spent so far have "
-            f"gained {share}. {_twice(fit)}",
+            f"gain {MOST:.0%} of the way from R0 to A ({amount(cost.low)} to {amount(cost.high)}). The "
+            f"{amount(last)} spent so far have gained {share}. {_twice(fit)}",
         ),
     )
 
@@ -72,11 +63,6 @@ def _unidentified(run: Run) -> tuple[Answer, ...]:
     )
 
 
-def cautions(fit: Fit) -> str:
-    """All flags, as text."""
-    return "; ".join(FLAGS[f] for f in fit.flags)
-
-
 def compute_for_most(fit: Fit) -> Estimate:
     """The compute at which 90 % of A − R0 is gained: C_mid · 9^(1/B)."""
     odds = MOST / (1 - MOST)
@@ -87,8 +73,8 @@ def compute_for_most(fit: Fit) -> Estimate:
     )
 
 
-def whiskers(fits: Sequence[Fit]) -> list[Whisker | None]:
-    """The ceilings on one scale; None: not identified."""
+def whiskers(fits: Sequence[Fit]) -> list[Estimate | None]:
+    """The ceilings in percent of one scale for all runs; None: not identified."""
     known = [f.A for f in fits if f.identified]
     if not known:
         return [None] * len(fits)
@@ -99,11 +85,7 @@ def whiskers(fits: Sequence[Fit]) -> list[Whisker | None]:
     def at(x: float) -> float:
         return round(100 * (x - low) / span, 2)
 
-    return [Whisker(at(f.A.value), at(f.A.low), at(f.A.high)) if f.identified else None for f in fits]
-
-
-def _range(e: Estimate) -> str:
-    return f"{amount(e.low)} to {amount(e.high)}"
+    return [Estimate(at(f.A.value), at(f.A.low), at(f.A.high)) if f.identified else None for f in fits]
 
 
 def _latest(run: Run) -> str:

@@ -71,8 +71,8 @@ def _record(record: Record) -> dict[str, Any]:
         "forecasts": [_plain(list(f)) for f in record.forecasts],
         "wall_s": record.wall_s,
         "lanes": [
-            {"role": lane.role, "shares": {s: [round(x, 4) for x in v] for s, v in lane.shares.items()}}
-            for lane in record.lanes
+            {"role": role, "shares": {s: [round(x, 4) for x in v] for s, v in shares.items()}}
+            for role, shares in record.lanes.items()
         ],
     }
 

@@ -23,12 +23,7 @@ BINS = 120  # of the timeline
 MAX_STEPS = 300  # longer series are averaged over neighbours
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """What a role did over time: `shares[state][i]` of the i-th bin of the run."""
-
-    role: str
-    shares: Mapping[str, tuple[float, ...]]
+Lanes = dict[str, dict[str, list[float]]]  # [role][state][i]: the state's share of the i-th bin of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,7 @@ class Record:
     steps: tuple[Mapping[str, Any], ...]  # metrics of the training steps, at most MAX_STEPS
     forecasts: tuple[tuple[float, float, float, float], ...]  # (compute, reward at the end, low, high)
     ledger: Mapping[str, Any] | None  # ledger.json
-    lanes: tuple[Lane, ...]
+    lanes: Lanes
     wall_s: float  # the end of the lanes
     samples: tuple[Mapping[str, Any], ...]
     config: str  # YAML
@@ -111,22 +106,19 @@ def averaged(steps: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
     return tuple(rows)
 
 
-def lanes_of(spans: Sequence[Mapping[str, Any]]) -> tuple[Lane, ...]:
+def lanes_of(spans: Sequence[Mapping[str, Any]]) -> Lanes:
     """The spans of the timeline as shares of BINS equal parts of the run, one lane for each role."""
-    by_role: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for s in spans:
-        by_role.setdefault(s["role"], {}).setdefault(s["state"], []).append((s["start"], s["end"]))
     edges = np.linspace(0, max((s["end"] for s in spans), default=0.0), BINS + 1)
-    lanes = []
-    for role, states in by_role.items():
-        shares = {}
-        for state, times in states.items():
-            knots = np.sort(np.array(times), axis=0).ravel()  # a role is in one state at a time
-            spent = np.concatenate([[0.0], np.cumsum(np.diff(knots) * (np.arange(len(knots) - 1) % 2 == 0))])
-            part = np.diff(np.interp(edges, knots, spent)) / (edges[1] - edges[0])
-            shares[state] = tuple(float(x) for x in np.clip(part, 0, 1))
-        lanes.append(Lane(role, shares))
-    return tuple(lanes)
+    by_state: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for s in spans:
+        by_state.setdefault((s["role"], s["state"]), []).append((s["start"], s["end"]))
+    lanes: Lanes = {}
+    for (role, state), times in by_state.items():
+        knots = np.sort(np.array(times), axis=0).ravel()  # a role is in one state at a time
+        spent = np.concatenate([[0.0], np.cumsum(np.diff(knots) * (np.arange(len(knots) - 1) % 2 == 0))])
+        part = np.diff(np.interp(edges, knots, spent)) / (edges[1] - edges[0])
+        lanes.setdefault(role, {})[state] = np.clip(part, 0, 1).tolist()
+    return lanes
 
 
 def evenly_chosen(samples: Sequence[Mapping[str, Any]], count: int) -> tuple[Mapping[str, Any], ...]:
