@@ -58,7 +58,9 @@ def parse(argv: Sequence[str]) -> Launch:
         run_dir = config.run_dir
         config, notice = _resolve(str(stored), overrides)
         config = dataclasses.replace(config, run_dir=run_dir)
-    check(config)
+    budget = config.engine.interruption
+    if budget.lo > budget.hi:
+        raise ConfigError(f"engine.interruption: expected lo <= hi, given lo {budget.lo}, hi {budget.hi}")
     return Launch(config, resume, dry_run, notice)
 
 
@@ -109,8 +111,8 @@ def _shipped() -> str:
 
 
 def build(cls: type[Any], values: Mapping[str, Any], where: str, prefix: str = "") -> Any:
-    """An instance of the config dataclass `cls` from plain values; every key and type is checked."""
-    hints = get_type_hints(cls)
+    """An instance of the config dataclass `cls` from plain values; every key, type and range is checked."""
+    hints = get_type_hints(cls, include_extras=True)
     kwargs: dict[str, Any] = {}
     for key, value in values.items():
         full = f"{prefix}{key}"
@@ -129,6 +131,12 @@ def build(cls: type[Any], values: Mapping[str, Any], where: str, prefix: str = "
 def _coerce(value: Any, hint: Any, where: str) -> Any:
     """`value` as type `hint`, or a ConfigError that names both."""
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        number, allowed = _coerce(value, args[0], where), args[1]
+        if number not in allowed:
+            reason = f": {allowed.reason}" if allowed.reason else ""
+            raise ConfigError(f"{where} is {number}; expected {allowed}{reason}")
+        return number
     if origin is Literal:
         if value in args:
             return value
@@ -240,19 +248,6 @@ def _parser() -> argparse.ArgumentParser:
         flags = dict.fromkeys((f"--{key}", f"--{key.replace('_', '-')}"))
         groups[section].add_argument(*flags, dest=key, metavar="VALUE", help=textwrap.fill(text, 84))
     return parser
-
-
-def check(config: Config) -> None:
-    """ConfigError if a number is outside its field's Range; types are checked already."""
-    for key, (hint, _) in fields().items():
-        value = attrgetter(key)(config)
-        for allowed in getattr(hint, "__metadata__", ()):
-            if value not in allowed:
-                reason = f": {allowed.reason}" if allowed.reason else ""
-                raise ConfigError(f"{key} is {value}; expected {allowed}{reason}")
-    budget = config.engine.interruption
-    if budget.lo > budget.hi:
-        raise ConfigError(f"engine.interruption: expected lo <= hi, given lo {budget.lo}, hi {budget.hi}")
 
 
 def to_yaml(config: Config) -> str:

@@ -19,7 +19,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Values that a number in the config may have. It stands in the field's annotation; cli.check enforces it."""
+    """Values that a number in the config may have. It is in the field's annotation; cli.build enforces it."""
 
     least: float = -math.inf  # the lowest value allowed
     above: float = -math.inf  # every value allowed is higher

@@ -184,17 +184,16 @@ def show(findings: list[Finding]) -> None:
     """One line or more per finding; no word is broken, and a terminal shows the status in colour."""
     indent = max(len(f.name) for f in findings) + 2
     room = max(20, shutil.get_terminal_size().columns - indent - len("missing  "))
+    margin = "\n" + " " * (indent + len("missing  "))
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for f in findings:
         text = ": ".join(part for part in (f.detail, f.advice) if part)
-        first, *more = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+        lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
         status = f"{f.status:7}"
         if coloured:
             colour = 32 if f.status == "ok" else 31 if f.blocks else 33  # green, red, yellow
             status = f"\033[{colour}m{status}\033[0m"
-        print(f"{f.name:{indent}}{status}  {first}".rstrip())
-        for line in more:
-            print(" " * (indent + len("missing  ")) + line)
+        print(f"{f.name:{indent}}{status}  {margin.join(lines)}".rstrip())
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
     launcher  --- Stop, Replacement --->  controller
     controller --- Request, UpdateWeights, Transfer, Abort, Pause, Resume, Shutdown --->  engine
-    engine     --- Ready, Completion, WeightsHeld, Transferred, Paused --->               controller
-    controller --- TrainBatch, Push, Transferred, Score, Save, Shutdown --->    learner
-    learner    --- Ready, StepDone, Refused, Transfer, Pushed, Scored, Saved ---> controller
+    engine     --- Ready, Completion, WeightsHeld, Ack --->                               controller
+    controller --- TrainBatch, Push, Ack, Score, Save, Shutdown --->     learner
+    learner    --- Ready, StepDone, Refused, Transfer, Scored, Ack --->  controller
 
 A closed pipe means the other side is dead: `recv` raises EOFError at once. A role that fails sends
 `Failed` on its telemetry pipe before it exits, so the launcher can name it and the error in one line.
@@ -31,6 +31,11 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Ack:
+    """Answer to Transfer, Push, Pause and Save, once that is complete."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """End the process after the current step."""
 
@@ -52,7 +57,7 @@ class WeightsHeld:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Send the weights to the engines; answered by Transfers, each acknowledged, and then by Pushed."""
+    """Send the weights to the engines; answered by Transfers, each to be acknowledged, and then by Ack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +69,8 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Transferred:
-    """The engine has made the call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """Every engine has the weights."""
-
-
-@dataclass(frozen=True, slots=True)
 class Pause:
-    """Stop after the current token; sequences stay, and KV unless the GPU is shared. Answered by Paused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """The engine has stopped."""
+    """Stop after the current token; sequences stay, and KV unless the GPU is shared. Answered by Ack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +121,6 @@ class Save:
 
     path: str
     controller_state: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The checkpoint at `path` is complete (written aside, then renamed)."""
-
-    path: str
 
 
 @dataclass(frozen=True, slots=True)

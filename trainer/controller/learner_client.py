@@ -47,11 +47,11 @@ class LearnerClient:
             message: object = messages.Push()
             while True:
                 reply = await deadline.wait_for(self._exchange(message), PUSH)
-                if isinstance(reply, messages.Pushed):
+                if isinstance(reply, messages.Ack):
                     return
                 call = _checked(reply, messages.Transfer)
                 await transfer(call.call, call.info)
-                message = messages.Transferred()
+                message = messages.Ack()
 
     async def score(self, sequences: Sequence[TrainSequence]) -> tuple[NDArray[np.float32], ...]:
         """Log-probs of the sequences' tokens under the learner's present weights."""
@@ -59,7 +59,7 @@ class LearnerClient:
 
     async def save(self, path: str, controller_state: dict[str, Any]) -> None:
         """Write a checkpoint folder."""
-        await self._ask(messages.Save(path, controller_state), messages.Saved)
+        await self._ask(messages.Save(path, controller_state), messages.Ack)
 
     def close(self) -> None:
         """Ask the process to end."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,19 +23,12 @@ PARITY_NATS = {"float32": 1e-3, "bfloat16": 0.05}
 PROMPTS, SAMPLES = 8, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Parity:
-    """|log π_learner − log π_engine| over the gate's tokens, in nats."""
-
-    mean: float
-    max: float
-    tokens: int
-
-
 async def parity_gate(
     ctx: RolloutContext, learner: LearnerClient, weights: WeightSync, prompts: Sequence[Prompt]
-) -> Parity:
-    """Generate a few completions and let the learner score them; ConfigError above the threshold."""
+) -> dict[str, float]:
+    """Mean and maximum of |log π_learner − log π_engine| in nats, over the tokens of a few completions.
+
+    ConfigError above the threshold."""
     prompts = prompts[:PROMPTS]
     groups = await asyncio.gather(  # all at once, so that every engine takes part
         *(rollout_prompt(ctx, p, SAMPLES, f"parity{i}", i, evaluation=True) for i, p in enumerate(prompts))
@@ -58,13 +50,13 @@ async def parity_gate(
     gap = np.concatenate(
         [np.abs(x - s.logprobs_gen)[s.token_weights > 0] for x, s in zip(scores, sequences, strict=True)]
     )
-    parity = Parity(float(gap.mean()), float(gap.max()), len(gap))
+    mean, largest = float(gap.mean()), float(gap.max())
     bound = PARITY_NATS[ctx.config.model.dtype]
-    if not parity.mean <= bound:
+    if not mean <= bound:
         raise ConfigError(
-            f"learner and engine disagree on the same {parity.tokens} tokens by {parity.mean:.3g} nats on "
-            f"average (max {parity.max:.3g}); expected at most {bound:g} in {ctx.config.model.dtype}. Both "
+            f"learner and engine disagree on the same {len(gap)} tokens by {mean:.3g} nats on "
+            f"average (max {largest:.3g}); expected at most {bound:g} in {ctx.config.model.dtype}. Both "
             "must have the same weights, dtype and FP32 head, and log-probs of the sampled distribution: at "
             "engine.temperature, without top-p or top-k"
         )
-    return parity
+    return {"mean": mean, "max": largest, "tokens": len(gap)}

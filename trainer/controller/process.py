@@ -6,8 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import asdict
+from contextlib import ExitStack, closing
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -56,14 +55,16 @@ async def _run(
     telemetry: Connection,
 ) -> None:
     emit = emitter(telemetry)
-    async with AsyncExitStack() as stack:
-        learner = LearnerClient(learner_conn)
-        stack.callback(learner.close)
+
+    def note(text: str) -> None:
+        emit("note", {"text": text})
+
+    with ExitStack() as stack:
+        learner = stack.enter_context(closing(LearnerClient(learner_conn)))
         clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
         deadline = Deadline(config.pipeline.deadline_s)
         wait_for = deadline.wait_for
-        engines = EnginePool(clients, wait_for, lambda text: emit("note", {"text": text}))
-        stack.callback(engines.close)
+        engines = stack.enter_context(closing(EnginePool(clients, wait_for, note)))
         emit("phase", {"name": "loading data and models"})
         from transformers import AutoConfig, AutoTokenizer  # takes seconds, so the pipes are open before
 
@@ -75,8 +76,7 @@ async def _run(
         positions = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
         check_lengths(config.engine, prompts, len(phrase), positions)
         emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
-        verifier = VerifierPool(config.verifier, lambda text: emit("note", {"text": text}))
-        stack.callback(verifier.close)
+        verifier = stack.enter_context(closing(VerifierPool(config.verifier, note)))
         ctx = RolloutContext(
             config=config,
             engine=engines,
@@ -86,8 +86,7 @@ async def _run(
             phrase_ids=phrase,
             deadline=deadline,
         )
-        journal = Journal(Path(config.run_dir) / "journal.jsonl")
-        stack.callback(journal.close)
+        journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal.jsonl")))
         sampler = Sampler(dataset.train, config.pipeline, config.seed)
         controller = Controller(ctx, dataset, sampler, learner, journal, emit)
         info = await wait_for(learner.ready(), "learner: start")
@@ -99,7 +98,7 @@ async def _run(
         # The engines have these weights. A way to push that does not work fails here, not at the first step.
         await controller.weights.push(controller.version)
         gate = parity_gate(ctx, learner, controller.weights, dataset.held_out)
-        emit("parity", asdict(await wait_for(gate, "parity gate: learner and engine on the same tokens")))
+        emit("parity", await wait_for(gate, "parity gate: learner and engine on the same tokens"))
         on_message = partial(_on_launcher_message, telemetry, controller, engines)
         asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
         gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules

@@ -9,13 +9,12 @@ from typing import Any, Protocol
 
 from trainer.messages import (
     Abort,
+    Ack,
     Pause,
-    Paused,
     Ready,
     Resume,
     Shutdown,
     Transfer,
-    Transferred,
     UpdateWeights,
     WeightsHeld,
 )
@@ -54,7 +53,7 @@ class EngineClient:
         self.name, self._conn = name, conn
         self._streams: dict[str, asyncio.Queue[list[Completion] | Exception]] = {}
         self._replies: dict[type[Any], asyncio.Queue[Any]] = {
-            kind: asyncio.Queue() for kind in (Ready, WeightsHeld, Transferred, Paused)
+            kind: asyncio.Queue() for kind in (Ready, WeightsHeld, Ack)
         }
         self._dead: Exception | None = None
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
@@ -91,12 +90,12 @@ class EngineClient:
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
         """See Engine."""
         self._send(Transfer(call, info))
-        await self._reply(Transferred)
+        await self._reply(Ack)
 
     async def pause(self) -> None:
         """See Engine."""
         self._send(Pause())
-        await self._reply(Paused)
+        await self._reply(Ack)
 
     def resume(self) -> None:
         """See Engine."""

@@ -24,7 +24,7 @@ from trainer.learner.malloc import keep_freed_memory
 from trainer.learner.ranks import Ranks, init_ranks
 from trainer.learner.sharding import full_tensor
 from trainer.learner.weight_file import WeightFiles
-from trainer.messages import Push, Pushed, Ready, Refused, Save, Saved, Score, Scored, StepDone
+from trainer.messages import Ack, Push, Ready, Refused, Save, Score, Scored, StepDone
 from trainer.roles import run_role
 from trainer.telemetry import Clock, send
 from trainer.types import TrainBatch
@@ -110,14 +110,14 @@ class LearnerService:
             case Push():
                 with state("publish"), learner.on_device(moments=False):
                     self._push()
-                    return Pushed()
+                    return Ack()
             case Score(sequences):
                 with state("score"), learner.on_device(moments=False):
                     return Scored(learner.score(sequences))
             case Save(path, controller_state):
                 with state("checkpoint"), learner.on_device():
                     self._save(path, controller_state)
-                    return Saved(path)
+                    return Ack()
         raise TypeError(f"the learner has no answer to {type(message).__name__}")
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from vllm.utils.network_utils import get_open_port
 
 from trainer.config import EngineConfig
 from trainer.learner.sharding import full_tensor
-from trainer.messages import Transfer, Transferred
+from trainer.messages import Ack, Transfer
 from trainer.models.checkpoint_names import as_in_checkpoint
 
 BUFFER = 256 << 20  # bytes packed into one message; vLLM needs two of them beyond engine.memory
@@ -84,7 +84,7 @@ class Relay:
         assert self._conn is not None, "only rank 0 calls the engines"
         self._conn.send(Transfer(call, info))
         answer = self._conn.recv()
-        if not isinstance(answer, Transferred):
+        if not isinstance(answer, Ack):
             raise RuntimeError(f"{call} was answered by {type(answer).__name__}")
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from trainer.config import ModelConfig
 from trainer.learner.learner import Learner
 from trainer.learner.ranks import init_ranks
-from trainer.messages import Save, Saved, Shutdown, StepDone
+from trainer.messages import Ack, Save, Shutdown, StepDone
 from trainer.types import TrainBatch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -57,7 +57,7 @@ def test_the_process_steps_and_saves_from_the_gpu(tmp_path: Path, monkeypatch: p
     done = group.ask(TrainBatch(1, sequences(), {}))
     assert isinstance(done, StepDone) and Path(done.weights_path).is_file()
     path = tmp_path / "checkpoints" / "step-000001"
-    assert group.ask(Save(str(path), {"version": 1})) == Saved(str(path))
+    assert group.ask(Save(str(path), {"version": 1})) == Ack()
     AutoModelForCausalLM.from_pretrained(path)
     resumed = Learner(config(), str(path), NoClock(), str(path))  # type: ignore[arg-type]
     assert resumed.version == 1 and resumed.parameters[0].is_cuda

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from trainer.config import Config
 from trainer.learner.process import learner_main
-from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Scored, Shutdown, Spans, StepDone
+from trainer.messages import Ack, Failed, Ready, Refused, Save, Score, Scored, Shutdown, Spans, StepDone
 from trainer.types import TrainBatch
 
 TIMEOUT_S = 60
@@ -78,7 +78,7 @@ def test_the_process_steps_publishes_scores_saves_and_ends(model_dir: str, tmp_p
     empty: StepDone = process.ask(TrainBatch(2, (), {}))
     assert (empty.version, empty.weights_path) == (2, "")
     path = tmp_path / "checkpoints" / "step-000002"
-    assert process.ask(Save(str(path), {"version": 2})) == Saved(str(path))
+    assert process.ask(Save(str(path), {"version": 2})) == Ack()
     assert json.loads((path / "controller.json").read_text()) == {"version": 2}
     lm = AutoModelForCausalLM.from_pretrained(path)
     assert all(torch.equal(p, published[n]) for n, p in lm.named_parameters())
@@ -98,7 +98,7 @@ def test_a_refused_step_is_answered_and_the_weights_before_it_can_be_saved(
     refused = process.ask(TrainBatch(1, (replace(sequences()[0], advantage=np.inf),), {}))
     assert isinstance(refused, Refused) and refused.message.startswith("step 1: advantages holds NaN")
     path = tmp_path / "checkpoints" / "step-000000"
-    assert process.ask(Save(str(path), {})) == Saved(str(path))
+    assert process.ask(Save(str(path), {})) == Ack()
     before, saved = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model_dir, path))
     assert all(torch.equal(before[n], saved[n]) for n in before)
 

@@ -35,7 +35,7 @@ from trainer.learner.process import learner_main
 from trainer.learner.ranks import Ranks, init_ranks
 from trainer.learner.schedule import DUMMY, schedule
 from trainer.learner.sharding import as_dtensor, full_tensor
-from trainer.messages import Failed, Ready, Refused, Save, Saved, Score, Shutdown, StepDone
+from trainer.messages import Ack, Failed, Ready, Refused, Save, Score, Shutdown, StepDone
 from trainer.types import TrainBatch, TrainSequence
 
 Results = dict[str, Any]
@@ -282,7 +282,7 @@ def test_ranks_refuse_alike_step_publish_score_save_and_end(
     done = group.ask(TrainBatch(1, sequences(), {}))
     assert isinstance(done, StepDone) and done.version == 1
     path = tmp_path / "checkpoints" / "step-000001"
-    assert group.ask(Save(str(path), {"version": 1})) == Saved(str(path))
+    assert group.ask(Save(str(path), {"version": 1})) == Ack()
     saved = dict(AutoModelForCausalLM.from_pretrained(path).named_parameters())
     published = load_file(done.weights_path)
     assert all(torch.equal(w, saved[n]) for n, w in published.items()) and len(published) == len(saved)

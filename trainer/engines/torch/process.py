@@ -13,7 +13,7 @@ import torch
 from trainer.config import Config
 from trainer.engines.request_queue import Activity, read_messages
 from trainer.engines.torch.engine import TorchEngine
-from trainer.messages import Abort, Pause, Paused, Ready, Resume, Shutdown, UpdateWeights, WeightsHeld
+from trainer.messages import Abort, Ack, Pause, Ready, Resume, Shutdown, UpdateWeights, WeightsHeld
 from trainer.roles import run_role
 from trainer.telemetry import Clock, send
 from trainer.types import Columns, Request
@@ -59,7 +59,7 @@ def serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connec
                     conn.send(Columns.from_records(engine.abort(request_ids)))
                 case Pause():
                     paused = True
-                    conn.send(Paused())
+                    conn.send(Ack())
                 case Resume():
                     paused = False
                 case Shutdown():

@@ -24,13 +24,12 @@ from numpy.typing import NDArray
 from trainer.engines.request_queue import REPORT_EVERY_S, Activity, RequestQueue, diverged, read_messages
 from trainer.messages import (
     Abort,
+    Ack,
     Pause,
-    Paused,
     Ready,
     Resume,
     Shutdown,
     Transfer,
-    Transferred,
     UpdateWeights,
     WeightsHeld,
 )
@@ -175,7 +174,7 @@ class Scheduler:
                 self._paused = True
                 await self._backend.pause(free_gpu=True)
                 self._send_completions()  # those that ended before the pause
-                self._conn.send(Paused())
+                self._conn.send(Ack())
             case Resume():
                 self._book_time()
                 await self._backend.resume(free_gpu=True)
@@ -183,7 +182,7 @@ class Scheduler:
             case Transfer(call, info):
                 with self._clock.state("weight_update"):
                     await self._backend.transfer(call, info)
-                self._conn.send(Transferred())
+                self._conn.send(Ack())
         self._start_samples()
 
     async def _update_weights(self, version: int, path: str) -> None:

@@ -34,7 +34,7 @@ from trainer.engines.vllm.engine import VLLMBackend, first_nccl_rank, vllm_setti
 from trainer.engines.vllm.remote import RemoteBackend
 from trainer.learner.policy_model import PolicyModel
 from trainer.learner.sharding import load_from_rank0, shard
-from trainer.messages import Resume, Transfer, Transferred
+from trainer.messages import Ack, Resume, Transfer
 
 MODELS = ("tied_llama", "untied_llama", "tiny_moe")
 
@@ -60,7 +60,7 @@ class Controller:
     def _answer(self) -> None:
         while True:
             self.calls.append(self._ours.recv())
-            self._ours.send(Transferred())
+            self._ours.send(Ack())
 
 
 class Group:
