@@ -7,16 +7,6 @@ from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 from trainer.scaling.text import explain
 
 __all__ = [
-    "Curve",
-    "Estimate",
-    "EvalPoint",
-    "Fit",
-    "Sigmoid",
-    "curve_of",
-    "explain",
-    "fit",
-    "fit_curve",
-    "fit_run",
-    "plot_curve",
-    "write_report",
-]
+    "Curve", "Estimate", "EvalPoint", "Fit", "Sigmoid", "curve_of", "explain", "fit", "fit_curve", "fit_run",
+    "plot_curve", "write_report",
+]  # fmt: skip

@@ -257,26 +257,21 @@ def find_leads(a: Recipe, b: Recipe, compute: Array, gaps: Array) -> tuple[Lead,
     leads = []
     for name, sure in ((a.name, wins >= CONFIDENCE), (b.name, wins <= 1 - CONFIDENCE)):
         edges = np.flatnonzero(np.diff(np.concatenate([[0], sure.astype(int), [0]])))
-        leads += [
-            Lead(name, float(compute[i]), float(compute[j - 1]))
-            for i, j in zip(edges[::2], edges[1::2], strict=True)
-        ]
+        ranges = zip(compute[edges[::2]].tolist(), compute[edges[1::2] - 1].tolist(), strict=True)
+        leads += [Lead(name, low, high) for low, high in ranges]
     return tuple(sorted(leads, key=lambda lead: lead.low))
 
 
 def _pair(a: Recipe, b: Recipe, variance: SeedVariance) -> Pair:
-    def ratio(top: Array, bottom: Array, value: float) -> Estimate:
-        return estimate(value, top / bottom, CONFIDENCE)
+    def ratio(name: str) -> Estimate:
+        value = a.mean(name).value / b.mean(name).value
+        return estimate(value, a.draws_of(name) / b.draws_of(name), CONFIDENCE)
 
     value = a.mean("A").value - b.mean("A").value
     apart = a.draws_of("A") - b.draws_of("A")
     runs, recipes = (estimate(value, x, CONFIDENCE) for x in (apart, apart + a.shift - b.shift))
     margin = variance.margin(len(a.fits), len(b.fits), CONFIDENCE)
     doubts = tuple(dict.fromkeys(a.doubts + b.doubts))
-    ratios = {
-        name: ratio(a.draws_of(name), b.draws_of(name), a.mean(name).value / b.mean(name).value)
-        for name in ("B", "C_mid")
-    }
     common = float(np.mean([fit.A.value for fit in a.fits + b.fits]))
     (B_a, all_a), (B_b, all_b) = (_held_B(recipe, common) for recipe in (a, b))
     low = max(fit.compute_range[0] for fit in a.fits + b.fits)
@@ -285,9 +280,9 @@ def _pair(a: Recipe, b: Recipe, variance: SeedVariance) -> Pair:
     gaps = a.reward_draws(grid) - b.reward_draws(grid)
     return Pair(
         a.name, b.name, runs, recipes, margin, _verdict(runs, recipes, margin, doubts), doubts,
-        ratios["B"], ratios["C_mid"], common,
+        ratio("B"), ratio("C_mid"), common,
         B_held=(estimate(B_a, all_a, CONFIDENCE), estimate(B_b, all_b, CONFIDENCE)),
-        B_held_ratio=ratio(all_a, all_b, B_a / B_b),
+        B_held_ratio=estimate(B_a / B_b, all_a / all_b, CONFIDENCE),
         searched=(low, high),
         crossings=find_crossings(a, b, grid, gaps),
         leads=find_leads(a, b, grid, gaps),
@@ -310,13 +305,10 @@ def _held_B(recipe: Recipe, A: float) -> tuple[float, Array]:
 
 def _standings(recipes: Sequence[Recipe], budget: float) -> tuple[Standing, ...]:
     best = np.argmax([r.reward_draws(budget) for r in recipes], axis=0)
+    rewards = [estimate(float(r.reward(budget)), r.runs_draws(budget), CONFIDENCE) for r in recipes]
     return tuple(
-        Standing(
-            r.name,
-            estimate(float(r.reward(budget)), r.runs_draws(budget), CONFIDENCE),
-            float((best == i).mean()),
-        )
-        for i, r in enumerate(recipes)
+        Standing(r.name, reward, float((best == i).mean()))
+        for i, (r, reward) in enumerate(zip(recipes, rewards, strict=True))
     )
 
 

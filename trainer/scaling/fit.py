@@ -119,9 +119,9 @@ class Fit:
 
     def to_json(self) -> dict[str, Any]:
         """As valid JSON, with `identified` and without the draws."""
-        content = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "draws"}
-        content = {k: asdict(v) if isinstance(v, Estimate) else v for k, v in content.items()}
-        return {**nan_to_null(content), "identified": self.identified}
+        content = asdict(replace(self, draws=None)) | {"identified": self.identified}
+        del content["draws"]
+        return dict(nan_to_null(content))
 
 
 def estimate(value: float, draws: Array, confidence: float) -> Estimate:
@@ -189,7 +189,20 @@ def averaged(data: Data) -> Data:
 
 
 def _checked(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | None) -> Data:
-    _check(c, r, sd, R0, R0_se)
+    if not c.shape == r.shape == sd.shape or c.ndim != 1:
+        raise ConfigError(
+            f"fit: compute, reward and errors have lengths {c.size}, {r.size}, {sd.size}; expected one"
+        )
+    for name, x, least, most, expected in (
+        ("compute", c, 5e-324, np.inf, "above 0 (at 0 it is R0)"), ("reward", r, 0.0, 1.0, "in [0, 1]"),
+        ("standard error", sd, 0.0, np.inf, "of at least 0"),
+    ):  # fmt: skip
+        if len(wrong := np.flatnonzero(~((x >= least) & (x <= most) & np.isfinite(x)))):
+            i = int(wrong[0])
+            raise ConfigError(f"fit: {name} of point {i + 1} is {x[i]}; expected a number {expected}")
+    for name, value in (("R0", R0), ("R0's standard error", R0_se)):
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"fit: {name} is {value}; expected a number in [0, 1]")
     order = np.argsort(c, kind="stable")
     c, r, sd = c[order], r[order], sd[order]
     known = bool((sd > 0).any())
@@ -203,6 +216,7 @@ def _fit(data: Data, confidence: float) -> Fit:
     if not 0.5 <= confidence <= 0.9999:
         raise ConfigError(f"fit: confidence is {confidence}; expected a number in [0.5, 0.9999]")
     c, r, sd, R0 = data.compute, data.reward, data.sd, data.R0
+    content = np.concatenate([c, r, sd, [-1.0 if R0 is None else R0, data.R0_se]])
     facts: dict[str, Any] = {
         "confidence": confidence,
         "points": len(c),
@@ -210,48 +224,19 @@ def _fit(data: Data, confidence: float) -> Fit:
         "R0_source": "unknown" if R0 is None else "measured" if data.R0_se else "given",
         "R0_reported": R0,
         "noise": REPORTED_ERRORS if data.sd_known else "equal errors, from the residuals",
-        "data_hash": hashlib.sha256(
-            np.concatenate([c, r, sd, [-1.0 if R0 is None else R0, data.R0_se]]).tobytes()
-        ).hexdigest()[:16],
+        "data_hash": hashlib.sha256(content.tobytes()).hexdigest()[:16],
     }
     if len(c) < MIN_POINTS:
-        return _too_few(R0, data.R0_se, facts)
+        nan = math.nan
+        unknown, start = Estimate(nan, nan, nan), Estimate(nan, 0.0, 1.0)
+        if R0 is not None:
+            start = Estimate(R0, max(0.0, R0 - 1.645 * data.R0_se), min(1.0, R0 + 1.645 * data.R0_se))
+        return Fit(
+            unknown, unknown, unknown, start, unknown, unknown, (), ("too-few-points",),
+            r2=nan, overdispersion=nan, autocorrelated_prob=nan, autocorrelation=nan, outliers=0, **facts,
+        )  # fmt: skip
     data = averaged(data)
     return _result(data, posterior(data), facts)
-
-
-def _check(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | None) -> None:
-    if not c.shape == r.shape == sd.shape or c.ndim != 1:
-        raise ConfigError(
-            f"fit: compute, reward and errors have lengths {c.size}, {r.size}, {sd.size}; expected one"
-        )
-    for name, x, most in (("compute", c, np.inf), ("reward", r, 1.0), ("standard error", sd, np.inf)):
-        wrong = ~((x >= 0) & (x <= most) & np.isfinite(x))
-        if name == "compute":
-            wrong |= x == 0
-        if wrong.any():
-            i = int(np.flatnonzero(wrong)[0])
-            expected = {"reward": "in [0, 1]", "compute": "above 0 (at 0 it is R0)"}
-            wanted = expected.get(name, "of at least 0")
-            raise ConfigError(f"fit: {name} of point {i + 1} is {x[i]}; expected a number {wanted}")
-    for name, value, low, high in (
-        ("R0", R0 or 0.0, 0.0, 1.0), ("R0's standard error", R0_se or 0.0, 0.0, 1.0),
-    ):  # fmt: skip
-        if not low <= value <= high:
-            raise ConfigError(f"fit: {name} is {value}; expected a number in [{low:g}, {high:g}]")
-
-
-def _too_few(R0: float | None, R0_se: float, facts: dict[str, Any]) -> Fit:
-    """The fit of too few points: R0, and nothing else."""
-    nan = math.nan
-    unknown = Estimate(nan, nan, nan)
-    start = Estimate(nan, 0.0, 1.0)
-    if R0 is not None:
-        start = Estimate(R0, max(0.0, R0 - 1.645 * R0_se), min(1.0, R0 + 1.645 * R0_se))
-    return Fit(
-        unknown, unknown, unknown, start, unknown, unknown, (), ("too-few-points",),
-        r2=nan, overdispersion=nan, autocorrelated_prob=nan, autocorrelation=nan, outliers=0, **facts,
-    )  # fmt: skip
 
 
 def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
@@ -280,11 +265,6 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
     )  # fmt: skip
 
 
-def _sd_of_neighbours(r: Array) -> float:
-    """The noise, from how far each point is from the mean of its neighbours."""
-    return 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5
-
-
 def _is_poor(data: Data, found: Posterior) -> bool:
     """Whether too many points are outliers, or the sigmoid explains too little of the variance.
 
@@ -304,8 +284,8 @@ def _is_poor(data: Data, found: Posterior) -> bool:
 def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, poor: bool) -> tuple[str, ...]:
     flags = []
     r, sd = data.reward, data.sd
-    if not data.sd_known:
-        sd = np.maximum(sd, _sd_of_neighbours(r))
+    if not data.sd_known:  # the noise, from how far each point is from the mean of its neighbours
+        sd = np.maximum(sd, 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5)
     last = max(2, len(r) // 5)
     start = float(r[0]) if data.R0 is None else data.R0
     if r[-last:].mean() - start < 3 * sd[-last:].mean() / last**0.5:

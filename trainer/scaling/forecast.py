@@ -137,7 +137,5 @@ def backtest(curve: Curve, share: float = BACKTEST_SHARE) -> Backtest | None:
     if last is None or len(first) < MIN_POINTS:
         return None
     fit = fit_curve(replace(curve, points=first))
-    at_end = fit.at(last.compute)
-    return Backtest(
-        first[-1].compute, last.compute, at_end, last.pass_rate, last.pass_rate_se, fit.identified
-    )
+    seen, at_end = first[-1].compute, fit.at(last.compute)
+    return Backtest(seen, last.compute, at_end, last.pass_rate, last.pass_rate_se, fit.identified)

@@ -164,14 +164,11 @@ def suite_heads(record: Mapping[str, Any], shape: Shape) -> list[Head]:
     if not timed:
         raise ConfigError("kernels.json has no timed case; expected the one of stage kernels")
     nearest = min(timed, key=lambda c: abs(np.log(c["shape"][1] * c["shape"][2] / size)))["shape"]
-    heads = []
-    for name, cases in SUITE_NAMES.items():
-        at = [case for case in timed if case["shape"] == nearest]
-        found = [case for case in at if case["name"].split(", chunk")[0] in cases]
-        if found:
-            best = max(found, key=lambda case: case["effective_tflops"])
-            where = f"MEASURED on {record['machine'].get('card', 'unknown')}, commit {record['commit']}"
-            heads.append(
-                Head(name, best["effective_tflops"], f"{where}: {best['name']} at N,H,V = {nearest}")
-            )
-    return heads
+    where = f"MEASURED on {record['machine'].get('card', 'unknown')}, commit {record['commit']}"
+    fastest: dict[str, Head] = {}
+    for case in sorted(timed, key=lambda case: case["effective_tflops"]):
+        for head, names in SUITE_NAMES.items():
+            if case["shape"] == nearest and case["name"].split(", chunk")[0] in names:
+                source = f"{where}: {case['name']} at N,H,V = {nearest}"
+                fastest[head] = Head(head, case["effective_tflops"], source)
+    return list(fastest.values())

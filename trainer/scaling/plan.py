@@ -61,13 +61,9 @@ class Cell:
 
 
 def prior(
-    C_mid: float,
-    R0: float,
-    noise: float,
-    runs: int,
-    A: tuple[float, float] = A_RANGE,
-    B: tuple[float, float] = B_RANGE,
-) -> Prospect:
+    C_mid: float, R0: float, noise: float, runs: int,
+    A: tuple[float, float] = A_RANGE, B: tuple[float, float] = B_RANGE,
+) -> Prospect:  # fmt: skip
     """Sigmoids with A and B uniform over their ranges (a Latin square); R0 is measured before step 1."""
     unit = qmc.LatinHypercube(d=2, rng=np.random.default_rng(0)).random(runs)
     sigmoids = tuple(
@@ -147,14 +143,12 @@ def simulate(
 
 def cheapest(cells: Sequence[Cell], chance: float = CHANCE) -> Cell | None:
     """The cheapest plan that reaches a chance which all longer runs with as many evaluations reach, too."""
-    good = [
-        cell
-        for cell in cells
-        if all(
-            c.chance >= chance for c in cells if c.evaluations == cell.evaluations and c.budget >= cell.budget
-        )
-    ]
-    return min(good, key=lambda cell: cell.cost, default=None)
+
+    def reached(plan: Cell) -> bool:
+        longer = (c for c in cells if c.evaluations == plan.evaluations and c.budget >= plan.budget)
+        return all(c.chance >= chance for c in longer)
+
+    return min(filter(reached, cells), key=lambda cell: cell.cost, default=None)
 
 
 def _trial(task: tuple[Prospect, int, float, int, float]) -> tuple[bool, float]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from trainer.scaling.compare import CONFIDENCE, DIFFERENT, Comparison, Recipe, at_ceiling
 from trainer.scaling.fit import Estimate, Fit, estimate
 from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
+from trainer.scaling.text import interval
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture needs
     from matplotlib.axes import Axes
@@ -38,12 +39,8 @@ MARKERS = "osD^vPX"
 BOTH_COLUMNS, ONE_COLUMN = (7.0, 2.5), (3.4, 2.3)  # inches, the legend comes on top
 LEGEND_ROW, WIDEST_LABEL, WIDEST_TITLE = 0.15, 56, 52  # inches, characters over both columns, over one
 STYLE = {
-    "font.size": 8,
-    "axes.labelsize": 8,
-    "legend.fontsize": 7,
-    "legend.title_fontsize": 7,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
+    **dict.fromkeys(("font.size", "axes.labelsize"), 8),
+    **dict.fromkeys(("legend.fontsize", "legend.title_fontsize", "xtick.labelsize", "ytick.labelsize"), 7),
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -78,10 +75,8 @@ def plot_efficiency(runs: Sequence[Named], path: Path, title: str = "") -> None:
     width, height = ONE_COLUMN
     rows = len({name for name, _, _ in shown}) + len(lines)
     unit = runs[0][1].unit
-    _save(
-        lambda figure: _efficiency(figure, shown, unit, "\n".join(lines)),
-        (width, height + LEGEND_ROW * rows), path,
-    )  # fmt: skip
+    size = (width, height + LEGEND_ROW * rows)
+    _save(lambda figure: _efficiency(figure, shown, unit, "\n".join(lines)), size, path)
 
 
 def plot_recipes(comparison: Comparison, path: Path) -> None:
@@ -97,10 +92,7 @@ def plot_recipes(comparison: Comparison, path: Path) -> None:
     held = "each at its own ceiling" if common is None else f"all at the mean ceiling, {common:.3f}"
     missing = f"; ceiling not identified: {', '.join(r.name for r in hidden)}" if hidden else ""
     runs = [run for recipe in shown for run in _at_ceiling(recipe, common)]
-    runs += [
-        (r.name, curve, fit) for r in hidden for curve, fit in zip(r.curves, r.fits, strict=True)
-        if not fit.identified
-    ]  # fmt: skip
+    runs += [run for recipe in hidden for run in _at_ceiling(recipe, None) if not run[2].identified]
     plot_efficiency(runs, path, f"Efficiency, {held}{missing}")
 
 
@@ -210,7 +202,7 @@ def _efficiency(figure: Figure, runs: Sequence[Named], unit: str, title: str) ->
         c = np.geomspace(curve.points[0].compute / 1.3, 1.3 * curve.points[-1].compute, 2)
         straight = fit.B.value * np.log(c / fit.C_mid.value)
         axes.plot(c, straight, color=look["color"], lw=1)
-        with_B = f"{name}: B = {fit.B.value:.2f} ({fit.B.low:.2f} to {fit.B.high:.2f})"
+        with_B = f"{name}: B = {interval(fit.B, '.2f')}"
         label = labels.pop(name, "_") if seeds[name] > 1 else with_B  # "_": not in the legend
         axes.plot(line.compute, line.value, ls="none", ms=3, mec="white", mew=0.4, label=label, **look)
         low, high = np.maximum(line.low, -MAX_LOGIT), np.minimum(line.high, MAX_LOGIT)
@@ -230,7 +222,7 @@ def ceiling(fit: Fit) -> str:
     """A with its interval for a legend, or that it is not identified."""
     if not fit.identified:
         return "A not identified"
-    return f"A = {fit.A.value:.3f} ({fit.A.low:.3f} to {fit.A.high:.3f})"
+    return f"A = {interval(fit.A, '.3f')}"
 
 
 def _look(i: int) -> dict[str, Any]:

@@ -13,13 +13,12 @@ dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from trainer.scaling.fit import MIN_POINTS, fit_curve
-from trainer.scaling.sigmoid import Curve, EvalPoint
+from trainer.scaling.sigmoid import Curve
 
 EARLY_SHARE = 0.25  # of the rise
 SURPRISING = 2.0  # standard deviations
@@ -40,19 +39,12 @@ def without_transient(curve: Curve) -> Curve:
     later = replace(curve, points=curve.points[len(early) :])
     if len(early) < 2 or len(later.points) < 2 * MIN_POINTS:
         return curve
-    z = _surprise(later, early)
-    same_side = z[1:] * z[:-1] > 0
-    surprising = np.minimum(np.abs(z[1:]), np.abs(z[:-1])) > SURPRISING
-    return later if bool((same_side & surprising).any()) else curve
-
-
-def _surprise(later: Curve, early: Sequence[EvalPoint]) -> np.ndarray:
-    """How far the early points are from what the later ones predict, in standard deviations."""
     fit = fit_curve(later)
     assert fit.draws is not None  # there are enough points
     c, r, sd = np.array([(p.compute, p.pass_rate, p.pass_rate_se) for p in early]).T
     residual = np.array([p.pass_rate - float(fit.sigmoid.reward(p.compute)) for p in later.points])
     noise = np.sqrt((residual**2).sum() / (len(residual) - PARAMETERS))
-    curve_sd = fit.draws.reward(c).std(axis=0)
-    result: np.ndarray = (r - fit.sigmoid.reward(c)) / np.hypot(np.maximum(sd, noise), curve_sd)
-    return result
+    z = (r - fit.sigmoid.reward(c)) / np.hypot(np.maximum(sd, noise), fit.draws.reward(c).std(axis=0))
+    same_side = z[1:] * z[:-1] > 0
+    surprising = np.minimum(np.abs(z[1:]), np.abs(z[:-1])) > SURPRISING
+    return later if bool((same_side & surprising).any()) else curve
