@@ -139,10 +139,8 @@ def _table(recipes: Sequence[Recipe], unit: str) -> str:
             e = {name: recipe.mean(name) for name in ("A", "B", "C_mid")}
             cells = (interval(e["A"], ".3f"), interval(e["B"], ".2f"), amounts(e["C_mid"]))
         rows.append((str(len(recipe.fits)), *(cell.replace(" to ", "–") for cell in cells)))
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    table = [
-        "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
     names = ["recipe", *(recipe.name for recipe in recipes)]
     column = max(map(len, names))
     if column + 2 + max(map(len, table)) <= WIDTH:
@@ -150,11 +148,9 @@ def _table(recipes: Sequence[Recipe], unit: str) -> str:
     else:  # long names go on lines of their own
         lines = [x for name, line in zip(names, table, strict=True) for x in (name, f"  {line}")][1:]
     lines.append(f"({CONFIDENCE:.0%} intervals; C_mid in {unit})")
-    lines += [
-        paragraph(f"{recipe.name}: {'; '.join(FLAGS[flag] for flag in recipe.doubts)}.", "")
-        for recipe in recipes
-        if recipe.doubts
-    ]
+    for recipe in recipes:
+        if recipe.doubts:
+            lines.append(paragraph(f"{recipe.name}: {'; '.join(FLAGS[flag] for flag in recipe.doubts)}.", ""))
     return "\n".join(lines)
 
 
@@ -211,10 +207,8 @@ def _describe_efficiency(pair: Pair, two: Sequence[Recipe]) -> str:
         f"{interval(ratio, '.2f')}: {'they differ' if _excludes_1(ratio) else 'no difference is visible'}."
     )
     flags = {flag for recipe in two for fit in recipe.fits for flag in fit.flags}
-    for flag in ("B-at-bound", "R0-unknown"):
-        if flag in flags:
-            text += f" Careful: {FLAGS[flag]}."
-    return text
+    cautions = (f" Careful: {FLAGS[flag]}." for flag in ("B-at-bound", "R0-unknown") if flag in flags)
+    return text + "".join(cautions)
 
 
 def _excludes_1(ratio: Estimate) -> bool:

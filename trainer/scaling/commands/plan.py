@@ -140,34 +140,27 @@ def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argpars
         row = [cell for cell in cells if cell.budget == budget]
         results = [f"{cell.chance:.0%}  ±{cell.error:.3f}" for cell in row]
         rows.append([amount(budget, 4), f"{budget / scale:.3g}", *results])
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     text = (
         f"Probability that the 90% interval of A reaches no further than ±{args.within:g}, and median "
         f"error of A, from {args.runs} simulated runs each:"
     )
-    lines = [paragraph(text, "")]
-    lines += ["  ".join(x.rjust(w) for x, w in zip(row, widths, strict=True)) for row in (head, *rows)]
-    lines += ["", paragraph(_describe_best(cells, unit, scale, scale_name, more, args), "")]
-    worst = max(cell.chance_se for cell in cells)
-    lines.append(f"With {args.runs} runs each, the probabilities are uncertain by up to ±{worst:.0%}.")
-    return "\n".join(lines)
-
-
-def _describe_best(
-    cells: Sequence[Cell], unit: str, scale: float, scale_name: str, more: str, args: argparse.Namespace
-) -> str:
+    table = ["  ".join(map(str.rjust, row, widths)) for row in (head, *rows)]
     best = cheapest(cells)
-    if best is None:
-        return (
-            f"None of these plans reaches {CHANCE:.0%}. Try larger --budgets or more --evaluations, evaluate "
-            "with less --noise (more samples), or accept less precision (--within)."
-        )
-    cost = f", {amount(best.cost)} with the cost of evaluations" if args.eval_cost else ""
-    return (
-        f"The cheapest plan that reaches {CHANCE:.0%}: up to {amount(best.budget, 4)} {unit} "
-        f"({best.budget / scale:.3g} {scale_name}{cost}), with {best.evaluations}{more} equally spaced "
-        f"evaluations: {best.chance:.0%}."
+    conclusion = (
+        f"None of these plans reaches {CHANCE:.0%}. Try larger --budgets or more --evaluations, evaluate "
+        "with less --noise (more samples), or accept less precision (--within)."
     )
+    if best is not None:
+        cost = f", {amount(best.cost)} with the cost of evaluations" if args.eval_cost else ""
+        conclusion = (
+            f"The cheapest plan that reaches {CHANCE:.0%}: up to {amount(best.budget, 4)} {unit} "
+            f"({best.budget / scale:.3g} {scale_name}{cost}), with {best.evaluations}{more} equally spaced "
+            f"evaluations: {best.chance:.0%}."
+        )
+    worst = max(cell.chance_se for cell in cells)
+    uncertain = f"With {args.runs} runs each, the probabilities are uncertain by up to ±{worst:.0%}."
+    return "\n".join([paragraph(text, ""), *table, "", paragraph(conclusion, ""), uncertain])
 
 
 def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:

@@ -142,21 +142,17 @@ def _events(path: Path) -> Rows:
         events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()
     except Exception as e:  # its errors have no common class
         raise ConfigError(f"{path}: not TensorBoard events ({_line(e)}); {EXPECTED}") from e
-    rows: dict[int, dict[str, Any]] = {}
-
-    def add(tag: str, event: Any, value: float) -> None:
-        row = rows.setdefault(event.step, {"step": event.step, WALL_TIME: event.wall_time})
-        row[WALL_TIME] = max(row[WALL_TIME], event.wall_time)
-        row[tag] = value
-
     tags = events.Tags()
-    for tag in tags["scalars"]:
-        for event in events.Scalars(tag):
-            add(tag, event, event.value)
+    scalars = [(tag, event, event.value) for tag in tags["scalars"] for event in events.Scalars(tag)]
     for tag in tags["tensors"]:  # TensorFlow 2 and JAX write scalars like this
         for event in events.Tensors(tag):
             if not event.tensor_proto.string_val and (value := make_ndarray(event.tensor_proto)).size == 1:
-                add(tag, event, float(value.item()))
+                scalars.append((tag, event, float(value.item())))
+    rows: dict[int, dict[str, Any]] = {}
+    for tag, event, value in scalars:
+        row = rows.setdefault(event.step, {"step": event.step, WALL_TIME: event.wall_time})
+        row[WALL_TIME] = max(row[WALL_TIME], event.wall_time)
+        row[tag] = value
     return [rows[step] for step in sorted(rows)]
 
 

@@ -33,9 +33,11 @@ TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
 def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
     """Everything that is drawn, as valid JSON: what is not finite is None."""
     reach = LINEAR_REACH * max((p.compute for r in runs for p in r.curve.points), default=0.0)
+    steps = [step for r in runs if r.record for step in r.record.steps]
+    logged = {name for step in steps for name, value in step.items() if value is not None}
     return {
         "unit": runs[0].curve.unit,
-        "training": [{"title": t, "metrics": m} for t, m in TRAINING if any(_has(r, m) for r in runs)],
+        "training": [{"title": title, "metrics": ms} for title, ms in TRAINING if not logged.isdisjoint(ms)],
         "reach": _plain(reach),
         "runs": [_run(r, reach) for r in runs],
     }
@@ -98,10 +100,6 @@ def _grid(curve: Curve, reach: float) -> list[float]:
 
 def _three(e: Estimate) -> list[float]:
     return [e.value, e.low, e.high]
-
-
-def _has(run: Run, metrics: Mapping[str, str]) -> bool:
-    return run.record is not None and any(s.get(m) is not None for s in run.record.steps for m in metrics)
 
 
 def _plain(x: Any) -> Any:
