@@ -282,29 +282,24 @@ def _is_poor(data: Data, found: Posterior) -> bool:
 
 
 def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, poor: bool) -> tuple[str, ...]:
-    flags = []
     r, sd = data.reward, data.sd
     if not data.sd_known:  # the noise, from how far each point is from the mean of its neighbours
         sd = np.maximum(sd, 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5)
     last = max(2, len(r) // 5)
     start = float(r[0]) if data.R0 is None else data.R0
-    if r[-last:].mean() - start < 3 * sd[-last:].mean() / last**0.5:
-        flags.append("flat")
-    if A.high >= 0.99 and A.low < 0.95:
-        flags.append("A-at-bound")
-    if c_mid > data.compute[-2]:
-        flags.append("C_mid-beyond-data")
     width = min(len(r), max(3, last))  # the median of three ignores one outlier
     windows = np.median(np.lib.stride_tricks.sliding_window_view(r, width), axis=-1)
     ends = (width, windows[-1]), (3, np.median(r[-3:]))  # a late fall shows in a few points only
-    if any(windows.max() - end > max(0.03, 4 * sd.mean() / n**0.5) for n, end in ends):
-        flags = [*(flag for flag in flags if flag != "flat"), "falling"]
-    if A.high - A.low > MAX_INTERVAL:
-        flags.append("wide")
-    if poor and not {"flat", "falling"} & set(flags):  # these say why
-        flags.append("poor-fit")
-    if B.high > 0.9 * B_RANGE[1]:
-        flags.append("B-at-bound")
-    if data.R0 is None:
-        flags.append("R0-unknown")
-    return tuple(flags)
+    falling = any(windows.max() - end > max(0.03, 4 * sd.mean() / n**0.5) for n, end in ends)
+    flat = not falling and r[-last:].mean() - start < 3 * sd[-last:].mean() / last**0.5
+    raised = {
+        "flat": flat,
+        "A-at-bound": A.high >= 0.99 and A.low < 0.95,
+        "C_mid-beyond-data": c_mid > data.compute[-2],
+        "falling": falling,
+        "wide": A.high - A.low > MAX_INTERVAL,
+        "poor-fit": poor and not flat and not falling,  # these say why
+        "B-at-bound": B.high > 0.9 * B_RANGE[1],
+        "R0-unknown": data.R0 is None,
+    }
+    return tuple(flag for flag, is_raised in raised.items() if is_raised)
