@@ -133,7 +133,7 @@ def _explain_paper(found: PaperFit, unit: str) -> str:
 
 
 def _paper_json(found: PaperFit, curve: Curve) -> dict[str, Any]:
-    """With the keys of the default fit, the ends of the intervals null."""
+    """With the keys of the default fit; the ends of the intervals are null."""
     numbers = {k: {"value": getattr(found, k), "low": None, "high": None} for k in ("A", "B", "C_mid", "R0")}
     ends = [curve.points[0].compute, curve.points[-1].compute]
     return {**asdict(found), **numbers, "points": len(curve.points), "compute_range": ends}

@@ -75,11 +75,11 @@ def differing(configs: Sequence[str | None]) -> list[tuple[str, list[str]]]:
 
 
 def _flat(x: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in x.items():
         name = f"{prefix}{key}"
-        found |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: str(value)}
-    return found
+        flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: str(value)}
+    return flat
 
 
 def _view(i: int, run: Run) -> dict[str, Any]:
