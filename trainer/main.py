@@ -107,7 +107,7 @@ def dry_run(launch: Launch) -> int:
     print(to_yaml(config))
     print(describe(config, devices, size))
     if size is not None:
-        print(plan(config, size.parameters, size.layers, size.kv_width, devices.split()).text)
+        print(plan(config, size, devices.split()).text)
     return 0
 
 

@@ -22,6 +22,7 @@ INTERRUPTION = InterruptionConfig(enabled=True, lo=50, hi=100, phrase=PHRASE, an
 ENGINE = EngineConfig(kind="vllm", weight_push="file", slots=4, max_new_tokens=7, interruption=INTERRUPTION)
 CONFIG = Config(engine=ENGINE)
 LONGEST = 100 + len(PHRASE) + 30  # the phrase has at most as many tokens as bytes
+SIZE = ModelSize(parameters=1000, layers=3, hidden=8, feed_forward=16, kv_width=5, vocabulary=32)
 
 
 def test_the_longest_completion_has_the_budget_the_phrase_and_the_answer() -> None:
@@ -31,16 +32,15 @@ def test_the_longest_completion_has_the_budget_the_phrase_and_the_answer() -> No
 
 
 def test_the_memory_estimate_reserves_kv_cache_for_it() -> None:
-    size = ModelSize(parameters=1000, layers=3, hidden=8, feed_forward=16, kv_width=5, vocabulary=32)
     devices = Devices(2, (("0",),), (("1",),))
-    cache = next(b for name, b in estimate(CONFIG, size, devices).engine.items() if "KV cache" in name)
-    per_token = 2 * size.layers * size.kv_width * (2 if CONFIG.model.dtype == "bfloat16" else 4)
+    cache = next(b for name, b in estimate(CONFIG, SIZE, devices).engine.items() if "KV cache" in name)
+    per_token = 2 * SIZE.layers * SIZE.kv_width * (2 if CONFIG.model.dtype == "bfloat16" else 4)
     assert cache == per_token * ENGINE.slots * (PROMPT_TOKENS + LONGEST)
 
 
 def test_the_advice_plans_for_it() -> None:
     uninterrupted = EngineConfig(kind="vllm", slots=4, max_new_tokens=LONGEST)
-    plans = [plan(Config(engine=e), 10**9, 28, 1024, Split(2, 6)).text for e in (ENGINE, uninterrupted)]
+    plans = [plan(Config(engine=e), SIZE, Split(2, 6)).text for e in (ENGINE, uninterrupted)]
     assert plans[0] == plans[1]
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import Config
+from trainer.launcher.memory_estimate import ModelSize
 from trainer.launcher.placement import Split
 from trainer.scaling.kernel_cost import Constant
 
@@ -57,18 +58,10 @@ class AssumedRates:
 ASSUMED = {
     "peak": Constant(989e12, "FLOP/s", "NVIDIA H200 SXM datasheet: dense bf16"),
     "bandwidth": Constant(4.8e12, "B/s", "NVIDIA H200 SXM datasheet: HBM3e"),
-    "train_mfu": Constant(
-        0.30, "of peak", "ASSUMED; published for whole trainers: .15 (prime-rl, 4B, 16K, 8×H200) to .27"
-    ),
-    "decode_share": Constant(
-        0.6, "of bandwidth and of peak", "ASSUMED of a tuned engine with CUDA graphs: no bar of ours"
-    ),
+    "train_mfu": Constant(0.3, "of peak", "ASSUMED; whole trainers: .15 (prime-rl, 4B, 16K, 8×H200) to .27"),
+    "decode_share": Constant(0.6, "of bandwidth and of peak", "ASSUMED of a tuned engine with CUDA graphs"),
     "mean_share": Constant(0.42, "of the longest", "ASSUMED: mean completion, reasoning models"),
-    "context_share": Constant(
-        0.27,
-        "of the longest",
-        "ASSUMED: mean context of a token, of log-normal lengths of that mean",
-    ),
+    "context_share": Constant(0.27, "of the longest", "ASSUMED: mean context, log-normal lengths"),
     "prompt_tokens": Constant(200, "tokens", "ASSUMED: a question in a template"),
 }
 
@@ -137,7 +130,7 @@ def advise_shared(devices: str, learner_idle: float, engine_idle: float) -> Advi
     return Advice(f"{NO_SPLIT.format(devices)}; {bound} {idle}")
 
 
-def plan(config: Config, parameters: int, layers: int, kv_width: int, split: Split) -> Advice:
+def plan(config: Config, size: ModelSize, split: Split) -> Advice:
     """Advice before a run: `split`, as config and machine give it, compared with the best, at assumed rates.
 
     It is `Split(learner GPUs, engine GPUs)`, or on a CPU, where there is no choice, `Split(1, 1, cores)`.
@@ -150,7 +143,7 @@ def plan(config: Config, parameters: int, layers: int, kv_width: int, split: Spl
     width, total = config.engine.tensor_parallel, split.learner + split.engine
     longest = config.engine.longest_completion()
     context = ASSUMED["prompt_tokens"].value + ASSUMED["context_share"].value * longest
-    rates = assumed_rates(parameters, layers, kv_width, context, width)
+    rates = assumed_rates(size.parameters, size.layers, size.kv_width, context, width)
     candidates = [Split(total - e, e) for e in range(width, total, width)]
     steps = {s: assumed_step(config, rates, s) for s in {*candidates, split}}
     best = min(candidates, key=lambda s: (steps[s].step, abs(s.engine - split.engine)))

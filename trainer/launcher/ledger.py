@@ -136,8 +136,7 @@ class Ledger:
         with (run_dir / "timeline.jsonl").open("a") as file:
             for span in self._unwritten:
                 start, end = (round(self._past_wall + t, 4) for t in span[2:])
-                row = {"role": span.role, "state": span.state, "start": start, "end": end}
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(span._replace(start=start, end=end)._asdict()) + "\n")
         self._unwritten.clear()
 
     def close(self, run_dir: Path, now: float) -> None:

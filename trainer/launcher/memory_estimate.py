@@ -60,9 +60,7 @@ def size_of(folder: str | Path) -> ModelSize:
     """The size of the model in a folder, from its config and the headers of its weight files."""
     config = json.loads(Path(folder, "config.json").read_text())
     config |= config.get("text_config") or {}
-    values = {
-        name: next((config[key] for key in keys if config.get(key)), 0) for name, keys in CONFIG_KEYS.items()
-    }
+    values = {name: next(filter(None, map(config.get, keys)), 0) for name, keys in CONFIG_KEYS.items()}
     heads = values.pop("heads")
     head = config.get("head_dim") or values["hidden"] // max(1, heads)
     if experts := config.get("num_experts_per_tok"):
@@ -86,11 +84,10 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
         "activations of a micro-batch": 4 * size.layers * saved * learner.micro_batch_tokens,
         "a chunk of logits": max(LOGITS_CHUNK, 4 * size.vocabulary),
     }
+    kv_cache = 2 * size.layers * size.kv_width * width * engine.slots * tokens
     engine_bytes = {
         "weights": width * size.parameters,
-        f"KV cache (prompts of {PROMPT_TOKENS} tokens)": (
-            2 * size.layers * size.kv_width * width * engine.slots * tokens
-        ),
+        f"KV cache (prompts of {PROMPT_TOKENS} tokens)": kv_cache,
     }
     if engine.kind == "torch":
         head = 8 * size.vocabulary * size.hidden * config.model.fp32_head  # FP32 head alone
@@ -139,10 +136,8 @@ def known_size(path: str) -> ModelSize | None:
 
 def describe(config: Config, devices: Devices, size: ModelSize | None) -> str:
     """Device split and memory estimate, as --dry-run prints them."""
-    split = (
-        f"devices: {devices.describe()}; {config.verifier.workers} verifier workers; new weights by "
-        f"{weight_push(config, devices)}"
-    )
+    others = f"{config.verifier.workers} verifier workers; new weights by {weight_push(config, devices)}"
+    split = f"devices: {devices.describe()}; {others}"
     if size is None:
         return f"{split}\nmemory: {config.model.path} is not on this machine yet, so its size is not known"
     memory = estimate(config, size, devices)

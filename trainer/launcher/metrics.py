@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,11 @@ class MetricsWriter:
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         for package in ("tensorboard", "wandb"):
-            if getattr(config.logging, package):
-                _require(package)
+            if getattr(config.logging, package) and importlib.util.find_spec(package) is None:
+                raise ConfigError(
+                    f"logging.{package} is on, but {package} is not installed; `pip install {package}`, "
+                    f"or set --logging.{package} false"
+                )
         self._run_dir = run_dir
         self._metrics = open_to_append(run_dir / "metrics.jsonl")
         self._samples = open_to_append(run_dir / "samples.jsonl")
@@ -33,19 +36,18 @@ class MetricsWriter:
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, and its finite numbers to TensorBoard and W&B."""
-        line = finite(metrics)
+        line = _finite(metrics)
         append(self._metrics, line)
-        scalars = dict(_scalars(line))
+        scalars = {k: v for k, v in line.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         step = int(scalars.get("step", 0))
         if self._with_tensorboard:
             self._write_events(step, {k: v for k, v in scalars.items() if k not in ("step", "time")})
         if self._wandb is not None:
             self._wandb.log(scalars)
 
-    def write_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
-        """One line of samples.jsonl for each sample."""
-        for sample in samples:
-            append(self._samples, finite(sample))
+    def write_sample(self, sample: Mapping[str, Any]) -> None:
+        """One line of samples.jsonl."""
+        append(self._samples, _finite(sample))
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
@@ -53,10 +55,8 @@ class MetricsWriter:
         self._samples.close()
         if self._events is not None:
             self._events.close()
-            self._events, self._with_tensorboard = None, False
         if self._wandb is not None:
             self._wandb.finish()
-            self._wandb = None
 
     def _write_events(self, step: int, scalars: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -69,15 +69,11 @@ class MetricsWriter:
         self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
 
-def finite(record: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with null for NaN and infinities; `non_finite` lists their keys."""
     replaced: list[str] = []
     line: dict[str, Any] = nan_to_null(record, replaced=replaced)
     return line | {"non_finite": replaced} if replaced else line
-
-
-def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    return ((k, v) for k, v in line.items() if isinstance(v, int | float) and not isinstance(v, bool))
 
 
 def _start_wandb(run_dir: Path, config: Config) -> Any:
@@ -87,11 +83,3 @@ def _start_wandb(run_dir: Path, config: Config) -> Any:
     # An evaluation of version v is reported after step v + 1, but W&B drops lines whose own step goes back.
     run.define_metric("*", step_metric="step")
     return run
-
-
-def _require(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(
-            f"logging.{package} is on, but {package} is not installed; `pip install {package}`, "
-            f"or set --logging.{package} false"
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Recorder:
             case Event(kind="eval"):
                 self._record_evaluation(message)
             case Event(kind="sample"):
-                self.metrics.write_samples([message.data])
+                self.metrics.write_sample(message.data)
                 self.view.sample(message.data)
             case Event(kind="engine"):
                 self._update_rate(role, message.data["tokens"], message.data["busy_s"])
@@ -94,7 +94,7 @@ class Recorder:
             if "eval/pass_rate" in row:
                 rate, error = row["eval/pass_rate"], row["eval/pass_rate_se"]
                 self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error))
-            self.view.recall(row)
+            self.view.update(row, resumed=True)
 
     def _update_rate(self, role: str, tokens: float, busy_s: float) -> None:
         """An engine's tokens per second since its last report; the counters of a new process begin at 0."""
@@ -110,9 +110,7 @@ class Recorder:
         made_at, compute = self._versions[data["step"]]
         line = dict(data) | {
             "time": made_at - self.start,
-            "compute/total": compute.total,
-            "compute/evaluation": compute.evaluation,
-            "compute/startup": compute.startup,
+            **{f"compute/{kind}": hours for kind, hours in asdict(compute).items()},
             "engine/tokens_per_s": sum(self._tokens_per_s.values()),
         }
         idle = self.ledger.idle_shares()

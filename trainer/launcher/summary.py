@@ -58,18 +58,10 @@ def summary_text(run_dir: Path, points: Sequence[EvalPoint], ledger: Ledger, fit
     if points:
         score = [f"{p.pass_rate:.3f} ± {p.pass_rate_se:.3f} (step {p.step})" for p in (points[0], points[-1])]
         lines.append("held-out pass rate  " + " → ".join(score[: len(points)]))
-    lines.append(f"compute             {compute.total:.4g} {ledger.unit}")
-    lines[-1] += f", and {compute.evaluation:.4g} for evaluation, {compute.startup:.4g} for start-up"
-    lines += [
-        "",
-        *_compute_table(books),
-        "",
-        *textwrap.wrap(advice, 100),
-        "",
-        fit.strip(),
-        "",
-        f"files in {run_dir}",
-    ]
+    others = f"{compute.evaluation:.4g} for evaluation, {compute.startup:.4g} for start-up"
+    lines.append(f"compute             {compute.total:.4g} {ledger.unit}, and {others}")
+    lines += ["", *_compute_table(books), "", *textwrap.wrap(advice, 100), "", fit.strip(), ""]
+    lines.append(f"files in {run_dir}")
     lines += [f"  {name:<14} {content}" for name, content in FILES.items() if (run_dir / name).exists()]
     return "\n".join(lines)
 

@@ -103,10 +103,12 @@ class View:
         """The run enters a phase of its start-up; the last one is 'training'."""
         self.log(f"{name} ...")
 
-    def update(self, metrics: Mapping[str, Any]) -> None:
-        """One line of metrics, of a step or of an evaluation."""
+    def update(self, metrics: Mapping[str, Any], *, resumed: bool = False) -> None:
+        """One line of metrics, of a step or of an evaluation; `resumed`: it is from before a resume."""
         now, state = time.monotonic(), self.state
-        if state.update(metrics, now):
+        if resumed:
+            state.update(metrics, None)
+        elif state.update(metrics, now):
             rate = f"held-out pass rate {with_error(metrics, 'eval/pass_rate')}"
             self.log(f"evaluation at step {metrics.get('step', '?')}: {rate}; {describe_forecast(state)}")
         elif now - self._last_line >= PLAIN_EVERY_S or state.step == state.steps:
@@ -114,10 +116,6 @@ class View:
             rows = [f"{name} {value}" for name, value in facts(state, self.unit)]
             rows = [f"step {state.step}/{state.steps}", *rows, f"left {clock(state.left(now))}"]
             self.log(", ".join(rows))
-
-    def recall(self, metrics: Mapping[str, Any]) -> None:
-        """One line of metrics from before a resume."""
-        self.state.update(metrics, None)
 
     def log(self, text: str) -> None:
         """A line of text."""
@@ -169,13 +167,9 @@ class LiveView(View):
         with self._lock:
             self._phases.append((name, time.monotonic()))
 
-    def update(self, metrics: Mapping[str, Any]) -> None:
+    def update(self, metrics: Mapping[str, Any], *, resumed: bool = False) -> None:
         with self._lock:
-            self.state.update(metrics, time.monotonic())
-
-    def recall(self, metrics: Mapping[str, Any]) -> None:
-        with self._lock:
-            super().recall(metrics)
+            self.state.update(metrics, None if resumed else time.monotonic())
 
     def log(self, text: str) -> None:
         with self._lock:
@@ -234,9 +228,8 @@ class LiveView(View):
 
     def _head(self, width: int, now: float) -> Text:
         left = ("   ", (clock(self.state.left(now)), "bold"), (" left", "dim"))
-        times = Text.assemble(
-            clock(now - self.began), (" elapsed", "dim"), *(left if self.state.step else ())
-        )
+        elapsed = clock(now - self.began), (" elapsed", "dim")
+        times = Text.assemble(*elapsed, *(left if self.state.step else ()))
         head = Text.assemble((printable(self.name), "bold"), ("  " + printable(self.subject), "dim"))
         head.align("left", max(0, width - times.cell_len - 1))
         return Text.assemble(head, " ", times)
@@ -298,16 +291,15 @@ def facts(state: RunState, unit: str) -> list[tuple[str, str]]:
     def show(key: str, form: str) -> str:
         return form.format(values[key]) if key in values else ""
 
+    rate, idle = "{:,.0f} tok/s", " (idle {:.0%})"
     rows = (
         ("reward", show("train/reward", "{:+.3f}")),
         ("pass rate", show("train/pass_rate", "{:.3f}")),
         ("effective", show("train/effective_prompts", "{:g} prompts")),
         ("lag", show("lag/mean", "{:.2f}" + show("lag/max", " (max {:g})"))),
         ("entropy", show("learner/entropy", "{:.3f} nats")),
-        *(
-            (role, show(f"{role}/tokens_per_s", "{:,.0f} tok/s" + show(f"idle/{role}", " (idle {:.0%})")))
-            for role in ("engine", "learner")
-        ),
+        ("engine", show("engine/tokens_per_s", rate + show("idle/engine", idle))),
+        ("learner", show("learner/tokens_per_s", rate + show("idle/learner", idle))),
         ("compute", show("compute/total", "{:.4g} " + unit)),
     )
     return [(name, text) for name, text in rows if text]

@@ -8,6 +8,7 @@ from bench.pipeline.lengths import lognormal_lengths
 from bench.pipeline.simulate import Rates, Scheme, Workload, simulate
 from trainer.config import Config, EngineConfig, PipelineConfig
 from trainer.launcher.advice import ASSUMED, assumed_rates, assumed_step, plan
+from trainer.launcher.memory_estimate import ModelSize
 from trainer.launcher.placement import Split
 
 SPLITS = [Split(8 - e, e) for e in range(1, 8)]
@@ -47,4 +48,6 @@ def test_the_closed_form_agrees_with_the_simulation(
     chosen = max(SPLITS, key=lambda split: closed[split])
     assert simulated[chosen] >= 0.95 * max(simulated.values())
     assert closed == pytest.approx(simulated, rel=0.25)
-    assert plan(config, *model, chosen).speedup == 1
+    parameters, layers, kv_width = model
+    size = ModelSize(parameters, layers, hidden=0, feed_forward=0, kv_width=kv_width, vocabulary=0)
+    assert plan(config, size, chosen).speedup == 1

@@ -11,7 +11,10 @@ from trainer.launcher.advice import (
     assumed_rates,
     plan,
 )
+from trainer.launcher.memory_estimate import ModelSize
 from trainer.launcher.placement import Split
+
+SMALL = ModelSize(600_000_000, 28, 1024, 3072, 1024, 151_936)
 
 
 def test_an_idle_learner_gives_a_gpu_to_the_engine() -> None:
@@ -100,11 +103,11 @@ def test_a_plan_names_the_best_split_and_its_gain() -> None:
         engine=EngineConfig(kind="vllm", slots=96, max_new_tokens=800),
         pipeline=PipelineConfig(prompts_per_step=16, completions_per_prompt=8, max_lag=4),
     )
-    starved = plan(config, 600_000_000, 28, 1024, Split(1, 7))
+    starved = plan(config, SMALL, Split(1, 7))
     assert starved.best is not None and starved.best.learner > 1 and starved.speedup > 1.5
     assert f"learner.ranks {starved.best.learner}" in starved.text and "assumed rates" in starved.text
-    assert plan(config, 600_000_000, 28, 1024, starved.best).speedup == 1
-    assert "share the 2 cores in time" in plan(config, 600_000_000, 28, 1024, Split(1, 1, 2)).text
+    assert plan(config, SMALL, starved.best).speedup == 1
+    assert "share the 2 cores in time" in plan(config, SMALL, Split(1, 1, 2)).text
 
 
 @pytest.mark.parametrize("split", [Split(4, 1), Split(4, 8), Split(1, 1, 4)])
@@ -112,7 +115,7 @@ def test_a_plan_names_the_best_split_and_its_gain() -> None:
 def test_remote_engines_are_no_part_of_a_plan(split: Split, width: int) -> None:
     urls = ("http://a:1", "http://b:1")
     config = Config(engine=EngineConfig(kind="vllm", urls=urls, tensor_parallel=width))
-    advice = plan(config, 600_000_000, 28, 1024, split)
+    advice = plan(config, SMALL, split)
     assert (advice.best, advice.speedup) == (None, 1)
     assert advice.text == "the engines are on other machines, so there is no split to choose"
 
@@ -133,13 +136,7 @@ def test_interrupted_completions_bound_the_planned_length() -> None:
     short = InterruptionConfig(enabled=True, lo=50, hi=100, answer_tokens=20)
     pipeline = PipelineConfig(prompts_per_step=8, completions_per_prompt=4)
     plans = [
-        plan(
-            Config(engine=EngineConfig(kind="vllm", interruption=i), pipeline=pipeline),
-            10**9,
-            28,
-            1024,
-            Split(1, 1),
-        )
+        plan(Config(engine=EngineConfig(kind="vllm", interruption=i), pipeline=pipeline), SMALL, Split(1, 1))
         for i in (short, InterruptionConfig())
     ]
     assert "1+1 GPUs" in plans[0].text and plans[0].text != plans[1].text

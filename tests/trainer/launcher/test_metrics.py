@@ -58,7 +58,8 @@ def test_samples_keep_any_text(tmp_path: Path) -> None:
         "prompt": 'a\n"b"',
         "completions": [{"text": "[red]é\u2028\x1b[2J\x00", "reward": -1.0}],
     }
-    writer.write_samples([sample, sample])
+    writer.write_sample(sample)
+    writer.write_sample(sample)
     writer.close()
     writer.close()
     assert list(read_lines(tmp_path / "samples.jsonl")) == [sample, sample]

@@ -173,7 +173,7 @@ def test_time_left_counts_the_evaluations_to_come() -> None:
 def test_time_left_is_not_known_from_before_a_resume() -> None:
     view = live(80)
     for step in range(1, 11):
-        view.recall(STEP | {"step": step})
+        view.update(STEP | {"step": step}, resumed=True)
     assert view.state.step == 10 and view.state.left(0.0) is None
     for step, now in ((11, 100.0), (12, 103.0), (13, 106.0)):
         view.state.update({"step": step}, now)
