@@ -2,10 +2,11 @@
 
 For given B and C_mid the sigmoid is linear in R0 and A. With s = fraction_gained(C; B, C_mid) and noise w,
 
-    R = R0 (1 − s) + A s + σ w,    w ~ N(0, D K_ρ D),    D = diag(standard errors),    σ² ~ inverse χ²
+    R = R0 (1 − s) + A s + σ w,    w ~ N(0, D K_ρ D),    D = diag(standard errors)
 
-K_ρ[i, j] = ρ^|i − j|: the errors of neighbouring evaluations are correlated in most runs, and a fit that
-takes them for independent gives intervals far too narrow. ρ = 0 has half of the prior; the values of
+K_ρ[i, j] = .98 ρ^|i − j|, and 1 for i = j: the errors of neighbouring evaluations are correlated in most runs, and
+a fit that takes them for independent gives intervals far too narrow. σ² has an inverse χ² prior where standard
+errors are given, else 1/σ². The extra variance of outliers and R0's own error are independent of all that. ρ = 0 has half of the prior; the values of
 CORRELATIONS share the rest. σ, R0 and A are integrated analytically (Student's t, 0 ≤ R0 ≤ A ≤ 1); B and
 C_mid numerically, on a logarithmic grid with a flat prior that is refined around the mode. Outliers are
 down-weighted first. docs/validation.md shows how often the intervals cover the truth.
@@ -31,12 +32,13 @@ CORRELATIONS = (0.4, 0.7, 0.85, 0.93, 0.97)  # ρ, of neighbouring points
 CORRELATED_SHARE = 0.98  # of the variance, where there is correlation
 NOISE_PRIOR_POINTS = 3.0  # the reported standard errors count as much as this many points
 OUTLIER = 3.0  # standard deviations from which a point loses weight
+OUTLIER_WEIGHT = 0.25  # a point of less weight is counted as an outlier
 ROBUST_ROUNDS, HUBER_ROUNDS = 6, 3
 ZOOMS = ((17, 41, 12.0), (17, 41, 9.0), (25, 41, 7.0))  # cells in B and C_mid; nats below the peak to keep
 MIN_HEADROOM = 1e-6  # a given R0 nearer to 1 leaves no ceiling to estimate
 DRAWS = 4000
 WIDE_SD = 1.0  # sd of A from which it is uniform enough within its bounds for the range of R0
-FLAT_SD = 1e4  # sd of A from which it is uniform within its bounds, as a quantile has too few digits left
+FLAT_SD = 1e4  # sd of A from which it is drawn uniformly: a quantile of the t would lose its digits
 STRATA = 16  # equally likely parts of A's distribution, for the bounds on R0
 
 
@@ -187,7 +189,9 @@ def posterior(data: Data, draws: int = DRAWS, seed: int = 0) -> Posterior:
     autocorrelated_prob = float(1 - p[0].sum() / p.sum())
     autocorrelation = float(p[1:].sum(1) @ CORRELATIONS / max(p[1:].sum(), 1e-300))
     drawn = _draw(data, cells, p, grid, draws, seed)
-    return Posterior(sigmoid, drawn, autocorrelated_prob, autocorrelation, int((weight < 0.25).sum()))
+    return Posterior(
+        sigmoid, drawn, autocorrelated_prob, autocorrelation, int((weight < OUTLIER_WEIGHT).sum())
+    )
 
 
 def full_box(data: Data) -> tuple[float, float, float, float]:
@@ -276,7 +280,7 @@ def _cells(data: Data, noise: _Noise, s: Array) -> _Cells:
 
     With σ² integrated out, A has a t distribution with ν degrees of freedom and the weight is
 
-        prior |Σ|^−½ |XᵀX|^−½ (ν₀ + SSE)^(−ν/2) P(bounds of A) P(0 ≤ R0 ≤ A),    ν = ν₀ + n − parameters
+        prior |Σ|^−½ |XᵀX|^−½ (ν₀ + SSE)^(−ν/2) P(A within bounds) P(0 ≤ R0 ≤ A),    ν = ν₀ + n − parameters
 
     where ν₀ is NOISE_PRIOR_POINTS if the standard errors are reported, else 0. Without the last factor, a
     cell in which the data do not determine R0 would gain from all the R0 out of bounds.
@@ -341,7 +345,7 @@ def _most_likely(data: Data, noises: list[_Noise], cells: list[_Cells], p: Array
     best = sigmoid(solution.x)
     if best.R0 <= best.A:
         return best
-    ones = whiten.sum(1)  # a fall: the best constant instead
+    ones = whiten.sum(1)  # the rewards fall with compute: the best constant instead
     level = float(np.clip((ones @ y) / (ones @ ones), 0, 1))
     return Sigmoid(level, level, best.B, best.C_mid)
 
