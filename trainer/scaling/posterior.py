@@ -4,12 +4,13 @@ For given B and C_mid the sigmoid is linear in R0 and A. With s = fraction_gaine
 
     R = R0 (1 − s) + A s + σ w,    w ~ N(0, D K_ρ D),    D = diag(standard errors)
 
-K_ρ[i, j] = .98 ρ^|i − j|, and 1 for i = j: the errors of neighbouring evaluations are correlated in most runs, and
-a fit that takes them for independent gives intervals far too narrow. σ² has an inverse χ² prior where standard
-errors are given, else 1/σ². The extra variance of outliers and R0's own error are independent of all that. ρ = 0 has half of the prior; the values of
-CORRELATIONS share the rest. σ, R0 and A are integrated analytically (Student's t, 0 ≤ R0 ≤ A ≤ 1); B and
-C_mid numerically, on a logarithmic grid with a flat prior that is refined around the mode. Outliers are
-down-weighted first. docs/validation.md shows how often the intervals cover the truth.
+K_ρ[i, j] = .98 ρ^|i − j|, and 1 for i = j: the errors of neighbouring evaluations are correlated in most
+runs, and a fit that takes them for independent gives intervals far too narrow. ρ = 0 has half of the
+prior; the values of CORRELATIONS share the rest. σ² has an inverse χ² prior where standard errors are
+given, else 1/σ². The extra variance of outliers and the error of R0 are independent. σ, R0 and A are
+integrated analytically (Student's t, 0 ≤ R0 ≤ A ≤ 1); B and C_mid numerically, on a logarithmic grid with
+a flat prior that is refined around the mode. Outliers are down-weighted first. docs/validation.md shows
+how often the intervals cover the truth.
 """
 
 from __future__ import annotations
