@@ -12,7 +12,7 @@ import numpy as np
 from trainer.config import Config
 from trainer.controller.deadline import Deadline
 from trainer.controller.sampler import IssuedPrompt
-from trainer.engines.protocol import Engine
+from trainer.engines.pool import EnginePool
 from trainer.types import Completion, Group, Prompt, Request, Rollout
 from trainer.verifiers.pool import VerifierPool
 
@@ -22,7 +22,7 @@ class RolloutContext:
     """What every rollout needs, whatever its prompt."""
 
     config: Config
-    engine: Engine
+    engine: EnginePool
     verifier: VerifierPool
     decode: Callable[[list[list[int]]], list[str]]  # token ids -> texts without special tokens
     stop_ids: frozenset[int]

@@ -18,7 +18,7 @@ from pathlib import Path
 from trainer.config import EngineConfig
 from trainer.controller.deadline import Deadline
 from trainer.controller.learner_client import LearnerClient
-from trainer.engines.protocol import Engine
+from trainer.engines.pool import EnginePool
 from trainer.messages import StepDone
 
 
@@ -26,7 +26,7 @@ class WeightSync:
     """Knows which version the engines hold, and pauses them when the learner needs that."""
 
     def __init__(
-        self, config: EngineConfig, engine: Engine, learner: LearnerClient, deadline: Deadline
+        self, config: EngineConfig, engine: EnginePool, learner: LearnerClient, deadline: Deadline
     ) -> None:
         self._config, self._engine, self._learner, self._deadline = config, engine, learner, deadline
         self.published: asyncio.Queue[StepDone] = asyncio.Queue()  # done when pushed, and evaluated if due

@@ -20,25 +20,20 @@ WaitFor = Callable[[Awaitable[Any], str], Awaitable[Any]]
 
 
 class EnginePool:
-    """An Engine made of engines, each with a copy of the model. All hold the same version after a push."""
+    """The engines, each with a copy of the model, called like one. All hold the same version after a push."""
 
     def __init__(
-        self,
-        engines: Sequence[EngineClient],
-        wait_for: WaitFor,
-        note: Callable[[str], None] = lambda text: None,
+        self, engines: Sequence[EngineClient], wait_for: WaitFor, note: Callable[[str], None] = lambda _: None
     ) -> None:
         self._live = {engine: 0 for engine in engines}  # -> completions that it is generating
         self._wait_for, self._note = wait_for, note
         self._changed = asyncio.Condition()
         self._pushing = asyncio.Lock()
         self._version, self._path = 0, ""  # of all engines, and the newest file of weights
-        self._failure: Exception | None = (
-            None  # why a replacement failed to start: waiting for it is of no use
-        )
+        self._failure: Exception | None = None  # why a replacement failed to start: do not wait for it
 
     async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
-        """See Engine; each of the n completions comes exactly once, even if engines die."""
+        """As EngineClient.stream; each of the n completions comes exactly once, even if engines die."""
         received: set[int] = set()
         while True:
             engine = await self._least_busy()
@@ -53,30 +48,28 @@ class EnginePool:
                         if len(received) == request.n:
                             return
             except ConnectionError:
-                self._remove(engine)
+                self._live.pop(engine, None)
             finally:
                 if engine in self._live:
                     self._live[engine] -= request.n
 
     async def update_weights(self, version: int, path: str) -> None:
-        """See Engine; all live engines load at once. The file at `path` must stay until the next update."""
+        """All live engines load at once. The file at `path` must stay until the next update."""
         async with self._pushing:
-            await asyncio.gather(
-                *(self._update_or_remove(engine, version, path) for engine in list(self._live))
-            )
+            await asyncio.gather(*(self._update_or_remove(e, version, path) for e in list(self._live)))
             self._version, self._path = version, path or self._path
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
-        """See Engine; all engines at once, since they form one group. It fails if any of them is dead."""
+        """All engines at once, since they form one group. It fails if any of them is dead."""
         name = f"{call} of the weight push (if this way fails here, set engine.weight_push file)"
         await self._call_all(lambda engine: engine.transfer(call, info), name)
 
     async def pause(self) -> None:
-        """See Engine."""
+        """Pause all engines."""
         await self._call_all(lambda engine: engine.pause(), "pause")
 
     def resume(self) -> None:
-        """See Engine."""
+        """Continue after `pause`."""
         for engine in self._live:
             engine.resume()
 
@@ -107,7 +100,7 @@ class EnginePool:
         try:
             await self._update(engine, version, path)
         except ConnectionError:
-            self._remove(engine)
+            self._live.pop(engine, None)
 
     async def _update(self, engine: EngineClient, version: int, path: str) -> None:
         push = engine.update_weights(version, path)
@@ -119,6 +112,3 @@ class EnginePool:
         if self._failure:
             raise self._failure
         return min(self._live, key=lambda engine: self._live[engine])
-
-    def _remove(self, engine: EngineClient) -> None:
-        self._live.pop(engine, None)

@@ -1,53 +1,21 @@
-"""The interface of an engine, and the client that implements it over a pipe to the engine's process."""
+"""The controller's end of the pipe to an engine's process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
-from trainer.messages import (
-    Abort,
-    Ack,
-    Pause,
-    Ready,
-    Resume,
-    Shutdown,
-    Transfer,
-    UpdateWeights,
-    WeightsHeld,
-)
+from trainer import messages
+from trainer.messages import Ack, Ready, WeightsHeld
 from trainer.types import Columns, Completion, Request
 
 
-class Engine(Protocol):
-    """Generates completions. Weights change between two tokens, and running sequences keep their KV."""
-
-    def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
-        """Yield the request's n completions as they end; those that end with the same token come together."""
-        ...
-
-    async def update_weights(self, version: int, path: str) -> None:
-        """Load this safetensors file (empty path: keep the weights) and label later tokens with `version`."""
-        ...
-
-    async def transfer(self, call: str, info: dict[str, Any]) -> None:
-        """Make a call of vLLM's weight transfer. Allowed between `pause` and `resume`."""
-        ...
-
-    async def pause(self) -> None:
-        """Stop between two tokens; sequences and KV stay. With engine.colocate, free the GPU memory as well:
-        `resume` then recomputes the KV with the weights of that moment."""
-        ...
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        ...
-
-
 class EngineClient:
-    """An Engine in another process. Once that is dead, every call raises a ConnectionError with its name."""
+    """An engine, which generates completions in another process. Once that is dead, every call raises a
+    ConnectionError with its name. Weights change between two tokens, and running sequences keep their KV."""
 
     def __init__(self, conn: Connection, name: str) -> None:
         self.name, self._conn = name, conn
@@ -63,7 +31,8 @@ class EngineClient:
         return (await self._reply(Ready)).info
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Completion]]:
-        """See Engine; leaving the loop early aborts the rest."""
+        """Yield the request's n completions as they end; those that end with the same token come together.
+        Leaving the loop early aborts the rest."""
         queue: asyncio.Queue[list[Completion] | Exception] = asyncio.Queue()
         self._streams[request.request_id] = queue
         left = request.n
@@ -78,46 +47,43 @@ class EngineClient:
         finally:
             del self._streams[request.request_id]
             if left and self._dead is None:
-                self._send(Abort(frozenset({request.request_id})))
+                self._send(messages.Abort(frozenset({request.request_id})))
 
     async def update_weights(self, version: int, path: str) -> None:
-        """See Engine."""
-        self._send(UpdateWeights(version, path))
+        """Load this safetensors file (empty path: keep the weights) and label later tokens with `version`."""
+        self._send(messages.UpdateWeights(version, path))
         held: WeightsHeld = await self._reply(WeightsHeld)
         if held.version != version:
             raise RuntimeError(f"{self.name} has weights version {held.version}; expected {version}")
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
-        """See Engine."""
-        self._send(Transfer(call, info))
+        """Make a call of vLLM's weight transfer. Allowed between `pause` and `resume`."""
+        self._send(messages.Transfer(call, info))
         await self._reply(Ack)
 
     async def pause(self) -> None:
-        """See Engine."""
-        self._send(Pause())
+        """Stop between two tokens; sequences and KV stay. With engine.colocate, free the GPU memory as well:
+        `resume` then recomputes the KV with the weights of that moment."""
+        self._send(messages.Pause())
         await self._reply(Ack)
 
     def resume(self) -> None:
-        """See Engine."""
-        self._send(Resume())
+        """Continue after `pause`."""
+        self._send(messages.Resume())
 
     def close(self) -> None:
         """Ask the process to end."""
         asyncio.get_running_loop().remove_reader(self._conn.fileno())
-        if self._dead is None:
-            try:
-                self._conn.send(Shutdown())
-            except OSError as e:
-                self._dead = e
+        with suppress(ConnectionError):
+            self._send(messages.Shutdown())
 
     def _send(self, message: object) -> None:
-        if self._dead is None:
-            try:
-                self._conn.send(message)
-                return
-            except OSError:
-                self._mark_dead()
-        raise self._dead or ConnectionError(f"{self.name} has died")
+        if self._dead is not None:
+            raise self._dead
+        try:
+            self._conn.send(message)
+        except OSError as e:
+            raise self._mark_dead() from e
 
     async def _reply(self, kind: type[Any]) -> Any:
         if self._dead is not None:
@@ -144,7 +110,8 @@ class EngineClient:
         else:
             self._replies[type(message)].put_nowait(message)
 
-    def _mark_dead(self) -> None:
-        self._dead = ConnectionError(f"{self.name}'s process has died")
+    def _mark_dead(self) -> ConnectionError:
+        self._dead = error = ConnectionError(f"{self.name}'s process has died")
         for queue in (*self._streams.values(), *self._replies.values()):
-            queue.put_nowait(self._dead)
+            queue.put_nowait(error)
+        return error

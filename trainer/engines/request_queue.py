@@ -75,7 +75,7 @@ class RequestQueue:
 
     def abort(self, request_ids: frozenset[str] | None = None) -> list[Completion]:
         """Remove these requests (None: all); an empty completion for each of their samples."""
-        empty = np.zeros(0, np.int32)
+        no_ids, no_logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
         aborted = []
         for queue in (self._evaluations, self._training):
             for samples in [queue.popleft() for _ in range(len(queue))]:
@@ -84,14 +84,7 @@ class RequestQueue:
                     queue.append(samples)
                     continue
                 aborted += [
-                    Completion(
-                        request_id=request.request_id,
-                        index=index,
-                        token_ids=empty,
-                        logprobs_gen=empty.astype(np.float32),
-                        versions=empty,
-                        finish_reason="abort",
-                    )
+                    Completion(request.request_id, index, no_ids, no_logprobs, no_ids, "abort")
                     for index in range(samples.first, samples.first + samples.count)
                 ]
         return aborted

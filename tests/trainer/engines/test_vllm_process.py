@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainer.engines.request_queue import Activity
-from trainer.engines.vllm.process import SampleId, Scheduler, make_completion
+from trainer.engines.vllm.process import Scheduler, make_completion, sample_id
 from trainer.messages import Abort, Shutdown
 from trainer.telemetry import Clock
 from trainer.types import Completion, Request
@@ -22,12 +22,12 @@ class Slow:
     limit = 1000
 
     def __init__(self) -> None:
-        self.known: dict[SampleId, asyncio.Event] = {}
+        self.known: dict[str, asyncio.Event] = {}
         self.aborts = 0
 
     async def sample(self, request: Request, index: int, version: int) -> Completion:
         await asyncio.sleep(0.2)
-        ended = self.known[SampleId(request.request_id, index)] = asyncio.Event()
+        ended = self.known[sample_id(request, index)] = asyncio.Event()
         await ended.wait()
         return make_completion(
             request,
@@ -39,9 +39,9 @@ class Slow:
             engine="vLLM",
         )
 
-    async def abort(self, samples: Iterable[SampleId]) -> None:
+    async def abort(self, sample_ids: Iterable[str]) -> None:
         self.aborts += 1
-        for sample in samples:
+        for sample in sample_ids:
             if sample in self.known:
                 self.known[sample].set()
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import Config, ConfigError, EngineConfig
-from trainer.engines.vllm.process import SampleId, make_completion, run_engine, sampling_parameters
+from trainer.engines.vllm.process import Backend, make_completion, run_engine, sample_id, sampling_parameters
 from trainer.gpus import visible_gpus
 from trainer.roles import role_index
 from trainer.types import Completion, Request
@@ -64,8 +64,8 @@ def check_installed() -> None:
         raise ConfigError(f"engine.kind vllm: vLLM {__version__} is installed, expected {VERSION}; {advice}")
 
 
-class VLLMBackend:
-    """One AsyncLLM and its child processes; see process.Backend."""
+class VLLMBackend(Backend):
+    """One AsyncLLM and its child processes."""
 
     def __init__(self, config: Config, model_dir: str, threads: int, log: Path, index: int = 0) -> None:
         self._engine, self._nccl_rank = config.engine, first_nccl_rank(config.engine, index)
@@ -92,17 +92,15 @@ class VLLMBackend:
             raise ConfigError(f"vLLM did not start: {cause}{advice * ('memory' in cause.lower())}") from e
 
     async def sample(self, request: Request, index: int, version: int) -> Completion:
-        """See Backend."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        params = SamplingParams(
-            **sampling_parameters(request, index), output_kind=RequestOutputKind.FINAL_ONLY
-        )
+        settings = sampling_parameters(request, index)
+        params = SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = {"prompt_token_ids": list(request.prompt_ids), "cache_salt": f"v{version}"}
         try:
-            async for outputs in self._llm.generate(prompt, params, str(SampleId(request.request_id, index))):
+            async for outputs in self._llm.generate(prompt, params, sample_id(request, index)):
                 output = outputs.outputs[0]
         except EngineDeadError as e:
             raise RuntimeError(self._death()) from e
@@ -117,12 +115,11 @@ class VLLMBackend:
             engine="vLLM",
         )
 
-    async def abort(self, samples: Iterable[SampleId]) -> None:
-        """See Backend."""
-        await self._llm.abort([str(sample) for sample in samples])
+    async def abort(self, sample_ids: Iterable[str]) -> None:
+        await self._llm.abort(sample_ids)
 
     async def pause(self, free_gpu: bool) -> None:
-        """See Backend. Sleep level 1 keeps the weights in the host's memory; `keep` preempts the running
+        """Sleep level 1 keeps the weights in the host's memory; `keep` preempts the running
         sequences, and vLLM recomputes their KV when it wakes."""
         if free_gpu and self._engine.colocate:
             await self._llm.sleep(level=1, mode="keep")
@@ -130,29 +127,24 @@ class VLLMBackend:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
 
     async def resume(self, free_gpu: bool) -> None:
-        """See Backend."""
         if free_gpu and self._engine.colocate:
             await self._llm.wake_up()  # weights, if they still sleep, and KV cache
         else:
             await self._llm.resume_generation()
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
-        """See Backend."""
-        from vllm.distributed.weight_transfer.base import (
-            WeightTransferInitRequest,
-            WeightTransferUpdateRequest,
-        )
+        from vllm.distributed.weight_transfer import base
 
         try:
             if call == "init_weight_transfer_engine":
-                init = WeightTransferInitRequest(init_info=with_rank_offset(info, self._nccl_rank))
+                init = base.WeightTransferInitRequest(init_info=with_rank_offset(info, self._nccl_rank))
                 await self._llm.init_weight_transfer_engine(init)
             elif call == "start_weight_update":
                 if self._engine.colocate:  # not the KV cache: the learner's weights are on the GPU, too
                     await self._llm.wake_up(tags=["weights"])
                 await self._llm.start_weight_update()
             elif call == "update_weights":
-                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+                await self._llm.update_weights(base.WeightTransferUpdateRequest(update_info=info))
             else:
                 await self._llm.finish_weight_update()
         except Exception as e:
@@ -162,7 +154,6 @@ class VLLMBackend:
             ) from e
 
     async def load(self, version: int, path: str) -> None:
-        """See Backend."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         if path:
@@ -176,12 +167,10 @@ class VLLMBackend:
         await self._llm.update_weight_version(str(version))
 
     async def check(self) -> None:
-        """See Backend."""
         if self._llm.errored:
             raise RuntimeError(self._death())
 
     async def close(self) -> None:
-        """See Backend."""
         self._llm.shutdown(timeout=5)
 
     def _death(self) -> str:
@@ -213,17 +202,17 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
     engine = config.engine
     completion = engine.longest_completion()
     length = min(model.max_position_embeddings, config.data.max_prompt_tokens + completion)
+    transfer = engine.weight_push if engine.direct_push else FILE_TRANSFER
     device: dict[str, Any]
     if current_platform.is_cpu():
+        tokens = max(length, engine.slots * (PROMPT_TOKENS + completion))
         device = {
             "enforce_eager": True,
             "block_size": KV_BLOCK,
             # Each chunk of a prompt would consume random numbers: vLLM restores them on GPUs only.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(STEP_TOKENS, length, engine.slots),
-            "kv_cache_memory_bytes": _kv_bytes(
-                config, model, max(length, engine.slots * (PROMPT_TOKENS + completion))
-            ),
+            "kv_cache_memory_bytes": _kv_bytes(config, model, tokens),
         }
     else:
         device = {
@@ -242,9 +231,7 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
         "hf_overrides": {"head_dtype": "float32"} if config.model.fp32_head else {},
         "enable_prefix_caching": True,
-        "weight_transfer_config": WeightTransferConfig(
-            backend=engine.weight_push if engine.direct_push else FILE_TRANSFER
-        ),
+        "weight_transfer_config": WeightTransferConfig(backend=transfer),
         "worker_extension_cls": WORKER_EXTENSION,
         "disable_log_stats": True,
     }

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -21,34 +20,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer import messages
 from trainer.engines.request_queue import REPORT_EVERY_S, Activity, RequestQueue, diverged, read_messages
-from trainer.messages import (
-    Abort,
-    Ack,
-    Pause,
-    Ready,
-    Resume,
-    Shutdown,
-    Transfer,
-    UpdateWeights,
-    WeightsHeld,
-)
+from trainer.messages import Ack, Ready, WeightsHeld
 from trainer.roles import run_role
 from trainer.telemetry import Clock, send
 from trainer.types import Columns, Completion, FinishReason, Request
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
-
-
-@dataclass(frozen=True, slots=True)
-class SampleId:
-    """One of a request's samples; as a string, its request id in vLLM."""
-
-    request_id: str
-    index: int
-
-    def __str__(self) -> str:
-        return f"{self.request_id}/{self.index}"
 
 
 class Backend(Protocol):
@@ -58,35 +37,27 @@ class Backend(Protocol):
 
     async def sample(self, request: Request, index: int, version: int) -> Completion:
         """One completion, its prefix cache salted with `version`; after `abort`, a partial one."""
-        ...
 
-    async def abort(self, samples: Iterable[SampleId]) -> None:
+    async def abort(self, sample_ids: Iterable[str]) -> None:
         """End these; their `sample` calls return."""
-        ...
 
     async def pause(self, free_gpu: bool) -> None:
         """Stop between two tokens; sequences stay, and KV unless a GPU shared with the learner is freed."""
-        ...
 
     async def resume(self, free_gpu: bool) -> None:
         """Continue after a `pause` with the same argument."""
-        ...
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
         """Make a call of vLLM's weight transfer, named as in vLLM; while paused."""
-        ...
 
     async def load(self, version: int, path: str) -> None:
         """While paused: load the file's weights (empty path: none) and label later tokens with `version`."""
-        ...
 
     async def check(self) -> None:
         """Raise if the engine is dead; called every second."""
-        ...
 
     async def close(self) -> None:
         """End the engine and every process it has started."""
-        ...
 
 
 Start = Callable[[], Awaitable[tuple[Backend, dict[str, Any]]]]  # the backend, and information for `Ready`
@@ -128,8 +99,8 @@ class Scheduler:
         self._backend, self._conn, self._slots = backend, conn, slots
         self._clock, self._activity = clock, activity
         self._queue = RequestQueue(backend.limit)
-        self._running: dict[SampleId, Request] = {}
-        self._aborted: set[SampleId] = set()  # that are still running
+        self._running: dict[str, Request] = {}  # by sample_id
+        self._aborted: set[str] = set()  # that are still running
         self._paused = self._updating = False
         self._booked_until = time.monotonic()
         self._ended: list[Completion] = []
@@ -148,7 +119,7 @@ class Scheduler:
         async with self._group:
             self._start_task(self._watch_backend())
             read_messages(self._conn, deliver)
-            while not isinstance(message := await inbox.get(), Shutdown):
+            while not isinstance(message := await inbox.get(), messages.Shutdown):
                 await self._handle(message)
             for task in self._tasks:
                 task.cancel()
@@ -162,24 +133,24 @@ class Scheduler:
         match message:
             case Request() as request:
                 self._queue.add(request)
-            case UpdateWeights(version, path):
+            case messages.UpdateWeights(version, path):
                 await self._update_weights(version, path)
-            case Abort(request_ids):
+            case messages.Abort(request_ids):
                 self._ended += self._queue.abort(request_ids)
                 self._send_completions()
-                self._aborted |= {s for s in self._running if s.request_id in request_ids}
+                self._aborted |= {s for s, r in self._running.items() if r.request_id in request_ids}
                 await self._backend.abort(frozenset(self._aborted))
-            case Pause():
+            case messages.Pause():
                 self._book_time()
                 self._paused = True
                 await self._backend.pause(free_gpu=True)
                 self._send_completions()  # those that ended before the pause
                 self._conn.send(Ack())
-            case Resume():
+            case messages.Resume():
                 self._book_time()
                 await self._backend.resume(free_gpu=True)
                 self._paused = False
-            case Transfer(call, info):
+            case messages.Transfer(call, info):
                 with self._clock.state("weight_update"):
                     await self._backend.transfer(call, info)
                 self._conn.send(Ack())
@@ -203,24 +174,20 @@ class Scheduler:
     def _start_samples(self) -> None:
         """Start waiting samples while slots are free."""
         self._book_time()
-        while (
-            not (self._paused or self._updating)
-            and len(self._running) < self._slots
-            and self._queue.next_request
-        ):
+        stopped = self._paused or self._updating
+        while not stopped and len(self._running) < self._slots and self._queue.next_request:
             samples = self._queue.take(1)
-            request, sample = samples.request, SampleId(samples.request.request_id, samples.first)
-            self._running[sample] = request
-            self._start_task(self._run_sample(request, sample))
+            self._running[sample_id(samples.request, samples.first)] = samples.request
+            self._start_task(self._run_sample(samples.request, samples.first))
         self._clock.enter(self._state)
 
-    async def _run_sample(self, request: Request, sample: SampleId) -> None:
-        completion = await self._backend.sample(request, sample.index, self.version)
+    async def _run_sample(self, request: Request, index: int) -> None:
+        completion = await self._backend.sample(request, index, self.version)
         if not np.isfinite(completion.logprobs_gen).all():
             raise diverged(self.version)
         self._book_time()
-        del self._running[sample]
-        self._aborted.discard(sample)
+        del self._running[sample_id(request, index)]
+        self._aborted.discard(sample_id(request, index))
         self._activity.tokens += len(completion.token_ids)
         if not self._ended:  # completions that end with the same token are sent together
             asyncio.get_running_loop().call_soon(self._send_completions)
@@ -263,6 +230,11 @@ class Scheduler:
             self._activity.report(idle=not self._running)
 
 
+def sample_id(request: Request, index: int) -> str:
+    """A sample's request id in vLLM."""
+    return f"{request.request_id}/{index}"
+
+
 def sampling_parameters(request: Request, index: int) -> dict[str, Any]:
     """vLLM's sampling parameters for one sample."""
     key = np.random.SeedSequence([request.seed, index]).generate_state(1, np.uint64)[0]
@@ -298,11 +270,4 @@ def make_completion(
     versions = np.zeros(len(ids), np.int32)
     for start, end, version in version_spans:
         versions[start:end] = int(version)
-    return Completion(
-        request_id=request.request_id,
-        index=index,
-        token_ids=ids,
-        logprobs_gen=logprobs,
-        versions=versions,
-        finish_reason=REASONS[finish_reason],
-    )
+    return Completion(request.request_id, index, ids, logprobs, versions, REASONS[finish_reason])

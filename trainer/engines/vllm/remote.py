@@ -21,7 +21,7 @@ import numpy as np
 
 from trainer.config import Config, ConfigError
 from trainer.engines.vllm.engine import SECRET, first_nccl_rank, with_rank_offset
-from trainer.engines.vllm.process import SampleId, make_completion, run_engine, sampling_parameters
+from trainer.engines.vllm.process import Backend, make_completion, run_engine, sample_id, sampling_parameters
 from trainer.messages import Event
 from trainer.roles import role_index
 from trainer.telemetry import send
@@ -46,7 +46,7 @@ def engine_main(
                 await backend.wait_for_server()
             await backend.connect()
             if config.engine.weight_push == "nccl":
-                await backend.leave_transfer_group()
+                await backend.transfer("shutdown_weight_transfer_engine", {})  # of an earlier run
             else:
                 await backend.load_files(sorted(Path(model_dir).glob("*.safetensors")), version=0)
             await backend.resume()
@@ -58,16 +58,16 @@ def engine_main(
     run_engine(role, conn, telemetry, config.engine.slots, start)
 
 
-class RemoteBackend:
-    """One server; see process.Backend."""
+class RemoteBackend(Backend):
+    """One server."""
 
     def __init__(self, url: str, role: str, deadline_s: float, nccl_rank: int = 1) -> None:
-        self.url, self.role, self.limit = url.rstrip("/"), role, 0
+        self.limit, self._label = 0, f"{role} at {url.rstrip('/')}"
         self._nccl_rank = nccl_rank
         self._deadline_s = deadline_s
         self._health_timeout_s = min(HEALTH_TIMEOUT_S, deadline_s / 2)
         self._http = httpx2.AsyncClient(
-            base_url=self.url,
+            base_url=url.rstrip("/"),
             headers={"Authorization": f"Bearer {os.environ.get(SECRET, '')}"},
             timeout=httpx2.Timeout(None, connect=self._health_timeout_s),
             # A connection per call: the server may close an idle one just as we use it again.
@@ -97,9 +97,8 @@ class RemoteBackend:
         await self._call("POST", "/pause", params={"mode": "abort", "clear_cache": "true"})
 
     async def sample(self, request: Request, index: int, version: int) -> Completion:
-        """See Backend."""
         body = {
-            "request_id": str(SampleId(request.request_id, index)),
+            "request_id": sample_id(request, index),
             "token_ids": list(request.prompt_ids),
             "cache_salt": f"v{version}",
             "sampling_params": sampling_parameters(request, index),
@@ -108,9 +107,7 @@ class RemoteBackend:
         (choice,) = answer["choices"]
         entries = (choice["logprobs"] or {}).get("content") or ()
         logprobs = np.asarray([entry["logprob"] for entry in entries], np.float32)
-        logprobs[
-            logprobs <= -9999
-        ] = -np.inf  # what vLLM's server writes for −inf and NaN, since JSON has neither
+        logprobs[logprobs <= -9999] = -np.inf  # the server writes −9999 for −inf and NaN: JSON has neither
         spans = choice["weight_versions"] or ()
         return make_completion(
             request,
@@ -122,33 +119,26 @@ class RemoteBackend:
             engine=self._label,
         )
 
-    async def abort(self, samples: Iterable[SampleId]) -> None:
-        """See Backend."""
-        if ids := [f"generate-tokens-{sample}" for sample in samples]:  # the server adds this prefix
+    async def abort(self, sample_ids: Iterable[str]) -> None:
+        if ids := [f"generate-tokens-{sample}" for sample in sample_ids]:  # the server adds this prefix
             await self._call("POST", "/inference/v1/abort_requests", json={"request_ids": ids})
 
     async def pause(self, free_gpu: bool) -> None:
-        """See Backend; a server does not share its GPUs with the learner."""
+        """A server does not share its GPUs with the learner."""
         await self._call("POST", "/pause", params={"mode": "keep", "clear_cache": "false"})
 
     async def resume(self, free_gpu: bool = False) -> None:
-        """See Backend."""
         await self._call("POST", "/resume")
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
-        """See Backend; vLLM's routes have the names of the calls."""
+        """vLLM's routes have the names of the calls."""
         bodies = {
             "init_weight_transfer_engine": {"init_info": with_rank_offset(info, self._nccl_rank)},
             "update_weights": {"update_info": info},
         }
         await self._call("POST", f"/{call}", json=bodies.get(call, {}))
 
-    async def leave_transfer_group(self) -> None:
-        """Leave the NCCL group of an earlier run."""
-        await self._call("POST", "/shutdown_weight_transfer_engine")
-
     async def load(self, version: int, path: str) -> None:
-        """See Backend."""
         await self.load_files([Path(path)] if path else [], version)
 
     async def load_files(self, paths: list[Path], version: int) -> None:
@@ -162,7 +152,6 @@ class RemoteBackend:
         await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
 
     async def check(self) -> None:
-        """See Backend."""
         try:
             answer = await asyncio.wait_for(self._http.get("/health"), self._health_timeout_s)
         except (httpx2.HTTPError, TimeoutError) as e:
@@ -197,10 +186,6 @@ class RemoteBackend:
             text = " ".join(answer.text.split())[:300]
             raise RuntimeError(f"{self._label}: {method} {route} answered {answer.status_code}: {text}")
         return json.loads(answer.content) if answer.content else None
-
-    @property
-    def _label(self) -> str:
-        return f"{self.role} at {self.url}"
 
 
 async def _chunks(path: Path) -> AsyncIterator[bytes]:

@@ -28,10 +28,7 @@ from trainer.config import ConfigError
 from trainer.engines.vllm.engine import SECRET, check_installed, set_environment, vllm_settings
 from trainer.models.resolve import resolve_model
 
-COMMAND = "python -m trainer.engines.vllm_server"
-UPLOADS = (
-    "SIGMOID_RL_INCOMING"  # environment variable: folder for uploaded weights, in shared memory if possible
-)
+UPLOADS = "SIGMOID_RL_INCOMING"  # environment variable: folder for uploads, in shared memory if possible
 UPLOAD_ROUTE = "/weights"
 
 Scope = MutableMapping[str, Any]
@@ -82,12 +79,10 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until a signal comes; a wrong setting ends it with one line on standard error."""
-    parser = argparse.ArgumentParser(
-        prog=COMMAND, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; any but loopback needs the secret"
-    )
+    command, formatter = "python -m trainer.engines.vllm_server", argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(prog=command, description=__doc__, formatter_class=formatter)
+    address = "address to listen on; any but loopback needs the secret"
+    parser.add_argument("--host", default="127.0.0.1", help=address)
     parser.add_argument("--port", type=int, default=8000)
     given, rest = parser.parse_known_args(argv)
     try:

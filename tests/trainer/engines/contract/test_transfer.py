@@ -307,7 +307,7 @@ def test_a_server_by_url_is_called_by_routes_that_vllm_has(monkeypatch: pytest.M
     remote = RemoteBackend(urls[1], "engine-1", 5.0, first_nccl_rank(config, 1))
 
     async def body() -> None:
-        await remote.leave_transfer_group()
+        await remote.transfer("shutdown_weight_transfer_engine", {})
         await remote.transfer("init_weight_transfer_engine", {"rank_offset": 1})
         await remote.transfer("start_weight_update", {})
         await remote.transfer("update_weights", {"names": []})
