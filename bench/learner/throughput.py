@@ -52,7 +52,7 @@ from bench.measure import machine, process_peak_bytes, rounds_of
 from bench.records import ROOT, Record
 from bench.table import bar, number, spread, table
 from trainer.launcher.supervisor import CPU_ENVIRONMENT
-from trainer.learner.malloc import keep_freed_memory
+from trainer.learner.process import keep_freed_memory
 from trainer.types import TrainSequence
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bf16 FLOP/s, from the makers' data sheets

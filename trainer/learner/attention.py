@@ -15,7 +15,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,8 @@ def layout(segments: Sequence[Segment], flash: bool = False, device: torch.devic
         key_rows=put(np.concatenate([none, *(b.path for b in branches)])),
         path_lengths=[len(b.path) for b in branches],
         cumulative=put(np.cumsum(lengths, axis=0, dtype=np.int32).T.copy()),
-        restore=put(_inverse(order, int(starts[-1]))) if batches else None,
+        # The first index of each row counts: padding repeats a row.
+        restore=put(np.unique(order, return_index=True)[1]) if batches else None,
         max_queries=max((b.own_rows for b in branches), default=0),
         max_keys=max(len(b.path) for s in segments for b in s.branches),
     )
@@ -97,13 +98,6 @@ def _blocks(number: int, branch: Branch) -> Iterator[QueryBlock]:
     for start in range(0, branch.own_rows, BLOCK):
         end = min(start + BLOCK, branch.own_rows)
         yield QueryBlock(number, end - start, shared + end)
-
-
-def _inverse(places: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """The index of each row in `places`; padding repeats a row, and the first index counts."""
-    inverse = np.empty(rows, np.int64)
-    inverse[places[::-1]] = np.arange(len(places))[::-1]
-    return inverse
 
 
 def _batched(batch: Sequence[tuple[int, Segment]]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -236,21 +230,17 @@ def flash_kernel() -> Flash | None:
         return None
     from torch.nn.attention.varlen import varlen_attn
 
-    return partial(_torch_varlen, varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters)
+    grouped = "enable_gqa" in inspect.signature(varlen_attn).parameters  # not in torch 2.11
+    options: dict[str, Any] = {"window_size": (-1, 0)} | ({"enable_gqa": True} if grouped else {})
 
+    def torch_varlen(
+        q: Tensor, k: Tensor, v: Tensor, cq: Tensor, ck: Tensor, mq: int, mk: int, scaling: float
+    ) -> Any:
+        if not grouped:
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        return varlen_attn(q, k, v, cq, ck, mq, mk, scale=scaling, **options)
 
-def _torch_varlen(
-    varlen_attn: Callable[..., Any], grouped: bool, q: Tensor, k: Tensor, v: Tensor,
-    cumulative_q: Tensor, cumulative_k: Tensor, max_q: int, max_k: int, scaling: float,
-) -> Tensor:  # fmt: skip
-    """`grouped`: whether it accepts fewer KV heads than query heads; torch 2.11's does not."""
-    options: dict[str, Any] = {"enable_gqa": True} if grouped else {}
-    if not grouped:
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    out: Tensor = varlen_attn(
-        q, k, v, cumulative_q, cumulative_k, max_q, max_k, scale=scaling, window_size=(-1, 0), **options
-    )
-    return out
+    return torch_varlen
 
 
 AttentionInterface.register("packed", packed_attention)

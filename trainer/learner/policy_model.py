@@ -21,11 +21,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
 from kernels import CISPO, NonFiniteError, linear_logprob, policy_loss
 from trainer.config import ConfigError, ModelConfig
 from trainer.learner.attention import HALF, flash_kernel, layout
-from trainer.learner.moe import EXPERTS
 from trainer.learner.packing import MicroBatch
 
 # Settings of heads that do more than multiply.
@@ -43,7 +43,7 @@ class PolicyOutput(NamedTuple):
 
 def load(model_dir: str, empty: bool = False) -> PreTrainedModel:
     """The causal LM with FP32 weights; an empty one has shapes only, on the meta device."""
-    options: dict[str, Any] = {"attn_implementation": "packed", "experts_implementation": EXPERTS}
+    options: dict[str, Any] = {"attn_implementation": "packed", "experts_implementation": "autocast"}
     options["dtype"] = torch.float32
     if not empty:
         return AutoModelForCausalLM.from_pretrained(model_dir, **options)
@@ -163,3 +163,30 @@ class _GatherHidden(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient[ctx.rows], None, None
+
+
+class _Cast:
+    """A module whose parameters read as `dtype`."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        self._module, self._dtype = module, dtype
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        return value.to(self._dtype) if isinstance(value, Tensor) else value
+
+
+def autocast_experts(experts: nn.Module, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """What transformers calls: (T, H) from the top_k experts `index` (T, k) of each token, by `weights`.
+
+    They run in the compute type, as linear layers do: torch.autocast does not cover grouped matrix products.
+    """
+    device = hidden.device.type
+    module: Any = experts
+    if torch.is_autocast_enabled(device):
+        module = _Cast(experts, torch.get_autocast_dtype(device))
+    out: Tensor = grouped_mm_experts_forward(module, hidden, index, weights)
+    return out
+
+
+ExpertsInterface.register("autocast", autocast_experts)

@@ -64,10 +64,6 @@ def _assign(packed: list[MicroBatch], ranks: int) -> list[MicroStep]:
     return [step if i % 2 == 0 else step[::-1] for i, step in enumerate(steps)]  # the longest to either end
 
 
-def _dummy() -> MicroBatch:
-    one, zero = np.ones(1, np.float32), np.zeros(1, np.int32)
-    (packed,) = pack([TrainSequence(zero, zero, -one, zero, one, 0.0)], 1)
-    return replace(packed, token_weights=0 * one)
-
-
-DUMMY = _dummy()  # one token whose loss has weight 0: it keeps its rank in step with the others
+ONE, ZERO = np.ones(1, np.float32), np.zeros(1, np.int32)
+# One token whose loss has weight 0: it keeps its rank in step with the others.
+DUMMY = replace(pack([TrainSequence(ZERO, ZERO, -ONE, ZERO, ONE, 0.0)], 1)[0], token_weights=0 * ONE)

@@ -9,7 +9,7 @@ import pytest
 
 FAULTS = """
 import resource, torch
-from trainer.learner.malloc import keep_freed_memory
+from trainer.learner.process import keep_freed_memory
 if {keep}:
     assert keep_freed_memory()
 counts = [resource.getrusage(resource.RUSAGE_SELF).ru_minflt]

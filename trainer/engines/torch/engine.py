@@ -27,7 +27,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from trainer.config import ConfigError
 from trainer.engines.request_queue import RequestQueue, Samples, diverged
 from trainer.engines.torch.linear import pack_linears
-from trainer.engines.torch.slots import Slots
+from trainer.engines.torch.slots import Slots, uniforms
 from trainer.types import Completion, FinishReason, Request
 
 INITIAL_LENGTH = 64  # tokens a slot holds at first; doubled when a request needs more
@@ -113,9 +113,8 @@ class TorchEngine:
     """Generates completions for submitted requests; each `step` makes a token of every active sequence."""
 
     def __init__(self, model_dir: str, dtype: torch.dtype, fp32_head: bool, slots: int) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation="slots"
-        ).eval()
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="slots")
+        self.model = model.eval()
         self.version = 0
         self.generated = self.prefilled = 0  # tokens since the start
         self.evaluation_share = 0.0  # evaluations among the sequences of the last step
@@ -129,10 +128,6 @@ class TorchEngine:
                 "attention over numbered positions (Llama, Qwen, Mistral, Phi, OLMo, Gemma, GPT-2 ...)"
             )
         self._queue = RequestQueue(config.max_position_embeddings)
-        self._kv_heads_and_dim = (
-            getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        )
         self._cache = self._new_cache(INITIAL_LENGTH)
         self._head = self._fp32_head() if fp32_head else self.model.get_output_embeddings()
         self._pack_weights()
@@ -197,13 +192,16 @@ class TorchEngine:
         pack_linears(nn.ModuleList([self.model, self._head]), self.slots.capacity)
 
     def _new_cache(self, length: int) -> Tensor:
-        layers, (heads, dim) = self.model.config.num_hidden_layers, self._kv_heads_and_dim
-        return torch.zeros(layers, 2, self.slots.capacity, heads, length, dim, dtype=self.model.dtype)
+        config = self.model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = config.num_hidden_layers, 2, self.slots.capacity, heads, length, dim
+        return torch.zeros(shape, dtype=self.model.dtype)
 
     def _admit(self) -> list[Samples]:
         """Move waiting samples to free slots; returns them by prompt, those of one prompt length together."""
         admitted: list[Samples] = []
-        budget, free = PREFILL_TOKENS, self.slots.free_count
+        budget, free = PREFILL_TOKENS, self.slots.capacity - self.slots.active
         while free and (request := self._queue.next_request):
             if admitted and len(request.prompt_ids) > budget:
                 break
@@ -236,14 +234,9 @@ class TorchEngine:
                 last_tokens += [len(ids) - 1] * samples.count
                 slots_per_prompt.append(samples.count)
                 slot += samples.count
-            prefill = Prefill(
-                count=len(slots_per_prompt),
-                length=length,
-                tokens=slice(start, len(ids)),
-                slots=slice(first_slot, slot),
-                slots_per_prompt=torch.tensor(slots_per_prompt),
-            )
-            prefills.append(prefill)
+            tokens, slots = slice(start, len(ids)), slice(first_slot, slot)
+            counts = torch.tensor(slots_per_prompt)
+            prefills.append(Prefill(len(counts), length, tokens, slots, slots_per_prompt=counts))
         newest_ids, newest_positions = map(torch.from_numpy, self.slots.newest(decoding))
         longest = int(newest_positions.max()) + 1 if decoding else 0
         hidden_keys = torch.arange(longest)[None] > newest_positions[:, None]
@@ -263,10 +256,10 @@ class TorchEngine:
         """A token of each active sequence and its log-prob at the request's temperature."""
         logits = self._head(hidden.to(self._head.weight.dtype)).float()
         temperature = torch.from_numpy(self.slots.column("temperature"))
-        uniforms = torch.from_numpy(self.slots.uniforms())
+        random = torch.from_numpy(uniforms(self.slots.column("key"), self.slots.column("count")))
         tokens, logprobs = [], []
         rows = max(1, SAMPLED_LOGITS // logits.shape[1])
-        for z, t, u in zip(logits.split(rows), temperature.split(rows), uniforms.split(rows), strict=True):
+        for z, t, u in zip(logits.split(rows), temperature.split(rows), random.split(rows), strict=True):
             greedy = t == 0
             if (t != 1).any():
                 z.div_(t.where(~greedy, 1)[:, None])

@@ -24,7 +24,6 @@ _ROW = np.dtype([
     ("stops", np.int64),  # row of `_is_stop` with its stop ids
 ])  # fmt: skip
 _TOKEN = np.dtype([("id", np.int32), ("logprob", np.float32), ("version", np.int32)])
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Slots:
@@ -38,11 +37,6 @@ class Slots:
         self._vocab = vocab
         self._stop_rows: dict[frozenset[int], int] = {}
         self._is_stop = np.zeros((0, vocab), np.bool_)  # (stop sets, V)
-
-    @property
-    def free_count(self) -> int:
-        """Number of slots without a sequence."""
-        return self.capacity - self.active
 
     def column(self, name: str) -> NDArray[Any]:
         """A field of all active slots."""
@@ -70,10 +64,6 @@ class Slots:
         self.requests += [(request, i) for i in indices]
         self.active += count
 
-    def uniforms(self) -> NDArray[np.float64]:
-        """The random number for the next token of each active slot."""
-        return uniforms(self.column("key"), self.column("count"))
-
     def append(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.float32], version: int
     ) -> list[tuple[int, FinishReason]]:
@@ -91,15 +81,8 @@ class Slots:
         """The tokens generated in a slot, as a Completion."""
         request, index = self.requests[slot]
         tokens = self._tokens[slot, : self._rows["count"][slot]]
-        ids, logprobs, versions = (tokens[name].copy() for name in _TOKEN.names or ())
-        return Completion(
-            request_id=request.request_id,
-            index=index,
-            token_ids=ids,
-            logprobs_gen=logprobs,
-            versions=versions,
-            finish_reason=reason,
-        )
+        ids, logprobs, versions = (tokens[name].copy() for name in ("id", "logprob", "version"))
+        return Completion(request.request_id, index, ids, logprobs, versions, reason)
 
     def free(self, ended: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Free these slots by moving the last ones into them: slot `sources[i]` becomes `targets[i]`."""
@@ -124,16 +107,13 @@ class Slots:
 
 def uniforms(key: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float64]:
     """Numbers in [0, 1) for the tokens at these positions, of the SplitMix64 sequence from `key` on."""
-    bits = _mix(key + (position.astype(np.uint64) + np.uint64(1)) * _GAMMA)  # modulo 2^64
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    z = key + (position.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2^64
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _key(seed: int, index: int) -> int:
     """The start of a sample's random sequence; it depends on (seed, index) alone."""
     return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])
-
-
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
