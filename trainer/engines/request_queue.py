@@ -73,14 +73,14 @@ class RequestQueue:
             queue.appendleft(replace(head, first=head.first + count, count=head.count - count))
         return replace(head, count=count)
 
-    def abort(self, request_ids: frozenset[str] | None = None) -> list[Completion]:
-        """Remove these requests (None: all); an empty completion for each of their samples."""
+    def abort(self, request_ids: frozenset[str]) -> list[Completion]:
+        """Remove these requests; an empty completion for each of their samples."""
         no_ids, no_logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
         aborted = []
         for queue in (self._evaluations, self._training):
             for samples in [queue.popleft() for _ in range(len(queue))]:
                 request = samples.request
-                if request_ids is not None and request.request_id not in request_ids:
+                if request.request_id not in request_ids:
                     queue.append(samples)
                     continue
                 aborted += [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 from kernels import CISPO
 from trainer.config import Config, ConfigError
 from trainer.learner import checkpoint
-from trainer.learner.offload import Offload
 from trainer.learner.packing import MicroBatch
 from trainer.learner.policy_model import PolicyModel, PolicyOutput, load
 from trainer.learner.ranks import Ranks
@@ -102,7 +101,7 @@ class Learner:
             steps = schedule(batch.sequences, self.config.learner.micro_batch_tokens, self.ranks.size)
         metrics = {"learner/loss": 0.0, "learner/lr": self._learning_rate(), "learner/tokens": 0.0}
         if steps:
-            metrics |= self._optimizer_step(batch, steps)
+            metrics |= self._optimizer_step(steps)
         self.version += 1
         seconds = time.monotonic() - start
         tokens = rank_tokens(steps)
@@ -139,7 +138,7 @@ class Learner:
             raise RuntimeError(f"step {batch.step}: a token's lag is {lag}, above pipeline.max_lag = {bound}")
         return histogram
 
-    def _optimizer_step(self, batch: TrainBatch, steps: Sequence[MicroStep]) -> dict[str, Any]:
+    def _optimizer_step(self, steps: Sequence[MicroStep]) -> dict[str, Any]:
         """Forward and backward of every micro-batch, then one update; returns the metrics of both.
 
         The token weights are those of the whole batch, so losses and gradients are summed, never averaged.
@@ -153,7 +152,7 @@ class Learner:
                 out.loss.backward()
                 outputs.append((m, out._replace(loss=out.loss.detach())))
             self._collect_gradients()
-            ours = self._rank_stats(batch, outputs)
+            ours = self._rank_stats(outputs)
         with self.clock.state("optimizer"):
             stats = self.ranks.gather(ours)
             loss, norm = self._update(stats)
@@ -175,13 +174,13 @@ class Learner:
             if isinstance(weight.grad, DTensor):
                 parameter.grad, weight.grad = weight.grad.to_local(), None
 
-    def _rank_stats(self, batch: TrainBatch, outputs: Sequence[tuple[MicroBatch, PolicyOutput]]) -> RankStats:
+    def _rank_stats(self, outputs: Sequence[tuple[MicroBatch, PolicyOutput]]) -> RankStats:
         by_lag, loss = [], 0.0
         for m, out in outputs:
             loss += float(out.loss) / self.model.loss_replicas  # type: ignore[arg-type]  # never None here
             if m is not DUMMY and not out.problem:
                 logprobs, entropy = out.logprobs.cpu().numpy(), out.entropy.cpu().numpy()
-                lags, bound = _lags(batch, m, self.version), self.config.objective.max_ratio
+                lags, bound = self.version - m.versions, self.config.objective.max_ratio
                 by_lag.append(stats_by_lag(logprobs, m.logprobs_gen, entropy, lags, bound))
         # A shard that n ranks hold enters the sum over ranks n times.
         gradients: dict[int, list[torch.Tensor]] = {}
@@ -189,9 +188,8 @@ class Learner:
             if parameter.grad is not None:
                 gradients.setdefault(replicas(weight, self.ranks.size), []).append(parameter.grad)
         squared = sum(float(torch.nn.utils.get_total_norm(g)) ** 2 / n for n, g in gradients.items())
-        return RankStats(
-            loss, squared, merge(by_lag), next((out.problem for _, out in outputs if out.problem), "")
-        )
+        problem = next((out.problem for _, out in outputs if out.problem), "")
+        return RankStats(loss, squared, merge(by_lag), problem)
 
     def _update(self, stats: Sequence[RankStats]) -> tuple[float, float]:
         """Clip and step; returns the loss and the gradient's norm before clipping.
@@ -229,8 +227,42 @@ def lag_histogram(batch: TrainBatch, version: int) -> dict[int, int]:
     return dict(zip(lags.tolist(), tokens.tolist(), strict=True))
 
 
-def _lags(batch: TrainBatch, m: MicroBatch, version: int) -> NDArray[np.int32]:
-    """(N,) of the micro-batch's loss tokens, which are grouped by sequence and in order."""
-    first = np.flatnonzero(np.diff(m.owners, prepend=-1))
-    sequences = [batch.sequences[i] for i in m.owners[first].tolist()]
-    return version - np.concatenate([s.versions[s.token_weights != 0] for s in sequences])
+class Offload:
+    """Moves memory off a GPU and back, while engines use that GPU.
+
+    A storage is copied into pinned host memory and then shrunk to zero bytes. So every tensor in it remains
+    the same object: FSDP2's shards, the optimizer's views of them, tied weights, AdamW's moments. The host
+    copies are kept, since pinned memory is slow to allocate.
+    """
+
+    def __init__(self) -> None:
+        self._host: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+
+    def offload(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy these tensors to the host and free their memory; they cannot be used until `reload`."""
+        for storage in [t.untyped_storage() for t in tensors]:
+            if storage.nbytes():  # 0: already offloaded, as tensors may share a storage
+                key, pinned = storage._cdata, storage.device.type == "cuda"
+                if key not in self._host:
+                    host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
+                    self._host[key] = storage, host
+                self._host[key][1].copy_(_bytes(storage), non_blocking=True)
+                storage.resize_(0)  # freed in stream order, so after the copy
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+    def reload(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy those of these tensors that are offloaded back into memory."""
+        for storage in [t.untyped_storage() for t in tensors]:
+            if not storage.nbytes() and storage._cdata in self._host:
+                host = self._host[storage._cdata][1]
+                storage.resize_(host.numel())
+                _bytes(storage).copy_(host, non_blocking=True)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The whole storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.learner.load_balance import balance
 from trainer.types import TrainSequence
 
 Rows = NDArray[np.int64]
+Floats = NDArray[np.float64]
+GROWTH = 1.005  # of the capacity when a packing fails: the bins' lengths get as close as this allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class MicroBatch:
     logprobs_gen: NDArray[np.float32]  # (N,) nats
     advantages: NDArray[np.float32]  # (N,)
     token_weights: NDArray[np.float32]  # (N,)
+    versions: NDArray[np.int32]  # (N,) weight version that generated each loss token
     owners: Rows  # (N,) number of each loss token's sequence, whose tokens are consecutive and in order
 
 
@@ -93,6 +95,44 @@ def pack_balanced(sequences: Sequence[TrainSequence], count: int) -> list[MicroB
     owners = np.array([run.owner for _, run in runs])
     by_bin = [np.sort(owners[bins == b]).tolist() for b in range(count)]
     return [_micro_batch(list(_pieces(sequences, sys.maxsize, members))) for members in by_bin if members]
+
+
+def balance(sizes: Sequence[int], groups: Sequence[int], prompts: Sequence[int], bins: int) -> Rows:
+    """(N,) the bin of each completion, so that the bins are about equally long; the same input always gives
+    the same bins. A prompt costs once for each bin that holds any of its completions.
+
+    `sizes` (N,) are the tokens that each completion adds to its group, `groups` (N,) the number of that
+    group, and `prompts` (G,) the tokens of each group's prompt. The bins are filled to a common capacity,
+    which grows until everything fits. First the longer half of the completions, group by group, the largest
+    group first; then the shorter half, which fill the gaps, the longest first.
+    """
+    size, group, prompt = np.array(sizes, float), np.array(groups, int), np.array(prompts, float)
+    totals = prompt + np.bincount(group, size, len(prompt))
+    short = size <= np.median(size)
+    order = np.lexsort((-size, np.where(short, 0, group), np.where(short, 0, -totals[group]), short))
+    capacity = max(totals.sum() / bins, (size + prompt[group]).max())
+    while (placed := _fill(size, group, prompt, order, np.zeros(bins), capacity)) is None:
+        capacity *= GROWTH
+    return placed
+
+
+def _fill(
+    size: Floats, group: Rows, prompt: Floats, order: Rows, loads: Floats, capacity: float
+) -> Rows | None:
+    """The bin of each completion, or None if one fits nowhere.
+
+    Each goes into a bin that holds its group, if it fits there, else into the emptiest one.
+    """
+    placed = np.zeros(len(size), int)
+    has_group = np.zeros((len(prompt), len(loads)), bool)
+    for i in order.tolist():
+        has_prompt = has_group[group[i]]
+        after = loads + size[i] + np.where(has_prompt, 0, prompt[group[i]])
+        chosen = int(np.argmin(np.where(after > capacity, np.inf, loads - np.where(has_prompt, capacity, 0))))
+        if after[chosen] > capacity:
+            return None
+        placed[i], loads[chosen], has_prompt[chosen] = chosen, after[chosen], True
+    return placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,5 +237,6 @@ def _micro_batch(pieces: Sequence[_Piece]) -> MicroBatch:
         logprobs_gen=column("logprobs_gen").astype(np.float32),
         advantages=np.repeat(np.array([run.sequence.advantage for run in runs], np.float32), counts),
         token_weights=column("token_weights").astype(np.float32),
+        versions=column("versions"),
         owners=np.repeat(np.array([run.owner for run in runs]), counts),
     )

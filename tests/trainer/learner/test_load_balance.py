@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.learner.load_balance import balance
+from trainer.learner.packing import balance
 
 GROUPS = st.lists(st.lists(st.integers(0, 500), min_size=1, max_size=6), min_size=1, max_size=6)
 

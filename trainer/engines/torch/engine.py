@@ -154,12 +154,12 @@ class TorchEngine:
         self.generated += self.slots.active
         return self._free(self.slots.append(tokens, logprobs, self.version))
 
-    def abort(self, request_ids: frozenset[str] | None = None) -> list[Completion]:
-        """End these requests (None: all); returns their partial completions, empty for waiting samples."""
+    def abort(self, request_ids: frozenset[str]) -> list[Completion]:
+        """End these requests; returns their partial completions, empty for waiting samples."""
         partial = self._free([
             (slot, "abort")
             for slot, (request, _) in enumerate(self.slots.requests)
-            if request_ids is None or request.request_id in request_ids
+            if request.request_id in request_ids
         ])  # fmt: skip
         return partial + self._queue.abort(request_ids)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from threading import Thread
 
 import torch
@@ -64,7 +64,9 @@ class FileWeightTransfer(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
         """Load all tensors; the file is mapped, so this is the only copy."""
-        self.model.load_weights(checkpoint_tensors(update_info.path))
+        with safe_open(update_info.path, "pt") as file:
+            tensors = (as_in_checkpoint(name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+            self.model.load_weights(chain.from_iterable(tensors))
 
     def finish_weight_update(self) -> None:
         """Finish the layerwise reload. A tied head has no tensor in the file, but on a CPU it is a copy of
@@ -76,13 +78,6 @@ class FileWeightTransfer(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
 
     def shutdown(self) -> None:
         """Nothing to do."""
-
-
-def checkpoint_tensors(path: str) -> Iterator[tuple[str, Tensor]]:
-    """The file's tensors under the names of a checkpoint."""
-    with safe_open(path, "pt") as file:
-        for name in file.keys():  # noqa: SIM118  # not a dict
-            yield from as_in_checkpoint(name, file.get_tensor(name))
 
 
 def log_softmax(logits: Tensor) -> Tensor:
