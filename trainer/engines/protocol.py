@@ -20,9 +20,8 @@ class EngineClient:
     def __init__(self, conn: Connection, name: str) -> None:
         self.name, self._conn = name, conn
         self._streams: dict[str, asyncio.Queue[list[Completion] | Exception]] = {}
-        self._replies: dict[type[Any], asyncio.Queue[Any]] = {
-            kind: asyncio.Queue() for kind in (Ready, WeightsHeld, Ack)
-        }
+        kinds = (Ready, WeightsHeld, Ack)
+        self._replies: dict[type[Any], asyncio.Queue[Any]] = {kind: asyncio.Queue() for kind in kinds}
         self._dead: Exception | None = None
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
 

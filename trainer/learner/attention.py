@@ -127,9 +127,8 @@ def packed_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls; returns (1, T, Hq, D). `attention_mask` is None: no mask is registered."""
-    if any(kwargs.get(name) is not None for name in UNSUPPORTED) or (
-        sliding_window is not None and sliding_window < packed.max_keys
-    ):
+    window = sliding_window is not None and sliding_window < packed.max_keys
+    if window or any(kwargs.get(name) is not None for name in UNSUPPORTED):
         raise ValueError(f"packed attention supports neither {', '.join(UNSUPPORTED)} nor a sliding window")
     # Under autocast, norms and rotations of q and k return FP32; v comes straight from its linear layer.
     q, k, v = (x.squeeze(0).transpose(0, 1).to(value.dtype) for x in (query, key, value))  # (T, heads, D)
@@ -169,13 +168,10 @@ def _block_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: f
     for block, qb in zip(packed.blocks, queries, strict=True):
         n, end = block.queries, block.keys
         first = packed.max_keys - 1 - end + n  # so that the last query attends to all `end` keys
-        out = F.scaled_dot_product_attention(
-            qb.permute(1, 0, 2, 3).reshape(1, hk, n * g, d),
-            keys[block.branch][:, :, :end],
-            values[block.branch][:, :, :end],
-            attn_mask=causal[: n * g, first : first + end],
-            scale=scaling,
-        )
+        qb = qb.permute(1, 0, 2, 3).reshape(1, hk, n * g, d)
+        kb, vb = (paths[block.branch][:, :, :end] for paths in (keys, values))
+        mask = causal[: n * g, first : first + end]
+        out = F.scaled_dot_product_attention(qb, kb, vb, attn_mask=mask, scale=scaling)
         yield out.view(hk, n, g, d).transpose(0, 1).reshape(n, hk * g, d)
 
 

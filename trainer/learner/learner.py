@@ -160,7 +160,6 @@ class Learner:
         return {
             "learner/loss": loss,
             "learner/grad_norm": norm,
-            "learner/lr": self.optimizer.param_groups[0]["lr"],
             "learner/tokens": float(sum(lag.tokens for lag in by_lag.values())),
         } | ratio_metrics(by_lag)
 

@@ -107,9 +107,8 @@ class PolicyModel(nn.Module):
         if objective is None:
             logprobs, entropy = linear_logprob(hidden, weight, tokens("targets"), **options)
             return PolicyOutput(None, logprobs[ours], entropy[ours])
-        per_token: dict[str, Any] = {
-            name: tokens(name) for name in ("logprobs_gen", "advantages", "token_weights")
-        }
+        columns = ("logprobs_gen", "advantages", "token_weights")
+        per_token: dict[str, Any] = {name: tokens(name) for name in columns}
         try:
             out = policy_loss(hidden, weight, tokens("targets"), objective=objective, **per_token, **options)
         except NonFiniteError as e:
@@ -130,17 +129,13 @@ class PolicyModel(nn.Module):
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """The hidden states (N, H) that predict the loss tokens."""
         device = next(self.lm.parameters()).device
-        ids, positions, rows = (
-            torch.from_numpy(x).to(device, non_blocking=True)
-            for x in (batch.input_ids, batch.position_ids, batch.rows)
-        )
+        arrays = (batch.input_ids, batch.position_ids, batch.rows)
+        ids, positions, rows = (torch.from_numpy(x).to(device, non_blocking=True) for x in arrays)
         flash = device.type == "cuda" and self.dtype in HALF and flash_kernel() is not None
         with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
+            packed = layout(batch.segments, flash, device)
             out = self.lm.base_model(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                packed=layout(batch.segments, flash, device),
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, packed=packed
             )
         return out.last_hidden_state[0].index_select(0, rows)
 

@@ -98,9 +98,8 @@ class Sender:
         self._method = engine.weight_push
         source = Source(weights, dtype)
         try:
-            self._sender = WeightTransferTrainerFactory.trainer_init(
-                init_info(engine, source, rank), client=Relay(conn), source=source
-            )
+            info = init_info(engine, source, rank)
+            self._sender = WeightTransferTrainerFactory.trainer_init(info, client=Relay(conn), source=source)
             group = getattr(self._sender, "model_update_group", None)
             if group is not None and group.disabled:  # vLLM would continue and send nothing
                 raise RuntimeError("vLLM cannot load the NCCL library")

@@ -30,14 +30,9 @@ class Slow:
         ended = self.known[sample_id(request, index)] = asyncio.Event()
         await ended.wait()
         return make_completion(
-            request,
-            index,
-            token_ids=(),
-            logprobs=np.zeros(0, np.float32),
-            version_spans=(),
-            finish_reason="abort",
-            engine="vLLM",
-        )
+            request, index, token_ids=(), logprobs=np.zeros(0, np.float32), version_spans=(),
+            finish_reason="abort", engine="vLLM",
+        )  # fmt: skip
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         self.aborts += 1

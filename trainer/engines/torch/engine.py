@@ -75,9 +75,8 @@ def slots_attention(
     `attention_mask` is None, since no mask function is registered for it."""
     n, longest = step.mask.shape[0], step.mask.shape[3]  # decoding slots, KV length of the longest
     max_length = max(longest, *(p.length for p in step.prefills), 0)
-    if any(kwargs.get(name) is not None for name in ("softcap", "s_aux")) or (
-        sliding_window is not None and sliding_window < max_length
-    ):
+    window = sliding_window is not None and sliding_window < max_length
+    if window or any(kwargs.get(name) is not None for name in ("softcap", "s_aux")):
         raise ValueError(
             "the torch engine supports no sliding window, soft cap or attention sinks; set engine.kind vllm"
         )

@@ -105,15 +105,12 @@ class VLLMBackend(Backend):
         except EngineDeadError as e:
             raise RuntimeError(self._death()) from e
         flat = output.logprobs
+        logprobs = np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)]
+        spans = [(span.start, span.end, span.version) for span in output.weight_versions or ()]
         return make_completion(
-            request,
-            index,
-            token_ids=output.token_ids,
-            logprobs=np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)],
-            version_spans=[(span.start, span.end, span.version) for span in output.weight_versions or ()],
-            finish_reason=output.finish_reason,
-            engine="vLLM",
-        )
+            request, index, token_ids=output.token_ids, logprobs=logprobs, version_spans=spans,
+            finish_reason=output.finish_reason, engine="vLLM",
+        )  # fmt: skip
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         await self._llm.abort(sample_ids)

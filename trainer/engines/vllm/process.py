@@ -251,15 +251,10 @@ def sampling_parameters(request: Request, index: int) -> dict[str, Any]:
 
 
 def make_completion(
-    request: Request,
-    index: int,
-    *,
-    token_ids: Iterable[int],
-    logprobs: NDArray[np.float32],
+    request: Request, index: int, *, token_ids: Iterable[int], logprobs: NDArray[np.float32],
     version_spans: Iterable[tuple[int, int, str]],  # first token, end, version
-    finish_reason: str | None,
-    engine: str,  # its name in an error
-) -> Completion:
+    finish_reason: str | None, engine: str,  # its name in an error
+) -> Completion:  # fmt: skip
     """vLLM's output as a Completion; RuntimeError where it is not what we asked for."""
     ids = np.asarray(token_ids, np.int32)
     if finish_reason not in REASONS or len(logprobs) != len(ids):

@@ -108,16 +108,11 @@ class RemoteBackend(Backend):
         entries = (choice["logprobs"] or {}).get("content") or ()
         logprobs = np.asarray([entry["logprob"] for entry in entries], np.float32)
         logprobs[logprobs <= -9999] = -np.inf  # the server writes −9999 for −inf and NaN: JSON has neither
-        spans = choice["weight_versions"] or ()
+        spans = [(span["start"], span["end"], span["version"]) for span in choice["weight_versions"] or ()]
         return make_completion(
-            request,
-            index,
-            token_ids=choice["token_ids"] or (),
-            logprobs=logprobs,
-            version_spans=[(span["start"], span["end"], span["version"]) for span in spans],
-            finish_reason=choice["finish_reason"],
-            engine=self._label,
-        )
+            request, index, token_ids=choice["token_ids"] or (), logprobs=logprobs, version_spans=spans,
+            finish_reason=choice["finish_reason"], engine=self._label,
+        )  # fmt: skip
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         if ids := [f"generate-tokens-{sample}" for sample in sample_ids]:  # the server adds this prefix
