@@ -26,28 +26,10 @@ from kernels.objectives import (
 from kernels.policy_loss import PolicyLossOutput, policy_loss
 
 __all__ = [
-    "CISPO",
-    "DAPO",
-    "GRPO",
-    "GSPO",
-    "KL",
-    "REINFORCE",
-    "TIS",
-    "Aggregation",
-    "Clip",
-    "DualClip",
-    "IcePop",
-    "NonFiniteError",
-    "Objective",
-    "PolicyLossOutput",
-    "SequenceObjective",
-    "Term",
-    "backend_info",
-    "linear_logprob",
-    "policy_loss",
-    "token_weights",
-]
-
+    "CISPO", "DAPO", "GRPO", "GSPO", "KL", "REINFORCE", "TIS", "Aggregation", "Clip", "DualClip", "IcePop",
+    "NonFiniteError", "Objective", "PolicyLossOutput", "SequenceObjective", "Term", "backend_info",
+    "linear_logprob", "policy_loss", "token_weights",
+]  # fmt: skip
 
 _ADVICE = "one hides the other; only sigmoid-rl's may be installed: pip uninstall kernels"
 

@@ -6,16 +6,12 @@ import importlib
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from kernels import torch_backend
-
-BACKENDS = ("cpu", "triton", "torch")
-
-
+MODULES = {"cpu": "kernels.native", "triton": "kernels.triton.backend", "torch": "kernels.torch_backend"}
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
 
@@ -68,8 +64,8 @@ class SinglePass(Backend, Protocol):
 
 def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backend]:
     """The backend of this name, or the best one for these tensors. ValueError if it cannot handle them."""
-    if name is not None and name not in BACKENDS:
-        raise ValueError(f"backend is {name!r}; expected one of {', '.join(BACKENDS)}, or None")
+    if name is not None and name not in MODULES:
+        raise ValueError(f"backend is {name!r}; expected one of {', '.join(MODULES)}, or None")
     if name is None:
         name = {"cpu": "cpu", "cuda": "triton"}.get(hidden.device.type, "torch")
         reason = _why_not(name, hidden, weight)
@@ -77,7 +73,7 @@ def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backe
             return name, _load(name)
         if _unavailable(name):
             _notice(name, reason)
-        return "torch", cast(Backend, torch_backend)
+        return "torch", _load("torch")
     reason = _why_not(name, hidden, weight)
     if reason:
         raise ValueError(f"backend {name!r} cannot be used: {reason}")
@@ -87,18 +83,17 @@ def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backe
 def backend_info() -> dict[str, dict[str, Any]]:
     """For each backend whether it works here, and what it uses (ISA, threads, versions) or why not."""
     info: dict[str, dict[str, Any]] = {}
-    for name in BACKENDS:
+    for name in MODULES:
         reason = _unavailable(name)
-        info[name] = {"available": not reason} | ({"why_not": reason} if reason else _load_info(name))
+        details = {"why_not": reason} if reason else _load(name).info()
+        info[name] = {"available": not reason} | details
     return info
 
 
 def _why_not(name: str, hidden: Tensor, weight: Tensor) -> str:
     """The reason why this backend cannot handle these tensors; empty if it can."""
-    if name == "torch":
-        return ""
     types = {hidden.dtype, weight.dtype}
-    if not types <= {torch.float32, torch.bfloat16}:
+    if name != "torch" and not types <= {torch.float32, torch.bfloat16}:
         return f"expected FP32 or BF16 tensors, given {hidden.dtype} and {weight.dtype}"
     if name == "cpu" and hidden.device.type != "cpu":
         return f"expected CPU tensors, given {hidden.device}"
@@ -108,23 +103,13 @@ def _why_not(name: str, hidden: Tensor, weight: Tensor) -> str:
 @cache
 def _unavailable(name: str) -> str:
     """The reason why this backend does not work on this machine; empty if it does."""
-    if name == "torch":
-        return ""
-    return cast(str, _module(name).why_not())
+    return str(_load(name).why_not())
 
 
 @cache
-def _load(name: str) -> Backend:
-    return cast(Backend, _module(name))
-
-
-def _load_info(name: str) -> dict[str, Any]:
-    return {"torch": torch.__version__} if name == "torch" else _module(name).info()
-
-
-def _module(name: str) -> Any:
-    modules = {"cpu": "kernels.native", "triton": "kernels.triton.backend", "torch": "kernels.torch_backend"}
-    return importlib.import_module(modules[name])
+def _load(name: str) -> Any:
+    """The backend's module: a `Backend` with `why_not()` and `info()`."""
+    return importlib.import_module(MODULES[name])
 
 
 @cache

@@ -37,11 +37,6 @@ class _Coefficients(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("anchor", "a", "b", "k", "target"))
 
 
-def available() -> bool:
-    """Whether the library was built and runs on this machine."""
-    return not why_not()
-
-
 def why_not() -> str:
     """The reason why it cannot be used here; empty if it can. ValueError on a wrong SIGMOID_RL_ISA."""
     library = _library()

@@ -47,11 +47,9 @@ class Tokens:
         return self._map(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> Tokens:
-        return Tokens(
-            f(self.targets), f(self.logprobs_gen), f(self.advantages), f(self.weights),
-            f(self.inverse_temperature), None if self.logprobs_ref is None else f(self.logprobs_ref),
-            None if self.sequences is None else f(self.sequences),
-        )  # fmt: skip
+        values = (getattr(self, name) for name in self.__slots__)
+        mapped: list[Any] = [None if x is None else f(x) for x in values]
+        return Tokens(*mapped)
 
 
 @dataclass(frozen=True, slots=True)

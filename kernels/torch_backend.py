@@ -10,9 +10,17 @@ from torch import Tensor
 from kernels.precision import ieee_fp32
 
 CACHED_BYTES = 6 << 20  # rows processed together on a CPU: they stay in the cache between the passes
-
-
 score = None  # there is no fused scoring: the op computes chunks of logits
+
+
+def why_not() -> str:
+    """Empty: torch is always there."""
+    return ""
+
+
+def info() -> dict[str, str]:
+    """torch's version."""
+    return {"torch": torch.__version__}
 
 
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:

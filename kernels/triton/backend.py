@@ -54,11 +54,6 @@ def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> T
     return matmul.prepare(hidden, weight, dtype, parts)
 
 
-def available() -> bool:
-    """Whether the kernels can run here."""
-    return not why_not()
-
-
 def why_not() -> str:
     """Why the kernels cannot run here; empty if they can."""
     if importlib.util.find_spec("triton") is None:

@@ -26,17 +26,16 @@ def logits(h: Tensor, weight: Tensor, out: Tensor, config: GemmConfig | None = N
 
 
 def score(
-    h: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    inverse_temperature: Tensor,
+    h: Tensor,  # (N, H)
+    weight: Tensor,  # from `prepare`
+    targets: Tensor,  # (N,) int64
+    inverse_temperature: Tensor,  # (N,)
     cap: float,
     config: GemmConfig | None = None,
 ) -> Tensor:
     """(4, N) FP32 statistics of the logits h Wᵀ (see `kernels.rows`), which are never in memory (2NHV FLOP).
 
-    h (N, H); weight from `prepare`; targets (N,) int64, outside [0, V) if they belong to another shard. A
-    row's bits do not depend on the other rows.
+    Targets outside [0, V) belong to another shard. A row's bits do not depend on the other rows.
     """
     stats = torch.empty(4, len(h), device=h.device)
     for start in range(0, len(h), SCORED_ROWS):
@@ -47,11 +46,11 @@ def score(
 
 
 def fused_epilogue(
-    h: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    inverse_temperature: Tensor,
-    logprobs_gen: Tensor,
+    h: Tensor,  # (C, H)
+    weight: Tensor,  # from `prepare`
+    targets: Tensor,  # (C,) int64
+    inverse_temperature: Tensor,  # (C,)
+    logprobs_gen: Tensor,  # (C,)
     config: GemmConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`kernels.triton.rows.single_pass` in the GEMM's epilogue: no FP32 logits reach memory.

@@ -38,15 +38,15 @@ def row_stats(
 
 
 def row_grads(
-    z: Tensor,
-    targets: Tensor,
-    inverse_temperature: Tensor,
+    z: Tensor,  # (C, V) FP32
+    targets: Tensor,  # (C,) int64
+    inverse_temperature: Tensor,  # (C,)
     cap: float,
-    anchor: Tensor,
-    a: Tensor,
-    b: Tensor | None,
-    k: Tensor | None,
-    dz_y: Tensor,
+    anchor: Tensor,  # (C,)
+    a: Tensor,  # (C,)
+    b: Tensor | None,  # (C,)
+    k: Tensor | None,  # (C,)
+    dz_y: Tensor,  # (C,)
     exact: bool,
     config: RowConfig | None = None,
 ) -> Tensor:
@@ -70,10 +70,10 @@ def row_grads(
 
 
 def single_pass(
-    z: Tensor,
-    targets: Tensor,
-    inverse_temperature: Tensor,
-    logprobs_gen: Tensor,
+    z: Tensor,  # (C, V) FP32
+    targets: Tensor,  # (C,) int64
+    inverse_temperature: Tensor,  # (C,)
+    logprobs_gen: Tensor,  # (C,)
     config: RowConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Ê, which is e^{u − m} in bf16 in place of z (C, V) and −others at the target, and (4, C) statistics.

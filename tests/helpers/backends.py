@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from kernels import backend_info, native
 
-ISAS = native.isas() if native.available() else []
+ISAS = [] if native.why_not() else native.isas()
 BACKENDS = [
     variant
     for name, info in backend_info().items()

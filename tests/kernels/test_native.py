@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import native
 
 pytestmark = [
-    pytest.mark.skipif(not native.available(), reason=native.why_not()),
+    pytest.mark.skipif(bool(native.why_not()), reason=native.why_not()),
     pytest.mark.usefixtures("isa"),
 ]
 TYPES = [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)]
