@@ -11,17 +11,17 @@ tokens t of a micro-batch is
     −1/normalizer · Σ_t mask_t · sg(min(ρ_t, epsilon_high)) · Â_t · log π(y_t),   ρ_t = π(y_t) / π_old(y_t)
 
 epsilon_high is an absolute bound: our `max_ratio` (left unset, TRL takes epsilon = 0.2, far below 1). The
-logits are divided by `temperature`. The normalizer is the number of completion tokens of the accumulation
-window over all processes, so the weight of a token is 1 / normalizer. On the same batch both losses and
+logits are divided by `temperature`. The normalizer is the number of completion tokens in the accumulation
+window over all processes, so each token has the weight 1 / normalizer. On the same batch both losses and
 their gradients agree to 1e-4 in FP32.
 
-What differs. TRL's π_old is the *trainer's* own policy before the update; where vLLM generates, a second
-factor (vllm_importance_sampling_correction) leads from π_old to the generator, truncated apart, for one more
-pass of the model. Ours is anchored on the *generator's* log-probs: one ratio π / π_gen under one bound, for
-stale weights and for the generator's other numerics at once; so set that correction to False and save the
-pass. Where the generator reports no log-probs (transformers' `generate`), π_old stands in: its weights are
-the same. And the logits never exist: the head's GEMM, softmax, loss and gradient are one op over chunks of
-tokens, in FP32 whatever the type of the weights.
+What differs. TRL's π_old is the *trainer's* policy before the update. If vLLM generates, TRL multiplies by a
+second ratio from π_old to the generator (vllm_importance_sampling_correction), truncated separately, which
+costs one more pass of the model. Our ratio is π / π_gen, with the *generator's* log-probs and one bound: it
+corrects both for stale weights and for differences in the generator's numerics. So set that correction to
+False and save the pass. If the generator reports no log-probs (transformers' `generate`), π_old is used
+instead, as the weights are the same. Also, the full logits never exist: the head's GEMM, softmax, loss and
+gradient are one op over chunks of tokens, in FP32 whatever the type of the weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trl import GRPOConfig, GRPOTrainer
 from kernels import CISPO, linear_logprob, policy_loss
 from trainer.models.tiny import make_model, make_tokenizer
 
-CARRIED = {  # what the loss below computes; anything else in GRPOConfig would silently be left out
+SUPPORTED = {  # the settings that the loss below implements; others would silently have no effect
     "loss_type": "cispo",
     "importance_sampling_level": "token",
     "beta": 0.0,
@@ -53,14 +53,15 @@ CARRIED = {  # what the loss below computes; anything else in GRPOConfig would s
 class FusedCISPOTrainer(GRPOTrainer):
     """GRPOTrainer whose CISPO loss is `kernels.policy_loss`, for text models.
 
-    ValueError for what it does not carry: MoE's auxiliary loss, a head with a bias, the settings of CARRIED.
+    ValueError for what it does not support: MoE's auxiliary loss, a head with a bias, other settings than
+    those of SUPPORTED.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for name, carried in CARRIED.items():
-            if (given := getattr(self.args, name)) != carried:
-                raise ValueError(f"GRPOConfig.{name} is {given!r}; FusedCISPOTrainer expects {carried!r}")
+        for name, expected in SUPPORTED.items():
+            if (given := getattr(self.args, name)) != expected:
+                raise ValueError(f"GRPOConfig.{name} is {given!r}; FusedCISPOTrainer expects {expected!r}")
         if self.model.get_output_embeddings().bias is not None or self.aux_loss_enabled:
             raise ValueError("FusedCISPOTrainer expects an LM head without bias and no MoE auxiliary loss")
         softcap = getattr(self.model.config, "final_logit_softcapping", None)
@@ -98,7 +99,7 @@ class FusedCISPOTrainer(GRPOTrainer):
         return out.loss
 
     def _logprobs_gen(self, inputs: dict[str, Any], mask: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
-        """(N,) the generator's; or its weights'; or, where TRL keeps neither (on policy), `hidden`'s."""
+        """(N,) the generator's log-probs, else π_old's, else (on policy) those of π."""
         for name in ("sampling_per_token_logps", "old_per_token_logps"):
             if name in inputs:
                 return inputs[name][mask].float()
@@ -106,7 +107,7 @@ class FusedCISPOTrainer(GRPOTrainer):
         return linear_logprob(hidden, weight, tokens, **self._logits)[0]
 
     def _normalizer(self, inputs: dict[str, Any]) -> Tensor:
-        """TRL's: completion tokens per process in one accumulation window; in evaluation, in the batch."""
+        """As in TRL: completion tokens per process in an accumulation window; in evaluation, in the batch."""
         tokens: Tensor = inputs["num_items_in_batch"].clamp(min=1).float() / self.accelerator.num_processes
         if self.model.training:
             tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
@@ -117,12 +118,13 @@ COMPLETION = 8  # tokens
 
 
 def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-    """The share of the completion that is the digit the prompt starts with; guessing gets 1/27."""
+    """The share of the completion's tokens that equal the prompt's first digit; guessing gets 1/27."""
     return [text.count(prompt[0]) / COMPLETION for prompt, text in zip(prompts, completions, strict=True)]
 
 
 def make_trainer(folder: str, cls: type[GRPOTrainer] = FusedCISPOTrainer, **options: Any) -> GRPOTrainer:
-    """A trainer of a random 0.16 M Qwen3 on the CPU, in FP32; each batch is used twice, so ratios leave 1."""
+    """A trainer for a random 0.16 M Qwen3 on the CPU, in FP32. Batches are used twice, so that ratios differ
+    from 1."""
     torch.manual_seed(0)
     settings = {
         "per_device_train_batch_size": 128, "num_generations": 8, "num_iterations": 2, "max_steps": 120,
@@ -141,7 +143,7 @@ def make_trainer(folder: str, cls: type[GRPOTrainer] = FusedCISPOTrainer, **opti
 
 
 def check(trainer: GRPOTrainer) -> tuple[float, float]:
-    """Relative differences of loss and gradient to TRL's own, on one batch with ratios about the bound."""
+    """Relative differences of loss and gradient to TRL's own, on a batch with ratios around the bound."""
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))

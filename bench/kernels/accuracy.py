@@ -145,9 +145,7 @@ def logprob_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterat
             bar = LOGIT_BARS["cpu"][std] if device == "cpu" else 1.5 * gemm["logp_max_abs"]
             scored, _ = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
             yield record(name, f"{backend}, scoring", worst(scored, truth), bar)
-            for kernel in (
-                ("two-pass", "single-pass", "fused-epilogue") if backend == "triton" else ("two-pass",)
-            ):
+            for kernel in ROW_KERNELS if backend == "triton" else ("two-pass",):
                 measure = partial(train_error, p, truth, backend, row_kernel=kernel)
                 yield attempt(name, f"{backend}, training, {kernel}", bar, measure)
 

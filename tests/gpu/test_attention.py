@@ -36,8 +36,10 @@ def test_flash_over_branches_equals_the_same_in_float32() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         given = [x.bfloat16().to(dtype).requires_grad_() for x in (q, k, v)]
         packed = attention.layout(m.segments, flash=True, device="cuda")
-        rows = [x.transpose(0, 1)[None] for x in given]
-        out, _ = attention.packed_attention(torch.nn.Identity(), *rows, None, 0.125, packed=packed)
+        query, key, value = (x.transpose(0, 1)[None] for x in given)
+        out, _ = attention.packed_attention(
+            torch.nn.Identity(), query, key, value, None, 0.125, packed=packed
+        )
         gradients = torch.autograd.grad((out[0].float() * weight).sum(), given)
         results.append([x.float() for x in (out, *gradients)])
     for exact, half in zip(*results, strict=True):

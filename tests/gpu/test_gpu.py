@@ -1,29 +1,32 @@
-"""What the interpreter and the compiler cannot show, on a real card: races, tensor cores, large sizes.
+"""What neither the interpreter nor the compiler can show, on a GPU: races, tensor cores, large sizes.
 
-Needs torch, Triton, NumPy and pytest only. Oracles are float64 on the card.
+Needs torch, Triton, NumPy and pytest only. Oracles are computed in float64 on the GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA device", allow_module_level=True)
+pytest.importorskip("triton")
 
 from kernels import linear_logprob, policy_loss
 from kernels.rows import softmax
 from kernels.triton import backend, config, fused, rows
+
+if not torch.cuda.is_available():  # after the imports, so that a renamed module is noticed without a GPU
+    pytest.skip("no CUDA device", allow_module_level=True)
 
 pytestmark = pytest.mark.skipif(config.INTERPRET, reason="TRITON_INTERPRET=1: kernels run on the CPU")
 V, H, N = 151936, 4096, 384
 
 
 @pytest.fixture(autouse=True)
-def on_the_card() -> Iterator[None]:
+def on_the_gpu() -> Iterator[None]:
     torch.manual_seed(0)
     with torch.device("cuda"):
         yield
@@ -119,18 +122,21 @@ def test_logits_of_integers_are_exact() -> None:
 @pytest.mark.parametrize("kernel", ["two-pass", "single-pass", "fused-epilogue", "exact"])
 def test_the_losss_gradients_are_float64s(kernel: str) -> None:
     h, weight, y, _ = problem(1024, 1024, 50257)
-    rest = {"advantages": torch.randn(1024), "token_weights": torch.full((1024,), 1 / 1024)}
+    advantages, token_weights = torch.randn(1024), torch.full((1024,), 1 / 1024)
     z = exact_logits(h, weight)
     logp = exact_log_probs(z, y)
     logprobs_gen = (logp + 0.1 * torch.randn(1024)).float()
     h.requires_grad_(), weight.requires_grad_()
-    how = {"exact": True} if kernel == "exact" else {"row_kernel": kernel}
+    mode: dict[str, Any] = {"exact": True} if kernel == "exact" else {"row_kernel": kernel}
     grads = []
     for _ in range(2):
-        out = policy_loss(h, weight, y, logprobs_gen=logprobs_gen, chunk_rows=256, **rest, **how)
+        out = policy_loss(
+            h, weight, y, logprobs_gen=logprobs_gen, advantages=advantages, token_weights=token_weights,
+            chunk_rows=256, **mode,
+        )  # fmt: skip
         grads.append(torch.autograd.grad(out.loss, (h, weight)))
     assert all(torch.equal(first, second) for first, second in zip(*grads, strict=True))
-    c = -torch.exp(logp - logprobs_gen.double()).clamp(max=4) * rest["advantages"].double() / 1024
+    c = -torch.exp(logp - logprobs_gen.double()).clamp(max=4) * advantages.double() / 1024
     dz = (
         -torch.softmax(z, 1).scatter_add_(1, y[:, None], -torch.ones(1024, 1, dtype=torch.float64))
         * c[:, None]
