@@ -5,7 +5,7 @@
                no further step until the engines hold them.
 
 With engine.colocate, learner and engines share GPUs and take turns: the engines sleep while the learner
-steps (and sends the new weights by `ipc`), scores or saves. No step begins during an evaluation.
+steps (and sends the new weights by `ipc`), scores or saves. In this mode no step begins during an evaluation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WeightSync:
         await self._synced.wait()
 
     def learner_turn(self) -> AbstractAsyncContextManager[None]:
-        """Engines that share the learner's GPUs sleep meanwhile."""
+        """The context of a call to the learner; engines that share its GPUs sleep inside."""
         return self._engines_paused() if self._config.colocate else nullcontext()
 
     async def publish(self, step: StepDone) -> None:
@@ -70,8 +70,8 @@ class WeightSync:
         self.published.put_nowait(step)
 
     async def push_newest(self, must_push: Callable[[int], bool]) -> tuple[int, int]:
-        """Push the newest published step, but skip no version that `must_push`. Returns its version and the
-        number of steps taken from `published`."""
+        """Push the newest published step, without skipping versions for which `must_push` is true. Returns the
+        version and the number of steps taken from `published`."""
         steps = [await self.published.get()]
         while not must_push(steps[-1].version) and not self.published.empty():
             steps.append(self.published.get_nowait())

@@ -36,8 +36,8 @@ class Samples:
 class RequestQueue:
     """Samples that wait for a free slot, in order of arrival, but evaluations before training."""
 
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens  # of a prompt and its completion together
+    def __init__(self, max_positions: int) -> None:
+        self._max_positions = max_positions  # of a prompt and its completion together
         self._training: deque[Samples] = deque()
         self._evaluations: deque[Samples] = deque()
 
@@ -55,10 +55,10 @@ class RequestQueue:
                 f"request {request.request_id} has {prompt} prompt tokens and max_tokens {new}; expected at "
                 "least 1 of each"
             )
-        if prompt + new > self._max_tokens:
+        if prompt + new > self._max_positions:
             raise ConfigError(
                 f"request {request.request_id} has {prompt} prompt tokens and asks for {new} new ones; the "
-                f"engine holds {self._max_tokens} positions. Lower engine.max_new_tokens or "
+                f"engine holds {self._max_positions} positions. Lower engine.max_new_tokens or "
                 "data.max_prompt_tokens"
             )
         queue = self._evaluations if request.evaluation else self._training
@@ -112,7 +112,7 @@ class Activity:
             self._reported, self._reported_at = self.tokens, now
 
 
-def diverged(version: int) -> ConfigError:
+def divergence_error(version: int) -> ConfigError:
     """The error for log-probs that are not finite."""
     return ConfigError(
         f"the logits of weights version {version} are not finite: training has diverged. "
@@ -121,7 +121,7 @@ def diverged(version: int) -> ConfigError:
 
 
 def read_messages(conn: Connection, deliver: Callable[[object], None]) -> None:
-    """Start a thread that delivers the controller's messages as they come; if it is dead, a Shutdown.
+    """Start a thread that delivers the controller's messages as they come, and a Shutdown when it dies.
 
     Read at once, whatever the engine is doing: two processes that both send into full pipes and do not read
     would wait forever.

@@ -28,9 +28,9 @@ from transformers import AttentionInterface
 from trainer.learner.packing import Branch, Segment
 
 SHORT = 128  # rows up to which a segment is batched: there a mask costs less than more calls
-BLOCK = 256  # queries in a block: fewer make more calls, more compute more that the mask discards
+BLOCK = 256  # queries in a block; smaller: more calls, larger: more work that the mask discards
 UNSUPPORTED = ("softcap", "s_aux")  # arguments that other model families give their attention
-HALF = (torch.bfloat16, torch.float16)  # the types that flash kernels take
+FLASH_DTYPES = (torch.bfloat16, torch.float16)  # the types that flash kernels take
 # (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scaling) -> (queries, Hq, D), causal
 Flash = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float], Tensor]
 
@@ -60,7 +60,7 @@ class Layout:
 
 
 def layout(segments: Sequence[Segment], flash: bool = False, device: torch.device | str = "cpu") -> Layout:
-    """Decide for each segment how it is computed; with `flash`, all go by their branches."""
+    """Decide for each segment how it is computed; with `flash`, no segment is batched."""
 
     def put(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -132,7 +132,7 @@ def packed_attention(
         raise ValueError(f"packed attention supports neither {', '.join(UNSUPPORTED)} nor a sliding window")
     # Under autocast, norms and rotations of q and k return FP32; v comes straight from its linear layer.
     q, k, v = (x.squeeze(0).transpose(0, 1).to(value.dtype) for x in (query, key, value))  # (T, heads, D)
-    kernel = flash_kernel() if q.is_cuda and q.dtype in HALF and not packed.batches else None
+    kernel = flash_kernel() if q.is_cuda and q.dtype in FLASH_DTYPES and not packed.batches else None
     if kernel is not None:
         return by_flash(kernel, q, k, v, packed, scaling)[None], None
     results = [_batch_attention(q, k, v, rows, mask, scaling) for rows, mask in packed.batches]
@@ -185,7 +185,7 @@ def _causal(max_keys: int, group: int, dtype: torch.dtype, device: torch.device)
 
 
 def by_flash(kernel: Flash, q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Tensor:
-    """(T, Hq, D) in one call. The branches' own rows are all rows in order: queries need no gathering."""
+    """(T, Hq, D) in one call. The branches' own rows, concatenated, are rows 0..T−1: no gather of queries."""
     keys, values = gather(k, packed.key_rows), gather(v, packed.key_rows)
     cu_queries, cu_keys = packed.cumulative
     return kernel(q, keys, values, cu_queries, cu_keys, packed.max_queries, packed.max_keys, scaling)

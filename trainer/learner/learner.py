@@ -54,7 +54,7 @@ class Learner:
         self.ranks = Ranks.single() if ranks is None else ranks
         settings, mesh = config.learner, self.ranks.mesh
         torch.manual_seed(config.seed)
-        checkpointed, empty = settings.checkpoint_activations, mesh is not None
+        checkpointed, empty = settings.checkpoint_activations, mesh is not None  # empty: on the meta device
         self.model = PolicyModel(model_dir, config.model, checkpointed, empty)
         if mesh is None:
             self.model.to(self.ranks.device)
@@ -160,7 +160,7 @@ class Learner:
         return {
             "learner/loss": loss,
             "learner/grad_norm": norm,
-            "learner/tokens": float(sum(lag.tokens for lag in by_lag.values())),
+            "learner/tokens": float(sum(stats.tokens for stats in by_lag.values())),
         } | ratio_metrics(by_lag)
 
     def _collect_gradients(self) -> None:

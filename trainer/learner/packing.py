@@ -1,13 +1,13 @@
 """Packs sequences into micro-batches without padding; completions of one prompt share their common prefixes.
 
-One prompt's segment is a tree laid flat. Its completions are sorted, and each adds only the tokens that
-differ from the completion before it:
+One prompt's segment is a tree laid flat; a row is an input token's index in it. Completions are sorted, and each
+adds only the tokens that differ from the completion before it:
 
     prompt   A B C            rows 0 1 2    positions 0 1 2
-    x y z    x y              rows 3 4      positions 3 4     path 0 1 2 3 4
-    x w v u  . w v            rows 5 6      positions 4 5     path 0 1 2 3 5 6
+    x w v u  x w v            rows 3 4 5    positions 3 4 5   path 0 1 2 3 4 5
+    x y z    . y              rows 6        positions 4       path 0 1 2 3 6
 
-A completion's last token is no input: nothing is predicted from it. The row that predicts a token is its
+Tokens from the last weighted one on are no inputs: nothing is predicted from them. The row that predicts a token is its
 predecessor's, so a completion's first token is predicted by the prompt's last row. This is exact: equal
 prefixes have equal hidden states, and their gradients add up. For eight short answers to one question it
 saves half of the tokens or more.
@@ -60,7 +60,7 @@ class MicroBatch:
     advantages: NDArray[np.float32]  # (N,)
     token_weights: NDArray[np.float32]  # (N,)
     versions: NDArray[np.int32]  # (N,) weight version that generated each loss token
-    owners: Rows  # (N,) number of each loss token's sequence, whose tokens are consecutive and in order
+    owners: Rows  # (N,) index of each loss token's sequence; a sequence's tokens are consecutive, in order
 
 
 def pack(sequences: Sequence[TrainSequence], token_budget: int) -> list[MicroBatch]:
@@ -196,7 +196,7 @@ def _pieces(
 
 
 def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """Its length."""
+    """Length of the common prefix."""
     n = min(len(a), len(b))
     different = np.flatnonzero(a[:n] != b[:n])
     return int(different[0]) if len(different) else n

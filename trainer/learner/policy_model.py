@@ -25,7 +25,7 @@ from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_f
 
 from kernels import CISPO, NonFiniteError, linear_logprob, policy_loss
 from trainer.config import ConfigError, ModelConfig
-from trainer.learner.attention import HALF, flash_kernel, layout
+from trainer.learner.attention import FLASH_DTYPES, flash_kernel, layout
 from trainer.learner.packing import MicroBatch
 
 # Settings of heads that do more than multiply.
@@ -131,7 +131,7 @@ class PolicyModel(nn.Module):
         device = next(self.lm.parameters()).device
         arrays = (batch.input_ids, batch.position_ids, batch.rows)
         ids, positions, rows = (torch.from_numpy(x).to(device, non_blocking=True) for x in arrays)
-        flash = device.type == "cuda" and self.dtype in HALF and flash_kernel() is not None
+        flash = device.type == "cuda" and self.dtype in FLASH_DTYPES and flash_kernel() is not None
         with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
             packed = layout(batch.segments, flash, device)
             out = self.lm.base_model(

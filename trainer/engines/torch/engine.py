@@ -2,7 +2,7 @@
 
     RequestQueue ──admit──> prefill (once per prompt, its KV copied to the slot of each sample)
                                │
-    slots 0..A−1:  one token each per step ──> FP32 logits ──> inverse-CDF sample, log-prob, version
+    A active slots: one token each per step ──> FP32 logits ──> inverse-CDF sample, log-prob, version
                                │
              a finished slot is overwritten by the last one, so the active slots stay contiguous
 
@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from trainer.config import ConfigError
-from trainer.engines.request_queue import RequestQueue, Samples, diverged
+from trainer.engines.request_queue import RequestQueue, Samples, divergence_error
 from trainer.engines.torch.linear import pack_linears
 from trainer.engines.torch.slots import Slots, uniforms
 from trainer.types import Completion, FinishReason, Request
 
 INITIAL_LENGTH = 64  # tokens a slot holds at first; doubled when a request needs more
-# Prompt tokens prefilled in one step, after the first prompt: bounds memory and the delay of a weight update.
+# Prompt tokens prefilled in one step at most (a longer prompt alone): bounds memory and the delay of new weights.
 PREFILL_TOKENS = 4096
 SAMPLED_LOGITS = 800_000  # logits sampled from at a time, few enough to stay in the CPU's cache
 SAMPLE_BLOCK = 128  # tokens of the vocabulary whose probabilities are summed before searching inside a block
@@ -238,8 +238,8 @@ class TorchEngine:
             prefills.append(Prefill(len(counts), length, tokens, slots, slots_per_prompt=counts))
         newest_ids, newest_positions = map(torch.from_numpy, self.slots.newest(decoding))
         longest = int(newest_positions.max()) + 1 if decoding else 0
-        hidden_keys = torch.arange(longest)[None] > newest_positions[:, None]
-        mask = torch.zeros(hidden_keys.shape, dtype=self.model.dtype).masked_fill_(hidden_keys, float("-inf"))
+        future_keys = torch.arange(longest)[None] > newest_positions[:, None]
+        mask = torch.zeros(future_keys.shape, dtype=self.model.dtype).masked_fill_(future_keys, float("-inf"))
         mask = mask[:, None, None]
         step = Step(cache=self._cache, prefills=tuple(prefills), positions=newest_positions, mask=mask)
         out = self.model.get_decoder()(
@@ -266,7 +266,7 @@ class TorchEngine:
             p = z.sub_(z.amax(1, keepdim=True)).exp_()
             token, total = sample_inverse_cdf(p, u)
             if not torch.isfinite(total).all():
-                raise diverged(self.version)
+                raise divergence_error(self.version)
             if best is not None:
                 token = token.where(~greedy, best)
             tokens.append(token)

@@ -21,7 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer import messages
-from trainer.engines.request_queue import REPORT_EVERY_S, Activity, RequestQueue, diverged, read_messages
+from trainer.engines.request_queue import (
+    REPORT_EVERY_S,
+    Activity,
+    RequestQueue,
+    divergence_error,
+    read_messages,
+)
 from trainer.messages import Ack, Ready, WeightsHeld
 from trainer.roles import run_role
 from trainer.telemetry import Clock, send
@@ -184,7 +190,7 @@ class Scheduler:
     async def _run_sample(self, request: Request, index: int) -> None:
         completion = await self._backend.sample(request, index, self.version)
         if not np.isfinite(completion.logprobs_gen).all():
-            raise diverged(self.version)
+            raise divergence_error(self.version)
         self._book_time()
         del self._running[sample_id(request, index)]
         self._aborted.discard(sample_id(request, index))
