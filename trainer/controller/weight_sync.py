@@ -70,8 +70,8 @@ class WeightSync:
         self.published.put_nowait(step)
 
     async def push_newest(self, must_push: Callable[[int], bool]) -> tuple[int, int]:
-        """Push the newest published step, without skipping versions for which `must_push` is true. Returns the
-        version and the number of steps taken from `published`."""
+        """Push the newest published step, without skipping a version for which `must_push` is true. Returns
+        the version and the number of steps taken from `published`."""
         steps = [await self.published.get()]
         while not must_push(steps[-1].version) and not self.published.empty():
             steps.append(self.published.get_nowait())

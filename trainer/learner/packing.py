@@ -1,16 +1,16 @@
 """Packs sequences into micro-batches without padding; completions of one prompt share their common prefixes.
 
-One prompt's segment is a tree laid flat; a row is an input token's index in it. Completions are sorted, and each
-adds only the tokens that differ from the completion before it:
+One prompt's segment is a tree laid flat; a row is an input token's index in it. Completions are sorted, and
+each adds only the tokens that differ from the completion before it:
 
     prompt   A B C            rows 0 1 2    positions 0 1 2
     x w v u  x w v            rows 3 4 5    positions 3 4 5   path 0 1 2 3 4 5
     x y z    . y              rows 6        positions 4       path 0 1 2 3 6
 
-Tokens from the last weighted one on are no inputs: nothing is predicted from them. The row that predicts a token is its
-predecessor's, so a completion's first token is predicted by the prompt's last row. This is exact: equal
-prefixes have equal hidden states, and their gradients add up. For eight short answers to one question it
-saves half of the tokens or more.
+Tokens from the last weighted one on are no inputs: nothing is predicted from them. The row that predicts
+a token is its predecessor's, so a completion's first token is predicted by the prompt's last row. This is
+exact: equal prefixes have equal hidden states, and their gradients add up. For eight short answers to one
+question it saves half of the tokens or more.
 """
 
 from __future__ import annotations

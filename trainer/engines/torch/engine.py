@@ -31,8 +31,7 @@ from trainer.engines.torch.slots import Slots, uniforms
 from trainer.types import Completion, FinishReason, Request
 
 INITIAL_LENGTH = 64  # tokens a slot holds at first; doubled when a request needs more
-# Prompt tokens prefilled in one step at most (a longer prompt alone): bounds memory and the delay of new weights.
-PREFILL_TOKENS = 4096
+PREFILL_TOKENS = 4096  # in one step at most, a longer prompt alone: bounds memory and delay of new weights
 SAMPLED_LOGITS = 800_000  # logits sampled from at a time, few enough to stay in the CPU's cache
 SAMPLE_BLOCK = 128  # tokens of the vocabulary whose probabilities are summed before searching inside a block
 
