@@ -39,10 +39,10 @@ def gemm(
     part_steps = tl.cdiv(width, DEPTH)
     for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0), flatten=FLATTEN):
         group = tile // (GROUP * column_tiles)
-        index = tile - group * GROUP * column_tiles
+        position = tile - group * GROUP * column_tiles
         group_rows = tl.minimum(row_tiles - group * GROUP, GROUP)
-        row_start = (group * GROUP + index % group_rows) * ROWS
-        column_tile = index // group_rows
+        row_start = (group * GROUP + position % group_rows) * ROWS
+        column_tile = position // group_rows
         column_start = column_tile * COLUMNS
         product = tl.zeros((ROWS, COLUMNS), tl.float32)
         for step in range(PARTS * part_steps):
