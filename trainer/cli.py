@@ -13,7 +13,7 @@ import difflib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -177,12 +177,9 @@ def _type_name(hint: Any) -> str:
 
 
 @cache
-def fields() -> dict[str, tuple[Any, str]]:
+def fields(cls: type[Any] = Config, prefix: str = "") -> dict[str, tuple[Any, str]]:
     """Type and docstring of every key of the config, such as learner.lr, in the order of --help."""
-    return dict(_walk(Config, ""))
-
-
-def _walk(cls: type[Any], prefix: str) -> Iterator[tuple[str, tuple[Any, str]]]:
+    keys: dict[str, tuple[Any, str]] = {}
     hints = get_type_hints(cls, include_extras=True)
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]  # it is a class
     docs = {  # the string below a field
@@ -192,9 +189,10 @@ def _walk(cls: type[Any], prefix: str) -> Iterator[tuple[str, tuple[Any, str]]]:
     }
     for name, hint in hints.items():
         if dataclasses.is_dataclass(hint):
-            yield from _walk(hint, f"{prefix}{name}.")  # type: ignore[arg-type]  # hint is a class
+            keys |= fields(hint, f"{prefix}{name}.")  # type: ignore[arg-type]  # hint is a class
         else:
-            yield f"{prefix}{name}", (hint, docs[name])
+            keys[f"{prefix}{name}"] = hint, docs[name]
+    return keys
 
 
 def _suggest(key: str) -> str:

@@ -1,7 +1,7 @@
 """The messages between the processes, sent through pipes (frozen dataclasses, pickled).
 
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
-    launcher  --- Stop, Replacement --->  controller
+    launcher  --- Shutdown, Replacement --->  controller
     controller --- Request, UpdateWeights, Transfer, Abort, Pause, Resume, Shutdown --->  engine
     engine     --- Ready, Completion, WeightsHeld, Ack --->                               controller
     controller --- TrainBatch, Push, Ack, Score, Save, Shutdown --->     learner
@@ -37,7 +37,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """End the process after the current step."""
+    """End the process after the current step; the controller saves a checkpoint first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +138,6 @@ class Event:
     kind: str
     time: float  # monotonic seconds
     data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The launcher asks the controller to stop after the optimizer step under way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, ConfigError, EngineConfig
-from trainer.controller.controller import Controller, Emit
+from trainer.controller.controller import Controller
 from trainer.controller.data import load_prompts
 from trainer.controller.deadline import Deadline
 from trainer.controller.journal import Journal
@@ -23,7 +23,7 @@ from trainer.controller.rollout import RolloutContext
 from trainer.controller.sampler import Sampler
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
-from trainer.messages import Event, Replacement, Stop
+from trainer.messages import Event, Replacement, Shutdown
 from trainer.roles import role_name, run_role
 from trainer.telemetry import send
 from trainer.types import Prompt
@@ -54,7 +54,7 @@ async def _run(
     resume: dict[str, Any] | None,
     telemetry: Connection,
 ) -> None:
-    emit = emitter(telemetry)
+    emit = partial(send_event, telemetry)
 
     def note(text: str) -> None:
         emit("note", {"text": text})
@@ -121,13 +121,9 @@ def check_lengths(
         )
 
 
-def emitter(telemetry: Connection) -> Emit:
-    """Sends events to the launcher."""
-
-    def emit(kind: str, data: dict[str, Any]) -> None:
-        send(telemetry, Event(kind, time.monotonic(), data))
-
-    return emit
+def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
+    """Send the launcher an event of this moment."""
+    send(telemetry, Event(kind, time.monotonic(), data))
 
 
 def _on_launcher_message(telemetry: Connection, controller: Controller, engines: EnginePool) -> None:
@@ -135,7 +131,7 @@ def _on_launcher_message(telemetry: Connection, controller: Controller, engines:
     try:
         message = telemetry.recv()
     except (EOFError, OSError):
-        message = Stop()
+        message = Shutdown()
     if isinstance(message, Replacement):
         task = asyncio.create_task(engines.replace(EngineClient(message.conn, message.role)))
         _tasks.add(task)

@@ -23,7 +23,7 @@ from typing import Any
 from trainer.config import Config, ConfigError
 from trainer.jsonl import write_atomic
 from trainer.launcher.placement import Devices, for_roles
-from trainer.messages import Event, Failed, Replacement, Stop
+from trainer.messages import Event, Failed, Replacement, Shutdown
 from trainer.roles import role_index, role_kind, role_name
 from trainer.run_folder import sweep
 
@@ -174,7 +174,7 @@ class Supervisor:
             if self._signals and not stop_sent:
                 stop_sent = True
                 self._note("stopping after this step and saving a checkpoint; Ctrl-C again ends at once")
-                self._send_controller(Stop())
+                self._send_controller(Shutdown())
         for process, _ in self._roles.values():
             process.join(max(0.0, deadline - time.monotonic()))
 

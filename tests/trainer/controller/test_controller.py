@@ -14,7 +14,7 @@ from trainer.config import Config, ConfigError, EngineConfig, InterruptionConfig
 from trainer.controller.controller import Controller
 from trainer.controller.data import Dataset
 from trainer.controller.journal import Journal
-from trainer.controller.process import check_lengths, emitter
+from trainer.controller.process import check_lengths, send_event
 from trainer.controller.sampler import Sampler
 
 
@@ -232,7 +232,7 @@ def test_a_running_step_when_something_fails_is_finished_and_saved(tmp_path: Pat
 def test_events_to_a_dead_launcher_are_dropped() -> None:
     ours, theirs = multiprocessing.Pipe()
     ours.close()
-    emitter(theirs)("step", {"step": 1})
+    send_event(theirs, "step", {"step": 1})
 
 
 def test_stop_ends_after_the_current_step_and_a_resume_trains_every_group_once(tmp_path: Path) -> None:
