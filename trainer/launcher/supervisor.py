@@ -56,13 +56,9 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        config: Config,
-        model_dir: str,
-        devices: Devices,
-        resume: dict[str, Any] | None,
+        self, config: Config, model_dir: str, devices: Devices, resume: dict[str, Any] | None,
         on_event: Callable[[str, object], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.config = for_roles(config, devices)
         self.model_dir, self.devices, self.resume, self.on_event = model_dir, devices, resume, on_event
         self.run_dir = Path(config.run_dir)
@@ -90,8 +86,7 @@ class Supervisor:
         count = len(self.config.engine.urls) or len(self.devices.engines)
         engines = [self._start_engine(i) for i in range(count)]
         learner = self._start_learner()
-        args = (self.config, self.model_dir, engines, learner, self.resume)
-        self._start("controller", CONTROLLER, args, ())
+        self._start("controller", CONTROLLER, (self.config, self.model_dir, engines, learner, self.resume))
         for conn in (*engines, learner):
             conn.close()  # only the role holds its end now, so its death closes the pipe
         self._write_pids()
@@ -101,7 +96,7 @@ class Supervisor:
         engine, role = self.config.engine, role_name("engine", index)
         ours, theirs = CONTEXT.Pipe()
         if engine.urls:
-            self._start(role, REMOTE, (self.config, self.model_dir, theirs, engine.urls[index], role), ())
+            self._start(role, REMOTE, (self.config, self.model_dir, theirs, engine.urls[index], role))
         else:
             threads = self.devices.threads(engine.threads, len(self.devices.engines))
             args = (self.config, self.model_dir, theirs, threads, role)
@@ -125,13 +120,9 @@ class Supervisor:
         return ours
 
     def _start(
-        self,
-        role: str,
-        target: str,
-        args: tuple[Any, ...],
-        gpus: tuple[str, ...],
+        self, role: str, target: str, args: tuple[Any, ...], gpus: tuple[str, ...] = (),
         env: dict[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         ours, theirs = CONTEXT.Pipe()
         logs = self.run_dir / "logs"
         env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} | (dict.fromkeys(RENDEZVOUS) if env is None else env)
@@ -196,15 +187,9 @@ class Supervisor:
         tied to the learner: by an NCCL group, or because both use the same GPUs in turns."""
         cause = self._cause_of_death(role)
         self._deaths[role] += 1
-        engine = self.config.engine
-        if (
-            role_kind(role) != "engine"
-            or engine.colocate
-            or engine.direct_push
-            or not self._ready
-            or self._deaths[role] > MAX_RESPAWNS
-            or isinstance(cause, ConfigError)
-        ):
+        final = not self._ready or self._deaths[role] > MAX_RESPAWNS or isinstance(cause, ConfigError)
+        tied = self.config.engine.colocate or self.config.engine.direct_push
+        if final or tied or role_kind(role) != "engine":
             raise cause
         self._failure = None
         self._note(f"{cause}; it is started again")
