@@ -166,8 +166,9 @@ class Ledger:
         """Unsettled wall seconds by (role, kind). Idle time in "total" is counted under "idle" as well."""
         began = self._training_began
         queues = {role: deque(spans) for role, spans in self._open.items()}
-        for role, last in self._last.items():
-            if role in queues and last.end < until:
+        for role in queues:
+            last = self._last.get(role, Span(role, "start-up", 0.0, 0.0))
+            if last.end < until:
                 left = until if began is None or last.start > began else max(last.end, min(began, until))
                 queues[role].append(last._replace(start=last.end, end=left))
                 queues[role].append(Span(role, "unknown", left, until))
