@@ -1,7 +1,5 @@
 """Token weights, so that the loss is Σ weight · term: by token, by completion or by prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """The interface of a backend, and the choice of one: `cpu` (native C++), `triton` (CUDA), `torch` (any)."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from collections.abc import Callable

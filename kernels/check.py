@@ -1,7 +1,5 @@
 """Checks of the ops' inputs. Every ValueError says what was given and what was expected."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Scoring: log-probs and entropies of given tokens from hidden states, without logits or gradients."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

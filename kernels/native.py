@@ -4,8 +4,6 @@ The environment variable SIGMOID_RL_ISA names the instruction set; without it, t
 is used. The number of threads is torch's (`torch.set_num_threads`). ctypes releases the GIL during a call.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from functools import cache

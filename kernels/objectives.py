@@ -4,8 +4,6 @@ Notation: π = π_train, μ = π_gen (the generator), ρ = π/μ per token, Â t
 Terms are minimised. The op sums weight · term and multiplies the derivative by the gradient of log π.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable

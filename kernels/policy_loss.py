@@ -7,8 +7,6 @@
 The forward computes the gradients while it has the logits; the backward only scales them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Full FP32 matrix products, whatever precision the caller allows elsewhere."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The float64 oracle for tests: the policy loss as in a textbook, with the full logits and autograd."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -8,8 +8,6 @@ row, with any anchor m near the maximum, it holds:
 Statistics over parts of the vocabulary (tiles, ranks) are merged by converting them to a common anchor.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

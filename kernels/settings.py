@@ -4,8 +4,6 @@ A custom op takes tensors, numbers and strings. Objectives and process groups ar
 the op gets their numbers.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading

@@ -1,7 +1,5 @@
 """Sharded heads: FSDP2's DTensor, which is gathered, and a vocabulary split over a process group."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

@@ -1,7 +1,5 @@
 """The backend that runs on any device: torch's GEMMs, and a softmax over a few rows at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -4,8 +4,6 @@ Neither tyro 1.0 nor pydantic-settings 2.16 takes YAML values in flags, reports 
 suggests `learner.lr` for `--lr`. Adapting either takes as much code as is here.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import dataclasses

@@ -3,8 +3,6 @@
 The docstring under each field is its line in `--help`: it gives the unit and the default's reason.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m trainer.doctor`: what this machine can run, what is missing, and what to do about it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

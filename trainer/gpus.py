@@ -1,7 +1,5 @@
 """Which GPUs this process may use and how much memory they have, without importing torch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -5,8 +5,6 @@ that opens the file again first cuts such a line off. What is written is always 
 NaN nor infinity: they become null.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """`python -m trainer.main`: trains a model, keeps the ledger, fits the curve. `--help` explains every key."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -11,8 +11,6 @@ A closed pipe means the other side is dead: `recv` raises EOFError at once. A ro
 `Failed` on its telemetry pipe before it exits, so the launcher can name it and the error in one line.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any

@@ -1,7 +1,5 @@
 """The names of the role processes, and how each of them reports the error that ends it."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable

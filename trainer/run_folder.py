@@ -1,7 +1,5 @@
 """The run's folder: claimed by one process at a time, never overwritten; what dead runs left is removed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -3,8 +3,6 @@
 At every moment a role is in exactly one state, so its states add up to wall time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress

@@ -3,8 +3,6 @@
 This module can be imported without Triton; the functions of a `kernels.backends.Backend` then are missing.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 from typing import Any

@@ -1,8 +1,6 @@
 """Launches of the GEMM kernel: logits, statistics without logits, and the single pass without FP32 logits."""
 # mypy: disable-error-code="import-untyped,import-not-found"
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

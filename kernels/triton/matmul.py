@@ -5,8 +5,6 @@ bf16 × bf16 products are exact in FP32, so bf16 operands lose nothing. `torch.m
 stride, so the in-place bf16 gradient, whose rows are 2V apart, is not copied.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -14,8 +14,6 @@ Weights: each prompt ("prompt"), completion ("sample") or token ("token") weighs
 batch add up to 1, so the loss is Σ weight · term, however the batch is split into micro-batches and ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

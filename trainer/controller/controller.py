@@ -27,8 +27,6 @@ Evaluation of version v happens while the engines hold v: the sync loop keeps ne
 completions have arrived. Training rollouts go on in the slots left over, and the lag bound paces the learner.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine

@@ -5,8 +5,6 @@ the smallest ids, so the split depends on the texts only. Wrong input is a Confi
 and line.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The deadline of everything the controller waits for: no progress for pipeline.deadline_s ends the run."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable

@@ -1,7 +1,5 @@
 """The held-out score: mean@k over the held-out prompts, with its standard error."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

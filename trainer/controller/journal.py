@@ -4,8 +4,6 @@ A resumed run takes finished groups from it and issues the pending prompts again
 and none is trained twice.
 """
 
-from __future__ import annotations
-
 import base64
 import zlib
 from collections.abc import Mapping

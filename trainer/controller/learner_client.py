@@ -1,7 +1,5 @@
 """The controller's client of the learner: one request at a time over a pipe."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress

@@ -4,8 +4,6 @@
 every step.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

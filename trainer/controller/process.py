@@ -1,7 +1,5 @@
 """The controller's process: loads the data, connects to engines and learner, trains, saves, ends."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -1,7 +1,5 @@
 """One prompt group: generate its completions, interrupt those that think too long, verify them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace

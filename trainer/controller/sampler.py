@@ -1,7 +1,5 @@
 """The order of prompts: shuffled epochs over the training prompts, without the solved ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

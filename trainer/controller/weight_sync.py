@@ -8,8 +8,6 @@ With engine.colocate, learner and engines share GPUs and take turns: the engines
 steps (and sends the new weights by `ipc`), scores or saves. In this mode no step begins during an evaluation.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext

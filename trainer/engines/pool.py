@@ -5,8 +5,6 @@ stream ──> least busy live engine ──> completions      if it dies, the m
 update_weights ──> all live engines in parallel         a replacement loads the newest weights first
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing

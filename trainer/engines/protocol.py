@@ -1,7 +1,5 @@
 """The controller's end of the pipe to an engine's process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress

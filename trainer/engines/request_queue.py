@@ -4,8 +4,6 @@ Request ──add──> RequestQueue ──take──> samples to generate, eva
                       └─────────abort──> empty completions of samples that never started
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -20,8 +20,6 @@ tests/bench/pipeline compares this with the simulation of bench.pipeline: the sp
 slower than the best simulated one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -12,8 +12,6 @@ is the rest. The three add up to all the time held. On GPUs the unit is GPU-hour
 and engine share the cores in time, so each holds half of them, and the unit is core-hours.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict, deque
 from collections.abc import Mapping

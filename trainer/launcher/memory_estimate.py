@@ -3,8 +3,6 @@
 Sizes are read from a model's files without torch, so this takes no time.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

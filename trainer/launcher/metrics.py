@@ -4,8 +4,6 @@ Each line is one object of valid JSON: NaN and infinities become null, and `non_
 Names are `train/reward`, `eval/pass_rate`, `compute/total` and so on; every line has `step`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import time
 from collections.abc import Mapping

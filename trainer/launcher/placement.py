@@ -1,7 +1,5 @@
 """Assigns GPUs (or cores) to the learner and the engines: as the settings say, the rest by the machine."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """Turns what the roles report into the run's record: ledger, metrics, curve, forecast and terminal view."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

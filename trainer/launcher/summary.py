@@ -1,7 +1,5 @@
 """The end of a run: writes the fit, the picture of the curve and the report, and sums the run up as text."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 import traceback

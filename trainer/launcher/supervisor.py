@@ -1,8 +1,6 @@
 """Starts the role processes, watches them, starts a dead engine again, and stops them. It knows processes and
 pipes only: what the roles report goes to `on_event`."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import multiprocessing

@@ -3,8 +3,6 @@
 plotext's curve looks as good, but would save only 15 lines, for 3 MB on disk and six times the time a frame.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

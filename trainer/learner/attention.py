@@ -9,8 +9,6 @@ The query heads of one KV head become further query rows, so K and V are not rep
 since SDPA would convert a boolean one in every layer.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence

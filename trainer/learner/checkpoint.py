@@ -6,8 +6,6 @@ state/            weights, AdamW's state, version and random state, by torch.dis
 controller.json   the controller's state, from which main.py resumes
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

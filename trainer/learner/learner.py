@@ -4,8 +4,6 @@ Every rank calls the same methods in step, each on its share of the batch. Befor
 exchange their statistics, so that all of them step or all of them refuse.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -13,8 +13,6 @@ exact: equal prefixes have equal hidden states, and their gradients add up. For 
 question it saves half of the tokens or more.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

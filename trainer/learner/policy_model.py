@@ -9,8 +9,6 @@ With the vocabulary split over ranks, each rank holds some rows of the head and 
 ranks: every rank's loss is then that of the whole micro-step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple

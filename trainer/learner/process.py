@@ -4,8 +4,6 @@ controller -- message --> rank 0 -- broadcast --> every rank: the same work, eac
            <-- answer --- rank 0
 """
 
-from __future__ import annotations
-
 import ctypes
 import socket
 import time

@@ -5,8 +5,6 @@ once, so a micro-step takes as long as its longest micro-batch: those of one mic
 long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -8,8 +8,6 @@ vectors (norms)        replicated: gathered in bfloat16 they would differ from w
 Gradients are summed over the ranks, not averaged: the token weights are those of the whole batch.
 """
 
-from __future__ import annotations
-
 import math
 from typing import cast
 

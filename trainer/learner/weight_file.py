@@ -5,8 +5,6 @@ has, the buffer is written again for a later version, since new pages cost more 
 The folder is locked by its process: `run_folder.sweep` removes folders whose owner is dead.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import shutil

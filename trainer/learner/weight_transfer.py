@@ -5,8 +5,6 @@
     every rank  Source, gathered in step === broadcast, or handles of shared memory ===> vLLM's workers
 """
 
-from __future__ import annotations
-
 import base64
 import pickle
 import socket

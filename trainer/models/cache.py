@@ -1,7 +1,5 @@
 """The folder of models that are downloaded, converted or trained once, and how they get there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

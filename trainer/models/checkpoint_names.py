@@ -1,7 +1,5 @@
 """The names that parameters have in a checkpoint, where they differ from those in transformers' modules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import Tensor

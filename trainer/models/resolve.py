@@ -1,7 +1,5 @@
 """From `model.path` to a folder with config, safetensors and tokenizer: built-in, local or from the hub."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The built-in model `smollm2-135m`: SmolLM2-135M-Instruct, from a wheel on PyPI that needs no model hub."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import subprocess

@@ -1,7 +1,5 @@
 """The scaling curve of any trainer's runs: `python -m trainer.scaling COMMAND --help`."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

@@ -7,8 +7,6 @@ from the paper: three independent runs moved A by up to .015, so two ceilings di
 2510.13786). The given runs update it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations

@@ -5,8 +5,6 @@ it on the same side, or one by more than twice the interval, raise an alarm: som
 changed, and the sigmoid no longer describes the run. A backtest asks the same of a finished run, once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -6,8 +6,6 @@ with it reaches at C the reward that a curve measured with the other head shows 
 explains the calculation and what it leaves out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Sigmoids are drawn from a prior or from the posterior of a pilot. Noisy evaluati
 to a budget and fitted as a user would fit them, and the fit says how precisely A is known. Seeds are fixed.
 """
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The reward at a budget and the budget for a reward; another loss kernel rescales the compute axis."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The sigmoid of reward over compute (arXiv 2510.13786, eq. 1), and the evaluations it is fitted to."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

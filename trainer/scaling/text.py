@@ -1,7 +1,5 @@
 """Fits, numbers and names as text: what can be concluded from a fit, and what cannot."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ runs, instead of 52, 44 and 24 % with all points, and the intervals cover it. Wi
 dropped.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

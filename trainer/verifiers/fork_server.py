@@ -8,8 +8,6 @@ A fork takes milliseconds, so a killed worker is replaced at once. It is safe he
 has no threads. It has neither the run's main script nor its environment nor its open files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """The verifier kinds: which function judges, in the controller's process (quick) or in a worker (slow)."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

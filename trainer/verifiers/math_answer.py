@@ -9,8 +9,6 @@
    \\frac{\\pi}{4} is also matched by \\arctan(1), which its form does not distinguish from an answer.
 """
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 

@@ -5,8 +5,6 @@ with or without commas in groups of three, an optional decimal part, an optional
 Any other word or sign is refused, such as `17+25`, `4!`, `1=1`, `1/2`, `71 or 72`, `1e3`.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from decimal import Decimal

@@ -4,8 +4,6 @@ Every item gets a verdict. A worker that exceeds the time limit is killed and re
 one that dies (`crash`). A worker has one item at a time, so no other item is lost with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -5,8 +5,6 @@ Python sets, so their items depend on the interpreter's hash seed: the subproces
 items in every run. Several scorers distinguish tuples from lists, which JSON does not: `encode` marks them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import json

@@ -10,8 +10,6 @@ empty), and text executed in the scorer's process can forge its own verdict. Out
 seccomp filter, and native code can bypass the audit hook.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

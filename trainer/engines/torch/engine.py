@@ -10,8 +10,6 @@ Each step is one forward pass over the prompts just admitted and one token of ev
 may change between any two steps: sequences continue, and their KV is kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """The process of the torch engine: handles messages between two tokens, generates, reports its activity."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from multiprocessing.connection import Connection

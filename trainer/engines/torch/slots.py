@@ -3,8 +3,6 @@
 A step touches thousands of sequences, so only freeing slots loops over them in Python.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

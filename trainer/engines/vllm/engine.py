@@ -6,8 +6,6 @@ version, so that no new sequence reads old keys. With engine.colocate vLLM sleep
 GPUs: sequences stay, and their KV is recomputed with the new weights.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

@@ -6,8 +6,6 @@ A sample's prefix cache is salted with the weight version at the moment it start
 here does not read keys of older weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

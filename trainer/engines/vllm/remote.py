@@ -5,8 +5,6 @@ endless: calls that control the server have a deadline, and a generation may las
 answered.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -7,8 +7,6 @@ engine.urls and sends its weights at the start and after each step, so only the 
 model's folder on this machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hmac

@@ -3,8 +3,6 @@
 Only vLLM imports this module, by `worker_extension_cls`; importing it is what registers everything.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """The sigmoid compared with other families of curves: how well each describes and predicts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

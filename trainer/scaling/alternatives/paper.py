@@ -5,8 +5,6 @@ every A. Between two values of B the root of that sum cannot change faster than 
 nearly every pair; B of the remaining pairs is refined to its optimum. The result is that of the literal loop.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The commands of `python -m trainer.scaling`, one module each, and how they write files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

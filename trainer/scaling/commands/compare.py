@@ -1,7 +1,5 @@
 """`compare`: do recipes differ (ceiling, efficiency, midpoint), and which is best at which budget."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict

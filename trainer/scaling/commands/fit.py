@@ -1,7 +1,5 @@
 """`fit`: the sigmoid of any run's metrics with intervals, and what the data do not identify."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`plan`: how long a pilot must be, and how often evaluated, to identify the ceiling."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

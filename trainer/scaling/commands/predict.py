@@ -1,7 +1,5 @@
 """`predict`: the reward at a budget and the budget for a reward, with intervals, also in money."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

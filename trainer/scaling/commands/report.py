@@ -1,7 +1,5 @@
 """`report`: one HTML page for one or many runs, complete in itself; pictures for papers on demand."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Finds the columns of compute, reward, standard error and time by the names that trainers use."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The compute of the rows of a table: a column, steps × GPU-hours, or time × devices."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

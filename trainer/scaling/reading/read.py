@@ -1,7 +1,5 @@
 """Curves from the files of any trainer: finds the columns of compute and reward, and checks the values."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Reads the files of any trainer as tables: rows of named values, one table for each run in the file."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -1,7 +1,5 @@
 """The first screen: how high the run will end, how certain that is, and at what cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

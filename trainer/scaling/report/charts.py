@@ -1,7 +1,5 @@
 """The numbers in the page's charts as one JSON object; page.js documents how they are drawn."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

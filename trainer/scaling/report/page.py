@@ -1,7 +1,5 @@
 """The page: a template, filled in. Jinja2 escapes everything but our own style and script."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import unicodedata

@@ -1,7 +1,5 @@
 """One run of a report: its curve and fit, and for our own runs the files of the run folder."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping, Sequence
