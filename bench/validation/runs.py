@@ -42,7 +42,7 @@ SIMULATION = ("bench/validation/scenarios.py", "bench/validation/fits.py", f"{AL
 INTERVALS = (
     "bench/validation/intervals.py",
     "bench/validation/classical_intervals.py",
-    f"{ALTERNATIVES}/least_squares.py",
+    "bench/validation/least_squares.py",
 )
 STUDIES: Mapping[str, Study] = {
     "runs": Study(SCENARIOS, validate_fits.measure, (*CORE, *SIMULATION)),
