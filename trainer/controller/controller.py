@@ -105,7 +105,7 @@ class Controller:
         began = self.version
         try:
             await self._run()
-        except Exception:
+        except Exception:  # whatever it is: save, then report it
             if self._step is not None:
                 await asyncio.wait({self._step})  # it has a deadline
             if self.version > began:
