@@ -117,8 +117,8 @@ def code_length(path: Path) -> int:
 
 def test_kernels_and_trainer_stay_small() -> None:
     paths = modules("kernels", "trainer").values()
-    assert sum(map(length, paths)) <= 19_750
-    assert sum(map(code_length, paths)) <= 14_150
+    assert sum(map(length, paths)) <= 21_600
+    assert sum(map(code_length, paths)) <= 15_500
 
 
 @pytest.mark.parametrize("package", ["kernels", "trainer", "bench"])

@@ -89,6 +89,11 @@ class Fit:
         return not set(self.flags) - HARMLESS
 
     @property
+    def predictable(self) -> bool:
+        """Whether the curve may be carried beyond the data, if only as an interval."""
+        return self.draws is not None and "falling" not in self.flags
+
+    @property
     def reasons(self) -> str:
         """Why they do not; empty if they do."""
         return "; ".join(FLAGS[f] for f in self.flags if f not in HARMLESS)

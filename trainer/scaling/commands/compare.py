@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from trainer.scaling.compare import (
 )
 from trainer.scaling.fit import FLAGS, Estimate
 from trainer.scaling.plot import plot_recipes
-from trainer.scaling.reading.read import add_input_arguments, read_curves, same_unit
-from trainer.scaling.sigmoid import Curve
-from trainer.scaling.text import WIDTH, amount, amounts, interval, paragraph, percent, short_names
+from trainer.scaling.reading.groups import read_groups
+from trainer.scaling.reading.read import add_input_arguments, same_unit
+from trainer.scaling.text import WIDTH, amount, amounts, interval, paragraph, percent
 
 MAX_DETAILED_PAIRS = 3  # for more pairs, only ceilings and leads are printed
 MIN_CROSSING_SHARE = 0.8  # of the draws, from which a crossing is printed
@@ -54,7 +53,10 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--margin {args.margin:g}: expected a difference of ceilings between 0 and 1")
     if wrong := [at for at in args.at if not 0 < at < float("inf")]:
         raise ConfigError(f"--at {wrong[0]:g}: expected a budget above 0")
-    groups = _groups(args)
+    readings = read_groups(args)
+    if len(readings) < 2:
+        raise ConfigError(f"there is only one recipe, {next(iter(readings))}; expected two or more")
+    groups = {name: [reading.curve for reading in runs] for name, runs in readings.items()}
     unit = same_unit([curve for curves in groups.values() for curve in curves])
     comparison = compare(groups, args.at, args.margin)
     if args.json:
@@ -92,38 +94,6 @@ def to_json(comparison: Comparison, unit: str) -> dict[str, Any]:
         "pairs": [asdict(pair) for pair in comparison.pairs],
         "budgets": [{"compute": at, "standings": [asdict(s) for s in row]} for at, row in comparison.budgets],
     }
-
-
-def _groups(args: argparse.Namespace) -> dict[str, list[Curve]]:
-    """Curves by recipe; an input without NAME= is a recipe of its own."""
-    groups: dict[str, list[Curve]] = {}
-    single: list[Curve] = []
-    for text in args.inputs:
-        name, sign, runs = text.partition("=")
-        if not sign or Path(text).exists():
-            single += read_curves(args, [text])
-            continue
-        inputs = [part for part in runs.split(",") if part]
-        if not name or not inputs:
-            raise ConfigError(f"{text!r}: expected NAME=RUN,RUN,... or a run or a file")
-        if len(set(map(Path, inputs))) < len(inputs):
-            raise ConfigError(f"{text!r}: a run is given twice; expected each run once")
-        if name in groups:
-            raise ConfigError(f"{name!r} names two groups; expected each name once")
-        groups[name] = read_curves(args, inputs)
-    names = short_names([curve.name for curve in single]) if single else []
-    for name, curve in zip(names, single, strict=True):
-        if name in groups:
-            raise ConfigError(f"two inputs are named {name!r}; expected each once")
-        groups[name] = [curve]
-    if len(groups) < 2:
-        raise ConfigError(f"there is only one recipe, {next(iter(groups))}; expected two or more to compare")
-    runs = [curve for curves in groups.values() for curve in curves]
-    for a, b in combinations(runs, 2):
-        if (a.points, a.R0) == (b.points, b.R0):
-            which = " and ".join(dict.fromkeys((a.name, b.name)))
-            raise ConfigError(f"{which}: the same points twice; expected each run once, in one recipe")
-    return groups
 
 
 def _table(recipes: Sequence[Recipe], unit: str) -> str:

@@ -2,8 +2,8 @@
 
 import argparse
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,22 @@ from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
 from trainer.scaling.transient import without_transient
 
 UNIT_RANGE = (0.0, 1.0)
+SETTINGS = ("model", "data", "held-out set", "samples per prompt", "scorer")
 ROUNDING = 1e-6  # a mean of ones in single precision can exceed 1
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A curve, and where its compute, reward and errors come from, as text."""
+    """A curve, where its compute, reward and errors come from (as text), and what is known of its run."""
 
     curve: Curve
     compute: str
     reward: str
     error: str
+    reward_column: str  # as in the file
+    notes: tuple[str, ...] = ()  # what was left out, assumed or chosen while reading; whole sentences
+    # What runs must share to be compared, as far as their files say it: keys of `SETTINGS`.
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"C: {self.compute}, in {self.curve.unit}. R: {self.reward}. Standard errors: {self.error}."
@@ -157,7 +162,7 @@ def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Rea
     error_source = repr(error) if error else "none, estimated from the residuals"
     if args.samples:
         error_source = f"binomial, of {args.samples:g} samples"
-    return Reading(curve, compute_source, f"{reward!r}{mapped}", error_source)
+    return Reading(curve, compute_source, f"{reward!r}{mapped}", error_source, reward)
 
 
 def _score(

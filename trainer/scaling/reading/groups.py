@@ -1,0 +1,39 @@
+"""Inputs as recipes: `NAME=RUN,RUN` names the seeds of one recipe; any other input is a recipe of its own."""
+
+import argparse
+from itertools import combinations
+from pathlib import Path
+
+from trainer.config import ConfigError
+from trainer.scaling.reading.read import Reading, read_inputs
+from trainer.scaling.text import short_names
+
+
+def read_groups(args: argparse.Namespace) -> dict[str, list[Reading]]:
+    """The runs of each recipe. ConfigError: one line, what is wrong."""
+    groups: dict[str, list[Reading]] = {}
+    single: list[Reading] = []
+    for text in args.inputs:
+        name, sign, runs = text.partition("=")
+        if not sign or Path(text).exists():
+            single += read_inputs(args, [text])
+            continue
+        inputs = [part for part in runs.split(",") if part]
+        if not name or not inputs:
+            raise ConfigError(f"{text!r}: expected NAME=RUN,RUN,... or a run or a file")
+        if len(set(map(Path, inputs))) < len(inputs):
+            raise ConfigError(f"{text!r}: a run is given twice; expected each run once")
+        if name in groups:
+            raise ConfigError(f"{name!r} names two groups; expected each name once")
+        groups[name] = read_inputs(args, inputs)
+    names = short_names([reading.curve.name for reading in single]) if single else []
+    for name, reading in zip(names, single, strict=True):
+        if name in groups:
+            raise ConfigError(f"two inputs are named {name!r}; expected each once")
+        groups[name] = [reading]
+    curves = [reading.curve for readings in groups.values() for reading in readings]
+    for a, b in combinations(curves, 2):
+        if (a.points, a.R0) == (b.points, b.R0):
+            which = " and ".join(dict.fromkeys((a.name, b.name)))
+            raise ConfigError(f"{which}: the same points twice; expected each run once, in one recipe")
+    return groups
