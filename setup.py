@@ -57,6 +57,7 @@ setup(
     packages=find_packages(include=["kernels", "kernels.*", "trainer", "trainer.*", "bench", "bench.*"]),
     package_data={
         "trainer": ["recipes/*.yaml", "recipes/tasks/*.yaml"],
+        "trainer.models": ["tiny_model/*"],
         "trainer.scaling.report": ["page.*"],
     },
     ext_modules=[native],

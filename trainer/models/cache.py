@@ -1,4 +1,4 @@
-"""The folder of models that are downloaded, converted or trained once, and how they get there."""
+"""The folder of models that are downloaded or converted once, and how they get there."""
 
 import fcntl
 import os

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from trainer.config import ConfigError
-from trainer.models.cache import build_once, cache_folder
+from trainer.models.cache import cache_folder
 from trainer.models.smollm2 import smollm2
 
 BUILT_IN = ("smollm2-135m", "tiny")
@@ -13,14 +13,12 @@ HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
 def resolve_model(path: str, *, cache: Path | None = None) -> str:
-    """A folder for AutoModelForCausalLM and AutoTokenizer; downloaded, converted or trained where needed."""
+    """A folder for AutoModelForCausalLM and AutoTokenizer; downloaded or converted where needed."""
     cache = cache or cache_folder()
     if path == "smollm2-135m":
         return str(smollm2(cache))
     if path == "tiny":
-        from trainer.models.tiny import VERSION, make_tiny  # imports torch
-
-        return str(build_once(cache / f"tiny-v{VERSION}", make_tiny))
+        return str(Path(__file__).with_name("tiny_model"))
     local = Path(path).expanduser()
     if path and local.exists():
         check_folder(local)

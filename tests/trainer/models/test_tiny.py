@@ -1,4 +1,4 @@
-"""Promises of the built-in `tiny`: its size, its tokenizer, its cache folder, and a pass rate for RL."""
+"""Promises of the built-in `tiny`: its size, its tokenizer, its shipped weights, a pass rate for RL."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trainer.config import DataConfig
 from trainer.controller.data import load_prompts
 from trainer.models import tiny
+from trainer.models.resolve import resolve_model
 
 ADDITION = DataConfig(
     options={
@@ -70,6 +71,17 @@ def test_pass_rate_is_the_probability_of_answer_and_eos() -> None:
             context.append(token)
         expected += p / 2
     assert tiny.pass_rate(model, ids, is_answer) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_weights_in_the_package_are_small_and_start_where_rl_can_begin(tmp_path: Path) -> None:
+    folder = Path(resolve_model("tiny", cache=tmp_path / "cache"))
+    assert not (tmp_path / "cache").exists()  # nothing is made or copied
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 400_000
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    pairs = [(p.text, p.answer) for p in load_prompts(ADDITION, tokenizer).held_out]
+    assert tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) == pytest.approx(0.149, abs=0.02)
+    assert tokenizer.get_vocab() == tiny.make_tokenizer().get_vocab()
 
 
 @pytest.mark.slow
