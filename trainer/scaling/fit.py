@@ -24,7 +24,8 @@ Array = NDArray[np.float64]
 
 MIN_POINTS = 5  # beyond R0: the sigmoid has three more parameters
 MAX_POINTS = 150  # longer series are averaged over neighbours
-MAX_INTERVAL = 0.06  # if A's interval is wider than ±.03, no two recipes can be distinguished
+MAX_INTERVAL_SHARE = 0.2  # of the rise A − R0: where the interval of A is wider, A is not identified
+MAX_INTERVAL = 0.1  # nor where it is wider than this
 OVERDISPERSED = 2.0  # residual sd / reported standard error from which the reported errors are too small
 MAX_OUTLIER_SHARE = 0.2  # of the points; with more outliers the fit is poor
 MIN_R2 = 0.2  # below it, where the reported errors do not explain the residuals, the fit is poor
@@ -36,7 +37,7 @@ FLAGS = {
     "A-at-bound": "a ceiling of 1, the highest possible, fits the data as well",
     "C_mid-beyond-data": "half of the rise is beyond the data, or in the last point alone",
     "falling": "the reward has fallen from its peak, which a sigmoid cannot describe",
-    "wide": "the interval of A is wider than 0.06",
+    "wide": "the interval of A is wider than a fifth of the rise from R0, or than 0.10",
     "poor-fit": "a fifth of the points are outliers, or the curve explains less than a fifth of the variance",
     "B-at-bound": "the rise was over before the evaluations could show how steep it was",
     "R0-unknown": "the reward at zero compute was not measured, and B and C_mid depend on it",
@@ -81,6 +82,7 @@ class Fit:
     R0_reported: float | None  # as measured or given; `R0` is that of the sigmoid
     noise: str
     data_hash: str
+    within: float | None  # how far A's interval may reach from its value; None: in relation to the rise
     draws: Draws | None = field(default=None, repr=False, compare=False)  # None: too few points
 
     @property
@@ -96,7 +98,17 @@ class Fit:
     @property
     def reasons(self) -> str:
         """Why they do not; empty if they do."""
-        return "; ".join(FLAGS[f] for f in self.flags if f not in HARMLESS)
+        return "; ".join(self.describe(flag) for flag in self.flags if flag not in HARMLESS)
+
+    def describe(self, flag: str) -> str:
+        """What a flag means, with the limit that was asked for."""
+        if flag == "wide" and self.within is not None:
+            return f"the interval of A reaches further than {self.within:g} from its value"
+        return FLAGS[flag]
+
+    def too_wide(self, e: Estimate) -> bool:
+        """Whether the interval of a reward is wider than that of A may be."""
+        return is_wide(e, self.A.value - self.R0.value, self.within)
 
     @property
     def overdispersed(self) -> bool:
@@ -136,24 +148,31 @@ def estimate(value: float, draws: Array, confidence: float) -> Estimate:
     return Estimate(value, min(low, value), max(high, value))
 
 
-def fit_run(points: Sequence[EvalPoint], confidence: float = 0.9) -> Fit:
+def is_wide(e: Estimate, rise: float, within: float | None) -> bool:
+    """Whether an interval reaches further than `within` from its value; None: is too wide for the rise."""
+    if within is not None:
+        return max(e.high - e.value, e.value - e.low) > within
+    return e.high - e.low > min(MAX_INTERVAL_SHARE * rise, MAX_INTERVAL)
+
+
+def fit_run(points: Sequence[EvalPoint], confidence: float = 0.9, within: float | None = None) -> Fit:
     """Fit a run's evaluations; the one at compute 0 is R0."""
     if not points:
         raise ConfigError("fit: there are no points; expected R0 and at least one evaluation beyond it")
-    return fit_curve(curve_of("", "", points), confidence)
+    return fit_curve(curve_of("", "", points), confidence, within)
 
 
-def fit_curve(curve: Curve, confidence: float = 0.9) -> Fit:
+def fit_curve(curve: Curve, confidence: float = 0.9, within: float | None = None) -> Fit:
     """Fit a curve. ConfigError as `fit`, after the curve's name."""
     try:
-        return _fit(checked(curve), confidence)
+        return _fit(checked(curve), confidence, within)
     except ConfigError as e:
         raise ConfigError(f"{curve.name}: {e}" if curve.name else str(e)) from e
 
 
-def fit_with_draws(curve: Curve, confidence: float = 0.9) -> tuple[Fit, Draws]:
+def fit_with_draws(curve: Curve, confidence: float = 0.9, within: float | None = None) -> tuple[Fit, Draws]:
     """Fit a curve that must have enough points for a posterior. ConfigError: too few, or as `fit`."""
-    fit = fit_curve(curve, confidence)
+    fit = fit_curve(curve, confidence, within)
     if fit.draws is None:
         raise ConfigError(f"{curve.name}: {FLAGS['too-few-points']}; evaluate more often, or leave it out")
     return fit, fit.draws
@@ -166,12 +185,14 @@ def fit(
     *,
     R0: float | None,  # reward at zero compute; None: unknown, anything from 0 to A
     R0_se: float | None = 0.0,  # 0: R0 is exact; None: it is as uncertain as the most certain point
-    confidence: float = 0.9,
+    confidence: float = 0.9,  # of the intervals
+    within: float
+    | None = None,  # A is identified if its interval reaches no further than this from its value
 ) -> Fit:
     """The sigmoid through the points. ConfigError on NaN, C ≤ 0, rewards outside [0, 1], other lengths."""
     c, r = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
     sd = np.zeros(c.shape) if se is None else np.asarray(se, np.float64)
-    return _fit(_checked(c, r, sd, R0, R0_se), confidence)
+    return _fit(_checked(c, r, sd, R0, R0_se), confidence, within)
 
 
 def checked(curve: Curve) -> Data:
@@ -217,13 +238,16 @@ def _checked(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | Non
     return Data(c, r, sd, known, R0, lowest if R0_se is None else R0_se, R0_se is not None)
 
 
-def _fit(data: Data, confidence: float) -> Fit:
+def _fit(data: Data, confidence: float, within: float | None) -> Fit:
     if not 0.5 <= confidence <= 0.9999:
-        raise ConfigError(f"fit: confidence is {confidence}; expected a number in [0.5, 0.9999]")
+        raise ConfigError(f"--confidence {confidence:g}: expected a number from 0.5 to 0.9999, such as 0.9")
+    if within is not None and not 0 < within < 1:
+        raise ConfigError(f"--within {within:g}: expected a reward between 0 and 1, such as 0.02")
     c, r, sd, R0 = data.compute, data.reward, data.sd, data.R0
     content = np.concatenate([c, r, sd, [-1.0 if R0 is None else R0, data.R0_se]])
     facts: dict[str, Any] = {
         "confidence": confidence,
+        "within": within,
         "points": len(c),
         "compute_range": (float(c[0]), float(c[-1])) if len(c) else (0.0, 0.0),
         "R0_source": "unknown" if R0 is None else "measured" if data.R0_se else "given",
@@ -259,10 +283,11 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
     low, high = np.quantile(draws.reward(band_at), [tail, 1 - tail], axis=0, method="inverted_cdf")
     band = np.stack([band_at, middle, np.minimum(low, middle), np.maximum(high, middle)], 1)
     residual, spread = r - sigmoid.reward(c), float(((r - r.mean()) ** 2).sum())
+    wide = is_wide(A, A.value - R0.value, facts["within"])
     return Fit(
         A, B, C_mid, R0, at_2x, at_10x,
         band=tuple((x, value, low, high) for x, value, low, high in band.tolist()),
-        flags=_flags(data, A, B, C_mid.value, _is_poor(data, found)),
+        flags=_flags(data, A, B, C_mid.value, wide, _is_poor(data, found)),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         overdispersion=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
         autocorrelated_prob=found.autocorrelated_prob, autocorrelation=found.autocorrelation,
@@ -286,7 +311,7 @@ def _is_poor(data: Data, found: Posterior) -> bool:
     return float(((r - predicted) ** 2).sum()) > (1 - MIN_R2) * float(((r - r.mean()) ** 2).sum())
 
 
-def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, poor: bool) -> tuple[str, ...]:
+def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, wide: bool, poor: bool) -> tuple[str, ...]:
     r, sd = data.reward, data.sd
     if not data.sd_known:  # the noise, from how far each point is from the mean of its neighbours
         sd = np.maximum(sd, 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5)
@@ -302,7 +327,7 @@ def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, poor: bool) -> tu
         "A-at-bound": A.high >= 0.99 and A.low < 0.95,
         "C_mid-beyond-data": c_mid > data.compute[-2],
         "falling": falling,
-        "wide": A.high - A.low > MAX_INTERVAL,
+        "wide": wide,
         "poor-fit": poor and not flat and not falling,  # these say why
         "B-at-bound": B.high > 0.9 * B_RANGE[1],
         "R0-unknown": data.R0 is None,

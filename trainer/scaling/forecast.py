@@ -128,12 +128,12 @@ class Backtest:
     identified: bool  # whether the evaluations up to `seen` identified the ceiling
 
 
-def backtest(curve: Curve, share: float = BACKTEST_SHARE) -> Backtest | None:
-    """Predict the end of a run from the first `share` of its compute; None: too few points for a fit."""
+def backtest(curve: Curve, confidence: float = 0.9, within: float | None = None) -> Backtest | None:
+    """Predict the end of a run from the first half of its compute; None: too few points for a fit."""
     last = curve.points[-1] if curve.points else None
-    first = tuple(p for p in curve.points if last and p.compute <= share * last.compute)
+    first = tuple(p for p in curve.points if last and p.compute <= BACKTEST_SHARE * last.compute)
     if last is None or len(first) < MIN_POINTS:
         return None
-    fit = fit_curve(replace(curve, points=first))
+    fit = fit_curve(replace(curve, points=first), confidence, within)
     seen, at_end = first[-1].compute, fit.at(last.compute)
     return Backtest(seen, last.compute, at_end, last.pass_rate, last.pass_rate_se, fit.identified)

@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from scipy.stats import qmc
 
 from trainer.config import ConfigError
-from trainer.scaling.fit import FLAGS, HARMLESS, MAX_POINTS, Fit, averaged, checked, fit_curve, fit_with_draws
+from trainer.scaling.fit import (
+    FLAGS,
+    HARMLESS,
+    MAX_POINTS,
+    Fit,
+    averaged,
+    checked,
+    fit_curve,
+    fit_with_draws,
+    is_wide,
+)
 from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid
 
 Array = NDArray[np.float64]
@@ -109,7 +119,7 @@ def _thinned(pilot: Curve) -> Curve:
 def is_known(fit: Fit, within: float) -> bool:
     """Whether A's interval reaches no further than `within` from its value, and no other flag is raised."""
     doubts = set(fit.flags) - HARMLESS - {"wide"}  # `within` takes its place
-    return max(fit.A.high - fit.A.value, fit.A.value - fit.A.low) <= within and not doubts
+    return not doubts and not is_wide(fit.A, 0.0, within)
 
 
 def simulate(

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.scaling.fit import FLAGS, MAX_INTERVAL, Estimate, Fit
+from trainer.scaling.fit import FLAGS, Estimate, Fit
 from trainer.scaling.forecast import Backtest
 
 WIDTH = 79
@@ -54,7 +54,7 @@ def _start(fit: Fit) -> str:
 def _ahead(fit: Fit, unit: str, times: int) -> str:
     e = fit.at_2x if times == 2 else fit.at_10x
     compute = amount(times * fit.compute_range[1])
-    wide = ", too wide to use" if e.high - e.low > MAX_INTERVAL else ""
+    wide = ", too wide to use" if fit.too_wide(e) else ""
     return f"  at {f'{times}×':>3} the compute ({compute} {unit}): {interval(e, '.3f')}{wide}"
 
 

@@ -68,6 +68,40 @@ def test_up_to_4k_gpu_hours_the_ceiling_is_not_identified_and_it_says_so() -> No
     assert "not identified" in text and "ceiling     A" not in text
 
 
+SMALL_RISE = Sigmoid(R0=0.30, A=0.40, B=1.92, C_mid=2542)
+
+
+def small_rise(within: float | None = None, confidence: float = 0.9) -> Fit:
+    compute = np.arange(500, 9001, 250.0)
+    noisy = SMALL_RISE.reward(compute) + np.random.default_rng(0).normal(0, 0.004, 35)
+    return fit(compute, noisy, np.full(35, 0.004), R0=0.3, confidence=confidence, within=within)
+
+
+def test_a_ceiling_is_identified_in_relation_to_the_rise() -> None:
+    found = small_rise()
+    assert 0.2 * (found.A.value - 0.3) < found.A.high - found.A.low < 0.06
+    assert found.flags == ("wide",) and "wider than a fifth of the rise" in found.reasons
+    assert found.too_wide(found.A) and "too wide to use" in explain(found, "GPU-hours")
+    reach = max(found.A.high - found.A.value, found.A.value - found.A.low)
+    assert small_rise(within=1.01 * reach).identified
+    narrow = small_rise(within=0.99 * reach)
+    assert narrow.flags == ("wide",) and "reaches further than 0.0" in narrow.reasons
+
+
+def test_the_level_of_the_intervals_is_as_asked() -> None:
+    nine, half = small_rise(), small_rise(confidence=0.5)
+    assert nine.draws is not None and half.draws is not None
+    inside = np.abs(half.draws.A - (half.A.low + half.A.high) / 2) < (half.A.high - half.A.low) / 2
+    assert np.mean(inside) == pytest.approx(0.5, abs=0.01)
+    assert half.A.high - half.A.low < 0.6 * (nine.A.high - nine.A.low)
+    for options, says in (
+        ({"within": 0.0}, "--within 0: expected"),
+        ({"confidence": 90}, "--confidence 90: exp"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            small_rise(**options)
+
+
 def test_the_first_half_of_a_small_run_does_not_claim_the_end() -> None:
     for f in simulate(TINY, np.linspace(0.008, 0.06, 8), 0.02, 30):
         assert not f.identified or f.A.low <= 0.9 <= f.A.high

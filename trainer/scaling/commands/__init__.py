@@ -1,5 +1,6 @@
-"""The commands of `python -m trainer.scaling`, one module each, and how they write files."""
+"""The commands of `python -m trainer.scaling`, one module each; options of the fit; how files are written."""
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,20 @@ from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
 
 PICTURES = (".png", ".svg", ".pdf")
+
+
+def add_fit_arguments(command: argparse.ArgumentParser) -> None:
+    """--confidence and --within: pass them on to `fit_curve`, which checks them."""
+    add = command.add_argument_group("fit").add_argument
+    add(
+        "--confidence", type=float, default=0.9, metavar="P",
+        help="probability of the intervals (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--within", type=float, metavar="D",
+        help="call the ceiling identified if its interval reaches no further than D from its value, on a "
+        "scale from 0 to 1 (default: if it is no wider than a fifth of the rise from R0, and than 0.10)",
+    )  # fmt: skip
 
 
 def check_outputs(json_path: Path | None, picture: Path | None = None) -> None:

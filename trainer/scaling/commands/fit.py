@@ -11,7 +11,7 @@ from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve
 from trainer.scaling.alternatives.families import FamilyFit, compare_families
 from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
-from trainer.scaling.commands import as_typed, check_outputs, write_json
+from trainer.scaling.commands import add_fit_arguments, as_typed, check_outputs, write_json
 from trainer.scaling.forecast import backtest
 from trainer.scaling.plot import Named, plot_curves
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
@@ -23,6 +23,7 @@ PAPER_UNIT = "GPU-hours"  # of C_mid in the paper's grid
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to fit, by which procedure, and where to write it."""
     add_input_arguments(command)
+    add_fit_arguments(command)
     add = command.add_argument_group("procedures").add_argument
     add(
         "--procedure", choices=("ours", "paper"), default="ours",
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace) -> None:
             paper = _fit_as_paper(curve, args)
             texts, content = [_explain_paper(paper, curve.unit)], _paper_json(paper, curve)
         else:
-            fit, test = _fit(curve), backtest(curve)
+            fit = _fit(curve, args)
+            test = backtest(curve, args.confidence, args.within)
             texts = [explain(fit, curve.unit), *([describe_backtest(test, curve.unit)] if test else [])]
             content = {**fit.to_json(), "backtest": test and asdict(test)}
             drawn.append((label, curve, fit))
@@ -82,11 +84,11 @@ def run(args: argparse.Namespace) -> None:
     print("\n\n".join(paragraphs))
 
 
-def _fit(curve: Curve) -> Fit:
+def _fit(curve: Curve, args: argparse.Namespace) -> Fit:
     if len(curve.evaluations) < 2:
         points = "one point" if curve.evaluations else "no point"
         raise ConfigError(f"{curve.name}: there is {points}; expected several, at increasing compute")
-    return fit_curve(curve)
+    return fit_curve(curve, args.confidence, args.within)
 
 
 def _to_json(reading: Reading, content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:

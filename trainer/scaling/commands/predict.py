@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import check_outputs, write_json
+from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
 from trainer.scaling.fit import Fit, fit_with_draws
 from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.predict import KERNELS, Needed, Reached, Shift, compute_for, kernel_shift, reward_at
@@ -38,6 +38,7 @@ class Prediction:
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to predict, its price, another kernel."""
     add_input_arguments(command)
+    add_fit_arguments(command)
     command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = command.add_argument
     add(
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     shift = _shift(args)
     results, texts = {}, []
     for curve in read_curves(args):
-        fit, _ = fit_with_draws(curve)
+        fit, _ = fit_with_draws(curve, args.confidence, args.within)
         if shift and curve.unit != "GPU-hours":
             raise ConfigError(
                 f"{curve.name}: compute is in {curve.unit}; --kernel changes the GPU-hours of a step: give "

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.scaling.fit import FLAGS, MAX_INTERVAL, Estimate, Fit, estimate
+from trainer.scaling.fit import Estimate, Fit, estimate
 from trainer.scaling.report.run import Run
 from trainer.scaling.text import amount
 
@@ -94,12 +94,12 @@ def _latest(run: Run) -> str:
 
 def _twice(fit: Fit) -> str:
     e = fit.at_2x
-    wide = ", too wide to use" if e.high - e.low > MAX_INTERVAL else ""
+    wide = ", too wide to use" if fit.too_wide(e) else ""
     return f"Twice the compute gives {e.value:.3f} ({e.low:.3f} to {e.high:.3f}{wide})."
 
 
 def _notes(fit: Fit) -> str:
-    notes = [FLAGS[f] for f in fit.flags]
+    notes = [fit.describe(flag) for flag in fit.flags]
     if fit.outliers:
         notes.append(f"{fit.outliers} of them are outliers and count for little")
     if fit.overdispersed:

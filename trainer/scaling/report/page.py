@@ -13,7 +13,6 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from trainer.jsonl import write_atomic
-from trainer.scaling.fit import FLAGS
 from trainer.scaling.reading.read import same_unit
 from trainer.scaling.report import answers
 from trainer.scaling.report.charts import as_script, chart_data
@@ -90,7 +89,7 @@ def _view(i: int, run: Run) -> dict[str, Any]:
         "fit": fit,
         "answers": answers.answers(run),
         "cost": answers.compute_for_most(fit) if fit.identified else None,
-        "cautions": "; ".join(FLAGS[flag] for flag in fit.flags),
+        "cautions": "; ".join(fit.describe(flag) for flag in fit.flags),
         "reasons": fit.reasons,
         "points": run.curve.evaluations,
         "record": record,
