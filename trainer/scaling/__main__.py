@@ -1,27 +1,52 @@
-"""The scaling curve of any trainer's runs: `python -m trainer.scaling COMMAND --help`."""
+"""The scaling curve of any trainer's runs: how high they end, which is better, and what more would give.
+
+Every COMMAND has its own --help, with an example. docs/curve.md explains what the commands print, and
+docs/logs.md how to get the file out of TRL, verl, prime-rl, OpenRLHF, NeMo-RL, W&B and TensorBoard.
+"""
 
 import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import compare, fit, plan, predict, report
 
-COMMANDS = {"fit": fit, "compare": compare, "predict": predict, "plan": plan, "report": report}
+COMMANDS = {  # the module of each command is imported only to run it or to show its help
+    "fit": "the sigmoid of each run: its ceiling with an interval, or why the data do not determine it",
+    "compare": "do recipes differ in ceiling, efficiency or midpoint, and which is best at which budget",
+    "predict": "the reward at a budget and the budget for a reward, also in money",
+    "plan": "how long a pilot must be, and how often evaluated, to identify the ceiling",
+    "report": "one HTML page for one or many runs, complete in itself; pictures for papers",
+}
+EXAMPLES = """\
+examples:
+  python -m trainer.scaling fit run.csv
+  python -m trainer.scaling compare ours=seed1.csv,seed2.csv baseline=seed3.csv
+  python -m trainer.scaling predict run.csv --at 24000 --reach 0.6
+  python -m trainer.scaling plan --c-mid 2500 --r0 0.3
+  python -m trainer.scaling report run.csv --out report.html
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: success, also if the data do not identify the ceiling. 2: wrong input."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.scaling", description=__doc__)
+    argv = sys.argv[1:] if argv is None else argv
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.scaling", description=__doc__, epilog=EXAMPLES, formatter_class=style
+    )
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
-    for name, module in COMMANDS.items():
-        about = (module.__doc__ or "").partition(": ")[2]
-        command = commands.add_parser(name, help=about.split("\n")[0], description=about)
-        module.add_arguments(command)
+    chosen = next((arg for arg in argv if arg in COMMANDS), None)
+    module = import_module(f"trainer.scaling.commands.{chosen}") if chosen else None
+    for name, about in COMMANDS.items():
+        command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        if module and name == chosen:
+            module.add_arguments(command)
     args = parser.parse_args(argv)
+    assert module  # else parse_args has ended with an error or with --help
     try:
-        COMMANDS[args.command].run(args)
+        module.run(args)
     except ConfigError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2

@@ -19,9 +19,10 @@ from trainer.jsonl import read_lines
 from trainer.launcher.ledger import Ledger
 from trainer.launcher.summary import finish
 from trainer.messages import Spans
-from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run, write_report
+from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run
 from trainer.scaling.__main__ import main
 from trainer.scaling.plot import straighten
+from trainer.scaling.report import write_report
 from trainer.scaling.report.answers import answers, compute_for_most, whiskers
 from trainer.scaling.report.charts import chart_data
 from trainer.scaling.report.page import differing, page

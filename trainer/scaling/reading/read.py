@@ -113,7 +113,10 @@ def _check_options(args: argparse.Namespace) -> None:
 
 def _read(path: Path, args: argparse.Namespace) -> list[Reading]:
     """All runs of a file, without those that lack the reward if others have it."""
-    tables = read_tables(path)
+    try:
+        tables = read_tables(path)
+    except ModuleNotFoundError as e:
+        raise ConfigError(f"{path}: to read it, {e.name} is missing: pip install '.[logs]'") from e
     try:
         if len(tables) > 1:
             has = {n: names.reward_columns(_columns(rows), args.reward_column) for n, rows in tables.items()}
