@@ -11,9 +11,8 @@ Ito's colours, which colour-blind readers can tell apart, and a marker for each 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scaling.compare import CONFIDENCE, DIFFERENT, Comparison, Recipe, at_ceiling
+from trainer.scaling.compare import CONFIDENCE, EQUIVALENT, Comparison, Recipe, at_ceiling
 from trainer.scaling.fit import Estimate, Fit, estimate
 from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
 from trainer.scaling.text import interval
@@ -32,14 +31,16 @@ if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture n
 
 Array = NDArray[np.float64]
 
-REACH = 4.0  # a curve is drawn up to this multiple of its last compute,
-LINEAR_REACH = 2.0  # and at least up to this multiple of the last of all, where linear axes end
+REACH = 4.0  # a forecast is drawn up to this multiple of the run's last compute,
+LINEAR_REACH = 2.0  # or up to this multiple of the last of all, where linear axes end,
+MAX_REACH = 10.0  # but never further than this multiple of its own: no forecast that far was validated
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^vPX"
 BOTH_COLUMNS, ONE_COLUMN = (7.0, 2.5), (3.4, 2.3)  # inches, the legend comes on top
-LEGEND_ROW, WIDEST_LABEL, WIDEST_TITLE = 0.15, 56, 52  # inches, characters over both columns, over one
+LEGEND_ROW = 0.15  # inches
+WIDEST_LABEL, WIDEST_Y = 56, 34  # characters of a legend in two columns, and along the y-axis
 STYLE = {
-    **dict.fromkeys(("font.size", "axes.labelsize"), 8),
+    **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize"), 8),
     **dict.fromkeys(("legend.fontsize", "legend.title_fontsize", "xtick.labelsize", "ytick.labelsize"), 7),
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
@@ -56,44 +57,66 @@ Named = tuple[str, Curve, Fit]  # (name in the legend, points, their fit)
 
 def plot_curve(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, title: str) -> None:
     """Plot one run, with its evaluation at compute 0 if there is one."""
-    plot_curves([(title, curve_of(title, unit, points), fit)], path)
+    plot_curves([(title, curve_of(title, unit, points), fit)], path, "held-out pass rate")
 
 
-def plot_curves(runs: Sequence[Named], path: Path) -> None:
-    """Write PNG, SVG or PDF (by the ending): linear compute on the left, logarithmic on the right."""
-    labels = [f"{name}: {ceiling(fit)}" for name, _, fit in runs]
-    columns = 1 if max(map(len, labels)) > WIDEST_LABEL else min(2, len(labels))
+def plot_curves(runs: Sequence[Named], path: Path, reward: str = "held-out reward") -> None:
+    """Write PNG, SVG or PDF (by the ending): linear compute on the left, logarithmic on the right.
+
+    Runs of one name look alike. `reward`: the y-axis, as the column that was read.
+    """
+    labels = _labels(runs, ceiling)
+    columns = 1 if max(map(len, labels.values())) > WIDEST_LABEL else min(2, len(labels))
     width, height = BOTH_COLUMNS
-    rows = math.ceil(len(labels) / columns)
-    _save(lambda figure: _curves(figure, runs, labels, columns), (width, height + LEGEND_ROW * rows), path)
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(1, 2, sharey=True)
+        drawn = [x for axes, log in zip(panels, (False, True), strict=True) for x in _curves(axes, runs, log)]
+        _reward_axis(panels[0], drawn, reward)
+        _legend(figure, labels, _looks(runs), columns)
+
+    _save(draw, (width, height + LEGEND_ROW * math.ceil(len(labels) / columns)), path)
 
 
-def plot_efficiency(runs: Sequence[Named], path: Path, title: str = "") -> None:
+def plot_efficiency(runs: Sequence[Named], path: Path) -> None:
     """Write the efficiency plot of the runs whose ceiling is identified; runs of one name look alike."""
     shown = [run for run in runs if run[2].identified]
-    lines = textwrap.wrap(title, WIDEST_TITLE)
+    labels = _labels(shown, efficiency)
     width, height = ONE_COLUMN
-    rows = len({name for name, _, _ in shown}) + len(lines)
-    unit = runs[0][1].unit
-    size = (width, height + LEGEND_ROW * rows)
-    _save(lambda figure: _efficiency(figure, shown, unit, "\n".join(lines)), size, path)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        _efficiency(axes, shown, runs[0][1].unit, _looks(runs))
+        _legend(figure, labels, _looks(runs), 1)
+
+    _save(draw, (width, height + LEGEND_ROW * len(labels)), path)
 
 
-def plot_recipes(comparison: Comparison, path: Path) -> None:
-    """The efficiency plot of recipes, at a common ceiling as in the paper unless two ceilings differ.
+def plot_recipes(comparison: Comparison, path: Path, reward: str = "held-out reward") -> None:
+    """The curves of recipes, and beside them the efficiency plot of those whose ceiling is identified.
 
-    Recipes whose ceiling is not identified are only named.
+    In that plot the recipes have a common ceiling, as in the paper, where all of theirs are equivalent.
     """
     shown = [recipe for recipe in comparison.recipes if not recipe.doubts]
-    hidden = [recipe for recipe in comparison.recipes if recipe.doubts]
+    names = {recipe.name for recipe in shown}
+    pairs = [pair for pair in comparison.pairs if {pair.a, pair.b} <= names]
     common = None
-    if shown and not any(pair.verdict == DIFFERENT for pair in comparison.pairs):
+    if pairs and all(pair.verdict == EQUIVALENT for pair in pairs):
         common = float(np.mean([fit.A.value for recipe in shown for fit in recipe.fits]))
     held = "each at its own ceiling" if common is None else f"all at the mean ceiling, {common:.3f}"
-    missing = f"; ceiling not identified: {', '.join(r.name for r in hidden)}" if hidden else ""
-    runs = [run for recipe in shown for run in _at_ceiling(recipe, common)]
-    runs += [run for recipe in hidden for run in _at_ceiling(recipe, None) if not run[2].identified]
-    plot_efficiency(runs, path, f"Efficiency, {held}{missing}")
+    runs = [run for recipe in comparison.recipes for run in _at_ceiling(recipe, None)]
+    straight = [run for recipe in shown for run in _at_ceiling(recipe, common)]
+    labels, looks = _labels(runs, ceiling) | _labels(straight, efficiency), _looks(runs)
+    width, height = BOTH_COLUMNS
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        _reward_axis(left, _curves(left, runs, log=True), reward)
+        _efficiency(right, straight, runs[0][1].unit, looks)
+        right.set_title(f"Efficiency, {held}")
+        _legend(figure, labels, looks, 1)
+
+    _save(draw, (width, height + LEGEND_ROW * (len(labels) + 1)), path)
 
 
 def _at_ceiling(recipe: Recipe, A: float | None) -> Iterator[Named]:
@@ -146,65 +169,58 @@ def _save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _curves(figure: Figure, runs: Sequence[Named], labels: Sequence[str], columns: int) -> None:
-    panels = figure.subplots(1, 2, sharey=True)
-    far = LINEAR_REACH * max((p.compute for _, curve, _ in runs for p in curve.points), default=0.0)
-    for axes, log in zip(panels, (False, True), strict=True):
-        for i, (_, curve, fit) in enumerate(runs):
-            reach = max(REACH * curve.points[-1].compute if log else 0.0, far) if curve.points else 0.0
-            _curve(axes, curve, fit, reach, log, _look(i), labels[i])
-        _compute_axis(axes, runs[0][1].unit, log)
-    measured = [p.pass_rate for _, curve, _ in runs for p in curve.evaluations]
-    known = [x for _, _, fit in runs if fit.identified for x in (fit.A.low, fit.A.high)]
-    low, high = min(measured + known), max(measured + known)
-    room = 0.06 * (high - low) or 0.05
-    panels[0].set_ylim(max(0.0, low - room), min(1.0, high + room))
-    panels[0].set_ylabel("held-out pass rate")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=columns)
+def forecast_end(curve: Curve, longest: float) -> float:
+    """The compute up to which a run's forecast is drawn beside runs up to `longest`."""
+    last = curve.points[-1].compute
+    return min(max(REACH * last, LINEAR_REACH * longest), MAX_REACH * last)
+
+
+def _curves(axes: Axes, runs: Sequence[Named], log: bool) -> list[float]:
+    """All runs in one panel; returns every height that its y-axis must hold."""
+    longest = max((p.compute for _, curve, _ in runs for p in curve.points), default=0.0)
+    drawn = [p.pass_rate for _, curve, _ in runs for p in curve.evaluations]
+    looks = _looks(runs)
+    for name, curve, fit in runs:
+        end = forecast_end(curve, longest) if curve.points else 0.0
+        drawn += _curve(axes, curve, fit, end if log else min(end, LINEAR_REACH * longest), log, looks[name])
+    _compute_axis(axes, runs[0][1].unit, log)
+    return drawn
 
 
 def _curve(
-    axes: Axes, curve: Curve, fit: Fit, reach: float, log: bool, look: dict[str, Any], label: str
-) -> None:
+    axes: Axes, curve: Curve, fit: Fit, end: float, log: bool, look: dict[str, Any]
+) -> tuple[float, ...]:
+    """One run with its forecast up to `end`; returns the ends of its band."""
     points = [p for p in curve.evaluations if p.compute > 0 or not log]
+    c, r, se = ([getattr(p, k) for p in points] for k in ("compute", "pass_rate", "pass_rate_se"))
     colour = look["color"]
-    axes.errorbar(
-        [p.compute for p in points], [p.pass_rate for p in points], [p.pass_rate_se for p in points],
-        fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.7,
-    )  # fmt: skip
-    axes.plot(
-        [p.compute for p in points], [p.pass_rate for p in points],
-        ls="none", ms=3, mec="white", mew=0.4, zorder=3, label=label, **look,
-    )  # fmt: skip
-    if fit.draws is not None:
-        last = curve.points[-1].compute
-        first = curve.points[0].compute / 2
-        past = np.geomspace(first, last, 80) if log else np.linspace(0, last, 80)
-        ahead = np.geomspace(last, reach, 40)
-        at = [fit.at(float(c)) for c in (*past, *ahead)]
-        axes.fill_between(
-            [*past, *ahead], [e.low for e in at], [e.high for e in at], color=colour, alpha=0.15, lw=0
-        )
-        axes.plot(past, fit.sigmoid.reward(past), color=colour, lw=1.2)
-        axes.plot(ahead, fit.sigmoid.reward(ahead), color=colour, lw=1.2, ls=(0, (3, 2)))
-    if fit.identified:
-        axes.axhline(fit.A.value, color=colour, lw=0.7, ls=":")
+    axes.errorbar(c, r, se, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.7)
+    axes.plot(c, r, ls="none", ms=3, mec="white", mew=0.4, zorder=3, **look)
+    if not fit.predictable:  # no sigmoid describes these points
+        axes.plot(c, r, color=colour, lw=0.6)
+        return ()
+    last, first = curve.points[-1].compute, curve.points[0].compute / 2
+    past = np.geomspace(first, last, 80) if log else np.linspace(0, last, 80)
+    ahead = np.geomspace(last, end, 40)
+    at = [fit.at(float(x)) for x in (*past, *ahead)]
+    low, high = (tuple(getattr(e, k) for e in at) for k in ("low", "high"))
+    axes.fill_between([*past, *ahead], low, high, color=colour, alpha=0.15, lw=0)
+    axes.plot(past, fit.sigmoid.reward(past), color=colour, lw=1.2)
+    if not fit.identified:  # beyond the data the range alone
+        return low + high
+    axes.plot(ahead, fit.sigmoid.reward(ahead), color=colour, lw=1.2, ls=(0, (3, 2)))
+    axes.axhline(fit.A.value, color=colour, lw=0.7, ls=":")
+    return (*low, *high, fit.A.value)
 
 
-def _efficiency(figure: Figure, runs: Sequence[Named], unit: str, title: str) -> None:
-    axes = figure.subplots()
+def _efficiency(axes: Axes, runs: Sequence[Named], unit: str, looks: dict[str, dict[str, Any]]) -> None:
     ends: list[float] = []
-    seeds = Counter(name for name, _, _ in runs)
-    looks = {name: _look(i) for i, name in enumerate(seeds)}
-    labels = {name: f"{name} ({n} runs)" for name, n in seeds.items() if n > 1}  # once each
     for name, curve, fit in runs:
         look, line = looks[name], straighten(curve, fit)
         c = np.geomspace(curve.points[0].compute / 1.3, 1.3 * curve.points[-1].compute, 2)
         straight = fit.B.value * np.log(c / fit.C_mid.value)
         axes.plot(c, straight, color=look["color"], lw=1)
-        with_B = f"{name}: B = {interval(fit.B, '.2f')}"
-        label = labels.pop(name, "_") if seeds[name] > 1 else with_B  # "_": not in the legend
-        axes.plot(line.compute, line.value, ls="none", ms=3, mec="white", mew=0.4, label=label, **look)
+        axes.plot(line.compute, line.value, ls="none", ms=3, mec="white", mew=0.4, **look)
         low, high = np.maximum(line.low, -MAX_LOGIT), np.minimum(line.high, MAX_LOGIT)
         axes.vlines(line.compute, low, high, color=look["color"], lw=0.6, alpha=0.7)
         ends += [*line.value, *straight]
@@ -212,17 +228,42 @@ def _efficiency(figure: Figure, runs: Sequence[Named], unit: str, title: str) ->
     if ends:
         axes.set_ylim(min(ends) - 0.5, max(ends) + 0.5)
     axes.set_ylabel("log [(R − R0) / (A − R)]")
-    if runs:
-        figure.legend(loc="outside upper left", title=title or None, alignment="left")
-    else:
+    if not runs:
         axes.text(0.5, 0.5, "no ceiling is identified", ha="center", transform=axes.transAxes)
 
 
 def ceiling(fit: Fit) -> str:
-    """A with its interval for a legend, or that it is not identified."""
-    if not fit.identified:
-        return "A not identified"
-    return f"A = {interval(fit.A, '.3f')}"
+    """A for a legend: with its interval, its range alone where it is not identified, or neither."""
+    if fit.identified:
+        return f"A = {interval(fit.A, '.3f')}"
+    return f"A not identified{f', {fit.A.low:.2f} to {fit.A.high:.2f}' if fit.predictable else ''}"
+
+
+def efficiency(fit: Fit) -> str:
+    """B for a legend."""
+    return f"B = {interval(fit.B, '.2f')}"
+
+
+def _labels(runs: Sequence[Named], describe: Callable[[Fit], str]) -> dict[str, str]:
+    """The legend's text by name: what is known of the run, or how many runs have this name."""
+    seeds = Counter(name for name, _, _ in runs)
+    return {
+        name: f"{name}: {describe(fit)}" if seeds[name] == 1 else f"{name} ({seeds[name]} runs)"
+        for name, _, fit in runs
+    }
+
+
+def _looks(runs: Sequence[Named]) -> dict[str, dict[str, Any]]:
+    return {name: _look(i) for i, name in enumerate(dict.fromkeys(name for name, _, _ in runs))}
+
+
+def _legend(figure: Figure, labels: Mapping[str, str], looks: Mapping[str, Any], columns: int) -> None:
+    """Above the panels, in the order of `labels`."""
+    from matplotlib.lines import Line2D
+
+    marks = [Line2D([], [], ls="none", ms=3, **looks[name]) for name in labels]
+    if labels:
+        figure.legend(marks, list(labels.values()), loc="outside upper left", ncols=columns)
 
 
 def _look(i: int) -> dict[str, Any]:
@@ -247,3 +288,10 @@ def _compute_axis(axes: Axes, unit: str, log: bool) -> None:
         axes.set_xlim(left=0)
     axes.set_xlabel(f"compute ({unit}{', log scale' if log else ''})")
     axes.grid(alpha=0.25, lw=0.5)
+
+
+def _reward_axis(axes: Axes, drawn: Sequence[float], title: str) -> None:
+    """From the lowest to the highest height drawn, within 0 to 1."""
+    room = 0.06 * (max(drawn) - min(drawn)) or 0.05
+    axes.set_ylim(max(0.0, min(drawn) - room), min(1.0, max(drawn) + room))
+    axes.set_ylabel(title if len(title) <= WIDEST_Y else f"{title[: WIDEST_Y - 1]}…")

@@ -184,10 +184,13 @@ def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_dou
     found = compare(runs)
     plot_recipes(found, tmp_path / "e.svg")
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "e.svg").read_text(encoding="utf-8"))
-    B = found.pairs[0].B_held[1]
-    assert [text for text in texts if re.match("two|doubtful", text)] == ["two (2 runs)"]
+    B = found.recipes[1].fits[0].B
+    assert [text for text in texts if re.match("two|doubtful", text)] == [
+        "two (2 runs)",
+        "doubtful (2 runs)",
+    ]
     assert any(re.match(rf"one: B = {B.value:.2f} \({B.low:.2f} to", text) for text in texts)
-    assert "all at the mean ceiling, 0.6" in " ".join(texts) and "identified: doubtful" in " ".join(texts)
+    assert "Efficiency, each at its own ceiling" in texts
     nothing = compare({"a": runs["doubtful"][1:], "b": runs["doubtful"]})
     plot_recipes(nothing, tmp_path / "none.svg")
     assert "no ceiling is identified" in (tmp_path / "none.svg").read_text(encoding="utf-8")

@@ -6,12 +6,15 @@ import re
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
 
-from trainer.scaling import Curve, EvalPoint, Fit, Sigmoid, fit_curve, fit_run, plot_curve
-from trainer.scaling.plot import COLOURS, _look, plot_curves, plot_efficiency
+from trainer.scaling import Curve, EvalPoint, Fit, Sigmoid, fit_curve, fit_run, plot, plot_curve
+from trainer.scaling.plot import COLOURS, _look, ceiling, forecast_end, plot_curves, plot_efficiency
 
 LAW = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 
@@ -26,7 +29,7 @@ def named(name: str, law: Sigmoid, last: float = 16_000) -> tuple[str, Curve, Fi
 
 @pytest.fixture(scope="module")
 def runs() -> list[tuple[str, Curve, Fit]]:
-    return [named("ScaleRL", LAW), named("DAPO", replace(LAW, A=0.52)), named("short", LAW, 2000)]
+    return [named("ScaleRL", LAW), named("DAPO", replace(LAW, A=0.52)), named("short", LAW, 4000)]
 
 
 def size(png: Path) -> tuple[int, int]:
@@ -46,17 +49,82 @@ def test_pictures_fit_one_and_two_columns_at_300_dpi(
 def test_every_run_is_named_with_its_ceiling_and_colour(
     runs: list[tuple[str, Curve, Fit]], tmp_path: Path
 ) -> None:
-    plot_curves(runs, tmp_path / "c.svg")
+    plot_curves(runs, tmp_path / "c.svg", "val/accuracy")
     text = (tmp_path / "c.svg").read_text(encoding="utf-8")
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", text)
     fit = runs[0][2]
     assert f"ScaleRL: A = {fit.A.value:.3f} ({fit.A.low:.3f} to {fit.A.high:.3f})" in texts
-    assert "short: A not identified" in texts
-    assert {"compute (GPU-hours)", "compute (GPU-hours, log scale)", "held-out pass rate"} <= set(texts)
+    short = runs[2][2].A
+    assert f"short: A not identified, {short.low:.2f} to {short.high:.2f}" in texts
+    assert {"compute (GPU-hours)", "compute (GPU-hours, log scale)", "val/accuracy"} <= set(texts)
     assert all(colour.lower() in text.lower() for colour in COLOURS[:3])
     assert (
         not re.search(r"font: (\d+)px", text) or min(map(float, re.findall(r"font: ([\d.]+)px", text))) >= 7
     )
+
+
+def drawn(runs: list[tuple[str, Curve, Fit]], log: bool = False) -> tuple[Any, list[float]]:
+    axes = Figure().subplots()
+    return axes, plot._curves(axes, runs, log)
+
+
+def band(axes: Any) -> Any:
+    """The corners of the only band in a panel, (n, 2)."""
+    (filled,) = [c for c in axes.collections if isinstance(c, PolyCollection)]
+    return filled.get_paths()[0].vertices
+
+
+def dashes(axes: Any) -> list[str]:
+    """The styles of the lines in a panel, without that of the points."""
+    return [line.get_linestyle() for line in axes.lines if line.get_linestyle() != "None"]
+
+
+def test_the_y_axis_holds_the_whole_band(runs: list[tuple[str, Curve, Fit]]) -> None:
+    for log in (False, True):
+        axes, heights = drawn(runs[2:], log)
+        plot._reward_axis(axes, heights, "R")
+        low, high = axes.get_ylim()
+        bottom, top = band(axes)[:, 1].min(), band(axes)[:, 1].max()
+        assert top > runs[2][1].points[-1].pass_rate + 0.05  # there is doubt, and it is seen
+        assert low <= bottom and high >= min(1.0, top)
+
+
+def test_beyond_the_data_an_unidentified_run_has_a_range_and_no_line(
+    runs: list[tuple[str, Curve, Fit]],
+) -> None:
+    assert dashes(drawn(runs[:1])[0]) == ["-", "--", ":"]  # fit, forecast, ceiling
+    axes, _ = drawn(runs[2:])
+    assert dashes(axes) == ["-"]
+    assert band(axes)[:, 0].max() == pytest.approx(2 * runs[2][1].points[-1].compute)
+
+
+def test_a_run_that_has_fallen_has_no_curve_and_no_forecast() -> None:
+    name, curve, _ = named("fallen", LAW)
+    points = tuple(replace(p, pass_rate=p.pass_rate - max(0, p.compute - 8000) / 3e4) for p in curve.points)
+    curve = replace(curve, points=points)
+    fit = fit_curve(curve)
+    assert not fit.predictable
+    axes, heights = drawn([(name, curve, fit)])
+    assert dashes(axes) == ["-"] and axes.lines[-1].get_xdata()[-1] == points[-1].compute
+    assert heights == [p.pass_rate for p in points] and ceiling(fit) == "A not identified"
+
+
+def test_a_forecast_reaches_as_far_as_the_longest_run_but_not_beyond_ten_times_its_own(
+    runs: list[tuple[str, Curve, Fit]],
+) -> None:
+    short = runs[2][1]  # up to 3,500
+    ends = [forecast_end(short, longest) for longest in (3500, 12_000, 20_000)]
+    assert ends == [4 * 3500, 2 * 12_000, 10 * 3500]
+
+
+def test_seeds_look_alike_and_keep_their_colour_in_both_pictures(tmp_path: Path) -> None:
+    runs = [named("short", LAW, 4000), named("b", LAW), named("b", replace(LAW, B=2))]
+    plot_curves(runs, tmp_path / "c.svg")
+    plot_efficiency(runs, tmp_path / "e.svg")
+    curves, straight = ((tmp_path / n).read_text(encoding="utf-8").lower() for n in ("c.svg", "e.svg"))
+    assert curves.count("b (2 runs)") == 1 and straight.count("b (2 runs)") == 1
+    assert COLOURS[2].lower() not in curves and COLOURS[0].lower() not in straight
+    assert COLOURS[1].lower() in curves and COLOURS[1].lower() in straight
 
 
 def test_every_run_has_a_mark_of_its_own_and_no_two_look_alike() -> None:
