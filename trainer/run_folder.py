@@ -1,6 +1,7 @@
 """The run's folder: claimed by one process at a time, never overwritten; what dead runs left is removed."""
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -8,8 +9,10 @@ from pathlib import Path
 from typing import IO
 
 from trainer.config import ConfigError
+from trainer.jsonl import write_atomic
 
 SHARED = Path("/dev/shm")
+ENDED = "ended.json"  # in the folder of a run that is complete
 PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders through which weights are sent
 
 
@@ -48,7 +51,22 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
             raise in_use
         for name in ("metrics.jsonl", "timeline.jsonl"):  # these are appended to
             (folder / name).unlink(missing_ok=True)
+    (folder / ENDED).unlink(missing_ok=True)
     return lock
+
+
+def record_end(run_dir: Path, by: str, max_compute: float) -> None:
+    """Say in the folder that the run is complete: all steps made, its compute spent or all prompts solved."""
+    write_atomic(run_dir / ENDED, json.dumps({"by": by, "max_compute": max_compute}))
+
+
+def complete(run_dir: Path, max_compute: float = 0.0) -> bool:
+    """Whether a run has ended by itself; one that ended at less compute than this one goes on."""
+    try:
+        end = json.loads((run_dir / ENDED).read_text())
+    except FileNotFoundError:
+        return False
+    return end["by"] != "compute" or 0 < max_compute <= end["max_compute"]
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:

@@ -64,7 +64,7 @@ def controller(
     if "talks" in model_dir:
         for i in range(600):
             telemetry.send(Event("note", time.monotonic(), {"text": str(i)}))
-    telemetry.send(Event("done", time.monotonic(), {}))
+    telemetry.send(Event("done", time.monotonic(), {"ended_by": "steps"}))
 
 
 def _until_closed(conn: Connection) -> None:

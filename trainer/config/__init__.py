@@ -236,6 +236,8 @@ class LearnerConfig:
 class PipelineConfig:
     steps: PositiveInt = 60
     """Optimizer steps of the run."""
+    max_compute: NonNegativeFloat = 0.0
+    """Device-hours (the ledger's total) after which the run ends, be it before `steps`: with the step, or the round of PPO-off-policy, that reaches them, and an evaluation. 0: no limit."""
     prompts_per_step: PositiveInt = 16
     """Prompts (groups) in one optimizer batch."""
     completions_per_prompt: Annotated[int, Range(2, reason="the advantage is relative to the group mean")] = 8

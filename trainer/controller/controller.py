@@ -86,6 +86,7 @@ class Controller:
         self.weights = WeightSync(ctx.config.engine, ctx.engine, learner, ctx.deadline)
         self._wait_for = ctx.deadline.wait_for
         self.stop = asyncio.Event()  # set: stop after the current optimizer step
+        self.spent = False  # `stop` is set because the compute is spent
         self.version = 0  # the learner's
         self._group_id = 0  # the first not yet trained on
         self._slots: asyncio.Queue[int] = asyncio.Queue()  # free ones: the step that each is for, from 0
@@ -155,7 +156,8 @@ class Controller:
             await self._first_of(self._train_loop(), sync, issue)
             # Wait for the last weights and their evaluation.
             await self._first_of(self.weights.published.join(), sync)
-            if self._exhausted and self._stepped and not self._evaluates(self.version):
+            ended = self._exhausted or self.spent
+            if ended and self._stepped and not self._evaluates(self.version):
                 await self._evaluate(self.version)
         finally:
             tasks = list(self._tasks)
@@ -212,7 +214,7 @@ class Controller:
             waited = time.monotonic() - waited
             self._round_end = self.version + len(minibatches)
             for minibatch in minibatches:
-                if self.stop.is_set():
+                if self.stop.is_set() and not self.spent:  # the engines need a round's last version
                     return
                 await self.weights.before_step()
                 # A task of its own, so that it ends and can be saved when something else fails meanwhile.
@@ -316,6 +318,12 @@ class Controller:
                 await self._evaluate(version)
             for _ in range(steps):
                 self.weights.published.task_done()
+
+    @property
+    def ended_by(self) -> str:
+        """Why the run is complete; empty if it was stopped."""
+        reached = "steps" if self.version >= self.config.pipeline.steps else ""
+        return reached or ("compute" if self.spent else "solved" if self._exhausted else "")
 
     def _evaluates(self, version: int) -> bool:
         return version == self.config.pipeline.steps or _due(version, self.config.evaluation.every)

@@ -100,7 +100,7 @@ async def _run(
         gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
         await controller.run()
         await controller.save()
-        emit("done", {"step": controller.version, "stopped": controller.stop.is_set()})
+        emit("done", {"step": controller.version, "ended_by": controller.ended_by})
 
 
 def check_lengths(
@@ -123,7 +123,10 @@ def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
 
 
 def _on_launcher_message(telemetry: Connection, controller: Controller, engines: EnginePool) -> None:
-    """Take in an engine that the launcher has restarted, or stop. A dead launcher means stop, too."""
+    """Take in an engine that the launcher has restarted, or stop. A dead launcher means stop, too.
+
+    Ctrl-C can still follow the message that the compute is spent: then the last weights are not evaluated.
+    """
     try:
         message = telemetry.recv()
     except (EOFError, OSError):
@@ -133,7 +136,9 @@ def _on_launcher_message(telemetry: Connection, controller: Controller, engines:
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
     else:
-        asyncio.get_running_loop().remove_reader(telemetry.fileno())
+        controller.spent = message.spent
+        if not message.spent:
+            asyncio.get_running_loop().remove_reader(telemetry.fileno())
         controller.stop.set()
 
 

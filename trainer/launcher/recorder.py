@@ -1,6 +1,7 @@
 """Turns what the roles report into the run's record: ledger, metrics, curve, forecast and terminal view."""
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from trainer.launcher.placement import Devices
 from trainer.launcher.terminal import View
 from trainer.messages import Event, Spans
 from trainer.roles import role_kind
+from trainer.run_folder import record_end
 from trainer.scaling import EvalPoint, Fit
 from trainer.scaling.forecast import describe_recommendation, forecast
 
@@ -39,6 +41,7 @@ class Recorder:
             self._reload_metrics(resume_version)
         self.metrics = MetricsWriter(self.run_dir, config)
         self._forecast = forecast(self.points, 0.0, None) if self.points else None
+        self._limit = config.pipeline.max_compute or math.inf
         self._versions: dict[int, tuple[float, Compute]] = {}  # when made, and compute until then
         self._last_counters: dict[str, tuple[float, float]] = {}  # engine -> tokens, busy seconds
         self._tokens_per_s: dict[str, float] = {}  # by engine
@@ -48,8 +51,9 @@ class Recorder:
         """The curve so far."""
         return self._forecast.fit if self._forecast else None
 
-    def handle(self, role: str, message: object) -> None:
-        """Record one message that a role has sent."""
+    def handle(self, role: str, message: object) -> bool:
+        """Record one message that a role has sent; returns whether the run's compute is spent."""
+        spent = False
         match message:
             case Spans():
                 self.ledger.add(message)
@@ -63,6 +67,7 @@ class Recorder:
             case Event(kind="step"):
                 self._versions[message.data["step"]] = message.time, self.ledger.compute(message.time)
                 self._write_line(message.data)
+                spent = self._versions[message.data["step"]][1].total >= self._limit
             case Event(kind="eval"):
                 self._record_evaluation(message)
             case Event(kind="sample"):
@@ -70,13 +75,17 @@ class Recorder:
                 self.view.sample(message.data)
             case Event(kind="engine"):
                 self._update_rate(role, message.data["tokens"], message.data["busy_s"])
-            case Event(kind="ready" | "done"):
+            case Event(kind="done"):
+                if message.data["ended_by"]:
+                    record_end(self.run_dir, message.data["ended_by"], self.config.pipeline.max_compute)
+            case Event(kind="ready"):
                 pass
             case Event():
                 self.view.log(_sentence(message))
         if time.monotonic() - self._ledger_written >= LEDGER_EVERY_S:
             self._ledger_written = time.monotonic()
             self.ledger.write(self.run_dir)
+        return spent
 
     def close(self) -> None:
         """Close the ledger and the files, once every role has ended."""
@@ -127,7 +136,7 @@ class Recorder:
         compute = self._versions[step][1].total
         self.points.append(EvalPoint(step, compute, data["pass_rate"], data["pass_rate_se"]))
         line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
-        end = compute / step * self.config.pipeline.steps if step else 0.0
+        end = min(compute / step * self.config.pipeline.steps, self._limit) if step else 0.0
         before, self._forecast = self._forecast, forecast(self.points, end, self._forecast)
         self._write_line(line | self._forecast.metrics())
         advice = describe_recommendation(self._forecast, self.ledger.unit, end - compute)

@@ -183,6 +183,29 @@ def test_a_run_whose_prompts_are_all_solved_ends_with_its_last_weights_evaluated
     assert f"after step {len(learner.batches)}: all 20 training prompts have been solved" in note
 
 
+@pytest.mark.parametrize("scheme", [{}, {"scheme": "ppo_off_policy", "minibatches": 3}])
+def test_a_run_whose_compute_is_spent_ends_with_its_last_weights_evaluated(
+    scheme: dict[str, Any], tmp_path: Path
+) -> None:
+    config = configured(tmp_path, 1, steps=99, **scheme)
+    config = replace(config, evaluation=replace(config.evaluation, every=98))
+    engine, learner, events = FakeEngine(), FakeLearner(0.01), list[tuple[str, dict[str, Any]]]()
+    run = controller(config, engine, learner, events)
+
+    def emit(kind: str, data: dict[str, Any]) -> None:
+        events.append((kind, data))
+        if kind == "step" and data["step"] == 4:
+            run.spent = True
+            run.stop.set()
+
+    run.emit = emit
+    asyncio.run(asyncio.wait_for(run.run(), 20))
+    made = len(learner.batches)
+    assert made == 6 if scheme else made in (4, 5)  # the round ends; a step may have begun
+    assert [d["step"] for kind, d in events if kind == "eval"] == [0, made]
+    assert engine.held[-1] == made and run.ended_by == "compute"
+
+
 def test_a_fatal_error_saves_what_was_learned_before_it(tmp_path: Path) -> None:
     class Refusing(FakeLearner):
         async def train(self, batch: Any) -> Any:

@@ -17,6 +17,7 @@ from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
 from trainer.launcher.terminal import make_view
 from trainer.messages import Event, Spans
+from trainer.run_folder import claim, complete
 from trainer.scaling import Sigmoid
 
 CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorboard=False))
@@ -36,6 +37,28 @@ def test_the_rate_of_an_engine_that_was_started_again_counts_from_0(tmp_path: Pa
         one.handle("learner", Event("step", one.start, {"step": 1}))
     rates = [row["engine/tokens_per_s"] for row in read_lines(tmp_path / "metrics.jsonl")]
     assert rates == [0, 500, 600, 300]
+
+
+def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recorded(tmp_path: Path) -> None:
+    config = replace(CONFIG, run_dir=str(tmp_path), pipeline=replace(CONFIG.pipeline, max_compute=20 / 3600))
+    devices = assign(config, (), 2)
+    one = Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), None)
+    start = one.start
+    one.handle("controller", Event("training_begins", start, {}))
+    spent = []
+    for step, at in enumerate((start + 4, start + 9, start + 11), 1):
+        for role in ("engine", "learner"):
+            assert not one.handle(role, Spans(role, (("generate", start, at),)))
+        spent.append(one.handle("controller", Event("step", at, {"step": step})))
+    assert spent == [False, False, True]  # after 8, 18 and 22 core-seconds
+    result = {"step": 3, "pass_rate": 0.5, "pass_rate_se": 0.1}
+    one.handle("controller", Event("eval", start + 12, result))
+    one.handle("controller", Event("done", start + 12, {"step": 3, "ended_by": ""}))  # by Ctrl-C
+    assert not complete(tmp_path, 20 / 3600)
+    one.handle("controller", Event("done", start + 12, {"step": 3, "ended_by": "compute"}))
+    assert complete(tmp_path, 20 / 3600) and not complete(tmp_path, 21 / 3600) and not complete(tmp_path)
+    claim(str(tmp_path), resume=True).close()
+    assert not complete(tmp_path, 20 / 3600)  # it goes on
 
 
 def test_the_compute_of_an_evaluation_is_that_when_its_weights_were_made(tmp_path: Path) -> None:
