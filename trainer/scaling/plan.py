@@ -26,6 +26,7 @@ from trainer.scaling.fit import (
     fit_with_draws,
     is_wide,
 )
+from trainer.scaling.posterior import typical_gap
 from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid
 
 Array = NDArray[np.float64]
@@ -102,7 +103,7 @@ def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Pr
         )
     length = 0.0
     if fit.autocorrelated_prob > AUTOCORRELATED and residual_sd > reported / 2:  # else there is little noise
-        length = -float(np.median(np.diff(data.compute))) / math.log(fit.autocorrelation)
+        length = -typical_gap(data.compute) / math.log(fit.autocorrelation)
     return Prospect(sigmoids, pilot, noise, reported, fit.C_mid.value, length), fit
 
 

@@ -4,9 +4,9 @@ For given B and C_mid the sigmoid is linear in R0 and A. With s = fraction_gaine
 
     R = R0 (1 − s) + A s + σ w,    w ~ N(0, D K_ρ D),    D = diag(standard errors)
 
-K_ρ[i, j] = .98 ρ^|i − j|, and 1 for i = j: the errors of neighbouring evaluations are correlated in most
-runs, and a fit that takes them for independent gives intervals far too narrow. ρ = 0 has half of the
-prior; the values of CORRELATIONS share the rest. σ² has an inverse χ² prior where standard errors are
+K_ρ[i, j] = .98 ρ^(|C_i − C_j| / gap), and 1 for i = j, where gap is the median distance of neighbouring
+evaluations: their errors are correlated in most runs, and a fit that takes them for independent gives
+intervals far too narrow. ρ = 0 has half of the prior; the values of CORRELATIONS share the rest. σ² has an inverse χ² prior where standard errors are
 given, else 1/σ². The extra variance of outliers and the error of R0 are independent. σ, R0 and A are
 integrated analytically (Student's t, 0 ≤ R0 ≤ A ≤ 1); B and C_mid numerically, on a logarithmic grid with
 a flat prior that is refined around the mode. Outliers are down-weighted first. docs/validation.md shows
@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 B_RANGE = (0.3, 20.0)
 MAX_C_MID = 30.0  # C_mid is sought up to this multiple of the largest compute
-CORRELATIONS = (0.4, 0.7, 0.85, 0.93, 0.97)  # ρ, of neighbouring points
+CORRELATIONS = (0.4, 0.7, 0.85, 0.93, 0.97)  # ρ, of points a median gap apart
 CORRELATED_SHARE = 0.98  # of the variance, where there is correlation
 NOISE_PRIOR_POINTS = 3.0  # the reported standard errors count as much as this many points
 OUTLIER = 3.0  # standard deviations from which a point loses weight
@@ -219,6 +219,12 @@ def robust(data: Data) -> tuple[Array, float]:
     return weight, scale
 
 
+def typical_gap(compute: Array) -> float:
+    """The median distance of two evaluations: ρ is the correlation of errors this far apart."""
+    gaps = np.diff(compute)
+    return float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
+
+
 def _noise_models(data: Data, weight: Array) -> list[_Noise]:
     """One for each correlation; the first has none.
 
@@ -227,7 +233,7 @@ def _noise_models(data: Data, weight: Array) -> list[_Noise]:
     """
     sd = data.sd
     outlier_variance = np.diag(sd**2 * (1 / weight - 1))
-    gap = np.abs(np.subtract.outer(np.arange(len(sd)), np.arange(len(sd))))
+    gap = np.abs(np.subtract.outer(data.compute, data.compute)) / typical_gap(data.compute)
     models = []
     for rho in (0.0, *CORRELATIONS):
         correlation = np.eye(len(sd))

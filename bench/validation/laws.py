@@ -1,0 +1,116 @@
+"""Do the intervals hold for curves that are not the paper's? Simulated sigmoids of many sizes.
+
+  python -m bench.validation.laws              160 curves in each cell; a few minutes
+
+R0, the rise, B and C_mid are drawn anew for each curve, and so are the number of evaluations, their spacing
+and their noise. A cell is a kind of noise and how far the data reach, in multiples of C_mid. R0 is measured
+and standard errors are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench import records
+from trainer.scaling import Sigmoid, fit
+
+Array = NDArray[np.float64]
+
+SEED = 15
+REACHES = (1.5, 2.0, 3.0, 5.0)  # last compute over C_mid
+NOISES = {"independent": 0.0, "AR(1) 0.6": 0.6}  # correlation of errors one mean gap apart
+EVALUATIONS, SPACINGS, NOISE_SDS = (12, 20, 40), ("linear", "log", "irregular"), (0.004, 0.008, 0.015)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A simulated run."""
+
+    truth: Sigmoid
+    compute: Array  # (n,)
+    reward: Array  # (n,)
+    sd: float  # of an evaluation
+    R0: float  # as measured
+    spacing: str
+
+
+def simulate(reach: float, correlation: float, i: int, seed: int) -> Run:
+    """Run `i`: the same curve, evaluations and random numbers for every reach and correlation."""
+    rng = np.random.default_rng([seed, i])
+    R0 = rng.uniform(0.03, 0.5)
+    truth = Sigmoid(
+        R0,
+        min(R0 + rng.uniform(0.1, 0.5), 0.98),
+        *np.exp(rng.uniform(np.log([0.9, 40]), np.log([3.2, 30_000]))),
+    )
+    n, spacing, sd = rng.choice(EVALUATIONS), str(rng.choice(SPACINGS)), float(rng.choice(NOISE_SDS))
+    share = {
+        "linear": np.arange(1, n + 1) / n,
+        "log": np.geomspace(1 / 30, 1, n),
+        "irregular": np.append(np.sort(rng.uniform(0.01, 1, n - 1)), 1.0),
+    }[spacing]
+    error = rng.normal(0, sd, n)
+    for k in range(1, n if correlation else 0):
+        rho = correlation ** ((share[k] - share[k - 1]) * n)
+        error[k] = rho * error[k - 1] + (1 - rho**2) ** 0.5 * error[k]
+    compute = reach * truth.C_mid * share
+    reward = np.clip(truth.reward(compute) + error, 0, 1)
+    return Run(truth, compute, reward, sd, float(np.clip(R0 + rng.normal(0, sd), 0, 1)), spacing)
+
+
+def measure(noise: str, reach: float, i: int, seed: int) -> dict[str, Any]:
+    """One run's record; estimates as [truth, value, low, high]."""
+    run = simulate(reach, NOISES[noise], i, seed)
+    found = fit(run.compute, run.reward, np.full(len(run.compute), run.sd), R0=run.R0, R0_se=run.sd)
+    ahead = 4 * run.compute[-1]
+    estimates = {"A": (run.truth.A, found.A), "4x": (float(run.truth.reward(ahead)), found.at(ahead))}
+    return {
+        "noise": noise, "reach": reach, "i": i, "spacing": run.spacing, "rise": run.truth.A - run.truth.R0,
+        "identified": found.identified, "flags": found.flags,
+        "autocorrelated_prob": found.autocorrelated_prob,
+        **{key: [truth, e.value, e.low, e.high] for key, (truth, e) in estimates.items()},
+    }  # fmt: skip
+
+
+def table(found: Sequence[dict[str, Any]]) -> list[str]:
+    """A row for each cell, in Markdown."""
+    lines = [
+        "| noise | data to × C_mid | median error of A | width | A holds | 4 × the data holds | identified "
+        "| A holds, where identified |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for noise in NOISES:
+        for reach in REACHES:
+            cell = [r for r in found if (r["noise"], r["reach"]) == (noise, reach)]
+            truth, value, low, high = np.array([r["A"] for r in cell]).T
+            held, known = (low <= truth) & (truth <= high), np.array([r["identified"] for r in cell])
+            ahead = np.mean([r["4x"][2] <= r["4x"][0] <= r["4x"][3] for r in cell])
+            error, width = np.median(np.abs(value - truth)), np.median(high - low)
+            where = f"{held[known].mean():.2f} ({known.sum()})" if known.any() else "–"
+            lines.append(
+                f"| {noise} | {reach:g} | {error:.4f} | {width:.3f} | {held.mean():.2f} | {ahead:.2f} "
+                f"| {known.mean():.2f} | {where} |"
+            )
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate, fit and print the table."""
+    parser = records.parser("validation.laws", __doc__)
+    parser.add_argument("--runs", type=int, default=160, help="simulated curves in each cell (160)")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of the simulation ({SEED})")
+    args: argparse.Namespace = parser.parse_args(argv)
+    cells = [(noise, reach, i) for i in range(args.runs) for noise in NOISES for reach in REACHES]
+    print("\n".join(table([measure(*cell, args.seed) for cell in cells])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
