@@ -6,11 +6,11 @@ For given B and C_mid the sigmoid is linear in R0 and A. With s = fraction_gaine
 
 K_ρ[i, j] = .98 ρ^(|C_i − C_j| / gap), and 1 for i = j, where gap is the median distance of neighbouring
 evaluations: their errors are correlated in most runs, and a fit that takes them for independent gives
-intervals far too narrow. ρ = 0 has half of the prior; the values of CORRELATIONS share the rest. σ² has an inverse χ² prior where standard errors are
-given, else 1/σ². The extra variance of outliers and the error of R0 are independent. σ, R0 and A are
-integrated analytically (Student's t, 0 ≤ R0 ≤ A ≤ 1); B and C_mid numerically, on a logarithmic grid with
-a flat prior that is refined around the mode. Outliers are down-weighted first. docs/validation.md shows
-how often the intervals cover the truth.
+intervals far too narrow. ρ = 0 has half of the prior; the values of CORRELATIONS share the rest. σ² has an
+inverse χ² prior where standard errors are given, else 1/σ². The extra variance of outliers and the error of
+R0 are independent. σ, R0 and A are integrated analytically (Student's t, 0 ≤ R0 ≤ A ≤ 1); B and C_mid
+numerically, on a logarithmic grid with a flat prior that is refined around the mode. Outliers are down-
+weighted first. docs/validation.md shows how often the intervals cover the truth.
 """
 
 from __future__ import annotations
