@@ -85,10 +85,10 @@ def curve_of(name: str, unit: str, points: Iterable[EvalPoint]) -> Curve:
             raise ConfigError(f"step {p.step}: compute is {p.compute:g}; expected a number of at least 0")
     ordered = sorted(unique.values(), key=lambda p: p.compute)
     starts = [p for p in ordered if p.compute == 0]
-    return Curve(name, unit, tuple(ordered[len(starts) :]), _mean(starts) if starts else None)
+    return Curve(name, unit, tuple(ordered[len(starts) :]), mean_point(starts) if starts else None)
 
 
-def _mean(points: Sequence[EvalPoint]) -> EvalPoint:
+def mean_point(points: Sequence[EvalPoint]) -> EvalPoint:
     """The mean of evaluations of the same weights."""
     n = len(points)
     reward = math.fsum(p.pass_rate for p in points) / n

@@ -2,20 +2,20 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from trainer.config import ConfigError
 
 HELD_OUT = r"(?:eval|evaluation|val|valid|validation|test|held_?out)"
 SCORE = r"(?:pass_rate|reward|accuracy|acc|score|solve_rate|success_rate|pass@1|pass_at_1|pass1)"
-REWARD = (  # from the most to the least specific name; lower case
+HELD_OUT_REWARD = (  # from the most to the least specific name; lower case
     r"eval/pass_rate",  # ours
     rf"{HELD_OUT}[/_. -](?:mean_|avg_)?{SCORE}(?:[/_]mean)?",  # eval/reward, val_accuracy
     rf"(?:.+/)?val-core/.+/mean@\d+|{HELD_OUT}/.+/(?:avg|mean)@\d+",  # verl; prime-rl
     rf"(?:eval/)?eval_.+_pass1|val/test_score/.+|{HELD_OUT}[/_].*{SCORE}s?(?:[/_]mean)?",  # OpenRLHF; TRL
-    rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value",  # value: TensorBoard's CSV
 )
-TRAINING = rf"(?:train|training|critic|rollout|reward|rewards)[/_].*{SCORE}?s?(?:[/_]mean)?"
+PLAIN_REWARD = rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value"  # value: TensorBoard's CSV
+TRAINING = rf"(?:train|training|critic|rollout|rewards?)[/_].*{SCORE}s?(?:[/_]mean)?|rewards?/.+/mean"
+TRAINED_BESIDE = r"(?:.+/)?(?:(?:policy_|pg_)?loss|(?:approx_)?kl|grad_norm|lr|learning_rate|entropy)"
 STEPS = (
     r"steps?", r"global_step", r"(?:train|training|trainer|eval)/global_step", r"_step",
     r"train(?:ing)?_step", r"iteration",
@@ -29,20 +29,42 @@ COMPUTE = (  # with the unit
     *((name, "steps") for name in STEPS),
 )
 UNITS = ("GPU-hours", "core-hours", "FLOPs", "steps")
-PER_STEP = (r"timing_s/step", r"perf/time_per_step", r"time/step", r"step_time", r"(?:.+/)?seconds_per_step")
-CLOCKS = (  # seconds since the start, or since 1970
-    r"_runtime", r"relative time \(process\)", r"elapsed(?:_s|_seconds)?", r"wall_time", r"wall time",
-    r"relative time \(wall\)", r"_timestamp", r"timestamp",
+TIME_UNITS = {  # seconds, and the names of the unit
+    "ms": (1e-3, r"ms|msecs?|milliseconds?"),
+    "s": (1.0, r"s|secs?|seconds?"),
+    "min": (60.0, r"m|mins?|minutes?"),
+    "h": (3600.0, r"h|hrs?|hours?"),
+    "d": (86400.0, r"d|days?"),
+}
+TIME_WORD = (
+    r"(?:wall|clock|wall_?clock|elapsed|train(?:ing)?|run|total|cumulative|relative|real|time|runtime)"
+)
+PER_STEP = (
+    r"timing_s/step", r"perf/time_per_step", r"timing/train/total_step_time", r"time/step", r"step_time",
+    *(rf"(?:.+/)?(?:{unit})_per_step|step_time[_ ]\(?(?:{unit})\)?" for _, unit in TIME_UNITS.values()),
 )  # fmt: skip
+CLOCKS = (  # time since the start, or a date
+    r"_runtime", r"relative time \(process\)", r"elapsed(?:_time)?", r"wall[_ ]?time",
+    *(rf"(?:{TIME_WORD}[_ /-]+)+\(?(?:{unit})\)?" for _, unit in TIME_UNITS.values()),
+    *(unit.partition("|")[2] for _, unit in TIME_UNITS.values()),  # hours, but not h
+    r"relative time \(wall\)", r"_timestamp", r"timestamp", r"time", r"date(?:time)?",
+)  # fmt: skip
+LABELS = "|".join((*STEPS, *CLOCKS, r"(?:.+/)?epoch", r"_.*"))  # of rows; they hold no measurement
 ERROR = ("{}_se", "{}_stderr", "{}_sem", "{}/se", "{}/stderr")
+LEAST_PART = 3  # characters of a part of a name
 PLAIN_ERROR = ("se", "stderr", "sem", "standard_error")
 
 
 def reward_columns(columns: Sequence[str], given: str | None) -> list[str]:
-    """The given column if it exists; else those with the most specific name for a held-out reward."""
+    """The given columns if they exist; else those with the most specific name for a held-out reward.
+
+    `reward` beside `loss` or the like is that of the training batches.
+    """
     if given is not None:
-        return [c for c in columns if c == given]
-    return next((found for pattern in REWARD if (found := matching(pattern, columns))), [])
+        return _named(given, columns)
+    beside = any(matching(TRAINED_BESIDE, columns))
+    names = HELD_OUT_REWARD if beside else (*HELD_OUT_REWARD, PLAIN_REWARD)
+    return next((found for pattern in names if (found := matching(pattern, columns))), [])
 
 
 def reward_column(columns: Sequence[str], given: str | None) -> str:
@@ -56,7 +78,7 @@ def reward_column(columns: Sequence[str], given: str | None) -> str:
         raise ConfigError(
             f"several columns could be the reward; set --reward-column to one of {listed(found)}"
         )
-    if trained := matching(TRAINING, columns):
+    if trained := matching(f"{TRAINING}|{PLAIN_REWARD}", columns):
         raise ConfigError(
             "no column is recognized as a held-out reward; if you mean that of the training batches, "
             f"set --reward-column to one of {listed(trained)}"
@@ -64,39 +86,41 @@ def reward_column(columns: Sequence[str], given: str | None) -> str:
     raise ConfigError(f"no column is recognized as a reward; set --reward-column to one of {listed(columns)}")
 
 
-def compute_column(columns: Sequence[str], given: str | None) -> tuple[str, str]:
-    """The given column or the first recognized one, and the unit in its name (else the name itself)."""
-    column, unit = _recognized(COMPUTE, columns, given, "--compute-column", "compute")
-    return column, unit or column
+def other_rewards(columns: Sequence[str], chosen: str) -> list[str]:
+    """Further held-out rewards, unless the chosen one is ours, whose name leaves no doubt."""
+    if matching(HELD_OUT_REWARD[0], [chosen]):
+        return []
+    return [c for c in columns if c != chosen and _is_held_out(c)]
 
 
-def step_column(columns: Sequence[str], given: str | None) -> str:
-    """The given column, or the one that counts steps."""
-    return _recognized([(name, None) for name in STEPS], columns, given, "--compute-column", "steps")[0]
+def compute_columns(columns: Sequence[str], given: str | None) -> list[tuple[str, str]]:
+    """The recognized columns, the best first, or the given one; with the unit (else the name itself)."""
+    names = columns if given is None else [existing(given, columns, "--compute-column")]
+    found = [(c, unit) for pattern, unit in COMPUTE for c in matching(pattern, names)]
+    return found or [(c, c) for c in names if given is not None]
 
 
-def seconds_column(columns: Sequence[str], given: str | None) -> tuple[str, bool | None]:
-    """The column of seconds, and whether they are per step; None: its name does not say."""
+def step_columns(columns: Sequence[str]) -> list[str]:
+    """The columns that count steps, the best first."""
+    return [c for name in STEPS for c in matching(name, columns)]
+
+
+def time_columns(columns: Sequence[str], given: str | None) -> list[tuple[str, bool | None]]:
+    """The columns of time, the best first, or the given one; and whether they are per step (None: ?)."""
+    names = columns if given is None else [existing(given, columns, "--time-column")]
     known = [(name, True) for name in PER_STEP] + [(name, False) for name in CLOCKS]
-    return _recognized(known, columns, given, "--seconds-column", "seconds")
+    found: list[tuple[str, bool | None]] = [
+        (c, per_step) for name, per_step in known for c in matching(name, names)
+    ]
+    return found or [(c, None) for c in names if given is not None]
 
 
-def _recognized(
-    known: Iterable[tuple[str, Any]], columns: Sequence[str], given: str | None, flag: str, meaning: str
-) -> tuple[str, Any]:
-    """The given column, or the first with a known name; and what is known of it (None: nothing)."""
-    names = columns if given is None else [existing(given, columns, flag)]
-    for pattern, knowledge in known:
-        if found := matching(pattern, names):
-            return found[0], knowledge
-    if given is None:
-        raise ConfigError(f"no column is recognized as {meaning}; set {flag} to one of {listed(columns)}")
-    return given, None
-
-
-def find_step(columns: Sequence[str]) -> str | None:
-    """The column that counts steps, if there is one."""
-    return next((c for name in STEPS for c in matching(name, columns)), None)
+def time_unit(column: str) -> str | None:
+    """The unit that a column's name ends or begins with; None: none."""
+    for unit, (_, names) in TIME_UNITS.items():
+        if re.fullmatch(rf"(?:.*[ _/(-])?(?:{names})\)?(?:_per_step)?", column, re.IGNORECASE):
+            return unit
+    return None
 
 
 def error_column(columns: Sequence[str], reward: str, given: str | None) -> str | None:
@@ -119,13 +143,28 @@ def matching(pattern: str, columns: Iterable[str]) -> list[str]:
 
 
 def existing(name: str, columns: Sequence[str], flag: str) -> str:
-    """The column, or a ConfigError if there is none of this name."""
-    if name not in columns:
-        raise ConfigError(f"no column {name!r}; set {flag} to one of {listed(columns)}")
-    return name
+    """The column with this name, or with this text in its name. ConfigError: there is none, or several."""
+    found = _named(name, columns)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"several columns contain {name!r}; set {flag} to one of {listed(found)}")
+    raise ConfigError(f"no column {name!r}; set {flag} to one of {listed(columns)}")
+
+
+def _named(name: str, columns: Sequence[str]) -> list[str]:
+    """The column of this name; else those that contain it, only held-out rewards if there are any."""
+    if name in columns:
+        return [name]
+    found = [c for c in columns if name.lower() in c.lower()] if len(name) >= LEAST_PART else []
+    return [c for c in found if _is_held_out(c)] or found
+
+
+def _is_held_out(column: str) -> bool:
+    return any(matching(pattern, [column]) for pattern in HELD_OUT_REWARD)
 
 
 def listed(columns: Iterable[str]) -> str:
-    """Names for an error line; the first 20 of many."""
-    names = sorted(columns)
+    """Names for an error line, those of held-out rewards first; 20 of many."""
+    names = sorted(columns, key=lambda c: (not _is_held_out(c), not re.match(HELD_OUT, c.lower()), c))
     return ", ".join(names[:20]) + (f" … ({len(names)} in all)" if len(names) > 20 else "")

@@ -1,129 +1,119 @@
-"""The compute of the rows of a table: a column, steps × GPU-hours, or time × devices."""
+"""The compute of the rows of a run: a column, steps × GPU-hours, or time × devices."""
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainer.config import ConfigError
 from trainer.scaling.reading import columns as names
-from trainer.scaling.reading.tables import Rows
-
-SINCE_1970 = 1e9  # a clock that starts beyond this many seconds shows a date
-
-Values = NDArray[np.float64]  # (rows,); NaN: unknown
+from trainer.scaling.reading.clock import Mask, elapsed
+from trainer.scaling.reading.resumed import Survivors
+from trainer.scaling.reading.values import Row, Values, filled, numbers
 
 
-def compute_of(
-    rows: Rows, columns: Sequence[str], path: Path, args: argparse.Namespace
-) -> tuple[Values, str, str]:
-    """C of each row (NaN before the first value), its unit, and its source.
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """C of each row (NaN before the first value), its unit and its source.
 
     A row without a value gets that of the row before: trainers log rewards and compute in separate rows.
     """
+
+    values: Values  # (rows,)
+    unit: str
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def steps_of(
+    rows: Sequence[Row], columns: Sequence[str], has_reward: Mask, args: argparse.Namespace
+) -> tuple[Values, str | None, tuple[str, ...]]:
+    """The step of each row (NaN: unknown), the name of its column, and notes."""
+    found = names.step_columns(columns)
+    if args.compute_column in found:
+        found.insert(0, args.compute_column)
+    if not found:
+        return np.full(len(rows), np.nan), None, ()
+    steps, notes = numbers(rows, found[0]), []
+    for other in found[1:]:
+        values = numbers(rows, other)
+        both = ~np.isnan(steps) & ~np.isnan(values)
+        lacks = np.isnan(steps) & ~np.isnan(values)
+        if both.any() and lacks.any() and (steps[both] == values[both]).all():
+            steps = np.where(lacks, values, steps)
+            notes.append(f"Where {found[0]!r} is missing, {other!r} is used, which is equal everywhere else.")
+    steps = filled(steps)
+    before = np.flatnonzero(np.isnan(steps) & has_reward)
+    if len(before) == 1 and len(steps) > 1 and not np.isnan(steps).all():
+        steps[: before[0] + 1] = 0.0
+        notes.append(f"The first reward, without {found[0]!r}, is taken to be from before step 1.")
+    return steps, found[0], tuple(notes)
+
+
+def compute_of(
+    run: Survivors,
+    step: str | None,
+    columns: Sequence[str],
+    has_reward: Mask,
+    path: Path,
+    args: argparse.Namespace,
+) -> Compute:
+    """From the column or by the option given, else from the best column."""
     if args.devices is not None:
-        column, per_step = names.seconds_column(columns, args.seconds_column)
-        seconds, source = _seconds(rows, columns, column, per_step)
+        seconds, source, notes = elapsed(run, columns, has_reward, args)
         source = f"{source} × {args.devices:g} devices"
-        return seconds * (args.devices / 3600), args.unit or "GPU-hours", source
+        return Compute(filled(seconds) * (args.devices / 3600), args.unit or "GPU-hours", source, notes)
     if args.gpu_hours_per_step is not None:
-        step = names.step_column(columns, args.compute_column)
-        source = f"{step!r} × {args.gpu_hours_per_step:g} GPU-hours"
-        return _filled(_numbers(rows, step)) * args.gpu_hours_per_step, args.unit or "GPU-hours", source
-    column, unit = names.compute_column(columns, args.compute_column)
+        column = args.compute_column and names.existing(args.compute_column, columns, "--compute-column")
+        if column is None and step is None:
+            raise ConfigError(
+                f"no column is recognized as steps; set --compute-column to one of {names.listed(columns)}"
+            )
+        per_step = args.gpu_hours_per_step
+        steps = run.steps if column in (None, step) else filled(numbers(run.rows, column))
+        source = f"{column or step!r} × {per_step:g} GPU-hours"
+        return Compute(steps * per_step, args.unit or "GPU-hours", source)
+    column, unit, values, unused = _best(run, step, columns, has_reward, args)
     if column.startswith("compute/"):
         unit = _ledger_unit(path) or unit
-    return _filled(_numbers(rows, column)), args.unit or unit, repr(column)
+    return Compute(values, args.unit or unit, repr(column), unused)
 
 
-def _seconds(rows: Rows, columns: Sequence[str], column: str, per_step: bool | None) -> tuple[Values, str]:
-    """Seconds of training up to each row: the sum over its steps, or from a clock; and the source."""
-    values = _numbers(rows, column)
-    step = names.find_step(columns)
-    steps = _filled(_numbers(rows, step)) if step else None
-    if steps is not None and (back := _fall(steps)):
-        raise ConfigError(
-            f"{step!r} falls from {back[0]:g} to {back[1]:g}; to count time, remove the rows of steps that a "
-            "resumed run repeated, and sort by step"
-        )
-    falls = _fall(values)
-    if per_step is None:  # the seconds of five or more steps never all grow
-        per_step = falls is not None
-    if per_step:
-        return _added_up(values, steps), f"the sum of {column!r}"
-    if falls:
-        raise ConfigError(
-            f"{column!r} falls from {falls[0]:g} to {falls[1]:g}; expected seconds since the start"
-        )
-    return _since_start(_filled(values), steps, column), f"{column!r}"
+def _best(
+    run: Survivors, step: str | None, columns: Sequence[str], has_reward: Mask, args: argparse.Namespace
+) -> tuple[str, str, Values, tuple[str, ...]]:
+    """The best column that grows over the rewards' rows, with unit and values; a note on the others.
 
-
-def _fall(values: Values) -> tuple[float, float] | None:
-    """The first pair of neighbouring values that decrease."""
-    known = values[~np.isnan(values)]
-    falls = np.flatnonzero(np.diff(known) < 0)
-    return (known[falls[0]], known[falls[0] + 1]) if len(falls) else None
-
-
-def _added_up(values: Values, steps: Values | None) -> Values:
-    """Sums of seconds per step; a row after several steps counts for all of them."""
-    if steps is None:
-        steps = np.cumsum(~np.isnan(values)).astype(float)
-    known = ~np.isnan(values) & ~np.isnan(steps)
-    seconds = np.zeros(len(values))
-    seconds[known] = values[known] * np.diff(np.maximum(steps[known], 0), prepend=0)
-    return np.cumsum(seconds)
-
-
-def _since_start(clock: Values, steps: Values | None, column: str) -> Values:
-    """A clock's time since step 0, without start-up.
-
-    If no row is of step 0, a clock that starts at 0 is used as it is, and the start of a date is extrapolated
-    from the first row at the mean time per step.
+    Some columns are logged only once, at the end (`total_flos` of transformers).
     """
-    known = ~np.isnan(clock) if steps is None else ~np.isnan(clock) & ~np.isnan(steps)
-    if not known.any():
-        return clock
-    t, s = clock[known], None if steps is None else steps[known]
-    if s is not None and s[0] <= 0:
-        start = t[s <= 0][-1]
-    elif t[0] < SINCE_1970:
-        start = 0.0
-    elif s is not None and s[-1] > s[0]:
-        start = t[0] - (t[-1] - t[0]) * s[0] / (s[-1] - s[0])
-    else:
+    found = names.compute_columns(columns, args.compute_column)
+    if not found:
+        if times := names.time_columns(columns, None):
+            raise ConfigError(
+                f"compute is known only as time, {times[0][0]!r}: give --devices N, the number of GPUs, for "
+                "GPU-hours"
+            )
         raise ConfigError(
-            f"{column!r} is a date and no column counts steps, so the start of the run is unknown"
+            f"no column is recognized as compute; set --compute-column to one of {names.listed(columns)}"
         )
-    return np.maximum(clock - start, 0.0)
+    unused: list[str] = []
+    tried = []
+    for column, unit in found:
+        values = run.steps if column == step else filled(numbers(run.rows, column))
+        tried.append((column, unit, values))
+        at_rewards = values[has_reward]
+        if len(np.unique(at_rewards[at_rewards > 0])) >= min(2, has_reward.sum()):
+            note = f"{_quoted(unused)} has no growing values where rewards are: not used as compute."
+            return column, unit, values, (note,) if unused else ()
+        unused.append(column)
+    return *tried[0], ()
 
 
-def _numbers(rows: Rows, column: str) -> Values:
-    return np.array([
-        math.nan if row.get(column) in (None, "") else number(row, column, i) for i, row in enumerate(rows, 1)
-    ])  # fmt: skip
-
-
-def _filled(values: Values) -> Values:
-    """Unknown values get the value of the row before."""
-    known = np.where(np.isnan(values), 0, np.arange(len(values)))
-    return values[np.maximum.accumulate(known)]
-
-
-def number(row: dict[str, Any], column: str, line: int) -> float:
-    """The value of a cell, as a finite number."""
-    try:
-        value = float(row[column])
-    except (KeyError, TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"row {line}: {column!r} is {row.get(column)!r}; expected a finite number")
-    return value
+def _quoted(columns: Sequence[str]) -> str:
+    return ", ".join(map(repr, columns))
 
 
 def _ledger_unit(path: Path) -> str | None:

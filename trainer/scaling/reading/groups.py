@@ -5,7 +5,8 @@ from itertools import combinations
 from pathlib import Path
 
 from trainer.config import ConfigError
-from trainer.scaling.reading.read import Reading, read_inputs
+from trainer.scaling.reading.options import expand
+from trainer.scaling.reading.read import Reading, read_runs
 from trainer.scaling.text import short_names
 
 
@@ -13,23 +14,19 @@ def read_groups(args: argparse.Namespace) -> dict[str, list[Reading]]:
     """The runs of each recipe. ConfigError: one line, what is wrong."""
     groups: dict[str, list[Reading]] = {}
     single: list[Reading] = []
-    for text in args.inputs:
-        name, sign, runs = text.partition("=")
-        if not sign or Path(text).exists():
-            single += read_inputs(args, [text])
+    for given in [given for text in args.inputs for given in expand(text, args)]:
+        if given.name is None:
+            single += read_runs(given)
             continue
-        inputs = [part for part in runs.split(",") if part]
-        if not name or not inputs:
-            raise ConfigError(f"{text!r}: expected NAME=RUN,RUN,... or a run or a file")
-        if len(set(map(Path, inputs))) < len(inputs):
-            raise ConfigError(f"{text!r}: a run is given twice; expected each run once")
-        if name in groups:
-            raise ConfigError(f"{name!r} names two groups; expected each name once")
-        groups[name] = read_inputs(args, inputs)
+        if len(set(map(Path, given.runs))) < len(given.runs):
+            raise ConfigError(f"{given.name}: a run is given twice; expected each run once")
+        if given.name in groups:
+            raise ConfigError(f"{given.name!r} names two groups; expected each name once")
+        groups[given.name] = read_runs(given)
     names = short_names([reading.curve.name for reading in single]) if single else []
     for name, reading in zip(names, single, strict=True):
         if name in groups:
-            raise ConfigError(f"two inputs are named {name!r}; expected each once")
+            raise ConfigError(f"two inputs are named {name!r}; expected each once, or NAME=RUN")
         groups[name] = [reading]
     curves = [reading.curve for readings in groups.values() for reading in readings]
     for a, b in combinations(curves, 2):

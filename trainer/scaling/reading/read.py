@@ -6,18 +6,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from trainer.config import ConfigError
 from trainer.scaling.reading import columns as names
-from trainer.scaling.reading.compute import compute_of, number
-from trainer.scaling.reading.tables import Rows, read_tables
-from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
+from trainer.scaling.reading.clock import Mask
+from trainer.scaling.reading.compute import Compute, compute_of, steps_of
+from trainer.scaling.reading.options import (
+    UNIT_RANGE,
+    Input,
+    add_input_arguments,
+    check_options,
+    expand,
+    to_unit,
+)
+from trainer.scaling.reading.resumed import Survivors, survivors
+from trainer.scaling.reading.settings import SETTINGS, settings_of
+from trainer.scaling.reading.tables import read_tables
+from trainer.scaling.reading.values import Row, Values, is_known, numbers
+from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of, mean_point
 from trainer.scaling.transient import without_transient
 
-UNIT_RANGE = (0.0, 1.0)
-SETTINGS = ("model", "data", "held-out set", "samples per prompt", "scorer")
+__all__ = [
+    "SETTINGS", "Reading", "add_input_arguments", "read_curves", "read_inputs", "read_runs", "same_unit",
+    "to_unit",
+]  # fmt: skip
 ROUNDING = 1e-6  # a mean of ones in single precision can exceed 1
+MOST_NAMES = 4  # in a note
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,45 +48,10 @@ class Reading:
     notes: tuple[str, ...] = ()  # what was left out, assumed or chosen while reading; whole sentences
     # What runs must share to be compared, as far as their files say it: keys of `SETTINGS`.
     settings: Mapping[str, str] = field(default_factory=dict)
+    path: Path = Path()  # as given
 
     def __str__(self) -> str:
         return f"C: {self.compute}, in {self.curve.unit}. R: {self.reward}. Standard errors: {self.error}."
-
-
-def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> None:
-    """The options of every command that reads curves. `nargs`: number of inputs."""
-    add = command.add_argument_group("input").add_argument
-    command.add_argument(
-        "inputs", nargs=nargs, metavar="RUN_OR_FILE",
-        help="a run folder; .csv, .tsv, .jsonl, .json or .parquet; a W&B export; TensorBoard events",
-    )  # fmt: skip
-    add("--compute-column", metavar="NAME", help="column or tag of C, the compute (default: by its name)")
-    text = "column or tag of R, the held-out pass rate (default: by its name)"
-    add("--reward-column", metavar="NAME", help=text)
-    add("--se-column", metavar="NAME", help="column of R's standard error (default: by its name)")
-    add(
-        "--samples", type=_positive, metavar="N",
-        help="without such a column: R is the mean of N samples (prompts × k), as if the prompts were drawn "
-        "again each time; if they stay the same, these errors are too large",
-    )  # fmt: skip
-    text = "reward at zero compute (default: the one measured there, if any)"
-    add("--r0", type=float, metavar="R", help=text)
-    add(
-        "--reward-range", type=float, nargs=2, default=UNIT_RANGE, metavar=("LOW", "HIGH"),
-        help="scale of R and --r0 (-1 1, or 0 100 for percent); the output is on a scale from 0 to 1",
-    )  # fmt: skip
-    text = f"unit of compute: {', '.join(names.UNITS)} (default: by C's name)"
-    add("--unit", type=names.unit_of, help=text)
-    add(
-        "--devices", type=_positive, metavar="N",
-        help="C in GPU-hours: elapsed time × N GPUs; wall time of TensorBoard and W&B includes evaluations "
-        "and checkpoints",
-    )  # fmt: skip
-    add("--seconds-column", metavar="NAME", help="with --devices: column of that time (default: by name)")
-    add("--gpu-hours-per-step", type=_positive, metavar="X", help="C in GPU-hours: X times the step")
-    add("--drop-before", type=float, default=0.0, metavar="C", help="leave out points before C, but not R0")
-    text = "leave out the first quarter of the rise if it deviates from the curve"
-    add("--drop-early", action="store_true", help=text)
 
 
 def read_curves(args: argparse.Namespace, inputs: Sequence[str] | None = None) -> list[Curve]:
@@ -80,9 +61,21 @@ def read_curves(args: argparse.Namespace, inputs: Sequence[str] | None = None) -
 
 def read_inputs(args: argparse.Namespace, inputs: Sequence[str] | None = None) -> list[Reading]:
     """The curves and their sources, named by input, and by run if an input holds several."""
-    _check_options(args)
-    paths = dict.fromkeys(map(Path, args.inputs if inputs is None else inputs))
-    return [reading for path in paths for reading in _read(path, args)]
+    check_options(args)
+    texts = dict.fromkeys(args.inputs if inputs is None else inputs)
+    readings = [r for text in texts for given in expand(text, args) for r in read_runs(given)]
+    curves = [reading.curve.name for reading in readings]
+    return [
+        replace(r, curve=replace(r.curve, name=f"{r.curve.name} ({r.reward_column})"))
+        if curves.count(r.curve.name) > 1 else r
+        for r in readings
+    ]  # fmt: skip
+
+
+def read_runs(given: Input) -> list[Reading]:
+    """All runs of an input."""
+    check_options(given.args)
+    return [reading for path in dict.fromkeys(map(Path, given.runs)) for reading in _read(path, given.args)]
 
 
 def same_unit(curves: Sequence[Curve]) -> str:
@@ -97,120 +90,157 @@ def same_unit(curves: Sequence[Curve]) -> str:
     return next(iter(by_unit))
 
 
-def _check_options(args: argparse.Namespace) -> None:
-    ways = ("compute_column", "devices", "gpu_hours_per_step")
-    given = [f"--{way.replace('_', '-')}" for way in ways if getattr(args, way) is not None]
-    if len(given) > 1 and given != ["--compute-column", "--gpu-hours-per-step"]:
-        raise ConfigError(f"{' and '.join(given)} were given; expected one of them, as each defines C")
-    if args.seconds_column is not None and args.devices is None:
-        raise ConfigError("--seconds-column needs --devices N: C is elapsed time × N GPUs")
-    if args.se_column is not None and args.samples is not None:
-        raise ConfigError("--se-column and --samples were given; expected one, as each gives the error of R")
-    low, high = args.reward_range
-    if not -math.inf < low < high < math.inf:
-        raise ConfigError(f"--reward-range {low:g} {high:g}: expected the lowest reward, then the highest")
-
-
 def _read(path: Path, args: argparse.Namespace) -> list[Reading]:
     """All runs of a file, without those that lack the reward if others have it."""
     try:
-        tables = read_tables(path)
+        file, tables = read_tables(path)
     except ModuleNotFoundError as e:
         raise ConfigError(f"{path}: to read it, {e.name} is missing: pip install '.[logs]'") from e
     try:
         if len(tables) > 1:
             has = {n: names.reward_columns(_columns(rows), args.reward_column) for n, rows in tables.items()}
             tables = {n: rows for n, rows in tables.items() if has[n]} or tables
-        return [
-            _reading(f"{path}: {run}" if run else str(path), path, rows, args) for run, rows in tables.items()
-        ]
+        labels = {run: f"{path}: {run}" if run else str(path) for run in tables}
+        readings = [_reading(labels[run], file, rows, args) for run, rows in tables.items()]
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from e
+    found = () if file in (path, path / "metrics.jsonl") else (f"Read from {file}.",)
+    return [replace(r, path=path, notes=(*found, *r.notes)) for r in readings]
 
 
-def _reading(name: str, path: Path, rows: Rows, args: argparse.Namespace) -> Reading:
+def _reading(name: str, path: Path, rows: list[Row], args: argparse.Namespace) -> Reading:
     columns = _columns(rows)
-    compute, unit, compute_source = compute_of(rows, columns, path, args)
     reward = names.reward_column(columns, args.reward_column)
     error = None if args.samples else names.error_column(columns, reward, args.se_column)
-    step = names.find_step(columns)
-    points = []
-    for i, (row, c) in enumerate(zip(rows, compute.tolist(), strict=True), 1):
-        if row.get(reward) in (None, ""):
-            continue
-        at = i if step is None or row.get(step) in (None, "") else int(number(row, step, i))
-        if math.isnan(c):  # before step 1, no compute was spent, whether logged or not
-            if at != 0:
-                raise ConfigError(f"row {i} has a reward, but no row up to it has {compute_source}")
-            c = 0.0
-        if c < 0:
-            raise ConfigError(f"row {i}: compute is {c:g}; expected at least 0")
-        points.append(EvalPoint(at, c, *_score(row, reward, error, i, args)))
-    kept = [p for p in points if p.compute == 0 or p.compute >= args.drop_before]
+    given = np.array([row.get(reward) not in (None, "") for row in rows])
+    steps, step, step_notes = steps_of(rows, columns, given, args)
+    run = survivors(rows, steps)
+    has_reward = np.array([is_known(row.get(reward)) for row in run.rows])
+    compute = compute_of(run, step, columns, has_reward, path, args)
+    points, skipped = _points(run, compute, reward, error, args)
+    merged, means = _merged(points, by_step=step is not None)
+    kept = [p for p in merged if p.compute == 0 or p.compute >= args.drop_before]
     if not kept:
         beyond = f" from compute {args.drop_before:g} on (--drop-before)" if args.drop_before else ""
         raise ConfigError(f"no row holds {reward!r}{beyond}")
-    _check_distinct(kept, step)
-    curve = curve_of(name, unit, kept)
-    low, high = args.reward_range
-    if args.r0 is not None:
-        if not low <= args.r0 <= high:
-            raise ConfigError(f"--r0 {args.r0:g}: expected a reward from {low:g} to {high:g}")
-        curve = replace(curve, R0=(args.r0 - low) / (high - low))
+    curve = _with_r0(curve_of(name, compute.unit, kept), args)
     if args.drop_early:
         curve = without_transient(curve)
-    before = sum(0 < p.compute < curve.points[0].compute for p in points) if curve.points else 0
-    compute_source += f" (without {before} before {curve.points[0].compute:.4g})" if before else ""
+    before = sum(0 < p.compute < curve.points[0].compute for p in merged) if curve.points else 0
+    source = compute.source + (f" (without {before} before {curve.points[0].compute:.4g})" if before else "")
+    low, high = args.reward_range
     mapped = "" if (low, high) == UNIT_RANGE else f" ({low:g} to {high:g}, rescaled to 0 to 1)"
     error_source = repr(error) if error else "none, estimated from the residuals"
     if args.samples:
         error_source = f"binomial, of {args.samples:g} samples"
-    return Reading(curve, compute_source, f"{reward!r}{mapped}", error_source, reward)
+    notes = (
+        *_about_reward(columns, reward, args), *step_notes, *run.notes, *compute.notes,
+        *_about_points(skipped, means, step),
+    )  # fmt: skip
+    settings = settings_of(path, reward)
+    return Reading(curve, source, f"{reward!r}{mapped}", error_source, reward, notes, settings)
+
+
+def _points(
+    run: Survivors, compute: Compute, reward: str, error: str | None, args: argparse.Namespace
+) -> tuple[list[EvalPoint], int]:
+    """The evaluations in the order of their steps, and how many are not finite."""
+    percent = 0.01 if tuple(args.reward_range) == UNIT_RANGE else 1.0
+    rewards = numbers(run.rows, reward, percent)
+    errors = numbers(run.rows, error, percent) if error else np.zeros(len(run.rows))
+    given = np.array([row.get(reward) not in (None, "") for row in run.rows])
+    skipped = int((given & np.isnan(rewards)).sum())
+    if error:
+        _check_errors(run, error, errors, ~np.isnan(rewards))
+    points = []
+    for i in np.flatnonzero(~np.isnan(rewards)).tolist():
+        step = i + 1 if math.isnan(run.steps[i]) else int(run.steps[i])
+        c = float(compute.values[i])
+        if math.isnan(c):  # before step 1, no compute was spent, whether logged or not
+            if step != 0:
+                raise ConfigError(
+                    f"row {i + 1} has a reward, but no row up to it has {compute.source}; set "
+                    "--compute-column to another, or give --devices N for GPU-hours"
+                )
+            c = 0.0
+        if c < 0:
+            raise ConfigError(f"row {i + 1}: compute is {c:g}; expected at least 0")
+        score = _score(float(rewards[i]), float(errors[i]), run.rows[i], i, reward, args)
+        points.append(EvalPoint(step, c, *score))
+    return points, skipped
 
 
 def _score(
-    row: dict[str, Any], reward: str, error: str | None, line: int, args: argparse.Namespace
+    reward: float, error: float, row: Row, i: int, column: str, args: argparse.Namespace
 ) -> tuple[float, float]:
     """The reward of a row, rescaled to 0 to 1, and its standard error; 0: unknown."""
     low, high = args.reward_range
-    r = (number(row, reward, line) - low) / (high - low)
+    r = to_unit(reward, args)
     if not -ROUNDING <= r <= 1 + ROUNDING:
         likely = "-1 1" if -1 <= r < 0 else "0 100" if 1 < r <= 100 else "LOW HIGH"
         expected = f"expected 0 to 1; if it is on another scale, give --reward-range {likely}"
         if (low, high) != UNIT_RANGE:
             expected = f"expected {low:g} to {high:g} (--reward-range)"
-        raise ConfigError(f"row {line}: {reward!r} is {row[reward]}; {expected}")
+        raise ConfigError(f"row {i + 1}: {column!r} is {row[column]}; {expected}")
     r = min(1.0, max(0.0, r))
-    if args.samples:
-        return r, math.sqrt(r * (1 - r) / args.samples)
-    se = number(row, error, line) / (high - low) if error else 0.0
-    if se < 0:
-        raise ConfigError(f"row {line}: {error!r} is {se:g}; expected a standard error, at least 0")
-    return r, se
+    return r, math.sqrt(r * (1 - r) / args.samples) if args.samples else error / (high - low)
 
 
-def _check_distinct(points: Sequence[EvalPoint], step: str | None) -> None:
-    """Refuse several rewards at one compute, which are of several runs unless their steps differ."""
-    ordered = sorted(points, key=lambda p: (p.compute, p.step))
-    for one, other in pairwise(ordered):
-        of_one_run = step is not None and one.step != other.step and one.compute > 0
-        if one.compute == other.compute and one.pass_rate != other.pass_rate and not of_one_run:
-            raise ConfigError(
-                f"two rewards at compute {one.compute:g}: {one.pass_rate:g} and {other.pass_rate:g}; "
-                "expected one: average them, or split the file if it holds several runs"
-            )
+def _check_errors(run: Survivors, column: str, errors: Values, needed: Mask) -> None:
+    for i in np.flatnonzero(needed & ~(errors >= 0)):
+        raise ConfigError(
+            f"row {i + 1}: {column!r} is {run.rows[i].get(column)!r}; expected a standard error, at least 0"
+        )
 
 
-def _columns(rows: Rows) -> list[str]:
+def _merged(points: Sequence[EvalPoint], by_step: bool) -> tuple[list[EvalPoint], int]:
+    """One evaluation for each step (without steps, for each compute), and how many are a mean of several."""
+    by_place: dict[float, dict[float, EvalPoint]] = {}
+    for p in points:  # equal evaluations count once
+        by_place.setdefault(p.step if by_step else p.compute, {}).setdefault(p.pass_rate, p)
+    merged = [mean_point(list(same.values())) for same in by_place.values()]
+    for one, other in pairwise(p for p in merged if p.compute == 0):
+        raise ConfigError(
+            f"compute is 0 at steps {one.step} and {other.step}; expected one start: set "
+            "--compute-column, or split the file if it holds several runs"
+        )
+    return merged, sum(len(same) > 1 for same in by_place.values())
+
+
+def _with_r0(curve: Curve, args: argparse.Namespace) -> Curve:
+    low, high = args.reward_range
+    if args.r0 is None:
+        return curve
+    if not low <= args.r0 <= high:
+        raise ConfigError(f"--r0 {args.r0:g}: expected a reward from {low:g} to {high:g}")
+    return replace(curve, R0=to_unit(args.r0, args))
+
+
+def _about_reward(columns: Sequence[str], reward: str, args: argparse.Namespace) -> list[str]:
+    """Which other columns are held-out rewards, if this one was chosen here."""
+    others = names.other_rewards(columns, reward) if args.reward_column is None else []
+    more = f" and {len(others) - MOST_NAMES} more" if len(others) > MOST_NAMES else ""
+    listed = ", ".join(others[:MOST_NAMES]) + more
+    return [f"R is {reward!r}; other held-out rewards are {listed} (--reward-column)."] if others else []
+
+
+def _about_points(skipped: int, merged: int, step: str | None) -> list[str]:
+    """What was left out, and how many steps (or computes) have the mean of several evaluations."""
+    notes = []
+    if skipped:
+        which = (
+            "One evaluation without a finite reward is"
+            if skipped == 1
+            else (f"{skipped} evaluations without a finite reward are")
+        )
+        notes.append(f"{which} left out.")
+    if merged:
+        same = "step" if step else "compute"
+        which = f"One {same} has" if merged == 1 else f"{merged} {same}s have"
+        notes.append(f"{which} several evaluations: R is their mean.")
+    return notes
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
     """The columns with any value, in the order of the file."""
-    return list(dict.fromkeys(c for row in rows for c, v in row.items() if v not in (None, "")))
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
+    return list(dict.fromkeys(c for row in rows for c, v in row.items() if is_known(v)))

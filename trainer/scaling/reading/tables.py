@@ -2,53 +2,80 @@
 
 import csv
 import json
-import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 from trainer.config import ConfigError
+from trainer.scaling.reading import console
+from trainer.scaling.reading.shapes import runs_of
+from trainer.scaling.reading.values import Row
 
-Rows = list[dict[str, Any]]
 EXPECTED = (
-    "expected a run folder, a table (.csv, .tsv, .jsonl, .json, .parquet), a W&B export or TensorBoard events"
+    "expected a run folder, a table (.csv, .tsv, .jsonl, .json, .parquet), a W&B export, TensorBoard events "
+    "or verl's console log"
 )
 METRICS = "metrics.jsonl"
-WALL_TIME = "wall_time"  # of TensorBoard events, in seconds since 1970
+TRAINER_STATE = "trainer_state.json"
+OFFLINE = (
+    "is W&B's own format: run `wandb sync` on its folder, then in Python "
+    "`rows = wandb.Api().run('ENTITY/PROJECT/RUN_ID').scan_history(); open('run.jsonl', 'w').writelines("
+    "json.dumps(row) + '\\n' for row in rows)`, and give run.jsonl"
+)
 
 
-def read_tables(path: Path) -> dict[str, Rows]:
-    """The rows by the name of the run, "" if there is one. ConfigError: one line that says what is wrong."""
-    if path.is_dir():
-        tables = _folder(path)
-    elif not path.is_file():
-        raise ConfigError(f"{path} does not exist; {EXPECTED}")
-    elif "tfevents" in path.name:
-        tables = {"": _events(path)}
+def read_tables(path: Path) -> tuple[Path, dict[str, list[Row]]]:
+    """The file read, and its rows by the name of the run, "" if there is one. ConfigError: what is wrong."""
+    file = _file_in(path) if path.is_dir() else path
+    if file.is_dir():
+        tables = _event_runs(file)
+    elif not file.is_file():
+        raise ConfigError(f"{file} does not exist; {EXPECTED}")
+    elif file.suffix == ".wandb":
+        raise ConfigError(f"{file} {OFFLINE}")
+    elif "tfevents" in file.name:
+        tables = {"": _events([file])}
     else:
-        tables = _wandb_runs([_flat(row) for row in _rows(path)])
+        tables = runs_of([_flat(row) for row in _rows(file)])
     tables = {name: rows for name, rows in tables.items() if rows}
     if not tables:
         raise ConfigError(f"{path} is empty; {EXPECTED}")
-    return tables
+    return file, tables
 
 
-def _folder(path: Path) -> dict[str, Rows]:
-    """The metrics of a run folder, or TensorBoard events, where each folder with events is a run."""
-    if (path / METRICS).is_file():
-        return {"": [_flat(row) for row in _rows(path / METRICS)]}
-    runs = sorted(p.parent.name for p in path.glob(f"*/{METRICS}"))
+def _file_in(folder: Path) -> Path:
+    """The file of a folder's metrics: ours, or that of transformers' last checkpoint; else the folder."""
+    for name in (METRICS, TRAINER_STATE):
+        if (folder / name).is_file():
+            return folder / name
+    runs = sorted(p.parent.name for p in folder.glob(f"*/{METRICS}"))
     if runs:
-        raise ConfigError(f"{path} is a folder of {len(runs)} runs ({', '.join(runs[:3])} …); give {path}/*")
+        raise ConfigError(
+            f"{folder} is a folder of {len(runs)} runs ({', '.join(runs[:3])} …); give {folder}/*"
+        )
+    states = folder.glob(f"checkpoint-*/{TRAINER_STATE}")
+    last = max(states, key=lambda p: int(p.parent.name.rpartition("-")[2]), default=None)
+    return last or folder
+
+
+def _event_runs(path: Path) -> dict[str, list[Row]]:
+    """TensorBoard events, where each folder with events is a run."""
     folders = sorted({p.parent for p in path.rglob("*tfevents*") if p.is_file()})
     if not folders:
-        raise ConfigError(f"{path} holds neither {METRICS} nor TensorBoard events; {EXPECTED}")
-    if len(folders) == 1:
-        return {"": _events(folders[0])}
-    return {str(f.relative_to(path)): _events(f) for f in folders}
+        if offline := next(path.rglob("*.wandb"), None):
+            raise ConfigError(f"{offline} {OFFLINE}")
+        raise ConfigError(f"{path} holds no {METRICS}, {TRAINER_STATE} or TensorBoard events; {EXPECTED}")
+    runs = {str(f.relative_to(path)): _events(sorted(f.glob("*tfevents*"))) for f in folders}
+    return runs if len(runs) > 1 else {"": next(iter(runs.values()))}
 
 
-def _rows(path: Path) -> Rows:
+def _events(files: list[Path]) -> list[Row]:
+    from trainer.scaling.reading.events import read_events
+
+    return read_events(files)
+
+
+def _rows(path: Path) -> list[Row]:
     kind = path.suffix.lower()
     try:
         if kind in (".parquet", ".pq"):
@@ -56,18 +83,18 @@ def _rows(path: Path) -> Rows:
         text = path.read_text(encoding="utf-8-sig")
         if "\0" in text:
             raise ValueError("it is not text")
+        if kind not in (".csv", ".tsv", ".jsonl", ".ndjson", ".json") and (rows := console.rows_of(text)):
+            return rows
         if kind == ".json" or (kind not in (".csv", ".tsv", ".jsonl", ".ndjson") and text[:1] == "["):
             return _json(text)
-        if kind in (".jsonl", ".ndjson") or text[:1] == "{":
-            return _json_lines(text)
-        return _table(text)
+        return _json_lines(text) if kind in (".jsonl", ".ndjson") or text[:1] == "{" else _table(text)
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path} is not text; {EXPECTED}") from e
     except (ValueError, csv.Error, OSError) as e:
-        raise ConfigError(f"{path}: {_line(e)}; {EXPECTED}") from e
+        raise ConfigError(f"{path}: {one_line(e)}; {EXPECTED}") from e
 
 
-def _table(text: str) -> Rows:
+def _table(text: str) -> list[Row]:
     """Cells separated by comma, tab or semicolon, whichever is most frequent in the header."""
     header = text.partition("\n")[0]
     cells = csv.DictReader(text.splitlines(), delimiter=max(",\t;", key=header.count), strict=True)
@@ -84,7 +111,7 @@ def _table(text: str) -> Rows:
     return rows
 
 
-def _json_lines(text: str) -> Rows:
+def _json_lines(text: str) -> list[Row]:
     """One object a line; the last line may be only partly written."""
     rows = []
     *whole, rest = text.split("\n")
@@ -99,7 +126,7 @@ def _json_lines(text: str) -> Rows:
     return _objects(rows)
 
 
-def _json(text: str) -> Rows:
+def _json(text: str) -> list[Row]:
     """A list of objects, also as `log_history` (transformers' trainer_state.json), or lists by column."""
     content = json.loads(text) if text.strip() else []
     if isinstance(content, dict) and isinstance(content.get("log_history"), list):
@@ -114,64 +141,25 @@ def _json(text: str) -> Rows:
     return _objects(content)
 
 
-def _objects(rows: Any) -> Rows:
+def _objects(rows: Any) -> list[Row]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("a row is not an object")
     return rows
 
 
-def _parquet(path: Path) -> Rows:
+def _parquet(path: Path) -> list[Row]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        return cast(Rows, pyarrow.parquet.read_table(path).to_pylist())
+        return cast(list[Row], pyarrow.parquet.read_table(path).to_pylist())
     except pyarrow.ArrowException as e:
-        raise ValueError(f"not parquet ({_line(e)})") from e
+        raise ValueError(f"not parquet ({one_line(e)})") from e
 
 
-def _events(path: Path) -> Rows:
-    """TensorBoard scalars by step, with the wall time; tags are columns."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.util.tensor_util import make_ndarray
-
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of repeated graphs
-    try:
-        events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-    except Exception as e:  # its errors have no common class
-        raise ConfigError(f"{path}: not TensorBoard events ({_line(e)}); {EXPECTED}") from e
-    tags = events.Tags()
-    scalars = [(tag, event, event.value) for tag in tags["scalars"] for event in events.Scalars(tag)]
-    for tag in tags["tensors"]:  # TensorFlow 2 and JAX write scalars like this
-        for event in events.Tensors(tag):
-            if not event.tensor_proto.string_val and (value := make_ndarray(event.tensor_proto)).size == 1:
-                scalars.append((tag, event, float(value.item())))
-    rows: dict[int, dict[str, Any]] = {}
-    for tag, event, value in scalars:
-        row = rows.setdefault(event.step, {"step": event.step, WALL_TIME: event.wall_time})
-        row[WALL_TIME] = max(row[WALL_TIME], event.wall_time)
-        row[tag] = value
-    return [rows[step] for step in sorted(rows)]
-
-
-def _wandb_runs(rows: Rows) -> dict[str, Rows]:
-    """The CSV of a W&B chart (`run - metric`, `run - metric__MIN`, …) by run; any other table unchanged."""
-    columns = dict.fromkeys(c for row in rows for c in row)
-    charted = [c for c in columns if " - " in c and f"{c}__MIN" in columns and f"{c}__MAX" in columns]
-    if not charted:
-        return {"": rows}
-    shared = [c for c in columns if c not in charted and c.removesuffix("__MIN").removesuffix("__MAX") == c]
-    runs: dict[str, Rows] = {}
-    for run in dict.fromkeys(c.rpartition(" - ")[0] for c in charted):
-        metrics = {c: c.rpartition(" - ")[2] for c in charted if c.rpartition(" - ")[0] == run}
-        named = {**{c: c for c in shared}, **metrics}
-        runs[run] = [{named[c]: row.get(c) for c in named} for row in rows]
-    return runs
-
-
-def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(row: Row, prefix: str = "") -> Row:
     """Nested objects as `outer/inner`, without verl's outer `data`."""
-    flat: dict[str, Any] = {}
+    flat: Row = {}
     for key, value in row.items():
         if isinstance(value, dict):
             flat |= _flat(value, prefix if key == "data" else f"{prefix}{key}/")
@@ -180,5 +168,6 @@ def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """An error's message for an error line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

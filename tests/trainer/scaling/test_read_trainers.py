@@ -1,0 +1,233 @@
+"""Promises of the inputs, one per trainer: its log is read as it is written, whatever happened to the run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from trainer.config import ConfigError
+from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
+from trainer.scaling.sigmoid import Curve, EvalPoint
+
+AIME = "val-core/HuggingFaceH4/aime_2024/acc/mean@32"
+MATH = "val-core/HuggingFaceH4/MATH-500/acc/mean@4"
+
+
+def readings_of(*argv: object) -> list[Reading]:
+    parser = argparse.ArgumentParser()
+    add_input_arguments(parser)
+    return read_inputs(parser.parse_args([str(a) for a in argv]))
+
+
+def reading_of(*argv: object) -> Reading:
+    (reading,) = readings_of(*argv)
+    return reading
+
+
+def pairs(curve: Curve) -> list[tuple[float, float]]:
+    return [(p.compute, pytest.approx(p.pass_rate)) for p in curve.points]
+
+
+def start_of(curve: Curve) -> float | None:
+    return curve.R0.pass_rate if isinstance(curve.R0, EvalPoint) else curve.R0
+
+
+def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def says(reading: Reading, *parts: str) -> bool:
+    """Whether a note contains all the parts, in one line."""
+    return any(all(part in note for part in parts) and "\n" not in note for note in reading.notes)
+
+
+def write_events(folder: Path, rows: Sequence[tuple[int, float, Mapping[str, float]]], suffix: str) -> Path:
+    writer = EventFileWriter(str(folder), filename_suffix=suffix)
+    for step, wall_time, values in rows:
+        summary = Summary(value=[Summary.Value(tag=t, simple_value=v) for t, v in values.items()])
+        writer.add_event(Event(step=step, wall_time=wall_time, summary=summary))
+    writer.close()
+    return folder
+
+
+def trl_history(evaluate: bool = True) -> list[dict[str, Any]]:
+    """A finished GRPO run: 30 steps logged every 5, evaluated every 10, and transformers' last row."""
+    rows: list[dict[str, Any]] = []
+    for step in range(0, 31, 5):
+        if step:
+            rows.append({"step": step, "loss": 0.1, "reward": 0.2, "step_time": 36.0, "grad_norm": math.nan})
+        if evaluate and step % 10 == 0:
+            reward = {"eval_reward": 0.3 + step / 100, "eval_rewards/accuracy_reward/mean": 0.2 + step / 100}
+            rows.append({"step": step, "eval_loss": 0.1, "eval_rewards/format/mean": 0.5, **reward})
+    return [*rows, {"step": 30, "total_flos": 1e18, "train_runtime": 999.0, "train_loss": 0.1}]
+
+
+def write_trl(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": rows, "total_flos": 1e18}))
+    return folder / "trainer_state.json"
+
+
+def test_a_finished_trl_run_is_read_in_steps_as_its_flops_are_known_only_at_the_end(tmp_path: Path) -> None:
+    state = write_trl(tmp_path / "out" / "checkpoint-30", trl_history())
+    write_trl(tmp_path / "out" / "checkpoint-5", trl_history()[:2])
+    for given in (state, state.parent, tmp_path / "out"):  # the file, its folder, and that of all checkpoints
+        reading = reading_of(given)
+        assert (pairs(reading.curve), reading.curve.unit) == ([(10, 0.4), (20, 0.5), (30, 0.6)], "steps")
+        assert start_of(reading.curve) == 0.3
+        assert says(reading, "'total_flos'", "not used as compute")
+    assert says(reading_of(tmp_path / "out"), "Read from", "checkpoint-30")
+    by_time = reading_of(state, "--devices", 10)
+    assert pairs(by_time.curve) == [(1.0, 0.4), (2.0, 0.5), (3.0, 0.6)]  # 10 steps of 36 s on 10 GPUs
+
+
+def test_trl_with_two_reward_functions_names_the_rewards_it_did_not_take(tmp_path: Path) -> None:
+    state = write_trl(tmp_path / "checkpoint-30", trl_history())
+    assert says(reading_of(state), "R is 'eval_reward'", "eval_rewards/accuracy_reward/mean")
+    chosen = reading_of(state, "--reward-column", "accuracy")
+    assert pairs(chosen.curve)[0] == (10, 0.3) and not says(chosen, "other held-out")
+
+
+def test_the_training_reward_of_trl_is_not_taken_for_a_held_out_one(tmp_path: Path) -> None:
+    state = write_trl(tmp_path / "checkpoint-30", trl_history(evaluate=False))
+    with pytest.raises(ConfigError, match=r"of the training batches, set --reward-column to one of reward$"):
+        reading_of(state)
+    assert len(reading_of(state, "--reward-column", "reward").curve.points) == 6
+
+
+def test_in_a_resumed_tensorboard_run_the_later_steps_count_and_the_pause_does_not(tmp_path: Path) -> None:
+    start = 1_760_000_000.0
+
+    def rows(first: int, last: int, at: float, gain: float) -> list[tuple[int, float, dict[str, float]]]:
+        found: list[tuple[int, float, dict[str, float]]] = []
+        for step in range(first, last + 1):
+            evaluated = {"eval/reward": gain + step / 256} if step % 8 == 0 else {}
+            found.append((step, at + 60 * (step - first), {"train/loss": 1.0, **evaluated}))
+        return found
+
+    end = {"train/total_flos": 0.0}
+    write_events(tmp_path, rows(0, 20, start, 0.125), ".1")
+    write_events(tmp_path, [*rows(15, 40, start + 30_000, 0.25), (40, start + 31_501, end)], ".2")
+    reading = reading_of(tmp_path, "--devices", 60)  # a step is one GPU-hour
+    assert [p.compute for p in reading.curve.points] == pytest.approx([8, 16, 24, 32, 40], abs=0.05)
+    assert pairs(reading.curve)[1][1] == 0.25 + 16 / 256  # not 0.125 + 16 / 256
+    assert says(reading, "Steps 15 to 20 were made twice", "6 earlier ones are left out")
+    assert says(reading, "A pause of 8.1 h", "before step 15")
+    assert [p.compute for p in reading_of(tmp_path).curve.points] == [8, 16, 24, 32, 40]
+
+
+def verl_rows(first: int, last: int, gain: float = 0.0) -> list[dict[str, Any]]:
+    """Rows of verl's FileLogger: validation before step 1 and every 2 steps."""
+    rows: list[dict[str, Any]] = []
+    for step in range(first, last + 1):
+        data = {"timing_s/step": 360.0, "training/global_step": step, "actor/loss": 0.1} if step else {}
+        score = {AIME: gain + step / 16, MATH: 0.5, AIME.replace("mean", "best") + "/mean": 0.9}
+        rows.append({"step": step, "data": data | (score if step % 2 == 0 else {})})
+    return rows
+
+
+def test_verls_file_log_of_a_resumed_run_counts_the_later_rows(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "verl.jsonl", verl_rows(0, 5) + verl_rows(3, 8, gain=0.125))
+    reading = reading_of(path, "--reward-column", "aime", "--devices", 10)
+    assert [p.compute for p in reading.curve.points] == pytest.approx([2, 4, 6, 8])  # a step is one GPU-hour
+    assert [p.pass_rate for p in reading.curve.points] == [2 / 16, 4 / 16 + 0.125, 6 / 16 + 0.125, 0.625]
+    assert says(reading, "Steps 3 to 5 were made twice", "3 earlier ones are left out")
+    assert not reading_of(write_jsonl(path, verl_rows(0, 8)), "--reward-column", "aime").notes
+
+
+def test_verl_in_wandb_has_its_evaluation_before_step_1_at_step_0(tmp_path: Path) -> None:
+    rows = [
+        {"_step": row["step"], "_runtime": 60.0 + 360 * row["step"], **row["data"]} for row in verl_rows(0, 6)
+    ]
+    reading = reading_of(write_jsonl(tmp_path / "h.jsonl", rows), "--reward-column", "aime")
+    assert pairs(reading.curve) == [(2, 2 / 16), (4, 4 / 16), (6, 6 / 16)] and start_of(reading.curve) == 0
+    assert says(reading, "Where 'training/global_step' is missing, '_step' is used")
+    for row in rows:
+        row["_step"] *= 3  # now it counts something else
+    reading = reading_of(write_jsonl(tmp_path / "h.jsonl", rows), "--reward-column", "aime")
+    assert pairs(reading.curve) == [(2, 2 / 16), (4, 4 / 16), (6, 6 / 16)] and start_of(reading.curve) == 0
+    assert says(reading, "The first reward", "before step 1")
+
+
+def test_where_verl_has_several_datasets_a_part_of_the_name_chooses_one(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "verl.jsonl", verl_rows(0, 8))
+    with pytest.raises(ConfigError, match=f"--reward-column to one of {MATH}, {AIME}$"):
+        reading_of(path)
+    assert reading_of(path, "--reward-column", "aime").reward_column == AIME
+    assert reading_of(path, "--reward-column", "MATH-500").settings == {
+        "held-out set": "MATH-500", "samples per prompt": "4",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=f"several columns contain 'core'.* one of {MATH}, {AIME}"):
+        reading_of(path, "--reward-column", "core")
+    with pytest.raises(ConfigError, match=f"no column 'gsm8k'; set --reward-column to one of {MATH}"):
+        reading_of(path, "--reward-column", "gsm8k")  # held-out rewards first
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "(TaskRunner pid=4072) ", "\x1b[36m(TaskRunner pid=4072, ip=1.2.3.4)\x1b[0m "]
+)
+@pytest.mark.parametrize("form", ["{:.3f}", "{!r}", "np.float64({!r})"])
+def test_verls_console_log_is_read_among_other_output(prefix: str, form: str, tmp_path: Path) -> None:
+    lines = ["[2026-01-01] INFO: step: 3 - starting", "{'actor': {'lr': 1e-06}}"]
+    for row in verl_rows(0, 4):
+        metrics = [f"{name}:{form.format(value)}" for name, value in row["data"].items()]
+        lines += [
+            prefix + " - ".join([f"step:{row['step']}", *metrics]),
+            "Training Progress:  10%|#    | 1/4",
+        ]
+    path = tmp_path / "verl.log"
+    path.write_text("\n".join(lines))
+    reading = reading_of(path, "--reward-column", "aime", "--devices", 10)
+    assert [p.compute for p in reading.curve.points] == pytest.approx([2, 4])
+    assert [p.pass_rate for p in reading.curve.points] == [2 / 16, 4 / 16] and start_of(reading.curve) == 0
+
+
+def test_evaluations_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [{"step": s, "eval/acc": s / 8, "other": math.nan} for s in range(5)]
+    rows[2]["eval/acc"], rows[3]["eval/acc"] = math.nan, math.inf
+    reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows))
+    assert pairs(reading.curve) == [(1, 1 / 8), (4, 4 / 8)]
+    assert says(reading, "2 evaluations without a finite reward are left out")
+    rows[1]["eval/acc"] = None  # not evaluated: nothing to count
+    assert says(reading_of(write_jsonl(tmp_path / "a.jsonl", rows)), "2 evaluations")
+    (tmp_path / "a.csv").write_text("step,eval/acc,x\n0,.1,NaN\n1,NaN,\n2,.2,inf\n,,\n3,.3,NaN\n")
+    reading = reading_of(tmp_path / "a.csv")
+    assert pairs(reading.curve) == [(2, 0.2), (3, 0.3)] and says(reading, "One evaluation without")
+
+
+def test_two_evaluations_at_one_step_are_averaged_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("step,acc,acc_se\n0,.1,.02\n0,.3,.02\n5,.4,.03\n5,.5,.04\n9,.6,.02\n9,.6,.02\n")
+    reading = reading_of(path)
+    assert pairs(reading.curve) == [(5, 0.45), (9, 0.6)] and start_of(reading.curve) == pytest.approx(0.2)
+    assert reading.curve.points[0].pass_rate_se == pytest.approx(0.025)  # √(.03² + .04²) / 2
+    assert says(reading, "2 steps have several evaluations: R is their mean")
+    path.write_text("step,acc\n0,.1\n5,.4\n9,.6\n5,.5\n")  # an old checkpoint, evaluated again at the end
+    assert pairs(reading_of(path).curve) == [(5, 0.45), (9, 0.6)]
+    path.write_text("gpu_hours,acc\n1,.2\n1,.3\n2,.4\n")
+    assert says(reading_of(path), "One compute has several evaluations")
+
+
+def test_a_value_that_is_logged_late_is_no_resumption(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"step": s, "time/step": 360.0, "loss": 1.0} for s in range(1, 13)]
+    rows.insert(7, {"step": 4, "eval/reward": 0.25})  # asynchronous evaluations
+    rows.insert(11, {"step": 8, "eval/reward": 0.5})
+    reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows), "--devices", 10)
+    assert pairs(reading.curve) == [(4, 0.25), (8, 0.5)] and not reading.notes
+
+
+def test_a_run_begun_again_says_that_it_may_be_two(tmp_path: Path) -> None:
+    rows = [{"step": s, "eval/acc": a + s / 16} for a in (0.0, 0.5) for s in range(5)]
+    reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows))
+    assert pairs(reading.curve) == [(s, 0.5 + s / 16) for s in range(1, 5)]
+    assert says(reading, "Steps 0 to 4 were made twice", "several runs", "column 'run'")

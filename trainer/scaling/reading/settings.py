@@ -1,0 +1,64 @@
+"""What runs must share to be compared, as far as their files say it: keys of SETTINGS."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SETTINGS = ("model", "data", "held-out set", "samples per prompt", "scorer")
+SET = r"(?P<set>[^/]+)"
+NAMED = (  # rewards whose names say what was evaluated
+    rf"(?:.+/)?val-core/(?:.+/)?{SET}/[^/]+/mean@(?P<k>\d+)",  # verl: source, variable
+    rf"(?:eval|val|validation|test)/(?:.+/)?{SET}/(?:avg|mean)@(?P<k>\d+)",  # prime-rl
+    r"(?:eval/)?eval_(?P<set>(?!default_).+)_pass1",  # OpenRLHF
+    rf"val/test_score/(?:.+/)?{SET}",  # verl, before 0.2
+)
+
+
+def settings_of(path: Path, reward: str) -> dict[str, str]:
+    """From the config of our own run folders, else from the name of the reward's column."""
+    config = path.parent / "config.yaml"
+    if path.name == "metrics.jsonl" and config.is_file():
+        import yaml
+
+        content = yaml.safe_load(config.read_text(encoding="utf-8"))
+        return _ours(content, reward) if isinstance(content, dict) else {}
+    for pattern in NAMED:
+        if found := re.fullmatch(pattern, reward):
+            named = found.groupdict()
+            return {"held-out set": named["set"]} | (
+                {"samples per prompt": named["k"]} if "k" in named else {}
+            )
+    return {}
+
+
+def _ours(config: Mapping[str, Any], reward: str) -> dict[str, str]:
+    """The settings of one of our runs."""
+    tasks = config.get("mixture") or {"": config}
+    evaluation = config.get("evaluation", {})
+    further = re.fullmatch(r"eval/(.+)/pass_rate", reward)
+    held_out = evaluation.get("sets", {}).get(further[1]) if further else None
+    if further and not held_out:  # the curve of one task of a mixture
+        tasks = {further[1]: tasks[further[1]]} if further[1] in tasks else tasks
+    datas = [task.get("data", {}) for task in tasks.values()]
+    found = {
+        "model": config.get("model", {}).get("path"),
+        "data": _joined(_source(data) for data in datas),
+        "held-out set": held_out or _joined(map(_held_out, datas)),
+        "samples per prompt": evaluation.get("samples"),
+        "scorer": _joined(task.get("verifier", {}).get("kind") for task in tasks.values()),
+    }  # fmt: skip
+    return {key: str(value) for key, value in found.items() if value}
+
+
+def _held_out(data: Mapping[str, Any]) -> str:
+    return data.get("held_out_source") or f"{data.get('held_out')} prompts of {_source(data)}"
+
+
+def _source(data: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{k} {v}" for k, v in (data.get("options") or {}).items())
+    return f"{data.get('source')}" + (f" ({options})" if options else "")
+
+
+def _joined(texts: Any) -> str:
+    return " + ".join(dict.fromkeys(str(text) for text in texts if text))

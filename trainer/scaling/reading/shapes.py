@@ -1,0 +1,66 @@
+"""Tables of several runs, or of one metric per row, as one table of metrics for each run."""
+
+from collections.abc import Mapping
+
+from trainer.scaling.reading.values import Row, is_known
+
+METRIC = ("metric", "metric_name", "key", "tag")  # long tables, as of MLflow and tbparse
+RUN = ("run id", "run_id", "run_uuid", "run", "run_name", "run name", "seed")
+NAME = ("name", "run_name", "run name")
+
+
+def runs_of(rows: list[Row]) -> dict[str, list[Row]]:
+    """The rows by the name of the run, "" if there is one."""
+    rows = _wide(rows)
+    return _charted(rows) or _by_run(rows) or {"": rows}
+
+
+def _wide(rows: list[Row]) -> list[Row]:
+    """Rows of a metric's name and its value as rows that have a column of this name."""
+    first = _lower(rows)
+    metric = next((first[n] for n in METRIC if n in first), None)
+    if metric is None or "value" not in first or not isinstance(rows[0][metric], str):
+        return rows
+    value = first["value"]
+    other = [c for c in first.values() if c not in (metric, value)]
+    return [{**{c: row.get(c) for c in other}, row[metric]: row.get(value)} for row in rows]
+
+
+def _charted(rows: list[Row]) -> dict[str, list[Row]]:
+    """The CSV of a W&B chart (`run - metric`, `run - metric__MIN`, …) by run; none if it is no such table."""
+    columns = dict.fromkeys(c for row in rows for c in row)
+    charted = [c for c in columns if " - " in c and f"{c}__MIN" in columns and f"{c}__MAX" in columns]
+    shared = [c for c in columns if c.removesuffix("__MIN").removesuffix("__MAX") not in charted]
+    runs: dict[str, list[Row]] = {}
+    for run in dict.fromkeys(c.rpartition(" - ")[0] for c in charted):
+        own = {c: c.rpartition(" - ")[2] for c in charted if c.rpartition(" - ")[0] == run}
+        runs[run] = [
+            {**{c: row.get(c) for c in shared}, **{name: row.get(c) for c, name in own.items()}}
+            for row in rows
+            if any(is_known(row.get(c)) for c in own)
+        ]
+    return runs
+
+
+def _by_run(rows: list[Row]) -> dict[str, list[Row]]:
+    """The rows by the value of a column `run` or `seed`; none if there is one run, or one row for each."""
+    first = _lower(rows)
+    for column in (first[n] for n in RUN if n in first):
+        runs: dict[str, list[Row]] = {}
+        for row in rows:
+            runs.setdefault(str(row.get(column, "")), []).append(row)
+        if 1 < len(runs) <= len(rows) / 2:
+            names = {run: _name(own[0], first) for run, own in runs.items()}
+            if len(set(names.values())) == len(runs):
+                return {names[run]: own for run, own in runs.items()}
+            return {f"seed {run}" if column.lower() == "seed" else run: own for run, own in runs.items()}
+    return {}
+
+
+def _name(row: Row, columns: Mapping[str, str]) -> str:
+    return next((str(row.get(columns[n])) for n in NAME if n in columns), "")
+
+
+def _lower(rows: list[Row]) -> dict[str, str]:
+    """The columns of the first row by their names in lower case."""
+    return {c.lower(): c for c in rows[0]} if rows else {}
