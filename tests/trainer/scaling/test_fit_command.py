@@ -89,7 +89,7 @@ def test_runs_of_one_file_are_called_by_their_own_names() -> None:
     [
         ("step,reward\n1,.2\n", [], "there is one point; expected several"),
         ("step,reward\n0,.2\n", [], "there is one point; expected several"),
-        ("step,reward\n1,nan\n2,.2\n", [], "row 1: 'reward' is 'nan'; expected a finite number"),
+        ("step,reward\n1,nan\n2,x\n", [], "row 2: 'reward' is 'x'; expected a number"),
         ("step,reward\n1,.2\n2,.3\n", ["--json", "/nowhere/f.json"], "there is no folder /nowhere"),
         ("step,reward\n1,.2\n2,.3\n", ["--plot", "c.txt"], "expected a name ending in .png or .svg or .pdf"),
     ],

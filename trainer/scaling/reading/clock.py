@@ -88,7 +88,7 @@ def _since_first(clock: Values, run: Survivors, has_reward: Mask) -> tuple[Value
     resumed = np.diff(np.cumsum(run.resumed)[known]) > 0
     took = _intervals(clock[known], resumed)
     paused: list[Pause] = []
-    if not np.isnan(steps).any():  # without steps, a pause cannot be told from a long interval
+    if not np.isnan(steps).any():  # without steps, a long interval may be no pause
         made = np.maximum(np.diff(steps), 1.0)
         usual = _usual(took, np.diff(steps), has_reward[known[1:]])
         pause = (took > PAUSE * usual) & (took > LONGER * usual * made) & (took - usual * made > LEAST_PAUSE)

@@ -49,7 +49,7 @@ CLOCKS = (  # time since the start, or a date
     *(unit.partition("|")[2] for _, unit in TIME_UNITS.values()),  # hours, but not h
     r"relative time \(wall\)", r"_timestamp", r"timestamp", r"time", r"date(?:time)?",
 )  # fmt: skip
-LABELS = "|".join((*STEPS, *CLOCKS, r"(?:.+/)?epoch", r"_.*"))  # of rows; they hold no measurement
+LABELS = "|".join((*(name for name, _ in COMPUTE), *CLOCKS, r"(?:.+/)?epoch", r"_.*"))  # of rows
 ERROR = ("{}_se", "{}_stderr", "{}_sem", "{}/se", "{}/stderr")
 LEAST_PART = 3  # characters of a part of a name
 PLAIN_ERROR = ("se", "stderr", "sem", "standard_error")

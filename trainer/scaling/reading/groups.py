@@ -18,8 +18,8 @@ def read_groups(args: argparse.Namespace) -> dict[str, list[Reading]]:
         if given.name is None:
             single += read_runs(given)
             continue
-        if len(set(map(Path, given.runs))) < len(given.runs):
-            raise ConfigError(f"{given.name}: a run is given twice; expected each run once")
+        if repeated := [run for i, run in enumerate(given.runs) if Path(run) in map(Path, given.runs[:i])]:
+            raise ConfigError(f"{given.name}: {repeated[0]} is given twice; expected each run once")
         if given.name in groups:
             raise ConfigError(f"{given.name!r} names two groups; expected each name once")
         groups[given.name] = read_runs(given)

@@ -60,13 +60,18 @@ def _resumptions(rows: Sequence[Row], steps: Values) -> list[int]:
     for i in known:
         step = float(steps[i])
         columns = {c for c, value in rows[i].items() if is_known(value)} - labels
-        if step < last and step < later[i] <= last and columns & seen.get(step, set()):
+        if step < last and step < later[i] <= last and _mostly(columns, seen.get(step, set())):
             starts.append(i)
             seen = {s: c for s, c in seen.items() if s < step}
             last = step
         seen.setdefault(step, set()).update(columns)
         last = max(last, step)
     return starts
+
+
+def _mostly(columns: set[str], seen: set[str]) -> bool:
+    """Whether most were seen; rows of training and of evaluation may share some."""
+    return 2 * len(columns & seen) > len(columns)
 
 
 def _next_steps(steps: Sequence[float]) -> list[float]:
