@@ -107,4 +107,4 @@ def test_setup_asks_for_torch_only_in_extras() -> None:
     required, extras = text.partition("install_requires=[")[2].split("extras_require={")
     names = {re.match(r"[\w-]+", line.strip()[1:])[0] for line in required.splitlines() if '"' in line}  # type: ignore[index]
     assert {"yaml" if name == "pyyaml" else name for name in names} == BRINGS
-    assert '"kernels": ["torch' in extras and extras.count('"sigmoid-rl[train]"') == 6
+    assert '"kernels": ["torch' in extras and extras.count('"sigmoid-rl[train]"') == 7
