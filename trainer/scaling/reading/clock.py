@@ -15,11 +15,14 @@ from trainer.scaling.reading.resumed import Survivors
 from trainer.scaling.reading.values import Values, is_known, numbers
 
 SINCE_1970 = 1e9  # a clock that starts beyond this many seconds shows a date
-MILLISECONDS = 1e11  # a date beyond this is in milliseconds, or still smaller units
+MILLISECONDS = 1e11  # a date beyond this many seconds is in milliseconds, or still smaller units
 PAUSE = 10.0  # an interval as long as this many steps can be a pause,
 LONGER = 3.0  # if it is so many times as long as its neighbours,
 LEAST_PAUSE = 60.0  # and longer by this many seconds
 NEIGHBOURS = 5  # on either side
+FALLS = (
+    0.2  # share of rows from which a column is the time of a step; a clock falls only when it begins again
+)
 
 Mask = NDArray[np.bool_]
 
@@ -42,10 +45,11 @@ def elapsed(
     unit = args.time_unit or names.time_unit(column)
     seconds = _in_seconds(values, unit)
     notes = []
-    if unit is None and args.time_column is not None and per_step is None:
+    if unit is None and per_step is None and column.lower() != "time":
         notes.append(f"{column!r} is taken to be in seconds (--time-unit).")
-    if per_step is None:  # the seconds of five or more steps never all grow
-        per_step = bool((np.diff(seconds[~np.isnan(seconds)]) < 0).any())
+    if per_step is None:
+        falls = np.diff(seconds[~np.isnan(seconds)]) < 0
+        per_step = bool(len(falls) and falls.mean() > FALLS)
     if per_step:
         return _added_up(seconds, run.steps), f"the sum of {column!r}", tuple(notes)
     spent, paused = _since_first(seconds, run, has_reward)
@@ -66,11 +70,10 @@ def _time_column(run: Survivors, columns: Sequence[str], args: argparse.Namespac
 
 def _in_seconds(values: Values, unit: str | None) -> Values:
     """Dates in milliseconds or less are recognized by their size."""
-    known = values[~np.isnan(values)]
-    first = float(known[0]) if len(known) else 0.0
-    if first > SINCE_1970:
-        return values * 1000.0 ** -max(0, math.ceil(math.log(first / MILLISECONDS, 1000)))
-    return values * names.TIME_UNITS[unit or "s"][0]
+    seconds = values * names.TIME_UNITS[unit or "s"][0]
+    first = next(iter(seconds[~np.isnan(seconds)].tolist()), 0.0)
+    thousands = math.ceil(math.log(first / MILLISECONDS, 1000)) if first > MILLISECONDS else 0
+    return seconds / 1000.0**thousands
 
 
 def _added_up(values: Values, steps: Values) -> Values:

@@ -44,12 +44,16 @@ PER_STEP = (
     *(rf"(?:.+/)?(?:{unit})_per_step|step_time[_ ]\(?(?:{unit})\)?" for _, unit in TIME_UNITS.values()),
 )  # fmt: skip
 CLOCKS = (  # time since the start, or a date
-    r"_runtime", r"relative time \(process\)", r"elapsed(?:_time)?", r"wall[_ ]?time",
+    r"_runtime", r"relative time \(process\)", r"(?:time[_/ ]?)*elapsed",
+    r"(?:elapsed|wall|total|cumulative)[_ ]?time", r"relative time \(wall\)", r"_timestamp", r"timestamp",
+    r"date(?:time)?",
+)  # fmt: skip
+TIMES = (  # of a step, or a clock
     *(rf"(?:{TIME_WORD}[_ /-]+)+\(?(?:{unit})\)?" for _, unit in TIME_UNITS.values()),
     *(unit.partition("|")[2] for _, unit in TIME_UNITS.values()),  # hours, but not h
-    r"relative time \(wall\)", r"_timestamp", r"timestamp", r"time", r"date(?:time)?",
-)  # fmt: skip
-LABELS = "|".join((*(name for name, _ in COMPUTE), *CLOCKS, r"(?:.+/)?epoch", r"_.*"))  # of rows
+    r"time",
+)
+LABELS = "|".join((*(name for name, _ in COMPUTE), *CLOCKS, *TIMES, r"(?:.+/)?epoch", r"_.*"))  # of rows
 ERROR = ("{}_se", "{}_stderr", "{}_sem", "{}/se", "{}/stderr")
 LEAST_PART = 3  # characters of a part of a name
 PLAIN_ERROR = ("se", "stderr", "sem", "standard_error")
@@ -108,7 +112,9 @@ def step_columns(columns: Sequence[str]) -> list[str]:
 def time_columns(columns: Sequence[str], given: str | None) -> list[tuple[str, bool | None]]:
     """The columns of time, the best first, or the given one; and whether they are per step (None: ?)."""
     names = columns if given is None else [existing(given, columns, "--time-column")]
-    known = [(name, True) for name in PER_STEP] + [(name, False) for name in CLOCKS]
+    known = [
+        (n, kind) for of_kind, kind in ((PER_STEP, True), (CLOCKS, False), (TIMES, None)) for n in of_kind
+    ]
     found: list[tuple[str, bool | None]] = [
         (c, per_step) for name, per_step in known for c in matching(name, names)
     ]

@@ -104,21 +104,34 @@ def expand(text: str, args: argparse.Namespace) -> list[Input]:
     if Path(text).suffix == ".toml":
         return _from_toml(Path(text), args)
     if Path(text).exists():
-        return [Input(None, (text,), args)]
+        return [_checked(Input(None, (text,), args), text)]
     options = "|".join(map(re.escape, (*SHORT, *_known_options())))
     runs, *given = re.split(rf"@(?=(?:{options})=)", text, maxsplit=1)
     if given:
         pairs = re.split(rf",(?=(?:{options})=)", given[0])
         args = _with_options(args, dict(pair.split("=", 1) for pair in pairs), text)
-        if Path(runs).exists():
-            return [Input(None, (runs,), args)]
+    elif unknown := re.search(r"@([\w-]+)=", text):
+        raise ConfigError(f"{text}: {_no_option(unknown[1])}")
     name, sign, listed = runs.partition("=")
-    if not sign:
-        return [Input(None, (runs,), args)]
+    if not sign or Path(runs).exists():
+        return [_checked(Input(None, (runs,), args), text)]
     inputs = tuple(part for part in listed.split(",") if part)
     if not name or not inputs:
         raise ConfigError(f"{text!r}: expected NAME=RUN,RUN,... or a run or a file")
-    return [Input(name, inputs, args)]
+    return [_checked(Input(name, inputs, args), text)]
+
+
+def _checked(given: Input, where: str) -> Input:
+    try:
+        check_options(given.args)
+    except ConfigError as e:
+        raise ConfigError(f"{where}: {e}") from e
+    return given
+
+
+def _no_option(key: str) -> str:
+    known = ", ".join((*SHORT, *_known_options()))
+    return f"{key!r} is no option of a run; expected one of {known}"
 
 
 def _known_options() -> list[str]:
@@ -132,24 +145,25 @@ def _with_options(args: argparse.Namespace, given: Mapping[str, Any], where: str
     parser = argparse.ArgumentParser(prog=where, add_help=False, allow_abbrev=False, exit_on_error=False)
     _add_options(parser)
     words: list[str] = []
+    chosen: list[str] = []
     for key, value in given.items():
         option = SHORT.get(key, key.replace("_", "-"))
         if option not in _known_options():
-            raise ConfigError(
-                f"{where}: {key!r} is no option of a run; expected one of {', '.join(SHORT)}, "
-                f"{', '.join(_known_options())}"
-            )
-        values = value if isinstance(value, list) else [value]
+            raise ConfigError(f"{where}: {_no_option(key)}")
+        chosen.append(option.replace("-", "_"))
         if option == "reward-range":
-            values = [x for part in values for x in re.split(r"[: ]+", str(part))]
-        words += [f"--{option}"] if option == "drop-early" else [f"--{option}", *map(str, values)]
+            low_high = value if isinstance(value, list) else re.split(r"[: ]+", str(value))
+            words += ["--reward-range", *map(str, low_high)]
+        elif option != "drop-early":
+            words.append(f"--{option}={value}")
+        elif str(value).lower() not in ("false", "no", "0"):
+            words.append("--drop-early")
     try:
         found = vars(parser.parse_args(words))
-    except (argparse.ArgumentError, SystemExit) as e:
+    except argparse.ArgumentError as e:
         raise ConfigError(f"{where}: {e}") from e
-    chosen = {k: v for k, v in found.items() if v != parser.get_default(k)}
-    ways = dict.fromkeys(WAYS) if any(way in chosen for way in WAYS) else {}
-    return argparse.Namespace(**{**vars(args), **ways, **chosen})
+    ways = dict.fromkeys(WAYS) if set(WAYS) & set(chosen) else {}  # one for all runs gives way
+    return argparse.Namespace(**{**vars(args), **ways, **{name: found[name] for name in chosen}})
 
 
 def _from_toml(path: Path, args: argparse.Namespace) -> list[Input]:
@@ -168,7 +182,8 @@ def _from_toml(path: Path, args: argparse.Namespace) -> list[Input]:
         given = {k: v for k, v in {**content, **recipe}.items() if k != "runs"}
         runs = [recipe["runs"]] if isinstance(recipe["runs"], str) else recipe["runs"]
         files = tuple(str(path.parent / run) for run in runs)
-        inputs.append(Input(name, files, _with_options(args, given, f"{path}: {name}")))
+        where = f"{path}: {name}"
+        inputs.append(_checked(Input(name, files, _with_options(args, given, where)), where))
     return inputs
 
 

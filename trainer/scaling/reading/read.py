@@ -17,7 +17,6 @@ from trainer.scaling.reading.options import (
     UNIT_RANGE,
     Input,
     add_input_arguments,
-    check_options,
     expand,
     to_unit,
 )
@@ -61,7 +60,6 @@ def read_curves(args: argparse.Namespace, inputs: Sequence[str] | None = None) -
 
 def read_inputs(args: argparse.Namespace, inputs: Sequence[str] | None = None) -> list[Reading]:
     """The curves and their sources, named by input, and by run if an input holds several."""
-    check_options(args)
     texts = dict.fromkeys(args.inputs if inputs is None else inputs)
     readings = [r for text in texts for given in expand(text, args) for r in read_runs(given)]
     curves = [reading.curve.name for reading in readings]
@@ -74,7 +72,6 @@ def read_inputs(args: argparse.Namespace, inputs: Sequence[str] | None = None) -
 
 def read_runs(given: Input) -> list[Reading]:
     """All runs of an input."""
-    check_options(given.args)
     return [reading for path in dict.fromkeys(map(Path, given.runs)) for reading in _read(path, given.args)]
 
 
