@@ -232,6 +232,11 @@ def _efficiency(axes: Axes, runs: Sequence[Named], unit: str, looks: dict[str, d
         axes.text(0.5, 0.5, "no ceiling is identified", ha="center", transform=axes.transAxes)
 
 
+def reward_title(columns: Sequence[str]) -> str:
+    """The y-axis: the column of the rewards, if all runs have the same."""
+    return columns[0] if len(set(columns)) == 1 else "held-out reward (of different columns)"
+
+
 def ceiling(fit: Fit) -> str:
     """A for a legend: with its interval, its range alone where it is not identified, or neither."""
     if fit.identified:

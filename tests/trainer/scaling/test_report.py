@@ -7,7 +7,9 @@ import json
 import math
 import re
 from dataclasses import replace
+from datetime import date
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +24,12 @@ from trainer.messages import Spans
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run
 from trainer.scaling.__main__ import main
 from trainer.scaling.plot import straighten
+from trainer.scaling.posterior import B_RANGE, MAX_C_MID
+from trainer.scaling.reading.read import Reading
 from trainer.scaling.report import write_report
-from trainer.scaling.report.answers import answers, compute_for_most, whiskers
+from trainer.scaling.report.answers import answers, budgets, compute_for_most, whiskers
 from trainer.scaling.report.charts import chart_data
-from trainer.scaling.report.page import differing, page
+from trainer.scaling.report.page import differing, page, title_of
 from trainer.scaling.report.run import MAX_STEPS, Run, averaged, evenly_chosen, lanes_of, run_of_folder
 from trainer.scaling.text import amount, short_names
 
@@ -64,10 +68,16 @@ def table(path: Path, law: Sigmoid = LAW, ahead: float = 1.0, column: str = "cor
     return path
 
 
-def a_run(law: Sigmoid = LAW, n: int = 13) -> Run:
-    points = tuple(EvalPoint(i, c, float(law.reward(c)), 0.005) for i, c in enumerate(EVALUATED[:n]))
-    curve = Curve("a", "core-hours", points[1:], points[0])
-    return Run("a", curve, fit_curve(curve), None)
+def a_run(law: Sigmoid = LAW, n: int = 13, name: str = "a", fallen: float = 0, times: float = 1) -> Run:
+    """A run up to evaluation `n` of EVALUATED, that loses `fallen` in its last third."""
+    rewards = [float(law.reward(c)) - fallen * max(0, i - 8) / 4 for i, c in enumerate(EVALUATED)]
+    points = tuple(EvalPoint(i, times * EVALUATED[i], rewards[i], 0.005) for i in range(n))
+    return run_of(Curve(name, "core-hours", points[1:], points[0]))
+
+
+def run_of(curve: Curve, recipe: str | None = None, column: str = "pass_rate", *notes: str) -> Run:
+    reading = Reading(curve, "'core_hours'", repr(column), "'se'", column, notes)
+    return Run(curve.name, recipe or curve.name, reading, fit_curve(curve), None)
 
 
 def test_the_first_screen_says_how_high_how_certain_and_at_what_cost() -> None:
@@ -78,13 +88,105 @@ def test_the_first_screen_says_how_high_how_certain_and_at_what_cost() -> None:
     assert cost.short.endswith("core-hours") and float(cost.short.split()[0]) == pytest.approx(0.15, rel=0.1)
 
 
-def test_a_ceiling_that_is_not_identified_is_not_shown_as_a_number() -> None:
-    run = a_run(n=4)
-    assert not run.fit.identified
-    high, sure, _ = answers(run)
-    assert high.short == "not identified" and "fewer than 5 evaluations" in sure.meaning
-    assert whiskers([run.fit]) == [None]
+def test_of_a_ceiling_that_is_not_identified_the_range_is_shown_and_no_value() -> None:
+    run = a_run(replace(LAW, A=0.763, C_mid=0.3))
+    A = run.fit.A
+    assert not run.fit.identified and run.fit.predictable
+    high, sure, cost = answers(run)
+    assert high.short == f"{A.low:.2f} to {A.high:.2f}" and sure.short == "not identified"
+    assert run.fit.reasons in sure.meaning
+    assert cost.short == "cannot be said" and "command plan" in cost.meaning
+    (whisker,) = whiskers([run.fit]).runs
+    assert whisker is not None and whisker.value is None and whisker.low < whisker.high
     assert chart_data([run])["runs"][0]["ceiling"] is None
+    two = "".join(Parsed(page([run, a_run(name="b")])).texts)
+    assert two.count(f"{A.low:.2f} to {A.high:.2f}") >= 2 and f"{A.value:.3f}" not in two
+    assert f"{run.fit.at_2x.value:.3f}" not in two
+
+
+def test_too_few_points_have_no_range_either() -> None:
+    run = a_run(n=4)
+    high, sure, cost = answers(run)
+    assert high.short == "unknown" and "fewer than 5 evaluations" in sure.meaning
+    assert "Evaluate more often" in cost.meaning and whiskers([run.fit]).runs == (None,)
+
+
+def test_a_run_that_has_fallen_has_no_forecast_anywhere() -> None:
+    fallen = a_run(fallen=0.4, name="fallen")
+    assert fallen.fit.draws is not None and not fallen.fit.predictable
+    high, sure, cost = answers(fallen)
+    assert high.short == "no forecast" and "has fallen" in sure.meaning and "mend it" in cost.meaning
+    drawn = chart_data([fallen])["runs"][0]
+    assert drawn["curve"] == [] and drawn["ceiling"] is None and drawn["efficiency"] is None
+    for runs in ([fallen], [fallen, a_run()]):
+        text = "".join(Parsed(page(runs)).texts)
+        assert "no sigmoid, so no forecast" in text and "no sigmoid describes the run" in text
+        for x in (fallen.fit.A, fallen.fit.at_2x, fallen.fit.at_10x):
+            assert not {f"{v:.{d}f}" for v in (x.value, x.low, x.high) for d in (2, 3)} & set(text.split())
+    assert "Only runs whose ceiling is identified" not in page([fallen])  # nor an empty efficiency plot
+
+
+def test_what_forecasts_a_fallen_run_had_is_not_drawn(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    run = run_of_folder(folder)
+    assert chart_data([run])["runs"][0]["forecasts"]
+    down = replace(run, fit=a_run(fallen=0.4).fit)
+    assert chart_data([down])["runs"][0]["forecasts"] == []
+    assert 'data-chart="forecast"' in page([run]) and 'data-chart="forecast"' not in page([down])
+
+
+def test_rewards_are_forecast_at_budgets_that_all_runs_have_in_common() -> None:
+    long, short = a_run(), a_run(n=9, name="b")
+    assert budgets([long, short]) == pytest.approx((2 * 0.24, 10 * 0.24))
+    text = "".join(Parsed(page([short, long])).texts)
+    assert text.count("reward at 0.48 core-hours") == 1 and "twice the compute" not in text
+    for run in (short, long):
+        e = run.fit.at(0.48)
+        assert (f"{e.value:.3f}" if run.fit.identified else f"{e.low:.2f} to {e.high:.2f}") in text
+
+
+def test_the_title_counts_runs_and_recipes() -> None:
+    a, b, c = (a_run(name=name) for name in "abc")
+    assert title_of([a]) == "a" and title_of([a, b, c]) == "3 recipes, one run each"
+    assert title_of([a, b, replace(c, recipe="b")]) == "3 runs of 2 recipes"
+    assert title_of([b, replace(c, recipe="b")]) == "2 runs of one recipe"
+
+
+def test_runs_of_one_recipe_have_one_colour_and_are_shown_together() -> None:
+    runs = [replace(a_run(name=name), recipe=recipe) for name, recipe in (("x", "r"), ("y", "s"), ("z", "r"))]
+    data = chart_data(runs)
+    assert data["recipes"] == ["r", "s"] and [run["recipe"] for run in data["runs"]] == [0, 1, 0]
+    text = page(runs)
+    assert 'value="0 2"' in text and 'value="1"' in text
+    assert "c2" not in re.findall(r"swatch (c\d)", text)
+
+
+def test_the_page_says_what_was_read_when_and_by_which_version() -> None:
+    first = run_of(a_run().curve, None, "val/math", "One evaluation was NaN and is left out.")
+    other = run_of(a_run(name="b").curve, None, "val/code")
+    text = "".join(Parsed(page([first, other])).texts)
+    for says in (str(first.reading), *first.reading.notes, first.fit.data_hash, "sigmoid-rl"):
+        assert says in text
+    assert f"{date.today():%B %Y}" in text
+    assert chart_data([first])["reward"] == "val/math"
+    assert "different columns" in chart_data([first, other])["reward"]
+
+
+def test_r_squared_is_shown_with_what_it_does_not_show() -> None:
+    run = a_run()
+    text = "".join(Parsed(page([run])).texts)
+    assert f"{run.fit.r2:.3f}" in text and "does not show that the curve is a sigmoid" in text
+
+
+def test_the_method_is_explained_alike_on_the_page_and_in_the_docs() -> None:
+    shown = " ".join("".join(Parsed(page([a_run()])).texts).split())
+    docs = (Path(__file__).parents[3] / "docs" / "curve.md").read_text(encoding="utf-8")
+    method = " ".join(docs.partition("## The method, for statisticians")[2].split())
+    source = (files("trainer.scaling.report") / "page.method.txt").read_text(encoding="utf-8")
+    for text in (" ".join(paragraph.split()) for paragraph in source.split("\n\n")):
+        assert text in shown and text in method
+    low, high = B_RANGE
+    assert f"{low:g} to {high:g}" in method and f"{MAX_C_MID:g} times the last" in method
 
 
 def test_nine_tenths_of_the_rise_by_hand() -> None:
@@ -98,9 +200,14 @@ def test_nine_tenths_of_the_rise_by_hand() -> None:
 
 def test_ceilings_lie_on_one_scale() -> None:
     a, b = a_run().fit, a_run(replace(LAW, A=0.6)).fit
-    first, second = whiskers([a, b])
-    assert first is not None and second is not None
+    both = whiskers([a, b])
+    first, second = both.runs
+    assert first is not None and second is not None and first.value and second.value
     assert 0 < second.low < second.value < second.high < first.low < first.value < first.high < 100
+    (x, low), (y, high) = both.ticks[0], both.ticks[-1]
+    assert 0 <= x < y <= 100 and 2 <= len(both.ticks) <= 5
+    scale = (float(high) - float(low)) / (y - x)  # reward in a percent
+    assert float(low) + scale * (first.value - x) == pytest.approx(a.A.value, abs=1e-4)
 
 
 def test_the_efficiency_plot_by_hand() -> None:
@@ -215,7 +322,7 @@ def test_the_page_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
     assert len(drawn["forecasts"]) == len([r for r in rows if "forecast/end" in r]) == 7
     curve = np.array(drawn["curve"])
     assert curve[:, 1] == pytest.approx(run.fit.sigmoid.reward(curve[:, 0]), rel=1e-4)
-    assert "0.240" in page([run]) and "50.0 %" in page([run])
+    assert "<b>0.24</b> core-hours count" in page([run]) and "50.0%" in page([run])
 
 
 def test_a_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
@@ -241,14 +348,14 @@ def test_a_run_that_only_measured_R0_has_a_report(tmp_path: Path) -> None:
     first = (folder / "metrics.jsonl").read_text().split("\n")[0]
     (folder / "metrics.jsonl").write_text(first + "\n")
     write_report(folder)
-    assert "not identified" in (folder / "report.html").read_text(encoding="utf-8")
+    assert "There is no curve yet" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_table_has_the_curve_parts_alone(tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     assert main(["report", str(table(tmp_path / "theirs.csv")), "--out", str(out)]) == 0
     text = out.read_text(encoding="utf-8")
-    assert 'data-chart="linear"' in text and 'data-chart="efficiency"' in text and 'id="fits"' in text
+    assert 'data-chart="curves"' in text and 'data-chart="efficiency"' in text and 'id="fits"' in text
     for ours in ("Where the compute went", "<h2>Samples", "<h2>Training", "<h2>Configuration"):
         assert ours not in text
 
@@ -257,8 +364,19 @@ def test_the_command_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
     inputs = [str(write_run(tmp_path / "mine")), str(table(tmp_path / "theirs.csv", replace(LAW, A=0.6)))]
     out, pictures = tmp_path / "out.html", tmp_path / "pictures"
     assert main(["report", *inputs, "--out", str(out), "--svg", str(pictures)]) == 0
-    assert "2 runs compared" in out.read_text(encoding="utf-8")
+    assert "2 recipes, one run each" in out.read_text(encoding="utf-8")
     assert sorted(p.name for p in pictures.iterdir()) == ["curves.svg", "efficiency.svg"]
+
+
+def test_the_command_takes_seeds_and_the_level_of_the_intervals(tmp_path: Path) -> None:
+    ceilings = {"a": 0.8, "b": 0.79, "c": 0.6}
+    a, b, c = (str(table(tmp_path / f"{n}.csv", replace(LAW, A=A))) for n, A in ceilings.items())
+    out = tmp_path / "out.html"
+    options = ["--out", str(out), "--confidence", "0.5", "--within", "1e-9"]
+    assert main(["report", f"good={a},{b}", c, *options]) == 0
+    text = "".join(Parsed(out.read_text(encoding="utf-8")).texts)
+    assert "3 runs of 2 recipes" in text and "good: a" in text and "good: b" in text
+    assert "50% interval" in text and "reaches further than 1e-09" in text
 
 
 def test_what_cannot_be_reported_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ import pytest
 from report_folder import HOSTILE, LAW, write_run
 
 from trainer.scaling import Curve, EvalPoint, fit_curve
+from trainer.scaling.reading.read import Reading
 from trainer.scaling.report import page
 from trainer.scaling.report.run import Run, run_of_folder
 
@@ -24,7 +25,7 @@ START = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-FIGURES = ("linear", "log", "efficiency", "forecast", "train/pass_rate", "learner/entropy", "lag/mean")
+FIGURES = ("curves", "efficiency", "forecast", "train/pass_rate", "learner/entropy", "lag/mean")
 PHONE = {"width": 375, "height": 800}
 
 
@@ -54,14 +55,19 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     first, second = (run_of_folder(write_run(folder / f"{n}<b>", lr)) for n, lr in (("a", 1e-5), ("b", 2e-5)))
     slow = replace(LAW, C_mid=0.3)
     points = tuple(EvalPoint(i, 0.02 * i, float(slow.reward(0.02 * i)), 0.01) for i in range(1, 9))
-    curve = Curve("table", "core-hours", points, None)
-    third = Run("table", curve, fit_curve(curve), None)
+    third = a_table(Curve("table", "core-hours", points, None))
     assert first.fit.identified and not third.fit.identified
     paths = {}
-    for name, runs in {"one": [first], "three": [first, second, third]}.items():
+    many = [a_table(replace(third.curve, name=f"a recipe of a rather long name, seed {i}")) for i in range(9)]
+    for name, runs in {"one": [first], "three": [first, second, third], "many": [second, *many]}.items():
         paths[name] = folder / f"{name}.html"
         paths[name].write_text(page(runs), encoding="utf-8")
     return paths
+
+
+def a_table(curve: Curve) -> Run:
+    reading = Reading(curve, "'core_hours'", "'val/score'", "'se'", "val/score")
+    return Run(curve.name, curve.name, reading, fit_curve(curve), None)
 
 
 @pytest.fixture
@@ -77,6 +83,8 @@ def opened(chromium: Any, reports: dict[str, Path]) -> Iterator[Any]:
         tab.on("pageerror", lambda e: faults.append(str(e)))
         tab.on("request", lambda r: requests.append(r.url))
         tab.goto(reports[name].as_uri())
+        if options.get("java_script_enabled", True):
+            unfold(tab)
         return tab
 
     yield opened
@@ -86,12 +94,19 @@ def opened(chromium: Any, reports: dict[str, Path]) -> Iterator[Any]:
     assert set(requests) <= {p.as_uri() for p in reports.values()} and requests
 
 
+def unfold(tab: Any) -> None:
+    """Open the efficiency plot, and wait until it is drawn."""
+    if tab.locator('figure[data-chart="efficiency"]').count():
+        tab.locator("details:has(figure) > summary").click()
+        tab.wait_for_selector('figure[data-chart="efficiency"] svg')
+
+
 def hover(tab: Any, figure: str, share: float) -> str:
     """The tip's text at a share of the chart's width."""
     chart = tab.locator(f'figure[data-chart="{figure}"] svg')
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
-    tab.mouse.move(box["x"] + share * box["width"], box["y"] + 40)
+    tab.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
     return str(tab.inner_text("#tip")) if tab.is_visible("#tip") else ""
 
 
@@ -105,17 +120,20 @@ def drawn(tab: Any, run: int) -> dict[str, int]:
 def test_every_chart_is_drawn_and_hovering_shows_its_values(opened: Any) -> None:
     tab = opened("one", viewport={"width": 1280, "height": 900})
     assert all(drawn(tab, 0)[f] > 0 for f in FIGURES)
-    tip = hover(tab, "linear", 0.5)
+    tip = hover(tab, "curves", 0.5)
     x, fit, low, high = (float(t) for t in re.findall(r"\d*\.\d+", tip)[:4])
     assert 0.2 < x < 0.3 and low < fit < high and fit == pytest.approx(float(LAW.reward(x)), abs=0.02)
     assert "measured" in tip
-    assert "forecast" in hover(tab, "log", 0.9)
+    tab.locator('input[value="log"]').check()
+    assert "forecast" in hover(tab, "curves", 0.9)
+    ticks = tab.locator('figure[data-chart="curves"] svg text').all_text_contents()
+    assert {"eval/pass_rate", "compute, core-hours", "0.5", "0.01"} <= set(ticks)
     assert "B = 2." in hover(tab, "efficiency", 0.5) or "B = 1.9" in hover(tab, "efficiency", 0.5)
     assert re.search(r"step \d+\s+mean 0.5, largest 1", hover(tab, "lag/mean", 0.5))
     lane = tab.locator("[data-lanes] svg").first
     lane.scroll_into_view_if_needed()
     lane.hover(position={"x": 100, "y": 20})
-    assert "idle 100 %" in tab.inner_text("#tip")
+    assert "idle 100%" in tab.inner_text("#tip")
     tab.mouse.move(5, 5)
     assert not tab.is_visible("#tip")
 
@@ -130,13 +148,65 @@ def test_a_run_hidden_is_hidden_in_every_chart_and_table(opened: Any) -> None:
     tab.locator("#filter input").nth(1).uncheck()
     assert set(drawn(tab, 1).values()) == {0} and [drawn(tab, 0), drawn(tab, 2)] == others
     assert tab.locator(shown).count() == 0
-    assert "b<b>" not in hover(tab, "linear", 0.4) and "a<b>" in hover(tab, "linear", 0.4)
+    assert "b<b>" not in hover(tab, "curves", 0.4) and "a<b>" in hover(tab, "curves", 0.4)
     tab.locator("#filter input").nth(1).check()
     assert drawn(tab, 1) == before and tab.locator(shown).count() > 5
     tab.click("#none")
     assert tab.locator("figure[data-chart] svg").count() == 0
     tab.click("#all")
     assert drawn(tab, 1) == before
+
+
+def boxes(tab: Any, texts: str) -> list[dict[str, float]]:
+    """Where elements lie in the window."""
+    measure = "(all) => all.map((x) => x.getBoundingClientRect().toJSON())"
+    return list(tab.eval_on_selector_all(texts, measure))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_stand_at_the_ends_of_the_lines_within_the_chart_and_do_not_overlap(
+    opened: Any, width: int
+) -> None:
+    for name, count in (("three", 3), ("many", 10)):
+        tab = opened(name, viewport={"width": width, "height": 900})
+        for axis in ("linear", "log"):
+            tab.locator(f'input[value="{axis}"]').check()
+            names = boxes(tab, 'figure[data-chart="curves"] .name text')
+            (chart,) = boxes(tab, 'figure[data-chart="curves"] svg')
+            assert len(names) == count
+            assert all(chart["left"] <= n["left"] and n["right"] <= chart["right"] + 0.5 for n in names)
+            for i, p in enumerate(names):
+                for q in names[:i]:
+                    apart = p["right"] < q["left"] or q["right"] < p["left"]
+                    assert apart or abs(p["top"] - q["top"]) > 11
+
+
+def test_no_label_of_an_axis_is_cut(opened: Any) -> None:
+    for width in (1280, 390, 340):
+        tab = opened("one", viewport={"width": width, "height": 900})
+        for text in boxes(tab, "svg.chart text"):
+            assert text["left"] >= 0 and text["right"] <= width
+        for figure in FIGURES:
+            (chart,) = boxes(tab, f'figure[data-chart="{figure}"] svg')
+            texts = boxes(tab, f'figure[data-chart="{figure}"] svg text')
+            assert all(text["right"] <= chart["right"] + 0.5 for text in texts)
+
+
+def test_the_chart_holds_the_whole_band_and_no_forecast_where_there_is_none(opened: Any) -> None:
+    tab = opened("three", viewport={"width": 1280, "height": 900})
+    for axis in ("linear", "log"):
+        tab.locator(f'input[value="{axis}"]').check()
+        (chart,) = boxes(tab, 'figure[data-chart="curves"] svg')
+        bands = boxes(tab, 'figure[data-chart="curves"] .band')
+        assert len(bands) == 3
+        assert all(chart["top"] + 20 < b["top"] and b["bottom"] < chart["bottom"] - 30 for b in bands)
+        assert max(b["height"] for b in bands) > 100  # the table's, whose ceiling is not identified
+    lines = """[...document.querySelectorAll('figure[data-chart="curves"] path.line')].map(
+        (x) => [x.parentNode.dataset.run, x.matches(".dashed"), x.matches(".level")])"""
+    found = {tuple(x) for x in tab.evaluate(lines)}
+    assert ("0", True, False) in found and ("0", False, True) in found
+    assert {x for x in found if x[0] == "2"} == {("2", False, False)}
+    assert re.search(r"table: forecast 0\.\d+ to 0\.\d+$", hover(tab, "curves", 0.7), re.M)
 
 
 @pytest.mark.parametrize("name", ["one", "three"])
@@ -154,7 +224,7 @@ def test_on_a_phone_nothing_scrolls_sideways(opened: Any, name: str) -> None:
         "(all) => Math.min(...all.map((x) => parseFloat(getComputedStyle(x).fontSize)))",
     )
     assert smallest >= 12
-    tab.locator('figure[data-chart="log"] svg').tap()  # the finger is lifted, and the tip stays
+    tab.locator('figure[data-chart="curves"] svg').tap()  # the finger is lifted, and the tip stays
     assert tab.is_visible("#tip") and tab.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     tab.locator("h1").tap()
     assert not tab.is_visible("#tip")

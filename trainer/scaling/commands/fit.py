@@ -13,7 +13,7 @@ from trainer.scaling.alternatives.families import FamilyFit, compare_families
 from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
 from trainer.scaling.commands import add_fit_arguments, as_typed, check_outputs, write_json
 from trainer.scaling.forecast import backtest
-from trainer.scaling.plot import Named, plot_curves
+from trainer.scaling.plot import Named, plot_curves, reward_title
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
 from trainer.scaling.text import amount, describe_backtest, paragraph, short_names
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         results[curve.name] = _to_json(reading, content, args)
         paragraphs.append("\n".join([curve.name, paragraph(str(reading)), *texts]))
     if args.plot:
-        plot_curves(drawn, args.plot)
+        plot_curves(drawn, args.plot, reward_title([reading.reward_column for reading in readings]))
     if args.json:
         write_json(args.json, results)
     print("\n\n".join(paragraphs))

@@ -5,14 +5,18 @@ from pathlib import Path
 
 from trainer.config import ConfigError
 from trainer.jsonl import write_atomic
-from trainer.scaling.plot import plot_curves, plot_efficiency
-from trainer.scaling.reading.read import add_input_arguments, read_curves
+from trainer.scaling.commands import add_fit_arguments
+from trainer.scaling.plot import plot_curves, plot_efficiency, reward_title
+from trainer.scaling.reading.groups import read_groups
+from trainer.scaling.reading.read import add_input_arguments
 from trainer.scaling.report import page, runs_of
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to report, and where."""
     add_input_arguments(command)
+    add_fit_arguments(command)
+    command.epilog = "Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE."
     command.add_argument("--out", type=Path, default=Path("report.html"), help="the page (report.html)")
     command.add_argument("--png", type=Path, metavar="DIR", help="write curves.png and efficiency.png here")
     command.add_argument("--svg", type=Path, metavar="DIR", help="the same as .svg")
@@ -25,13 +29,15 @@ def run(args: argparse.Namespace) -> None:
     for folder in (args.png, args.svg):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is a file; expected a folder for the pictures")
-    runs = runs_of(read_curves(args))
+    groups = read_groups(args)
+    runs = runs_of(groups, args.confidence, args.within)
     write_atomic(args.out, page(runs))
     print(args.out)
-    named = [(r.name, r.curve, r.fit) for r in runs]
+    named = [(run.recipe, run.curve, run.fit) for run in runs]
     for folder, ending in ((args.png, "png"), (args.svg, "svg")):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, draw in (("curves", plot_curves), ("efficiency", plot_efficiency)):
-                draw(named, folder / f"{name}.{ending}")
-                print(folder / f"{name}.{ending}")
+            curves, efficiency = (folder / f"{name}.{ending}" for name in ("curves", "efficiency"))
+            plot_curves(named, curves, reward_title([run.reading.reward_column for run in runs]))
+            plot_efficiency(named, efficiency)
+            print(curves, efficiency, sep="\n")

@@ -1,5 +1,6 @@
 """The first screen: how high the run will end, how certain that is, and at what cost."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,15 @@ from trainer.scaling.report.run import Run
 from trainer.scaling.text import amount
 
 MOST = 0.9  # of the gain from R0 to A
+AHEAD = (2, 10)  # the budgets at which rewards are forecast, in multiples of the longest run's compute
+MAX_TICKS = 4  # on the scale of the ceilings
+NEEDED = {  # what an unidentified ceiling needs, by flag; any other: a longer run
+    "too-few-points": "Evaluate more often or train longer.",
+    "flat": "Train until the reward rises.",
+    "falling": "Find out why the run fell, and mend it.",
+    "poor-fit": "Look at the points: a sigmoid does not describe them.",
+}
+LONGER = "The command plan, given this run, shows how much longer it must be."
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +31,16 @@ class Answer:
 
 def answers(run: Run) -> tuple[Answer, ...]:
     """The three questions, answered for a run."""
-    if not run.fit.identified:
-        return _unidentified(run)
     fit, unit = run.fit, run.curve.unit
+    if not fit.identified:
+        return _unidentified(run)
     A, last = fit.A, fit.compute_range[1]
     gained = float((fit.sigmoid.reward(last) - fit.R0.value) / (fit.A.value - fit.R0.value))
     share = f"{gained:.0%}" if gained < 0.995 else "over 99%"
     cost = compute_for_most(fit)
+    short, spread = f"{amount(cost.value)} {unit}", f"{amount(cost.low)} to {amount(cost.high)}"
+    if "B-at-bound" in fit.flags:  # the data give no lower end
+        short, spread = f"at most {amount(cost.high)} {unit}", "they were over before the first evaluations"
     return (
         Answer("How high will it end?", f"{A.value:.3f}", f"This is the ceiling A. {_latest(run)}"),
         Answer(
@@ -37,27 +50,32 @@ def answers(run: Run) -> tuple[Answer, ...]:
         ),
         Answer(
             "At what cost?",
-            f"{amount(cost.value)} {unit}",
-            f"gain {MOST:.0%} of the way from R0 to A ({amount(cost.low)} to {amount(cost.high)}). The "
-            f"{amount(last)} spent so far have gained {share}. {_twice(fit)}",
+            short,
+            f"gain {MOST:.0%} of the way from R0 to A ({spread}). The {amount(last)} spent so far have "
+            f"gained {share}. {_twice(fit)}",
         ),
     )
 
 
 def _unidentified(run: Run) -> tuple[Answer, ...]:
-    fit = run.fit
-    spent = f"{amount(fit.compute_range[1])} {run.curve.unit}"
-    if fit.draws is None:
-        possible, meaning, ahead = "unknown", "Nothing can be said yet about", ""
-    else:
-        possible, ahead = f"{fit.A.low:.2f} to {fit.A.high:.2f}", _twice(fit)
-        meaning = "is the range possible for"
+    fit, unit = run.fit, run.curve.unit
+    last, possible = f"{amount(fit.compute_range[1])} {unit}", "unknown"
+    meaning = f"There is no curve yet. {_latest(run)}"
+    if fit.predictable:
+        possible = f"{fit.A.low:.2f} to {fit.A.high:.2f}"
+        meaning = f"The {fit.confidence:.0%} interval of the ceiling A. {_latest(run)}"
+    elif fit.draws is not None:
+        possible, meaning = "no forecast", _latest(run)
+    needed = next((NEEDED[flag] for flag in fit.flags if flag in NEEDED), LONGER)
     return (
+        Answer("How high will it end?", possible, meaning),
+        Answer("How certain is that?", "not identified", f"Do not quote a ceiling: {fit.reasons}."),
         Answer(
-            "How high will it end?", "not identified", f"The data do not determine it yet. {_latest(run)}"
+            "At what cost?",
+            "cannot be said",
+            f"The {last} spent so far do not identify the ceiling. {needed} "
+            f"{_twice(fit) if fit.predictable else ''}".strip(),
         ),
-        Answer("How certain is that?", possible, f"{meaning} the ceiling A: {fit.reasons}."),
-        Answer("At what cost?", spent, f"have been spent so far. {ahead}".strip()),
     )
 
 
@@ -71,19 +89,54 @@ def compute_for_most(fit: Fit) -> Estimate:
     )
 
 
-def whiskers(fits: Sequence[Fit]) -> list[Estimate | None]:
-    """The ceilings in percent of one scale for all runs; None: not identified."""
-    known = [f.A for f in fits if f.identified]
+def budgets(runs: Sequence[Run]) -> tuple[float, ...]:
+    """The computes at which the rewards of all runs are forecast, so that they can be compared."""
+    longest = max(run.fit.compute_range[1] for run in runs)
+    return tuple(times * longest for times in AHEAD) if longest > 0 else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Whisker:
+    """A ceiling on the common scale, in percent of its width."""
+
+    low: float
+    high: float
+    value: float | None  # None: the ceiling is not identified, so that only its range is shown
+
+
+@dataclass(frozen=True, slots=True)
+class Whiskers:
+    """The ceilings of all runs on one scale. None: nothing is known of a ceiling."""
+
+    ticks: tuple[tuple[float, str], ...]  # (percent, reward)
+    runs: tuple[Whisker | None, ...]
+
+
+def whiskers(fits: Sequence[Fit]) -> Whiskers:
+    """The ceilings, or their ranges, on one scale with ticks."""
+    known = [f.A for f in fits if f.predictable]
     if not known:
-        return [None] * len(fits)
+        return Whiskers((), (None,) * len(fits))
     low, high = min(a.low for a in known), max(a.high for a in known)
-    margin = max(0.15 * (high - low), 0.01)
+    margin = max(0.08 * (high - low), 0.01)
     low, span = low - margin, high - low + 2 * margin
 
     def at(x: float) -> float:
         return round(100 * (x - low) / span, 2)
 
-    return [Estimate(at(f.A.value), at(f.A.low), at(f.A.high)) if f.identified else None for f in fits]
+    size = 10.0 ** math.floor(math.log10(span / MAX_TICKS))
+    step = next(m * size for m in (1, 2, 5, 10) if span / (m * size) <= MAX_TICKS)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    ticks = (i * step for i in range(math.ceil(low / step), math.floor((low + span) / step) + 1))
+    return Whiskers(
+        tuple((at(x), f"{x:.{digits}f}") for x in ticks),
+        tuple(
+            Whisker(at(f.A.low), at(f.A.high), at(f.A.value) if f.identified else None)
+            if f.predictable
+            else None
+            for f in fits
+        ),
+    )
 
 
 def _latest(run: Run) -> str:
@@ -94,8 +147,10 @@ def _latest(run: Run) -> str:
 
 def _twice(fit: Fit) -> str:
     e = fit.at_2x
-    wide = ", too wide to use" if fit.too_wide(e) else ""
-    return f"Twice the compute gives {e.value:.3f} ({e.low:.3f} to {e.high:.3f}{wide})."
+    gives = f"{e.low:.2f} to {e.high:.2f}"
+    if fit.identified:
+        gives = f"{e.value:.3f} ({e.low:.3f} to {e.high:.3f})"
+    return f"Twice the compute gives {gives}{', too wide to use' if fit.too_wide(e) else ''}."
 
 
 def _notes(fit: Fit) -> str:

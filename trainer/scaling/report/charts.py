@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainer.scaling.fit import Estimate, Fit
-from trainer.scaling.plot import LINEAR_REACH, REACH, straighten
+from trainer.scaling.plot import LINEAR_REACH, forecast_end, reward_title, straighten
 from trainer.scaling.report.run import Record, Run
 from trainer.scaling.sigmoid import Curve
 
@@ -30,14 +30,17 @@ TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
 
 def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
     """Everything that is drawn, as valid JSON: what is not finite is None."""
-    reach = LINEAR_REACH * max((p.compute for r in runs for p in r.curve.points), default=0.0)
+    longest = max((p.compute for r in runs for p in r.curve.points), default=0.0)
     steps = [step for r in runs if r.record for step in r.record.steps]
+    recipes = list(dict.fromkeys(r.recipe for r in runs))
     logged = {name for step in steps for name, value in step.items() if value is not None}
     return {
         "unit": runs[0].curve.unit,
+        "reward": reward_title([r.reading.reward_column for r in runs]),
         "training": [{"title": title, "metrics": ms} for title, ms in TRAINING if not logged.isdisjoint(ms)],
-        "reach": _plain(reach),
-        "runs": [_run(r, reach) for r in runs],
+        "reach": _plain(LINEAR_REACH * longest),
+        "recipes": recipes,
+        "runs": [_run(r, longest) | {"recipe": recipes.index(r.recipe)} for r in runs],
     }
 
 
@@ -47,28 +50,28 @@ def as_script(data: Mapping[str, Any]) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _run(run: Run, reach: float) -> dict[str, Any]:
+def _run(run: Run, longest: float) -> dict[str, Any]:
     curve, fit = run.curve, run.fit
     return {
         "name": run.name,
-        "points": [_plain([p.compute, p.pass_rate, p.pass_rate_se, p.step]) for p in run.curve.evaluations],
+        "points": [_plain([p.compute, p.pass_rate, p.pass_rate_se, p.step]) for p in curve.evaluations],
         "first": _plain(curve.points[0].compute) if curve.points else None,
         "last": _plain(curve.points[-1].compute) if curve.points else None,
-        "curve": [_plain([c, *_three(fit.at(c))]) for c in _grid(curve, reach)] if fit.draws else [],
+        "curve": [_plain([c, *_three(fit.at(c))]) for c in _grid(curve, longest)] if fit.predictable else [],
         "ceiling": _plain(_three(fit.A)) if fit.identified else None,
         "efficiency": _efficiency(curve, fit) if fit.identified else None,
-        **(_record(run.record) if run.record else {}),
+        **(_record(run.record, fit.predictable) if run.record else {}),
     }
 
 
-def _record(record: Record) -> dict[str, Any]:
+def _record(record: Record, predictable: bool) -> dict[str, Any]:
     metrics = [m for _, ms in TRAINING for m in ms]
     steps = [s["step"] for s in record.steps]
     series = {m: [_plain(s.get(m)) for s in record.steps] for m in metrics}
     return {
         "steps": steps,
         "series": {m: v for m, v in series.items() if any(x is not None for x in v)},
-        "forecasts": [_plain(list(f)) for f in record.forecasts],
+        "forecasts": [_plain(list(f)) for f in record.forecasts] if predictable else [],
         "wall_s": record.wall_s,
         "lanes": [
             {"role": role, "shares": {s: [round(x, 4) for x in v] for s, v in shares.items()}}
@@ -87,13 +90,12 @@ def _efficiency(curve: Curve, fit: Fit) -> dict[str, Any]:
     }
 
 
-def _grid(curve: Curve, reach: float) -> list[float]:
+def _grid(curve: Curve, longest: float) -> list[float]:
     """The computes at which a curve is drawn: dense enough for a linear and a logarithmic axis."""
-    first, last = curve.points[0].compute, curve.points[-1].compute
-    far = max(reach, REACH * last)
-    return np.union1d(
-        np.geomspace(first / 30, far, 90), [0.0, first / 2, last, reach, *np.linspace(0, reach, 41)]
-    ).tolist()
+    first, last, end = curve.points[0].compute, curve.points[-1].compute, forecast_end(curve, longest)
+    far = min(LINEAR_REACH * longest, end)
+    linear = np.linspace(0, far, 41)
+    return np.union1d(np.geomspace(first / 2, end, 80), [0.0, last, *linear]).tolist()
 
 
 def _three(e: Estimate) -> list[float]:

@@ -1,14 +1,15 @@
 // Draws the charts of a report as inline SVG from the JSON in the page; hovering shows values, the filter hides runs.
 //
-// A chart is {figure, x: {log, label, from}, y: {label, clamp}, layers, read, height}. A layer belongs to a run and is
-// one of: line [[x, y]...] (style), band [[x, low, high]...], points [[x, y, low, high]...], level [y, low, high].
-// `read(x)` gives the content of the tooltip at x: [heading, [[colour, text]...]]. null in data: no number.
+// A chart is {figure, x: {log, label, from}, y: {label, clamp}, layers, read, height, ends}. A layer belongs to a run and
+// is one of: line [[x, y]...] (style), band [[x, low, high]...], points [[x, y, low, high]...]. `read(x)` gives the content
+// of the tooltip at x: [heading, [[colour, text]...]]. `ends()` gives where lines end and whose they are: [[run, x, y]...].
+// Runs of one recipe have one colour, mark and name. null in data: no number.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const hidden = new Set();
   const tip = document.getElementById("tip");
-  const COLOURS = 7;
+  const COLOURS = 7;  // as in page.py
   const MARKS = ["circle", "square", "triangle", "diamond"];
   const STATES = {  // work, moving weights, evaluation, the rest
     generate: "var(--c0)", forward_backward: "var(--c0)", score: "var(--c4)", optimizer: "var(--c2)", pack: "var(--c4)",
@@ -62,14 +63,28 @@
 
   function range(layers, key) {
     const all = layers.flatMap((l) => key === "x"
-      ? (l.line ?? l.band ?? l.points ?? []).map((p) => p[0])
-      : l.line ? l.line.map((p) => p[1]) : l.points ? l.points.map((p) => p[1])
-        : l.band ? (l.wide ? [] : l.band.flatMap((p) => [p[1], p[2]])) : l.level).filter(known);
+      ? (l.line ?? l.band ?? l.points).map((p) => p[0])
+      : l.band ? l.band.flatMap((p) => [p[1], p[2]]) : (l.line ?? l.points).map((p) => p[1])).filter(known);
     return all.length ? [Math.min(...all), Math.max(...all)] : null;
   }
 
+  const pen = document.createElement("canvas").getContext("2d");
+  function textWidth(text) {
+    pen.font = "600 11px system-ui, sans-serif";
+    return pen.measureText(text).width;
+  }
+
+  function shortened(text, width) {  // without its middle: names of runs differ at their ends
+    let kept = text.length, short = text;
+    while (kept > 4 && textWidth(short) > width) {
+      kept -= 1;
+      short = `${text.slice(0, Math.ceil(kept / 2))}…${text.slice(text.length - Math.floor(kept / 2))}`;
+    }
+    return short;
+  }
+
   function axes(chart, layers, width, height) {
-    const box = {left: 46, right: width - (chart.gutter ?? 8), top: 8, bottom: height - (chart.x.label ? 36 : 22)};
+    const box = {left: 46, right: width - chart.gutter, top: chart.y.label ? 24 : 8, bottom: height - (chart.x.label ? 36 : 22)};
     const shown = chart.x.log ? layers.map(aboveZero) : layers;
     let [x0, x1] = range(shown, "x"), [y0, y1] = range(shown, "y") ?? [0, 1];
     if (chart.x.from !== undefined) x0 = chart.x.from;
@@ -93,7 +108,8 @@
     return cut;
   };
 
-  function drawAxes(svg, chart, a) {
+  function drawAxes(svg, chart, a, width) {
+    if (chart.y.label) add(svg, "text", {class: "title", x: 4, y: 12}, shortened(chart.y.label, width - 8));
     for (const [v, label] of linearTicks(a.y0, a.y1, Math.max(3, (a.bottom - a.top) / 40))) {
       add(svg, "line", {class: "grid", x1: a.left, x2: a.right, y1: a.y(v), y2: a.y(v)});
       add(svg, "text", {x: a.left - 6, y: a.y(v) + 4, "text-anchor": "end"}, label);
@@ -101,20 +117,20 @@
     const most = Math.max(2, (a.right - a.left) / 62);
     let free = -Infinity;  // where the last label ended: labels never overlap
     for (const [v, label] of chart.x.log ? logTicks(a.x0, a.x1, most) : linearTicks(a.x0, a.x1, most)) {
-      const half = label.length * 3.2;
+      const half = textWidth(label) / 2, x = Math.min(a.x(v), width - half - 1);
       add(svg, "line", {class: "grid", x1: a.x(v), x2: a.x(v), y1: a.bottom, y2: a.bottom + 4});
-      if (a.x(v) - half < free + 6) continue;
-      free = a.x(v) + half;
-      add(svg, "text", {x: a.x(v), y: a.bottom + 16, "text-anchor": "middle"}, label);
+      if (x - half < free + 6) continue;
+      free = x + half;
+      add(svg, "text", {x, y: a.bottom + 16, "text-anchor": "middle"}, label);
     }
     if (chart.x.label) add(svg, "text", {x: (a.left + a.right) / 2, y: a.bottom + 31, "text-anchor": "middle"}, chart.x.label);
   }
 
   const path = (points, a) => points.map(([x, y], i) => `${i && known(points[i - 1][1]) ? "L" : "M"}${a.x(x).toFixed(1)} ${a.y(y).toFixed(1)}`);
 
-  function drawLayer(svg, layer, a, nth) {
-    const owner = {"data-run": layer.run};
-    const group = add(svg, "g", {class: `c${layer.run % COLOURS}`, ...owner});
+  function drawLayer(svg, layer, a) {
+    const recipe = data.runs[layer.run].recipe;
+    const group = add(svg, "g", {class: `c${recipe % COLOURS}`, "data-run": layer.run});
     if (layer.line) {
       const d = path(layer.line, a).filter((_, i) => known(layer.line[i][1])).join("");
       add(group, "path", {class: `line ${layer.style ?? ""}`, d});
@@ -123,16 +139,10 @@
       const up = layer.band.map(([x, , high]) => [x, high]), down = layer.band.map(([x, low]) => [x, low]).reverse();
       if (up.length) add(group, "path", {class: "band", d: path(up.concat(down), a).join("") + "Z"});
     }
-    if (layer.level) {
-      const [v, low, high] = layer.level.map((y) => a.y(y)), x = a.right + 6 + 6 * nth;
-      add(group, "line", {class: "level", x1: a.left, x2: a.right, y1: v, y2: v});
-      add(group, "line", {class: "ends", x1: x, x2: x, y1: low, y2: high});
-      add(group, "circle", {class: "point", cx: x, cy: v, r: 3.5});
-    }
     for (const [x, y, low, high] of layer.points ?? []) {
       const [px, py] = [a.x(x), a.y(y)];
       add(group, "line", {class: "bar", x1: px, x2: px, y1: known(low) ? a.y(low) : a.bottom, y2: known(high) ? a.y(high) : a.top});
-      mark(group, MARKS[Math.floor(layer.run / COLOURS) % MARKS.length], px, py, layer.points.length > 60 ? 2.4 : 3.4);
+      mark(group, MARKS[Math.floor(recipe / COLOURS) % MARKS.length], px, py, layer.points.length > 60 || data.runs.length > 3 ? 2.2 : 3.2);
     }
   }
 
@@ -143,28 +153,56 @@
     return add(group, "polygon", {class: "point", points: corners.map(([u, v]) => `${x + u * r},${y + v * r}`).join(" ")});
   }
 
+  const LINE = 13;  // pixels, of text
+  function drawNames(svg, ends, a, width) {  // at the ends of the lines, moved up or down where they would overlap
+    const names = ends.map(([run, x, y]) => {
+      const at = [a.x(x), a.y(y)], from = Math.min(at[0], a.right) + 7;
+      const text = shortened(data.recipes[data.runs[run].recipe], width - from - 2);
+      return {run, at, from, to: from + textWidth(text), y: at[1], text};
+    }).sort((p, q) => p.y - q.y);
+    const beside = (p) => (q) => q.from < p.to + 4 && p.from < q.to + 4;
+    names.forEach((p, i) => names.slice(0, i).filter(beside(p)).forEach((q) => { p.y = Math.max(p.y, q.y + LINE); }));
+    names.reverse().forEach((p, i) => {
+      p.y = Math.min(p.y, a.bottom - 2);
+      names.slice(0, i).filter(beside(p)).forEach((q) => { p.y = Math.min(p.y, q.y - LINE); });
+    });
+    for (const {run, at, from, y, text} of names) {
+      const group = add(svg, "g", {class: `name c${data.runs[run].recipe % COLOURS}`, "data-run": run});
+      if (Math.abs(y - at[1]) > 3) add(group, "line", {x1: at[0] + 1, y1: at[1], x2: from - 2, y2: y});
+      add(group, "text", {x: from, y: y + 4}, text);
+    }
+  }
+
   let clips = 0;
   function draw(chart) {
     const {figure} = chart;
+    if (!figure.clientWidth) return;  // folded
     figure.querySelector("svg, .empty")?.remove();
     const layers = chart.layers.filter((l) => !hidden.has(l.run));
     if (!range(chart.x.log ? layers.map(aboveZero) : layers, "x")) {
       const empty = document.createElement("p");
       empty.className = "empty note";
-      empty.textContent = layers.length || !chart.layers.length ? chart.empty ?? "no data" : "all runs are hidden";
+      empty.textContent = layers.length || !chart.layers.length ? "no data" : "all runs are hidden";
       figure.append(empty);
       return;
     }
-    const width = Math.max(130, figure.clientWidth - 18), height = chart.height;
-    const levels = layers.filter((l) => l.level).map((l) => l.run);
-    chart.gutter = levels.length ? 10 + 6 * levels.length : 10;
-    const a = axes(chart, layers, width, height);
-    const svg = add(figure, "svg", {class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": figure.querySelector("figcaption").textContent});
-    drawAxes(svg, chart, a);
+    const width = Math.max(130, figure.clientWidth - 18), height = Math.min(chart.height, Math.max(150, 0.9 * width));
+    const ends = chart.ends?.() ?? [];
+    chart.gutter = 10;
+    let a = axes(chart, layers, width, height);
+    const gutters = ends.map(([run, x]) => {  // that leave room for each name
+      const room = width - a.left, share = (Math.min(a.x(x), a.right) - a.left) / (a.right - a.left);
+      return room - (room - 9 - textWidth(data.recipes[data.runs[run].recipe])) / share;
+    });
+    chart.gutter = Math.max(10, Math.min(0.26 * width, Math.max(...gutters)));
+    if (ends.length) a = axes(chart, layers, width, height);
+    const svg = add(figure, "svg", {class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title ?? figure.querySelector("figcaption").textContent});
+    drawAxes(svg, chart, a, width);
     const clip = `clip${clips++}`;
     add(add(add(svg, "defs", {}), "clipPath", {id: clip}), "rect", {x: a.left - 4, y: a.top - 4, width: width - a.left + 4, height: a.bottom - a.top + 8});
     const plot = add(svg, "g", {"clip-path": `url(#${clip})`});
-    for (const layer of layers) drawLayer(plot, chart.x.log ? aboveZero(layer) : layer, a, levels.indexOf(layer.run));
+    for (const layer of layers) drawLayer(plot, chart.x.log ? aboveZero(layer) : layer, a);
+    drawNames(svg, ends, a, width);
     hover(svg, chart, a, width);
   }
 
@@ -207,7 +245,7 @@
     tip.style.top = `${event.clientY + 14 + scrollY}px`;
   }
 
-  const colour = (run) => `var(--c${run % COLOURS})`;
+  const colour = (run) => `var(--c${data.runs[run].recipe % COLOURS})`;
   const label = (run) => data.runs.length > 1 ? `${data.runs[run].name}: ` : "";
   const visible = () => data.runs.map((run, i) => [run, i]).filter(([, i]) => !hidden.has(i));
   const nearest = (list, x, of) => list.reduce((best, p) => best === null || Math.abs(of(p) - x) < Math.abs(of(best) - x) ? p : best, null);
@@ -227,7 +265,8 @@
       const rows = [];
       for (const [run, i] of visible()) {
         const at = between(run.curve, x);
-        if (at) rows.push([colour(i), `${label(i)}${x > run.last ? "forecast" : "fit"} ${rate(at[0])} (${rate(at[1])} to ${rate(at[2])})`]);
+        if (at && x > run.last && !run.ceiling) rows.push([colour(i), `${label(i)}forecast ${rate(at[1])} to ${rate(at[2])}`]);
+        else if (at) rows.push([colour(i), `${label(i)}${x > run.last ? "forecast" : "fit"} ${rate(at[0])} (${rate(at[1])} to ${rate(at[2])})`]);
         const p = nearest(run.points.filter((q) => !log || q[0] > 0), u(x), (q) => u(q[0]));
         if (p && x <= 1.1 * run.last) rows.push([colour(i), `${label(i)}measured ${rate(p[1])}${p[2] ? ` ± ${rate(p[2])}` : ""} at ${number(p[0])}`]);
       }
@@ -235,18 +274,32 @@
     };
   }
 
+  const axis = `compute, ${data.unit}`;
+  const measured = (run) => run.points.map(([x, y, se]) => [x, y, y - se, y + se]);
+
   function curveChart(figure, log) {
-    const bands = [], lines = [], points = [], levels = [];
+    const bands = [], lines = [], points = [], last = [];
     data.runs.forEach((run, i) => {
       const drawn = run.curve.filter((p) => log ? p[0] >= run.first / 2 : p[0] <= data.reach);
       const past = drawn.filter((p) => p[0] <= run.last), ahead = drawn.filter((p) => p[0] >= run.last);
-      bands.push({run: i, band: drawn.map(([x, , low, high]) => [x, low, high]), wide: !run.ceiling});
-      lines.push({run: i, line: past}, {run: i, line: ahead, style: "dashed"});
-      if (run.ceiling) levels.push({run: i, level: run.ceiling});
-      points.push({run: i, points: run.points.map(([x, y, se]) => [x, y, y - se, y + se])});
+      bands.push({run: i, band: drawn.map(([x, , low, high]) => [x, low, high])});
+      points.push({run: i, points: measured(run)});
+      if (!drawn.length) lines.push({run: i, line: run.points, style: "thin"});  // no sigmoid describes it
+      else lines.push({run: i, line: past});
+      const end = ahead.at(-1) ?? run.points.at(-1);
+      if (!run.ceiling) return last.push([i, end[0], ahead.length ? end[3] : end[1]]);  // at the top of the band
+      const right = log ? Math.max(end[0], 4 * data.reach / 2) : data.reach;
+      lines.push({run: i, line: ahead, style: "dashed"}, {run: i, line: [[run.last, run.ceiling[0]], [right, run.ceiling[0]]], style: "level"});
+      last.push([i, end[0], end[1]]);
     });
-    const layers = [...bands, ...levels, ...lines, ...points].filter((l) => !l.line || l.line.length);
-    return {figure, layers, x: {log, label: `compute, ${data.unit}`, ...(log ? {} : {from: 0})}, y: {clamp: [0, 1]}, read: readCurves(log), height: 320};
+    const ends = () => {  // one name for each recipe, at its run that reaches furthest
+      const shown = last.filter(([i]) => !hidden.has(i)).sort((p, q) => q[1] - p[1]);
+      return shown.filter(([i], nth) => shown.findIndex(([k]) => data.runs[k].recipe === data.runs[i].recipe) === nth);
+    };
+    return {
+      figure, layers: [...bands, ...points, ...lines], x: {log, label: axis, ...(log ? {} : {from: 0})},
+      y: {clamp: [0, 1], label: data.reward}, read: readCurves(log), height: 480, title: "Reward over compute", ...(data.runs.length > 1 ? {ends} : {}),
+    };
   }
 
   function efficiencyChart(figure) {
@@ -265,14 +318,14 @@
       });
       return rows.length ? [`${number(x)} ${data.unit}`, rows] : null;
     };
-    return {figure, layers, x: {log: true, label: `compute, ${data.unit}`}, y: {}, read, height: 320, empty: "This plot needs an identified ceiling, and there is none."};
+    return {figure, layers, x: {log: true, label: axis}, y: {label: "log [(R − R0) / (A − R)]"}, read, height: 360};
   }
 
   function forecastChart(figure) {
     const layers = data.runs.flatMap((run, i) => run.forecasts?.length ? [
       {run: i, band: run.forecasts.map(([x, , low, high]) => [x, low, high])},
       {run: i, line: run.forecasts, style: "dashed"},
-      {run: i, points: run.points.map(([x, y, se]) => [x, y, y - se, y + se])},
+      {run: i, points: measured(run)},
     ] : []);
     const read = (x) => {
       const rows = visible().filter(([run]) => run.forecasts?.length).map(([run, i]) => {
@@ -281,7 +334,7 @@
       });
       return rows.length ? [`${number(x)} ${data.unit}`, rows] : null;
     };
-    return {figure, layers, x: {log: false, label: `compute, ${data.unit}`, from: 0}, y: {clamp: [0, 1]}, read, height: 320};
+    return {figure, layers, x: {log: false, label: axis, from: 0}, y: {clamp: [0, 1], label: data.reward}, read, height: 320};
   }
 
   // ---- training
@@ -344,7 +397,7 @@
     const place = {...a, unx: (px) => (px - a.left) / (a.right - a.left) * wall};
     const read = (t) => {
       const i = Math.min(bins - 1, Math.floor(t / wall * bins));
-      const rows = states.filter((s) => lane.shares[s][i] > 0.005).map((s) => [stateColour(s), `${spaced(s)} ${(100 * lane.shares[s][i]).toFixed(0)} %`]);
+      const rows = states.filter((s) => lane.shares[s][i] > 0.005).map((s) => [stateColour(s), `${spaced(s)} ${(100 * lane.shares[s][i]).toFixed(0)}%`]);
       return [`${number(t / every)} ${unit}`, rows];
     };
     hover(svg, {read}, place, width);
@@ -352,8 +405,18 @@
 
   // ---- all charts
   const figure = (name) => document.querySelector(`figure[data-chart="${name}"]`);
-  const charts = [curveChart(figure("linear"), false), curveChart(figure("log"), true), efficiencyChart(figure("efficiency"))];
+  const lasts = data.runs.map((run) => run.last).filter(known);
+  const log = Math.max(...lasts) > 6 * Math.min(...lasts);  // runs of very different length
+  const charts = [curveChart(figure("curves"), log)];
+  for (const box of document.querySelectorAll("input[name=axis]")) {
+    box.checked = (box.value === "log") === log;
+    box.addEventListener("change", () => { charts[0] = curveChart(figure("curves"), box.value === "log"); draw(charts[0]); });
+  }
   if (figure("forecast")) charts.push(forecastChart(figure("forecast")));
+  if (figure("efficiency")) {
+    charts.push(efficiencyChart(figure("efficiency")));
+    figure("efficiency").closest("details").addEventListener("toggle", () => draw(charts.find((c) => c.figure === figure("efficiency"))));
+  }
   if (document.getElementById("training")) charts.push(...data.training.map(trainingChart));
   const laneCharts = [...document.querySelectorAll("[data-lanes]")].map(lanes);
   document.querySelectorAll("i[data-state]").forEach((i) => { i.style.background = stateColour(i.dataset.state); });
@@ -366,7 +429,7 @@
 
   const boxes = [...document.querySelectorAll("#filter input")];
   function filter() {
-    for (const box of boxes) box.checked ? hidden.delete(Number(box.value)) : hidden.add(Number(box.value));
+    for (const box of boxes) for (const run of box.value.split(" ")) box.checked ? hidden.delete(Number(run)) : hidden.add(Number(run));
     document.querySelectorAll("[data-run]:not(svg *)").forEach((node) => { node.hidden = hidden.has(Number(node.dataset.run)); });
     render();
   }
@@ -378,6 +441,7 @@
   addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("details:not([open])")];
     opened.forEach((d) => { d.open = true; });
+    render();
   });
   addEventListener("afterprint", () => opened.forEach((d) => { d.open = false; }));
   let drawn = 0;

@@ -2,8 +2,10 @@
 
 import base64
 import hashlib
+import importlib.metadata
 import unicodedata
 from collections.abc import Mapping, Sequence
+from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from trainer.jsonl import write_atomic
 from trainer.scaling.reading.read import same_unit
 from trainer.scaling.report import answers
 from trainer.scaling.report.charts import as_script, chart_data
+from trainer.scaling.report.compared import Compared
 from trainer.scaling.report.run import Run, run_of_folder
-from trainer.scaling.text import amount
+from trainer.scaling.text import amount, percent
 
 COLOURS, MARKS = 7, 4  # as in page.css and page.js: repeated colours get another mark
 LONGEST_TEXT = 4000  # characters of a completion
@@ -28,7 +31,7 @@ def write_report(run_dir: Path) -> None:
     write_atomic(run_dir / "report.html", page([run_of_folder(run_dir)]))
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[Run], compared: Compared | None = None) -> str:
     """The HTML of one or many runs. ConfigError if their units of compute differ."""
     unit = same_unit([r.curve for r in runs])
     style, script = (_resource(f"page.{ending}") for ending in ("css", "js"))
@@ -37,16 +40,25 @@ def page(runs: Sequence[Run]) -> str:
         autoescape=True, undefined=StrictUndefined, finalize=visible, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["amount"] = amount
+    environment.filters["percent"] = percent
+    ahead, names = answers.budgets(runs), list(dict.fromkeys(r.recipe for r in runs))
+    views = [_view(i, r, names.index(r.recipe), ahead) for i, r in enumerate(runs)]
     return environment.from_string(_resource("page.html")).render(
-        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
+        title=title_of(runs),
         unit=unit,
+        confidence=f"{runs[0].fit.confidence:.0%}",
+        recipes=[_recipe(i, name, runs) for i, name in enumerate(names)],
+        compared=compared,
+        budgets=ahead,
         style=Markup(style),
         script=Markup(script),
         script_digest=Markup(digest),
         data=Markup(as_script(chart_data(runs))),
-        runs=[_view(i, r) for i, r in enumerate(runs)],
+        runs=views,
         whiskers=answers.whiskers([r.fit for r in runs]),
-        forecasts=any(r.record and r.record.forecasts for r in runs),
+        forecasts=any(r.record and r.record.forecasts and r.fit.predictable for r in runs),
+        method=_resource("page.method.txt").strip().split("\n\n"),
+        made=f"{date.today():%d %B %Y} by sigmoid-rl {version()}",
         differing=differing([r.record.config if r.record else None for r in runs]),
     )
 
@@ -79,13 +91,48 @@ def _flat(x: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _view(i: int, run: Run) -> dict[str, Any]:
+def title_of(runs: Sequence[Run]) -> str:
+    """The run's name, or how many runs of how many recipes there are."""
+    n, recipes = len(runs), len({run.recipe for run in runs})
+    if n == 1:
+        return runs[0].name
+    if n == recipes:
+        return f"{n} recipes, one run each"
+    return f"{n} runs of {recipes} recipes" if recipes > 1 else f"{n} runs of one recipe"
+
+
+def version() -> str:
+    """Of sigmoid-rl, as installed."""
+    try:
+        return importlib.metadata.version("sigmoid-rl")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _look(recipe: int) -> dict[str, int]:
+    return {"colour": recipe % COLOURS, "mark": recipe // COLOURS % MARKS}
+
+
+def _recipe(i: int, name: str, runs: Sequence[Run]) -> dict[str, Any]:
+    mine = [j for j, run in enumerate(runs) if run.recipe == name]
+    return {
+        "name": name,
+        "runs": mine,
+        "identified": all(runs[j].fit.identified for j in mine),
+        **_look(i),
+    }
+
+
+def _view(i: int, run: Run, recipe: int, budgets: Sequence[float]) -> dict[str, Any]:
     fit, record = run.fit, run.record
     return {
         "index": i,
-        "colour": i % COLOURS,
-        "mark": i // COLOURS % MARKS,
+        **_look(recipe),
         "name": run.name,
+        "file": run.curve.name,
+        "source": str(run.reading),
+        "notes": run.reading.notes,
+        "ahead": [fit.at(c) if fit.predictable else None for c in budgets],
         "fit": fit,
         "answers": answers.answers(run),
         "cost": answers.compute_for_most(fit) if fit.identified else None,

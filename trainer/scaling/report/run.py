@@ -12,7 +12,7 @@ import numpy as np
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
 from trainer.scaling.fit import Fit, fit_curve
-from trainer.scaling.reading.read import add_input_arguments, read_curves
+from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
 from trainer.scaling.sigmoid import Curve
 from trainer.scaling.text import short_names
 
@@ -42,22 +42,33 @@ class Run:
     """One curve of a report."""
 
     name: str
-    curve: Curve
+    recipe: str  # the runs of one recipe differ by their seed
+    reading: Reading
     fit: Fit
     record: Record | None  # None: a table, not a run folder
 
+    @property
+    def curve(self) -> Curve:
+        """What was read."""
+        return self.reading.curve
 
-def runs_of(curves: Sequence[Curve]) -> list[Run]:
-    """The runs of a report; a curve whose name is a run folder gets the record of that folder."""
-    names = short_names([c.name for c in curves])
+
+def runs_of(
+    groups: Mapping[str, Sequence[Reading]], confidence: float = 0.9, within: float | None = None
+) -> list[Run]:
+    """The runs of a report, by recipe; a curve whose name is a run folder gets the record of that folder."""
     runs = []
-    for name, curve in zip(names, curves, strict=True):
-        if not curve.evaluations:
-            raise ConfigError(f"{curve.name}: there is no evaluation to report, only the given R0")
-        folder = Path(curve.name)
-        ours = all((folder / n).is_file() for n in ("config.yaml", "metrics.jsonl"))
-        record = read_record(folder) if ours else None
-        runs.append(Run(name, curve, fit_curve(curve), record))
+    for recipe, readings in groups.items():
+        seeds = short_names([reading.curve.name for reading in readings])
+        for seed, reading in zip(seeds, readings, strict=True):
+            curve = reading.curve
+            if not curve.evaluations:
+                raise ConfigError(f"{curve.name}: there is no evaluation to report, only the given R0")
+            folder = Path(curve.name)
+            ours = all((folder / n).is_file() for n in ("config.yaml", "metrics.jsonl"))
+            record = read_record(folder) if ours else None
+            name = recipe if len(readings) == 1 else f"{recipe}: {seed}"
+            runs.append(Run(name, recipe, reading, fit_curve(curve, confidence, within), record))
     return runs
 
 
@@ -65,7 +76,8 @@ def run_of_folder(folder: Path) -> Run:
     """One run, by its run folder."""
     parser = argparse.ArgumentParser()
     add_input_arguments(parser)
-    (run,) = runs_of(read_curves(parser.parse_args(["--", str(folder)])))
+    (reading,) = read_inputs(parser.parse_args(["--", str(folder)]))
+    (run,) = runs_of({short_names([str(folder)])[0]: [reading]})
     return run
 
 
