@@ -161,6 +161,7 @@ def test_wandbs_own_files_say_how_to_export_them(tmp_path: Path) -> None:
     ("column", "settings"),
     [
         (AIME, {"held-out set": "aime_2024", "samples per prompt": "32"}),
+        ("val-core/gsm8k/reward/mean_at_8", {"held-out set": "gsm8k", "samples per prompt": "8"}),
         ("val-core/gsm8k/reward/mean@1", {"held-out set": "gsm8k", "samples per prompt": "1"}),
         ("eval/aime2025/avg@8", {"held-out set": "aime2025", "samples per prompt": "8"}),
         ("eval/eval_aime_pass1", {"held-out set": "aime"}),

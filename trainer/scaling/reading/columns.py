@@ -7,10 +7,11 @@ from trainer.config import ConfigError
 
 HELD_OUT = r"(?:eval|evaluation|val|valid|validation|test|held_?out)"
 SCORE = r"(?:pass_rate|reward|accuracy|acc|score|solve_rate|success_rate|pass@1|pass_at_1|pass1)"
+AT = r"(?:@|_at_)"  # verl replaces @ for MLflow
 HELD_OUT_REWARD = (  # from the most to the least specific name; lower case
     r"eval/pass_rate",  # ours
     rf"{HELD_OUT}[/_. -](?:mean_|avg_)?{SCORE}(?:[/_]mean)?",  # eval/reward, val_accuracy
-    rf"(?:.+/)?val-core/.+/mean@\d+|{HELD_OUT}/.+/(?:avg|mean)@\d+",  # verl; prime-rl
+    rf"(?:.+/)?val-core/.+/mean{AT}\d+|{HELD_OUT}/.+/(?:avg|mean){AT}\d+",  # verl; prime-rl
     rf"(?:eval/)?eval_.+_pass1|val/test_score/.+|{HELD_OUT}[/_].*{SCORE}s?(?:[/_]mean)?",  # OpenRLHF; TRL
 )
 PLAIN_REWARD = rf"(?:mean_|avg_)?{SCORE}(?:[/_]mean)?|mean@\d+|value"  # value: TensorBoard's CSV

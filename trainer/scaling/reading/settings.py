@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.scaling.reading.columns import AT
+
 SETTINGS = ("model", "data", "held-out set", "samples per prompt", "scorer")
 SET = r"(?P<set>[^/]+)"
 NAMED = (  # rewards whose names say what was evaluated
-    rf"(?:.+/)?val-core/(?:.+/)?{SET}/[^/]+/mean@(?P<k>\d+)",  # verl: source, variable
-    rf"(?:eval|val|validation|test)/(?:.+/)?{SET}/(?:avg|mean)@(?P<k>\d+)",  # prime-rl
+    rf"(?:.+/)?val-core/(?:.+/)?{SET}/[^/]+/mean{AT}(?P<k>\d+)",  # verl: source, variable
+    rf"(?:eval|val|validation|test)/(?:.+/)?{SET}/(?:avg|mean){AT}(?P<k>\d+)",  # prime-rl
     r"(?:eval/)?eval_(?P<set>(?!default_).+)_pass1",  # OpenRLHF
     rf"val/test_score/(?:.+/)?{SET}",  # verl, before 0.2
 )
