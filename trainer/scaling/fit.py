@@ -42,6 +42,7 @@ FLAGS = {
     "B-at-bound": "the rise was over before the evaluations could show how steep it was",
     "R0-unknown": "the reward at zero compute was not measured, and B and C_mid depend on it",
 }
+SUFFICIENT = {"too-few-points", "falling", "flat"}  # reasons that explain the other ones
 HARMLESS = {"B-at-bound", "R0-unknown"}  # the ceiling is identified all the same
 
 
@@ -97,8 +98,10 @@ class Fit:
 
     @property
     def reasons(self) -> str:
-        """Why they do not; empty if they do."""
-        return "; ".join(self.describe(flag) for flag in self.flags if flag not in HARMLESS)
+        """Why they do not, without what follows from another reason; empty if they do."""
+        flags = [flag for flag in self.flags if flag not in HARMLESS]
+        named = [flag for flag in flags if flag in SUFFICIENT] or [flag for flag in flags if flag != "wide"]
+        return "; ".join(self.describe(flag) for flag in named or flags)
 
     def describe(self, flag: str) -> str:
         """What a flag means, with the limit that was asked for."""
@@ -135,10 +138,13 @@ class Fit:
         return self.draws
 
     def to_json(self) -> dict[str, Any]:
-        """As valid JSON, with `identified` and without the draws."""
-        content = asdict(replace(self, draws=None)) | {"identified": self.identified}
+        """As valid JSON, the answer first and the band last, without the draws."""
+        content = {"identified": self.identified} | asdict(replace(self, draws=None))
         del content["draws"]
-        return dict(nan_to_null(content))
+        if not self.predictable:  # what lies beyond the data would be a forecast
+            measured = [row for row in self.band if row[0] <= self.compute_range[1]]
+            content |= {"at_2x": None, "at_10x": None, "band": measured}
+        return dict(nan_to_null(content | {"band": content.pop("band")}))
 
 
 def estimate(value: float, draws: Array, confidence: float) -> Estimate:
@@ -179,19 +185,24 @@ def fit_with_draws(curve: Curve, confidence: float = 0.9, within: float | None =
 
 
 def fit(
-    compute: ArrayLike,  # (n,) > 0
-    reward: ArrayLike,  # (n,) in [0, 1]
+    compute: ArrayLike | Curve,  # (n,) ≥ 0, in any unit; what was measured at 0 is R0. Or a Curve alone
+    reward: ArrayLike | None = None,  # (n,) from 0 to 1
     se: ArrayLike | None = None,  # (n,) standard errors; None or all 0: equal ones, from the residuals
     *,
-    R0: float | None,  # reward at zero compute; None: unknown, anything from 0 to A
-    R0_se: float | None = 0.0,  # 0: R0 is exact; None: it is as uncertain as the most certain point
+    R0: float | None = None,  # the reward at zero compute; None: as measured there, else unknown
+    R0_se: float | None = 0.0,  # of that R0. 0: it is exact; None: as uncertain as the most certain point
     confidence: float = 0.9,  # of the intervals
-    within: float
-    | None = None,  # A is identified if its interval reaches no further than this from its value
+    within: float | None = None,  # A is identified if its interval reaches no further from its value
 ) -> Fit:
-    """The sigmoid through the points. ConfigError on NaN, C ≤ 0, rewards outside [0, 1], other lengths."""
+    """The sigmoid through the points. ConfigError on NaN, C < 0, rewards outside [0, 1], other lengths."""
+    if isinstance(compute, Curve):
+        return fit_curve(compute, confidence, within)
     c, r = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
     sd = np.zeros(c.shape) if se is None else np.asarray(se, np.float64)
+    start = c == 0
+    if R0 is None and start.any() and c.shape == r.shape == sd.shape:
+        R0, R0_se = float(r[start].mean()), float(np.hypot.reduce(sd[start])) / int(start.sum()) or None
+        c, r, sd = c[~start], r[~start], sd[~start]
     return _fit(_checked(c, r, sd, R0, R0_se), confidence, within)
 
 

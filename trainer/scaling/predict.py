@@ -1,13 +1,13 @@
 """The reward at a budget and the budget for a reward; another loss kernel rescales the compute axis."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from trainer.config import ConfigError
-from trainer.scaling.fit import Estimate, Fit
+from trainer.scaling.fit import Estimate, Fit, fit_with_draws
 from trainer.scaling.kernel_cost import (
     CONSTANTS,
     MODELS,
@@ -17,6 +17,7 @@ from trainer.scaling.kernel_cost import (
     cost_factor,
     suite_heads,
 )
+from trainer.scaling.sigmoid import Curve
 
 KERNELS = {"naive": "naive FP32", "peer": "best peer", "ours": "ours"}  # command line: name of the head
 
@@ -40,6 +41,15 @@ class Needed:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a run gives at some budgets, and what some rewards take."""
+
+    fit: Fit
+    reached: tuple[Reached, ...]
+    needed: tuple[Needed, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Shift:
     """The compute of a run with another loss kernel, relative to the kernel it was measured with."""
 
@@ -47,6 +57,24 @@ class Shift:
     model: str
     kernel: Head
     measured_with: Head
+
+
+def predict(
+    run: Curve | Fit, *, at: Sequence[float] = (), reach: Sequence[float] = (), factor: float = 1.0
+) -> Prediction:
+    """The rewards `at` budgets in the run's unit of compute, and the budgets to `reach` rewards in (0, 1].
+
+    `factor`: what a step will cost, in multiples of what it cost in the run. Where the ceiling is not
+    identified, use the intervals and not the values. ConfigError: too few points, or the run has fallen.
+    """
+    fit = fit_with_draws(run)[0] if isinstance(run, Curve) else run
+    if not fit.predictable:
+        raise ConfigError(f"there is no forecast: {fit.reasons}")
+    return Prediction(
+        fit,
+        tuple(reward_at(fit, budget, factor) for budget in at),
+        tuple(compute_for(fit, reward, factor) for reward in reach),
+    )
 
 
 def reward_at(fit: Fit, budget: float, factor: float = 1.0) -> Reached:

@@ -2,43 +2,71 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainer.scaling.fit import FLAGS, Estimate, Fit
 from trainer.scaling.forecast import Backtest
+from trainer.scaling.reading.read import Reading
 
 WIDTH = 79
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".json")  # file endings that short names leave out
+DETERMINED = 3.0  # B and C_mid are shown if the ends of their intervals differ by less than this factor
+UNDESCRIBED = {"flat", "falling", "poor-fit", "not-sigmoid"}  # flags of runs that no B and C_mid describe
+NO_FORECAST = "There is no forecast for such a run."
 
 
 def explain(fit: Fit, unit: str) -> str:
     """Several lines for a terminal; `unit` is that of compute."""
     if "too-few-points" in fit.flags:
-        return paragraph(
-            f"The ceiling is not identified: {fit.reasons}. Evaluate more often or train longer.", ""
-        )
-    lines = [
-        f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {fit.points} evaluations, "
-        f"{fit.confidence:.0%} intervals:"
-    ]
-    if not fit.identified:
-        lines.append(paragraph(f"The ceiling A is not identified: {fit.reasons}."))
-        lines.append(f"  A could be anywhere from {fit.A.low:.2f} to {fit.A.high:.2f}: do not quote a value.")
-    elif "B-at-bound" in fit.flags:
-        lines.append(f"  ceiling     A     {interval(fit.A, '.3f')}")
+        return paragraph(f"{why_not(fit)} Evaluate more often or train longer.")
+    formula = f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {fit.points} evaluations"
+    lines = [*_parameters(fit, unit), _start(fit)]
+    if fit.predictable:
+        lines += [_ahead(fit, unit, times) for times in (2, 10)]
+    lines.append(paragraph(f"{formula}; R² {r_squared(fit)}; {fit.confidence:.0%} intervals."))
+    return "\n".join([*lines, *_notes(fit)])
+
+
+def why_not(fit: Fit) -> str:
+    """Why the ceiling is not identified, and what can be said of it nevertheless."""
+    text = f"The ceiling A is not identified: {fit.reasons}."
+    if "too-few-points" in fit.flags:
+        return text
+    if not fit.predictable:
+        return f"{text} {NO_FORECAST}"
+    text += f" A could be anywhere from {fit.A.low:.2f} to {fit.A.high:.2f}: do not quote a value."
+    return f"{text} All intervals assume a sigmoid." if "not-sigmoid" in fit.flags else text
+
+
+def r_squared(fit: Fit) -> str:
+    """The share of the variance that the sigmoid explains."""
+    return "–" if math.isnan(fit.r2) else f"{round(fit.r2, 3) + 0.0:.3f}"
+
+
+def determined(fit: Fit, e: Estimate) -> bool:
+    """Whether the data determine B or C_mid, if only as a range where they do not identify the ceiling."""
+    if UNDESCRIBED & set(fit.flags) or "B-at-bound" in fit.flags:
+        return False
+    return fit.identified or e.high < DETERMINED * e.low
+
+
+def _parameters(fit: Fit, unit: str) -> list[str]:
+    """The ceiling, and B and C_mid where they are determined; ranges alone where the ceiling is not."""
+    ceiling = f"  ceiling     A     {interval(fit.A, '.3f')}"
+    lines = [ceiling if fit.identified else paragraph(why_not(fit))]
+    if determined(fit, fit.B):
+        lines.append(f"  efficiency  B     {known(fit.B, fit.identified, '{:.2f}'.format)}")
+    if determined(fit, fit.C_mid):
+        lines.append(f"  midpoint    C_mid {known(fit.C_mid, fit.identified, amount)} {unit}")
+    if fit.identified and "B-at-bound" in fit.flags:
         most = f"B (at least {fit.B.low:.2g}) and C_mid (at most {amount(fit.C_mid.high)} {unit})"
         lines.append(paragraph(f"{most} are not identified: {FLAGS['B-at-bound']}."))
-    else:
+    elif fit.identified:
         nine_tenths = fit.sigmoid.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
-        lines += [
-            f"  ceiling     A     {interval(fit.A, '.3f')}",
-            f"  efficiency  B     {interval(fit.B, '.2f')}",
-            f"  midpoint    C_mid {amounts(fit.C_mid)} {unit}",
-            f"  90% of the gain from R0 to A takes about {amount(nine_tenths)} {unit}",
-        ]
-    lines += [_start(fit), *(_ahead(fit, unit, times) for times in (2, 10)), *_notes(fit)]
-    return "\n".join(lines)
+        lines.append(f"  90% of the gain from R0 to A takes about {amount(nine_tenths)} {unit}")
+    return lines
 
 
 def _start(fit: Fit) -> str:
@@ -54,8 +82,8 @@ def _start(fit: Fit) -> str:
 def _ahead(fit: Fit, unit: str, times: int) -> str:
     e = fit.at_2x if times == 2 else fit.at_10x
     compute = amount(times * fit.compute_range[1])
-    wide = ", too wide to use" if fit.too_wide(e) else ""
-    return f"  at {f'{times}×':>3} the compute ({compute} {unit}): {interval(e, '.3f')}{wide}"
+    reward = known(e, fit.identified, "{:.3f}".format)
+    return f"  at {f'{times}×':>3} the compute ({compute} {unit}): {reward}"
 
 
 def _notes(fit: Fit) -> list[str]:
@@ -70,7 +98,10 @@ def _notes(fit: Fit) -> list[str]:
             "intervals allow for that."
         )
     if fit.autocorrelated_prob > 0.9 and fit.overdispersion > 0.5:
-        notes.append("The errors of neighbouring points are correlated; the intervals allow for that.")
+        notes.append(
+            "The errors of neighbouring points are correlated, or the run follows no sigmoid; the "
+            "intervals allow for correlated errors of a sigmoid."
+        )
     return [paragraph(note) for note in notes]
 
 
@@ -80,9 +111,32 @@ def describe_backtest(test: Backtest | None, unit: str) -> str:
         return ""
     return paragraph(
         f"Backtest: a fit of the first {amount(test.seen)} {unit} alone (ceiling "
-        f"{'' if test.identified else 'not '}identified) predicts {interval(test.predicted, '.3f')} for the "
-        f"last evaluation; measured: {test.measured:.3f}."
+        f"{'' if test.identified else 'not '}identified) predicts "
+        f"{known(test.predicted, test.identified, '{:.3f}'.format)} for the last evaluation; measured: "
+        f"{test.measured:.3f}."
     )
+
+
+def sources(reading: Reading) -> list[str]:
+    """Which columns were read, and what was left out, assumed or chosen while reading; for a terminal."""
+    return [paragraph(text) for text in (str(reading), *reading.notes)]
+
+
+def source_json(reading: Reading) -> dict[str, Any]:
+    """The same for a JSON file."""
+    return {
+        "compute": reading.compute, "reward": reading.reward, "error": reading.error,
+        "notes": list(reading.notes),
+    }  # fmt: skip
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned columns, the head first. Names, in the first column, get lines of their own if they must."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if sum(widths) + 2 * len(widths) - 2 <= WIDTH:
+        return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines = [("  " + "  ".join(map(str.ljust, row[1:], widths[1:]))).rstrip() for row in rows]
+    return [x for row, line in zip(rows, lines, strict=True) for x in (row[0], line) if x]
 
 
 def paragraph(text: str, indent: str = "  ") -> str:
@@ -98,8 +152,14 @@ def interval(e: Estimate, form: str) -> str:
     return f"{e.value:{form}} ({e.low:{form}} to {e.high:{form}})"
 
 
+def known(e: Estimate, quoted: bool, form: Callable[[float], str]) -> str:
+    """`value (low to high)`, or `low to high` where the value is not to be quoted."""
+    ends = f"{form(e.low)} to {form(e.high)}"
+    return f"{form(e.value)} ({ends})" if quoted else ends
+
+
 def percent(p: float) -> str:
-    """A share of the draws; a few thousand draws cannot resolve more than 99%."""
+    """A probability; the few thousand draws of a posterior cannot resolve more than 99%."""
     return "under 1%" if p < 0.01 else "over 99%" if p > 0.99 else f"{p:.0%}"
 
 

@@ -81,7 +81,8 @@ def test_a_ceiling_is_identified_in_relation_to_the_rise() -> None:
     found = small_rise()
     assert 0.2 * (found.A.value - 0.3) < found.A.high - found.A.low < 0.06
     assert found.flags == ("wide",) and "wider than a fifth of the rise" in found.reasons
-    assert found.too_wide(found.A) and "too wide to use" in explain(found, "GPU-hours")
+    text = explain(found, "GPU-hours")
+    assert f"compute (18,000 GPU-hours): {found.at_2x.low:.3f} to {found.at_2x.high:.3f}\n" in text
     reach = max(found.A.high - found.A.value, found.A.value - found.A.low)
     assert small_rise(within=1.01 * reach).identified
     narrow = small_rise(within=0.99 * reach)

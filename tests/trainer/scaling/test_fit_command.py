@@ -8,13 +8,16 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated import falling, simulated, write
 
-from trainer.scaling import Sigmoid
+from trainer.scaling import Sigmoid, explain, fit
 from trainer.scaling.__main__ import main
+from trainer.scaling.fit import FLAGS
 from trainer.scaling.text import short_names
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
@@ -134,3 +137,70 @@ def test_a_run_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.Captur
         assert main(["compare", *map(str, inputs)]) == 2
         err = capsys.readouterr().err
         assert "expected each run once" in err and str(a) in err and err.count("\n") == 1
+
+
+def test_the_answer_comes_first_and_the_band_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = write_curve(tmp_path / "a.csv"), tmp_path / "fit.json"
+    assert main(["fit", str(path), "--r0", "0.3", "--json", str(out)]) == 0
+    text, found = capsys.readouterr().out, json.loads(out.read_text())[str(path)]
+    assert text.index("ceiling     A") < text.index("R(C) =") and "R² 1.000" in text
+    keys = list(found)
+    assert keys.index("identified") < keys.index("A") < keys.index("r2") < keys.index("source")
+    assert keys[-1] == "band" and found["r2"] == pytest.approx(1) and found["source"]["notes"] == []
+
+
+def test_three_runs_are_a_table_and_their_details_are_to_be_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, short = write_curve(tmp_path / "whole.csv"), write_curve(tmp_path / "short.csv", 2500)
+    fallen = write(tmp_path / "fallen.csv", falling())
+    inputs = [str(whole), str(short), fallen]
+    assert main(["fit", *inputs, "--r0", "0.3"]) == 0
+    text = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in text.splitlines()[1:4]}
+    assert re.match(r"whole +0\.61\d \(0\.\d{3}–0\.\d{3}\) +1\.9\d \(", rows["whole"])
+    assert re.match(r"short +0\.\d{3}–(0|1)\.\d{3} ", rows["short"])  # a range alone
+    assert re.match(r"fallen +– +– +– +0\.\d{3}", rows["fallen"])
+    joined = " ".join(text.split())
+    assert "short: The ceiling A is not identified: " in joined and "do not quote a value" in joined
+    assert "fallen: The ceiling A is not identified: the reward has fallen" in joined
+    assert "whole, short: C: 'gpu_hours', in GPU-hours. R: 'val_reward'." in joined
+    assert max(map(len, text.splitlines())) <= 79
+    assert main(["fit", *inputs, "--r0", "0.3", "--details"]) == 0
+    details = capsys.readouterr().out
+    assert details.count("R(C) = R0") == 3 and main(["fit", *inputs[:2], "--r0", "0.3"]) == 0
+    assert capsys.readouterr().out.count("R(C) = R0") == 2
+
+
+def test_of_a_run_that_has_fallen_nothing_is_forecast(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = write(tmp_path / "fallen.csv", falling()), tmp_path / "fit.json"
+    assert main(["fit", run, "--json", str(out)]) == 0
+    text, found = capsys.readouterr().out, json.loads(out.read_text())[run]
+    assert "There is no forecast for such a run" in " ".join(text.split()) and "× the compute" not in text
+    assert found["at_2x"] is None is found["at_10x"]
+    assert max(row[0] for row in found["band"]) <= found["compute_range"][1]
+
+
+def test_b_and_c_mid_are_ranges_where_they_are_determined_and_the_ceiling_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pilot = simulated(Sigmoid(0.30, 0.61, 2.0, 2542), np.arange(250.0, 4001, 250), 0.004, 3)
+    vague = replace(pilot, points=pilot.points[:7])
+    for curve, shown in ((pilot, True), (vague, False)):
+        assert main(["fit", write(tmp_path / "run.csv", curve)]) == 0
+        text = capsys.readouterr().out
+        assert "do not quote a value" in " ".join(text.split())
+        assert bool(re.search(r"midpoint    C_mid \d,\d+ to \d,\d+ GPU-hours", text)) == shown
+        assert ("  midpoint" in text) == shown
+        assert re.search(r"efficiency  B     \d\.\d\d to \d\.\d\d\n", text)
+
+
+def test_a_fit_that_assumes_a_sigmoid_against_the_points_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FLAGS, "not-sigmoid", "another shape fits as well")
+    c = np.linspace(500, 12_000, 24)
+    found = fit(c, PAPER.reward(c) + 0.005 * np.cos(40 * c), R0=0.3)
+    text = " ".join(explain(replace(found, flags=("not-sigmoid",)), "h").split())
+    assert "All intervals assume a sigmoid." in text and "efficiency" not in text
+    assert "All intervals assume" not in explain(found, "h")

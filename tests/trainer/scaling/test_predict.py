@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,8 @@ from trainer.scaling import Curve, Fit, Sigmoid, fit
 from trainer.scaling.__main__ import main
 from trainer.scaling.kernel_cost import CONSTANTS, MODELS
 from trainer.scaling.predict import compute_for, kernel_shift, reward_at
+from trainer.scaling.reading.read import Reading, read_inputs
+from trainer.scaling.text import amount
 
 LAW = Sigmoid(R0=0.30, A=0.61, B=2.0, C_mid=2500)
 KERNEL = ("run.csv", "--at", "1", "--kernel", "ours", "--measured-with", "peer")
@@ -77,7 +81,7 @@ def test_the_command_prints_rewards_budgets_and_money(
     asked = ["--at", "5000", "--reach", "0.55", "0.9", "0.1", "--price", "2.5", "--currency", "EUR"]
     assert main(["predict", run, *asked, "--json", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "at 5,000 GPU-hours (12,500 EUR): reward 0.5" in text and "never: under 1%" in text
+    assert "at 5,000 GPU-hours (12,500 EUR): reward 0.5" in text and "reward 0.9: never; the" in text
     assert "reward 0.1: reached from the start" in text and "reward 0.55: " in text
     assert max(map(len, text.splitlines())) <= 100
     content = json.loads(out.read_text())[run]
@@ -87,18 +91,52 @@ def test_the_command_prints_rewards_budgets_and_money(
     assert reach[1]["compute"] == {"value": None, "low": None, "high": None} and reach[1]["chance"] < 0.01
 
 
-def test_where_the_ceiling_is_not_identified_numbers_come_with_a_warning(
+def test_rewards_to_reach_are_on_the_scale_of_the_rewards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = write(tmp_path / "short.csv", run_of(7))
-    assert main(["predict", short, "--at", "50000"]) == 0
+    curve = run_of()
+    run, percent = write(tmp_path / "run.csv", curve), tmp_path / "percent.csv"
+    rows = "".join(f"{p.compute},{100 * p.pass_rate},{100 * p.pass_rate_se}\n" for p in curve.evaluations)
+    percent.write_text(f"gpu_hours,pass_rate,pass_rate_se\n{rows}")
+    assert main(["predict", run, "--reach", "0.55"]) == 0
+    plain = capsys.readouterr().out.partition("reward 0.55: ")[2]
+    assert main(["predict", str(percent), "--reward-range", "0", "100", "--reach", "55"]) == 0
+    assert capsys.readouterr().out.partition("reward 0.55 (55 from 0 to 100): ")[2] == plain != ""
+
+
+def test_where_the_ceiling_is_not_identified_ranges_stand_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, out = write(tmp_path / "short.csv", run_of(7)), tmp_path / "p.json"
+    assert main(["predict", short, "--at", "50000", "--reach", "0.5", "--json", str(out)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "not identified" in text and "Beyond 3,500 GPU-hours" in text and "reward 0." in text
+    at, reach = (json.loads(out.read_text())[short][key][0] for key in ("at", "reach"))
+    assert "do not quote a value. The data end at 3,500 GPU-hours." in text
+    assert f"reward {at['reward']['low']:.3f} to {at['reward']['high']:.3f}; 14.3×" in text
+    assert f"reward 0.5: {amount(reach['compute']['low'])} to " in text
 
 
 def test_a_falling_curve_gets_no_forecast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", write(tmp_path / "f.csv", falling()), "--at", "50000"]) == 0
-    assert "not a forecast" in " ".join(capsys.readouterr().out.split())
+    run, out = write(tmp_path / "f.csv", falling()), tmp_path / "p.json"
+    assert main(["predict", run, "--at", "50000", "--reach", "0.5", "--json", str(out)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "There is no forecast for such a run." in text and "50,000" not in text
+    found = json.loads(out.read_text())[run]
+    assert (found["identified"], found["at"], found["reach"]) == (False, [], [])
+
+
+def test_the_columns_read_and_what_was_noticed_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.scaling.commands import predict as command
+
+    def with_note(args: argparse.Namespace) -> list[Reading]:
+        return [replace(reading, notes=("One row was left out.",)) for reading in read_inputs(args)]
+
+    monkeypatch.setattr(command, "read_inputs", with_note)
+    assert main(["predict", write(tmp_path / "run.csv", run_of()), "--at", "5000"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "R: 'pass_rate'. Standard errors: 'pass_rate_se'. One row was left out. Ceiling: " in text
 
 
 def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
@@ -122,7 +160,14 @@ def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
         (["run.csv"], "give --at BUDGET"),
         (["few.csv", "--at", "1"], "few.csv: there are fewer than 5"),
         (["run.csv", "--at", "-1"], "--at -1: expected a budget above 0"),
-        (["run.csv", "--reach", "55"], "--reach 55: expected a reward in (0, 1]"),
+        (
+            ["run.csv", "--reach", "55"],
+            "--reach 55: expected a reward above 0, up to 1; for rewards",
+        ),
+        (
+            ["run.csv", "--reach", "55", "--reward-range", "-1", "1"],
+            "--reach 55: expected a reward above -1, up to 1; the scale of --reward-range",
+        ),
         (["run.csv", "--at", "1", "--price", "0"], "--price 0"),
         (["run.csv", "--at", "1", "--kernel", "ours"], "need each other"),
         (["steps.csv", "--at", "1", "--kernel", "ours", "--measured-with", "naive"], "compute is in steps"),

@@ -15,14 +15,34 @@ from trainer.scaling.commands import add_fit_arguments, as_typed, check_outputs,
 from trainer.scaling.forecast import backtest
 from trainer.scaling.plot import Named, plot_curves, reward_title
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
-from trainer.scaling.text import amount, describe_backtest, paragraph, short_names
+from trainer.scaling.text import (
+    amount,
+    describe_backtest,
+    determined,
+    known,
+    paragraph,
+    r_squared,
+    short_names,
+    source_json,
+    sources,
+    table,
+    why_not,
+)
 
+MANY = 3  # runs from which a table replaces the details
+EXAMPLES = """\
+examples:
+  python -m trainer.scaling fit run.csv --plot curve.png
+  python -m trainer.scaling fit trainer_state.json --reward-column eval_reward --devices 8
+  python -m trainer.scaling fit verl.jsonl --reward-column val-core/aime24/acc/mean@16 --devices 64
+"""
 PAPER_UNIT = "GPU-hours"  # of C_mid in the paper's grid
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to fit, by which procedure, and where to write it."""
     add_input_arguments(command)
+    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add_fit_arguments(command)
     add = command.add_argument_group("procedures").add_argument
     add(
@@ -44,6 +64,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     text = "compare the sigmoid with a logistic, a power law and log-power"
     add("--families", action="store_true", help=text)
+    text = f"with {MANY} runs or more: everything about each, instead of a table"
+    command.add_argument("--details", action="store_true", help=text)
     command.add_argument("--json", type=Path, help="write the fits here, by input")
     command.add_argument("--plot", type=Path, help="plot all inputs in this file (.png, .svg or .pdf)")
 
@@ -69,19 +91,45 @@ def run(args: argparse.Namespace) -> None:
             fit = _fit(curve, args)
             test = backtest(curve, args.confidence, args.within)
             texts = [explain(fit, curve.unit), *([describe_backtest(test, curve.unit)] if test else [])]
-            content = {**fit.to_json(), "backtest": test and asdict(test)}
+            content = fit.to_json() | {"backtest": test and asdict(test)}
             drawn.append((label, curve, fit))
         if args.families:
             families = compare_families(curve)
             texts.append(_explain_families(families))
             content["families"] = [asdict(family) for family in families]
         results[curve.name] = _to_json(reading, content, args)
-        paragraphs.append("\n".join([curve.name, paragraph(str(reading)), *texts]))
+        paragraphs.append("\n".join([curve.name, *sources(reading), *texts]))
     if args.plot:
         plot_curves(drawn, args.plot, reward_title([reading.reward_column for reading in readings]))
     if args.json:
         write_json(args.json, results)
-    print("\n\n".join(paragraphs))
+    if len(drawn) < MANY or args.details or args.families:
+        print("\n\n".join(paragraphs))
+    else:
+        print(_table(drawn, readings))
+
+
+def _table(runs: Sequence[Named], readings: Sequence[Reading]) -> str:
+    """A row for each run, then what was read and why some ceilings are not identified."""
+    rows: list[tuple[str, ...]] = [("run", "ceiling A", "efficiency B", "midpoint C_mid", "R²")]
+    for name, curve, fit in runs:
+        cells = [known(fit.A, fit.identified, "{:.3f}".format) if fit.predictable else "–"]
+        for e, form in ((fit.B, "{:.2f}".format), (fit.C_mid, amount)):
+            cells.append(known(e, fit.identified, form) if determined(fit, e) else "–")
+        cells[2] += f" {curve.unit}" if len({c.unit for _, c, _ in runs}) > 1 and cells[2] != "–" else ""
+        rows.append((name, *(cell.replace(" to ", "–") for cell in cells), r_squared(fit)))
+    unit = f"; C_mid in {runs[0][1].unit}" if len({c.unit for _, c, _ in runs}) == 1 else ""
+    confidence = f"{runs[0][2].confidence:.0%}"
+    caption = f"({confidence} intervals{unit}; a range alone where the ceiling is not identified)"
+    texts = [f"{name}: {why_not(fit)}" for name, _, fit in runs if not fit.identified]
+    read: dict[str, list[str]] = {}
+    for (name, _, _), reading in zip(runs, readings, strict=True):
+        for text in (str(reading), *reading.notes):
+            read.setdefault(text, []).append(name)
+    for text, names in read.items():
+        texts.append(text if len(names) == len(runs) else f"{', '.join(names)}: {text}")
+    details = "More about each run: --details. Do they differ? python -m trainer.scaling compare."
+    return "\n".join([*table(rows), *(paragraph(text, "") for text in (caption, *texts, details))])
 
 
 def _fit(curve: Curve, args: argparse.Namespace) -> Fit:
@@ -92,16 +140,14 @@ def _fit(curve: Curve, args: argparse.Namespace) -> Fit:
 
 
 def _to_json(reading: Reading, content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """The fit and its cross-checks, with the unit of compute, the procedure and what was read."""
-    source = {
-        "compute": reading.compute,
-        "reward": reading.reward,
-        "error": reading.error,
+    """The fit and its cross-checks, the unit of compute, the procedure and what was read; the band last."""
+    source = source_json(reading) | {
         "reward_range": list(args.reward_range),
         "drop_before": args.drop_before,
         "drop_early": args.drop_early,
     }
-    return {"unit": reading.curve.unit, "procedure": args.procedure, **content, "source": source}
+    band = {"band": content.pop("band")} if "band" in content else {}
+    return {"unit": reading.curve.unit, "procedure": args.procedure, **content, "source": source, **band}
 
 
 def _fit_as_paper(curve: Curve, args: argparse.Namespace) -> PaperFit:

@@ -2,8 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +10,26 @@ from trainer.config import ConfigError
 from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
 from trainer.scaling.fit import Fit, fit_with_draws
 from trainer.scaling.kernel_cost import MODELS
-from trainer.scaling.predict import KERNELS, Needed, Reached, Shift, compute_for, kernel_shift, reward_at
-from trainer.scaling.reading.read import add_input_arguments, read_curves
-from trainer.scaling.sigmoid import Curve
-from trainer.scaling.text import amount, amounts, interval, paragraph, percent
+from trainer.scaling.predict import KERNELS, Needed, Prediction, Shift, kernel_shift, predict
+from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
+from trainer.scaling.text import (
+    amount,
+    interval,
+    known,
+    paragraph,
+    percent,
+    source_json,
+    sources,
+    why_not,
+)
 
 UNCHECKED = 10.0  # times the compute measured: no forecast that far has been validated
 EXAMPLES = """\
 examples:
   python -m trainer.scaling predict run.csv --at 24000 50000 --price 2.5
+  python -m trainer.scaling predict percent.csv --reward-range 0 100 --reach 60
   python -m trainer.scaling predict run.csv --reach 0.6 --kernel ours --measured-with naive
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The predictions for one input."""
-
-    curve: Curve
-    fit: Fit
-    shift: Shift | None
-    reached: Sequence[Reached]
-    needed: Sequence[Needed]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -47,7 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--reach", type=float, nargs="+", default=[], metavar="REWARD",
-        help="predict the budget for these rewards, on a scale from 0 to 1",
+        help="predict the budget for these rewards, on the scale of --reward-range (0 to 1)",
     )  # fmt: skip
     text = "price of one unit of compute, to print budgets in money, too"
     add("--price", type=float, metavar="MONEY", help=text)
@@ -69,52 +66,55 @@ def run(args: argparse.Namespace) -> None:
     """Print the predictions for each input."""
     _check(args)
     shift = _shift(args)
+    low, high = args.reward_range
+    reach = [(reward - low) / (high - low) for reward in args.reach]
     results, texts = {}, []
-    for curve in read_curves(args):
+    for reading in read_inputs(args):
+        curve = reading.curve
         fit, _ = fit_with_draws(curve, args.confidence, args.within)
         if shift and curve.unit != "GPU-hours":
             raise ConfigError(
                 f"{curve.name}: compute is in {curve.unit}; --kernel changes the GPU-hours of a step: give "
                 "compute in GPU-hours (--gpu-hours-per-step, --devices or --unit)"
             )
-        factor = shift.factor if shift else 1.0
-        prediction = Prediction(
-            curve, fit, shift,
-            [reward_at(fit, budget, factor) for budget in args.at],
-            [compute_for(fit, reward, factor) for reward in args.reach],
-        )  # fmt: skip
-        texts.append(describe(prediction, args))
-        results[curve.name] = to_json(prediction, args)
+        prediction = Prediction(fit, (), ())  # of a run that has fallen there is no forecast
+        if fit.predictable:
+            prediction = predict(fit, at=args.at, reach=reach, factor=shift.factor if shift else 1.0)
+        texts.append(describe(reading, prediction, shift, args))
+        results[curve.name] = to_json(reading, prediction, shift, args)
     if args.json:
         write_json(args.json, results)
     print("\n".join(texts))
 
 
-def describe(prediction: Prediction, args: argparse.Namespace) -> str:
+def describe(reading: Reading, prediction: Prediction, shift: Shift | None, args: argparse.Namespace) -> str:
     """For a terminal."""
-    curve, fit, shift = prediction.curve, prediction.fit, prediction.shift
-    lines = [curve.name, paragraph(_describe_ceiling(curve, fit))]
+    fit, unit = prediction.fit, reading.curve.unit
+    lines = [reading.curve.name, *sources(reading), paragraph(_describe_ceiling(fit, unit))]
     if shift:
         lines.append(paragraph(_describe_shift(shift)))
     for r in prediction.reached:
         cost = f" ({amount(r.budget * args.price)} {args.currency})" if args.price else ""
-        far = f"; {amount(r.ahead)}× the data, which is unchecked" if r.ahead > UNCHECKED else ""
-        lines.append(
-            f"  at {amount(r.budget, 6)} {curve.unit}{cost}: reward {interval(r.reward, '.3f')}{far}"
+        far = (
+            f"; {amount(r.ahead)}× the data: no forecast that far is validated" if r.ahead > UNCHECKED else ""
         )
-    lines += [paragraph(_describe_needed(n, curve.unit, args)) for n in prediction.needed]
+        reward = known(r.reward, fit.identified, "{:.3f}".format)
+        lines.append(paragraph(f"at {amount(r.budget, 6)} {unit}{cost}: reward {reward}{far}"))
+    lines += [paragraph(_describe_needed(n, fit, unit, args)) for n in prediction.needed]
     return "\n".join(lines)
 
 
-def to_json(prediction: Prediction, args: argparse.Namespace) -> dict[str, Any]:
+def to_json(
+    reading: Reading, prediction: Prediction, shift: Shift | None, args: argparse.Namespace
+) -> dict[str, Any]:
     """All numbers of `describe`, with costs if there is a price."""
-    fit, shift = prediction.fit, prediction.shift
+    fit = prediction.fit
 
     def cost(x: float) -> dict[str, Any]:
         return {"cost": x * args.price} if args.price else {}
 
     return {
-        "unit": prediction.curve.unit,
+        "unit": reading.curve.unit,
         "identified": fit.identified,
         "flags": fit.flags,
         "confidence": fit.confidence,
@@ -124,17 +124,15 @@ def to_json(prediction: Prediction, args: argparse.Namespace) -> dict[str, Any]:
         "at": [asdict(r) | cost(r.budget) for r in prediction.reached],
         "reach": [asdict(n) | {"cost": asdict(n.compute.times(args.price))}
                   if args.price else asdict(n) for n in prediction.needed],
+        "source": source_json(reading),
     }  # fmt: skip
 
 
-def _describe_ceiling(curve: Curve, fit: Fit) -> str:
+def _describe_ceiling(fit: Fit, unit: str) -> str:
     if fit.identified:
         return f"Ceiling: A {interval(fit.A, '.3f')}; {fit.confidence:.0%} intervals."
-    text = f"The ceiling is not identified: {fit.reasons}."
-    if "falling" in fit.flags:
-        return f"{text} The numbers below are those of a sigmoid, not a forecast of this run."
-    last = f"{amount(fit.compute_range[1])} {curve.unit}"
-    return f"{text} Beyond {last}, where the data end, use the intervals and not the values."
+    end = f" The data end at {amount(fit.compute_range[1])} {unit}." if fit.predictable else ""
+    return f"{why_not(fit)}{end}"
 
 
 def _describe_shift(shift: Shift) -> str:
@@ -148,31 +146,33 @@ def _describe_shift(shift: Shift) -> str:
     )
 
 
-def _describe_needed(n: Needed, unit: str, args: argparse.Namespace) -> str:
+def _describe_needed(n: Needed, fit: Fit, unit: str, args: argparse.Namespace) -> str:
     e = n.compute
-    start = f"reward {n.reward:g}: "
+    low, high = args.reward_range
+    scaled = "" if (low, high) == (0, 1) else f" ({low + n.reward * (high - low):g} from {low:g} to {high:g})"
+    start = f"reward {n.reward:g}{scaled}:"
     if e.high == 0:
-        return f"{start}reached from the start."
-    cost = f"; {amounts(e.times(args.price))} {args.currency}" if args.price else ""
-    if e.value < float("inf"):
-        some = "" if n.chance > 0.99 else f"; {percent(n.chance)} of the draws ever reach it"
-        return f"{start}{amounts(e)} {unit}{cost}{some}"
+        return f"{start} reached from the start."
     if e.low == float("inf"):
-        return f"{start}never: {percent(n.chance)} of the draws reach it at any budget."
-    return (
-        f"{start}the most likely curve never reaches it; {percent(n.chance)} of the draws do, at "
-        f"{amount(e.low)} {unit} or later."
-    )
+        return f"{start} never; the probability that any budget is enough is {percent(n.chance)}."
+    ever = f"; the probability that any budget is enough is {percent(n.chance)}" if n.chance < 0.99 else ""
+    quoted = fit.identified and e.value < float("inf")
+    cost = f"; {known(e.times(args.price), quoted, amount)} {args.currency}" if args.price else ""
+    return f"{start} {known(e, quoted, amount)} {unit}{cost}{ever}"
 
 
 def _check(args: argparse.Namespace) -> None:
     check_outputs(args.json)
     if not args.at and not args.reach:
         raise ConfigError("predict: nothing to predict; give --at BUDGET..., --reach REWARD..., or both")
-    for name, values, high in (("--at", args.at, float("inf")), ("--reach", args.reach, 1.0)):
-        if wrong := [x for x in values if not 0 < x <= high or x == float("inf")]:
-            expected = "a budget above 0" if high > 1 else "a reward in (0, 1], also with --reward-range"
-            raise ConfigError(f"{name} {wrong[0]:g}: expected {expected}")
+    if wrong := [x for x in args.at if not 0 < x < float("inf")]:
+        raise ConfigError(f"--at {wrong[0]:g}: expected a budget above 0, in the unit of compute")
+    low, high = args.reward_range
+    if wrong := [x for x in args.reach if not low < x <= high]:
+        scale = "for rewards on another scale, give --reward-range LOW HIGH"
+        if (low, high) != (0, 1):
+            scale = "the scale of --reward-range"
+        raise ConfigError(f"--reach {wrong[0]:g}: expected a reward above {low:g}, up to {high:g}; {scale}")
     if args.price is not None and not 0 < args.price < float("inf"):
         raise ConfigError(f"--price {args.price:g}: expected an amount of money above 0")
 

@@ -1,0 +1,60 @@
+"""A run's evaluations as arrays, or as columns of a DataFrame, made into a Curve."""
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trainer.config import ConfigError
+from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
+
+
+class Columns(Protocol):
+    """A DataFrame, a dict of arrays, or whatever else gives a column for its name."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+def curve(
+    compute: ArrayLike | str,  # (n,) ≥ 0, in `unit`; what was measured at 0 is R0
+    reward: ArrayLike | str,  # (n,) from 0 to 1, on held-out prompts; NaN: not evaluated there
+    se: ArrayLike | str | None = None,  # (n,) standard errors of the rewards; None or 0: unknown
+    *,
+    data: Columns | None = None,  # whose columns `compute`, `reward` and `se` then name
+    R0: float | None = None,  # the reward at zero compute, if it is not among the points
+    name: str = "",  # for messages
+    unit: str = "",  # of compute: "GPU-hours", "FLOPs", "steps"; by default the column's name
+) -> Curve:
+    """A run for `fit`, `compare` and `predict`: `curve(hours, acc)`, `curve("hours", "acc", data=df)`.
+
+    Percent must be divided by 100. ConfigError: columns of different lengths, or that are not numbers.
+    """
+    unit = unit or (compute if isinstance(compute, str) else "")
+    c, r = _numbers("compute", compute, data), _numbers("reward", reward, data)
+    sd = np.zeros(c.shape) if se is None else _numbers("se", se, data)
+    if not c.shape == r.shape == sd.shape:
+        lengths = f"{len(c)}, {len(r)} and {len(sd)}"
+        raise ConfigError(f"compute, reward and se have {lengths} values; expected as many of each")
+    evaluated = np.flatnonzero(~np.isnan(r))
+    rows = np.stack([c, r, np.nan_to_num(sd)], 1)[evaluated].tolist()
+    made = curve_of(name, unit, (EvalPoint(i, *row) for i, row in enumerate(rows)))
+    return made if R0 is None else replace(made, R0=float(R0))
+
+
+def _numbers(what: str, values: ArrayLike | str, data: Columns | None) -> NDArray[np.float64]:
+    """(n,)"""
+    if isinstance(values, str):
+        if data is None:
+            raise ConfigError(f"{what}={values!r} is the name of a column; give its table as data=...")
+        try:
+            values = data[values]
+        except KeyError as e:
+            raise ConfigError(f"data has no column {values!r}; {what} expects the name of one") from e
+    try:
+        found = np.asarray(values, np.float64)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"{what} has values that are not numbers ({e}); expected (n,) numbers") from e
+    if found.ndim != 1:
+        raise ConfigError(f"{what} has the shape {found.shape}; expected (n,)")
+    return found
