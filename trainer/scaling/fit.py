@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
 from trainer.scaling.posterior import B_RANGE, Data, Draws, Posterior, posterior
+from trainer.scaling.shape import last_drop
 from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 
 Array = NDArray[np.float64]
@@ -38,6 +39,7 @@ FLAGS = {
     "C_mid-beyond-data": "half of the rise is beyond the data, or in the last point alone",
     "falling": "the reward has fallen from its peak, which a sigmoid cannot describe",
     "wide": "the interval of A is wider than a fifth of the rise from R0, or than 0.10",
+    "last-point-low": "the last evaluation is far below the curve: a collapse, or a bad evaluation",
     "poor-fit": "a fifth of the points are outliers, or the curve explains less than a fifth of the variance",
     "B-at-bound": "the rise was over before the evaluations could show how steep it was",
     "R0-unknown": "the reward at zero compute was not measured, and B and C_mid depend on it",
@@ -84,6 +86,7 @@ class Fit:
     noise: str
     data_hash: str
     within: float | None  # how far A's interval may reach from its value; None: in relation to the rise
+    details: dict[str, str]  # what a flag means for this fit, where FLAGS says less
     draws: Draws | None = field(default=None, repr=False, compare=False)  # None: too few points
 
     @property
@@ -104,10 +107,8 @@ class Fit:
         return "; ".join(self.describe(flag) for flag in named or flags)
 
     def describe(self, flag: str) -> str:
-        """What a flag means, with the limit that was asked for."""
-        if flag == "wide" and self.within is not None:
-            return f"the interval of A reaches further than {self.within:g} from its value"
-        return FLAGS[flag]
+        """What a flag means for this fit."""
+        return self.details.get(flag, FLAGS[flag])
 
     def too_wide(self, e: Estimate) -> bool:
         """Whether the interval of a reward is wider than that of A may be."""
@@ -272,7 +273,7 @@ def _fit(data: Data, confidence: float, within: float | None) -> Fit:
         if R0 is not None:
             start = Estimate(R0, max(0.0, R0 - 1.645 * data.R0_se), min(1.0, R0 + 1.645 * data.R0_se))
         return Fit(
-            unknown, unknown, unknown, start, unknown, unknown, (), ("too-few-points",),
+            unknown, unknown, unknown, start, unknown, unknown, (), ("too-few-points",), details={},
             r2=nan, overdispersion=nan, autocorrelated_prob=nan, autocorrelation=nan, outliers=0, **facts,
         )  # fmt: skip
     data = averaged(data)
@@ -295,10 +296,12 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
     band = np.stack([band_at, middle, np.minimum(low, middle), np.maximum(high, middle)], 1)
     residual, spread = r - sigmoid.reward(c), float(((r - r.mean()) ** 2).sum())
     wide = is_wide(A, A.value - R0.value, facts["within"])
+    drop = last_drop(data, sigmoid)
     return Fit(
         A, B, C_mid, R0, at_2x, at_10x,
         band=tuple((x, value, low, high) for x, value, low, high in band.tolist()),
-        flags=_flags(data, A, B, C_mid.value, wide, _is_poor(data, found)),
+        flags=_flags(data, A, B, C_mid.value, wide, drop, _is_poor(data, found)),
+        details=_details(facts["within"], drop),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         overdispersion=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
         autocorrelated_prob=found.autocorrelated_prob, autocorrelation=found.autocorrelation,
@@ -322,7 +325,15 @@ def _is_poor(data: Data, found: Posterior) -> bool:
     return float(((r - predicted) ** 2).sum()) > (1 - MIN_R2) * float(((r - r.mean()) ** 2).sum())
 
 
-def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, wide: bool, poor: bool) -> tuple[str, ...]:
+def _details(within: float | None, drop: float) -> dict[str, str]:
+    reaches = f"the interval of A reaches further than {within:g} from its value" if within else ""
+    low = f"the last evaluation is {drop:.2f} below the curve: a collapse, or a bad evaluation"
+    return {flag: text for flag, text in (("wide", reaches), ("last-point-low", low if drop else "")) if text}
+
+
+def _flags(
+    data: Data, A: Estimate, B: Estimate, c_mid: float, wide: bool, drop: float, poor: bool
+) -> tuple[str, ...]:
     r, sd = data.reward, data.sd
     if not data.sd_known:  # the noise, from how far each point is from the mean of its neighbours
         sd = np.maximum(sd, 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5)
@@ -338,6 +349,7 @@ def _flags(data: Data, A: Estimate, B: Estimate, c_mid: float, wide: bool, poor:
         "A-at-bound": A.high >= 0.99 and A.low < 0.95,
         "C_mid-beyond-data": c_mid > data.compute[-2],
         "falling": falling,
+        "last-point-low": drop > 0 and not falling,
         "wide": wide,
         "poor-fit": poor and not flat and not falling,  # these say why
         "B-at-bound": B.high > 0.9 * B_RANGE[1],
