@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import qmc
 
 from trainer.config import ConfigError
 from trainer.scaling.fit import (
@@ -53,8 +52,9 @@ class Prospect:
     seen: Curve  # what has been measured: R0 and, with a pilot, its points
     noise: float  # standard deviation of an evaluation
     reported_se: float  # standard error given to the fit; 0: none
-    C_mid: float  # of the most likely sigmoid
+    C_mid: float  # of the most likely sigmoid; without a pilot, the middle of those assumed
     correlation_length: float = 0.0  # compute after which errors correlate by 1/e; 0: independent errors
+    autocorrelation: float = 0.0  # of neighbouring evaluations, at any distance; without a pilot
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,21 @@ class Cell:
 
 
 def prior(
-    C_mid: float, R0: float, noise: float, runs: int,
-    A: tuple[float, float] = A_RANGE, B: tuple[float, float] = B_RANGE,
+    C_mid: tuple[float, float], R0: float, noise: float, runs: int,
+    A: tuple[float, float] = A_RANGE, B: tuple[float, float] = B_RANGE, autocorrelation: float = 0.0,
 ) -> Prospect:  # fmt: skip
-    """Sigmoids with A and B uniform over their ranges (a Latin square); R0 is measured before step 1."""
-    unit = qmc.LatinHypercube(d=2, rng=np.random.default_rng(0)).random(runs)
-    sigmoids = tuple(
-        Sigmoid(R0, A[0] + a * (A[1] - A[0]), B[0] + b * (B[1] - B[0]), C_mid) for a, b in unit.tolist()
-    )
-    return Prospect(sigmoids, Curve("", "", (), EvalPoint(0, 0.0, R0, noise)), noise, noise, C_mid)
+    """Sigmoids with A, B and log C_mid uniform over their ranges, evenly (a Latin hypercube).
+
+    R0 is measured before step 1. `autocorrelation`: of the errors of neighbouring evaluations.
+    """
+    rng = np.random.default_rng(0)
+    ranks = np.stack([rng.permutation(runs) for _ in range(3)])
+    a, b, c = (ranks + rng.random((3, runs))) / runs
+    columns = A[0] + a * (A[1] - A[0]), B[0] + b * (B[1] - B[0]), C_mid[0] * (C_mid[1] / C_mid[0]) ** c
+    sigmoids = tuple(Sigmoid(R0, *row) for row in np.stack(columns, 1).tolist())
+    start = Curve("", "", (), EvalPoint(0, 0.0, R0, noise))
+    middle = C_mid[0] * (C_mid[1] / C_mid[0]) ** 0.5
+    return Prospect(sigmoids, start, noise, noise, middle, autocorrelation=autocorrelation)
 
 
 def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Prospect, Fit]:
@@ -179,15 +185,16 @@ def _trial(task: tuple[Prospect, int, float, int, float]) -> tuple[bool, float]:
 
 
 def _errors(prospect: Prospect, truth: Sigmoid, compute: Array, rng: np.random.Generator) -> Array:
-    """(n,) errors of evaluations at equal distances; correlated ones start from that of the last point."""
+    """(n,) errors of evaluations at equal distances; after a pilot they start from that of its last point."""
     errors = rng.normal(0, prospect.noise, len(compute))
+    rho, before, first = prospect.autocorrelation, float(errors[0]), 1
     if prospect.correlation_length:
         last = prospect.seen.points[-1]
         likely = 2 * prospect.noise  # the last point can be an outlier
         before = float(np.clip(last.pass_rate - truth.reward(last.compute), -likely, likely))
-        rho = math.exp(-(compute[0] - last.compute) / prospect.correlation_length)
-        for i, fresh in enumerate(errors):
-            errors[i] = before = rho * before + (1 - rho**2) ** 0.5 * fresh
+        rho, first = math.exp(-(compute[0] - last.compute) / prospect.correlation_length), 0
+    for i in range(first, len(errors)):
+        errors[i] = before = rho * before + (1 - rho**2) ** 0.5 * float(errors[i])
     return errors
 
 

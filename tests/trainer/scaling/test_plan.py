@@ -16,6 +16,7 @@ from trainer.scaling.__main__ import main
 from trainer.scaling.plan import Cell, after_pilot, cheapest, prior, simulate
 
 SCALERL = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # arXiv 2510.13786, Table 1
+C_MID = (2542.0, 2542.0)
 ITS_OWN = {"A": (0.61, 0.61), "B": (1.92, 1.92)}
 
 
@@ -32,32 +33,52 @@ def without_errors(run: Curve) -> Curve:
 
 def test_the_papers_curve_is_identified_from_16k_gpu_hours_and_not_from_4k() -> None:
     # facts: simulated with noise .003–.006, sd(A) = .03–.065 from fits up to 4k; it is .002–.005 up to 8k
-    short, long = simulate(prior(2542, 0.3, 0.003, 8, **ITS_OWN), [4000, 16_000], [32])
+    short, long = simulate(prior(C_MID, 0.3, 0.003, 8, **ITS_OWN), [4000, 16_000], [32])
     assert short.chance == 0 and long.chance >= 0.75
     assert long.error < 0.01 and (long.budget, long.evaluations, long.cost) == (16_000, 32, 16_000)
 
 
 def test_less_noise_and_more_evaluations_make_it_known_sooner() -> None:
-    few, many = simulate(prior(2542, 0.3, 0.01, 8, **ITS_OWN), [10_000], [8, 48])
-    (exact,) = simulate(prior(2542, 0.3, 0.001, 8, **ITS_OWN), [10_000], [8])
+    few, many = simulate(prior(C_MID, 0.3, 0.01, 8, **ITS_OWN), [10_000], [8, 48])
+    (exact,) = simulate(prior(C_MID, 0.3, 0.001, 8, **ITS_OWN), [10_000], [8])
     assert few.chance <= many.chance and few.chance < exact.chance and few.error > 4 * exact.error
 
 
 def test_what_is_called_known_is_true_as_often_as_its_interval_says() -> None:
     from trainer.scaling.plan import _trial
 
-    prospect = prior(2542, 0.3, 0.003, 16)
+    prospect = prior(C_MID, 0.3, 0.003, 16)
     outcomes = [_trial((prospect, i, 15_000.0, 24, 0.02)) for i in range(16)]
     errors = [error for known, error in outcomes if known]
     assert len(errors) >= 8 and np.mean(np.array(errors) <= 0.02) >= 0.9
 
 
 def test_the_prior_covers_its_ranges_evenly_and_is_the_same_every_time() -> None:
-    laws = prior(100, 0.2, 0.01, 40, (0.5, 0.7), (1.0, 3.0)).sigmoids
-    assert laws == prior(100, 0.2, 0.01, 40, (0.5, 0.7), (1.0, 3.0)).sigmoids
+    laws = prior((100, 100), 0.2, 0.01, 40, (0.5, 0.7), (1.0, 3.0)).sigmoids
+    assert laws == prior((100, 100), 0.2, 0.01, 40, (0.5, 0.7), (1.0, 3.0)).sigmoids
     A, B = (np.sort([getattr(law, name) for law in laws]) for name in ("A", "B"))
     assert np.all(np.abs(A - np.linspace(0.5025, 0.6975, 40)) <= 0.0026)  # one in each of 40 equal parts
     assert np.all(np.abs(B - np.linspace(1.025, 2.975, 40)) <= 0.026)
+    assert {law.C_mid for law in laws} == {100.0}
+    ranged = prior((100, 10_000), 0.2, 0.01, 40)
+    mid = np.sort([np.log10(law.C_mid) for law in ranged.sigmoids])  # uniform in the logarithm
+    assert np.all(np.abs(mid - np.linspace(2.025, 3.975, 40)) <= 0.026) and ranged.C_mid == 1000
+
+
+def test_without_a_pilot_errors_are_as_correlated_as_assumed_at_any_distance() -> None:
+    from trainer.scaling.plan import _errors
+
+    for rho in (0.0, 0.6):
+        prospect = prior(C_MID, 0.3, 0.01, 1, autocorrelation=rho)
+        for last in (100, 1e6):
+            c = np.linspace(0, last, 40_001)[1:]
+            errors = _errors(prospect, prospect.sigmoids[0], c, np.random.default_rng(0))
+            assert np.corrcoef(errors[:-1], errors[1:])[0, 1] == pytest.approx(rho, abs=0.02)
+            assert errors.std() == pytest.approx(0.01, rel=0.05)
+    apart, together = (
+        simulate(prior(C_MID, 0.3, 0.005, 10, autocorrelation=rho), [12_000], [40])[0] for rho in (0.0, 0.8)
+    )
+    assert together.error > 1.2 * apart.error and together.chance < apart.chance
 
 
 def test_after_a_pilot_the_sigmoids_are_its_draws_and_the_noise_is_its_own() -> None:
@@ -147,7 +168,7 @@ def test_the_cheapest_plan_is_good_and_stays_good_with_more_compute() -> None:
 
 
 def test_two_processes_find_what_one_finds() -> None:
-    prospect = prior(2542, 0.3, 0.005, 3)
+    prospect = prior(C_MID, 0.3, 0.005, 3)
     seen = []
     both = simulate(prospect, [9000], [8], workers=2, progress=lambda: seen.append(1))
     assert both == simulate(prospect, [9000], [8]) and len(seen) == 3
@@ -218,7 +239,18 @@ def test_after_a_pilot_that_identifies_the_ceiling_no_more_is_needed(
     assert content["known"] and content["plans"] == [] and content["cheapest"] is None
 
 
-@pytest.mark.parametrize("command", ["plan", "predict"])
+def test_assumptions_are_printed_with_what_the_precision_means(capsys: pytest.CaptureFixture[str]) -> None:
+    plans = ["--budgets", "4", "--evaluations", "10", "--runs", "5"]
+    assumed = ["--c-mid", "1250", "5000", "--r0", "0.4", "--autocorrelation", "0.5"]
+    assert main(["plan", *assumed, *plans]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "C_mid from 1,250 to 5,000 (the multiples below are of 2,500)" in text
+    assert "correlated by 0.5. ±0.02 is 20% of a rise of 0.10" in text and "10,000 4 " in text
+    assert main(["plan", "--c-mid", "9", "--r0", "0.1", *plans]) == 0
+    assert "of a rise of" not in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", ["fit", "plan", "predict"])
 def test_the_help_explains_every_option_and_ends_with_an_example(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +274,10 @@ def test_the_help_explains_every_option_and_ends_with_an_example(
         (["--c-mid", "9", "--r0", ".6"], "expected 0 ≤ R0 < low"),
         (["--c-mid", "0", "--r0", ".3"], "--c-mid 0"),
         (["--c-mid", "inf", "--r0", ".3"], "--c-mid inf"),
+        (["--c-mid", "9", "3", "--r0", ".3"], "--c-mid 9 3: expected a compute above 0, or LOW HIGH"),
+        (["--c-mid", "1", "2", "3", "--r0", ".3"], "--c-mid 1 2 3: expected a compute above 0, or LOW"),
+        (["--c-mid", "9", "--r0", ".3", "--autocorrelation", "1"], "--autocorrelation 1: expected a corr"),
+        (["falling.csv", "--autocorrelation", ".5"], "--autocorrelation is for planning without a pilot"),
         (
             ["--c-mid", "9", "--r0", ".3", "--evaluations", "4"],
             "--evaluations 4: expected a number of at least 5",

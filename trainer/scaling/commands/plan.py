@@ -25,20 +25,22 @@ from trainer.scaling.plan import (
     prior,
     simulate,
 )
-from trainer.scaling.reading.read import add_input_arguments, read_curves
-from trainer.scaling.text import amount, interval, paragraph
+from trainer.scaling.reading.read import add_input_arguments, read_inputs
+from trainer.scaling.text import amount, known, paragraph, sources
 
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × C_mid
 FURTHER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × what the pilot has spent
 EVALUATIONS = (10, 20, 40)
 NOISE, RUNS = 0.005, 24
 PARALLEL_FROM = 60  # fits; for fewer, starting processes takes longer
+COARSE = 0.1  # share of the rise from which the precision asked for is called coarse
 MAX_COMPUTE = 1e305  # multiples of more overflow
 EXAMPLES = """\
 Give one input, the pilot, whose continuation is simulated; or none, but --c-mid and --r0.
 
 examples:
   python -m trainer.scaling plan --c-mid 2500 --r0 0.3 --noise 0.005 --eval-cost 20
+  python -m trainer.scaling plan --c-mid 1000 6000 --r0 0.3 --autocorrelation 0.6
   python -m trainer.scaling plan pilot.csv --budgets 1.5 2 3 --evaluations 10 20
 """
 
@@ -48,13 +50,21 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_input_arguments(command, nargs="*")
     command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = command.add_argument_group("without a pilot", "your assumptions, with --r0 and --unit").add_argument
-    text = "compute at which half of the gain is reached, in --unit"
-    add("--c-mid", type=float, metavar="C", help=text)
+    add(
+        "--c-mid", type=float, nargs="+", metavar="C",
+        help="compute at which half of the gain is reached, in --unit: one number, or LOW HIGH for all "
+        "between them, uniform in the logarithm",
+    )  # fmt: skip
     for name, what, usual in (("--a", "ceiling A, a reward", A_RANGE), ("--b", "efficiency B", B_RANGE)):
         add(
             name, type=float, nargs=2, metavar=("LOW", "HIGH"),
             help=f"range of the {what} (default: {usual[0]} {usual[1]})",
         )  # fmt: skip
+    add(
+        "--autocorrelation", type=float, metavar="RHO",
+        help="correlation of the errors of neighbouring evaluations, from 0 (default) to 1; .4 to .7 is "
+        "usual where the evaluations share their prompts",
+    )  # fmt: skip
     add = command.add_argument_group("plans").add_argument
     add(
         "--noise", type=float, metavar="SD",
@@ -92,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
         budgets = [fit.compute_range[1] * x for x in sorted(args.budgets or FURTHER)]
     else:
         prospect, unit, known = _assumed(args), args.unit or "GPU-hours", False
-        budgets = [args.c_mid * x for x in sorted(args.budgets or BUDGETS)]
+        budgets = [prospect.C_mid * x for x in sorted(args.budgets or BUDGETS)]
     if not budgets[-1] < MAX_COMPUTE:
         raise ConfigError(
             f"a budget of {budgets[-1]:g} {unit}: expected one below {MAX_COMPUTE:g}; is the unit right?"
@@ -102,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
         best = cheapest(cells)
         write_json(args.json, {
             "unit": unit, "within": args.within, "noise": prospect.noise, "runs": args.runs,
-            "known": known, "autocorrelated": prospect.correlation_length > 0,
+            "known": known, "autocorrelated": max(prospect.correlation_length, prospect.autocorrelation) > 0,
             "plans": [asdict(cell) for cell in cells], "cheapest": best and asdict(best),
         })  # fmt: skip
     if known:
@@ -162,38 +172,61 @@ def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argpars
 
 
 def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
-    curves = read_curves(args)
-    if len(curves) > 1:
-        raise ConfigError(f"plan: there are {len(curves)} runs; expected one, the pilot")
-    prospect, fit = after_pilot(curves[0], args.runs, args.noise)
-    unit = curves[0].unit
+    readings = read_inputs(args)
+    if len(readings) > 1:
+        raise ConfigError(f"plan: there are {len(readings)} runs; expected one, the pilot")
+    curve = readings[0].curve
+    prospect, fit = after_pilot(curve, args.runs, args.noise)
+    A = known(fit.A, fit.identified, "{:.3f}".format)
     text = (
-        f"After {curves[0].name}: {fit.points} evaluations up to {amount(fit.compute_range[1])} {unit}, A "
-        f"{interval(fit.A, '.3f')}, noise {prospect.noise:.2g} per evaluation."
+        f"{fit.points} evaluations up to {amount(fit.compute_range[1])} {curve.unit}, A {A}, noise "
+        f"{prospect.noise:.2g} per evaluation."
     )
+    if "not-sigmoid" in fit.flags:
+        text += f" The simulations assume a sigmoid, but {fit.describe('not-sigmoid')}."
     if prospect.correlation_length and not is_known(fit, args.within):
         text += " The errors of neighbouring points are correlated, also in the simulations."
-    print(paragraph(text, ""))
-    return prospect, fit, unit
+    text += _relative(args.within, fit.A.value - fit.R0.value)
+    print("\n".join([f"After {curve.name}:", *sources(readings[0]), paragraph(text)]))
+    return prospect, fit, curve.unit
+
+
+def _relative(within: float, rise: float) -> str:
+    """What a precision means where the rise is small."""
+    share = within / max(rise, 1e-9)
+    text = (
+        f" ±{within:g} is {share:.0%} of a rise of {rise:.2f}: for more precision, give a smaller --within."
+    )
+    return text if share > COARSE else ""
 
 
 def _assumed(args: argparse.Namespace) -> Prospect:
     if args.c_mid is None or args.r0 is None:
         raise ConfigError("plan: give the run or file of a pilot, or your assumptions as --c-mid and --r0")
-    if not 0 < args.c_mid < float("inf"):
-        raise ConfigError(f"--c-mid {args.c_mid:g}: expected a compute above 0")
+    C_mid = (args.c_mid[0], args.c_mid[-1])
+    if not (len(args.c_mid) <= 2 and 0 < C_mid[0] <= C_mid[1] < float("inf")):
+        given = " ".join(f"{x:g}" for x in args.c_mid)
+        raise ConfigError(f"--c-mid {given}: expected a compute above 0, or LOW HIGH with 0 < LOW ≤ HIGH")
     A, B = (tuple(given or usual) for given, usual in ((args.a, A_RANGE), (args.b, B_RANGE)))
     if not 0 <= args.r0 < A[0] <= A[1] <= 1:
         raise ConfigError(f"--r0 {args.r0:g} --a {A[0]:g} {A[1]:g}: expected 0 ≤ R0 < low ≤ high ≤ 1")
     if not 0 < B[0] <= B[1] < float("inf"):
         raise ConfigError(f"--b {B[0]:g} {B[1]:g}: expected 0 < low ≤ high")
+    rho = args.autocorrelation or 0.0
+    if not 0 <= rho < 1:
+        raise ConfigError(f"--autocorrelation {rho:g}: expected a correlation of at least 0 and below 1")
     noise = NOISE if args.noise is None else args.noise
+    prospect = prior(C_mid, args.r0, noise, args.runs, A, B, rho)
+    at = amount(C_mid[0])
+    if C_mid[0] < C_mid[1]:
+        at = f"from {at} to {amount(C_mid[1])} (the multiples below are of {amount(prospect.C_mid)})"
+    errors = f", errors of neighbouring evaluations correlated by {rho:g}" if rho else ""
     text = (
-        f"Assumed: A from {A[0]:g} to {A[1]:g}, B from {B[0]:g} to {B[1]:g}, C_mid "
-        f"{amount(args.c_mid)}, R0 {args.r0:g} measured before step 1, noise {noise:g} per evaluation."
+        f"Assumed: A from {A[0]:g} to {A[1]:g}, B from {B[0]:g} to {B[1]:g}, C_mid {at}, R0 {args.r0:g} "
+        f"measured before step 1, noise {noise:g} per evaluation{errors}."
     )
-    print(paragraph(text, ""))
-    return prior(args.c_mid, args.r0, noise, args.runs, A, B)
+    print(paragraph(text + _relative(args.within, A[0] - args.r0), ""))
+    return prospect
 
 
 def _cores() -> int:
@@ -221,7 +254,7 @@ def _check(args: argparse.Namespace) -> None:
 def _check_unused(args: argparse.Namespace) -> None:
     """Refuse options that would be ignored."""
     if args.inputs:
-        for name in ("--c-mid", "--a", "--b"):
+        for name in ("--c-mid", "--a", "--b", "--autocorrelation"):
             if getattr(args, name.strip("-").replace("-", "_")) is not None:
                 raise ConfigError(f"{name} is for planning without a pilot; give one or the other")
         return
