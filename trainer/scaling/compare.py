@@ -1,34 +1,31 @@
-"""Do recipes differ, and which of them is best at which budget: from the draws of their fits.
+"""Do recipes differ, and which of them is best at which budget.
 
-There are two sources of uncertainty: that of the fits (the draws), and that two runs of one recipe differ.
-What is said of "the runs" holds for those given; "the recipe" includes what other seeds could have given.
-The standard deviation τ of the ceiling over seeds is estimated. Its prior, known to a factor of two, comes
-from the paper: three independent runs moved A by up to .015, so two ceilings differ only beyond ±.02 (arXiv
-2510.13786). The given runs update it.
+There are two sources of uncertainty: that of the fits, and that two runs of one recipe differ (seeds.py).
+An estimate of a recipe holds both. Of a pair, the intervals of the three differences (A, B, C_mid) hold
+together with the confidence that was asked for (Bonferroni), and so does the band of the difference of their
+curves, over all computes searched.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass
+from itertools import combinations, pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
-from scipy.special import ndtr
+from numpy.typing import NDArray
 
-from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws
-from trainer.scaling.posterior import DRAWS, Draws
+from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws, is_wide
+from trainer.scaling.posterior import Draws
+from trainer.scaling.seeds import MARGIN, PARAMETERS, SeedVariance, pool, seed_variances
 from trainer.scaling.sigmoid import Curve, Sigmoid
 
 Array = NDArray[np.float64]
 
-CONFIDENCE = 0.9
-SEARCH_REACH = 10.0  # crossings are sought up to this multiple of the last compute
+SEARCH_REACH = 10.0  # crossings and leads are sought up to this multiple of the last compute
 GRID_STEPS = 160  # of the grid on which they are sought
-MARGIN = 0.02  # between the ceilings of two single runs of one recipe, 90 %
-MARGIN_IN_MEDIANS = 3.3117  # that margin over the median of τ, where log2 τ has the standard deviation 1
-TAU_LEVELS = np.linspace(-4, 6, 121)  # log2 of τ over the prior's median
+MIN_LEAD = 1.5  # a lead spans at least this factor of compute
+SHARE_OF_A = 0.5  # of the errors that a pair's three differences may make; B and C_mid share the rest
+UNFIT = {"falling", "last-point-low", "poor-fit", "not-sigmoid"}  # flags: no sigmoid describes the run
 
 Verdict = Literal["different", "equivalent", "inconclusive"]
 DIFFERENT: Verdict = "different"
@@ -37,98 +34,56 @@ INCONCLUSIVE: Verdict = "inconclusive"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeedVariance:
-    """The posterior of τ: levels and their probabilities."""
-
-    tau: Array  # (levels,)
-    weight: Array  # (levels,) sums to 1
-
-    @property
-    def middle(self) -> float:
-        """The geometric mean."""
-        return float(np.exp(self.weight @ np.log(self.tau)))
-
-    def draw(self, n: int, rng: np.random.Generator) -> Array:
-        """(n,)"""
-        return rng.choice(self.tau, n, p=self.weight)
-
-    def margin(self, runs_a: int, runs_b: int, confidence: float) -> float:
-        """The largest likely difference between the mean ceilings of so many runs each of one recipe."""
-        sd = self.tau * (1 / runs_a + 1 / runs_b) ** 0.5
-
-        def excess(x: float) -> float:
-            return float(self.weight @ (2 * ndtr(x / sd) - 1)) - confidence
-
-        return float(brentq(excess, 0.0, 10 * float(sd[-1])))
-
-
-def seed_variance(recipes: Sequence[Sequence[tuple[float, float]]], margin: float = MARGIN) -> SeedVariance:
-    """τ from the runs of some recipes: (A, variance of its fit) of each run.
-
-    A_run ~ N(A_recipe, τ² + variance). A_recipe has a flat prior and is integrated out, so that a recipe of
-    one run says nothing about τ.
-    """
-    tau = margin / MARGIN_IN_MEDIANS * 2**TAU_LEVELS
-    log_weight = -(TAU_LEVELS**2) / 2
-    for runs in recipes:
-        A, variance = np.asarray(runs, np.float64).T
-        w = 1 / (tau[:, None] ** 2 + variance)  # (levels, runs)
-        mean = (w @ A) / w.sum(1)
-        log_weight += 0.5 * np.log(w).sum(1) - 0.5 * np.log(w.sum(1))
-        log_weight -= 0.5 * (w * (A - mean[:, None]) ** 2).sum(1)
-    weight = np.exp(log_weight - log_weight.max())
-    return SeedVariance(tau, weight / weight.sum())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """The runs of one recipe, which differ by their seed; the draws of different runs are independent."""
+    """The runs of one recipe, which differ by their seed, and what they say together."""
 
     name: str
     curves: tuple[Curve, ...]
     fits: tuple[Fit, ...]
-    draws: tuple[Draws, ...]
-    shift: Array  # (draws,) from the mean ceiling of the runs to that of all possible seeds
+    used: tuple[int, ...]  # those that a sigmoid describes; all, if there is none
+    sigmoid: Sigmoid  # the most likely one of a single run; with several, medians of `draws`
+    draws: Draws  # of the recipe: with the variance over seeds
+    runs: Draws  # of the weighted mean of the used runs
+    doubts: tuple[str, ...]  # flags because of which the ceiling of the recipe is not identified
+    cautions: tuple[str, ...]  # flags because of which B and C_mid are not
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """The flags because of which the ceiling of a run is not identified."""
-        return tuple(dict.fromkeys(f for fit in self.fits for f in fit.flags if f not in HARMLESS))
+    def described(self) -> bool:
+        """Whether a sigmoid describes any of its runs."""
+        return not set(self.doubts) & UNFIT
 
-    def mean(self, name: str) -> Estimate:
-        """The mean of a parameter over the runs; for B and C_mid the geometric mean."""
-        value = _mean([getattr(fit.sigmoid, name) for fit in self.fits], name)
-        return estimate(float(value), self.draws_of(name), CONFIDENCE)
+    @property
+    def ranked(self) -> bool:
+        """Whether its rewards at budgets are compared with those of others."""
+        return self.described and "C_mid-beyond-data" not in self.doubts
 
-    def draws_of(self, name: str) -> Array:
-        """(draws,) of that mean."""
-        return _mean([getattr(d, name) for d in self.draws], name)
+    @property
+    def last(self) -> float:
+        """The last compute of the used runs."""
+        return max(self.fits[i].compute_range[1] for i in self.used)
 
-    def reward(self, compute: ArrayLike) -> Array:
-        """R(C), mean of the most likely sigmoids of the runs; has the shape of `compute`."""
-        return np.mean([fit.sigmoid.reward(compute) for fit in self.fits], axis=0)
+    def estimate(self, name: str) -> Estimate:
+        """A parameter of the recipe."""
+        return estimate(getattr(self.sigmoid, name), getattr(self.draws, name), self.fits[0].confidence)
 
-    def reward_draws(self, compute: ArrayLike) -> Array:
-        """R(C) of the recipe, with other seeds: (draws,) for a number, (draws, m) for m of them."""
-        return np.mean([replace(d, A=d.A + self.shift).reward(compute) for d in self.draws], axis=0)
-
-    def runs_draws(self, compute: ArrayLike) -> Array:
-        """R(C) of the given runs."""
-        return np.mean([d.reward(compute) for d in self.draws], axis=0)
+    def reward(self, compute: float) -> Estimate:
+        """R(C) of the recipe."""
+        value, draws = float(self.sigmoid.reward(compute)), self.draws.reward(compute)
+        return estimate(value, draws, self.fits[0].confidence)
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where one curve overtakes the other."""
+    """Where one recipe overtakes the other."""
 
     compute: Estimate  # interval over the draws that have such a crossing
     winner: str  # ahead beyond it
-    share: float  # of the draws that have it
+    probability: float  # that there is one
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A range of compute in which one recipe is ahead with 90 % or more, with other seeds allowed for."""
+    """A range of compute in which one recipe is ahead. All leads of a pair hold together."""
 
     winner: str
     low: float
@@ -141,19 +96,34 @@ class Pair:
 
     a: str
     b: str
-    A: Estimate  # A_a − A_b of the runs
-    A_recipes: Estimate  # of the recipes: with the variance over seeds added
-    margin: float  # as many runs of a single recipe differ by at most this, 90 %
+    A: Estimate  # A_a − A_b
+    A_runs: Estimate  # of the given runs, without the variance over seeds
+    margin: float  # two single runs of one recipe differ by at most this in A, 90 %
     verdict: Verdict  # on A
-    doubts: tuple[str, ...]  # flags of their fits; with any of them the verdict is inconclusive
-    B_ratio: Estimate  # as fitted
+    doubts: tuple[str, ...]  # flags of the recipes; with any of them the verdict is inconclusive
+    cautions: tuple[str, ...]  # flags because of which B and C_mid are not compared
+    common_A: float | None  # the ceiling at which B and C_mid are compared; None: each at its own
+    B: tuple[Estimate, Estimate]
+    B_ratio: Estimate
+    C_mid: tuple[Estimate, Estimate]
     C_mid_ratio: Estimate
-    common_A: float  # the mean over the runs of both
-    B_held: tuple[Estimate, Estimate]  # refitted with A held at common_A
-    B_held_ratio: Estimate
     searched: tuple[float, float]  # range of compute searched for crossings and leads
     crossings: tuple[Crossing, ...]
     leads: tuple[Lead, ...]
+
+    @property
+    def B_differs(self) -> bool:
+        """Whether the efficiencies differ by more than fits and seeds explain."""
+        return self._is_known and excludes(self.B_ratio, 1)
+
+    @property
+    def C_mid_differs(self) -> bool:
+        """Whether the midpoints do."""
+        return self._is_known and excludes(self.C_mid_ratio, 1)
+
+    @property
+    def _is_known(self) -> bool:
+        return not self.doubts and not self.cautions
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +131,8 @@ class Standing:
     """One recipe at a budget."""
 
     recipe: str
-    reward: Estimate  # of its runs
-    best: float  # probability that it is the best of the recipes, with other seeds allowed for
+    reward: Estimate
+    best: float  # probability that it is the best of the recipes that are ranked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,46 +142,71 @@ class Comparison:
     recipes: tuple[Recipe, ...]
     pairs: tuple[Pair, ...]
     budgets: tuple[tuple[float, tuple[Standing, ...]], ...]
-    seeds: int  # runs beyond the first of each recipe, from which τ is estimated
-    spread: Estimate  # τ
+    seeds: int  # runs beyond the first of each recipe, from which `spread` is estimated
+    spread: dict[str, Estimate]  # standard deviation over seeds of A, log B and log C_mid
+    margin: float  # the one that was given
+    confidence: float
 
 
 def compare(
-    groups: Mapping[str, Sequence[Curve]], budgets: Sequence[float] = (), margin: float = MARGIN
+    groups: Mapping[str, Sequence[Curve]],
+    budgets: Sequence[float] = (),
+    margin: float = MARGIN,
+    confidence: float = 0.9,
+    within: float | None = None,
 ) -> Comparison:
     """Compare two or more recipes, each of one or more runs, all in one unit of compute.
 
     `budgets`: where to compare rewards (default: the last compute, twice and ten times as much).
-    `margin`: between two single runs of one recipe, 90 %. ConfigError: too few points.
+    `margin`: between the ceilings of two runs of one recipe, 90 %, before the runs update it.
+    `confidence`, `within`: as in `fit_curve`. ConfigError: too few points.
     """
-    fitted = {name: [fit_with_draws(c, CONFIDENCE) for c in curves] for name, curves in groups.items()}
-    runs = [fit for pairs in fitted.values() for fit, _ in pairs]
-    variance = seed_variance(
-        [[(float(d.A.mean()), float(d.A.var())) for _, d in pairs] for pairs in fitted.values()], margin
-    )
+    fitted = {
+        name: [(c, fit_with_draws(c, confidence, within)[0]) for c in curves]
+        for name, curves in groups.items()
+    }
+    return compare_fits(fitted, budgets, margin)
+
+
+def compare_fits(
+    groups: Mapping[str, Sequence[tuple[Curve, Fit]]],
+    budgets: Sequence[float] = (),
+    margin: float = MARGIN,
+) -> Comparison:
+    """`compare`, of runs that have been fitted already, all with the same confidence and `within`."""
+    confidence = next(iter(groups.values()))[0][1].confidence
+    used = {name: _used([fit for _, fit in runs]) for name, runs in groups.items()}
+    fits = {name: [groups[name][i][1] for i in indices] for name, indices in used.items()}
+    variances = seed_variances(list(fits.values()), margin)
     rng = np.random.default_rng(0)
-    tau = variance.draw(DRAWS, rng)
-    recipes = []
-    for name, pairs in fitted.items():
-        shuffled = tuple(_shuffled(draws, rng) for _, draws in pairs)
-        shift = tau * rng.standard_normal(len(tau)) / len(pairs) ** 0.5
-        recipes.append(Recipe(name, tuple(groups[name]), tuple(fit for fit, _ in pairs), shuffled, shift))
-    last = max(fit.compute_range[1] for fit in runs)
+    levels = np.stack([variances[name].draw(rng) for name in PARAMETERS])
+    recipes = [
+        _recipe(name, runs, used[name], pool(fits[name], variances, levels, rng))
+        for name, runs in groups.items()
+    ]
+    last = max(recipe.last for recipe in recipes)
     return Comparison(
         tuple(recipes),
-        tuple(_pair(a, b, variance) for a, b in combinations(recipes, 2)),
+        tuple(_pair(a, b, variances["A"], confidence) for a, b in combinations(recipes, 2)),
         tuple((at, _standings(recipes, at)) for at in budgets or (last, 2 * last, 10 * last)),
-        seeds=len(runs) - len(fitted),
-        spread=estimate(variance.middle, tau, CONFIDENCE),
+        seeds=sum(len(runs) - 1 for runs in fits.values()),
+        spread={name: variance.estimate(confidence) for name, variance in variances.items()},
+        margin=margin,
+        confidence=confidence,
     )
+
+
+def excludes(e: Estimate, value: float) -> bool:
+    """Whether a value is outside the interval."""
+    return e.low > value or e.high < value
 
 
 def at_ceiling(sigmoid: Sigmoid, draws: Draws, A: float) -> tuple[Sigmoid, Draws]:
-    """The sigmoid and its draws refitted with the ceiling held at A.
+    """The sigmoid and its draws with the ceiling held at A.
 
     Along the ridge of sigmoids that fit equally well, log B, log C_mid and R0 are linear in A, so each is
-    moved by its regression on A over the draws. Within .01 of A this agrees with least squares with A held
-    to a percent of B.
+    moved by its regression on A over the draws. For a run, within .01 of A, this agrees with least squares
+    with A held to a percent of B.
     """
     spread = draws.A - draws.A.mean()
     per_A = spread / max(float(spread @ spread), 1e-300)
@@ -227,97 +222,143 @@ def at_ceiling(sigmoid: Sigmoid, draws: Draws, A: float) -> tuple[Sigmoid, Draws
     return Sigmoid(float(np.clip(start, 0, A)), A, float(np.exp(B)), float(np.exp(mid))), held
 
 
-def find_crossings(a: Recipe, b: Recipe, compute: Array, gaps: Array) -> tuple[Crossing, ...]:
-    """Where R_a − R_b of the most likely sigmoids changes sign on a logarithmic grid.
+def simultaneous_band(x: Array, confidence: float) -> tuple[Array, Array]:
+    """The ends (m,) of the band that holds a share `confidence` of the rows of x, (n, m), in all columns.
 
-    `gaps`: (draws, len(compute)), that difference under each draw, for the intervals.
+    The supremum-t band: medians, and everywhere the same multiple of the half-width of the interval there.
     """
-    x = np.log(compute)
-    gap = a.reward(compute) - b.reward(compute)
-    crossings = []
-    for i in np.flatnonzero(gap[:-1] * gap[1:] < 0):
-        at = x[i] + (x[i + 1] - x[i]) * gap[i] / (gap[i] - gap[i + 1])
-        up = 1.0 if gap[i + 1] > 0 else -1.0  # 1: a overtakes
-        same = (up * gaps[:, :-1] <= 0) & (up * gaps[:, 1:] > 0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            theirs = x[:-1] + (x[1] - x[0]) * gaps[:, :-1] / (gaps[:, :-1] - gaps[:, 1:])
-        nearest = np.where(same, np.abs(theirs - at), np.inf).argmin(1)
-        has = same.any(1)
-        drawn = np.exp(theirs[np.arange(len(gaps)), nearest][has]) if has.any() else np.exp([at])
-        winner = (a if up > 0 else b).name
-        crossings.append(Crossing(estimate(float(np.exp(at)), drawn, CONFIDENCE), winner, float(has.mean())))
-    return tuple(crossings)
+    tail = (1 - confidence) / 2
+    low, middle, high = np.quantile(x, [tail, 0.5, 1 - tail], axis=0)
+    half = np.maximum((high - low) / 2, 1e-12)
+    multiple = np.quantile((np.abs(x - middle) / half).max(1), confidence)
+    return middle - multiple * half, middle + multiple * half
 
 
-def find_leads(a: Recipe, b: Recipe, compute: Array, gaps: Array) -> tuple[Lead, ...]:
-    """The ranges of a grid in which one of the two is ahead in 90 % of the draws."""
-    wins = (gaps > 0).mean(0)
+def find_leads(names: tuple[str, str], compute: Array, low: Array, high: Array) -> tuple[Lead, ...]:
+    """The ranges of a grid over which the band of R_a − R_b excludes 0, if they span MIN_LEAD or more."""
     leads = []
-    for name, sure in ((a.name, wins >= CONFIDENCE), (b.name, wins <= 1 - CONFIDENCE)):
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], sure.astype(int), [0]])))
+    for name, ahead in zip(names, (low > 0, high < 0), strict=True):
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], ahead.astype(int), [0]])))
         ranges = zip(compute[edges[::2]].tolist(), compute[edges[1::2] - 1].tolist(), strict=True)
-        leads += [Lead(name, low, high) for low, high in ranges]
+        leads += [Lead(name, *ends) for ends in ranges if ends[1] >= MIN_LEAD * ends[0]]
     return tuple(sorted(leads, key=lambda lead: lead.low))
 
 
-def _pair(a: Recipe, b: Recipe, variance: SeedVariance) -> Pair:
-    def ratio(name: str) -> Estimate:
-        value = a.mean(name).value / b.mean(name).value
-        return estimate(value, a.draws_of(name) / b.draws_of(name), CONFIDENCE)
+def find_crossings(
+    compute: Array, gap: Array, gaps: Array, leads: Sequence[Lead], confidence: float
+) -> tuple[Crossing, ...]:
+    """Where R_a − R_b changes sign between a lead of the one and a lead of the other.
 
-    value = a.mean("A").value - b.mean("A").value
-    apart = a.draws_of("A") - b.draws_of("A")
-    runs, recipes = (estimate(value, x, CONFIDENCE) for x in (apart, apart + a.shift - b.shift))
-    margin = variance.margin(len(a.fits), len(b.fits), CONFIDENCE)
+    `gap`: (m,) of the likeliest curves; `gaps`: (draws, m), that difference under each draw.
+    """
+    x, crossings = np.log(compute), []
+    for one, other in pairwise(leads):
+        between = (gap[:-1] * gap[1:] < 0) & (compute[:-1] >= one.low) & (compute[1:] <= other.high)
+        if one.winner == other.winner or between.sum() != 1:
+            continue
+        i = int(between.argmax())
+        up = np.sign(gap[i + 1])
+        at = x[i] + (x[i + 1] - x[i]) * gap[i] / (gap[i] - gap[i + 1])
+        changes = (up * gaps[:, :-1] <= 0) & (up * gaps[:, 1:] > 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drawn = x[:-1] + (x[1] - x[0]) * gaps[:, :-1] / (gaps[:, :-1] - gaps[:, 1:])
+        nearest = np.where(changes, np.abs(drawn - at), np.inf).argmin(1)
+        has = changes.any(1)
+        found = np.exp(drawn[np.arange(len(gaps)), nearest][has])
+        compute_there = estimate(float(np.exp(at)), found, confidence)
+        crossings.append(Crossing(compute_there, other.winner, float(has.mean())))
+    return tuple(crossings)
+
+
+def _used(fits: Sequence[Fit]) -> tuple[int, ...]:
+    """The runs that a sigmoid describes; all, if there is none."""
+    return tuple(i for i, fit in enumerate(fits) if not set(fit.flags) & UNFIT) or tuple(range(len(fits)))
+
+
+def _recipe(
+    name: str, runs: Sequence[tuple[Curve, Fit]], used: tuple[int, ...], pooled: tuple[Draws, Draws]
+) -> Recipe:
+    curves, all_fits = zip(*runs, strict=True)
+    fits: list[Fit] = [all_fits[i] for i in used]
+    draws, given = pooled
+    sigmoid = fits[0].sigmoid
+    if len(fits) > 1:
+        sigmoid = Sigmoid(*(float(np.median(getattr(draws, k))) for k in ("R0", "A", "B", "C_mid")))
+    shared = [flag for flag in fits[0].flags if all(flag in fit.flags for fit in fits)]
+    A = estimate(sigmoid.A, draws.A, fits[0].confidence)
+    doubts: list[str] = [flag for flag in shared if flag not in HARMLESS]
+    if len(fits) > 1:
+        unfit = [flag for fit in fits for flag in fit.flags if flag in UNFIT]
+        doubts = [flag for flag in doubts if flag != "wide"] + unfit
+        if is_wide(A, sigmoid.A - sigmoid.R0, fits[0].within):
+            doubts.append("wide")
+    if any(fit.identified for fit in fits):  # the others add to what it says
+        doubts = []
+    cautions = tuple(flag for flag in shared if flag in HARMLESS)
+    return Recipe(name, curves, all_fits, used, sigmoid, draws, given, tuple(dict.fromkeys(doubts)), cautions)
+
+
+def pair_level(name: str, confidence: float) -> float:
+    """The level of the interval of a pair's difference in one parameter."""
+    share = SHARE_OF_A if name == "A" else (1 - SHARE_OF_A) / 2
+    return 1 - share * (1 - confidence)
+
+
+def _pair(a: Recipe, b: Recipe, variance: SeedVariance, confidence: float) -> Pair:
+    A = a.sigmoid.A - b.sigmoid.A
+    recipes = estimate(A, a.draws.A - b.draws.A, pair_level("A", confidence))
+    runs = estimate(A, a.runs.A - b.runs.A, confidence)
+    margin = variance.margin(confidence)
     doubts = tuple(dict.fromkeys(a.doubts + b.doubts))
-    common = float(np.mean([fit.A.value for fit in a.fits + b.fits]))
-    (B_a, all_a), (B_b, all_b) = (_held_B(recipe, common) for recipe in (a, b))
-    low = max(fit.compute_range[0] for fit in a.fits + b.fits)
-    high = SEARCH_REACH * max(fit.compute_range[1] for fit in a.fits + b.fits)
-    grid = np.geomspace(low, high, GRID_STEPS)
-    gaps = a.reward_draws(grid) - b.reward_draws(grid)
+    verdict = _verdict(recipes, runs, margin, doubts)
+    common = (a.sigmoid.A + b.sigmoid.A) / 2 if verdict == EQUIVALENT else None
+    both = [(recipe.sigmoid, recipe.draws) for recipe in (a, b)]
+    if common is not None:
+        both = [at_ceiling(*one, common) for one in both]
+
+    def two(name: str) -> tuple[Estimate, Estimate]:
+        one, other = (estimate(getattr(s, name), getattr(d, name), confidence) for s, d in both)
+        return one, other
+
+    def ratio(name: str) -> Estimate:
+        (one, draws), (other, other_draws) = ((getattr(s, name), getattr(d, name)) for s, d in both)
+        return estimate(one / other, draws / other_draws, pair_level(name, confidence))
+
+    searched, crossings, leads = _who_leads(a, b, confidence)
     return Pair(
-        a.name, b.name, runs, recipes, margin, _verdict(runs, recipes, margin, doubts), doubts,
-        ratio("B"), ratio("C_mid"), common,
-        B_held=(estimate(B_a, all_a, CONFIDENCE), estimate(B_b, all_b, CONFIDENCE)),
-        B_held_ratio=estimate(B_a / B_b, all_a / all_b, CONFIDENCE),
-        searched=(low, high),
-        crossings=find_crossings(a, b, grid, gaps),
-        leads=find_leads(a, b, grid, gaps),
+        a.name, b.name, recipes, runs, margin, verdict, doubts,
+        tuple(dict.fromkeys(a.cautions + b.cautions)), common,
+        two("B"), ratio("B"), two("C_mid"), ratio("C_mid"), searched, crossings, leads,
     )  # fmt: skip
 
 
-def _verdict(runs: Estimate, recipes: Estimate, margin: float, doubts: Sequence[str]) -> Verdict:
-    """Different: by more than fits and seeds explain. Equivalent: by no more than runs of one recipe are."""
+def _verdict(recipes: Estimate, runs: Estimate, margin: float, doubts: Sequence[str]) -> Verdict:
+    """Different: by more than fits and seeds explain. Equivalent: by no more than two runs of one are."""
     if doubts:
         return INCONCLUSIVE
-    if recipes.low > 0 or recipes.high < 0:
+    if excludes(recipes, 0):
         return DIFFERENT
     return EQUIVALENT if -margin <= runs.low and runs.high <= margin else INCONCLUSIVE
 
 
-def _held_B(recipe: Recipe, A: float) -> tuple[float, Array]:
-    held = [at_ceiling(fit.sigmoid, d, A) for fit, d in zip(recipe.fits, recipe.draws, strict=True)]
-    return float(_mean([sigmoid.B for sigmoid, _ in held], "B")), _mean([d.B for _, d in held], "B")
+def _who_leads(
+    a: Recipe, b: Recipe, confidence: float
+) -> tuple[tuple[float, float], tuple[Crossing, ...], tuple[Lead, ...]]:
+    """The range of compute searched, and what was found there; beyond the data only where both are ranked."""
+    low = max(fit.compute_range[0] for recipe in (a, b) for fit in recipe.fits)
+    high = SEARCH_REACH * max(a.last, b.last) if a.ranked and b.ranked else max(low, min(a.last, b.last))
+    if not (a.described and b.described):
+        return (low, high), (), ()
+    grid = np.geomspace(low, high, GRID_STEPS)
+    gaps = a.draws.reward(grid) - b.draws.reward(grid)
+    leads = find_leads((a.name, b.name), grid, *simultaneous_band(gaps, confidence))
+    gap = a.sigmoid.reward(grid) - b.sigmoid.reward(grid)
+    return (low, high), find_crossings(grid, gap, gaps, leads, confidence), leads
 
 
 def _standings(recipes: Sequence[Recipe], budget: float) -> tuple[Standing, ...]:
-    best = np.argmax([r.reward_draws(budget) for r in recipes], axis=0)
-    rewards = [estimate(float(r.reward(budget)), r.runs_draws(budget), CONFIDENCE) for r in recipes]
-    return tuple(
-        Standing(r.name, reward, float((best == i).mean()))
-        for i, (r, reward) in enumerate(zip(recipes, rewards, strict=True))
-    )
-
-
-def _mean(values: Sequence[ArrayLike], name: str) -> Array:
-    """Over runs; geometric for B and C_mid, which are positive and vary over decades."""
-    x = np.asarray(values, np.float64)
-    result: Array = np.exp(np.log(x).mean(0)) if name in ("B", "C_mid") else np.asarray(x.mean(0))
-    return result
-
-
-def _shuffled(draws: Draws, rng: np.random.Generator) -> Draws:
-    """The draws in another order: all fits use the same seed, which would make runs look correlated."""
-    order = rng.permutation(len(draws.A))
-    return Draws(draws.R0[order], draws.A[order], draws.B[order], draws.C_mid[order])
+    ranked = [recipe for recipe in recipes if recipe.ranked]
+    if not ranked:
+        return ()
+    best = np.argmax([recipe.draws.reward(budget) for recipe in ranked], axis=0)
+    return tuple(Standing(r.name, r.reward(budget), float((best == i).mean())) for i, r in enumerate(ranked))

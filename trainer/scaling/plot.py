@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scaling.compare import CONFIDENCE, EQUIVALENT, Comparison, Recipe, at_ceiling
+from trainer.scaling.compare import EQUIVALENT, Comparison, Recipe, at_ceiling
 from trainer.scaling.fit import Estimate, Fit, estimate
 from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
 from trainer.scaling.text import interval
@@ -121,13 +121,14 @@ def plot_recipes(comparison: Comparison, path: Path, reward: str = "held-out rew
 
 def _at_ceiling(recipe: Recipe, A: float | None) -> Iterator[Named]:
     """The runs with their fits, the ceiling held at A if that is given."""
-    for curve, fit, draws in zip(recipe.curves, recipe.fits, recipe.draws, strict=True):
-        if A is None:
+    for curve, fit in zip(recipe.curves, recipe.fits, strict=True):
+        if A is None or fit.draws is None:
             yield recipe.name, curve, fit
             continue
-        sigmoid, held = at_ceiling(fit.sigmoid, draws, A)
+        sigmoid, held = at_ceiling(fit.sigmoid, fit.draws, A)
         B, C_mid, R0 = (
-            estimate(getattr(sigmoid, name), getattr(held, name), CONFIDENCE) for name in ("B", "C_mid", "R0")
+            estimate(getattr(sigmoid, name), getattr(held, name), fit.confidence)
+            for name in ("B", "C_mid", "R0")
         )
         yield recipe.name, curve, replace(fit, A=Estimate(A, A, A), B=B, C_mid=C_mid, R0=R0)
 

@@ -10,17 +10,22 @@ import numpy as np
 import pytest
 from simulated import assert_one_line_and_exit_code_2, falling, simulated, write
 
-from trainer.scaling import EvalPoint, Sigmoid
+from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.__main__ import main
 from trainer.scaling.compare import (
     DIFFERENT,
     EQUIVALENT,
     INCONCLUSIVE,
     Comparison,
+    Lead,
     at_ceiling,
     compare,
-    seed_variance,
+    compare_fits,
+    find_leads,
+    simultaneous_band,
 )
+from trainer.scaling.compare_text import pair_sentences, recipe_sentences, seed_sentence
+from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.plot import plot_recipes
 
 # arXiv 2510.13786: B at the common A = .61 is 2.01 (ScaleRL) and 1.77 (with DAPO's loss); C_mid is Table 1's
@@ -43,26 +48,6 @@ def test_the_papers_ceilings_differ_and_those_within_its_margin_do_not() -> None
     assert DIFFERENT not in verdicts and verdicts.count(EQUIVALENT) >= 6
 
 
-def test_the_papers_efficiencies_differ_at_a_common_ceiling_if_the_noise_is_small() -> None:
-    def apart(sd: float) -> int:
-        ratios = [two(SCALERL, DAPO_LOSS, sd, seed=s).pairs[0].B_held_ratio for s in range(8)]
-        return sum(r.low > 1 for r in ratios)
-
-    assert apart(0.003) >= 7 and apart(0.02) <= 5
-
-
-def test_equal_efficiencies_differ_in_at_most_one_comparison_of_ten() -> None:
-    ratios = [two(SCALERL, SCALERL, seed=s).pairs[0].B_ratio for s in range(12)]
-    assert sum(r.low > 1 or r.high < 1 for r in ratios) <= 4  # 1.2 expected; more than 4: 1 in 200
-
-
-def test_a_run_beside_itself_gets_an_interval_as_wide_as_two_runs_make() -> None:
-    found = two(SCALERL, SCALERL)
-    A, gap = found.recipes[0].mean("A"), found.pairs[0].A
-    assert gap.value == 0 and gap.low < 0 < gap.high
-    assert (gap.high - gap.low) / (A.high - A.low) == pytest.approx(2**0.5, rel=0.08)
-
-
 def test_holding_the_ceiling_is_least_squares_with_the_ceiling_held() -> None:
     from scipy.optimize import least_squares
 
@@ -78,7 +63,9 @@ def test_holding_the_ceiling_is_least_squares_with_the_ceiling_held() -> None:
             return np.r_[sigmoid.reward(c) - r, x[2] - run.R0.pass_rate]
 
         exact = least_squares(residuals, [0.6, 7.8, 0.3], x_scale=[0.1, 0.1, 0.01]).x
-        sigmoid, held = at_ceiling(recipe.fits[0].sigmoid, recipe.draws[0], A)
+        draws = recipe.fits[0].draws
+        assert draws is not None
+        sigmoid, held = at_ceiling(recipe.fits[0].sigmoid, draws, A)
         B, C_mid = np.exp(exact[:2])
         assert (sigmoid.B, sigmoid.C_mid) == (pytest.approx(B, rel=0.01), pytest.approx(C_mid, rel=0.01))
         low, high = np.quantile(held.B, [0.05, 0.95])
@@ -95,7 +82,7 @@ def test_curves_of_equal_slope_cross_where_algebra_says() -> None:
     pair = two(high, low, sd=0.002).pairs[0]
     (crossing,) = pair.crossings
     assert crossing.compute.value == pytest.approx(by_hand, rel=0.01) and crossing.winner == "a"
-    assert crossing.compute.low < by_hand < crossing.compute.high and crossing.share > 0.99
+    assert crossing.compute.low < by_hand < crossing.compute.high and crossing.probability > 0.99
     first, then = pair.leads
     assert (first.winner, then.winner) == ("b", "a") and first.high < by_hand < then.low
     assert first.low == pair.searched[0] == 1000 and then.high == pair.searched[1] == 160_000
@@ -110,36 +97,134 @@ def test_the_chance_to_be_the_best_is_a_half_at_the_crossing_and_certain_far_fro
     assert all(sum(s.best for s in standings) == pytest.approx(1) for _, standings in found.budgets)
 
 
-def test_single_runs_have_the_margin_that_is_given_and_seeds_correct_it() -> None:
-    for margin in (0.02, 0.05):
-        assert seed_variance([[(0.6, 1e-5)], [(0.5, 1e-5)]], margin).margin(1, 1, 0.9) == pytest.approx(
-            margin, rel=2e-3
+def fits(
+    sigmoid: Sigmoid, seeds: range, at: np.ndarray = OFTEN, sd: float = 0.005
+) -> list[tuple[Curve, Fit]]:
+    curves = [simulated(sigmoid, at, sd, seed, f"run {seed}") for seed in seeds]
+    return [(curve, fit_curve(curve)) for curve in curves]
+
+
+def test_only_equivalent_ceilings_are_made_one_to_compare_the_rest() -> None:
+    law, other = Sigmoid(0.3, 0.58, 1.8, 2000), Sigmoid(0.3, 0.60, 1.8, 2000)
+    shares = {EQUIVALENT: 0, INCONCLUSIVE: 0}
+    for seed in range(6):
+        found = compare_fits(
+            {"a": fits(other, range(seed, seed + 1)), "b": fits(law, range(90 + seed, 91 + seed))}
         )
-    alike = seed_variance([[(0.600, 1e-6), (0.601, 1e-6), (0.602, 1e-6)]] * 3)
-    apart = seed_variance([[(0.55, 1e-6), (0.60, 1e-6), (0.65, 1e-6)]] * 3)
-    assert alike.margin(1, 1, 0.9) < 0.008 and 0.09 < apart.margin(1, 1, 0.9) < 0.15  # 1.64 √2 · .05 = .116
-    assert alike.margin(4, 4, 0.9) == pytest.approx(alike.margin(1, 1, 0.9) / 2)
+        pair = found.pairs[0]
+        shares[pair.verdict] += 1
+        text = " ".join(pair_sentences(pair, found, "GPU-hours"))
+        assert not pair.B_differs and not pair.C_mid_differs  # the truth: B and C_mid are equal
+        if pair.verdict == EQUIVALENT:
+            assert pair.common_A is not None and f"both at the ceiling {pair.common_A:.3f}" in text
+        else:
+            assert pair.common_A is None and "each at its own ceiling" in text
+            assert "depend on the ceilings, which cannot be distinguished" in text
+    assert shares[INCONCLUSIVE] >= 3
 
 
-def test_seeds_that_differ_by_the_fits_errors_alone_make_no_spread() -> None:
+def test_equivalent_recipes_are_compared_at_one_ceiling() -> None:
+    pair = two(SCALERL, SCALERL).pairs[0]  # no noise: the ceilings are equal
+    assert pair.verdict == EQUIVALENT and pair.common_A == pytest.approx(0.61, abs=0.003)
+    assert pair.B[0].value == pytest.approx(2.01, rel=0.01) and pair.B_ratio.value == pytest.approx(1)
+
+
+def test_two_runs_of_one_recipe_are_not_said_to_differ() -> None:
+    rng, alarms, leads = np.random.default_rng(1), 0, 0
+    runs = []
+    for seed in range(24):
+        z = rng.normal(size=3)
+        law = Sigmoid(0.3, 0.58 + 0.006 * z[0], 1.8 * np.exp(0.05 * z[1]), 2000 * np.exp(0.07 * z[2]))
+        runs += fits(law, range(seed, seed + 1), SELDOM)
+    for one, other in zip(runs[::2], runs[1::2], strict=True):
+        pair = compare_fits({"a": [one], "b": [other]}).pairs[0]
+        alarms += pair.B_differs or pair.C_mid_differs or pair.verdict == DIFFERENT
+        leads += bool(pair.leads)
+    assert alarms <= 2 and leads <= 3  # of 12 pairs
+
+
+def test_other_seeds_widen_a_run_by_the_prior_and_more_seeds_narrow_it_again() -> None:
+    groups = [fits(Sigmoid(0.3, 0.58, 1.8, 2000), range(3 * i, 3 * i + 3), SELDOM[:8]) for i in range(5)]
+    for runs in groups:
+        together, *alone = compare_fits(
+            {"all": runs, **{str(i): [run] for i, run in enumerate(runs)}}
+        ).recipes
+        widths = [e.high - e.low for e in (recipe.estimate("A") for recipe in alone)]
+        A = together.estimate("A")
+        assert A.high - A.low <= min(widths)
+        fit = runs[0][1]
+        assert widths[0] > fit.A.high - fit.A.low  # with the prior of other seeds
+        assert not together.doubts or all(recipe.doubts for recipe in alone)
+
+
+def test_a_seed_that_is_not_identified_does_not_silence_its_recipe() -> None:
+    long = fits(SCALERL, range(2))
+    short = fits(SCALERL, range(5, 6), np.arange(1500, 4001, 250.0))
+    assert short[0][1].flags == ("wide",)
+    found = compare_fits({"a": long + short, "b": fits(Sigmoid(0.3, 0.5, 2, 2500), range(7, 9))})
+    assert found.recipes[0].used == (0, 1, 2) and not found.recipes[0].doubts
+    assert found.pairs[0].verdict == DIFFERENT
+
+
+def test_a_fallen_seed_is_left_out_and_named() -> None:
+    fallen = falling()
+    found = compare_fits(
+        {"a": [*fits(SCALERL, range(2)), (fallen, fit_curve(fallen))], "b": fits(DAPO_LOSS, range(7, 8))}
+    )
+    alone = compare_fits({"a": fits(SCALERL, range(2)), "b": fits(DAPO_LOSS, range(7, 8))})
+    assert found.recipes[0].used == (0, 1)
+    assert found.recipes[0].estimate("A") == alone.recipes[0].estimate("A")
+    assert "falling is left out of a: the reward has fallen" in recipe_sentences(found)[0]
+    nothing = compare_fits({"a": [(fallen, fit_curve(fallen))], "b": fits(DAPO_LOSS, range(7, 8))})
+    assert [s.recipe for s in nothing.budgets[0][1]] == ["b"] and not nothing.pairs[0].leads
+    text = " ".join(pair_sentences(nothing.pairs[0], nothing, "GPU-hours"))
+    assert "not computed: no sigmoid describes a" in text
+
+
+def test_the_band_holds_curves_everywhere_as_often_as_said() -> None:
     rng = np.random.default_rng(0)
-    runs = [[(0.6 + rng.normal(0, 0.02), 0.02**2) for _ in range(4)] for _ in range(3)]
-    assert seed_variance(runs).margin(1, 1, 0.9) < 0.025
+    x = np.linspace(0, 1, 50)
+
+    def curves(n: int) -> np.ndarray:
+        a, b = rng.normal(size=(2, n, 1))
+        return 1 + a * x + 0.3 * b
+
+    low, high = simultaneous_band(curves(20_000), 0.9)
+    inside = np.mean([((low <= c) & (c <= high)).all() for c in curves(5000)])
+    assert inside == pytest.approx(0.9, abs=0.015)
+    one, other = simultaneous_band(rng.normal(size=(20_000, 1)), 0.9)  # one column: the usual interval
+    assert (one[0], other[0]) == (pytest.approx(-1.645, abs=0.05), pytest.approx(1.645, abs=0.05))
 
 
-def test_with_seeds_the_interval_of_a_difference_covers_it_as_often_as_said() -> None:
-    """Random effects without fits: A_run = A_recipe + N(0, τ) + N(0, fit), three seeds against two."""
-    rng, hits, trials = np.random.default_rng(2), 0, 300
-    for _ in range(trials):
-        tau = 0.02 / 3.3117 * 2 ** rng.normal()
-        runs = [
-            [(0.6 + rng.normal(0, tau) + rng.normal(0, 0.003), 0.003**2) for _ in range(n)] for n in (3, 2)
-        ]
-        margin = seed_variance(runs).margin(3, 2, 0.9)
-        fits = 1.645 * 0.003 * (1 / 3 + 1 / 2) ** 0.5
-        gap = np.mean([A for A, _ in runs[0]]) - np.mean([A for A, _ in runs[1]])
-        hits += abs(gap) <= np.hypot(margin, fits)
-    assert 0.86 <= hits / trials <= 0.95
+def test_a_lead_spans_half_as_much_compute_again() -> None:
+    compute = np.array([1.0, 1.2, 1.4, 2.0, 3.0, 4.0])
+    low = np.array([-1, 1, 1, -1, -3, -3.0])  # ahead from 1.2 to 1.4 only: too short
+    high = np.array([1, 2, 2, 1, -1, -1.0])  # behind from 3 to 4: not long enough either
+    assert find_leads(("a", "b"), compute, low, high) == ()
+    high[3] = -1
+    assert find_leads(("a", "b"), compute, low, high) == (Lead("b", 2.0, 4.0),)
+
+
+def test_confidence_reaches_every_interval() -> None:
+    def widths(confidence: float) -> list[float]:
+        runs = {"a": [simulated(SCALERL, OFTEN, 0.005, 1)], "b": [simulated(DAPO_LOSS, OFTEN, 0.005, 2)]}
+        found = compare(runs, confidence=confidence)
+        pair = found.pairs[0]
+        of_all = [found.recipes[0].estimate(k) for k in ("A", "B", "C_mid")]
+        of_all += [pair.A, pair.A_runs, *pair.B, pair.B_ratio, *pair.C_mid, pair.C_mid_ratio]
+        of_all += [found.spread["A"], found.budgets[0][1][0].reward]
+        return [e.high - e.low for e in of_all] + [pair.margin]
+
+    assert all(wide > narrow for wide, narrow in zip(widths(0.95), widths(0.8), strict=True))
+
+
+def test_the_sentence_on_seeds_says_what_is_assumed_and_what_was_measured() -> None:
+    alone = two(SCALERL, DAPO_LOSS)
+    assert "±0.02 (the paper's; --margin)" in seed_sentence(alone)
+    assert "7%, for which nothing is published" in seed_sentence(alone)
+    both = compare_fits({"a": fits(SCALERL, range(2)), "b": fits(DAPO_LOSS, range(7, 8))})
+    assert "updated with 3 runs of 2 recipes" in seed_sentence(both)
+    assert both.spread["B"].low < 0.07 < both.spread["B"].high
 
 
 def test_without_an_identified_ceiling_the_verdict_is_inconclusive() -> None:
@@ -162,8 +247,9 @@ def test_the_command_prints_plots_and_writes(tmp_path: Path, capsys: pytest.Capt
     text = capsys.readouterr().out
     assert (
         "The ceilings differ: A +0.0" in text
-        and "scalerl overtakes at" in text
+        and "scalerl is ahead from" in text
         and "updated with 3 runs of 2 recipes" in " ".join(text.split())
+        and "C: 'gpu_hours', in GPU-hours. R: 'pass_rate'." in text
     )
     assert max(map(len, text.splitlines())) <= 80
     content = json.loads(out.read_text())
@@ -191,7 +277,7 @@ def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_dou
     ]
     assert any(re.match(rf"one: B = {B.value:.2f} \({B.low:.2f} to", text) for text in texts)
     assert "Efficiency, each at its own ceiling" in texts
-    nothing = compare({"a": runs["doubtful"][1:], "b": runs["doubtful"]})
+    nothing = compare({"a": runs["doubtful"][1:], "b": [simulated(SCALERL, short, 0.005, 6)]})
     plot_recipes(nothing, tmp_path / "none.svg")
     assert "no ceiling is identified" in (tmp_path / "none.svg").read_text(encoding="utf-8")
 
@@ -204,7 +290,8 @@ def test_the_command_says_when_a_ceiling_is_not_identified(
     assert main(["compare", full, flat, "--plot", str(tmp_path / "e.png")]) == 0
     text = capsys.readouterr().out
     assert "not known: that of flat is not identified" in text and "has not risen" in text
-    assert "Efficiency" not in text and "beyond the data these are guesses" in text
+    assert "Efficiency B" not in text and "table: flat, half of whose rise is not in its data" in text
+    assert not re.search(r"^    flat", text, re.M)
 
 
 @pytest.mark.parametrize(

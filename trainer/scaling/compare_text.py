@@ -1,0 +1,165 @@
+"""A comparison in sentences, for the terminal and the page; nothing here is wrapped."""
+
+from collections.abc import Sequence
+
+from trainer.scaling.compare import (
+    DIFFERENT,
+    EQUIVALENT,
+    SEARCH_REACH,
+    UNFIT,
+    Comparison,
+    Pair,
+    Recipe,
+    Standing,
+    pair_level,
+)
+from trainer.scaling.fit import FLAGS, Estimate
+from trainer.scaling.seeds import MARGIN, SEED_SD
+from trainer.scaling.text import amount, amounts, interval, percent
+
+
+def recipe_sentences(comparison: Comparison) -> list[str]:
+    """Why a ceiling is not identified, and which runs are left out."""
+    sentences = []
+    for recipe in comparison.recipes:
+        if recipe.doubts:
+            sentences.append(f"{recipe.name}: the ceiling is not identified: {_reasons(recipe)}.")
+            continue
+        for i, (curve, fit) in enumerate(zip(recipe.curves, recipe.fits, strict=True)):
+            if i not in recipe.used:
+                reasons = "; ".join(fit.describe(flag) for flag in fit.flags if flag in UNFIT)
+                sentences.append(f"{curve.name} is left out of {recipe.name}: {reasons}.")
+    return sentences
+
+
+def seed_sentence(comparison: Comparison) -> str:
+    """How much runs of one recipe differ, and how that is known."""
+    if not comparison.seeds:
+        paper = " (the paper's; --margin)" if comparison.margin == MARGIN else " (--margin)"
+        return (
+            "There is one run of each recipe. How much runs of one recipe differ is therefore assumed, to a "
+            f"factor of two: the ceilings of two runs by up to ±{comparison.margin:g}{paper}, B and C_mid "
+            f"with a standard deviation of {SEED_SD:.0%}, for which nothing is published."
+        )
+    runs = sum(len(recipe.used) for recipe in comparison.recipes)
+    A, B, C_mid = (
+        f"{interval(comparison.spread[name], form)} in {name}"
+        for name, form in (("A", ".3f"), ("B", ".0%"), ("C_mid", ".0%"))
+    )
+    return (
+        f"Runs of one recipe differ with a standard deviation of {A}, {B} and {C_mid}. That is the prior "
+        f"(ceilings of two runs differ by up to ±{comparison.margin:g}; for B and C_mid, {SEED_SD:.0%} is "
+        f"assumed), updated with {runs} runs of {len(comparison.recipes)} recipes."
+    )
+
+
+def level_sentence(comparison: Comparison) -> str:
+    """At which level two recipes are said to differ."""
+    A, B = (pair_level(name, comparison.confidence) for name in ("A", "B"))
+    return (
+        f"Differences of two recipes have wider intervals ({level(A)} for A, {level(B)} for B and C_mid), "
+        f"which hold for the three together with {level(comparison.confidence)}."
+    )
+
+
+def pair_sentences(pair: Pair, comparison: Comparison, unit: str, brief: bool = False) -> list[str]:
+    """What is known of two recipes; `brief`: only of their ceilings and leads."""
+    two = [recipe for recipe in comparison.recipes if recipe.name in (pair.a, pair.b)]
+    sentences = [_ceilings(pair, two)]
+    if not pair.doubts and not brief:
+        sentences += _efficiencies(pair, unit)
+    return sentences + _leads(pair, two, comparison, unit)
+
+
+def _ceilings(pair: Pair, two: Sequence[Recipe]) -> str:
+    if pair.doubts:
+        names = " and ".join(recipe.name for recipe in two if recipe.doubts)
+        return f"Whether the ceilings differ is not known: that of {names} is not identified."
+    if pair.verdict == DIFFERENT:
+        return f"The ceilings differ: A {_signed(pair.A)}."
+    if pair.verdict == EQUIVALENT:
+        return (
+            f"The ceilings are equivalent: A {_signed(pair.A_runs)} in these runs; two runs of one recipe "
+            f"differ by up to ±{pair.margin:.3f}."
+        )
+    return f"Whether the ceilings differ is not known: A {_signed(pair.A)}. Train longer, or run more seeds."
+
+
+def _efficiencies(pair: Pair, unit: str) -> list[str]:
+    if pair.cautions:
+        reasons = "; ".join(FLAGS[flag] for flag in pair.cautions)
+        return [f"B and C_mid are not compared: {reasons}."]
+    at = "each at its own ceiling" if pair.common_A is None else f"both at the ceiling {pair.common_A:.3f}"
+    B, C_mid = (
+        f"{interval(one, form)} against {interval(other, form)}"
+        for (one, other), form in ((pair.B, ".2f"), (pair.C_mid, ",.4g"))
+    )
+    differ = {True: "they differ", False: "no difference is visible"}
+    sentences = [
+        f"Efficiency B, {at}: {B}, ratio {interval(pair.B_ratio, '.2f')}: {differ[pair.B_differs]}.",
+        f"Midpoint C_mid, {at}: {C_mid} {unit}, ratio {interval(pair.C_mid_ratio, '.2f')}: "
+        f"{differ[pair.C_mid_differs]}.",
+    ]
+    if pair.verdict not in (DIFFERENT, EQUIVALENT):
+        sentences.append("B and C_mid depend on the ceilings, which cannot be distinguished.")
+    return sentences
+
+
+def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str) -> list[str]:
+    low, high = pair.searched
+    if unfit := [recipe.name for recipe in two if not recipe.described]:
+        return [f"Which one is ahead is not computed: no sigmoid describes {' and '.join(unfit)}."]
+    sentences = []
+    for crossing in pair.crossings:
+        beyond = " (beyond the data)" if crossing.compute.value > high / SEARCH_REACH else ""
+        sentences.append(
+            f"{crossing.winner} overtakes at {amounts(crossing.compute)} {unit}{beyond}, with a probability "
+            f"of {percent(crossing.probability)}."
+        )
+    ranges = []
+    for lead in pair.leads:
+        start = f"from {amount(lead.low)} " if lead.low > low else ""
+        end = f"up to {amount(lead.high)} " if lead.high < high else "on" if start else ""
+        where = f"{start}{end}".strip() or f"everywhere from {amount(low)} to {amount(high)}"
+        ranges.append(f"{lead.winner} is ahead {where}")
+    sure = f"with a probability of {level(comparison.confidence)} over all these budgets together"
+    if ranges:
+        return [*sentences, f"{', and '.join(ranges)} ({unit}), {sure}."]
+    return [f"Neither is ahead anywhere from {amount(low)} to {amount(high)} {unit} {sure}."]
+
+
+def budget_sentences(comparison: Comparison) -> list[str]:
+    """Which recipes the ranking leaves out, and of which only the range is known."""
+    why = {True: "half of whose rise is not in its data", False: "which no sigmoid describes"}
+    hidden = [f"{recipe.name}, {why[recipe.described]}" for recipe in comparison.recipes if not recipe.ranked]
+    unsure = [recipe.name for recipe in comparison.recipes if recipe.ranked and recipe.doubts]
+    sentences = [f"Left out of this table: {'; '.join(hidden)}."] if hidden else []
+    if unsure:
+        sentences.append(
+            f"The ceiling of {' and '.join(unsure)} is not identified: beyond the data only a range is known."
+        )
+    return sentences
+
+
+def reward_at(standing: Standing, budget: float, comparison: Comparison) -> str:
+    """The reward at a budget; beyond the data the range alone where the ceiling is not identified."""
+    recipe = next(recipe for recipe in comparison.recipes if recipe.name == standing.recipe)
+    if recipe.doubts and budget > recipe.last:
+        return f"{standing.reward.low:.3f} to {standing.reward.high:.3f}"
+    return interval(standing.reward, ".3f")
+
+
+def _reasons(recipe: Recipe) -> str:
+    fits = [recipe.fits[i] for i in recipe.used]
+    together = ", with all its runs together" if len(fits) > 1 else ""
+    flags = [flag for flag in recipe.doubts if recipe.described or flag in UNFIT]
+    return "; ".join(fits[0].describe(flag) + together * (flag == "wide") for flag in flags)
+
+
+def level(p: float) -> str:
+    """The level of an interval: `97.5%`."""
+    return f"{100 * p:.4g}%"
+
+
+def _signed(e: Estimate) -> str:
+    return f"{e.value:+.3f} ({e.low:+.3f} to {e.high:+.3f})"

@@ -1,0 +1,201 @@
+"""The runs of a recipe differ by their seed: how much, and what they say together about the recipe.
+
+A random-effects (hierarchical) model of A, log B and log C_mid. A run with parameters θ has those of its
+recipe, μ, and a deviation of its own:
+
+    θ ~ N(μ, diag(τ_A², τ_B², τ_C²)),    data of the run ~ its fit,    μ has a flat prior
+
+For one run, p(μ | data) is the posterior of its fit, widened by the prior of τ. For several runs it is
+proportional to the product of these densities, so that each run counts by its precision, along the ridge of
+its correlated parameters, and one that determines little takes nothing away. R0 is that of the model before
+training, which all seeds share.
+
+The prior of every τ is known to a factor of two. That of A is the paper's: three independent runs moved A by
+up to .015, so that two ceilings differ only beyond ±.02 (arXiv 2510.13786). For B and C_mid nothing is
+published; that they vary by about 7 % from run to run is our assumption. The given runs update all three.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
+from trainer.scaling.fit import Estimate, Fit, estimate
+from trainer.scaling.posterior import DRAWS, Draws
+
+Array = NDArray[np.float64]
+
+MARGIN = 0.02  # between the ceilings of two single runs of one recipe, 90 %
+MARGIN_IN_MEDIANS = 3.3117  # that margin over the median of τ, where log2 τ has the standard deviation 1
+SEED_SD = 0.07  # median of τ of log B and log C_mid before the seeds update it: an assumption
+PARAMETERS = ("A", "B", "C_mid")
+TAU_LEVELS = np.linspace(-4, 6, 121)  # log2 of τ over the prior's median
+R0_SD = 1e-3  # of R0 over seeds: none, but a covariance must not be singular
+KERNELS = 400  # draws of a run from which its density is estimated
+SMOOTHING = 0.5  # times Silverman's bandwidth: the variance over seeds smooths, too
+PROPOSAL = 1.5  # times the covariance of the closed form
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeedVariance:
+    """The posterior of one τ: levels and their probabilities."""
+
+    tau: Array  # (levels,)
+    weight: Array  # (levels,) sums to 1
+
+    def estimate(self, confidence: float) -> Estimate:
+        """The geometric mean, and the interval."""
+        levels = self.draw(np.random.default_rng(0))
+        return estimate(float(np.exp(self.weight @ np.log(self.tau))), self.tau[levels], confidence)
+
+    def draw(self, rng: np.random.Generator) -> NDArray[np.intp]:
+        """(DRAWS,) indices of levels."""
+        return rng.choice(len(self.tau), DRAWS, p=self.weight)
+
+    def margin(self, confidence: float) -> float:
+        """The largest likely difference between two runs of one recipe."""
+
+        def excess(x: float) -> float:
+            return float(self.weight @ (2 * ndtr(x / (2**0.5 * self.tau)) - 1)) - confidence
+
+        return float(brentq(excess, 0.0, 20 * float(self.tau[-1])))
+
+
+def seed_variances(recipes: Sequence[Sequence[Fit]], margin: float = MARGIN) -> dict[str, SeedVariance]:
+    """τ of A, log B and log C_mid, from the runs of some recipes."""
+    medians = {"A": margin / MARGIN_IN_MEDIANS, "B": SEED_SD, "C_mid": SEED_SD}
+    return {
+        name: seed_variance([_moments(fits, name) for fits in recipes], median)
+        for name, median in medians.items()
+    }
+
+
+def seed_variance(recipes: Sequence[Sequence[tuple[float, float]]], median: float) -> SeedVariance:
+    """τ of one parameter from (value, variance of its fit) of each run; `median`: the prior's."""
+    tau = median * 2**TAU_LEVELS
+    log_weight = -(TAU_LEVELS**2) / 2 + sum(log_evidence(runs, tau) for runs in recipes)
+    weight = np.exp(log_weight - log_weight.max())
+    return SeedVariance(tau, weight / weight.sum())
+
+
+def log_evidence(runs: Sequence[tuple[float, float]], tau: Array) -> Array:
+    """(levels,): log p(runs of one recipe | τ), with value ~ N(mean of the recipe, τ² + variance).
+
+    The mean has a flat prior and is integrated out, so that a recipe of one run says nothing about τ.
+    """
+    value, variance = np.asarray(runs, np.float64).T
+    w = 1 / (tau[:, None] ** 2 + variance)  # (levels, runs)
+    mean = (w @ value) / w.sum(1)
+    spread = (w * (value - mean[:, None]) ** 2).sum(1)
+    result: Array = 0.5 * (np.log(w).sum(1) - np.log(w.sum(1)) - spread)
+    return result
+
+
+def pool(
+    fits: Sequence[Fit],
+    variances: Mapping[str, SeedVariance],
+    levels: NDArray[np.intp],  # (parameters, draws): of τ, the same for all recipes
+    rng: np.random.Generator,
+) -> tuple[Draws, Draws]:
+    """Draws of a recipe from those of its runs; and of the weighted mean of these runs alone."""
+    tau = np.stack([variances[name].tau[i] for name, i in zip(PARAMETERS, levels, strict=True)], axis=1)
+    counted = np.zeros(len(tau))
+    for name, i in zip(PARAMETERS, levels, strict=True):
+        counted += log_evidence(_moments(fits, name), variances[name].tau)[i]
+    recipe, runs = pool_draws([_coordinates(fit) for fit in fits], tau, counted, rng)
+    return _from_coordinates(recipe), _from_coordinates(runs)
+
+
+def _moments(fits: Sequence[Fit], name: str) -> list[tuple[float, float]]:
+    column = 1 + PARAMETERS.index(name)
+    draws = [_coordinates(fit)[:, column] for fit in fits]
+    return [(float(x.mean()), float(x.var())) for x in draws]
+
+
+def _coordinates(fit: Fit) -> Array:
+    """(draws, 4): R0, A, log B, log C_mid."""
+    assert fit.draws is not None  # compare refuses runs with too few points
+    d = fit.draws
+    return np.stack([d.R0, d.A, np.log(d.B), np.log(d.C_mid)], axis=1)
+
+
+def _from_coordinates(x: Array) -> Draws:
+    """Within the bounds 0 ≤ R0 ≤ A ≤ 1."""
+    A = np.clip(x[:, 1], 0, 1)
+    return Draws(np.clip(x[:, 0], 0, A), A, np.exp(x[:, 2]), np.exp(x[:, 3]))
+
+
+def pool_draws(
+    runs: Sequence[Array],  # (draws, 4) of each run
+    tau: Array,  # (draws, 3) of A, log B and log C_mid
+    log_counted: Array,  # (draws,) what these runs have already added to the log density of `tau`
+    rng: np.random.Generator,
+) -> tuple[Array, Array]:
+    """(draws, 4) each: μ given the runs, by importance sampling; and the weighted mean of the runs.
+
+    Half of the proposals of μ are from the closed form for normally distributed runs, with a wider
+    covariance, and half from single runs. A single run needs no weights: its draws move to other seeds.
+    """
+    runs = [rng.permutation(x) for x in runs]  # all fits use the same seed, which would correlate them
+    variances = np.concatenate([np.full((len(tau), 1), R0_SD), tau], axis=1) ** 2
+    if len(runs) == 1:
+        return runs[0] + np.sqrt(variances) * rng.standard_normal(variances.shape), runs[0]
+    between = variances[:, :, None] * np.eye(4)
+    precisions = [np.linalg.inv(np.cov(x.T) + between) for x in runs]
+    covariance = np.linalg.inv(np.sum(precisions, axis=0))
+    weights = covariance @ np.array(precisions)  # (runs, draws, 4, 4): they add up to 1
+    mean = np.sum([w @ x.mean(0) for w, x in zip(weights, runs, strict=True)], axis=0)
+    joint = _Kernels(np.zeros((1, 4)), PROPOSAL * covariance)
+    single = [_kernels(x, between, rng) for x in runs]
+    proposed, source = mean + joint.draw(rng), rng.integers(0, 2 * len(runs), len(tau))
+    for i, kernels in enumerate(single):
+        proposed = np.where((source == i)[:, None], kernels.draw(rng), proposed)
+    log_p = np.stack([kernels.log_density(proposed) for kernels in single])
+    any_run = np.logaddexp.reduce(log_p) - np.log(len(runs))
+    log_weight = log_p.sum(0) - np.logaddexp(joint.log_density(proposed - mean), any_run) - log_counted
+    total = np.exp(log_weight - log_weight.max()).cumsum()
+    chosen = np.searchsorted(total / total[-1], (np.arange(len(tau)) + 0.5) / len(tau))
+    recipe = rng.permutation(proposed[np.minimum(chosen, len(tau) - 1)])
+    return recipe, np.sum([np.einsum("nij,nj->ni", w, x) for w, x in zip(weights, runs, strict=True)], axis=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kernels:
+    """A mixture of normal distributions around the same points, with another covariance for each draw."""
+
+    at: Array  # (kernels, 4)
+    covariance: Array  # (draws, 4, 4)
+
+    def draw(self, rng: np.random.Generator) -> Array:
+        """(draws, 4): one from each mixture."""
+        z = rng.standard_normal(self.covariance.shape[:2])
+        near = self.at[rng.integers(0, len(self.at), len(z))]
+        result: Array = near + np.einsum("nij,nj->ni", np.linalg.cholesky(self.covariance), z)
+        return result
+
+    def log_density(self, x: Array) -> Array:
+        """(draws,): that of each mixture at its row of x, (draws, 4), but for a constant."""
+        P, middle = np.linalg.inv(self.covariance), self.at.mean(0)
+        y, at = x - middle, self.at - middle
+        Py = np.einsum("nij,nj->ni", P, y)
+        atPat = P.reshape(len(P), 16) @ (at[:, :, None] * at[:, None, :]).reshape(len(at), 16).T
+        exponent = Py @ at.T - 0.5 * atPat
+        peak = exponent.max(1)
+        mean = np.exp(exponent - peak[:, None]).mean(1)
+        result: Array = np.log(mean) + peak - 0.5 * ((Py * y).sum(1) + np.linalg.slogdet(self.covariance)[1])
+        return result
+
+
+def _kernels(draws: Array, between: Array, rng: np.random.Generator) -> _Kernels:
+    """The density of a run's draws, each moved to another seed.
+
+    The kernels are on some of the draws, shrunk to their mean by as much as a kernel's own width adds to the
+    covariance (Liu and West 2001).
+    """
+    at = draws[rng.choice(len(draws), min(KERNELS, len(draws)), replace=False)]
+    width = SMOOTHING * (4 / (6 * len(at))) ** 0.125  # in standard deviations, in four dimensions
+    mean = draws.mean(0)
+    return _Kernels(mean + (1 - width**2) ** 0.5 * (at - mean), between + width**2 * np.cov(draws.T))
