@@ -76,9 +76,8 @@ class Recipe:
 class Crossing:
     """Where one recipe overtakes the other."""
 
-    compute: Estimate  # interval over the draws that have such a crossing
+    compute: Estimate
     winner: str  # ahead beyond it
-    probability: float  # that there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +160,12 @@ def compare(
     `margin`: between the ceilings of two runs of one recipe, 90 %, before the runs update it.
     `confidence`, `within`: as in `fit_curve`. ConfigError: too few points.
     """
-    fitted = {
-        name: [(c, fit_with_draws(c, confidence, within)[0]) for c in curves]
-        for name, curves in groups.items()
-    }
-    return compare_fits(fitted, budgets, margin)
+    fits = {k: [(c, fit_with_draws(c, confidence, within)[0]) for c in v] for k, v in groups.items()}
+    return compare_fits(fits, budgets, margin)
 
 
 def compare_fits(
-    groups: Mapping[str, Sequence[tuple[Curve, Fit]]],
-    budgets: Sequence[float] = (),
-    margin: float = MARGIN,
+    groups: Mapping[str, Sequence[tuple[Curve, Fit]]], budgets: Sequence[float] = (), margin: float = MARGIN
 ) -> Comparison:
     """`compare`, of runs that have been fitted already, all with the same confidence and `within`."""
     confidence = next(iter(groups.values()))[0][1].confidence
@@ -247,26 +241,17 @@ def find_leads(names: tuple[str, str], compute: Array, low: Array, high: Array) 
 def find_crossings(
     compute: Array, gap: Array, gaps: Array, leads: Sequence[Lead], confidence: float
 ) -> tuple[Crossing, ...]:
-    """Where R_a − R_b changes sign between a lead of the one and a lead of the other.
+    """Where R_a − R_b changes sign between a lead of the one and the next lead, of the other.
 
-    `gap`: (m,) of the likeliest curves; `gaps`: (draws, m), that difference under each draw.
+    `gap`: (m,) of the recipes' curves; `gaps`: (draws, m), that difference under each draw.
     """
-    x, crossings = np.log(compute), []
+    crossings = []
     for one, other in pairwise(leads):
-        between = (gap[:-1] * gap[1:] < 0) & (compute[:-1] >= one.low) & (compute[1:] <= other.high)
-        if one.winner == other.winner or between.sum() != 1:
-            continue
-        i = int(between.argmax())
-        up = np.sign(gap[i + 1])
-        at = x[i] + (x[i + 1] - x[i]) * gap[i] / (gap[i] - gap[i + 1])
-        changes = (up * gaps[:, :-1] <= 0) & (up * gaps[:, 1:] > 0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            drawn = x[:-1] + (x[1] - x[0]) * gaps[:, :-1] / (gaps[:, :-1] - gaps[:, 1:])
-        nearest = np.where(changes, np.abs(drawn - at), np.inf).argmin(1)
-        has = changes.any(1)
-        found = np.exp(drawn[np.arange(len(gaps)), nearest][has])
-        compute_there = estimate(float(np.exp(at)), found, confidence)
-        crossings.append(Crossing(compute_there, other.winner, float(has.mean())))
+        between = (compute >= one.high) & (compute <= other.low)
+        x, up = np.log(compute[between]), np.sign(gap[compute >= other.low][0])
+        if one.winner != other.winner:
+            at, *drawn = np.exp([np.interp(0, up * g[between], x) for g in (gap, *gaps)]).tolist()
+            crossings.append(Crossing(estimate(at, np.array(drawn), confidence), other.winner))
     return tuple(crossings)
 
 

@@ -15,7 +15,7 @@ from trainer.scaling.compare import (
 )
 from trainer.scaling.fit import FLAGS, Estimate
 from trainer.scaling.seeds import MARGIN, SEED_SD
-from trainer.scaling.text import amount, amounts, interval, percent
+from trainer.scaling.text import amount, amounts, interval
 
 
 def recipe_sentences(comparison: Comparison) -> list[str]:
@@ -112,10 +112,7 @@ def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str)
     sentences = []
     for crossing in pair.crossings:
         beyond = " (beyond the data)" if crossing.compute.value > high / SEARCH_REACH else ""
-        sentences.append(
-            f"{crossing.winner} overtakes at {amounts(crossing.compute)} {unit}{beyond}, with a probability "
-            f"of {percent(crossing.probability)}."
-        )
+        sentences.append(f"{crossing.winner} overtakes at {amounts(crossing.compute)} {unit}{beyond}.")
     ranges = []
     for lead in pair.leads:
         start = f"from {amount(lead.low)} " if lead.low > low else ""

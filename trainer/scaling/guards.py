@@ -25,7 +25,7 @@ def warnings(groups: Groups) -> list[str]:
             for name, readings in groups.items()
         }
         if differ := _differ({name: values for name, values in known.items() if values}):
-            found.append(f"The runs differ in {_with_article(key)}: {differ}.")
+            found.append(f"The runs differ in the {key}: {differ}.")
     starts = {name: sorted({_start(r) for r in readings}) for name, readings in groups.items()}
     if differ := _differ(starts, quote=""):
         found.append(f"R0, on which B and C_mid depend, is not known alike: {differ}.")
@@ -64,7 +64,3 @@ def _differ(values: Mapping[str, Sequence[str]], quote: str = "'") -> str:
     if len(names) < 2:
         return ""
     return ", ".join(f"{quote}{value}{quote} ({' and '.join(who)})" for value, who in names.items())
-
-
-def _with_article(key: str) -> str:
-    return key if key == "samples per prompt" else f"the {key}"

@@ -82,7 +82,7 @@ def test_curves_of_equal_slope_cross_where_algebra_says() -> None:
     pair = two(high, low, sd=0.002).pairs[0]
     (crossing,) = pair.crossings
     assert crossing.compute.value == pytest.approx(by_hand, rel=0.01) and crossing.winner == "a"
-    assert crossing.compute.low < by_hand < crossing.compute.high and crossing.probability > 0.99
+    assert crossing.compute.low < by_hand < crossing.compute.high
     first, then = pair.leads
     assert (first.winner, then.winner) == ("b", "a") and first.high < by_hand < then.low
     assert first.low == pair.searched[0] == 1000 and then.high == pair.searched[1] == 160_000

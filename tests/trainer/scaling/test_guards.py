@@ -39,7 +39,7 @@ def test_each_difference_is_one_sentence_that_names_the_recipes() -> None:
         "The rewards are of different columns: 'val-core/aime24' (a), 'eval/aime25' (b)."
     )
     assert model == "The runs differ in the model: '3B' (a), '8B' (b)."
-    assert samples == "The runs differ in samples per prompt: '1' (a), '4' (b)."
+    assert samples == "The runs differ in the samples per prompt: '1' (a), '4' (b)."
     assert start.endswith("measured (a), unknown (b).")
 
 

@@ -7,17 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.scaling import compare_text as text_of
 from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
 from trainer.scaling.compare import Comparison, Recipe, compare
-from trainer.scaling.compare_text import (
-    budget_sentences,
-    level,
-    level_sentence,
-    pair_sentences,
-    recipe_sentences,
-    reward_at,
-    seed_sentence,
-)
 from trainer.scaling.guards import check_seeds, warnings
 from trainer.scaling.plot import plot_recipes
 from trainer.scaling.reading.groups import read_groups
@@ -74,15 +66,15 @@ def describe(comparison: Comparison, readings: Mapping[str, Sequence[Reading]], 
     brief = len(comparison.pairs) > MAX_DETAILED_PAIRS
     notes = [paragraph(f"Note: {note}", "") for note in warnings(readings)]
     pairs = [
-        [f"{pair.a} against {pair.b}", *map(paragraph, pair_sentences(pair, comparison, unit, brief))]
+        [f"{pair.a} against {pair.b}", *text_of.pair_sentences(pair, comparison, unit, brief)]
         for pair in comparison.pairs
     ]
     return "\n\n".join((
         *(["\n".join(notes)] if notes else []),
         _sources(readings),
         _table(comparison, unit),
-        paragraph(f"{seed_sentence(comparison)} {level_sentence(comparison)}", ""),
-        *map("\n".join, pairs),
+        paragraph(f"{text_of.seed_sentence(comparison)} {text_of.level_sentence(comparison)}", ""),
+        *("\n".join([head, *map(paragraph, sentences)]) for head, *sentences in pairs),
         _describe_budgets(comparison, unit),
     ))  # fmt: skip
 
@@ -101,7 +93,7 @@ def to_json(comparison: Comparison, readings: Mapping[str, Sequence[Reading]], u
         "pairs": [
             asdict(pair)
             | {"B_differs": pair.B_differs, "C_mid_differs": pair.C_mid_differs}
-            | {"sentences": pair_sentences(pair, comparison, unit)}
+            | {"sentences": text_of.pair_sentences(pair, comparison, unit)}
             for pair in comparison.pairs
         ],
         "budgets": [{"compute": at, "standings": [asdict(s) for s in row]} for at, row in comparison.budgets],
@@ -128,12 +120,8 @@ def _sources(readings: Mapping[str, Sequence[Reading]]) -> str:
     runs: dict[tuple[str, ...], list[str]] = {}
     for reading in (reading for several in readings.values() for reading in several):
         runs.setdefault((str(reading), *reading.notes), []).append(reading.curve.name)
-    lines = (
-        line
-        for texts, names in runs.items()
-        for line in (paragraph(", ".join(names), ""), *map(paragraph, texts))
-    )
-    return "\n".join(lines)
+    heads = ([paragraph(", ".join(names), ""), *map(paragraph, texts)] for texts, names in runs.items())
+    return "\n".join(map("\n".join, heads))
 
 
 def _table(comparison: Comparison, unit: str) -> str:
@@ -146,12 +134,8 @@ def _table(comparison: Comparison, unit: str) -> str:
         if recipe.doubts:
             cells = (f"not identified: {A.low:.2f} to {A.high:.2f}" if recipe.described else "none", "", "")
         used, runs = len(recipe.used), len(recipe.fits)
-        rows.append(
-            (
-                f"{used} of {runs}" if used < runs else str(runs),
-                *(cell.replace(" to ", "–") for cell in cells),
-            )
-        )
+        count = f"{used} of {runs}" if used < runs else str(runs)
+        rows.append((count, *(cell.replace(" to ", "–") for cell in cells)))
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
     names = ["recipe", *(recipe.name for recipe in recipes)]
@@ -160,8 +144,9 @@ def _table(comparison: Comparison, unit: str) -> str:
         lines = [f"{name:{column}}  {line}" for name, line in zip(names, table, strict=True)]
     else:  # long names go on lines of their own
         lines = [x for name, line in zip(names, table, strict=True) for x in (name, f"  {line}")][1:]
-    about = f"{level(comparison.confidence)} intervals of the recipe, other seeds included; C_mid in {unit}"
-    lines += [f"({about})", *(paragraph(text, "") for text in recipe_sentences(comparison))]
+    about = "intervals of the recipe, other seeds included"
+    lines += [f"({text_of.level(comparison.confidence)} {about}; C_mid in {unit})"]
+    lines += (paragraph(text, "") for text in text_of.recipe_sentences(comparison))
     return "\n".join(lines)
 
 
@@ -169,10 +154,10 @@ def _describe_budgets(comparison: Comparison, unit: str) -> str:
     width = max(len(recipe.name) for recipe in comparison.recipes)
     lines = ["Reward at a budget, and the probability of being best (other seeds included):"]
     for at, standings in comparison.budgets:
-        rewards = {s.recipe: reward_at(s, at, comparison) for s in standings}
+        rewards = {s.recipe: text_of.reward_at(s, at, comparison) for s in standings}
         column = max(map(len, rewards.values()), default=0)
         lines += [f"  {amount(at, 6)} {unit}"] if standings else []
         for s in sorted(standings, key=lambda s: -s.best):
             best = percent(s.best) if len(standings) > 1 else ""
             lines.append(f"    {s.recipe:{width}}  {rewards[s.recipe]:{column}}  {best}".rstrip())
-    return "\n".join([*lines, *map(paragraph, budget_sentences(comparison))])
+    return "\n".join([*lines, *map(paragraph, text_of.budget_sentences(comparison))])
