@@ -235,11 +235,14 @@ def test_without_an_identified_ceiling_the_verdict_is_inconclusive() -> None:
         assert pair.verdict == INCONCLUSIVE and flag in pair.doubts
 
 
-def test_the_command_prints_plots_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_plots_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     low = Sigmoid(0.3, 0.52, 1.77, 1800)
-    seeds = ",".join(write(tmp_path / f"s{i}.csv", simulated(SCALERL, OFTEN, 0.005, i)) for i in range(2))
-    dapo = write(tmp_path / "dapo.csv", simulated(low, OFTEN, 0.005, 9))
-    out, plot = tmp_path / "c.json", tmp_path / "e.svg"
+    seeds = ",".join(write(Path(f"s{i}.csv"), simulated(SCALERL, OFTEN, 0.005, i)) for i in range(2))
+    dapo = write(Path("dapo.csv"), simulated(low, OFTEN, 0.005, 9))
+    out, plot = Path("c.json"), Path("e.svg")
     assert (
         main(["compare", f"scalerl={seeds}", dapo, "--at", "8000", "--json", str(out), "--plot", str(plot)])
         == 0
