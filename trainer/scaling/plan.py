@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from trainer.config import ConfigError
 from trainer.scaling.fit import (
-    FLAGS,
     HARMLESS,
     MAX_POINTS,
     Fit,
@@ -37,6 +36,7 @@ AUTOCORRELATED = 0.5  # probability of autocorrelation from which it is simulate
 OUTLIER = 3.0  # standard deviations from which a residual is left out of the noise estimate
 UNUSABLE_PILOT = {  # flags of a pilot from which nothing can be predicted
     "falling": "fix the run before planning",
+    "last-point-low": "evaluate again before planning",
     "flat": "it cannot be said when the reward will rise: train until it does, evaluate with less noise, or "
     "plan without the pilot (--c-mid, --r0)",
     "poor-fit": "a sigmoid does not describe this pilot and cannot predict the rest: look at its points",
@@ -93,7 +93,7 @@ def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Pr
     fit, draws = fit_with_draws(pilot)
     for flag, reason in UNUSABLE_PILOT.items():
         if flag in fit.flags:
-            raise ConfigError(f"{pilot.name}: {FLAGS[flag]}; {reason}")
+            raise ConfigError(f"{pilot.name}: {fit.describe(flag)}; {reason}")
     order = np.argsort(draws.A, kind="stable")
     chosen = order[((np.arange(runs) + 0.5) / runs * len(order)).astype(int)]
     columns = (draws.R0, draws.A, draws.B, draws.C_mid)

@@ -36,7 +36,10 @@ def why_not(fit: Fit) -> str:
         return text
     if not fit.predictable:
         return f"{text} {NO_FORECAST}"
-    text += f" A could be anywhere from {fit.A.low:.2f} to {fit.A.high:.2f}: do not quote a value."
+    text += f" A could be anywhere from {fit.A.low:.2f} to {fit.A.high:.2f}"
+    if "last-point-low" in fit.flags:
+        text += " if it is a bad evaluation; evaluate again"
+    text += ": do not quote a value."
     return f"{text} All intervals assume a sigmoid." if "not-sigmoid" in fit.flags else text
 
 

@@ -287,6 +287,7 @@ def test_the_help_explains_every_option_and_ends_with_an_example(
         (["few.csv", "few.csv"], "fewer than 5"),
         (["few.csv", "falling.csv"], "expected one, the pilot"),
         (["falling.csv"], "fallen from its peak"),
+        (["low.csv"], "below the curve: a collapse, or a bad evaluation; evaluate again before planning"),
         (["falling.csv", "--c-mid", "3"], "--c-mid is for planning without a pilot"),
         (["falling.csv", "--a", ".5", ".6"], "--a is for planning without a pilot"),
         (
@@ -315,5 +316,6 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     for name, law in (("flat", replace(SCALERL, A=0.3)), ("zeros", Sigmoid(0, 0, 1, 1)), ("exact", SCALERL)):
         write(Path(f"{name}.csv"), simulated(law, np.linspace(250, 4000, 16), 0.0, None))
     write(Path("falling.csv"), falling())
+    write(Path("low.csv"), with_rewards(pilot(8000, 32), {31: 0.35}))
     write(Path("unsure.csv"), simulated(SCALERL, np.linspace(250, 4000, 16), 5.0, None))
     assert_one_line_and_exit_code_2(["plan", *argv], says, capsys)

@@ -104,6 +104,20 @@ def test_rewards_to_reach_are_on_the_scale_of_the_rewards(
     assert capsys.readouterr().out.partition("reward 0.55 (55 from 0 to 100): ")[2] == plain != ""
 
 
+def test_an_R0_on_another_scale_than_the_rewards_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{p.compute},{100 * p.pass_rate}\n" for p in run_of().evaluations)
+    (tmp_path / "percent.csv").write_text(f"gpu_hours,pass_rate\n{rows}")
+    for r0, noticed in (("0.3", True), ("30", False)):
+        run = [str(tmp_path / "percent.csv"), "--reward-range", "0", "100", "--r0", r0]
+        for command in (["fit", *run], ["predict", *run, "--at", "5000"]):
+            assert main(command) == 0
+            text = " ".join(capsys.readouterr().out.split())
+            assert ("is --r0 30 meant?" in text) == noticed
+            assert f"--r0 {r0} replaces the reward measured at compute 0, 0.3" in text
+
+
 def test_where_the_ceiling_is_not_identified_ranges_stand_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,7 +120,8 @@ def _reading(name: str, path: Path, rows: list[Row], args: argparse.Namespace) -
     if not kept:
         beyond = f" from compute {args.drop_before:g} on (--drop-before)" if args.drop_before else ""
         raise ConfigError(f"no row holds {reward!r}{beyond}")
-    curve = _with_r0(curve_of(name, compute.unit, kept), args)
+    measured = curve_of(name, compute.unit, kept)
+    curve = _with_r0(measured, args)
     if args.drop_early:
         curve = without_transient(curve)
     before = sum(0 < p.compute < curve.points[0].compute for p in merged) if curve.points else 0
@@ -132,7 +133,7 @@ def _reading(name: str, path: Path, rows: list[Row], args: argparse.Namespace) -
         error_source = f"binomial, of {args.samples:g} samples"
     notes = (
         *_about_reward(columns, reward, args), *step_notes, *run.notes, *compute.notes,
-        *_about_points(skipped, means, step),
+        *_about_points(skipped, means, step), *_about_r0(measured, args),
     )  # fmt: skip
     settings = settings_of(path, reward)
     return Reading(curve, source, f"{reward!r}{mapped}", error_source, reward, notes, settings)
@@ -211,6 +212,23 @@ def _with_r0(curve: Curve, args: argparse.Namespace) -> Curve:
     if not low <= args.r0 <= high:
         raise ConfigError(f"--r0 {args.r0:g}: expected a reward from {low:g} to {high:g}")
     return replace(curve, R0=to_unit(args.r0, args))
+
+
+def _about_r0(curve: Curve, args: argparse.Namespace) -> list[str]:
+    """What a given R0 replaces, and whether it may be on another scale than the rewards."""
+    if args.r0 is None:
+        return []
+    notes, given, high = [], to_unit(args.r0, args), args.reward_range[1]
+    if isinstance(curve.R0, EvalPoint):
+        notes.append(f"--r0 {args.r0:g} replaces the reward measured at compute 0, {curve.R0.pass_rate:.3g}.")
+    lowest = min((p.pass_rate for p in curve.evaluations), default=0.0)
+    if 0 < args.r0 <= 1 < high and 10 * given < lowest:
+        low = args.reward_range[0]
+        notes.append(
+            f"--r0 {args.r0:g} is taken on the scale of --reward-range, {low:g} to {high:g}, where the "
+            f"lowest reward is {low + lowest * (high - low):.3g}: is --r0 {args.r0 * high:g} meant?"
+        )
+    return notes
 
 
 def _about_reward(columns: Sequence[str], reward: str, args: argparse.Namespace) -> list[str]:
