@@ -35,7 +35,7 @@ def test_the_page_from_python_runs() -> None:
     (code,) = [
         c
         for c in DOCUMENT.read_text().split("```python\n")[1:]
-        if c.startswith("from trainer.scaling import fit")
+        if c.startswith("from trainer.scaling import compare, curve, fit, predict")
     ]
     names: dict[str, object] = {}
     exec(code.split("```")[0], names)
