@@ -12,7 +12,7 @@ import pytest
 from simulated import assert_one_line_and_exit_code_2, falling, simulated, with_rewards, write
 
 from trainer.scaling import Curve, EvalPoint, Sigmoid
-from trainer.scaling.__main__ import main
+from trainer.scaling.__main__ import COMMANDS, main
 from trainer.scaling.plan import Cell, after_pilot, cheapest, prior, simulate
 
 SCALERL = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # arXiv 2510.13786, Table 1
@@ -250,7 +250,7 @@ def test_assumptions_are_printed_with_what_the_precision_means(capsys: pytest.Ca
     assert "of a rise of" not in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("command", ["fit", "plan", "predict"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_explains_every_option_and_ends_with_an_example(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +265,15 @@ def test_the_help_explains_every_option_and_ends_with_an_example(
         ), option
     assert not re.search(r"\(\d[\d.]*, ", text)  # no tuple of Python
     assert text.rstrip().splitlines()[-1].startswith(f"  python -m trainer.scaling {command} ")
+
+
+def test_the_help_lists_the_commands_with_an_example_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for command, about in COMMANDS.items():
+        assert about.split(":")[0] in " ".join(text.split())
+        assert f"  python -m trainer.scaling {command} " in text
 
 
 @pytest.mark.parametrize(

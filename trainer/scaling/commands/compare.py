@@ -18,13 +18,20 @@ from trainer.scaling.seeds import MARGIN
 from trainer.scaling.text import WIDTH, amount, amounts, interval, paragraph, percent
 
 MAX_DETAILED_PAIRS = 3  # for more pairs, only ceilings and leads are printed
+EXAMPLES = """\
+Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
+
+examples:
+  python -m trainer.scaling compare ours=seed1.csv,seed2.csv baseline=seed3.csv --plot curves.svg
+  python -m trainer.scaling compare dapo=verl.jsonl@devices=64,reward=aime grpo=prime.jsonl@devices=32
+"""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to compare, at which budgets, and where to write it."""
     add_input_arguments(command)
     add_fit_arguments(command)
-    command.epilog = "Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE."
+    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     command.add_argument(
         "--at", type=float, nargs="+", default=[], metavar="BUDGET",
         help="compare rewards at these budgets (default: the last compute, 2 and 10 times as much)",

@@ -11,12 +11,20 @@ from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.read import add_input_arguments
 from trainer.scaling.report import page, runs_of
 
+EXAMPLES = """\
+Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
+
+examples:
+  python -m trainer.scaling report ours=seed1.csv,seed2.csv baseline=seed3.csv --svg pictures
+  python -m trainer.scaling report runs.toml --out report.html
+"""
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to report, and where."""
     add_input_arguments(command)
     add_fit_arguments(command)
-    command.epilog = "Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE."
+    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     command.add_argument("--out", type=Path, default=Path("report.html"), help="the page (report.html)")
     command.add_argument("--png", type=Path, metavar="DIR", help="write curves.png and efficiency.png here")
     command.add_argument("--svg", type=Path, metavar="DIR", help="the same as .svg")
