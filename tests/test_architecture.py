@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROCESSES = {"launcher", "controller", "engines", "learner"}
-FOLDERS = PROCESSES | {"verifiers", "models", "scaling"}
+FOLDERS = PROCESSES | {"verifiers", "models", "scaling", "sweep"}
 SHARED = {"config"}  # a folder that counts as a module at the top of trainer/
 # What each folder may import besides itself; `shared` means the modules at the top of trainer/.
 MAY_IMPORT = {
@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "learner": {"shared", "models", "kernels"},
     "controller": {"shared", "engines", "verifiers", "kernels"},
     "launcher": {"shared", "models", "scaling"},
+    "sweep": {"shared", "scaling"},  # it starts `python -m trainer.main`, and imports none of it
 }
 COMMANDS = {"trainer.main", "trainer.doctor"}  # they connect the folders, and no module imports them
 

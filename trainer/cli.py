@@ -165,7 +165,7 @@ def _short_name(source: str) -> str:
     return "-".join(word for word in words[-2:] if word.strip(".")) or "data"
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are one ConfigError line with a suggestion."""
 
     def error(self, message: str) -> NoReturn:
@@ -178,7 +178,7 @@ class _Parser(argparse.ArgumentParser):
 
 @cache
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m trainer.main",
         usage="%(prog)s [--recipe NAME_OR_FILE] [--task NAME_OR_FILE] [--run-dir DIR] [--seed N] "
         "[--resume] [--dry-run] [--SECTION.KEY VALUE ...]",

@@ -1,0 +1,273 @@
+"""Promises of a sweep: each run once, whatever is killed; failures recorded; bad input starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainer.jsonl import read_lines
+from trainer.run_folder import complete
+from trainer.sweep import spec
+from trainer.sweep.__main__ import main
+from trainer.sweep.executors import _locked
+
+HELPERS = Path(__file__).parents[2] / "helpers"
+FAKE = (sys.executable, str(HELPERS / "fake_trainer.py"))
+ASKED = ["grpo", "scalerl", "--task", "arithmetic", "--seeds", "2"]
+PROGRAM = (
+    "import sys; from trainer.sweep import spec; from trainer.sweep.__main__ import main\n"
+    f"spec.TRAINER = {FAKE!r}\n"
+    "sys.exit(main(sys.argv[1:]))"
+)
+RUNS = [f"{recipe}-{seed}" for seed in (0, 1) for recipe in ("grpo", "scalerl")]
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(spec, "TRAINER", FAKE)
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("trainer.sweep.schedule.TICK_S", 0.05)
+    yield
+    for lock in tmp_path.rglob("jobs/*.lock"):  # of a test that failed
+        if _locked(lock) and (pid := re.search(r"\d+", lock.read_text())):
+            os.kill(int(pid[0]), signal.SIGKILL)
+
+
+def start(folder: Path, *more: str, **how: Any) -> subprocess.Popen[str]:
+    """The sweep as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *ASKED, "--out", str(folder), *more], start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"FAKE": json.dumps(how), "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+
+
+def wait_until(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def starts(folder: Path) -> list[str]:
+    return [line.split()[0] for line in lines(folder / "starts.txt")]
+
+
+def steps(folder: Path, run: str) -> list[int]:
+    return [r["step"] for r in read_lines(folder / run / "metrics.jsonl") if "eval/pass_rate" in r]
+
+
+def test_all_runs_train_one_after_the_other_and_a_second_start_trains_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweep"
+    asked = [*ASKED, "--out", str(folder), "--budget", "1.6", "--", "--learner.lr", "1e-3"]
+    assert main(asked) == 0
+    assert starts(folder) == RUNS  # the first seed of every recipe comes first
+    for run in RUNS:
+        assert complete(folder / run, 1.6) and steps(folder, run) == list(range(17))
+        assert yaml.safe_load((folder / run / "config.yaml").read_text())["learner"]["lr"] == 1e-3
+    resolved = yaml.safe_load((folder / "sweep.yaml").read_text())
+    assert resolved["seeds"] == 2 and resolved["overrides"] == ["--learner.lr", "1e-3"]
+    assert resolved["differing"]["objective.loss"] == {"grpo": "grpo", "scalerl": "cispo"}
+    assert "data.source" not in resolved["differing"]
+    assert main(["--out", str(folder)]) == 0 and len(starts(folder)) == 4
+    assert "Cost of 4 of 4 runs: 6.4 device-hours" in capsys.readouterr().out
+
+
+def test_runs_side_by_side_share_the_cores(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("there is one core")
+    assert main([*ASKED, "--out", str(tmp_path / "s"), "--jobs", "2", "--budget", "0.8"]) == 0
+    used = {line.partition(" ")[2] for line in lines(tmp_path / "s" / "starts.txt")}
+    half = len(cores) // 2
+    assert used == {str(cores[:half]), str(cores[half : 2 * half])}
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+def test_after_a_kill_of_the_sweep_its_next_start_takes_over_the_run_that_trains(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    sweep = start(folder, tick=0.1)
+    wait_until(lambda: len(lines(folder / "steps.txt")) > 2, "no step")
+    os.killpg(sweep.pid, signal.SIGKILL)
+    sweep.wait()
+    assert main([*ASKED, "--out", str(folder)]) == 0
+    assert starts(folder) == RUNS  # none was started twice
+    made = Counter(lines(folder / "steps.txt"))
+    assert len(made) == 4 * 24 and set(made.values()) == {1}  # no step was made twice
+
+
+def test_after_a_kill_of_everything_runs_go_on_from_their_checkpoints(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    sweep = start(folder, tick=0.05)
+    wait_until(lambda: "scalerl-0 6" in lines(folder / "steps.txt"), "no step")
+    pid = json.loads((folder / "jobs" / "scalerl-0.lock").read_text())["pid"]
+    os.killpg(sweep.pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    sweep.wait()
+    assert main([*ASKED, "--out", str(folder)]) == 0
+    assert Counter(starts(folder)) == {"grpo-0": 1, "grpo-1": 1, "scalerl-0": 2, "scalerl-1": 1}
+    made = Counter(lines(folder / "steps.txt"))
+    assert made["scalerl-0 3"] == made["scalerl-0 20"] == 1 and made["scalerl-0 5"] == 2  # checkpoint at 4
+    assert all(steps(folder, run) == list(range(25)) for run in RUNS)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    sweep = start(folder, tick=0.2)
+    wait_until(lambda: "grpo-0 2" in lines(folder / "steps.txt"), "no step")
+    pid = json.loads((folder / "jobs" / "grpo-0.lock").read_text())["pid"]
+    os.killpg(sweep.pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    sweep.wait()
+    assert main([*ASKED, "--out", str(folder)]) == 0
+    assert steps(folder, "grpo-0") == list(range(25))
+
+
+def test_ctrl_c_stops_the_runs_with_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    sweep = start(folder, tick=0.1)
+    wait_until(lambda: "grpo-0 2" in lines(folder / "steps.txt"), "no step")
+    sweep.send_signal(signal.SIGINT)
+    _, err = sweep.communicate(timeout=30)
+    assert sweep.returncode == 130 and "0 of 4 runs are complete; the same command goes on" in err
+    assert [p.name for p in (folder / "grpo-0" / "checkpoints").iterdir()] and starts(folder) == ["grpo-0"]
+    assert main([*ASKED, "--out", str(folder)]) == 0
+    assert set(Counter(lines(folder / "steps.txt")).values()) == {1}
+    assert not json.loads((folder / "status.json").read_text())["errors"]
+
+
+def test_a_failed_run_is_recorded_stops_no_other_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweep"
+    asked = [*ASKED, "--out", str(folder), "--budget", "1.2"]
+    monkeypatch.setenv("FAKE", json.dumps({"fails": ["grpo-0"]}))
+    assert main(asked) == 1
+    out, err = capsys.readouterr()
+    assert err == f"error: grpo-0: step 3: loss is nan (log: {folder}/logs/grpo-0.log)\n"
+    assert "Left out, with fewer than 5 evaluations: grpo-0." in out
+    assert [run for run in RUNS if complete(folder / run, 1.2)] == RUNS[1:]
+    monkeypatch.delenv("FAKE")
+    assert main(asked) == 0
+    assert Counter(starts(folder)) == {"grpo-0": 2, "scalerl-0": 1, "grpo-1": 1, "scalerl-1": 1}
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["nope", "--task", "arithmetic"], "--recipe nope: no such recipe"),
+        (["grpo", "--task", "nope"], "--task nope: no such task"),
+        (["grpo"], "expected one or more recipes and a --task"),
+        (["grpo", "grpo", "--task", "arithmetic"], "two recipes are named 'grpo'"),
+        (["grpo", "--task", "arithmetic", "--seeds", "0"], "--seeds 0, --budget 0: expected at least one"),
+        (["grpo", "--task", "arithmetic", "--budget", "-1"], "--budget -1: expected"),
+        (["grpo", "--task", "arithmetic", "--halving"], "--halving needs --budget"),
+        (["grpo", "--task", "arithmetic", "--jobs", "999"], "--jobs 999, --gpus-per-run 0: this machine has"),
+        (["grpo", "--task", "arithmetic", "--gpus-per-run", "2"], "this machine has no GPU"),
+        (["grpo", "--task", "arithmetic", "--executor-options", "a=1"], "are of --executor slurm"),
+        (["grpo", "--task", "arithmetic", "--", "--seed", "3"], "-- --seed: the sweep sets this"),
+        (["grpo", "--task", "arithmetic", "--", "--lr", "3"], "did you mean 'learner.lr'"),
+        (["table"], "holds no sweep"),
+    ],
+)
+def test_wrong_input_is_one_line_and_starts_nothing(
+    argv: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweep"
+    given = ["table", str(folder)] if argv == ["table"] else [argv[0], "--out", str(folder), *argv[1:]]
+    assert main(given) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+    assert not (folder / "starts.txt").exists()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "sweep"
+    assert main([*ASKED, "--out", str(folder), "--budget", "0.2"]) == 0
+    yield folder
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (["--budget", "0.3"], "of another sweep: its budget is 0.2, given 0.3"),
+        (["--budget", "0.2", "--", "--learner.lr", "1"], "of another sweep: its overrides is"),
+        (["--budget", "0.2", "--seeds", "1"], "of a sweep with 2 seeds; more may be added, not fewer"),
+    ],
+)
+def test_a_folder_of_another_sweep_is_refused(
+    change: list[str], says: str, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main([*ASKED, "--out", str(made), *change]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1 and len(starts(made)) == 4
+
+
+def test_recipes_and_seeds_may_be_added_and_a_strangers_folder_is_refused(made: Path, tmp_path: Path) -> None:
+    more = ["grpo", "scalerl", "dapo", "--task", "arithmetic", "--seeds", "3", "--budget", "0.2"]
+    assert main([*more, "--out", str(made)]) == 0
+    assert Counter(starts(made)) == {f"{r}-{s}": 1 for r in ("grpo", "scalerl", "dapo") for s in (0, 1, 2)}
+    (tmp_path / "letter.txt").touch()
+    assert main([*more, "--out", str(tmp_path)]) == 2
+
+
+def test_a_sweep_runs_in_one_process_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = start(tmp_path / "sweep", tick=0.5)
+    wait_until(lambda: starts(tmp_path / "sweep"), "no start")
+    assert main([*ASKED, "--out", str(tmp_path / "sweep")]) == 2
+    assert "this sweep is running in another process" in capsys.readouterr().err
+    sweep.send_signal(signal.SIGTERM)
+    sweep.communicate(timeout=30)
+
+
+def test_the_plan_names_the_commands_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    folder = tmp_path / "sweep"
+    assert main([*ASKED, "--out", str(folder), "--budget", str(cores / 2), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("--pipeline.max_compute") == 4 and "--recipe grpo --task arithmetic --seed 1" in out
+    assert "4 of 4 runs are to be trained." in out and "2:00 h" in out and not folder.exists()
+
+
+def test_the_cluster_path_through_submitits_local_executor(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    options = ["--executor", "local", "--executor-options", "timeout_min=5"]
+    assert main([*ASKED, "--out", str(folder), "--budget", "0.8", *options]) == 0
+    assert sorted(starts(folder)) == sorted(RUNS)
+    assert all(steps(folder, run) == list(range(9)) for run in RUNS)
+
+
+def test_ctrl_c_stops_the_jobs_of_a_cluster_by_the_stop_file(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    sweep = start(folder, "--executor", "local", "--jobs", "2", tick=0.3)
+    wait_until(lambda: "scalerl-0 1" in lines(folder / "steps.txt"), "no step")
+    sweep.send_signal(signal.SIGINT)
+    sweep.communicate(timeout=60)
+    assert sweep.returncode == 130 and sorted(starts(folder)) == ["grpo-0", "scalerl-0"]
+    assert all((folder / run / "checkpoints").is_dir() for run in ("grpo-0", "scalerl-0"))
+    assert main([*ASKED, "--out", str(folder), "--executor", "local"]) == 0
+    assert all(steps(folder, run) == list(range(25)) for run in RUNS)
+    assert set(Counter(lines(folder / "steps.txt")).values()) == {1}

@@ -1,0 +1,47 @@
+"""Keeps the curves of a sweep, a few kB a run, from which its results can be made again."""
+
+import json
+import shutil
+from pathlib import Path
+
+import yaml
+
+from trainer.config import ConfigError
+from trainer.jsonl import read_lines
+from trainer.sweep.spec import ASKED, STATUS, Sweep
+
+FILES = ("config.yaml", "ended.json")  # of a run, copied as they are
+METRICS = ("step", "time", "eval/", "compute/")  # beginnings of the keys that are kept of an evaluation
+TOTALS = ("unit", "devices_total", "wall_s", "compute")  # of the ledger
+
+
+def keep_curves(sweep: Sweep, out: Path) -> None:
+    """Copy what the results need into a folder of its own, in which `table` works as in the sweep's."""
+    if out.exists() and not (out / ASKED).is_file() and any(out.iterdir()):
+        raise ConfigError(f"--keep-curves {out} is in use already, and not by a sweep; give another folder")
+    if out.resolve() == sweep.folder.resolve():
+        raise ConfigError(f"--keep-curves {out} is the folder of the sweep; give another")
+    out.mkdir(parents=True, exist_ok=True)
+    asked = yaml.safe_load((sweep.folder / ASKED).read_text()) | {"curves_only": True}
+    (out / ASKED).write_text(yaml.safe_dump(asked, sort_keys=False, allow_unicode=True))
+    if (sweep.folder / STATUS).is_file():
+        shutil.copy(sweep.folder / STATUS, out / STATUS)
+    for run in sweep.runs:
+        metrics, ledger = run.folder / "metrics.jsonl", run.folder / "ledger.json"
+        if not metrics.is_file() or not ledger.is_file():
+            continue
+        copy = out / run.name
+        copy.mkdir(exist_ok=True)
+        rows = [row for row in read_lines(metrics) if "eval/pass_rate" in row]
+        kept = [{k: _short(v) for k, v in row.items() if k.startswith(METRICS)} for row in rows]
+        (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+        books = json.loads(ledger.read_text())
+        totals = {key: books[key] for key in TOTALS} | {"roles": {}}
+        (copy / "ledger.json").write_text(json.dumps(totals) + "\n")
+        for name in FILES:
+            if (run.folder / name).is_file():
+                shutil.copy(run.folder / name, copy / name)
+
+
+def _short(value: object) -> object:
+    return float(f"{value:.7g}") if isinstance(value, float) else value

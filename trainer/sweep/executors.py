@@ -1,0 +1,227 @@
+"""Where runs train: as processes on this machine, or as jobs that submitit hands to a cluster."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from trainer.config import ConfigError
+from trainer.gpus import visible_gpus
+from trainer.run_folder import complete, latest
+from trainer.sweep.spec import Run
+
+POLL_S = 2.0  # of a job, whether it is to stop
+
+
+class Handle(Protocol):
+    """A run that trains."""
+
+    slot: int
+
+    def done(self) -> bool: ...
+
+    def stop(self) -> None:
+        """Ask it to end after its step, with a checkpoint; a second time: at once."""
+
+
+class Executor(Protocol):
+    """Starts runs, at most `jobs` at a time."""
+
+    jobs: int
+
+    def find(self, run: Run) -> Handle | None:
+        """A run that an earlier start of this sweep began and that still trains."""
+
+    def start(self, run: Run, compute: float, slot: int) -> Handle: ...
+
+
+@dataclass
+class Process:
+    """A run on this machine. Its lock file is open in its process alone: it is locked while that lives."""
+
+    lock: Path
+    pid: int  # 0: unknown
+    slot: int
+    child: subprocess.Popen[bytes] | None = None  # None: an earlier start of this sweep began it
+
+    def done(self) -> bool:
+        return self.child.poll() is not None if self.child else not _locked(self.lock)
+
+    def stop(self) -> None:
+        if self.pid and not self.done():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGINT)
+
+
+class Here:
+    """Processes on this machine, each with its own GPUs, or its share of the cores. They outlive a sweep that
+    is killed, and its next start finds them."""
+
+    def __init__(self, folder: Path, jobs: int, gpus_per_run: int) -> None:
+        gpus, cores = visible_gpus(), sorted(os.sched_getaffinity(0))
+        width = gpus_per_run or len(gpus) // (jobs or 1)
+        if jobs > len(cores) or (gpus and max(1, jobs) * width > len(gpus)) or (gpus and not width):
+            raise ConfigError(
+                f"--jobs {jobs}, --gpus-per-run {gpus_per_run}: this machine has {len(gpus)} GPUs and "
+                f"{len(cores)} cores; expected at most as many"
+            )
+        if gpus_per_run and not gpus:
+            raise ConfigError(f"--gpus-per-run {gpus_per_run}: this machine has no GPU; leave it out")
+        self.folder, self.jobs = folder, jobs or (len(gpus) // width if gpus else 1)
+        self.gpus = [gpus[i * width : (i + 1) * width] for i in range(self.jobs)]
+        per_run = len(cores) // self.jobs
+        self.cores = [cores if gpus else cores[i * per_run : (i + 1) * per_run] for i in range(self.jobs)]
+
+    def find(self, run: Run) -> Process | None:
+        lock = self._lock(run)
+        if not _locked(lock):
+            return None
+        content = json.loads(lock.read_text() or '{"pid": 0, "slot": -1}')  # if killed in between
+        return Process(lock, content["pid"], content["slot"])
+
+    def start(self, run: Run, compute: float, slot: int) -> Process:
+        lock, ours = self._lock(run), os.sched_getaffinity(0)
+        clear(run)
+        env = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[slot])} if self.gpus[slot] else {})
+        with lock.open("w") as held, log_of(run).open("a") as log:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.sched_setaffinity(0, self.cores[slot])  # the child has it from us
+            try:
+                child = spawn(run, compute, log, env, held.fileno())
+            finally:
+                os.sched_setaffinity(0, ours)
+            json.dump({"pid": child.pid, "slot": slot}, held)
+        return Process(lock, child.pid, slot, child)
+
+    def _lock(self, run: Run) -> Path:
+        return self.folder / "jobs" / f"{run.name}.lock"
+
+
+class Job:
+    """What a node of the cluster does: it trains a run, and stops it when the sweep's folder says so."""
+
+    def __init__(self, run: Run, compute: float) -> None:
+        self.run, self.compute = run, compute
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def __call__(self) -> None:
+        with (self.run.folder.parent / "jobs" / f"{self.run.name}.lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # a job that was given up as lost may still train
+            if complete(self.run.folder, self.compute):
+                return
+            clear(self.run)
+            with log_of(self.run).open("a") as log:
+                self.child = spawn(self.run, self.compute, log, os.environ, held.fileno())
+            print(self.child.pid, file=held, flush=True)
+            asked = False
+            while self.child.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    self.child.wait(POLL_S)
+                if not asked and stop_file(self.run.folder.parent).exists():
+                    asked = True
+                    self.child.send_signal(signal.SIGINT)
+
+    def checkpoint(self) -> Any:
+        """Called by submitit when the job is preempted or out of time: it is submitted again and goes on."""
+        from submitit.helpers import DelayedSubmission
+
+        if self.child is not None:
+            self.child.send_signal(signal.SIGTERM)
+            self.child.wait()
+        return DelayedSubmission(Job(self.run, self.compute))
+
+
+@dataclass
+class Submitted:
+    """A run that a cluster trains."""
+
+    job: Any
+    slot: int
+    stop_at: Path
+
+    def done(self) -> bool:
+        return bool(self.job.done())
+
+    def stop(self) -> None:
+        if self.stop_at.exists():  # asked before
+            self.job.cancel()
+        else:
+            self.stop_at.touch()
+
+
+class Cluster:
+    """Jobs of submitit's executor for `kind`: "slurm", or "local", by which its use is tested."""
+
+    def __init__(self, folder: Path, kind: str, jobs: int, parameters: Mapping[str, Any]) -> None:
+        try:
+            import submitit
+        except ImportError as e:
+            raise ConfigError(
+                f"--executor {kind} needs submitit, which is not installed; `pip install sigmoid-rl[sweep]`"
+            ) from e
+        self.folder, self.jobs = folder, jobs
+        try:
+            self._executor = submitit.AutoExecutor(folder / "jobs" / "submitit", cluster=kind)
+            self._executor.update_parameters(**parameters)
+        except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as e:
+            raise ConfigError(f"--executor {kind}: {' '.join(str(e).split())}") from e
+        stop_file(folder).unlink(missing_ok=True)
+
+    def find(self, run: Run) -> Submitted | None:
+        path = self._path(run)
+        if not path.is_file():
+            return None
+        inner = self._executor._executor
+        job = inner.job_class(inner.folder, path.read_text())
+        return None if job.done() else Submitted(job, -1, stop_file(self.folder))
+
+    def start(self, run: Run, compute: float, slot: int) -> Submitted:
+        job: Any = self._executor.submit(Job(run, compute))
+        self._path(run).write_text(job.job_id)
+        return Submitted(job, slot, stop_file(self.folder))
+
+    def _path(self, run: Run) -> Path:
+        return self.folder / "jobs" / f"{run.name}.id"
+
+
+def spawn(
+    run: Run, compute: float, log: IO[str], env: Mapping[str, str], held: int
+) -> subprocess.Popen[bytes]:
+    """The trainer's process, in a session of its own: the sweep alone answers Ctrl-C. It holds `held`."""
+    command = run.command(compute)
+    print("$", *command, file=log, flush=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(env),
+        start_new_session=True, pass_fds=(held,),
+    )  # fmt: skip
+
+
+def clear(run: Run) -> None:
+    """Remove what a run left that was killed before its first checkpoint: it begins again."""
+    if latest(run.folder) is None and (run.folder / ".lock").exists():
+        shutil.rmtree(run.folder)
+
+
+def log_of(run: Run) -> Path:
+    return run.folder.parent / "logs" / f"{run.name}.log"
+
+
+def stop_file(folder: Path) -> Path:
+    """It exists once the sweep's jobs are to end."""
+    return folder / "jobs" / "stop"
+
+
+def _locked(path: Path) -> bool:
+    with suppress(FileNotFoundError), path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,81 @@
+"""Trains the runs of a sweep, as many at a time as there is room for, and stops them in order."""
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from trainer.run_folder import complete
+from trainer.sweep.executors import Executor, Handle, log_of
+from trainer.sweep.progress import View
+from trainer.sweep.spec import Run, Status
+
+TICK_S = 0.5
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LINE = 200  # characters of an error that are kept
+
+
+@contextmanager
+def stops() -> Iterator[list[int]]:
+    """The signals to stop that have come so far; each only adds to the list."""
+    came: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+
+    ignored = {s for s in STOPS if signal.getsignal(s) == signal.SIG_IGN}  # such as SIGHUP under nohup
+    before = {s: signal.signal(s, note) for s in set(STOPS) - ignored}
+    try:
+        yield came
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def train(
+    runs: Sequence[Run], compute: float, executor: Executor, status: Status, view: View, came: Sequence[int]
+) -> None:
+    """Bring each run to this compute (0: to its last step). A run that fails is recorded; the others go on.
+
+    `came`: signals. At the first, nothing is started any more, and runs end after their step, with a
+    checkpoint; at the second, at once.
+    """
+    waiting = [run for run in runs if not complete(run.folder, compute)]
+    found = {run: handle for run in waiting if (handle := executor.find(run))}
+    waiting = [run for run in waiting if run not in found]
+    active: dict[Run, Handle] = dict(found)
+    asked, began = 0, time.monotonic() - status.wall_s
+    while active or (waiting and not came):
+        for run in [run for run, handle in active.items() if handle.done()]:
+            del active[run]
+            if complete(run.folder, compute):
+                status.errors.pop(run.name, None)
+            elif run in found and not came:
+                waiting.append(run)  # as it may have been to end at an earlier rung
+            elif not came:
+                status.errors[run.name] = last_error(run)
+            found.pop(run, None)
+        while asked < len(came):
+            asked += 1
+            for handle in active.values():
+                handle.stop()
+        free = [i for i in range(executor.jobs) if i not in {h.slot for h in active.values()}]
+        for slot in free[: max(0, executor.jobs - len(active))]:
+            if waiting and not came:
+                run = waiting.pop(0)
+                active[run] = executor.start(run, compute, slot)
+        status.wall_s = time.monotonic() - began
+        view.show(list(active), status, stopping=bool(came))
+        status.write()
+        time.sleep(TICK_S)
+
+
+def last_error(run: Run) -> str:
+    """The line in which the run's last attempt says why it ended."""
+    log = log_of(run)
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    lines = [line.strip() for line in text.rpartition("\n$ ")[2].splitlines()[1:] if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    line = (errors or lines or ["it ended without a message"])[-1]
+    return f"{line.removeprefix('error: ')[:LINE]} (log: {log})"

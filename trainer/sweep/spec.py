@@ -1,0 +1,188 @@
+"""What a sweep was asked for (sweep.yaml in its folder), the runs that it consists of, and what came of them.
+
+FOLDER/sweep.yaml     what was asked, and the settings in which the recipes differ
+FOLDER/R-S/           the run folder of recipe R, seed S: it says whether the run is complete
+FOLDER/logs/R-S.log   what the run printed
+FOLDER/status.json    errors of the last attempts, recipes stopped early, wall time
+"""
+
+import fcntl
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from trainer.cli import NAME, NAME_CHARACTERS, parse
+from trainer.config import Config, ConfigError
+from trainer.config.typed import fields
+from trainer.jsonl import write_atomic
+from trainer.run_folder import latest
+
+TRAINER = (sys.executable, "-m", "trainer.main")
+ASKED, STATUS = "sweep.yaml", "status.json"
+OURS = ("--recipe", "--task", "--seed", "--run-dir", "--run_dir", "--resume", "--dry-run", "--pipeline.max")
+FIXED = ("task", "budget", "rungs", "overrides")  # what all runs of a folder have in common
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One recipe with one seed."""
+
+    recipe: str  # its name, without folder and ending
+    folder: Path
+    start: tuple[str, ...]  # the command, but for the compute
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def command(self, compute: float) -> list[str]:
+        """What trains it up to a compute (0: up to its last step), from its newest checkpoint if any."""
+        limit = ["--pipeline.max_compute", repr(compute)] if compute else []
+        return [*self.start, *limit, *(["--resume"] if latest(self.folder) else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What was asked for."""
+
+    folder: Path
+    recipes: tuple[str, ...]  # names of shipped recipes, or files
+    task: str
+    seeds: int
+    budget: float  # device-hours of each run; 0: its pipeline.steps are the only limit
+    rungs: tuple[float, ...] = ()  # shares of the budget at which recipes may be stopped
+    overrides: tuple[str, ...] = ()
+    curves_only: bool = False  # a copy by --keep-curves, without the run folders
+
+    @cached_property
+    def groups(self) -> dict[str, list[Run]]:
+        """The runs by the name of their recipe."""
+        given = [("--recipe", r, "--task", self.task) for r in self.recipes]
+        runs = {Path(r).stem: list[Run]() for r in self.recipes}
+        for (name, of), arguments in zip(runs.items(), given, strict=True):
+            for seed in range(self.seeds):
+                folder = self.folder / f"{name}-{seed}"
+                own = (*TRAINER, *arguments, "--seed", str(seed), "--run-dir", str(folder), *self.overrides)
+                of.append(Run(name, folder, own))
+        return runs
+
+    @property
+    def runs(self) -> list[Run]:
+        """The first seed of every recipe, then the second, and so on: there is a table early."""
+        return [run for seed in zip(*self.groups.values(), strict=True) for run in seed]
+
+    def check(self) -> dict[str, Config]:
+        """Each recipe's configuration. ConfigError, one line, if anything is wrong."""
+        names = [Path(r).stem for r in self.recipes]
+        if repeated := {n for n in names if names.count(n) > 1}:
+            raise ConfigError(f"two recipes are named {repeated.pop()!r}; expected each name once")
+        if wrong := [n for n in names if not re.fullmatch(NAME, n)]:
+            raise ConfigError(f"recipe {wrong[0]!r}: expected a name {NAME_CHARACTERS}")
+        if self.seeds < 1 or not 0 <= self.budget < float("inf"):
+            raise ConfigError(
+                f"--seeds {self.seeds}, --budget {self.budget:g}: expected at least one seed, and the "
+                "device-hours of a run (0: up to its pipeline.steps)"
+            )
+        if self.rungs and not self.budget:
+            raise ConfigError("--halving needs --budget: runs stop at shares of it")
+        if "," in str(self.folder):
+            raise ConfigError(f"--out {self.folder}: expected a path without a comma")
+        if own := [o for o in self.overrides if o.startswith(OURS)]:
+            raise ConfigError(f"-- {own[0]}: the sweep sets this for each run; leave it out")
+        return {name: parse(runs[0].start[len(TRAINER) :]).config for name, runs in self.groups.items()}
+
+    def claim(self, configs: dict[str, Config]) -> IO[str]:
+        """Write sweep.yaml, and hold the folder's lock until the returned file is closed.
+
+        ConfigError if the folder is not this sweep's: recipes and seeds may be added.
+        """
+        asked = self.folder / ASKED
+        if asked.is_file():
+            before = load(self.folder)
+            if before.curves_only:
+                raise ConfigError(f"{self.folder} holds kept curves only; give the --out of the sweep itself")
+            if changed := [k for k in FIXED if getattr(before, k) != getattr(self, k)]:
+                key, old = changed[0], getattr(before, changed[0])
+                raise ConfigError(
+                    f"{self.folder} is of another sweep: its {key} is {_plain(old)!r}, given "
+                    f"{_plain(getattr(self, key))!r}; give another --out"
+                )
+            if missing := set(before.recipes) - set(self.recipes) or before.seeds > self.seeds:
+                what = f"{before.seeds} seeds" if missing is True else f"recipe {min(missing)}"
+                raise ConfigError(f"{self.folder} is of a sweep with {what}; more may be added, not fewer")
+        elif self.folder.exists() and (self.folder.is_file() or any(self.folder.iterdir())):
+            raise ConfigError(f"{self.folder} is in use already, and not by a sweep; give another --out")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = {k: _plain(v) for k, v in asdict(self).items() if k != "folder"}
+        content["differing"] = differing(configs)
+        lock = (self.folder / ".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            raise ConfigError(f"{self.folder}: this sweep is running in another process; wait for it") from e
+        write_atomic(asked, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        for name in ("jobs", "logs"):
+            (self.folder / name).mkdir(exist_ok=True)
+        return lock
+
+
+def load(folder: Path) -> Sweep:
+    """The sweep of a folder."""
+    try:
+        content = yaml.safe_load((folder / ASKED).read_text())
+    except OSError as e:
+        raise ConfigError(f"{folder} holds no sweep ({ASKED}); expected the --out of one") from e
+    values: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in content.items() if k != "differing"
+    }
+    return Sweep(folder=folder, **values)
+
+
+def differing(configs: dict[str, Config]) -> dict[str, dict[str, Any]]:
+    """The settings in which the recipes differ, by key."""
+    values = {key: {name: attrgetter(key)(c) for name, c in configs.items()} for key in fields()}
+    return {
+        key: {name: _plain(v) for name, v in by_recipe.items()}
+        for key, by_recipe in values.items()
+        if key != "run_dir" and len(set(map(repr, by_recipe.values()))) > 1
+    }
+
+
+def _plain(value: Any) -> Any:
+    """As YAML shows it."""
+    if isinstance(value, list | tuple):
+        return [asdict(v) if hasattr(v, "__dataclass_fields__") else v for v in value]
+    return value
+
+
+@dataclass
+class Status:
+    """What came of the runs beyond what their folders say; kept in status.json."""
+
+    folder: Path
+    errors: dict[str, str] = field(default_factory=dict)  # by run: of its last attempt
+    decided: list[float] = field(default_factory=list)  # rungs passed
+    stopped: dict[str, dict[str, float]] = field(default_factory=dict)  # by recipe: at which rung, and why
+    wall_s: float = 0.0  # that the sweep ran, over all its starts
+
+    def write(self) -> None:
+        content = {k: v for k, v in asdict(self).items() if k != "folder"}
+        write_atomic(self.folder / STATUS, json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def load_status(folder: Path) -> Status:
+    path = folder / STATUS
+    return Status(folder, **(json.loads(path.read_text()) if path.is_file() else {}))
+
+
+def shares(sweep: Sweep) -> Sequence[float]:
+    """The shares of the budget at which the sweep pauses, the last of which is the end."""
+    return (*sweep.rungs, 1.0)
