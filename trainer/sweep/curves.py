@@ -1,6 +1,7 @@
 """Keeps the curves of a sweep, a few kB a run, from which its results can be made again."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from trainer.jsonl import read_lines
 from trainer.sweep.spec import ASKED, STATUS, Sweep
 
 FILES = ("config.yaml", "ended.json")  # of a run, copied as they are
-METRICS = ("step", "time", "eval/", "compute/")  # beginnings of the keys that are kept of an evaluation
+METRICS = re.compile(r"step|compute/.+|eval/(.+/)?(pass_rate|pass_rate_se|prompts|samples)")
 TOTALS = ("unit", "devices_total", "wall_s", "compute")  # of the ledger
 
 
@@ -33,7 +34,7 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
         copy = out / run.name
         copy.mkdir(exist_ok=True)
         rows = [row for row in read_lines(metrics) if "eval/pass_rate" in row]
-        kept = [{k: _short(v) for k, v in row.items() if k.startswith(METRICS)} for row in rows]
+        kept = [{k: v for k, v in row.items() if METRICS.fullmatch(k)} for row in rows]
         (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
         books = json.loads(ledger.read_text())
         totals = {key: books[key] for key in TOTALS} | {"roles": {}}
@@ -41,7 +42,3 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
         for name in FILES:
             if (run.folder / name).is_file():
                 shutil.copy(run.folder / name, copy / name)
-
-
-def _short(value: object) -> object:
-    return float(f"{value:.7g}") if isinstance(value, float) else value

@@ -17,7 +17,6 @@ from trainer.scaling.compare import (
     EQUIVALENT,
     INCONCLUSIVE,
     Comparison,
-    Recipe,
     at_ceiling,
     compare,
 )
@@ -98,45 +97,40 @@ class Row:
     A: Estimate
     B: Estimate
     C_mid: Estimate
-    common_A: float  # the mean ceiling of the recipes whose ceiling is identified
-    at_common_A: dict[str, Estimate] | None  # B and C_mid
+    common_A: float | None  # the ceiling at which B and C_mid are; None: each recipe's own
     r2: float  # mean over the runs
     reward: Estimate  # at the last compute
 
 
 def table(comparison: Comparison, last: float) -> Iterator[Row]:
-    """The recipes whose ceiling is identified, the highest first, and then the others."""
-    common = float(np.mean([r.sigmoid.A for r in comparison.recipes if not r.doubts] or [np.nan]))
+    """The recipes whose ceiling is identified, the highest first, and then the others.
+
+    B and C_mid are compared at one ceiling, the mean, as in the paper, unless two ceilings differ.
+    """
+    known = [recipe.sigmoid.A for recipe in comparison.recipes if not recipe.doubts]
+    differ = any(pair.verdict == DIFFERENT for pair in comparison.pairs)
+    common = float(np.mean(known)) if len(known) > 1 and not differ else None
     for recipe in sorted(comparison.recipes, key=lambda r: (bool(r.doubts), -r.sigmoid.A)):
-        A, B, C_mid = (recipe.estimate(name) for name in ("A", "B", "C_mid"))
-        held = None if recipe.doubts else held_at(recipe, common)
+        sigmoid, draws = recipe.sigmoid, recipe.draws
+        if common is not None:
+            sigmoid, draws = at_ceiling(sigmoid, draws, common)
+        B, C_mid = (
+            estimate(getattr(sigmoid, k), getattr(draws, k), comparison.confidence) for k in ("B", "C_mid")
+        )
         r2 = float(np.mean([fit.r2 for fit in recipe.fits]))
-        end = recipe.reward(last)
-        yield Row(recipe.name, len(recipe.fits), recipe.doubts, A, B, C_mid, common, held, r2, end)
-
-
-def held_at(recipe: Recipe, A: float) -> dict[str, Estimate]:
-    """B and C_mid with the ceiling held at A, as the paper compares them."""
-    sigmoid, draws = at_ceiling(recipe.sigmoid, recipe.draws, A)
-    confidence = recipe.fits[0].confidence
-    return {k: estimate(getattr(sigmoid, k), getattr(draws, k), confidence) for k in ("B", "C_mid")}
+        A, end = recipe.estimate("A"), recipe.reward(last)
+        yield Row(recipe.name, len(recipe.fits), recipe.doubts, A, B, C_mid, common, r2, end)
 
 
 def describe(rows: Sequence[Row], unit: str, last: float) -> str:
     """The table as text."""
-    common = rows[0].common_A
-    at = "" if np.isnan(common) else f" at A={common:.3f}"
+    at = "" if rows[0].common_A is None else f" at A={rows[0].common_A:.3f}"
     lines = [["recipe", "runs", "A", f"B{at}", f"C_mid{at}", "R²", f"R at {amount(last)}"]]
     for row in rows:
-        cells = (
-            row.recipe,
-            str(row.runs),
-            f"{row.A.low:.2f} to {row.A.high:.2f}: not identified" if row.doubts else interval(row.A, ".3f"),
-            interval(row.at_common_A["B"], ".2f") if row.at_common_A else "",
-            amounts(row.at_common_A["C_mid"]) if row.at_common_A else "",
-            f"{row.r2:.3f}",
-            interval(row.reward, ".3f"),
-        )
+        cells = [f"{row.A.low:.2f} to {row.A.high:.2f}: not identified", "", ""]
+        if not row.doubts:
+            cells = [interval(row.A, ".3f"), interval(row.B, ".2f"), amounts(row.C_mid)]
+        cells = [row.recipe, str(row.runs), *cells, f"{row.r2:.3f}", interval(row.reward, ".3f")]
         lines.append([cell.replace(" to ", "–") for cell in cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
