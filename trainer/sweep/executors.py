@@ -9,8 +9,9 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from trainer.config import ConfigError
 from trainer.gpus import visible_gpus
@@ -18,28 +19,6 @@ from trainer.run_folder import complete, latest
 from trainer.sweep.spec import Run
 
 POLL_S = 2.0  # of a job, whether it is to stop
-
-
-class Handle(Protocol):
-    """A run that trains."""
-
-    slot: int
-
-    def done(self) -> bool: ...
-
-    def stop(self) -> None:
-        """Ask it to end after its step, with a checkpoint; a second time: at once."""
-
-
-class Executor(Protocol):
-    """Starts runs, at most `jobs` at a time."""
-
-    jobs: int
-
-    def find(self, run: Run) -> Handle | None:
-        """A run that an earlier start of this sweep began and that still trains."""
-
-    def start(self, run: Run, compute: float, slot: int) -> Handle: ...
 
 
 @dataclass
@@ -67,17 +46,18 @@ class Here:
     def __init__(self, folder: Path, jobs: int, gpus_per_run: int) -> None:
         gpus, cores = visible_gpus(), sorted(os.sched_getaffinity(0))
         width = gpus_per_run or len(gpus) // (jobs or 1)
-        if jobs > len(cores) or (gpus and max(1, jobs) * width > len(gpus)) or (gpus and not width):
+        self.folder, self.jobs = folder, jobs or (len(gpus) // max(1, width) if gpus else 1)
+        if self.jobs * width > len(gpus) or not (width if gpus else self.jobs <= len(cores)):
             raise ConfigError(
                 f"--jobs {jobs}, --gpus-per-run {gpus_per_run}: this machine has {len(gpus)} GPUs and "
                 f"{len(cores)} cores; expected at most as many"
             )
-        if gpus_per_run and not gpus:
-            raise ConfigError(f"--gpus-per-run {gpus_per_run}: this machine has no GPU; leave it out")
-        self.folder, self.jobs = folder, jobs or (len(gpus) // width if gpus else 1)
-        self.gpus = [gpus[i * width : (i + 1) * width] for i in range(self.jobs)]
         per_run = len(cores) // self.jobs
+        self.gpus = [gpus[i * width : (i + 1) * width] for i in range(self.jobs)]
         self.cores = [cores if gpus else cores[i * per_run : (i + 1) * per_run] for i in range(self.jobs)]
+
+    def open(self) -> None:
+        """Nothing to prepare."""
 
     def find(self, run: Run) -> Process | None:
         lock = self._lock(run)
@@ -160,19 +140,20 @@ class Cluster:
     """Jobs of submitit's executor for `kind`: "slurm", or "local", by which its use is tested."""
 
     def __init__(self, folder: Path, kind: str, jobs: int, parameters: Mapping[str, Any]) -> None:
+        self.folder, self.kind, self.jobs, self.parameters = folder, kind, jobs, parameters
+        if find_spec("submitit") is None:
+            raise ConfigError(f"--executor {kind} needs submitit; `pip install sigmoid-rl[sweep]`")
+
+    def open(self) -> None:
+        """Find the cluster, and check the parameters."""
+        import submitit
+
+        stop_file(self.folder).unlink(missing_ok=True)
         try:
-            import submitit
-        except ImportError as e:
-            raise ConfigError(
-                f"--executor {kind} needs submitit, which is not installed; `pip install sigmoid-rl[sweep]`"
-            ) from e
-        self.folder, self.jobs = folder, jobs
-        try:
-            self._executor = submitit.AutoExecutor(folder / "jobs" / "submitit", cluster=kind)
-            self._executor.update_parameters(**parameters)
+            self._executor = submitit.AutoExecutor(self.folder / "jobs" / "submitit", cluster=self.kind)
+            self._executor.update_parameters(**self.parameters)
         except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as e:
-            raise ConfigError(f"--executor {kind}: {' '.join(str(e).split())}") from e
-        stop_file(folder).unlink(missing_ok=True)
+            raise ConfigError(f"--executor {self.kind}: {' '.join(str(e).split())}") from e
 
     def find(self, run: Run) -> Submitted | None:
         path = self._path(run)

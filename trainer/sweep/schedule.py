@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from trainer.run_folder import complete
-from trainer.sweep.executors import Executor, Handle, log_of
+from trainer.sweep.executors import Cluster, Here, Process, Submitted, log_of
 from trainer.sweep.progress import View
 from trainer.sweep.spec import Run, Status
 
@@ -34,7 +34,12 @@ def stops() -> Iterator[list[int]]:
 
 
 def train(
-    runs: Sequence[Run], compute: float, executor: Executor, status: Status, view: View, came: Sequence[int]
+    runs: Sequence[Run],
+    compute: float,
+    executor: Here | Cluster,
+    status: Status,
+    view: View,
+    came: Sequence[int],
 ) -> None:
     """Bring each run to this compute (0: to its last step). A run that fails is recorded; the others go on.
 
@@ -44,7 +49,7 @@ def train(
     waiting = [run for run in runs if not complete(run.folder, compute)]
     found = {run: handle for run in waiting if (handle := executor.find(run))}
     waiting = [run for run in waiting if run not in found]
-    active: dict[Run, Handle] = dict(found)
+    active: dict[Run, Process | Submitted] = dict(found)
     asked, began = 0, time.monotonic() - status.wall_s
     while active or (waiting and not came):
         for run in [run for run, handle in active.items() if handle.done()]:

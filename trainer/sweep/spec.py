@@ -10,7 +10,6 @@ import fcntl
 import json
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -181,8 +180,3 @@ class Status:
 def load_status(folder: Path) -> Status:
     path = folder / STATUS
     return Status(folder, **(json.loads(path.read_text()) if path.is_file() else {}))
-
-
-def shares(sweep: Sweep) -> Sequence[float]:
-    """The shares of the budget at which the sweep pauses, the last of which is the end."""
-    return (*sweep.rungs, 1.0)

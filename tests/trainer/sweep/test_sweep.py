@@ -186,8 +186,11 @@ def test_a_failed_run_is_recorded_stops_no_other_and_is_tried_again(
         (["grpo", "--task", "arithmetic", "--budget", "-1"], "--budget -1: expected"),
         (["grpo", "--task", "arithmetic", "--halving"], "--halving needs --budget"),
         (["grpo", "--task", "arithmetic", "--jobs", "999"], "--jobs 999, --gpus-per-run 0: this machine has"),
-        (["grpo", "--task", "arithmetic", "--gpus-per-run", "2"], "this machine has no GPU"),
-        (["grpo", "--task", "arithmetic", "--executor-options", "a=1"], "are of --executor slurm"),
+        (["grpo", "--task", "arithmetic", "--gpus-per-run", "2"], "this machine has 0 GPUs"),
+        (
+            ["grpo", "--task", "arithmetic", "--executor-options", "a=1"],
+            "expected KEY=VALUE, with --executor slurm",
+        ),
         (["grpo", "--task", "arithmetic", "--", "--seed", "3"], "-- --seed: the sweep sets this"),
         (["grpo", "--task", "arithmetic", "--", "--lr", "3"], "did you mean 'learner.lr'"),
         (["table"], "holds no sweep"),
@@ -253,7 +256,7 @@ def test_the_plan_names_the_commands_and_starts_nothing(
     assert main([*ASKED, "--out", str(folder), "--budget", str(cores / 2), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert out.count("--pipeline.max_compute") == 4 and "--recipe grpo --task arithmetic --seed 1" in out
-    assert "4 of 4 runs are to be trained." in out and "2:00 h" in out and not folder.exists()
+    assert "4 of 4 runs are to be trained. Time left: 2:00 h on the" in out and not folder.exists()
 
 
 def test_jobs_of_submitit_stop_by_the_stop_file_and_go_on(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_the_table_has_the_papers_numbers_and_says_which_ceilings_differ(
     assert main(["table", str(folder)]) == 0
     out = capsys.readouterr().out
     results = json.loads((folder / "results.json").read_text())
-    rows = {row["recipe"]: row for row in results["recipes"]}
+    rows = {row["recipe"]: row for row in results["table"]}
     for name, (A, B, C_mid) in LAWS.items():
         row = rows[name]
         assert row["runs"] == 3 and not row["doubts"] and row["r2"] > 0.98
@@ -89,11 +89,13 @@ def test_the_table_has_the_papers_numbers_and_says_which_ceilings_differ(
         assert row["reward"]["value"] == pytest.approx(end, abs=0.01)
     assert rows["grpo"]["common_A"] is None  # two ceilings differ: B is at each recipe's own
     assert "the ceiling is lower: grpo (-0.1" in out
-    assert "standard deviation of 0.00" in out and "measured in this sweep" in out
-    assert "Cost of 9 of 9 runs: 21.6 device-hours of training, 2.25 of evaluation, 1.12 of start-up" in out
+    assert "standard deviation of 0.00" in out and "updated with 9 runs of 3 recipes" in out
+    assert (
+        "Cost of 9 of 9 runs: 21.6 of training, 2.25 of evaluation, 1.12 of start-up, in device-hours;" in out
+    )
     assert "13:30 h of runs in 2:00 h" in out
     assert all((folder / name).stat().st_size for name in ("report.html", "curves.png", "efficiency.png"))
-    best = results["budgets"][2]["ranks"]
+    best = results["budgets"][2]["standings"]
     assert sum(rank["best"] for rank in best) == pytest.approx(1, abs=0.01)
     assert next(rank["best"] for rank in best if rank["recipe"] == "grpo") < 0.01
 
@@ -109,7 +111,7 @@ def test_kept_curves_are_small_and_make_the_same_results(
     assert main(["table", str(kept)]) == 0
     assert capsys.readouterr().out == table
     ours, theirs = (json.loads((f / "results.json").read_text()) for f in (folder, kept))
-    assert ours["recipes"][0]["A"]["value"] == pytest.approx(theirs["recipes"][0]["A"]["value"], abs=1e-5)
+    assert ours["table"][0]["A"]["value"] == pytest.approx(theirs["table"][0]["A"]["value"], abs=1e-5)
     assert main(["--out", str(kept)]) == 2
     assert "holds kept curves only" in capsys.readouterr().err
     assert main(["table", str(folder), "--keep-curves", str(folder)]) == 2
@@ -122,13 +124,20 @@ def test_equal_ceilings_have_B_at_one_ceiling(folder: Path, tmp_path: Path) -> N
         for seed in range(3):
             (tmp_path / f"{name}-{seed}").symlink_to(folder / f"{name}-{seed}")
     assert main(["table", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "results.json").read_text())["recipes"]
+    rows = json.loads((tmp_path / "results.json").read_text())["table"]
     assert all(math.isclose(row["common_A"], 0.62, abs_tol=0.01) for row in rows)
     assert "B at A=0.6" in (tmp_path / "table.txt").read_text()
 
 
 def test_runs_with_too_few_evaluations_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = {"recipes": ["scalerl"], "task": "addition", "seeds": 2, "budget": 0.0, "rungs": [], "overrides": []}
+    asked = {
+        "recipes": ["scalerl"],
+        "task": "addition",
+        "seeds": 2,
+        "budget": 0.0,
+        "rungs": [],
+        "overrides": [],
+    }
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(asked | {"differing": {}}))
     assert main(["table", str(tmp_path)]) == 0
     assert "Left out, with fewer than 5 evaluations: scalerl-0, scalerl-1." in capsys.readouterr().out
