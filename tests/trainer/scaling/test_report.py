@@ -23,12 +23,16 @@ from trainer.launcher.summary import finish
 from trainer.messages import Spans
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run
 from trainer.scaling.__main__ import main
+from trainer.scaling.compare import compare_fits
+from trainer.scaling.compare_text import pair_sentences, seed_sentence
+from trainer.scaling.guards import warnings
 from trainer.scaling.plot import straighten
 from trainer.scaling.posterior import B_RANGE, MAX_C_MID
 from trainer.scaling.reading.read import Reading
 from trainer.scaling.report import write_report
 from trainer.scaling.report.answers import answers, budgets, compute_for_most, whiskers
 from trainer.scaling.report.charts import chart_data
+from trainer.scaling.report.compared import by_recipe, compare_runs
 from trainer.scaling.report.page import differing, page, title_of
 from trainer.scaling.report.run import MAX_STEPS, Run, averaged, evenly_chosen, lanes_of, run_of_folder
 from trainer.scaling.text import amount, short_names
@@ -139,7 +143,8 @@ def test_rewards_are_forecast_at_budgets_that_all_runs_have_in_common() -> None:
     long, short = a_run(), a_run(n=9, name="b")
     assert budgets([long, short]) == pytest.approx((2 * 0.24, 10 * 0.24))
     text = "".join(Parsed(page([short, long])).texts)
-    assert text.count("reward at 0.48 core-hours") == 1 and "twice the compute" not in text
+    assert set(re.findall(r"reward at ([\d.]+) core-hours", text)) == {"0.24", "0.48", "2.4"}
+    assert "wice the compute" not in text
     for run in (short, long):
         e = run.fit.at(0.48)
         assert (f"{e.value:.3f}" if run.fit.identified else f"{e.low:.2f} to {e.high:.2f}") in text
@@ -159,6 +164,56 @@ def test_runs_of_one_recipe_have_one_colour_and_are_shown_together() -> None:
     text = page(runs)
     assert 'value="0 2"' in text and 'value="1"' in text
     assert "c2" not in re.findall(r"swatch (c\d)", text)
+
+
+def seeds() -> list[Run]:
+    """Two recipes of two runs, a fallen run, one of too few points, and a pilot."""
+    rng = np.random.default_rng(0)
+    runs = []
+    for recipe, law in {"high": replace(LAW, A=0.83), "low": replace(LAW, A=0.6)}.items():
+        for seed in "12":
+            run = a_run(law, name=f"{recipe}{seed}")
+            noisy = [replace(p, pass_rate=p.pass_rate + rng.normal(0, 0.004)) for p in run.curve.points]
+            runs.append(run_of(replace(run.curve, points=tuple(noisy)), recipe))
+    pilot = a_run(replace(LAW, C_mid=0.12, B=1.2), n=8, name="pilot")  # up to 0.14
+    return [*runs, a_run(fallen=0.4, name="fallen"), a_run(n=4, name="few"), pilot]
+
+
+def test_the_page_says_what_compare_says() -> None:
+    runs = seeds()
+    found = compare_runs(runs)
+    assert found is not None
+    with_fit = by_recipe([run for run in runs if run.fit.draws])
+    fitted = {name: [(run.curve, run.fit) for run in group] for name, group in with_fit.items()}
+    comparison = compare_fits(fitted, [0.24, 0.48, 2.4])
+    parsed = Parsed(page(runs))
+    shown = " ".join("".join(parsed.texts).split())
+    assert comparison.pairs[0].verdict == "different" and len(comparison.pairs) == 6
+    for pair in comparison.pairs:
+        for says in pair_sentences(pair, comparison, "core-hours", brief=True):
+            assert says in shown
+    for says in (seed_sentence(comparison), *warnings({r.name: [r.reading] for r in runs})):
+        assert says in shown
+    assert "few is not compared: there are fewer than 5 evaluations" in shown
+    for (budget, standings), column in zip(comparison.budgets, (1, 2, 3), strict=True):
+        for standing in standings:
+            cell = dict(found.rows)[standing.recipe][column]
+            assert cell is not None and cell.best == standing.best and cell.estimate == standing.reward
+            assert f"reward at {amount(budget)} core-hours" in shown
+    assert dict(found.rows)["fallen"] == (None,) * 4  # it has no forecast
+    pilot = dict(found.rows)["pilot"]
+    assert [cell.range_alone for cell in pilot if cell] == [True] * 4
+
+
+def test_one_recipe_is_not_compared() -> None:
+    high = seeds()[:2]
+    assert compare_runs(high) is None and "Which recipe is better" not in page(high)
+    assert compare_runs([*high, a_run(n=4, name="few")]) is None
+
+
+def test_other_columns_and_settings_are_a_warning_on_the_page() -> None:
+    a, b = run_of(a_run().curve, "a", "val/math"), run_of(a_run(name="b").curve, "b", "val/code")
+    assert "The rewards are of different columns" in "".join(Parsed(page([a, b])).texts)
 
 
 def test_the_page_says_what_was_read_when_and_by_which_version() -> None:

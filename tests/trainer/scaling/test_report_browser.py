@@ -258,11 +258,16 @@ def test_dark_and_light_have_their_paper_and_readable_ink(opened: Any) -> None:
 def test_on_paper_it_is_light_and_open_and_no_wider_than_the_sheet(opened: Any) -> None:
     tab = opened("three", color_scheme="dark", viewport={"width": 1280, "height": 900})
     shut = "document.querySelectorAll('details:not([open])').length"
-    tab.evaluate(f"addEventListener('beforeprint', () => {{ window.shut = {shut}; }})")
+    drawn = """document.querySelector('figure[data-chart="curves"] svg').viewBox.baseVal.width"""
+    width = tab.evaluate(drawn)
+    print_ = f"() => {{ window.shut = {shut}; window.drawn = {drawn}; }}"
+    tab.evaluate(f"addEventListener('beforeprint', {print_})")
     assert tab.locator("details:not([open])").count() > 10
     assert tab.pdf(format="A4")[:5] == b"%PDF-"
     assert tab.evaluate("window.shut") == 0  # all open while printed
+    assert tab.evaluate("window.drawn") <= 700  # and drawn for the sheet, so that text is not scaled down
     assert tab.locator("details:not([open])").count() > 10  # and as before afterwards
+    assert tab.evaluate(drawn) == width > 1000
     tab.emulate_media(media="print", color_scheme="dark")
     tab.set_viewport_size({"width": 718, "height": 1040})  # A4 within its margins
     assert luminance(tab.evaluate("getComputedStyle(document.body).backgroundColor")) > 0.9

@@ -6,6 +6,7 @@ from pathlib import Path
 from trainer.config import ConfigError
 from trainer.jsonl import write_atomic
 from trainer.scaling.commands import add_fit_arguments
+from trainer.scaling.guards import check_seeds
 from trainer.scaling.plot import plot_curves, plot_efficiency, reward_title
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.read import add_input_arguments
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> None:
         if folder is not None and folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is a file; expected a folder for the pictures")
     groups = read_groups(args)
+    check_seeds(groups)
     runs = runs_of(groups, args.confidence, args.within)
     write_atomic(args.out, page(runs))
     print(args.out)

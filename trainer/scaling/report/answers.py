@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.scaling.fit import Estimate, Fit, estimate
+from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate
 from trainer.scaling.report.run import Run
 from trainer.scaling.text import amount
 
@@ -46,7 +46,7 @@ def answers(run: Run) -> tuple[Answer, ...]:
         Answer(
             "How certain is that?",
             f"{A.low:.3f} to {A.high:.3f}",
-            f"The {fit.confidence:.0%} interval, from {fit.points} evaluations. {_notes(fit)}".strip(),
+            f"The {fit.confidence:.0%} interval, from {fit.points} evaluations. {notes(fit)}".strip(),
         ),
         Answer(
             "At what cost?",
@@ -69,7 +69,7 @@ def _unidentified(run: Run) -> tuple[Answer, ...]:
     needed = next((NEEDED[flag] for flag in fit.flags if flag in NEEDED), LONGER)
     return (
         Answer("How high will it end?", possible, meaning),
-        Answer("How certain is that?", "not identified", f"Do not quote a ceiling: {fit.reasons}."),
+        Answer("How certain is that?", "not identified", f"Do not quote a ceiling: {reasons(fit)}."),
         Answer(
             "At what cost?",
             "cannot be said",
@@ -153,13 +153,19 @@ def _twice(fit: Fit) -> str:
     return f"Twice the compute gives {gives}{', too wide to use' if fit.too_wide(e) else ''}."
 
 
-def _notes(fit: Fit) -> str:
-    notes = [fit.describe(flag) for flag in fit.flags]
+def reasons(fit: Fit) -> str:
+    """Why the ceiling is not identified: of a run that has fallen, that alone."""
+    return fit.describe("falling") if "falling" in fit.flags else fit.reasons
+
+
+def notes(fit: Fit) -> str:
+    """What to know of a fit besides the reasons why its ceiling is not identified."""
+    found = [fit.describe(flag) for flag in fit.flags if flag in HARMLESS]
     if fit.outliers:
-        notes.append(f"{fit.outliers} of them are outliers and count for little")
+        found.append(f"{fit.outliers} evaluations are outliers and count for little")
     if fit.overdispersed:
-        notes.append(
-            f"they scatter {fit.overdispersion:.1f} times as much as their standard errors say, which the "
-            "interval allows for"
+        found.append(
+            f"the evaluations scatter {fit.overdispersion:.1f} times as much as their standard errors say, "
+            "which the intervals allow for"
         )
-    return f"Note: {'; '.join(notes)}." if notes else ""
+    return f"Note: {'; '.join(found)}." if found else ""

@@ -94,8 +94,8 @@ def _grid(curve: Curve, longest: float) -> list[float]:
     """The computes at which a curve is drawn: dense enough for a linear and a logarithmic axis."""
     first, last, end = curve.points[0].compute, curve.points[-1].compute, forecast_end(curve, longest)
     far = min(LINEAR_REACH * longest, end)
-    linear = np.linspace(0, far, 41)
-    return np.union1d(np.geomspace(first / 2, end, 80), [0.0, last, *linear]).tolist()
+    linear = np.linspace(0, far, 81)
+    return np.union1d(np.geomspace(first / 2, end, 60), [0.0, last, *linear]).tolist()
 
 
 def _three(e: Estimate) -> list[float]:

@@ -1,16 +1,90 @@
 """What `compare` says of the recipes, for the page."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from trainer.scaling.compare import Standing
+from trainer.scaling.compare import Comparison, Recipe, compare_fits
+from trainer.scaling.compare_text import (
+    budget_sentences,
+    level_sentence,
+    pair_sentences,
+    recipe_sentences,
+    seed_sentence,
+)
+from trainer.scaling.fit import Estimate
+from trainer.scaling.guards import warnings
+from trainer.scaling.report.answers import AHEAD
+from trainer.scaling.report.run import Run
+
+MAX_DETAILED_PAIRS = 3  # of more pairs, only ceilings and leads are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A ceiling or a reward of a recipe."""
+
+    estimate: Estimate
+    range_alone: bool  # the value is not shown: the ceiling is not identified
+    best: float | None = None  # of a reward: the probability that the recipe is the best one
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
     """Recipes compared, in the sentences of the command."""
 
-    warnings: tuple[str, ...]  # what should not be compared
-    seeds: str  # how much runs of one recipe differ
-    pairs: tuple[tuple[str, tuple[str, ...]], ...]  # ("a against b", sentences)
+    warnings: tuple[str, ...]  # what the runs do not share
     budgets: tuple[float, ...]
-    standings: tuple[tuple[str, tuple[Standing | None, ...]], ...]  # by recipe, for each budget
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]  # by recipe: its ceiling, its reward at each budget
+    notes: tuple[str, ...]
+    pairs: tuple[tuple[str, tuple[str, ...]], ...]  # ("a against b", sentences)
+
+
+def compare_runs(runs: Sequence[Run]) -> Compared | None:
+    """Compare the recipes, each by its runs that have a fit; None: there are not two of them."""
+    groups = by_recipe(runs)
+    fitted = {
+        name: [(run.curve, run.fit) for run in group if run.fit.draws]
+        for name, group in groups.items()
+        if any(run.fit.draws for run in group)
+    }
+    if len(fitted) < 2:
+        return None
+    longest = max(run.fit.compute_range[1] for run in runs)
+    comparison = compare_fits(fitted, [times * longest for times in (1, *AHEAD)])
+    unit, brief = runs[0].curve.unit, len(comparison.pairs) > MAX_DETAILED_PAIRS
+    seeded = tuple(recipe for recipe in comparison.recipes if len(recipe.fits) > 1)  # of others, see the runs
+    unfit = (f"{run.curve.name} is not compared: {run.fit.reasons}." for run in runs if not run.fit.draws)
+    return Compared(
+        tuple(warnings({name: [run.reading for run in group] for name, group in groups.items()})),
+        tuple(at for at, _ in comparison.budgets),
+        tuple((recipe.name, _cells(recipe, comparison)) for recipe in comparison.recipes),
+        (
+            *unfit,
+            *recipe_sentences(replace(comparison, recipes=seeded)),
+            *budget_sentences(comparison),
+            f"{seed_sentence(comparison)} {level_sentence(comparison)}",
+        ),
+        tuple(
+            (f"{pair.a} against {pair.b}", tuple(pair_sentences(pair, comparison, unit, brief)))
+            for pair in comparison.pairs
+        ),
+    )
+
+
+def by_recipe(runs: Sequence[Run]) -> Mapping[str, Sequence[Run]]:
+    """The runs of each recipe, in the order of the first ones."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.recipe, []).append(run)
+    return groups
+
+
+def _cells(recipe: Recipe, comparison: Comparison) -> tuple[Cell | None, ...]:
+    """None: no sigmoid describes the recipe, or it is left out of the ranking."""
+    unsure = bool(recipe.doubts)
+    cells: list[Cell | None] = [Cell(recipe.estimate("A"), unsure) if recipe.described else None]
+    for budget, standings in comparison.budgets:
+        found = next((standing for standing in standings if standing.recipe == recipe.name), None)
+        alone = unsure and budget > recipe.last
+        cells.append(Cell(found.reward, alone, found.best) if found else None)
+    return tuple(cells)

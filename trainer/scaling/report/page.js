@@ -173,7 +173,7 @@
     }
   }
 
-  let clips = 0;
+  let clips = 0, widest = Infinity;
   function draw(chart) {
     const {figure} = chart;
     if (!figure.clientWidth) return;  // folded
@@ -183,10 +183,9 @@
       const empty = document.createElement("p");
       empty.className = "empty note";
       empty.textContent = layers.length || !chart.layers.length ? "no data" : "all runs are hidden";
-      figure.append(empty);
-      return;
+      return figure.append(empty);
     }
-    const width = Math.max(130, figure.clientWidth - 18), height = Math.min(chart.height, Math.max(150, 0.9 * width));
+    const width = Math.min(widest, Math.max(130, figure.clientWidth - 18)), height = Math.min(chart.height, Math.max(150, 0.9 * width));
     const ends = chart.ends?.() ?? [];
     chart.gutter = 10;
     let a = axes(chart, layers, width, height);
@@ -303,12 +302,10 @@
   }
 
   function efficiencyChart(figure) {
-    const layers = [];
-    data.runs.forEach((run, i) => {
-      if (!run.efficiency) return;
-      const {points, B, C_mid} = run.efficiency;
-      const ends = [run.points.find((p) => p[0] > 0)[0] / 1.3, run.last * 1.3];
-      layers.push({run: i, line: ends.map((c) => [c, B * Math.log(c / C_mid)])}, {run: i, points});
+    const layers = data.runs.flatMap((run, i) => {
+      const {points, B, C_mid} = run.efficiency ?? {};
+      const straight = [run.first / 1.3, run.last * 1.3].map((c) => [c, B * Math.log(c / C_mid)]);
+      return run.efficiency ? [{run: i, line: straight}, {run: i, points}] : [];
     });
     const read = (x) => {
       const rows = visible().filter(([run]) => run.efficiency?.points.length).map(([run, i]) => {
@@ -438,12 +435,14 @@
     document.getElementById(id)?.addEventListener("click", () => { boxes.forEach((box) => { box.checked = on; }); filter(); });
 
   let opened = [];
-  addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open])")];
-    opened.forEach((d) => { d.open = true; });
+  function paper(on) {  // all is open, and no chart is wider than A4 within its margins: text keeps its size
+    if (on) opened = [...document.querySelectorAll("details:not([open])")];
+    opened.forEach((d) => { d.open = on; });
+    widest = on ? 690 : Infinity;
     render();
-  });
-  addEventListener("afterprint", () => opened.forEach((d) => { d.open = false; }));
+  }
+  addEventListener("beforeprint", () => paper(true));
+  addEventListener("afterprint", () => paper(false));
   let drawn = 0;
   addEventListener("resize", () => { if (document.body.clientWidth !== drawn) { drawn = document.body.clientWidth; render(); } });
   drawn = document.body.clientWidth;

@@ -18,7 +18,7 @@ from trainer.jsonl import write_atomic
 from trainer.scaling.reading.read import same_unit
 from trainer.scaling.report import answers
 from trainer.scaling.report.charts import as_script, chart_data
-from trainer.scaling.report.compared import Compared
+from trainer.scaling.report.compared import by_recipe, compare_runs
 from trainer.scaling.report.run import Run, run_of_folder
 from trainer.scaling.text import amount, percent
 
@@ -31,7 +31,7 @@ def write_report(run_dir: Path) -> None:
     write_atomic(run_dir / "report.html", page([run_of_folder(run_dir)]))
 
 
-def page(runs: Sequence[Run], compared: Compared | None = None) -> str:
+def page(runs: Sequence[Run]) -> str:
     """The HTML of one or many runs. ConfigError if their units of compute differ."""
     unit = same_unit([r.curve for r in runs])
     style, script = (_resource(f"page.{ending}") for ending in ("css", "js"))
@@ -41,14 +41,14 @@ def page(runs: Sequence[Run], compared: Compared | None = None) -> str:
     )
     environment.filters["amount"] = amount
     environment.filters["percent"] = percent
-    ahead, names = answers.budgets(runs), list(dict.fromkeys(r.recipe for r in runs))
+    ahead, names = answers.budgets(runs), list(by_recipe(runs))
     views = [_view(i, r, names.index(r.recipe), ahead) for i, r in enumerate(runs)]
     return environment.from_string(_resource("page.html")).render(
         title=title_of(runs),
         unit=unit,
         confidence=f"{runs[0].fit.confidence:.0%}",
         recipes=[_recipe(i, name, runs) for i, name in enumerate(names)],
-        compared=compared,
+        compared=compare_runs(runs),
         budgets=ahead,
         style=Markup(style),
         script=Markup(script),
@@ -93,7 +93,7 @@ def _flat(x: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def title_of(runs: Sequence[Run]) -> str:
     """The run's name, or how many runs of how many recipes there are."""
-    n, recipes = len(runs), len({run.recipe for run in runs})
+    n, recipes = len(runs), len(by_recipe(runs))
     if n == 1:
         return runs[0].name
     if n == recipes:
@@ -115,12 +115,7 @@ def _look(recipe: int) -> dict[str, int]:
 
 def _recipe(i: int, name: str, runs: Sequence[Run]) -> dict[str, Any]:
     mine = [j for j, run in enumerate(runs) if run.recipe == name]
-    return {
-        "name": name,
-        "runs": mine,
-        "identified": all(runs[j].fit.identified for j in mine),
-        **_look(i),
-    }
+    return {"name": name, "runs": mine, **_look(i)}
 
 
 def _view(i: int, run: Run, recipe: int, budgets: Sequence[float]) -> dict[str, Any]:
@@ -136,8 +131,8 @@ def _view(i: int, run: Run, recipe: int, budgets: Sequence[float]) -> dict[str, 
         "fit": fit,
         "answers": answers.answers(run),
         "cost": answers.compute_for_most(fit) if fit.identified else None,
-        "cautions": "; ".join(fit.describe(flag) for flag in fit.flags),
-        "reasons": fit.reasons,
+        "cautions": answers.notes(fit) if fit.predictable else "",
+        "reasons": answers.reasons(fit),
         "points": run.curve.evaluations,
         "record": record,
         "ledger": _ledger(record.ledger) if record and record.ledger else None,
