@@ -81,6 +81,8 @@ def dashes(axes: Any) -> list[str]:
 
 def test_the_y_axis_holds_the_whole_band(runs: list[tuple[str, Curve, Fit]]) -> None:
     for log in (False, True):
+        axes, heights = drawn(runs[:1], log)
+        assert min(heights) <= band(axes)[:, 1].min() and max(heights) >= band(axes)[:, 1].max()
         axes, heights = drawn(runs[2:], log)
         plot._reward_axis(axes, heights, "R")
         low, high = axes.get_ylim()
