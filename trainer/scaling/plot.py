@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scaling.compare import EQUIVALENT, Comparison, Recipe, at_ceiling
-from trainer.scaling.fit import Estimate, Fit, estimate
+from trainer.scaling.fit import Fit
 from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
 from trainer.scaling.text import interval
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture needs
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from trainer.scaling.compare import Comparison
 
 Array = NDArray[np.float64]
 
@@ -93,44 +94,18 @@ def plot_efficiency(runs: Sequence[Named], path: Path) -> None:
 
 
 def plot_recipes(comparison: Comparison, path: Path, reward: str = "held-out reward") -> None:
-    """The curves of recipes, and beside them the efficiency plot of those whose ceiling is identified.
-
-    In that plot the recipes have a common ceiling, as in the paper, where all of theirs are equivalent.
-    """
-    shown = [recipe for recipe in comparison.recipes if not recipe.doubts]
-    names = {recipe.name for recipe in shown}
-    pairs = [pair for pair in comparison.pairs if {pair.a, pair.b} <= names]
-    common = None
-    if pairs and all(pair.verdict == EQUIVALENT for pair in pairs):
-        common = float(np.mean([fit.A.value for recipe in shown for fit in recipe.fits]))
-    held = "each at its own ceiling" if common is None else f"all at the mean ceiling, {common:.3f}"
-    runs = [run for recipe in comparison.recipes for run in _at_ceiling(recipe, None)]
-    straight = [run for recipe in shown for run in _at_ceiling(recipe, common)]
-    labels, looks = _labels(runs, ceiling) | _labels(straight, efficiency), _looks(runs)
+    """The curves of recipes, and beside them the efficiency plot, each run at its own ceiling."""
+    runs = [(r.name, *run) for r in comparison.recipes for run in zip(r.curves, r.fits, strict=True)]
+    labels, looks = _labels(runs, _ceiling_and_efficiency), _looks(runs)
     width, height = BOTH_COLUMNS
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
         _reward_axis(left, _curves(left, runs, log=True), reward)
-        _efficiency(right, straight, runs[0][1].unit, looks)
-        right.set_title(f"Efficiency, {held}")
+        _efficiency(right, [run for run in runs if run[2].identified], runs[0][1].unit, looks)
         _legend(figure, labels, looks, 1)
 
-    _save(draw, (width, height + LEGEND_ROW * (len(labels) + 1)), path)
-
-
-def _at_ceiling(recipe: Recipe, A: float | None) -> Iterator[Named]:
-    """The runs with their fits, the ceiling held at A if that is given."""
-    for curve, fit in zip(recipe.curves, recipe.fits, strict=True):
-        if A is None or fit.draws is None:
-            yield recipe.name, curve, fit
-            continue
-        sigmoid, held = at_ceiling(fit.sigmoid, fit.draws, A)
-        B, C_mid, R0 = (
-            estimate(getattr(sigmoid, name), getattr(held, name), fit.confidence)
-            for name in ("B", "C_mid", "R0")
-        )
-        yield recipe.name, curve, replace(fit, A=Estimate(A, A, A), B=B, C_mid=C_mid, R0=R0)
+    _save(draw, (width, height + LEGEND_ROW * len(labels)), path)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -248,6 +223,10 @@ def ceiling(fit: Fit) -> str:
 def efficiency(fit: Fit) -> str:
     """B for a legend."""
     return f"B = {interval(fit.B, '.2f')}"
+
+
+def _ceiling_and_efficiency(fit: Fit) -> str:
+    return f"{ceiling(fit)}, {efficiency(fit)}" if fit.identified else ceiling(fit)
 
 
 def _labels(runs: Sequence[Named], describe: Callable[[Fit], str]) -> dict[str, str]:

@@ -41,41 +41,31 @@ def answers(run: Run) -> tuple[Answer, ...]:
     short, spread = f"{amount(cost.value)} {unit}", f"{amount(cost.low)} to {amount(cost.high)}"
     if "B-at-bound" in fit.flags:  # the data give no lower end
         short, spread = f"at most {amount(cost.high)} {unit}", "they were over before the first evaluations"
+    certain = f"The {fit.confidence:.0%} interval, from {fit.points} evaluations. {notes(fit)}".strip()
+    gain = f"gain {MOST:.0%} of the way from R0 to A ({spread})"
     return (
         Answer("How high will it end?", f"{A.value:.3f}", f"This is the ceiling A. {_latest(run)}"),
+        Answer("How certain is that?", f"{A.low:.3f} to {A.high:.3f}", certain),
         Answer(
-            "How certain is that?",
-            f"{A.low:.3f} to {A.high:.3f}",
-            f"The {fit.confidence:.0%} interval, from {fit.points} evaluations. {notes(fit)}".strip(),
-        ),
-        Answer(
-            "At what cost?",
-            short,
-            f"gain {MOST:.0%} of the way from R0 to A ({spread}). The {amount(last)} spent so far have "
-            f"gained {share}. {_twice(fit)}",
+            "At what cost?", short, f"{gain}. The {amount(last)} so far have gained {share}. {_twice(fit)}"
         ),
     )
 
 
 def _unidentified(run: Run) -> tuple[Answer, ...]:
-    fit, unit = run.fit, run.curve.unit
-    last, possible = f"{amount(fit.compute_range[1])} {unit}", "unknown"
-    meaning = f"There is no curve yet. {_latest(run)}"
+    fit, possible, meaning = run.fit, "unknown", f"There is no curve yet. {_latest(run)}"
     if fit.predictable:
         possible = f"{fit.A.low:.2f} to {fit.A.high:.2f}"
         meaning = f"The {fit.confidence:.0%} interval of the ceiling A. {_latest(run)}"
     elif fit.draws is not None:
         possible, meaning = "no forecast", _latest(run)
     needed = next((NEEDED[flag] for flag in fit.flags if flag in NEEDED), LONGER)
+    spent = f"The {amount(fit.compute_range[1])} {run.curve.unit} so far do not identify the ceiling."
+    ahead = _twice(fit) if fit.predictable else ""
     return (
         Answer("How high will it end?", possible, meaning),
         Answer("How certain is that?", "not identified", f"Do not quote a ceiling: {reasons(fit)}."),
-        Answer(
-            "At what cost?",
-            "cannot be said",
-            f"The {last} spent so far do not identify the ceiling. {needed} "
-            f"{_twice(fit) if fit.predictable else ''}".strip(),
-        ),
+        Answer("At what cost?", "cannot be said", f"{spent} {needed} {ahead}".strip()),
     )
 
 
@@ -128,15 +118,11 @@ def whiskers(fits: Sequence[Fit]) -> Whiskers:
     step = next(m * size for m in (1, 2, 5, 10) if span / (m * size) <= MAX_TICKS)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     ticks = (i * step for i in range(math.ceil(low / step), math.floor((low + span) / step) + 1))
-    return Whiskers(
-        tuple((at(x), f"{x:.{digits}f}") for x in ticks),
-        tuple(
-            Whisker(at(f.A.low), at(f.A.high), at(f.A.value) if f.identified else None)
-            if f.predictable
-            else None
-            for f in fits
-        ),
+    shown = (
+        Whisker(at(f.A.low), at(f.A.high), at(f.A.value) if f.identified else None) if f.predictable else None
+        for f in fits
     )
+    return Whiskers(tuple((at(x), f"{x:.{digits}f}") for x in ticks), tuple(shown))
 
 
 def _latest(run: Run) -> str:

@@ -41,12 +41,8 @@ class Compared:
 
 def compare_runs(runs: Sequence[Run]) -> Compared | None:
     """Compare the recipes, each by its runs that have a fit; None: there are not two of them."""
-    groups = by_recipe(runs)
-    fitted = {
-        name: [(run.curve, run.fit) for run in group if run.fit.draws]
-        for name, group in groups.items()
-        if any(run.fit.draws for run in group)
-    }
+    with_fit = by_recipe([run for run in runs if run.fit.draws])
+    fitted = {name: [(run.curve, run.fit) for run in group] for name, group in with_fit.items()}
     if len(fitted) < 2:
         return None
     longest = max(run.fit.compute_range[1] for run in runs)
@@ -54,20 +50,18 @@ def compare_runs(runs: Sequence[Run]) -> Compared | None:
     unit, brief = runs[0].curve.unit, len(comparison.pairs) > MAX_DETAILED_PAIRS
     seeded = tuple(recipe for recipe in comparison.recipes if len(recipe.fits) > 1)  # of others, see the runs
     unfit = (f"{run.curve.name} is not compared: {run.fit.reasons}." for run in runs if not run.fit.draws)
+    notes = [*unfit, *recipe_sentences(replace(comparison, recipes=seeded)), *budget_sentences(comparison)]
+    notes.append(f"{seed_sentence(comparison)} {level_sentence(comparison)}")
+    pairs = (
+        (f"{pair.a} against {pair.b}", tuple(pair_sentences(pair, comparison, unit, brief)))
+        for pair in comparison.pairs
+    )
     return Compared(
-        tuple(warnings({name: [run.reading for run in group] for name, group in groups.items()})),
+        tuple(warnings({name: [run.reading for run in group] for name, group in by_recipe(runs).items()})),
         tuple(at for at, _ in comparison.budgets),
         tuple((recipe.name, _cells(recipe, comparison)) for recipe in comparison.recipes),
-        (
-            *unfit,
-            *recipe_sentences(replace(comparison, recipes=seeded)),
-            *budget_sentences(comparison),
-            f"{seed_sentence(comparison)} {level_sentence(comparison)}",
-        ),
-        tuple(
-            (f"{pair.a} against {pair.b}", tuple(pair_sentences(pair, comparison, unit, brief)))
-            for pair in comparison.pairs
-        ),
+        tuple(notes),
+        tuple(pairs),
     )
 
 

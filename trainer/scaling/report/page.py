@@ -114,8 +114,7 @@ def _look(recipe: int) -> dict[str, int]:
 
 
 def _recipe(i: int, name: str, runs: Sequence[Run]) -> dict[str, Any]:
-    mine = [j for j, run in enumerate(runs) if run.recipe == name]
-    return {"name": name, "runs": mine, **_look(i)}
+    return {"name": name, "runs": [j for j, run in enumerate(runs) if run.recipe == name], **_look(i)}
 
 
 def _view(i: int, run: Run, recipe: int, budgets: Sequence[float]) -> dict[str, Any]:
