@@ -121,9 +121,10 @@ def test_times_of_steps_are_recognized_as_they_fall_so_often(tmp_path: Path) -> 
     assert "the sum of 'time_s'" in reading.compute
 
 
-def test_a_clock_that_begins_again_is_added_up(tmp_path: Path) -> None:
-    rows = [{"step": s, "_runtime": 60.0 * s, "eval/acc": s / 64} for s in range(31)]
-    rows += [{"step": s, "_runtime": 60.0 * (s - 30), "eval/acc": s / 64} for s in range(31, 61)]
+@pytest.mark.parametrize("clock", ["_runtime", "time"])
+def test_a_clock_that_begins_again_is_added_up(clock: str, tmp_path: Path) -> None:
+    rows = [{"step": s, clock: 60.0 * s, "eval/acc": s / 64} for s in range(31)]
+    rows += [{"step": s, clock: 60.0 * (s - 30), "eval/acc": s / 64} for s in range(31, 61)]
     reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows), "--devices", 60)
     assert [p.compute for p in reading.curve.points] == pytest.approx(range(1, 61))
 

@@ -117,10 +117,12 @@ def test_in_a_resumed_tensorboard_run_the_later_steps_count_and_the_pause_does_n
 
     end = {"train/total_flos": 0.0}
     write_events(tmp_path, rows(0, 20, start, 0.125), ".1")
-    write_events(tmp_path, [*rows(15, 40, start + 30_000, 0.25), (40, start + 31_501, end)], ".2")
+    twice = [(40, start + 31_501, {"eval/reward": 0.25 + 38 / 256} | end)]  # the last evaluation, again
+    write_events(tmp_path, [*rows(15, 40, start + 30_000, 0.25), *twice], ".2")
     reading = reading_of(tmp_path, "--devices", 60)  # a step is one GPU-hour
     assert [p.compute for p in reading.curve.points] == pytest.approx([8, 16, 24, 32, 40], abs=0.05)
     assert pairs(reading.curve)[1][1] == 0.25 + 16 / 256  # not 0.125 + 16 / 256
+    assert reading.curve.points[-1].pass_rate == 0.25 + 39 / 256 and says(reading, "One step has several")
     assert says(reading, "Steps 15 to 20 were made twice", "6 earlier ones are left out")
     assert says(reading, "A pause of 8.1 h", "before step 15")
     assert [p.compute for p in reading_of(tmp_path).curve.points] == [8, 16, 24, 32, 40]
@@ -178,13 +180,12 @@ def test_where_verl_has_several_datasets_a_part_of_the_name_chooses_one(tmp_path
 )
 @pytest.mark.parametrize("form", ["{:.3f}", "{!r}", "np.float64({!r})"])
 def test_verls_console_log_is_read_among_other_output(prefix: str, form: str, tmp_path: Path) -> None:
+    end = "\x1b[0m" if "\x1b" in prefix else ""
     lines = ["[2026-01-01] INFO: step: 3 - starting", "{'actor': {'lr': 1e-06}}"]
     for row in verl_rows(0, 4):
-        metrics = [f"{name}:{form.format(value)}" for name, value in row["data"].items()]
-        lines += [
-            prefix + " - ".join([f"step:{row['step']}", *metrics]),
-            "Training Progress:  10%|#    | 1/4",
-        ]
+        metrics = [f"{name}:{form.format(value)}" for name, value in reversed(row["data"].items())]
+        lines.append(prefix + " - ".join([f"step:{row['step']}", *metrics]) + end)
+        lines.append("Training Progress:  10%|#    | 1/4")
     path = tmp_path / "verl.log"
     path.write_text("\n".join(lines))
     reading = reading_of(path, "--reward-column", "aime", "--devices", 10)
@@ -224,6 +225,25 @@ def test_a_value_that_is_logged_late_is_no_resumption(tmp_path: Path) -> None:
     rows.insert(11, {"step": 8, "eval/reward": 0.5})
     reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows), "--devices", 10)
     assert pairs(reading.curve) == [(4, 0.25), (8, 0.5)] and not reading.notes
+
+
+def test_rows_of_training_and_of_evaluation_may_come_apart(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": s, "time/step": 360.0, "loss": 1.0, "tokens": s} for s in range(1, 9)
+    ]
+    rows += [{"step": s, "eval/reward": s / 16, "eval/length": 9.0, "tokens": s} for s in range(1, 9)]
+    reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows), "--devices", 10)
+    assert pairs(reading.curve) == [(pytest.approx(s), s / 16) for s in range(1, 9)] and not reading.notes
+
+
+@pytest.mark.parametrize("away", [0.0, 90.0, 90_000.0])
+def test_after_a_resumption_only_the_steps_that_count_take_time(away: float, tmp_path: Path) -> None:
+    rows = [{"step": s, "timestamp": 1.76e9 + 60 * s, "eval/acc": s / 64} for s in range(21)]
+    later = 1.76e9 + 60 * 20 + away
+    rows += [{"step": s, "timestamp": later + 60 * (s - 15), "eval/acc": s / 64} for s in range(16, 31)]
+    reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows), "--devices", 60)
+    assert [p.compute for p in reading.curve.points] == pytest.approx(range(1, 31))
+    assert says(reading, "A pause of 25.1 h (with the steps that were made twice)") == (away > 1e3)
 
 
 def test_a_run_begun_again_says_that_it_may_be_two(tmp_path: Path) -> None:
