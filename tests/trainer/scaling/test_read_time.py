@@ -87,7 +87,7 @@ def test_mlflows_long_table_is_read_by_metric_and_run(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.csv"
     path.write_text("\n".join(lines) + "\n")
     first, second = readings_of(path, "--devices", 8)
-    assert [first.curve.name, second.curve.name] == [f"{path}: grpo", f"{path}: cispo"]
+    assert [first.curve.name, second.curve.name] == [f"{path}: grpo a3f9", f"{path}: cispo b7c1"]
     assert pairs(first.curve) == pairs(second.curve) == GPU_HOURS and first.reward_column == "eval/acc"
 
 
@@ -102,7 +102,7 @@ def test_a_pause_is_no_compute_and_evaluations_are_no_pause(clock: str, tmp_path
             rows.append({"_step": step, clock: t, "eval/acc": step / 64})
     reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows), "--devices", 60)
     assert [p.compute for p in reading.curve.points] == pytest.approx([25 * i for i in range(1, 7)])
-    assert says(reading, "A pause of 5.6 h before step 33 is left out")
+    assert says(reading, "Pauses", "5.6 h, before step 33")
 
 
 def test_a_pause_between_rare_rows_is_found(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_pause_between_rare_rows_is_found(tmp_path: Path) -> None:
     rows = [{"step": s, "timestamp": t, "eval/acc": s / 500} for s, t in zip(steps, clock, strict=True)]
     reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows), "--devices", 1)
     assert reading.curve.points[-1].compute == pytest.approx(30 * 380 * 1.95 / 3600, rel=0.02)
-    assert says(reading, "A pause of 2.0 h before step 220")
+    assert says(reading, "Pauses", "2.0 h, before step 220")
 
 
 def test_times_of_steps_are_recognized_as_they_fall_so_often(tmp_path: Path) -> None:

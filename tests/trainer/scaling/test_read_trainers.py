@@ -122,9 +122,11 @@ def test_in_a_resumed_tensorboard_run_the_later_steps_count_and_the_pause_does_n
     reading = reading_of(tmp_path, "--devices", 60)  # a step is one GPU-hour
     assert [p.compute for p in reading.curve.points] == pytest.approx([8, 16, 24, 32, 40], abs=0.05)
     assert pairs(reading.curve)[1][1] == 0.25 + 16 / 256  # not 0.125 + 16 / 256
-    assert reading.curve.points[-1].pass_rate == 0.25 + 39 / 256 and says(reading, "One step has several")
+    assert reading.curve.points[-1].pass_rate == 0.25 + 39 / 256 and says(
+        reading, "Steps with several", "mean: 1"
+    )
     assert says(reading, "Steps 15 to 20 were made twice", "6 earlier ones are left out")
-    assert says(reading, "A pause of 8.1 h", "before step 15")
+    assert says(reading, "Pauses", "left out of the time: 8.1 h, before step 15")
     assert [p.compute for p in reading_of(tmp_path).curve.points] == [8, 16, 24, 32, 40]
 
 
@@ -198,12 +200,12 @@ def test_evaluations_that_are_not_finite_are_left_out_and_counted(tmp_path: Path
     rows[2]["eval/acc"], rows[3]["eval/acc"] = math.nan, math.inf
     reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows))
     assert pairs(reading.curve) == [(1, 1 / 8), (4, 4 / 8)]
-    assert says(reading, "2 evaluations without a finite reward are left out")
+    assert says(reading, "without a finite reward, which are left out: 2")
     rows[1]["eval/acc"] = None  # not evaluated: nothing to count
-    assert says(reading_of(write_jsonl(tmp_path / "a.jsonl", rows)), "2 evaluations")
+    assert says(reading_of(write_jsonl(tmp_path / "a.jsonl", rows)), "left out: 2")
     (tmp_path / "a.csv").write_text("step,eval/acc,x\n0,.1,NaN\n1,NaN,\n2,.2,inf\n,,\n3,.3,NaN\n")
     reading = reading_of(tmp_path / "a.csv")
-    assert pairs(reading.curve) == [(2, 0.2), (3, 0.3)] and says(reading, "One evaluation without")
+    assert pairs(reading.curve) == [(2, 0.2), (3, 0.3)] and says(reading, "left out: 1")
 
 
 def test_two_evaluations_at_one_step_are_averaged_and_counted(tmp_path: Path) -> None:
@@ -212,11 +214,11 @@ def test_two_evaluations_at_one_step_are_averaged_and_counted(tmp_path: Path) ->
     reading = reading_of(path)
     assert pairs(reading.curve) == [(5, 0.45), (9, 0.6)] and start_of(reading.curve) == pytest.approx(0.2)
     assert reading.curve.points[0].pass_rate_se == pytest.approx(0.025)  # √(.03² + .04²) / 2
-    assert says(reading, "2 steps have several evaluations: R is their mean")
+    assert says(reading, "Steps with several evaluations, of which R is the mean: 2")
     path.write_text("step,acc\n0,.1\n5,.4\n9,.6\n5,.5\n")  # an old checkpoint, evaluated again at the end
     assert pairs(reading_of(path).curve) == [(5, 0.45), (9, 0.6)]
     path.write_text("gpu_hours,acc\n1,.2\n1,.3\n2,.4\n")
-    assert says(reading_of(path), "One compute has several evaluations")
+    assert says(reading_of(path), "Computes with several evaluations", "mean: 1")
 
 
 def test_a_value_that_is_logged_late_is_no_resumption(tmp_path: Path) -> None:
@@ -243,7 +245,7 @@ def test_after_a_resumption_only_the_steps_that_count_take_time(away: float, tmp
     rows += [{"step": s, "timestamp": later + 60 * (s - 15), "eval/acc": s / 64} for s in range(16, 31)]
     reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows), "--devices", 60)
     assert [p.compute for p in reading.curve.points] == pytest.approx(range(1, 31))
-    assert says(reading, "A pause of 25.1 h (with the steps that were made twice)") == (away > 1e3)
+    assert says(reading, "Pauses", "25.1 h, before step 16") == (away > 1e3)
 
 
 def test_a_run_begun_again_says_that_it_may_be_two(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -20,20 +19,9 @@ PAUSE = 10.0  # an interval as long as this many steps can be a pause,
 LONGER = 3.0  # if it is so many times as long as its neighbours,
 LEAST_PAUSE = 60.0  # and longer by this many seconds
 NEIGHBOURS = 5  # on either side
-FALLS = (
-    0.2  # share of rows from which a column is the time of a step; a clock falls only when it begins again
-)
+FALLS = 0.2  # share of rows from which a column is the time of each step; a clock falls only to begin again
 
 Mask = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Time that is no compute."""
-
-    step: float  # the next one
-    seconds: float
-    resumed: bool  # it includes steps that were made again
 
 
 def elapsed(
@@ -41,9 +29,8 @@ def elapsed(
 ) -> tuple[Values, str, tuple[str, ...]]:
     """Seconds of training up to each row (NaN: unknown), the source, and notes."""
     column, per_step = _time_column(run, columns, args)
-    values = numbers(run.rows, column)
     unit = args.time_unit or names.time_unit(column)
-    seconds = _in_seconds(values, unit)
+    seconds = _in_seconds(numbers(run.rows, column), unit)
     notes = []
     if unit is None and per_step is None and column.lower() != "time":
         notes.append(f"{column!r} is taken to be in seconds (--time-unit).")
@@ -54,7 +41,9 @@ def elapsed(
         return _added_up(seconds, run.steps), f"the sum of {column!r}", tuple(notes)
     spent, paused = _since_first(seconds, run, has_reward)
     if paused:
-        notes.append(_describe_pauses(paused))
+        total, where = sum(paused.values()), ", ".join(f"{step:g}" for step in paused)
+        length = f"{total / 3600:.1f} h" if total >= 3600 else f"{total / 60:.0f} min"
+        notes.append(f"Pauses, which are left out of the time: {length}, before step {where}.")
     offset, note = _before_first(seconds, spent, run.steps, column, args.start)
     return np.maximum(spent + offset, 0.0), repr(column), (*notes, *note)
 
@@ -84,19 +73,19 @@ def _added_up(values: Values, steps: Values) -> Values:
     return np.cumsum(seconds)
 
 
-def _since_first(clock: Values, run: Survivors, has_reward: Mask) -> tuple[Values, list[Pause]]:
-    """Seconds since the first known row without pauses, and the pauses."""
+def _since_first(clock: Values, run: Survivors, has_reward: Mask) -> tuple[Values, dict[float, float]]:
+    """Seconds since the first known row without pauses, and the pauses by the step after them."""
     known = np.flatnonzero(~np.isnan(clock))
     steps = run.steps[known]
     resumed = np.diff(np.cumsum(run.resumed)[known]) > 0
     took = _intervals(clock[known], resumed)
-    paused: list[Pause] = []
+    paused: dict[float, float] = {}
     if not np.isnan(steps).any():  # without steps, a long interval may be no pause
         made = np.maximum(np.diff(steps), 1.0)
         usual = _usual(took, np.diff(steps), has_reward[known[1:]])
         pause = (took > PAUSE * usual) & (took > LONGER * usual * made) & (took - usual * made > LEAST_PAUSE)
         excess = np.where(pause | resumed, took - usual * made, 0.0)
-        paused = [Pause(steps[i + 1], excess[i], resumed[i]) for i in np.flatnonzero(pause)]
+        paused = {float(steps[i + 1]): float(excess[i]) for i in np.flatnonzero(pause)}
         took = took - excess
     spent = np.full(len(clock), math.nan)
     spent[known] = np.concatenate([[0.0], np.cumsum(took)])[: len(known)]
@@ -158,12 +147,3 @@ def _before_first(
         f"{column!r} is a date and no column counts steps, so the start of the run is unknown: give --start "
         "with the date when training began, or --start first if the first row is from before step 1"
     )
-
-
-def _describe_pauses(paused: Sequence[Pause]) -> str:
-    total = sum(pause.seconds for pause in paused)
-    length = f"{total / 3600:.1f} h" if total >= 3600 else f"{total / 60:.0f} min"
-    again = " (with the steps that were made twice)" if any(pause.resumed for pause in paused) else ""
-    if len(paused) == 1:
-        return f"A pause of {length}{again} before step {paused[0].step:g} is left out of the time."
-    return f"{len(paused)} pauses, {length} in all{again}, are left out of the time."

@@ -79,16 +79,13 @@ def reward_column(columns: Sequence[str], given: str | None) -> str:
     found = reward_columns(columns, None)
     if len(found) == 1:
         return found[0]
-    if found:
-        raise ConfigError(
-            f"several columns could be the reward; set --reward-column to one of {listed(found)}"
-        )
-    if trained := matching(f"{TRAINING}|{PLAIN_REWARD}", columns):
-        raise ConfigError(
-            "no column is recognized as a held-out reward; if you mean that of the training batches, "
-            f"set --reward-column to one of {listed(trained)}"
-        )
-    raise ConfigError(f"no column is recognized as a reward; set --reward-column to one of {listed(columns)}")
+    why, candidates = "several columns could be the reward", found
+    if not found and (candidates := matching(f"{TRAINING}|{PLAIN_REWARD}", columns)):
+        why = "no column is recognized as a held-out reward; if you mean that of the training batches"
+    elif not found:
+        why, candidates = "no column is recognized as a reward", list(columns)
+    comma = "," if "if you" in why else ";"
+    raise ConfigError(f"{why}{comma} set --reward-column to one of {listed(candidates)}")
 
 
 def other_rewards(columns: Sequence[str], chosen: str) -> list[str]:
@@ -105,20 +102,11 @@ def compute_columns(columns: Sequence[str], given: str | None) -> list[tuple[str
     return found or [(c, c) for c in names if given is not None]
 
 
-def step_columns(columns: Sequence[str]) -> list[str]:
-    """The columns that count steps, the best first."""
-    return [c for name in STEPS for c in matching(name, columns)]
-
-
 def time_columns(columns: Sequence[str], given: str | None) -> list[tuple[str, bool | None]]:
     """The columns of time, the best first, or the given one; and whether they are per step (None: ?)."""
     names = columns if given is None else [existing(given, columns, "--time-column")]
-    known = [
-        (n, kind) for of_kind, kind in ((PER_STEP, True), (CLOCKS, False), (TIMES, None)) for n in of_kind
-    ]
-    found: list[tuple[str, bool | None]] = [
-        (c, per_step) for name, per_step in known for c in matching(name, names)
-    ]
+    kinds: dict[tuple[str, ...], bool | None] = {PER_STEP: True, CLOCKS: False, TIMES: None}
+    found = [(c, kind) for of, kind in kinds.items() for name in of for c in matching(name, names)]
     return found or [(c, None) for c in names if given is not None]
 
 
@@ -168,7 +156,7 @@ def _named(name: str, columns: Sequence[str]) -> list[str]:
 
 
 def _is_held_out(column: str) -> bool:
-    return any(matching(pattern, [column]) for pattern in HELD_OUT_REWARD)
+    return bool(matching("|".join(HELD_OUT_REWARD), [column]))
 
 
 def listed(columns: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +32,9 @@ def steps_of(
     rows: Sequence[Row], columns: Sequence[str], has_reward: Mask, args: argparse.Namespace
 ) -> tuple[Values, str | None, tuple[str, ...]]:
     """The step of each row (NaN: unknown), the name of its column, and notes."""
-    found = names.step_columns(columns)
-    if args.compute_column in found:
-        found.insert(0, args.compute_column)
+    found = [c for name in names.STEPS for c in names.matching(name, columns)]
+    if args.compute_column in found or (args.compute_column and args.gpu_hours_per_step):
+        found.insert(0, names.existing(args.compute_column, columns, "--compute-column"))
     if not found:
         return np.full(len(rows), np.nan), None, ()
     steps, notes = numbers(rows, found[0]), []
@@ -67,53 +67,42 @@ def compute_of(
         source = f"{source} × {args.devices:g} devices"
         return Compute(filled(seconds) * (args.devices / 3600), args.unit or "GPU-hours", source, notes)
     if args.gpu_hours_per_step is not None:
-        column = args.compute_column and names.existing(args.compute_column, columns, "--compute-column")
-        if column is None and step is None:
-            raise ConfigError(
-                f"no column is recognized as steps; set --compute-column to one of {names.listed(columns)}"
-            )
-        per_step = args.gpu_hours_per_step
-        steps = run.steps if column in (None, step) else filled(numbers(run.rows, column))
-        source = f"{column or step!r} × {per_step:g} GPU-hours"
-        return Compute(steps * per_step, args.unit or "GPU-hours", source)
-    column, unit, values, unused = _best(run, step, columns, has_reward, args)
-    if column.startswith("compute/"):
-        unit = _ledger_unit(path) or unit
-    return Compute(values, args.unit or unit, repr(column), unused)
+        if step is None:
+            raise _unknown("steps", columns)
+        source = f"{step!r} × {args.gpu_hours_per_step:g} GPU-hours"
+        return Compute(run.steps * args.gpu_hours_per_step, args.unit or "GPU-hours", source)
+    best = _best(run, step, columns, has_reward, args)
+    ledger_unit = _ledger_unit(path) if best.source.startswith("'compute/") else None
+    return replace(best, unit=args.unit or ledger_unit or best.unit)
 
 
 def _best(
     run: Survivors, step: str | None, columns: Sequence[str], has_reward: Mask, args: argparse.Namespace
-) -> tuple[str, str, Values, tuple[str, ...]]:
-    """The best column that grows over the rewards' rows, with unit and values; a note on the others.
+) -> Compute:
+    """The best column that grows over the rewards' rows, with a note on better ones that do not.
 
     Some columns are logged only once, at the end (`total_flos` of transformers).
     """
-    found = names.compute_columns(columns, args.compute_column)
-    if not found:
-        if times := names.time_columns(columns, None):
-            raise ConfigError(
-                f"compute is known only as time, {times[0][0]!r}: give --devices N, the number of GPUs, for "
-                "GPU-hours"
-            )
-        raise ConfigError(
-            f"no column is recognized as compute; set --compute-column to one of {names.listed(columns)}"
-        )
-    unused: list[str] = []
-    tried = []
-    for column, unit in found:
+    tried: list[Compute] = []
+    for column, unit in names.compute_columns(columns, args.compute_column):
         values = run.steps if column == step else filled(numbers(run.rows, column))
-        tried.append((column, unit, values))
+        unused = ", ".join(compute.source for compute in tried)
+        note = f"{unused}: not used as compute, as there are no growing values where rewards are."
+        tried.append(Compute(values, unit, repr(column), (note,) if unused else ()))
         at_rewards = values[has_reward]
         if len(np.unique(at_rewards[at_rewards > 0])) >= min(2, has_reward.sum()):
-            note = f"{_quoted(unused)} has no growing values where rewards are: not used as compute."
-            return column, unit, values, (note,) if unused else ()
-        unused.append(column)
-    return *tried[0], ()
+            return tried[-1]
+    if tried:
+        return tried[0]
+    if times := names.time_columns(columns, None):
+        message = f"compute is known only as time, {times[0][0]!r}: give --devices N, the number of GPUs"
+        raise ConfigError(f"{message}, for GPU-hours")
+    raise _unknown("compute", columns)
 
 
-def _quoted(columns: Sequence[str]) -> str:
-    return ", ".join(map(repr, columns))
+def _unknown(meaning: str, columns: Sequence[str]) -> ConfigError:
+    listed = names.listed(columns)
+    return ConfigError(f"no column is recognized as {meaning}; set --compute-column to one of {listed}")
 
 
 def _ledger_unit(path: Path) -> str | None:

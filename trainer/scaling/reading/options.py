@@ -4,10 +4,9 @@ import argparse
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling.reading import columns as names
@@ -103,67 +102,18 @@ def expand(text: str, args: argparse.Namespace) -> list[Input]:
     """The recipes of an input: `[NAME=]RUN,RUN[@OPTION=VALUE,OPTION=VALUE]`, or those of a .toml."""
     if Path(text).suffix == ".toml":
         return _from_toml(Path(text), args)
-    if Path(text).exists():
-        return [_checked(Input(None, (text,), args), text)]
-    options = "|".join(map(re.escape, (*SHORT, *_known_options())))
-    runs, *given = re.split(rf"@(?=(?:{options})=)", text, maxsplit=1)
-    if given:
-        pairs = re.split(rf",(?=(?:{options})=)", given[0])
-        args = _with_options(args, dict(pair.split("=", 1) for pair in pairs), text)
-    elif unknown := re.search(r"@([\w-]+)=", text):
-        raise ConfigError(f"{text}: {_no_option(unknown[1])}")
+    options = "|".join(map(re.escape, _known_options()))
+    runs, *given = [text] if Path(text).exists() else re.split(rf"@(?=(?:{options})=)", text, maxsplit=1)
+    pairs = [pair for part in given for pair in re.split(rf",(?=(?:{options})=)", part)]
     name, sign, listed = runs.partition("=")
     if not sign or Path(runs).exists():
-        return [_checked(Input(None, (runs,), args), text)]
-    inputs = tuple(part for part in listed.split(",") if part)
+        return [_input(None, [runs], args, pairs, text)]
+    if not pairs and (unknown := re.search(r"@([\w-]+)=", text)):
+        pairs = [f"{unknown[1]}="]
+    inputs = [part for part in listed.split(",") if part]
     if not name or not inputs:
         raise ConfigError(f"{text!r}: expected NAME=RUN,RUN,... or a run or a file")
-    return [_checked(Input(name, inputs, args), text)]
-
-
-def _checked(given: Input, where: str) -> Input:
-    try:
-        check_options(given.args)
-    except ConfigError as e:
-        raise ConfigError(f"{where}: {e}") from e
-    return given
-
-
-def _no_option(key: str) -> str:
-    known = ", ".join((*SHORT, *_known_options()))
-    return f"{key!r} is no option of a run; expected one of {known}"
-
-
-def _known_options() -> list[str]:
-    parser = argparse.ArgumentParser(add_help=False)
-    _add_options(parser)
-    return [name.replace("_", "-") for name in vars(parser.parse_args([]))]
-
-
-def _with_options(args: argparse.Namespace, given: Mapping[str, Any], where: str) -> argparse.Namespace:
-    """The options with those of an input, as on the command line."""
-    parser = argparse.ArgumentParser(prog=where, add_help=False, allow_abbrev=False, exit_on_error=False)
-    _add_options(parser)
-    words: list[str] = []
-    chosen: list[str] = []
-    for key, value in given.items():
-        option = SHORT.get(key, key.replace("_", "-"))
-        if option not in _known_options():
-            raise ConfigError(f"{where}: {_no_option(key)}")
-        chosen.append(option.replace("-", "_"))
-        if option == "reward-range":
-            low_high = value if isinstance(value, list) else re.split(r"[: ]+", str(value))
-            words += ["--reward-range", *map(str, low_high)]
-        elif option != "drop-early":
-            words.append(f"--{option}={value}")
-        elif str(value).lower() not in ("false", "no", "0"):
-            words.append("--drop-early")
-    try:
-        found = vars(parser.parse_args(words))
-    except argparse.ArgumentError as e:
-        raise ConfigError(f"{where}: {e}") from e
-    ways = dict.fromkeys(WAYS) if set(WAYS) & set(chosen) else {}  # one for all runs gives way
-    return argparse.Namespace(**{**vars(args), **ways, **{name: found[name] for name in chosen}})
+    return [_input(name, inputs, args, pairs, text)]
 
 
 def _from_toml(path: Path, args: argparse.Namespace) -> list[Input]:
@@ -172,19 +122,50 @@ def _from_toml(path: Path, args: argparse.Namespace) -> list[Input]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise ConfigError(f"{path}: {' '.join(str(e).split())}; expected a TOML file of runs") from e
-    recipes = content.pop("recipe", None)
-    if not isinstance(recipes, dict) or not all(
-        isinstance(r, dict) and r.get("runs") for r in recipes.values()
-    ):
-        raise ConfigError(f'{path}: expected [recipe.NAME] with runs = ["FILE", ...] and options')
+    recipes = content.pop("recipe", None) or {"": {}}
     inputs = []
     for name, recipe in recipes.items():
-        given = {k: v for k, v in {**content, **recipe}.items() if k != "runs"}
+        if not isinstance(recipe, dict) or not recipe.get("runs"):
+            raise ConfigError(f'{path}: expected [recipe.NAME] with runs = ["FILE", ...] and options')
         runs = [recipe["runs"]] if isinstance(recipe["runs"], str) else recipe["runs"]
-        files = tuple(str(path.parent / run) for run in runs)
-        where = f"{path}: {name}"
-        inputs.append(_checked(Input(name, files, _with_options(args, given, where)), where))
+        given = {k: v if isinstance(v, list) else [v] for k, v in {**content, **recipe}.items()}
+        pairs = [f"{key}={' '.join(map(str, values))}" for key, values in given.items() if key != "runs"]
+        inputs.append(_input(name, [str(path.parent / run) for run in runs], args, pairs, f"{path}: {name}"))
     return inputs
+
+
+def _input(
+    name: str | None, runs: Sequence[str], args: argparse.Namespace, pairs: Sequence[str], where: str
+) -> Input:
+    """An input whose options, KEY=VALUE, replace those of all inputs."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    _add_options(parser)
+    words: dict[str, list[str]] = {}
+    try:
+        for key, value in (pair.split("=", 1) for pair in pairs):
+            option = SHORT.get(key, key.replace("_", "-"))
+            if key not in _known_options():
+                known = ", ".join(_known_options())
+                raise ConfigError(f"{key!r} is no option of a run; expected one of {known}")
+            words[option] = [f"--{option}={value}"]
+            if option == "reward-range":
+                words[option] = ["--reward-range", *re.split("[: ]+", value)]
+            elif option == "drop-early":
+                words[option] = ["--drop-early"] if value.lower() != "false" else []
+        found = vars(parser.parse_args([word for option in words.values() for word in option]))
+        chosen = {name: found[name] for name in (option.replace("-", "_") for option in words)}
+        ways = dict.fromkeys(WAYS) if set(WAYS) & set(chosen) else {}  # the way of all runs gives way
+        args = argparse.Namespace(**{**vars(args), **ways, **chosen})
+        check_options(args)
+    except (argparse.ArgumentError, ConfigError) as e:
+        raise ConfigError(f"{where}: {e}" if pairs else str(e)) from e
+    return Input(name, tuple(runs), args)
+
+
+def _known_options() -> list[str]:
+    parser = argparse.ArgumentParser(add_help=False)
+    _add_options(parser)
+    return [*SHORT, *(name.replace("_", "-") for name in vars(parser.parse_args([])))]
 
 
 def _start(text: str) -> float | str:

@@ -11,19 +11,12 @@ import numpy as np
 
 from trainer.config import ConfigError
 from trainer.scaling.reading import columns as names
-from trainer.scaling.reading.clock import Mask
 from trainer.scaling.reading.compute import Compute, compute_of, steps_of
-from trainer.scaling.reading.options import (
-    UNIT_RANGE,
-    Input,
-    add_input_arguments,
-    expand,
-    to_unit,
-)
+from trainer.scaling.reading.options import UNIT_RANGE, Input, add_input_arguments, expand, to_unit
 from trainer.scaling.reading.resumed import Survivors, survivors
 from trainer.scaling.reading.settings import SETTINGS, settings_of
 from trainer.scaling.reading.tables import read_tables
-from trainer.scaling.reading.values import Row, Values, is_known, numbers
+from trainer.scaling.reading.values import Row, is_known, numbers
 from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of, mean_point
 from trainer.scaling.transient import without_transient
 
@@ -62,12 +55,11 @@ def read_inputs(args: argparse.Namespace, inputs: Sequence[str] | None = None) -
     """The curves and their sources, named by input, and by run if an input holds several."""
     texts = dict.fromkeys(args.inputs if inputs is None else inputs)
     readings = [r for text in texts for given in expand(text, args) for r in read_runs(given)]
-    curves = [reading.curve.name for reading in readings]
-    return [
-        replace(r, curve=replace(r.curve, name=f"{r.curve.name} ({r.reward_column})"))
-        if curves.count(r.curve.name) > 1 else r
-        for r in readings
-    ]  # fmt: skip
+    given_names = [r.curve.name for r in readings]
+    for i, r in enumerate(readings):
+        if given_names.count(r.curve.name) > 1:
+            readings[i] = replace(r, curve=replace(r.curve, name=f"{r.curve.name} ({r.reward_column})"))
+    return readings
 
 
 def read_runs(given: Input) -> list[Reading]:
@@ -133,7 +125,10 @@ def _reading(name: str, path: Path, rows: list[Row], args: argparse.Namespace) -
         error_source = f"binomial, of {args.samples:g} samples"
     notes = (
         *_about_reward(columns, reward, args), *step_notes, *run.notes, *compute.notes,
-        *_about_points(skipped, means, step), *_about_r0(measured, args),
+        *([f"Evaluations without a finite reward, which are left out: {skipped}."] if skipped else []),
+        *([f"{'Steps' if step else 'Computes'} with several evaluations, of which R is the mean: {means}."]
+          if means else []),
+        *_about_r0(measured, args),
     )  # fmt: skip
     settings = settings_of(path, reward)
     return Reading(curve, source, f"{reward!r}{mapped}", error_source, reward, notes, settings)
@@ -148,8 +143,6 @@ def _points(
     errors = numbers(run.rows, error, percent) if error else np.zeros(len(run.rows))
     given = np.array([row.get(reward) not in (None, "") for row in run.rows])
     skipped = int((given & np.isnan(rewards)).sum())
-    if error:
-        _check_errors(run, error, errors, ~np.isnan(rewards))
     points = []
     for i in np.flatnonzero(~np.isnan(rewards)).tolist():
         step = i + 1 if math.isnan(run.steps[i]) else int(run.steps[i])
@@ -163,6 +156,9 @@ def _points(
             c = 0.0
         if c < 0:
             raise ConfigError(f"row {i + 1}: compute is {c:g}; expected at least 0")
+        if not errors[i] >= 0:
+            found = f"{error!r} is {run.rows[i].get(error)!r}"
+            raise ConfigError(f"row {i + 1}: {found}; expected a standard error, at least 0")
         score = _score(float(rewards[i]), float(errors[i]), run.rows[i], i, reward, args)
         points.append(EvalPoint(step, c, *score))
     return points, skipped
@@ -182,13 +178,6 @@ def _score(
         raise ConfigError(f"row {i + 1}: {column!r} is {row[column]}; {expected}")
     r = min(1.0, max(0.0, r))
     return r, math.sqrt(r * (1 - r) / args.samples) if args.samples else error / (high - low)
-
-
-def _check_errors(run: Survivors, column: str, errors: Values, needed: Mask) -> None:
-    for i in np.flatnonzero(needed & ~(errors >= 0)):
-        raise ConfigError(
-            f"row {i + 1}: {column!r} is {run.rows[i].get(column)!r}; expected a standard error, at least 0"
-        )
 
 
 def _merged(points: Sequence[EvalPoint], by_step: bool) -> tuple[list[EvalPoint], int]:
@@ -237,23 +226,6 @@ def _about_reward(columns: Sequence[str], reward: str, args: argparse.Namespace)
     more = f" and {len(others) - MOST_NAMES} more" if len(others) > MOST_NAMES else ""
     listed = ", ".join(others[:MOST_NAMES]) + more
     return [f"R is {reward!r}; other held-out rewards are {listed} (--reward-column)."] if others else []
-
-
-def _about_points(skipped: int, merged: int, step: str | None) -> list[str]:
-    """What was left out, and how many steps (or computes) have the mean of several evaluations."""
-    notes = []
-    if skipped:
-        which = (
-            "One evaluation without a finite reward is"
-            if skipped == 1
-            else (f"{skipped} evaluations without a finite reward are")
-        )
-        notes.append(f"{which} left out.")
-    if merged:
-        same = "step" if step else "compute"
-        which = f"One {same} has" if merged == 1 else f"{merged} {same}s have"
-        notes.append(f"{which} several evaluations: R is their mean.")
-    return notes
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:

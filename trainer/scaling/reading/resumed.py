@@ -45,10 +45,10 @@ def survivors(rows: Sequence[Row], steps: Values) -> Survivors:
 
 
 def _resumptions(rows: Sequence[Row], steps: Values) -> list[int]:
-    """The rows where a step and its values come again, and the steps after it, too.
+    """The rows where a step and most of its columns come again, and the steps after it, too.
 
-    A value that is logged late (an evaluation beside the training) or once more (an evaluation of an old
-    checkpoint) is no resumption.
+    Rows of training and of evaluation may share some columns. A value that is logged late (an evaluation
+    beside the training) or once more (an evaluation of an old checkpoint) is no resumption.
     """
     known = np.flatnonzero(~np.isnan(steps)).tolist()
     if not any(steps[a] > steps[b] for a, b in pairwise(known)):
@@ -60,18 +60,14 @@ def _resumptions(rows: Sequence[Row], steps: Values) -> list[int]:
     for i in known:
         step = float(steps[i])
         columns = {c for c, value in rows[i].items() if is_known(value)} - labels
-        if step < last and step < later[i] <= last and _mostly(columns, seen.get(step, set())):
+        again = 2 * len(columns & seen.get(step, set())) > len(columns)
+        if again and step < last and step < later[i] <= last:
             starts.append(i)
             seen = {s: c for s, c in seen.items() if s < step}
             last = step
         seen.setdefault(step, set()).update(columns)
         last = max(last, step)
     return starts
-
-
-def _mostly(columns: set[str], seen: set[str]) -> bool:
-    """Whether most were seen; rows of training and of evaluation may share some."""
-    return 2 * len(columns & seen) > len(columns)
 
 
 def _next_steps(steps: Sequence[float]) -> list[float]:

@@ -8,6 +8,7 @@ from typing import Any
 from trainer.scaling.reading.columns import AT
 
 SETTINGS = ("model", "data", "held-out set", "samples per prompt", "scorer")
+GROUPS = {"set": "held-out set", "k": "samples per prompt"}
 SET = r"(?P<set>[^/]+)"
 NAMED = (  # rewards whose names say what was evaluated
     rf"(?:.+/)?val-core/(?:.+/)?{SET}/[^/]+/mean{AT}(?P<k>\d+)",  # verl: source, variable
@@ -28,39 +29,28 @@ def settings_of(path: Path, reward: str) -> dict[str, str]:
     for pattern in NAMED:
         if found := re.fullmatch(pattern, reward):
             named = found.groupdict()
-            return {"held-out set": named["set"]} | (
-                {"samples per prompt": named["k"]} if "k" in named else {}
-            )
+            return {name: named[key] for key, name in GROUPS.items() if key in named}
     return {}
 
 
 def _ours(config: Mapping[str, Any], reward: str) -> dict[str, str]:
     """The settings of one of our runs."""
-    tasks = config.get("mixture") or {"": config}
-    evaluation = config.get("evaluation", {})
-    further = re.fullmatch(r"eval/(.+)/pass_rate", reward)
-    held_out = evaluation.get("sets", {}).get(further[1]) if further else None
-    if further and not held_out:  # the curve of one task of a mixture
-        tasks = {further[1]: tasks[further[1]]} if further[1] in tasks else tasks
-    datas = [task.get("data", {}) for task in tasks.values()]
+    tasks, evaluation = config.get("mixture") or {"": config}, config.get("evaluation", {})
+    further = re.fullmatch(r"eval/(.+)/pass_rate", reward)  # of a further held-out set, or of a task
+    held_out = further and evaluation.get("sets", {}).get(further[1])
+    chosen = [tasks[further[1]]] if further and further[1] in tasks else tasks.values()
+    datas = [task.get("data", {}) for task in chosen]
+    own = (d.get("held_out_source") or f"{d.get('held_out')} prompts of {_source(d)}" for d in datas)
     found = {
         "model": config.get("model", {}).get("path"),
-        "data": _joined(_source(data) for data in datas),
-        "held-out set": held_out or _joined(map(_held_out, datas)),
+        "data": " + ".join(map(_source, datas)),
+        "held-out set": held_out or " + ".join(own),
         "samples per prompt": evaluation.get("samples"),
-        "scorer": _joined(task.get("verifier", {}).get("kind") for task in tasks.values()),
-    }  # fmt: skip
+        "scorer": " + ".join(str(task.get("verifier", {}).get("kind", "")) for task in chosen),
+    }
     return {key: str(value) for key, value in found.items() if value}
-
-
-def _held_out(data: Mapping[str, Any]) -> str:
-    return data.get("held_out_source") or f"{data.get('held_out')} prompts of {_source(data)}"
 
 
 def _source(data: Mapping[str, Any]) -> str:
     options = ", ".join(f"{k} {v}" for k, v in (data.get("options") or {}).items())
     return f"{data.get('source')}" + (f" ({options})" if options else "")
-
-
-def _joined(texts: Any) -> str:
-    return " + ".join(dict.fromkeys(str(text) for text in texts if text))

@@ -1,7 +1,5 @@
 """Tables of several runs, or of one metric per row, as one table of metrics for each run."""
 
-from collections.abc import Mapping
-
 from trainer.scaling.reading.values import Row, is_known
 
 METRIC = ("metric", "metric_name", "key", "tag")  # long tables, as of MLflow and tbparse
@@ -46,19 +44,14 @@ def _by_run(rows: list[Row]) -> dict[str, list[Row]]:
     """The rows by the value of a column `run` or `seed`; none if there is one run, or one row for each."""
     first = _lower(rows)
     for column in (first[n] for n in RUN if n in first):
+        labels = [first[n] for n in NAME if n in first and first[n] != column][:1]
+        prefix = "seed " if column.lower() == "seed" else ""
         runs: dict[str, list[Row]] = {}
         for row in rows:
-            runs.setdefault(str(row.get(column, "")), []).append(row)
+            runs.setdefault(" ".join(str(row.get(c)) for c in (*labels, column)), []).append(row)
         if 1 < len(runs) <= len(rows) / 2:
-            names = {run: _name(own[0], first) for run, own in runs.items()}
-            if len(set(names.values())) == len(runs):
-                return {names[run]: own for run, own in runs.items()}
-            return {f"seed {run}" if column.lower() == "seed" else run: own for run, own in runs.items()}
+            return {prefix + run: own for run, own in runs.items()}
     return {}
-
-
-def _name(row: Row, columns: Mapping[str, str]) -> str:
-    return next((str(row.get(columns[n])) for n in NAME if n in columns), "")
 
 
 def _lower(rows: list[Row]) -> dict[str, str]:
