@@ -36,23 +36,20 @@ def curve(
     if not c.shape == r.shape == sd.shape:
         lengths = f"{len(c)}, {len(r)} and {len(sd)}"
         raise ConfigError(f"compute, reward and se have {lengths} values; expected as many of each")
-    evaluated = np.flatnonzero(~np.isnan(r))
-    rows = np.stack([c, r, np.nan_to_num(sd)], 1)[evaluated].tolist()
+    rows = np.stack([c, r, np.nan_to_num(sd)], 1)[~np.isnan(r)].tolist()
     made = curve_of(name, unit, (EvalPoint(i, *row) for i, row in enumerate(rows)))
     return made if R0 is None else replace(made, R0=float(R0))
 
 
 def _numbers(what: str, values: ArrayLike | str, data: Columns | None) -> NDArray[np.float64]:
     """(n,)"""
-    if isinstance(values, str):
-        if data is None:
-            raise ConfigError(f"{what}={values!r} is the name of a column; give its table as data=...")
-        try:
-            values = data[values]
-        except KeyError as e:
-            raise ConfigError(f"data has no column {values!r}; {what} expects the name of one") from e
     try:
+        if isinstance(values, str):
+            values = ({} if data is None else data)[values]
         found = np.asarray(values, np.float64)
+    except KeyError as e:
+        table = "there is no data=TABLE" if data is None else "data has no such column"
+        raise ConfigError(f"{what}={values!r} is the name of a column, but {table}") from e
     except (TypeError, ValueError) as e:
         raise ConfigError(f"{what} has values that are not numbers ({e}); expected (n,) numbers") from e
     if found.ndim != 1:

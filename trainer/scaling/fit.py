@@ -110,10 +110,6 @@ class Fit:
         """What a flag means for this fit."""
         return self.details.get(flag, FLAGS[flag])
 
-    def too_wide(self, e: Estimate) -> bool:
-        """Whether the interval of a reward is wider than that of A may be."""
-        return is_wide(e, self.A.value - self.R0.value, self.within)
-
     @property
     def overdispersed(self) -> bool:
         """Whether the points scatter more than their reported standard errors explain."""

@@ -2,9 +2,8 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainer.scaling.fit import FLAGS, Estimate, Fit
 from trainer.scaling.forecast import Backtest
@@ -60,9 +59,9 @@ def _parameters(fit: Fit, unit: str) -> list[str]:
     ceiling = f"  ceiling     A     {interval(fit.A, '.3f')}"
     lines = [ceiling if fit.identified else paragraph(why_not(fit))]
     if determined(fit, fit.B):
-        lines.append(f"  efficiency  B     {known(fit.B, fit.identified, '{:.2f}'.format)}")
+        lines.append(f"  efficiency  B     {interval(fit.B, '.2f', fit.identified)}")
     if determined(fit, fit.C_mid):
-        lines.append(f"  midpoint    C_mid {known(fit.C_mid, fit.identified, amount)} {unit}")
+        lines.append(f"  midpoint    C_mid {amounts(fit.C_mid, fit.identified)} {unit}")
     if fit.identified and "B-at-bound" in fit.flags:
         most = f"B (at least {fit.B.low:.2g}) and C_mid (at most {amount(fit.C_mid.high)} {unit})"
         lines.append(paragraph(f"{most} are not identified: {FLAGS['B-at-bound']}."))
@@ -85,8 +84,7 @@ def _start(fit: Fit) -> str:
 def _ahead(fit: Fit, unit: str, times: int) -> str:
     e = fit.at_2x if times == 2 else fit.at_10x
     compute = amount(times * fit.compute_range[1])
-    reward = known(e, fit.identified, "{:.3f}".format)
-    return f"  at {f'{times}×':>3} the compute ({compute} {unit}): {reward}"
+    return f"  at {f'{times}×':>3} the compute ({compute} {unit}): {interval(e, '.3f', fit.identified)}"
 
 
 def _notes(fit: Fit) -> list[str]:
@@ -115,31 +113,28 @@ def describe_backtest(test: Backtest | None, unit: str) -> str:
     return paragraph(
         f"Backtest: a fit of the first {amount(test.seen)} {unit} alone (ceiling "
         f"{'' if test.identified else 'not '}identified) predicts "
-        f"{known(test.predicted, test.identified, '{:.3f}'.format)} for the last evaluation; measured: "
+        f"{interval(test.predicted, '.3f', test.identified)} for the last evaluation; measured: "
         f"{test.measured:.3f}."
     )
 
 
-def sources(reading: Reading) -> list[str]:
-    """Which columns were read, and what was left out, assumed or chosen while reading; for a terminal."""
-    return [paragraph(text) for text in (str(reading), *reading.notes)]
-
-
-def source_json(reading: Reading) -> dict[str, Any]:
-    """The same for a JSON file."""
-    return {
-        "compute": reading.compute, "reward": reading.reward, "error": reading.error,
-        "notes": list(reading.notes),
-    }  # fmt: skip
+def sources(readings: Sequence[Reading]) -> str:
+    """Which columns were read, and what was noticed in reading; runs that were read alike share the lines."""
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for reading in readings:
+        runs.setdefault((str(reading), *reading.notes), []).append(reading.curve.name)
+    blocks = ([paragraph(", ".join(names), ""), *map(paragraph, texts)] for texts, names in runs.items())
+    return "\n".join(map("\n".join, blocks))
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned columns, the head first. Names, in the first column, get lines of their own if they must."""
+    """Aligned columns, the head first; long names, in the first column, go on lines of their own."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if sum(widths) + 2 * len(widths) - 2 <= WIDTH:
-        return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    lines = [("  " + "  ".join(map(str.ljust, row[1:], widths[1:]))).rstrip() for row in rows]
-    return [x for row, line in zip(rows, lines, strict=True) for x in (row[0], line) if x]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    if max(map(len, lines)) <= WIDTH:
+        return lines
+    lines = ["  " + "  ".join(map(str.ljust, row[1:], widths[1:])).rstrip() for row in rows]
+    return [x for row, line in zip(rows, lines, strict=True) for x in (row[0], line)][1:]
 
 
 def paragraph(text: str, indent: str = "  ") -> str:
@@ -150,15 +145,10 @@ def paragraph(text: str, indent: str = "  ") -> str:
     )  # fmt: skip
 
 
-def interval(e: Estimate, form: str) -> str:
-    """`value (low to high)`."""
-    return f"{e.value:{form}} ({e.low:{form}} to {e.high:{form}})"
-
-
-def known(e: Estimate, quoted: bool, form: Callable[[float], str]) -> str:
+def interval(e: Estimate, form: str, quoted: bool = True) -> str:
     """`value (low to high)`, or `low to high` where the value is not to be quoted."""
-    ends = f"{form(e.low)} to {form(e.high)}"
-    return f"{form(e.value)} ({ends})" if quoted else ends
+    ends = f"{e.low:{form}} to {e.high:{form}}"
+    return f"{e.value:{form}} ({ends})" if quoted else ends
 
 
 def percent(p: float) -> str:
@@ -174,9 +164,10 @@ def amount(x: float, digits: int = 3) -> str:
     return f"{rounded:,.0f}" if 1000 <= rounded < 1e9 else f"{rounded:.{digits}g}"
 
 
-def amounts(e: Estimate) -> str:
-    """`value (low to high)` of compute."""
-    return f"{amount(e.value)} ({amount(e.low)} to {amount(e.high)})"
+def amounts(e: Estimate, quoted: bool = True) -> str:
+    """The same of compute or money."""
+    ends = f"{amount(e.low)} to {amount(e.high)}"
+    return f"{amount(e.value)} ({ends})" if quoted else ends
 
 
 def short_names(names: Sequence[str]) -> list[str]:

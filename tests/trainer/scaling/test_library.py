@@ -80,10 +80,10 @@ def test_a_run_that_has_fallen_has_no_prediction() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: curve("h", "acc"), r"compute='h' is the name of a column; give its table as data="),
+        (lambda: curve("h", "acc"), "compute='h' is the name of a column, but there is no data=TABLE"),
         (
             lambda: curve("h", "acc", data={"h": [1]}),
-            "data has no column 'acc'; reward expects the name of one",
+            "reward='acc' is the name of a column, but data has no such column",
         ),
         (lambda: curve([1, 2], [0.1]), "2, 1 and 2 values; expected as many of each"),
         (lambda: curve(["a"], [0.1]), "compute has values that are not numbers"),

@@ -15,7 +15,7 @@ from trainer.scaling.plot import plot_recipes
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.read import Reading, add_input_arguments, same_unit
 from trainer.scaling.seeds import MARGIN
-from trainer.scaling.text import WIDTH, amount, amounts, interval, paragraph, percent
+from trainer.scaling.text import amount, amounts, interval, paragraph, percent, sources, table
 
 MAX_DETAILED_PAIRS = 3  # for more pairs, only ceilings and leads are printed
 EXAMPLES = """\
@@ -78,7 +78,7 @@ def describe(comparison: Comparison, readings: Mapping[str, Sequence[Reading]], 
     ]
     return "\n\n".join((
         *(["\n".join(notes)] if notes else []),
-        _sources(readings),
+        sources([reading for several in readings.values() for reading in several]),
         _table(comparison, unit),
         paragraph(f"{text_of.seed_sentence(comparison)} {text_of.level_sentence(comparison)}", ""),
         *("\n".join([head, *map(paragraph, sentences)]) for head, *sentences in pairs),
@@ -122,37 +122,18 @@ def _recipe_json(recipe: Recipe, readings: Sequence[Reading]) -> dict[str, Any]:
     }
 
 
-def _sources(readings: Mapping[str, Sequence[Reading]]) -> str:
-    """Which columns were read; runs that were read alike share the lines."""
-    runs: dict[tuple[str, ...], list[str]] = {}
-    for reading in (reading for several in readings.values() for reading in several):
-        runs.setdefault((str(reading), *reading.notes), []).append(reading.curve.name)
-    heads = ([paragraph(", ".join(names), ""), *map(paragraph, texts)] for texts, names in runs.items())
-    return "\n".join(map("\n".join, heads))
-
-
 def _table(comparison: Comparison, unit: str) -> str:
-    recipes = comparison.recipes
-    head = ("runs", "ceiling A", "efficiency B", "midpoint C_mid")
-    rows = []
-    for recipe in recipes:
+    rows: list[tuple[str, ...]] = [("recipe", "runs", "ceiling A", "efficiency B", "midpoint C_mid")]
+    for recipe in comparison.recipes:
         A, B, C_mid = (recipe.estimate(name) for name in ("A", "B", "C_mid"))
         cells = (interval(A, ".3f"), interval(B, ".2f"), amounts(C_mid))
         if recipe.doubts:
             cells = (f"not identified: {A.low:.2f} to {A.high:.2f}" if recipe.described else "none", "", "")
         used, runs = len(recipe.used), len(recipe.fits)
         count = f"{used} of {runs}" if used < runs else str(runs)
-        rows.append((count, *(cell.replace(" to ", "–") for cell in cells)))
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
-    names = ["recipe", *(recipe.name for recipe in recipes)]
-    column = max(map(len, names))
-    if column + 2 + max(map(len, table)) <= WIDTH:
-        lines = [f"{name:{column}}  {line}" for name, line in zip(names, table, strict=True)]
-    else:  # long names go on lines of their own
-        lines = [x for name, line in zip(names, table, strict=True) for x in (name, f"  {line}")][1:]
+        rows.append((recipe.name, count, *(cell.replace(" to ", "–") for cell in cells)))
     about = "intervals of the recipe, other seeds included"
-    lines += [f"({text_of.level(comparison.confidence)} {about}; C_mid in {unit})"]
+    lines = [*table(rows), f"({text_of.level(comparison.confidence)} {about}; C_mid in {unit})"]
     lines += (paragraph(text, "") for text in text_of.recipe_sentences(comparison))
     return "\n".join(lines)
 

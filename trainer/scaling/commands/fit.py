@@ -17,13 +17,13 @@ from trainer.scaling.plot import Named, plot_curves, reward_title
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
 from trainer.scaling.text import (
     amount,
+    amounts,
     describe_backtest,
     determined,
-    known,
+    interval,
     paragraph,
     r_squared,
     short_names,
-    source_json,
     sources,
     table,
     why_not,
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
             texts.append(_explain_families(families))
             content["families"] = [asdict(family) for family in families]
         results[curve.name] = _to_json(reading, content, args)
-        paragraphs.append("\n".join([curve.name, *sources(reading), *texts]))
+        paragraphs.append("\n".join([sources([reading]), *texts]))
     if args.plot:
         plot_curves(drawn, args.plot, reward_title([reading.reward_column for reading in readings]))
     if args.json:
@@ -112,24 +112,19 @@ def run(args: argparse.Namespace) -> None:
 def _table(runs: Sequence[Named], readings: Sequence[Reading]) -> str:
     """A row for each run, then what was read and why some ceilings are not identified."""
     rows: list[tuple[str, ...]] = [("run", "ceiling A", "efficiency B", "midpoint C_mid", "R²")]
+    units = {curve.unit for _, curve, _ in runs}
     for name, curve, fit in runs:
-        cells = [known(fit.A, fit.identified, "{:.3f}".format) if fit.predictable else "–"]
-        for e, form in ((fit.B, "{:.2f}".format), (fit.C_mid, amount)):
-            cells.append(known(e, fit.identified, form) if determined(fit, e) else "–")
-        cells[2] += f" {curve.unit}" if len({c.unit for _, c, _ in runs}) > 1 and cells[2] != "–" else ""
+        A, B = interval(fit.A, ".3f", fit.identified), interval(fit.B, ".2f", fit.identified)
+        C_mid = amounts(fit.C_mid, fit.identified) + (f" {curve.unit}" if len(units) > 1 else "")
+        shown = fit.predictable, determined(fit, fit.B), determined(fit, fit.C_mid)
+        cells = [cell if show else "–" for cell, show in zip((A, B, C_mid), shown, strict=True)]
         rows.append((name, *(cell.replace(" to ", "–") for cell in cells), r_squared(fit)))
-    unit = f"; C_mid in {runs[0][1].unit}" if len({c.unit for _, c, _ in runs}) == 1 else ""
-    confidence = f"{runs[0][2].confidence:.0%}"
-    caption = f"({confidence} intervals{unit}; a range alone where the ceiling is not identified)"
+    unit = f"; C_mid in {units.pop()}" if len(units) == 1 else ""
+    caption = f"({runs[0][2].confidence:.0%} intervals{unit}; a range alone: the ceiling is not identified)"
     texts = [f"{name}: {why_not(fit)}" for name, _, fit in runs if not fit.identified]
-    read: dict[str, list[str]] = {}
-    for (name, _, _), reading in zip(runs, readings, strict=True):
-        for text in (str(reading), *reading.notes):
-            read.setdefault(text, []).append(name)
-    for text, names in read.items():
-        texts.append(text if len(names) == len(runs) else f"{', '.join(names)}: {text}")
     details = "More about each run: --details. Do they differ? python -m trainer.scaling compare."
-    return "\n".join([*table(rows), *(paragraph(text, "") for text in (caption, *texts, details))])
+    texts = [paragraph(text, "") for text in (caption, *texts)]
+    return "\n".join([*table(rows), *texts, sources(readings), paragraph(details, "")])
 
 
 def _fit(curve: Curve, args: argparse.Namespace) -> Fit:
@@ -141,7 +136,11 @@ def _fit(curve: Curve, args: argparse.Namespace) -> Fit:
 
 def _to_json(reading: Reading, content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """The fit and its cross-checks, the unit of compute, the procedure and what was read; the band last."""
-    source = source_json(reading) | {
+    source = {
+        "compute": reading.compute,
+        "reward": reading.reward,
+        "error": reading.error,
+        "notes": reading.notes,
         "reward_range": list(args.reward_range),
         "drop_before": args.drop_before,
         "drop_early": args.drop_early,

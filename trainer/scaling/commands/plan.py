@@ -26,7 +26,7 @@ from trainer.scaling.plan import (
     simulate,
 )
 from trainer.scaling.reading.read import add_input_arguments, read_inputs
-from trainer.scaling.text import amount, known, paragraph, sources
+from trainer.scaling.text import amount, interval, paragraph, sources
 
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × C_mid
 FURTHER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × what the pilot has spent
@@ -177,9 +177,9 @@ def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
         raise ConfigError(f"plan: there are {len(readings)} runs; expected one, the pilot")
     curve = readings[0].curve
     prospect, fit = after_pilot(curve, args.runs, args.noise)
-    A = known(fit.A, fit.identified, "{:.3f}".format)
+    A = interval(fit.A, ".3f", fit.identified)
     text = (
-        f"{fit.points} evaluations up to {amount(fit.compute_range[1])} {curve.unit}, A {A}, noise "
+        f"Pilot: {fit.points} evaluations up to {amount(fit.compute_range[1])} {curve.unit}, A {A}, noise "
         f"{prospect.noise:.2g} per evaluation."
     )
     if "not-sigmoid" in fit.flags:
@@ -187,7 +187,7 @@ def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
     if prospect.correlation_length and not is_known(fit, args.within):
         text += " The errors of neighbouring points are correlated, also in the simulations."
     text += _relative(args.within, fit.A.value - fit.R0.value)
-    print("\n".join([f"After {curve.name}:", *sources(readings[0]), paragraph(text)]))
+    print("\n".join([sources(readings), paragraph(text)]))
     return prospect, fit, curve.unit
 
 

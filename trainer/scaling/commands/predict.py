@@ -12,16 +12,7 @@ from trainer.scaling.fit import Fit, fit_with_draws
 from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.predict import KERNELS, Needed, Prediction, Shift, kernel_shift, predict
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
-from trainer.scaling.text import (
-    amount,
-    interval,
-    known,
-    paragraph,
-    percent,
-    source_json,
-    sources,
-    why_not,
-)
+from trainer.scaling.text import amount, amounts, interval, paragraph, percent, sources, why_not
 
 UNCHECKED = 10.0  # times the compute measured: no forecast that far has been validated
 EXAMPLES = """\
@@ -90,15 +81,16 @@ def run(args: argparse.Namespace) -> None:
 def describe(reading: Reading, prediction: Prediction, shift: Shift | None, args: argparse.Namespace) -> str:
     """For a terminal."""
     fit, unit = prediction.fit, reading.curve.unit
-    lines = [reading.curve.name, *sources(reading), paragraph(_describe_ceiling(fit, unit))]
+    ceiling = f"Ceiling: A {interval(fit.A, '.3f')}; {fit.confidence:.0%} intervals."
+    end = f" The data end at {amount(fit.compute_range[1])} {unit}." if fit.predictable else ""
+    lines = [sources([reading]), paragraph(ceiling if fit.identified else why_not(fit) + end)]
     if shift:
         lines.append(paragraph(_describe_shift(shift)))
     for r in prediction.reached:
         cost = f" ({amount(r.budget * args.price)} {args.currency})" if args.price else ""
-        far = (
-            f"; {amount(r.ahead)}× the data: no forecast that far is validated" if r.ahead > UNCHECKED else ""
-        )
-        reward = known(r.reward, fit.identified, "{:.3f}".format)
+        unchecked = f"; {amount(r.ahead)}× the data: no forecast that far is validated"
+        far = unchecked if r.ahead > UNCHECKED else ""
+        reward = interval(r.reward, ".3f", fit.identified)
         lines.append(paragraph(f"at {amount(r.budget, 6)} {unit}{cost}: reward {reward}{far}"))
     lines += [paragraph(_describe_needed(n, fit, unit, args)) for n in prediction.needed]
     return "\n".join(lines)
@@ -124,15 +116,9 @@ def to_json(
         "at": [asdict(r) | cost(r.budget) for r in prediction.reached],
         "reach": [asdict(n) | {"cost": asdict(n.compute.times(args.price))}
                   if args.price else asdict(n) for n in prediction.needed],
-        "source": source_json(reading),
+        "source": str(reading),
+        "notes": reading.notes,
     }  # fmt: skip
-
-
-def _describe_ceiling(fit: Fit, unit: str) -> str:
-    if fit.identified:
-        return f"Ceiling: A {interval(fit.A, '.3f')}; {fit.confidence:.0%} intervals."
-    end = f" The data end at {amount(fit.compute_range[1])} {unit}." if fit.predictable else ""
-    return f"{why_not(fit)}{end}"
 
 
 def _describe_shift(shift: Shift) -> str:
@@ -157,8 +143,8 @@ def _describe_needed(n: Needed, fit: Fit, unit: str, args: argparse.Namespace) -
         return f"{start} never; the probability that any budget is enough is {percent(n.chance)}."
     ever = f"; the probability that any budget is enough is {percent(n.chance)}" if n.chance < 0.99 else ""
     quoted = fit.identified and e.value < float("inf")
-    cost = f"; {known(e.times(args.price), quoted, amount)} {args.currency}" if args.price else ""
-    return f"{start} {known(e, quoted, amount)} {unit}{cost}{ever}"
+    cost = f"; {amounts(e.times(args.price), quoted)} {args.currency}" if args.price else ""
+    return f"{start} {amounts(e, quoted)} {unit}{cost}{ever}"
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -207,15 +207,14 @@ def _about_r0(curve: Curve, args: argparse.Namespace) -> list[str]:
     """What a given R0 replaces, and whether it may be on another scale than the rewards."""
     if args.r0 is None:
         return []
-    notes, given, high = [], to_unit(args.r0, args), args.reward_range[1]
+    notes, (low, high) = [], args.reward_range
     if isinstance(curve.R0, EvalPoint):
         notes.append(f"--r0 {args.r0:g} replaces the reward measured at compute 0, {curve.R0.pass_rate:.3g}.")
-    lowest = min((p.pass_rate for p in curve.evaluations), default=0.0)
-    if 0 < args.r0 <= 1 < high and 10 * given < lowest:
-        low = args.reward_range[0]
+    lowest = low + (high - low) * min((p.pass_rate for p in curve.evaluations), default=0.0)
+    if 0 < args.r0 <= 1 < high and 10 * args.r0 < lowest:
         notes.append(
-            f"--r0 {args.r0:g} is taken on the scale of --reward-range, {low:g} to {high:g}, where the "
-            f"lowest reward is {low + lowest * (high - low):.3g}: is --r0 {args.r0 * high:g} meant?"
+            f"--r0 {args.r0:g} is on the scale of --reward-range, {low:g} to {high:g}, where the lowest "
+            f"reward is {lowest:.3g}: is --r0 {args.r0 * high:g} meant?"
         )
     return notes
 

@@ -136,7 +136,7 @@ def _twice(fit: Fit) -> str:
     gives = f"{e.low:.2f} to {e.high:.2f}"
     if fit.identified:
         gives = f"{e.value:.3f} ({e.low:.3f} to {e.high:.3f})"
-    return f"Twice the compute gives {gives}{', too wide to use' if fit.too_wide(e) else ''}."
+    return f"Twice the compute gives {gives}."
 
 
 def reasons(fit: Fit) -> str:
