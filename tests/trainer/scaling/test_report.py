@@ -30,7 +30,7 @@ from trainer.scaling.plot import straighten
 from trainer.scaling.posterior import B_RANGE, MAX_C_MID
 from trainer.scaling.reading.read import Reading
 from trainer.scaling.report import write_report
-from trainer.scaling.report.answers import answers, budgets, compute_for_most, whiskers
+from trainer.scaling.report.answers import answers, budgets, compute_for_most, notes, whiskers
 from trainer.scaling.report.charts import chart_data
 from trainer.scaling.report.compared import by_recipe, compare_runs
 from trainer.scaling.report.page import differing, page, title_of
@@ -128,6 +128,15 @@ def test_a_run_that_has_fallen_has_no_forecast_anywhere() -> None:
         for x in (fallen.fit.A, fallen.fit.at_2x, fallen.fit.at_10x):
             assert not {f"{v:.{d}f}" for v in (x.value, x.low, x.high) for d in (2, 3)} & set(text.split())
     assert "Only runs whose ceiling is identified" not in page([fallen])  # nor an empty efficiency plot
+
+
+def test_a_low_last_evaluation_is_to_be_repeated() -> None:
+    run = a_run()
+    low = replace(run.curve.points[-1], pass_rate=0.5)
+    run = run_of(replace(run.curve, points=(*run.curve.points[:-1], low)))
+    _, sure, cost = answers(run)
+    assert "below the curve" in sure.meaning and "Evaluate the last checkpoint again" in cost.meaning
+    assert "1 evaluation is an outlier and counts for little" in notes(run.fit)
 
 
 def test_what_forecasts_a_fallen_run_had_is_not_drawn(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ NEEDED = {  # what an unidentified ceiling needs, by flag; any other: a longer r
     "too-few-points": "Evaluate more often or train longer.",
     "flat": "Train until the reward rises.",
     "falling": "Find out why the run fell, and mend it.",
+    "last-point-low": "Evaluate the last checkpoint again.",
     "poor-fit": "Look at the points: a sigmoid does not describe them.",
+    "not-sigmoid": "Look at the points: a sigmoid may not describe them.",
 }
 LONGER = "The command plan, given this run, shows how much longer it must be."
 
@@ -148,7 +150,9 @@ def notes(fit: Fit) -> str:
     """What to know of a fit besides the reasons why its ceiling is not identified."""
     found = [fit.describe(flag) for flag in fit.flags if flag in HARMLESS]
     if fit.outliers:
-        found.append(f"{fit.outliers} evaluations are outliers and count for little")
+        several = f"{fit.outliers} evaluations are outliers and count"
+        one = "1 evaluation is an outlier and counts"
+        found.append(f"{one if fit.outliers == 1 else several} for little")
     if fit.overdispersed:
         found.append(
             f"the evaluations scatter {fit.overdispersion:.1f} times as much as their standard errors say, "
