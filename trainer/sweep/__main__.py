@@ -135,9 +135,10 @@ def _executor(args: argparse.Namespace, sweep: Sweep) -> Here | Cluster:
 
 def plan(sweep: Sweep, args: argparse.Namespace) -> str:
     """The commands that would run, and how long they would take, as far as that is known."""
-    runs = [run for run in sweep.runs if not complete(run.folder, sweep.budget)]
-    jobs, cores = _executor(args, sweep).jobs, len(os.sched_getaffinity(0))
-    seconds = time_left(sweep, load_status(sweep.folder), jobs)
+    status, jobs, cores = load_status(sweep.folder), _executor(args, sweep).jobs, len(os.sched_getaffinity(0))
+    left = [run for run in sweep.runs if run.recipe not in status.stopped]
+    runs = [run for run in left if not complete(run.folder, sweep.budget)]
+    seconds = time_left(sweep, status, jobs)
     time = "known once a run has begun" if seconds is None else clock(seconds)
     if (
         seconds is None

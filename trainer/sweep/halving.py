@@ -5,22 +5,50 @@ with the least are stopped, as many as together have at most RISK: so the winner
 at most, if the fits are right, and near-equals all go on. All runs reach a rung before any goes beyond it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from trainer.scaling.compare import compare
+import numpy as np
+
+from trainer.scaling.fit import Fit, fit_curve
+from trainer.scaling.seeds import MARGIN, MARGIN_IN_MEDIANS, seed_variance
 from trainer.sweep.results import inputs_of, read
 from trainer.sweep.spec import Status, Sweep
 
 RUNGS = (0.25, 0.5)  # shares of the budget
-RISK = 0.02  # probability at each rung that the best recipe is stopped
+RISK = 0.01  # probability at each rung that the best recipe is stopped
+
+
+def chances(fits: Mapping[str, Sequence[Fit]], budget: float) -> dict[str, float]:
+    """The probability of each recipe to have the highest reward at a budget, by the fits of its runs.
+
+    Without recipes of which a run has fallen: a sigmoid does not predict them, and they are not stopped.
+    """
+    rewards = {
+        name: [fit.draws.reward(budget) for fit in runs if fit.draws is not None]
+        for name, runs in fits.items()
+        if all(fit.predictable for fit in runs)
+    }
+    moments = [[(float(x.mean()), float(x.var())) for x in runs] for runs in rewards.values()]
+    if not moments:
+        return {}
+    rng, variance = np.random.default_rng(0), seed_variance(moments, MARGIN / MARGIN_IN_MEDIANS)
+    tau = variance.tau[variance.draw(rng)]
+    drawn = []
+    for runs, known in zip(rewards.values(), moments, strict=True):
+        weights = 1 / (tau**2 + np.array([[var] for _, var in known]))  # (runs, draws)
+        shuffled = np.array([rng.permutation(x) for x in runs])  # all fits use the same seed
+        others = tau * rng.standard_normal(shuffled.shape)  # of other seeds
+        drawn.append((weights * (shuffled + others)).sum(0) / weights.sum(0))
+    best = np.argmax(drawn, axis=0)
+    return {name: float((best == i).mean()) for i, name in enumerate(rewards)}
 
 
 def least_likely(best: Mapping[str, float], risk: float) -> dict[str, float]:
     """The recipes to stop, from the probability of each to be the best; never the likeliest."""
-    stop, sum_ = {}, 0.0
-    for name, probability in sorted(best.items(), key=lambda item: item[1])[: len(best) - 1]:
-        sum_ += probability
-        if sum_ > risk:
+    stop, total = {}, 0.0
+    for name, probability in sorted(best.items(), key=lambda item: item[1])[:-1]:
+        total += probability
+        if total > risk:
             break
         stop[name] = probability
     return stop
@@ -28,11 +56,9 @@ def least_likely(best: Mapping[str, float], risk: float) -> dict[str, float]:
 
 def stop_recipes(sweep: Sweep, share: float, status: Status) -> None:
     """Decide at a rung, and write down what was decided: a sweep that is started again does not ask again."""
-    inputs, _ = inputs_of(sweep)
-    groups = {k: [r.curve for r in of] for k, of in read(inputs).items() if k not in status.stopped}
-    if len(groups) > 1:
-        ((_, standings),) = compare(groups, [sweep.budget]).budgets
-        stop = least_likely({s.recipe: s.best for s in standings}, RISK)
-        status.stopped |= {name: {"share": share, "probability": p} for name, p in stop.items()}
+    groups = read(inputs_of(sweep)[0])
+    going = {k: [fit_curve(r.curve) for r in of] for k, of in groups.items() if k not in status.stopped}
+    stop = least_likely(chances(going, sweep.budget), RISK)
+    status.stopped |= {name: {"share": share, "probability": p} for name, p in stop.items()}
     status.decided.append(share)
     status.write()
