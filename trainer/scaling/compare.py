@@ -66,11 +66,6 @@ class Recipe:
         """A parameter of the recipe."""
         return estimate(getattr(self.sigmoid, name), getattr(self.draws, name), self.fits[0].confidence)
 
-    def reward(self, compute: float) -> Estimate:
-        """R(C) of the recipe."""
-        value, draws = float(self.sigmoid.reward(compute)), self.draws.reward(compute)
-        return estimate(value, draws, self.fits[0].confidence)
-
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
@@ -104,25 +99,13 @@ class Pair:
     common_A: float | None  # the ceiling at which B and C_mid are compared; None: each at its own
     B: tuple[Estimate, Estimate]
     B_ratio: Estimate
+    B_differs: bool  # by more than fits and seeds explain
     C_mid: tuple[Estimate, Estimate]
     C_mid_ratio: Estimate
+    C_mid_differs: bool
     searched: tuple[float, float]  # range of compute searched for crossings and leads
     crossings: tuple[Crossing, ...]
     leads: tuple[Lead, ...]
-
-    @property
-    def B_differs(self) -> bool:
-        """Whether the efficiencies differ by more than fits and seeds explain."""
-        return self._is_known and excludes(self.B_ratio, 1)
-
-    @property
-    def C_mid_differs(self) -> bool:
-        """Whether the midpoints do."""
-        return self._is_known and excludes(self.C_mid_ratio, 1)
-
-    @property
-    def _is_known(self) -> bool:
-        return not self.doubts and not self.cautions
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,11 +292,12 @@ def _pair(a: Recipe, b: Recipe, variance: SeedVariance, confidence: float) -> Pa
         (one, draws), (other, other_draws) = ((getattr(s, name), getattr(d, name)) for s, d in both)
         return estimate(one / other, draws / other_draws, pair_level(name, confidence))
 
-    searched, crossings, leads = _who_leads(a, b, confidence)
+    cautions = tuple(dict.fromkeys(a.cautions + b.cautions))
+    B, C_mid = ratio("B"), ratio("C_mid")
+    differs = (not doubts and not cautions and excludes(e, 1) for e in (B, C_mid))
     return Pair(
-        a.name, b.name, recipes, runs, margin, verdict, doubts,
-        tuple(dict.fromkeys(a.cautions + b.cautions)), common,
-        two("B"), ratio("B"), two("C_mid"), ratio("C_mid"), searched, crossings, leads,
+        a.name, b.name, recipes, runs, margin, verdict, doubts, cautions, common,
+        two("B"), B, next(differs), two("C_mid"), C_mid, next(differs), *_who_leads(a, b, confidence),
     )  # fmt: skip
 
 
@@ -345,5 +329,10 @@ def _standings(recipes: Sequence[Recipe], budget: float) -> tuple[Standing, ...]
     ranked = [recipe for recipe in recipes if recipe.ranked]
     if not ranked:
         return ()
-    best = np.argmax([recipe.draws.reward(budget) for recipe in ranked], axis=0)
-    return tuple(Standing(r.name, r.reward(budget), float((best == i).mean())) for i, r in enumerate(ranked))
+    draws = [recipe.draws.reward(budget) for recipe in ranked]
+    best = np.argmax(draws, axis=0)
+    standings = []
+    for i, (recipe, rewards) in enumerate(zip(ranked, draws, strict=True)):
+        reward = estimate(float(recipe.sigmoid.reward(budget)), rewards, recipe.fits[0].confidence)
+        standings.append(Standing(recipe.name, reward, float((best == i).mean())))
+    return tuple(standings)

@@ -102,9 +102,8 @@ def pool(
 ) -> tuple[Draws, Draws]:
     """Draws of a recipe from those of its runs; and of the weighted mean of these runs alone."""
     tau = np.stack([variances[name].tau[i] for name, i in zip(PARAMETERS, levels, strict=True)], axis=1)
-    counted = np.zeros(len(tau))
-    for name, i in zip(PARAMETERS, levels, strict=True):
-        counted += log_evidence(_moments(fits, name), variances[name].tau)[i]
+    evidence = [log_evidence(_moments(fits, name), variances[name].tau) for name in PARAMETERS]
+    counted = np.sum([log_p[i] for log_p, i in zip(evidence, levels, strict=True)], axis=0)
     recipe, runs = pool_draws([_coordinates(fit) for fit in fits], tau, counted, rng)
     return _from_coordinates(recipe), _from_coordinates(runs)
 

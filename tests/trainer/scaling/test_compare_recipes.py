@@ -146,9 +146,8 @@ def test_two_runs_of_one_recipe_are_not_said_to_differ() -> None:
 def test_other_seeds_widen_a_run_by_the_prior_and_more_seeds_narrow_it_again() -> None:
     groups = [fits(Sigmoid(0.3, 0.58, 1.8, 2000), range(3 * i, 3 * i + 3), SELDOM[:8]) for i in range(5)]
     for runs in groups:
-        together, *alone = compare_fits(
-            {"all": runs, **{str(i): [run] for i, run in enumerate(runs)}}
-        ).recipes
+        (together,) = compare_fits({"all": runs}).recipes
+        alone = compare_fits({str(i): [run] for i, run in enumerate(runs)}).recipes
         widths = [e.high - e.low for e in (recipe.estimate("A") for recipe in alone)]
         A = together.estimate("A")
         assert A.high - A.low <= min(widths)
@@ -164,6 +163,15 @@ def test_a_seed_that_is_not_identified_does_not_silence_its_recipe() -> None:
     found = compare_fits({"a": long + short, "b": fits(Sigmoid(0.3, 0.5, 2, 2500), range(7, 9))})
     assert found.recipes[0].used == (0, 1, 2) and not found.recipes[0].doubts
     assert found.pairs[0].verdict == DIFFERENT
+
+
+def test_an_identified_seed_makes_an_identified_recipe_however_far_the_others_are() -> None:
+    long = fits(SCALERL, range(1))
+    short = fits(Sigmoid(0.3, 0.85, 2, 2500), range(5, 6), np.arange(1500, 4001, 250.0))
+    assert long[0][1].identified and short[0][1].flags == ("wide",)
+    recipe = compare_fits({"a": long + short}).recipes[0]
+    A = recipe.estimate("A")
+    assert not recipe.doubts and A.high - A.low > 0.1
 
 
 def test_a_fallen_seed_is_left_out_and_named() -> None:
@@ -259,6 +267,21 @@ def test_the_command_prints_plots_and_writes(
     assert content["pairs"][0]["verdict"] == DIFFERENT and content["budgets"][0]["compute"] == 8000
     assert set(content["recipes"]) == {"scalerl", "dapo"} and len(content["recipes"]["scalerl"]["runs"]) == 2
     assert "scalerl (2 runs)" in plot.read_text()
+
+
+def test_the_level_of_the_command_is_that_of_all_its_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in range(2):
+        write(Path(f"s{seed}.csv"), simulated(SCALERL, OFTEN, 0.005, seed))
+    argv = ["compare", "s0.csv", "s1.csv", "--confidence", "0.8", "--within", "0.001", "--json", "c.json"]
+    assert main(argv) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(80% intervals" in text and "with 80%" in text and "probability of 80% over all" in text
+    assert "the interval of A reaches further than 0.001 from its value" in text
+    content = json.loads(Path("c.json").read_text())
+    assert content["confidence"] == content["recipes"]["s0"]["runs"]["s0.csv"]["confidence"] == 0.8
 
 
 def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_doubtful_one(

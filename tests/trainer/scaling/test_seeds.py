@@ -81,6 +81,22 @@ def test_runs_that_allow_any_ceiling_allow_any_together() -> None:
     assert 0.1 < recipe[:, 1].std() < 0.14 and abs(recipe[:, 1].mean() - 0.775) < 0.03
 
 
+def test_what_the_runs_say_of_their_spread_counts_once() -> None:
+    fit_sd, ceilings = np.array([0.004, 0.002, 0.01, 0.01]), (0.600, 0.601, 0.602, 0.603, 0.600, 0.601, 0.602)
+    runs = [normal([0.3, A, 0.6, 7.6], np.diag(fit_sd**2), i) for i, A in enumerate(ceilings)]
+    measured = seed_variance([[(A, fit_sd[1] ** 2) for A in ceilings]], MEDIAN)
+    assumed = seed_variance([], MEDIAN)
+    evidence = np.log(measured.weight) - np.log(assumed.weight)
+    widths = []
+    for variance, counted in ((assumed, 0 * evidence), (measured, evidence)):  # two proposals, one posterior
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            levels = variance.draw(rng)
+            tau = np.column_stack([variance.tau[levels], np.full((N, 2), 0.07)])
+            widths.append(_width(pool_draws(runs, tau, counted[levels], rng)[0])[1])
+    assert np.mean(widths[:3]) == pytest.approx(np.mean(widths[3:]), rel=0.06)
+
+
 def _width(draws: np.ndarray) -> np.ndarray:
     return np.asarray(np.ptp(np.quantile(draws, [0.05, 0.95], axis=0), axis=0))
 

@@ -98,9 +98,7 @@ def to_json(comparison: Comparison, readings: Mapping[str, Sequence[Reading]], u
             recipe.name: _recipe_json(recipe, readings[recipe.name]) for recipe in comparison.recipes
         },
         "pairs": [
-            asdict(pair)
-            | {"B_differs": pair.B_differs, "C_mid_differs": pair.C_mid_differs}
-            | {"sentences": text_of.pair_sentences(pair, comparison, unit)}
+            asdict(pair) | {"sentences": text_of.pair_sentences(pair, comparison, unit)}
             for pair in comparison.pairs
         ],
         "budgets": [{"compute": at, "standings": [asdict(s) for s in row]} for at, row in comparison.budgets],
