@@ -1,0 +1,196 @@
+"""How often is `compare` right? Pairs of simulated recipes, with and without a difference in the ceiling.
+
+  OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python -m bench.validation.comparisons
+  python -m bench.validation.comparisons --record    over bench/results/comparisons.json
+
+Both recipes of a pair have B 1.8 and C_mid 2,000, with A .58 and .58 + ΔA. A run is evaluated 24 times, with
+noise of sd .006, up to 3 or 5 times C_mid. Where seeds vary, each run has an A, B and C_mid of its own, with
+standard deviations of .006, 5 % and 7 %. Every number in the table is a share of the pairs.
+
+Then groups of three seeds: how often their interval of a parameter is no wider than the narrowest one of the
+three alone (with the variance over seeds assumed that single runs get), and their ceiling identified where
+any of the three alone is. One core takes a quarter of an hour for 100 pairs a row.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from bench import records
+from bench.measure import machine
+from trainer.scaling.compare import DIFFERENT, EQUIVALENT, INCONCLUSIVE, compare_fits
+from trainer.scaling.fit import Fit, fit_curve
+from trainer.scaling.seeds import PARAMETERS
+from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid
+
+A, B, C_MID, R0 = 0.58, 1.8, 2000.0, 0.30
+EVALUATIONS, NOISE = 24, 0.006
+SEED_SD = (0.006, 0.05, 0.07)  # of A, log B and log C_mid, where seeds vary
+SEEDS = 3  # of a group
+GROUPS = 300  # of three seeds
+CODE = ("trainer/scaling", "bench/validation/comparisons.py")
+Run = tuple[Curve, Fit]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of run."""
+
+    vary: bool  # whether seeds vary
+    reach: int  # last compute over C_mid
+    correlation: float = 0.0  # of the errors of neighbouring evaluations
+
+    def __str__(self) -> str:
+        return ("seeds vary" if self.vary else "exact") + (
+            f", AR {self.correlation:g}" * (self.correlation > 0)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Pairs of one kind."""
+
+    kind: Kind
+    seeds: int
+    gap: float  # true difference of the ceilings
+
+
+ROWS = [
+    *(
+        Row(Kind(vary, reach), seeds, gap)
+        for reach in (3, 5)
+        for vary in (False, True)
+        for seeds in (1, SEEDS)
+        for gap in (0.0, 0.02, 0.04)
+    ),
+    *(Row(Kind(False, reach, 0.6), 1, 0.0) for reach in (3, 5)),
+]
+HEAD = (
+    "runs", "data to × C_mid", "seeds", "true ΔA", "A: different", "equivalent", "not known",
+    "not identified", "B differs", "C_mid differs", "B or C_mid", "a lead",
+)  # fmt: skip
+
+
+@cache
+def run(kind: Kind, ceiling: float, i: int, seed: int) -> Run:
+    """Simulated run `i` with its fit; the same for the same arguments."""
+    stream = [seed, i, kind.reach, int(kind.vary), round(1000 * ceiling), round(10 * kind.correlation)]
+    rng = np.random.default_rng(stream)
+    moved = rng.normal(0, SEED_SD) * kind.vary
+    truth = Sigmoid(R0, ceiling + moved[0], B * np.exp(moved[1]), C_MID * np.exp(moved[2]))
+    error = rng.normal(0, NOISE, EVALUATIONS + 1)
+    for k in range(2, len(error) if kind.correlation else 0):
+        error[k] = kind.correlation * error[k - 1] + (1 - kind.correlation**2) ** 0.5 * error[k]
+    compute = kind.reach * C_MID * np.arange(EVALUATIONS + 1) / EVALUATIONS
+    reward = truth.reward(compute) + error
+    points = tuple(
+        EvalPoint(k, c, r, NOISE)
+        for k, (c, r) in enumerate(zip(compute.tolist(), reward.tolist(), strict=True))
+    )
+    curve = Curve(f"run {i}", "GPU-hours", points[1:], points[0])
+    return curve, fit_curve(curve)
+
+
+def measure_pair(row: Row, i: int, seed: int) -> dict[str, Any]:
+    """What is said of pair `i`; the same runs in every row of their kind."""
+    two = {
+        name: [run(row.kind, ceiling, first + row.seeds * i + k, seed) for k in range(row.seeds)]
+        for name, ceiling, first in (("a", A + row.gap, 0), ("b", A, 100_000))
+    }
+    pair = compare_fits(two).pairs[0]
+    return {
+        "verdict": pair.verdict,
+        "wrong sign": pair.verdict == DIFFERENT and pair.A.value * row.gap < 0,
+        "identified": not pair.doubts,
+        "B": pair.B_differs,
+        "C_mid": pair.C_mid_differs,
+        "B or C_mid": pair.B_differs or pair.C_mid_differs,
+        "lead": bool(pair.leads),
+    }
+
+
+def measure_group(kind: Kind, i: int, seed: int) -> dict[str, Any]:
+    """Group `i` of seeds beside each of them alone."""
+    runs = [run(kind, A, SEEDS * i + k, seed) for k in range(SEEDS)]
+    group = compare_fits({"all": runs}).recipes[0]
+    alone = compare_fits({str(k): [one] for k, one in enumerate(runs)}).recipes
+    result: dict[str, Any] = {"identified": not group.doubts or all(recipe.doubts for recipe in alone)}
+    for name in PARAMETERS:
+        widths = [np.log(e.high / e.low) for e in (r.estimate(name) for r in (group, *alone))]
+        result[name] = bool(widths[0] <= min(widths[1:]))
+    return result
+
+
+def measure(pairs: int, groups: int, seed: int) -> records.Record:
+    """The shares of every row, and of the groups."""
+    rows = []
+    for row in ROWS:
+        found = [measure_pair(row, i, seed) for i in range(pairs)]
+        shares = {key: float(np.mean([f[key] for f in found])) for key in found[0] if key != "verdict"}
+        verdicts = {
+            v: float(np.mean([f["verdict"] == v for f in found]))
+            for v in (DIFFERENT, EQUIVALENT, INCONCLUSIVE)
+        }
+        rows.append(asdict(row) | {"runs": str(row.kind)} | verdicts | shares)
+        records.say(" ".join(cells(rows[-1])))
+    kinds = [Kind(True, 3), Kind(True, 5)]
+    grouped = [measure_group(kinds[i % 2], i // 2, seed) for i in range(groups)]
+    return {
+        "pairs": pairs, "groups": groups, "seed": seed, "rows": rows,
+        "more seeds": {key: float(np.mean([g[key] for g in grouped])) for key in grouped[0]},
+        "machine": machine("cpu"), "commit": records.commit(*CODE),
+    }  # fmt: skip
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """One row of the table."""
+    shares = [row[k] for k in (DIFFERENT, EQUIVALENT, INCONCLUSIVE)]
+    shares += [1 - row["identified"], *(row[k] for k in ("B", "C_mid", "B or C_mid", "lead"))]
+    kind = row["kind"]
+    return [
+        row["runs"],
+        f"{kind['reach']} ×",
+        str(row["seeds"]),
+        f"{row['gap']:g}",
+        *(f"{x:.2f}" for x in shares),
+    ]
+
+
+def describe(record: records.Record) -> str:
+    """Both tables, in Markdown."""
+    lines = [f"| {' | '.join(HEAD)} |", "| --- |" + " ---: |" * (len(HEAD) - 1)]
+    lines += [f"| {' | '.join(cells(row))} |" for row in record["rows"]]
+    more = record["more seeds"]
+    widths = ", ".join(f"{name} in {more[name]:.3f}" for name in PARAMETERS)
+    return "\n".join([
+        *lines, "",
+        f"Of {record['groups']} groups of three seeds that vary, the interval is no wider than the narrowest "
+        f"of the three alone for {widths};",
+        f"the ceiling is identified if that of any of them is in {more['identified']:.3f}.",
+    ])  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate, fit, compare, and print the shares."""
+    parser = records.parser("validation.comparisons", __doc__)
+    parser.add_argument("--pairs", type=int, default=100, help="in each row (100)")
+    parser.add_argument("--groups", type=int, default=GROUPS, help=f"of three seeds ({GROUPS})")
+    parser.add_argument("--seed", type=int, default=0, help="of the simulation (0)")
+    records.add_options(parser, "comparisons.json")
+    args = parser.parse_args(argv)
+    record = measure(args.pairs, args.groups, args.seed)
+    path = records.path_of(args, "comparisons.json")
+    records.write(path, record)
+    print(describe(record))
+    records.say_written(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
