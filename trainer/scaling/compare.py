@@ -66,6 +66,11 @@ class Recipe:
         """A parameter of the recipe."""
         return estimate(getattr(self.sigmoid, name), getattr(self.draws, name), self.fits[0].confidence)
 
+    def reward(self, compute: float) -> Estimate:
+        """R(C) of the recipe."""
+        value, draws = float(self.sigmoid.reward(compute)), self.draws.reward(compute)
+        return estimate(value, draws, self.fits[0].confidence)
+
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
@@ -329,10 +334,5 @@ def _standings(recipes: Sequence[Recipe], budget: float) -> tuple[Standing, ...]
     ranked = [recipe for recipe in recipes if recipe.ranked]
     if not ranked:
         return ()
-    draws = [recipe.draws.reward(budget) for recipe in ranked]
-    best = np.argmax(draws, axis=0)
-    standings = []
-    for i, (recipe, rewards) in enumerate(zip(ranked, draws, strict=True)):
-        reward = estimate(float(recipe.sigmoid.reward(budget)), rewards, recipe.fits[0].confidence)
-        standings.append(Standing(recipe.name, reward, float((best == i).mean())))
-    return tuple(standings)
+    best = np.argmax([recipe.draws.reward(budget) for recipe in ranked], axis=0)
+    return tuple(Standing(r.name, r.reward(budget), float((best == i).mean())) for i, r in enumerate(ranked))
