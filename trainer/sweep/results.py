@@ -19,7 +19,7 @@ from trainer.scaling.fit import MIN_POINTS, Estimate, estimate
 from trainer.scaling.guards import warnings
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.read import Reading, add_input_arguments, same_unit
-from trainer.scaling.text import amount, amounts, interval, percent
+from trainer.scaling.text import amount, amounts, interval, paragraph, percent
 from trainer.sweep.progress import clock
 from trainer.sweep.spec import Status, Sweep, load_status
 
@@ -43,11 +43,12 @@ def write_results(sweep: Sweep) -> str:
         comparison = compare(curves, [share * last for share in BUDGETS])
         rows = list(table(comparison, last))
         content |= to_json(comparison, groups, unit) | {"table": list(map(asdict, rows))}
-        parts = [
-            describe(rows, unit, last), *recipe_sentences(comparison), seed_sentence(comparison),
-            *verdicts(comparison, rows[0].recipe), winners(comparison, unit), *budget_sentences(comparison),
-            *(f"Note: {warning}" for warning in warnings(groups)),
+        parts = [describe(rows, unit, last)]
+        sentences = [
+            *recipe_sentences(comparison), seed_sentence(comparison), *verdicts(comparison, rows[0].recipe),
+            *budget_sentences(comparison), *(f"Note: {warning}" for warning in warnings(groups)),
         ]  # fmt: skip
+        parts += [paragraph(sentence, "") for sentence in sentences] + [winners(comparison, unit)]
         with redirect_stdout(StringIO()):  # it names the files
             folder = str(sweep.folder)
             scaling(["report", *inputs, "--out", f"{folder}/report.html", "--png", folder])
@@ -149,7 +150,7 @@ def winners(comparison: Comparison, unit: str) -> str:
     for at, standings in comparison.budgets:
         first = [s for s in sorted(standings, key=lambda s: -s.best)[:LISTED] if s.best > 0]
         texts = [f"{s.recipe} {percent(s.best)} (R {reward_at(s, at, comparison)})" for s in first]
-        lines.append(f"  {amount(at):>8}  {', '.join(texts)}")
+        lines.append(f"  {amount(at):>8}  {', '.join(texts) or 'no recipe is ranked'}")
     return "\n".join(lines)
 
 
