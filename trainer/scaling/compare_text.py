@@ -17,6 +17,8 @@ from trainer.scaling.fit import FLAGS, Estimate
 from trainer.scaling.seeds import MARGIN, SEED_SD
 from trainer.scaling.text import amount, amounts, interval
 
+MAX_DETAILED_PAIRS = 3  # of more pairs, only ceilings and leads are described
+
 
 def recipe_sentences(comparison: Comparison) -> list[str]:
     """Why a ceiling is not identified, and which runs are left out."""
@@ -62,11 +64,11 @@ def level_sentence(comparison: Comparison) -> str:
     )
 
 
-def pair_sentences(pair: Pair, comparison: Comparison, unit: str, brief: bool = False) -> list[str]:
-    """What is known of two recipes; `brief`: only of their ceilings and leads."""
+def pair_sentences(pair: Pair, comparison: Comparison, unit: str) -> list[str]:
+    """What is known of two recipes; of many pairs, only their ceilings and leads."""
     two = [recipe for recipe in comparison.recipes if recipe.name in (pair.a, pair.b)]
     sentences = [_ceilings(pair, two)]
-    if not pair.doubts and not brief:
+    if not pair.doubts and len(comparison.pairs) <= MAX_DETAILED_PAIRS:
         sentences += _efficiencies(pair, unit)
     return sentences + _leads(pair, two, comparison, unit)
 
@@ -107,8 +109,8 @@ def _efficiencies(pair: Pair, unit: str) -> list[str]:
 
 def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str) -> list[str]:
     low, high = pair.searched
-    if unfit := [recipe.name for recipe in two if not recipe.described]:
-        return [f"Which one is ahead is not computed: no sigmoid describes {' and '.join(unfit)}."]
+    if unfit := [f"{recipe.name}: {_reasons(recipe)}" for recipe in two if not recipe.described]:
+        return [f"Which one is ahead is not computed. {'; '.join(unfit)}."]
     sentences = []
     for crossing in pair.crossings:
         beyond = " (beyond the data)" if crossing.compute.value > high / SEARCH_REACH else ""
@@ -127,8 +129,11 @@ def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str)
 
 def budget_sentences(comparison: Comparison) -> list[str]:
     """Which recipes the ranking leaves out, and of which only the range is known."""
-    why = {True: "half of whose rise is not in its data", False: "which no sigmoid describes"}
-    hidden = [f"{recipe.name}, {why[recipe.described]}" for recipe in comparison.recipes if not recipe.ranked]
+    hidden = [
+        f"{recipe.name} ({FLAGS['C_mid-beyond-data'] if recipe.described else _reasons(recipe)})"
+        for recipe in comparison.recipes
+        if not recipe.ranked
+    ]
     unsure = [recipe.name for recipe in comparison.recipes if recipe.ranked and recipe.doubts]
     sentences = [f"Left out of this table: {'; '.join(hidden)}."] if hidden else []
     if unsure:

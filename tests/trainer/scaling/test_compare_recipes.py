@@ -186,7 +186,7 @@ def test_a_fallen_seed_is_left_out_and_named() -> None:
     nothing = compare_fits({"a": [(fallen, fit_curve(fallen))], "b": fits(DAPO_LOSS, range(7, 8))})
     assert [s.recipe for s in nothing.budgets[0][1]] == ["b"] and not nothing.pairs[0].leads
     text = " ".join(pair_sentences(nothing.pairs[0], nothing, "GPU-hours"))
-    assert "not computed: no sigmoid describes a" in text
+    assert "not computed. a: the reward has fallen" in text
 
 
 def test_the_band_holds_curves_everywhere_as_often_as_said() -> None:
@@ -224,6 +224,13 @@ def test_confidence_reaches_every_interval() -> None:
         return [e.high - e.low for e in of_all] + [pair.margin]
 
     assert all(wide > narrow for wide, narrow in zip(widths(0.95), widths(0.8), strict=True))
+
+
+def test_of_many_recipes_only_ceilings_and_leads_are_described() -> None:
+    runs = fits(SCALERL, range(4), SELDOM)
+    few, many = (compare_fits({str(i): [run] for i, run in enumerate(runs[:n])}) for n in (3, 4))
+    assert any("Efficiency B" in s for s in pair_sentences(few.pairs[0], few, "GPU-hours"))
+    assert len(pair_sentences(many.pairs[0], many, "GPU-hours")) == 2
 
 
 def test_the_sentence_on_seeds_says_what_is_assumed_and_what_was_measured() -> None:
@@ -315,7 +322,7 @@ def test_the_command_says_when_a_ceiling_is_not_identified(
     assert main(["compare", full, flat, "--plot", str(tmp_path / "e.png")]) == 0
     text = capsys.readouterr().out
     assert "not known: that of flat is not identified" in text and "has not risen" in text
-    assert "Efficiency B" not in text and "table: flat, half of whose rise is not in its data" in text
+    assert "Efficiency B" not in text and "table: flat (half of the rise is beyond the data" in text
     assert not re.search(r"^    flat", text, re.M)
 
 

@@ -199,7 +199,7 @@ def test_the_page_says_what_compare_says() -> None:
     shown = " ".join("".join(parsed.texts).split())
     assert comparison.pairs[0].verdict == "different" and len(comparison.pairs) == 6
     for pair in comparison.pairs:
-        for says in pair_sentences(pair, comparison, "core-hours", brief=True):
+        for says in pair_sentences(pair, comparison, "core-hours"):
             assert says in shown
     for says in (seed_sentence(comparison), *warnings({r.name: [r.reading] for r in runs})):
         assert says in shown

@@ -17,7 +17,6 @@ from trainer.scaling.reading.read import Reading, add_input_arguments, same_unit
 from trainer.scaling.seeds import MARGIN
 from trainer.scaling.text import amount, amounts, interval, paragraph, percent, sources, table
 
-MAX_DETAILED_PAIRS = 3  # for more pairs, only ceilings and leads are printed
 EXAMPLES = """\
 Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
 
@@ -70,10 +69,9 @@ def run(args: argparse.Namespace) -> None:
 
 def describe(comparison: Comparison, readings: Mapping[str, Sequence[Reading]], unit: str) -> str:
     """For a terminal."""
-    brief = len(comparison.pairs) > MAX_DETAILED_PAIRS
     notes = [paragraph(f"Note: {note}", "") for note in warnings(readings)]
     pairs = [
-        [f"{pair.a} against {pair.b}", *text_of.pair_sentences(pair, comparison, unit, brief)]
+        [f"{pair.a} against {pair.b}", *text_of.pair_sentences(pair, comparison, unit)]
         for pair in comparison.pairs
     ]
     return "\n\n".join((
@@ -92,6 +90,7 @@ def to_json(comparison: Comparison, readings: Mapping[str, Sequence[Reading]], u
         "unit": unit,
         "confidence": comparison.confidence,
         "warnings": warnings(readings),
+        "notes": [*text_of.recipe_sentences(comparison), *text_of.budget_sentences(comparison)],
         "spread_over_seeds": {name: asdict(e) for name, e in comparison.spread.items()}
         | {"seeds": comparison.seeds, "margin": comparison.margin},
         "recipes": {

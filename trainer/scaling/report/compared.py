@@ -16,8 +16,6 @@ from trainer.scaling.guards import warnings
 from trainer.scaling.report.answers import AHEAD
 from trainer.scaling.report.run import Run
 
-MAX_DETAILED_PAIRS = 3  # of more pairs, only ceilings and leads are shown
-
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -47,13 +45,12 @@ def compare_runs(runs: Sequence[Run]) -> Compared | None:
         return None
     longest = max(run.fit.compute_range[1] for run in runs)
     comparison = compare_fits(fitted, [times * longest for times in (1, *AHEAD)])
-    unit, brief = runs[0].curve.unit, len(comparison.pairs) > MAX_DETAILED_PAIRS
     seeded = tuple(recipe for recipe in comparison.recipes if len(recipe.fits) > 1)  # of others, see the runs
     unfit = (f"{run.curve.name} is not compared: {run.fit.reasons}." for run in runs if not run.fit.draws)
     notes = [*unfit, *recipe_sentences(replace(comparison, recipes=seeded)), *budget_sentences(comparison)]
     notes.append(f"{seed_sentence(comparison)} {level_sentence(comparison)}")
     pairs = (
-        (f"{pair.a} against {pair.b}", tuple(pair_sentences(pair, comparison, unit, brief)))
+        (f"{pair.a} against {pair.b}", tuple(pair_sentences(pair, comparison, runs[0].curve.unit)))
         for pair in comparison.pairs
     )
     return Compared(
