@@ -77,9 +77,8 @@ HEAD = (
 )  # fmt: skip
 
 
-@cache
-def run(kind: Kind, ceiling: float, i: int, seed: int) -> Run:
-    """Simulated run `i` with its fit; the same for the same arguments."""
+def simulate(kind: Kind, ceiling: float, i: int, seed: int) -> Curve:
+    """Simulated run `i`; the same for the same arguments."""
     stream = [seed, i, kind.reach, int(kind.vary), round(1000 * ceiling), round(10 * kind.correlation)]
     rng = np.random.default_rng(stream)
     moved = rng.normal(0, SEED_SD) * kind.vary
@@ -93,7 +92,13 @@ def run(kind: Kind, ceiling: float, i: int, seed: int) -> Run:
         EvalPoint(k, c, r, NOISE)
         for k, (c, r) in enumerate(zip(compute.tolist(), reward.tolist(), strict=True))
     )
-    curve = Curve(f"run {i}", "GPU-hours", points[1:], points[0])
+    return Curve(f"run {i}", "GPU-hours", points[1:], points[0])
+
+
+@cache
+def run(kind: Kind, ceiling: float, i: int, seed: int) -> Run:
+    """The simulated run with its fit."""
+    curve = simulate(kind, ceiling, i, seed)
     return curve, fit_curve(curve)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws, is_wide
 from trainer.scaling.posterior import Draws
-from trainer.scaling.seeds import MARGIN, PARAMETERS, SeedVariance, pool, seed_variances
+from trainer.scaling.seeds import MARGIN, PARAMETERS, pool, seed_variances
 from trainer.scaling.sigmoid import Curve, Sigmoid
 
 Array = NDArray[np.float64]
@@ -97,7 +97,7 @@ class Pair:
     b: str
     A: Estimate  # A_a − A_b
     A_runs: Estimate  # of the given runs, without the variance over seeds
-    margin: float  # two single runs of one recipe differ by at most this in A, 90 %
+    margin: float  # ceilings are equivalent within it: two runs of one recipe differ as much
     verdict: Verdict  # on A
     doubts: tuple[str, ...]  # flags of the recipes; with any of them the verdict is inconclusive
     cautions: tuple[str, ...]  # flags because of which B and C_mid are not compared
@@ -167,9 +167,10 @@ def compare_fits(
         for name, runs in groups.items()
     ]
     last = max(recipe.last for recipe in recipes)
+    equivalent = min(margin, variances["A"].margin(confidence))  # seeds far apart make no two recipes alike
     return Comparison(
         tuple(recipes),
-        tuple(_pair(a, b, variances["A"], confidence) for a, b in combinations(recipes, 2)),
+        tuple(_pair(a, b, equivalent, confidence) for a, b in combinations(recipes, 2)),
         tuple((at, _standings(recipes, at)) for at in budgets or (last, 2 * last, 10 * last)),
         seeds=sum(len(runs) - 1 for runs in fits.values()),
         spread={name: variance.estimate(confidence) for name, variance in variances.items()},
@@ -277,11 +278,10 @@ def pair_level(name: str, confidence: float) -> float:
     return 1 - share * (1 - confidence)
 
 
-def _pair(a: Recipe, b: Recipe, variance: SeedVariance, confidence: float) -> Pair:
+def _pair(a: Recipe, b: Recipe, margin: float, confidence: float) -> Pair:
     A = a.sigmoid.A - b.sigmoid.A
     recipes = estimate(A, a.draws.A - b.draws.A, pair_level("A", confidence))
     runs = estimate(A, a.runs.A - b.runs.A, confidence)
-    margin = variance.margin(confidence)
     doubts = tuple(dict.fromkeys(a.doubts + b.doubts))
     verdict = _verdict(recipes, runs, margin, doubts)
     common = (a.sigmoid.A + b.sigmoid.A) / 2 if verdict == EQUIVALENT else None
@@ -307,7 +307,7 @@ def _pair(a: Recipe, b: Recipe, variance: SeedVariance, confidence: float) -> Pa
 
 
 def _verdict(recipes: Estimate, runs: Estimate, margin: float, doubts: Sequence[str]) -> Verdict:
-    """Different: by more than fits and seeds explain. Equivalent: by no more than two runs of one are."""
+    """Different: by more than fits and seeds explain. Equivalent: the given runs, within the margin."""
     if doubts:
         return INCONCLUSIVE
     if excludes(recipes, 0):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from trainer.scaling.compare import (
     DIFFERENT,
     EQUIVALENT,
+    MIN_LEAD,
     SEARCH_REACH,
     UNFIT,
     Comparison,
@@ -81,8 +82,8 @@ def _ceilings(pair: Pair, two: Sequence[Recipe]) -> str:
         return f"The ceilings differ: A {_signed(pair.A)}."
     if pair.verdict == EQUIVALENT:
         return (
-            f"The ceilings are equivalent: A {_signed(pair.A_runs)} in these runs; two runs of one recipe "
-            f"differ by up to ±{pair.margin:.3f}."
+            f"The ceilings are equivalent: A {_signed(pair.A_runs)} in these runs, within the "
+            f"±{pair.margin:.3f} of two runs of one recipe."
         )
     return f"Whether the ceilings differ is not known: A {_signed(pair.A)}. Train longer, or run more seeds."
 
@@ -111,6 +112,8 @@ def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str)
     low, high = pair.searched
     if unfit := [f"{recipe.name}: {_reasons(recipe)}" for recipe in two if not recipe.described]:
         return [f"Which one is ahead is not computed. {'; '.join(unfit)}."]
+    if high < MIN_LEAD * low:
+        return ["Which one is ahead is not computed: their data share no range of compute."]
     sentences = []
     for crossing in pair.crossings:
         beyond = " (beyond the data)" if crossing.compute.value > high / SEARCH_REACH else ""

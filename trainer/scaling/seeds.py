@@ -32,11 +32,12 @@ MARGIN = 0.02  # between the ceilings of two single runs of one recipe, 90 %
 MARGIN_IN_MEDIANS = 3.3117  # that margin over the median of τ, where log2 τ has the standard deviation 1
 SEED_SD = 0.07  # median of τ of log B and log C_mid before the seeds update it: an assumption
 PARAMETERS = ("A", "B", "C_mid")
-TAU_LEVELS = np.linspace(-4, 6, 121)  # log2 of τ over the prior's median
-R0_SD = 1e-3  # of R0 over seeds: none, but a covariance must not be singular
+TAU_LEVELS = np.linspace(-4, 4, 97)  # log2 of τ over the prior's median
+R0_SD = 1e-3  # of R0 over seeds, at least: none is expected, but a covariance must not be singular
 KERNELS = 400  # draws of a run from which its density is estimated
 SMOOTHING = 0.5  # times Silverman's bandwidth: the variance over seeds smooths, too
 PROPOSAL = 1.5  # times the covariance of the closed form
+MIN_EFFECTIVE = 100.0  # proposals, measured by the evenness of their weights; with fewer, the closed form
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +140,8 @@ def pool_draws(
     covariance, and half from single runs. A single run needs no weights: its draws move to other seeds.
     """
     runs = [rng.permutation(x) for x in runs]  # all fits use the same seed, which would correlate them
-    variances = np.concatenate([np.full((len(tau), 1), R0_SD), tau], axis=1) ** 2
+    R0_sd = max(R0_SD, float(np.std([x[:, 0].mean() for x in runs])))
+    variances = np.concatenate([np.full((len(tau), 1), R0_sd), tau], axis=1) ** 2
     if len(runs) == 1:
         return runs[0] + np.sqrt(variances) * rng.standard_normal(variances.shape), runs[0]
     between = variances[:, :, None] * np.eye(4)
@@ -155,9 +157,12 @@ def pool_draws(
     log_p = np.stack([kernels.log_density(proposed) for kernels in single])
     any_run = np.logaddexp.reduce(log_p) - np.log(len(runs))
     log_weight = log_p.sum(0) - np.logaddexp(joint.log_density(proposed - mean), any_run) - log_counted
-    total = np.exp(log_weight - log_weight.max()).cumsum()
-    chosen = np.searchsorted(total / total[-1], (np.arange(len(tau)) + 0.5) / len(tau))
+    share = np.exp(log_weight - log_weight.max())
+    share /= share.sum()
+    chosen = np.searchsorted(share.cumsum(), (np.arange(len(tau)) + 0.5) / len(tau))
     recipe = rng.permutation(proposed[np.minimum(chosen, len(tau) - 1)])
+    if (share**2).sum() > 1 / MIN_EFFECTIVE:  # the runs hardly overlap
+        recipe = mean + _Kernels(np.zeros((1, 4)), covariance).draw(rng)
     return recipe, np.sum([np.einsum("nij,nj->ni", w, x) for w, x in zip(weights, runs, strict=True)], axis=0)
 
 
