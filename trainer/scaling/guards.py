@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from trainer.config import ConfigError
+from trainer.scaling.reading.columns import alike
 from trainer.scaling.reading.read import SETTINGS, Reading
 from trainer.scaling.sigmoid import EvalPoint
 
@@ -55,7 +56,7 @@ def incomparable(groups: Groups, same_metric: bool) -> str:
 
 
 def _columns(groups: Groups) -> Mapping[str, Sequence[str]]:
-    return {name: sorted({r.reward_column for r in readings}) for name, readings in groups.items()}
+    return {name: sorted({alike(r.reward_column) for r in readings}) for name, readings in groups.items()}
 
 
 def _known(groups: Groups, key: str) -> Mapping[str, Sequence[str]]:
@@ -71,7 +72,7 @@ def check_seeds(groups: Groups) -> None:
     """ConfigError: the runs of one recipe do not have the same reward, so they are not its seeds."""
     for name, readings in groups.items():
         for key, values in (
-            ("reward column", [r.reward_column for r in readings]),
+            ("reward column", [alike(r.reward_column) for r in readings]),
             (HELD_OUT, [r.settings[HELD_OUT] for r in readings if HELD_OUT in r.settings]),
         ):
             if len(set(values)) > 1:
