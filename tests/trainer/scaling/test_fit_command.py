@@ -146,7 +146,15 @@ def test_the_answer_comes_first_and_the_band_last(tmp_path: Path, capsys: pytest
     assert text.index("ceiling     A") < text.index("R(C) =") and "R² 1.000" in text
     keys = list(found)
     assert keys.index("identified") < keys.index("A") < keys.index("r2") < keys.index("source")
-    assert keys[-1] == "band" and found["r2"] == pytest.approx(1) and found["source"]["notes"] == []
+    of_a_run = list(
+        fit([1, 2, 3, 4, 5, 6], [0.1, 0.2, 0.3, 0.4, 0.45, 0.5], R0=0.0).to_json()
+    )  # its fit.json
+    assert (
+        of_a_run[0] == "identified"
+        and keys[-1] == of_a_run[-1] == "band"
+        and found["r2"] == pytest.approx(1)
+        and found["source"]["notes"] == []
+    )
 
 
 def test_three_runs_are_a_table_and_their_details_are_to_be_had(
