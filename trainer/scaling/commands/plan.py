@@ -62,8 +62,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         )  # fmt: skip
     add(
         "--autocorrelation", type=float, metavar="RHO",
-        help="correlation of the errors of neighbouring evaluations, from 0 (default) to 1; .4 to .7 is "
-        "usual where the evaluations share their prompts",
+        help="correlation of the errors of neighbouring evaluations, from 0 (default) to 1; in many runs "
+        "it is not 0, and a run must then be longer",
     )  # fmt: skip
     add = command.add_argument_group("plans").add_argument
     add(
