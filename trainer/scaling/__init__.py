@@ -4,6 +4,7 @@
 
     run = curve("gpu_hours", "accuracy", data=frame)  # or curve(hours, accuracy), of arrays (n,)
     fit(run).A                                        # Estimate(value, low, high) of the ceiling, 0 to 1
+    fit("gpu_hours", "accuracy", data=frame)          # the same without a Curve; or fit(hours, accuracy)
     compare({"ours": [run, other], "baseline": [third]}).pairs
     predict(run, at=[24_000], reach=[0.6]).reached
 

@@ -43,8 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
         if module and name == chosen:
             module.add_arguments(command)
-    args = parser.parse_args(argv)
-    assert module  # else parse_args has ended with an error or with --help
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(f"{args.command} has no {' '.join(unknown)}; see {parser.prog} {args.command} --help")
+    assert module  # else it has ended with an error or with --help
     try:
         module.run(args)
     except ConfigError as e:

@@ -7,13 +7,14 @@ curves, over all computes searched.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config import ConfigError
 from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws, is_wide
 from trainer.scaling.posterior import Draws
 from trainer.scaling.seeds import MARGIN, PARAMETERS, pool, seed_variances
@@ -38,12 +39,12 @@ class Recipe:
     """The runs of one recipe, which differ by their seed, and what they say together."""
 
     name: str
-    curves: tuple[Curve, ...]
+    curves: tuple[Curve, ...] = field(repr=False)
     fits: tuple[Fit, ...]
     used: tuple[int, ...]  # those that a sigmoid describes; all, if there is none
     sigmoid: Sigmoid  # the most likely one of a single run; with several, medians of `draws`
-    draws: Draws  # of the recipe: with the variance over seeds
-    runs: Draws  # of the weighted mean of the used runs
+    draws: Draws = field(repr=False)  # of the recipe: with the variance over seeds
+    runs: Draws = field(repr=False)  # of the weighted mean of the used runs
     doubts: tuple[str, ...]  # flags because of which the ceiling of the recipe is not identified
     cautions: tuple[str, ...]  # flags because of which B and C_mid are not
 
@@ -136,7 +137,7 @@ class Comparison:
 
 
 def compare(
-    groups: Mapping[str, Sequence[Curve]],
+    groups: Mapping[str, Curve | Sequence[Curve]],
     budgets: Sequence[float] = (),
     margin: float = MARGIN,
     confidence: float = 0.9,
@@ -148,7 +149,11 @@ def compare(
     `margin`: between the ceilings of two runs of one recipe, 90 %, before the runs update it.
     `confidence`, `within`: as in `fit_curve`. ConfigError: too few points.
     """
-    fits = {k: [(c, fit_with_draws(c, confidence, within)[0]) for c in v] for k, v in groups.items()}
+    named = groups if isinstance(groups, Mapping) else {}
+    curves = {name: [runs] if isinstance(runs, Curve) else runs for name, runs in named.items()}
+    if not curves or not all(runs and all(isinstance(c, Curve) for c in runs) for runs in curves.values()):
+        raise ConfigError("compare: expected {NAME: [RUN, ...], ...}, each RUN a Curve, as of curve(...)")
+    fits = {k: [(c, fit_with_draws(c, confidence, within)[0]) for c in v] for k, v in curves.items()}
     return compare_fits(fits, budgets, margin)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
+from trainer.scaling.arrays import Columns, evaluated
 from trainer.scaling.posterior import B_RANGE, Data, Draws, Posterior, posterior
 from trainer.scaling.shape import last_drop
 from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
@@ -71,7 +72,7 @@ class Fit:
     R0: Estimate
     at_2x: Estimate  # reward at twice the last compute, and below at ten times
     at_10x: Estimate
-    band: tuple[tuple[float, float, float, float], ...]  # (compute, value, low, high)
+    band: tuple[tuple[float, float, float, float], ...] = field(repr=False)  # (compute, value, low, high)
     flags: tuple[str, ...]
     r2: float
     overdispersion: float  # residual sd in standard errors; where none are reported, in units of EQUAL_ERROR
@@ -182,22 +183,25 @@ def fit_with_draws(curve: Curve, confidence: float = 0.9, within: float | None =
 
 
 def fit(
-    compute: ArrayLike | Curve,  # (n,) ≥ 0, in any unit; what was measured at 0 is R0. Or a Curve alone
-    reward: ArrayLike | None = None,  # (n,) from 0 to 1
-    se: ArrayLike | None = None,  # (n,) standard errors; None or all 0: equal ones, from the residuals
+    compute: ArrayLike | str | Curve,  # (n,) ≥ 0, in any unit; what was measured at 0 is R0. Or a Curve alone
+    reward: ArrayLike | str | None = None,  # (n,) from 0 to 1; NaN: not evaluated there, left out
+    se: ArrayLike | str | None = None,  # (n,) standard errors; None or all 0: equal ones, from the residuals
     *,
+    data: Columns | None = None,  # a DataFrame, whose columns `compute`, `reward` and `se` then name
     R0: float | None = None,  # the reward at zero compute; None: as measured there, else unknown
     R0_se: float | None = 0.0,  # of that R0. 0: it is exact; None: as uncertain as the most certain point
     confidence: float = 0.9,  # of the intervals
     within: float | None = None,  # A is identified if its interval reaches no further from its value
 ) -> Fit:
-    """The sigmoid through the points. ConfigError on NaN, C < 0, rewards outside [0, 1], other lengths."""
+    """The sigmoid through the points: `fit(hours, acc)`, `fit("hours", "acc", data=frame)`, `fit(curve(…))`.
+
+    ConfigError: C < 0 or NaN, rewards outside [0, 1], columns of different lengths, or that are not numbers.
+    """
     if isinstance(compute, Curve):
         return fit_curve(compute, confidence, within)
-    c, r = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
-    sd = np.zeros(c.shape) if se is None else np.asarray(se, np.float64)
+    c, r, sd = evaluated(compute, reward, se, data)
     start = c == 0
-    if R0 is None and start.any() and c.shape == r.shape == sd.shape:
+    if R0 is None and start.any():
         R0, R0_se = float(r[start].mean()), float(np.hypot.reduce(sd[start])) / int(start.sum()) or None
         c, r, sd = c[~start], r[~start], sd[~start]
     return _fit(_checked(c, r, sd, R0, R0_se), confidence, within)
@@ -223,12 +227,9 @@ def averaged(data: Data) -> Data:
 
 
 def _checked(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | None) -> Data:
-    if not c.shape == r.shape == sd.shape or c.ndim != 1:
-        raise ConfigError(
-            f"fit: compute, reward and errors have lengths {c.size}, {r.size}, {sd.size}; expected one"
-        )
     for name, x, least, most, expected in (
-        ("compute", c, 5e-324, np.inf, "above 0 (at 0 it is R0)"), ("reward", r, 0.0, 1.0, "in [0, 1]"),
+        ("compute", c, 5e-324, np.inf, "above 0 (at 0 it is R0)"),
+        ("reward", r, 0.0, 1.0, "in [0, 1]: divide percent by 100"),
         ("standard error", sd, 0.0, np.inf, "of at least 0"),
     ):  # fmt: skip
         if len(wrong := np.flatnonzero(~((x >= least) & (x <= most) & np.isfinite(x)))):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from trainer.config import ConfigError
+from trainer.scaling.reading.columns import alike
 from trainer.scaling.reading.read import SETTINGS, Reading
 from trainer.scaling.sigmoid import EvalPoint
 
@@ -13,7 +14,7 @@ HELD_OUT = "held-out set"
 def warnings(groups: Groups) -> list[str]:
     """Whole sentences about what the runs of some recipes do not share, as far as their files say it."""
     found = []
-    columns = {name: sorted({r.reward_column for r in readings}) for name, readings in groups.items()}
+    columns = {name: sorted({alike(r.reward_column) for r in readings}) for name, readings in groups.items()}
     if differ := _differ(columns):
         found.append(
             f"The rewards are of different columns: {differ}. The comparison holds only if they are the same "
@@ -39,7 +40,7 @@ def check_seeds(groups: Groups) -> None:
     """ConfigError: the runs of one recipe do not have the same reward, so they are not its seeds."""
     for name, readings in groups.items():
         for key, values in (
-            ("reward column", [r.reward_column for r in readings]),
+            ("reward column", [alike(r.reward_column) for r in readings]),
             (HELD_OUT, [r.settings[HELD_OUT] for r in readings if HELD_OUT in r.settings]),
         ):
             if len(set(values)) > 1:

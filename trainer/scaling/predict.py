@@ -67,6 +67,9 @@ def predict(
     `factor`: what a step will cost, in multiples of what it cost in the run. Where the ceiling is not
     identified, use the intervals and not the values. ConfigError: too few points, or the run has fallen.
     """
+    if type(run) not in (Curve, Fit):
+        given = type(run).__name__
+        raise ConfigError(f"predict: the run is a {given}; expected a Curve, as of curve(...), or a Fit")
     fit = fit_with_draws(run)[0] if isinstance(run, Curve) else run
     if not fit.predictable:
         raise ConfigError(f"there is no forecast: {fit.reasons}")

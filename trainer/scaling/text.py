@@ -20,12 +20,17 @@ def explain(fit: Fit, unit: str) -> str:
     """Several lines for a terminal; `unit` is that of compute."""
     if "too-few-points" in fit.flags:
         return paragraph(f"{why_not(fit)} Evaluate more often or train longer.")
-    formula = f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {fit.points} evaluations"
+    formula = f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {evaluations(fit)}"
     lines = [*_parameters(fit, unit), _start(fit)]
     if fit.predictable:
         lines += [_ahead(fit, unit, times) for times in (2, 10)]
     lines.append(paragraph(f"{formula}; R² {r_squared(fit)}; {fit.confidence:.0%} intervals."))
     return "\n".join([*lines, *_notes(fit)])
+
+
+def evaluations(fit: Fit) -> str:
+    """How many there are; the one that is R0 is none of them."""
+    return f"{fit.points} evaluations" + (" after the start" if fit.R0_source == "measured" else "")
 
 
 def why_not(fit: Fit) -> str:

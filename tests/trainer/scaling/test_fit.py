@@ -217,7 +217,7 @@ def test_r0_is_the_point_of_least_compute_and_its_error_widens_intervals() -> No
 @pytest.mark.parametrize(
     ("compute", "reward", "se", "says"),
     [
-        ([1, 2], [0.1], None, "have lengths 2, 1, 2"),
+        ([1, 2], [0.1], None, "have 2, 1 and 2 values"),
         ([1, math.nan], [0.1, 0.2], None, "compute of point 2 is nan; expected a number above 0"),
         ([1, -1], [0.1, 0.2], None, "compute of point 2 is -1"),
         ([1, 2], [0.1, 1.2], None, r"reward of point 2 is 1.2; expected a number in \[0, 1\]"),

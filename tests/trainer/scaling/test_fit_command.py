@@ -212,3 +212,22 @@ def test_a_fit_that_assumes_a_sigmoid_against_the_points_says_so(monkeypatch: py
     text = " ".join(explain(replace(found, flags=("not-sigmoid",)), "h").split())
     assert "All intervals assume a sigmoid." in text and "efficiency" not in text
     assert "All intervals assume" not in explain(found, "h")
+
+
+def test_an_unknown_option_names_the_command_and_its_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", str(tmp_path / "a.csv"), "--rewardcolumn", "x"])
+    says = "fit has no --rewardcolumn x; see python -m trainer.scaling fit --help"
+    assert says in capsys.readouterr().err
+
+
+def test_the_evaluation_that_is_R0_is_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{c},{0.3 + 0.3 * c / (c + 4)}" for c in range(10)]
+    (tmp_path / "a.csv").write_text("\n".join(["gpu_hours,reward", *rows]) + "\n")
+    assert main(["fit", str(tmp_path / "a.csv")]) == 0
+    assert "from 9 evaluations after the start" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "a.csv").write_text("\n".join(["gpu_hours,reward", *rows[1:]]) + "\n")
+    assert main(["fit", str(tmp_path / "a.csv")]) == 0
+    assert "from 9 evaluations;" in " ".join(capsys.readouterr().out.split())

@@ -47,6 +47,7 @@ def test_a_dataframe_with_gaps_gives_the_curve_of_its_evaluations() -> None:
         == curve(HOURS[::2], rewards(1)[::2], SE[::2], unit="h").points
     )
     assert curve(frame.h, frame.acc) == curve(HOURS[::2], rewards(1)[::2])
+    assert fit("h", "acc", "sd", data=frame) == fit(curve("h", "acc", "sd", data=frame))
 
 
 def test_a_given_R0_replaces_the_measured_one() -> None:
@@ -57,7 +58,9 @@ def test_a_given_R0_replaces_the_measured_one() -> None:
 def test_recipes_of_curves_are_compared() -> None:
     ours = [curve(HOURS, rewards(seed), SE) for seed in (1, 2)]
     theirs = [curve(HOURS, rewards(4, Sigmoid(0.30, 0.50, 2.0, 2500)), SE)]
-    (pair,) = compare({"ours": ours, "theirs": theirs}, budgets=[24_000]).pairs
+    comparison = compare({"ours": ours, "theirs": theirs[0]}, budgets=[24_000])  # one run, or several
+    assert len(repr(comparison)) < 10_000 and "EvalPoint" not in repr(comparison)
+    (pair,) = comparison.pairs
     assert (pair.a, pair.b, pair.verdict) == ("ours", "theirs", "different")
 
 
@@ -65,6 +68,7 @@ def test_a_prediction_is_that_of_the_fit() -> None:
     run = curve(HOURS, rewards(1), SE)
     found = predict(run, at=[24_000], reach=[0.55])
     assert predict(fit(run), at=[24_000], reach=[0.55]) == found
+    assert len(repr(found)) < 2000 and found.fit.band
     (reached,), (needed,) = found.reached, found.needed
     assert reached.reward == found.fit.at_2x and reached.ahead == 2
     assert needed.compute == found.fit.compute_for(0.55) and needed.chance > 0.99
@@ -86,6 +90,15 @@ def test_a_run_that_has_fallen_has_no_prediction() -> None:
             "reward='acc' is the name of a column, but data has no such column",
         ),
         (lambda: curve([1, 2], [0.1]), "2, 1 and 2 values; expected as many of each"),
+        (lambda: fit("h", "acc"), "compute='h' is the name of a column, but there is no data=TABLE"),
+        (lambda: fit([[1.0]], [[0.1]]), r"the shape \(1, 1\); expected \(n,\)"),
+        (lambda: fit([1.0]), r"reward has the shape \(\); expected \(n,\)"),
+        (lambda: fit({"h": [1]}), "compute has values that are not numbers"),
+        (lambda: fit(HOURS, 100 * rewards(1)), r"expected a number in \[0, 1\]: divide percent by 100"),
+        (lambda: predict({"h": [1]}, at=[1]), "predict: the run is a dict; expected a Curve"),
+        (lambda: compare([curve(HOURS, rewards(1))]), r"compare: expected {NAME: \[RUN, ...\], ...}"),
+        (lambda: compare({"a": [HOURS]}), r"compare: expected {NAME: \[RUN, ...\], ...}"),
+        (lambda: compare({"a": []}), r"compare: expected {NAME: \[RUN, ...\], ...}"),
         (lambda: curve(["a"], [0.1]), "compute has values that are not numbers"),
         (lambda: curve([[1.0]], [[0.1]]), r"the shape \(1, 1\); expected \(n,\)"),
         (lambda: curve([-1, 2], [0.1, 0.2]), "compute is -1; expected a number of at least 0"),

@@ -351,7 +351,17 @@ def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
         ("a.csv", "step,reward\n1,.2\n", ["--reward-column", "r"], "no column 'r'; set --reward-column to"),
         ("a.csv", "step,reward\n1,.2\n", ["--compute-column", "c"], "no column 'c'; set --compute-column to"),
         ("a.csv", "step,reward\n1,.2\n", ["--se-column", "e"], "no column 'e'; set --se-column to one"),
-        ("a.csv", "step,reward\n1,.2\n", ["--devices", 8], "no column is recognized as time"),
+        ("a.csv", "step,reward\n1,.2\n", ["--devices", 8], "no column of time, which --devices N needs"),
+        ("a.csv", "step,wall,update\n1,2,.2\n", ["--reward-column", "update", "--devices", 8],
+         "no column of time"),
+        ("a.csv", "step,acc,x_time\n1,.2,3\n", ["--devices", 8], "--time-column to one of x_time, acc"),
+        ("a.csv", "b,acc,val-core,x_step\n1,.2,3,3\n", [], "--compute-column to one of x_step, acc, b"),
+        ("a.csv", "step,eval/aime/acc\n1,.2\n", ["--reward-column", "aimr"],
+         "no column 'aimr' (did you mean 'eval/aime/acc'?); set"),
+        ("a.csv", "step,acc,hours\n1,.2,3\n", ["--devices", 8, "--time-column", "houts"], "mean 'hours'?"),
+        ("a.csv", "step,acc\n1,.2\n", ["--compute-column", "stpe"], "'stpe' (did you mean 'step'?)"),
+        ("a.md", "# Title\n\nText\n", [], "a.md: it is neither a table nor a log with lines of"),
+        ("a.txt", "a\nb, c\n", [], "a.txt: it is neither a table nor a log"),
         ("a.csv", "step,reward\n1,nan\n", [], "no row holds 'reward'"),
         ("a.csv", "step,reward\nx,.2\n", [], "row 1: 'step' is 'x'; expected a number"),
         ("a.csv", "step,reward\n-1,.2\n", [], "row 1: compute is -1; expected at least 0"),
@@ -420,6 +430,10 @@ def test_wrong_folders_are_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no metrics.jsonl, trainer_state.json or TensorBoard"):
         curve_at(tmp_path)
     (tmp_path / "run-0").mkdir()
+    (tmp_path / "run-0" / "events.out.tfevents.1").touch()
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(ConfigError, match=r"is a folder of several logs; give one: a\.csv, run-0$"):
+        curve_at(tmp_path)
     write_jsonl(tmp_path / "run-0" / "metrics.jsonl", [{"step": 1}])
     with pytest.raises(ConfigError, match=r"a folder of 1 runs \(run-0 …\); give"):
         curve_at(tmp_path)

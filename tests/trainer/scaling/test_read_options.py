@@ -41,6 +41,8 @@ def test_each_input_has_its_own_columns_and_devices(verl: Path, prime: Path) -> 
     assert dapo.curve.R0 == grpo.curve.R0 == 0.125  # of all inputs
     (alone,) = readings_of(f"{verl}@reward={AIME}", "--devices", 30)  # the name contains an @
     assert alone.reward_column == AIME and alone.curve.points[-1].compute == 24
+    comma = write_jsonl(verl.parent / "a@b.jsonl", [{"step": 1, "eval/acc,mean@8": 0.5}])
+    assert reading_of(f"{comma}@reward=acc,mean@8").reward_column == "eval/acc,mean@8"
     assert alone.curve.name == str(verl) and alone.path == verl
 
 
@@ -79,9 +81,10 @@ def test_two_rewards_of_one_file_are_two_curves(verl: Path) -> None:
         ("devices=8,gpu-hours-per-step=2", "expected one of them, as each defines C"),
         ("time-unit=years", "invalid choice: 'years'"),
         ("reward=gsm8k", "no column 'gsm8k'"),
+        ("devices=8,rewad=aime", "unknown option 'rewad'; expected one of compute, reward"),
         (
             "device=8",
-            "'device' is no option of a run; expected one of compute, reward, se, time, compute-column",
+            "unknown option 'device'; expected one of compute, reward, se, time, compute-column",
         ),
     ],
 )
@@ -107,7 +110,7 @@ def test_a_toml_file_lists_recipes_with_their_options(verl: Path, prime: Path, t
         ("[recipe.a]\ndevices = 1\n", "expected \\[recipe.NAME\\] with runs"),
         (
             '[recipe.a]\nruns = ["verl.jsonl"]\ndevice = 1\n',
-            "'device' is no option of a run; expected one of",
+            "unknown option 'device'; expected one of",
         ),
         ("recipe = ", "expected a TOML file of runs"),
     ):

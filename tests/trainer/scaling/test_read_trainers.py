@@ -15,6 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from trainer.config import ConfigError
+from trainer.scaling.guards import check_seeds, warnings
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
 from trainer.scaling.sigmoid import Curve, EvalPoint
 
@@ -93,9 +94,35 @@ def test_a_finished_trl_run_is_read_in_steps_as_its_flops_are_known_only_at_the_
 
 def test_trl_with_two_reward_functions_names_the_rewards_it_did_not_take(tmp_path: Path) -> None:
     state = write_trl(tmp_path / "checkpoint-30", trl_history())
-    assert says(reading_of(state), "R is 'eval_reward'", "eval_rewards/accuracy_reward/mean")
+    both = "eval_rewards/format/mean and eval_rewards/accuracy_reward/mean"
+    assert says(
+        reading_of(state), f"R is 'eval_reward', the weighted sum of {both}, which may exceed 1; name"
+    )
+    beyond = write_trl(tmp_path / "sum", [{**row, "eval_reward": 1.4} for row in trl_history()[:4]])
+    with pytest.raises(ConfigError, match=r"is 1\.4; expected 0 to 1; it is a sum: set"):
+        reading_of(beyond)
     chosen = reading_of(state, "--reward-column", "accuracy")
     assert pairs(chosen.curve)[0] == (10, 0.3) and not says(chosen, "other held-out")
+
+
+def test_trls_trainer_state_and_tensorboard_are_seeds_of_one_recipe_by_the_time_of_their_steps(
+    tmp_path: Path,
+) -> None:
+    state = write_trl(tmp_path / "checkpoint-30", trl_history())
+    rows = [
+        (
+            step,
+            1e9 + 999 * step,
+            {"train/step_time": 36.0, "eval/rewards/accuracy_reward/mean": 0.3 + step / 256},
+        )
+        for step in range(10, 31, 10)
+    ]
+    events = write_events(tmp_path / "runs", rows, ".1")
+    groups = readings_of(state, events, "--reward-column", "accuracy", "--devices", 10)
+    assert groups[1].compute == "the sum of 'train/step_time' × 10 devices"
+    assert [[p.compute for p in r.curve.points] for r in groups] == [[1, 2, 3], [1, 2, 3]]
+    check_seeds({"grpo": groups})
+    assert not any("different columns" in text for text in warnings({"a": groups[:1], "b": groups[1:]}))
 
 
 def test_the_training_reward_of_trl_is_not_taken_for_a_held_out_one(tmp_path: Path) -> None:
@@ -165,7 +192,9 @@ def test_verl_in_wandb_has_its_evaluation_before_step_1_at_step_0(tmp_path: Path
 
 def test_where_verl_has_several_datasets_a_part_of_the_name_chooses_one(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "verl.jsonl", verl_rows(0, 8))
-    with pytest.raises(ConfigError, match=f"--reward-column to one of {MATH}, {AIME}$"):
+    with pytest.raises(
+        ConfigError, match=f"--reward-column to one of {MATH}, {AIME} .for one input alone: RUN@reward=NAME.$"
+    ):
         reading_of(path)
     assert reading_of(path, "--reward-column", "aime").reward_column == AIME
     assert reading_of(path, "--reward-column", "MATH-500").settings == {

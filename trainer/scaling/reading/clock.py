@@ -54,7 +54,13 @@ def _time_column(run: Survivors, columns: Sequence[str], args: argparse.Namespac
     for column, per_step in found:
         if sum(is_known(row.get(column)) for row in run.rows) >= min(2, len(run.rows)):
             return column, per_step
-    raise ConfigError(f"no column is recognized as time; set --time-column to one of {names.listed(columns)}")
+    if not any(names.likely(column, "--time-column") for column in columns):
+        raise ConfigError(
+            "there is no column of time, which --devices N needs; give --gpu-hours-per-step X instead, "
+            "the seconds of a step × GPUs / 3600"
+        )
+    listed = names.listed(columns, "--time-column")
+    raise ConfigError(f"no column is recognized as time; set --time-column to one of {listed}")
 
 
 def _in_seconds(values: Values, unit: str | None) -> Values:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 from trainer.config import ConfigError
 
@@ -41,7 +42,8 @@ TIME_WORD = (
     r"(?:wall|clock|wall_?clock|elapsed|train(?:ing)?|run|total|cumulative|relative|real|time|runtime)"
 )
 PER_STEP = (
-    r"timing_s/step", r"perf/time_per_step", r"timing/train/total_step_time", r"time/step", r"step_time",
+    r"timing_s/step", r"perf/time_per_step", r"timing/train/total_step_time", r"time/step",
+    r"(?:(?:train|training|time|timing|perf)/)?step_time",
     *(rf"(?:.+/)?(?:{unit})_per_step|step_time[_ ]\(?(?:{unit})\)?" for _, unit in TIME_UNITS.values()),
 )  # fmt: skip
 CLOCKS = (  # time since the start, or a date
@@ -56,6 +58,11 @@ TIMES = (  # of a step, or a clock
 )
 LABELS = "|".join((*(name for name, _ in COMPUTE), *CLOCKS, *TIMES, r"(?:.+/)?epoch", r"_.*"))  # of rows
 ERROR = ("{}_se", "{}_stderr", "{}_sem", "{}/se", "{}/stderr")
+LIKELY = {  # words in the names that a message lists first
+    "--compute-column": r"compute|[gc]pu|core[_ -]?h|flop|flos|hour|step",
+    "--time-column": r"time|timing|(?<!per_)sec|hour|min(?:ute)?s?$|(?<![a-z])date|elapsed|clock",
+    "--se-column": r"(?:^|[_/])(?:se|sem|std)|err",
+}
 LEAST_PART = 3  # characters of a part of a name
 PLAIN_ERROR = ("se", "stderr", "sem", "standard_error")
 
@@ -80,12 +87,25 @@ def reward_column(columns: Sequence[str], given: str | None) -> str:
     if len(found) == 1:
         return found[0]
     why, candidates = "several columns could be the reward", found
+    input_alone = " (for one input alone: RUN@reward=NAME)" if found else ""
     if not found and (candidates := matching(f"{TRAINING}|{PLAIN_REWARD}", columns)):
         why = "no column is recognized as a held-out reward; if you mean that of the training batches"
     elif not found:
         why, candidates = "no column is recognized as a reward", list(columns)
     comma = "," if "if you" in why else ";"
-    raise ConfigError(f"{why}{comma} set --reward-column to one of {listed(candidates)}")
+    raise ConfigError(f"{why}{comma} set --reward-column to one of {listed(candidates)}{input_alone}")
+
+
+def alike(reward: str) -> str:
+    """The same name for what trainers log as `eval/x`, `eval_x` and `eval/eval_x`."""
+    return re.sub(r"^(?:eval[/_])+", "eval/", reward)
+
+
+def summed(columns: Iterable[str], reward: str) -> list[str]:
+    """The rewards of TRL of which `reward` is the weighted sum; none if there are fewer than two."""
+    pattern = re.escape(alike(reward)) + r"s/.+/mean"
+    parts = [c for c in columns if re.fullmatch(pattern, alike(c))]
+    return parts if len(parts) > 1 else []
 
 
 def other_rewards(columns: Sequence[str], chosen: str) -> list[str]:
@@ -144,7 +164,15 @@ def existing(name: str, columns: Sequence[str], flag: str) -> str:
         return found[0]
     if found:
         raise ConfigError(f"several columns contain {name!r}; set {flag} to one of {listed(found)}")
-    raise ConfigError(f"no column {name!r}; set {flag} to one of {listed(columns)}")
+    parts = {p.lower(): c for c in columns[::-1] for p in (*re.split(r"[/_@ ]", c), *c.split("/"), c)}
+    close = dict.fromkeys(parts[p] for p in get_close_matches(name.lower(), parts, cutoff=0.7))
+    meant = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
+    raise ConfigError(f"no column {name!r}{meant}; set {flag} to one of {listed(columns, flag)}")
+
+
+def likely(column: str, flag: str) -> bool:
+    """Whether a column may be what an option is to name."""
+    return bool(re.search(LIKELY[flag], column, re.IGNORECASE)) if flag in LIKELY else _is_held_out(column)
 
 
 def _named(name: str, columns: Sequence[str]) -> list[str]:
@@ -159,7 +187,8 @@ def _is_held_out(column: str) -> bool:
     return bool(matching("|".join(HELD_OUT_REWARD), [column]))
 
 
-def listed(columns: Iterable[str]) -> str:
-    """Names for an error line, those of held-out rewards first; 20 of many."""
-    names = sorted(columns, key=lambda c: (not _is_held_out(c), not re.match(HELD_OUT, c.lower()), c))
+def listed(columns: Iterable[str], flag: str = "--reward-column") -> str:
+    """Names for an error line, those that are likely for the option first; 20 of many."""
+    first = LIKELY.get(flag, HELD_OUT + ".*")
+    names = sorted(columns, key=lambda c: (not likely(c, flag), not matching(first, [c]), c))
     return ", ".join(names[:20]) + (f" … ({len(names)} in all)" if len(names) > 20 else "")

@@ -101,7 +101,7 @@ def _best(
 
 
 def _unknown(meaning: str, columns: Sequence[str]) -> ConfigError:
-    listed = names.listed(columns)
+    listed = names.listed(columns, "--compute-column")
     return ConfigError(f"no column is recognized as {meaning}; set --compute-column to one of {listed}")
 
 

@@ -104,12 +104,12 @@ def expand(text: str, args: argparse.Namespace) -> list[Input]:
         return _from_toml(Path(text), args)
     options = "|".join(map(re.escape, _known_options()))
     runs, *given = [text] if Path(text).exists() else re.split(rf"@(?=(?:{options})=)", text, maxsplit=1)
-    pairs = [pair for part in given for pair in re.split(rf",(?=(?:{options})=)", part)]
+    if not given and not Path(text).exists():  # a misspelt option
+        runs, *given = re.split(r"@(?=[a-z][\w-]*=)", text, maxsplit=1)
+    pairs = [pair for part in given for pair in re.split(r",(?=[a-z][\w-]*=)", part)]
     name, sign, listed = runs.partition("=")
     if not sign or Path(runs).exists():
         return [_input(None, [runs], args, pairs, text)]
-    if not pairs and (unknown := re.search(r"@([\w-]+)=", text)):
-        pairs = [f"{unknown[1]}="]
     inputs = [part for part in listed.split(",") if part]
     if not name or not inputs:
         raise ConfigError(f"{text!r}: expected NAME=RUN,RUN,... or a run or a file")
@@ -146,7 +146,7 @@ def _input(
             option = SHORT.get(key, key.replace("_", "-"))
             if key not in _known_options():
                 known = ", ".join(_known_options())
-                raise ConfigError(f"{key!r} is no option of a run; expected one of {known}")
+                raise ConfigError(f"unknown option {key!r}; expected one of {known}")
             words[option] = [f"--{option}={value}"]
             if option == "reward-range":
                 words[option] = ["--reward-range", *re.split("[: ]+", value)]

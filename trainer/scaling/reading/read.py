@@ -173,6 +173,8 @@ def _score(
     if not -ROUNDING <= r <= 1 + ROUNDING:
         likely = "-1 1" if -1 <= r < 0 else "0 100" if 1 < r <= 100 else "LOW HIGH"
         expected = f"expected 0 to 1; if it is on another scale, give --reward-range {likely}"
+        if parts := names.summed(row, column):
+            expected = f"expected 0 to 1; it is a sum: set --reward-column to one of {', '.join(parts)}"
         if (low, high) != UNIT_RANGE:
             expected = f"expected {low:g} to {high:g} (--reward-range)"
         raise ConfigError(f"row {i + 1}: {column!r} is {row[column]}; {expected}")
@@ -221,6 +223,9 @@ def _about_r0(curve: Curve, args: argparse.Namespace) -> list[str]:
 
 def _about_reward(columns: Sequence[str], reward: str, args: argparse.Namespace) -> list[str]:
     """Which other columns are held-out rewards, if this one was chosen here."""
+    if args.reward_column is None and (parts := names.summed(columns, reward)):
+        sum_of = f"R is {reward!r}, the weighted sum of {' and '.join(parts)}, which may exceed 1"
+        return [f"{sum_of}; name one with --reward-column."]
     others = names.other_rewards(columns, reward) if args.reward_column is None else []
     more = f" and {len(others) - MOST_NAMES} more" if len(others) > MOST_NAMES else ""
     listed = ", ".join(others[:MOST_NAMES]) + more

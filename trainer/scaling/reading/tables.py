@@ -15,6 +15,7 @@ EXPECTED = (
     "expected a run folder, a table (.csv, .tsv, .jsonl, .json, .parquet), a W&B export, TensorBoard events "
     "or verl's console log"
 )
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 METRICS = "metrics.jsonl"
 TRAINER_STATE = "trainer_state.json"
 OFFLINE = (
@@ -61,6 +62,11 @@ def _file_in(folder: Path) -> Path:
 def _event_runs(path: Path) -> dict[str, list[Row]]:
     """TensorBoard events, where each folder with events is a run."""
     folders = sorted({p.parent for p in path.rglob("*tfevents*") if p.is_file()})
+    beside = sorted(p.name for p in path.iterdir() if p.suffix.lower() in TABLES)
+    if beside and path not in folders:
+        logs = [*beside, *(str(f.relative_to(path)) for f in folders)]
+        listed = ", ".join(logs[:20]) + (" …" if len(logs) > 20 else "")
+        raise ConfigError(f"{path} is a folder of several logs; give one: {listed}")
     if not folders:
         if offline := next(path.rglob("*.wandb"), None):
             raise ConfigError(f"{offline} {OFFLINE}")
@@ -87,11 +93,21 @@ def _rows(path: Path) -> list[Row]:
             return rows
         if kind == ".json" or (kind not in (".csv", ".tsv", ".jsonl", ".ndjson") and text[:1] == "["):
             return _json(text)
-        return _json_lines(text) if kind in (".jsonl", ".ndjson") or text[:1] == "{" else _table(text)
+        if kind in (".jsonl", ".ndjson") or text[:1] == "{":
+            return _json_lines(text)
+        return _table(text) if kind in (".csv", ".tsv") else _table_in(text)
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path} is not text; {EXPECTED}") from e
     except (ValueError, csv.Error, OSError) as e:
         raise ConfigError(f"{path}: {one_line(e)}; {EXPECTED}") from e
+
+
+def _table_in(text: str) -> list[Row]:
+    """The table of a file that may be any text."""
+    with suppress(ValueError, csv.Error):
+        if ((rows := _table(text)) and len(rows[0]) > 1) or not text.strip():
+            return rows
+    raise ValueError("it is neither a table nor a log with lines of metrics")
 
 
 def _table(text: str) -> list[Row]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate
 from trainer.scaling.report.run import Run
-from trainer.scaling.text import amount
+from trainer.scaling.text import amount, evaluations
 
 MOST = 0.9  # of the gain from R0 to A
 AHEAD = (2, 10)  # the budgets at which rewards are forecast, in multiples of the longest run's compute
@@ -43,7 +43,7 @@ def answers(run: Run) -> tuple[Answer, ...]:
     short, spread = f"{amount(cost.value)} {unit}", f"{amount(cost.low)} to {amount(cost.high)}"
     if "B-at-bound" in fit.flags:  # the data give no lower end
         short, spread = f"at most {amount(cost.high)} {unit}", "they were over before the first evaluations"
-    certain = f"The {fit.confidence:.0%} interval, from {fit.points} evaluations. {notes(fit)}".strip()
+    certain = f"The {fit.confidence:.0%} interval, from {evaluations(fit)}. {notes(fit)}".strip()
     gain = f"gain {MOST:.0%} of the way from R0 to A ({spread})"
     return (
         Answer("How high will it end?", f"{A.value:.3f}", f"This is the ceiling A. {_latest(run)}"),
