@@ -72,7 +72,7 @@ def main() -> int:
                 return 0
             if stops:
                 return 0
-            time.sleep(how.get("tick", 0.01))
+            time.sleep(how.get("tick", 0.002))
             step += 1
             with (folder.parent / "steps.txt").open("a") as steps:
                 steps.write(f"{folder.name} {step}\n")

@@ -1,7 +1,6 @@
 """`python -m trainer.sweep`: trains recipes × seeds on one task, and says which is best at which budget."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,17 +23,18 @@ from trainer.sweep.spec import ASKED, Sweep, load, load_status
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: every run is complete. 1: some failed. 2: wrong input. 130: stopped, and can go on."""
     given = list(sys.argv[1:] if argv is None else argv)
-    if given[:1] == ["table"]:
-        given[:1] = ["--table", "--out"]
+    table = given[:1] == ["table"]
+    if table:
+        given[:1] = ["--out"]
     mark = given.index("--") if "--" in given else len(given)
     try:
         args = _parser().parse_intermixed_args(given[:mark])
-        sweep = load(args.out) if args.table else _asked(args, tuple(given[mark + 1 :]))
+        sweep = load(args.out) if table else _asked(args, tuple(given[mark + 1 :]))
         if args.dry_run:
             sweep.check()
             print(plan(sweep, args))
             return 0
-        code = 0 if args.table else _train(sweep, args)
+        code = 0 if table else _train(sweep, args)
         if code < 128:
             print(write_results(sweep))
             if args.keep_curves:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
-    errors = {} if args.table else load_status(sweep.folder).errors
+    errors = {} if table else load_status(sweep.folder).errors
     for name, error in errors.items():
         print(f"error: {name}: {error}", file=sys.stderr)
     return code
@@ -96,8 +96,7 @@ def _parser() -> Parser:
     add("--executor", choices=("here", "slurm", "local"), default="here", help=text)
     text = "parameters of submitit's executor, such as timeout_min=600 gpus_per_node=8 slurm_partition=gpu"
     add("--executor-options", nargs="+", default=[], metavar="KEY=VALUE", help=text)
-    add("--dry-run", action="store_true", help="print the runs, their commands and the time; start nothing")
-    add("--table", action="store_true", help="make the results again, from the curves; train nothing")
+    add("--dry-run", action="store_true", help="print the commands of the runs; start nothing")
     text = "copy the curve of each run (a few kB) here, from which `table` makes the results again"
     add("--keep-curves", type=Path, metavar="DIR", help=text)
     return parser
@@ -134,23 +133,14 @@ def _executor(args: argparse.Namespace, sweep: Sweep) -> Here | Cluster:
 
 
 def plan(sweep: Sweep, args: argparse.Namespace) -> str:
-    """The commands that would run, and how long they would take, as far as that is known."""
-    status, jobs, cores = load_status(sweep.folder), _executor(args, sweep).jobs, len(os.sched_getaffinity(0))
+    """The commands that would run, and how long they would take, once the pace of a run is known."""
+    status, jobs = load_status(sweep.folder), _executor(args, sweep).jobs
     left = [run for run in sweep.runs if run.recipe not in status.stopped]
     runs = [run for run in left if not complete(run.folder, sweep.budget)]
     seconds = time_left(sweep, status, jobs)
-    time = "known once a run has begun" if seconds is None else clock(seconds)
-    if (
-        seconds is None
-        and sweep.budget
-        and args.executor == "here"
-        and jobs <= cores
-        and not args.gpus_per_run
-    ):
-        hours = len(runs) * sweep.budget / cores
-        time = f"{clock(3600 * hours)} on the {cores} cores here, with start-up and evaluations on top"
+    time = "" if seconds is None else f" Time left: {clock(seconds)}."
     commands = "\n".join(" ".join(run.command(sweep.budget)) for run in runs)
-    return f"{commands}\n{len(runs)} of {len(sweep.runs)} runs are to be trained. Time left: {time}."
+    return f"{commands}\n{len(runs)} of {len(sweep.runs)} runs are to be trained.{time}"
 
 
 if __name__ == "__main__":

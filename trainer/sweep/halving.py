@@ -11,7 +11,7 @@ import numpy as np
 
 from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.seeds import MARGIN, MARGIN_IN_MEDIANS, seed_variance
-from trainer.sweep.results import inputs_of, read
+from trainer.sweep.results import read
 from trainer.sweep.spec import Status, Sweep
 
 RUNGS = (0.25, 0.5)  # shares of the budget
@@ -56,7 +56,7 @@ def least_likely(best: Mapping[str, float], risk: float) -> dict[str, float]:
 
 def stop_recipes(sweep: Sweep, share: float, status: Status) -> None:
     """Decide at a rung, and write down what was decided: a sweep that is started again does not ask again."""
-    groups = read(inputs_of(sweep)[0])
+    groups, _ = read(sweep)
     going = {k: [fit_curve(r.curve) for r in of] for k, of in groups.items() if k not in status.stopped}
     stop = least_likely(chances(going, sweep.budget), RISK)
     status.stopped |= {name: {"share": share, "probability": p} for name, p in stop.items()}

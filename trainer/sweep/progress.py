@@ -101,18 +101,16 @@ class View:
         left = time_left(self.sweep, status, min(self.jobs, len(runs)))
         line += "" if left is None else f", {clock(left)} left"
         line += "; stopping after the current steps (Ctrl-C again: at once)" * stopping
+        if not self.console.is_terminal:
+            self.console.print(line, soft_wrap=True)
+            return
         table = Table("run", "step", "reward", "compute", "forecast of the end", box=None, pad_edge=False)
         for run in active:
             p = progress(run.folder)
             reward = "" if p.reward is None else f"{p.reward:.3f}"
             table.add_row(run.name, f"{p.step}/{p.steps or '–'}", reward, f"{p.compute:.4g}", p.forecast)
-        if self.console.is_terminal:
-            table.caption, table.caption_justify = line, "left"
-            self.live.update(table, refresh=True)
-        else:
-            self.console.print(line, soft_wrap=True)
-            if active:
-                self.console.print(table)
+        table.caption, table.caption_justify = line, "left"
+        self.live.update(table, refresh=True)
 
 
 def clock(seconds: float) -> str:

@@ -1,157 +1,79 @@
-"""What a sweep shows: the paper's table, whether ceilings differ, who wins at which budget, and the cost."""
+"""What a sweep shows: the comparison of its recipes, what halving stopped, and the cost."""
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
 from io import StringIO
 from typing import Any
 
 import numpy as np
 
 from trainer.jsonl import nan_to_null, read_lines, write_atomic
-from trainer.scaling.__main__ import main as scaling
-from trainer.scaling.commands.compare import to_json
-from trainer.scaling.compare import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Comparison, at_ceiling, compare
-from trainer.scaling.compare_text import budget_sentences, recipe_sentences, reward_at, seed_sentence
-from trainer.scaling.fit import MIN_POINTS, Estimate, estimate
-from trainer.scaling.guards import warnings
+from trainer.scaling.commands import report
+from trainer.scaling.commands.compare import describe, to_json
+from trainer.scaling.compare import compare
+from trainer.scaling.fit import MIN_POINTS
 from trainer.scaling.reading.groups import read_groups
-from trainer.scaling.reading.read import Reading, add_input_arguments, same_unit
-from trainer.scaling.text import amount, amounts, interval, paragraph, percent
+from trainer.scaling.reading.read import Reading, same_unit
+from trainer.scaling.text import amount, paragraph, percent
 from trainer.sweep.progress import clock
-from trainer.sweep.spec import Status, Sweep, load_status
+from trainer.sweep.spec import Run, Status, Sweep, load_status
 
+INPUTS = "runs.toml"  # in the sweep's folder; `python -m trainer.scaling` reads it too
 BUDGETS = (0.25, 0.5, 1.0, 2.0)  # shares of the largest compute at which the recipes are ranked
-LISTED = 3  # recipes named at each budget
 KINDS = {"total": "training", "evaluation": "evaluation", "startup": "start-up"}  # of compute, in the ledger
-VERDICTS = {DIFFERENT: "is lower", EQUIVALENT: "is equivalent", INCONCLUSIVE: "may be lower or not"}
 
 
 def write_results(sweep: Sweep) -> str:
     """Write results.json, table.txt, report.html and pictures into the sweep's folder; returns the table."""
-    status, (inputs, short) = load_status(sweep.folder), inputs_of(sweep)
+    status, (groups, short) = load_status(sweep.folder), read(sweep)
     costs, cost = cost_of(sweep, status)
     content: dict[str, Any] = {"cost": costs, "left_out": short, "stopped": status.stopped}
     parts: list[str] = []
-    if inputs:
-        groups = read(inputs)
+    if groups:
         curves = {name: [reading.curve for reading in of] for name, of in groups.items()}
         unit = same_unit([curve for of in curves.values() for curve in of])
         last = max(curve.points[-1].compute for of in curves.values() for curve in of)
         comparison = compare(curves, [share * last for share in BUDGETS])
-        rows = list(table(comparison, last))
-        content |= to_json(comparison, groups, unit) | {"table": list(map(asdict, rows))}
-        parts = [describe(rows, unit, last)]
-        sentences = [
-            *recipe_sentences(comparison), seed_sentence(comparison), *verdicts(comparison, rows[0].recipe),
-            *budget_sentences(comparison), *(f"Note: {warning}" for warning in warnings(groups)),
-        ]  # fmt: skip
-        parts += [paragraph(sentence, "") for sentence in sentences] + [winners(comparison, unit)]
-        with redirect_stdout(StringIO()):  # it names the files
-            folder = str(sweep.folder)
-            scaling(["report", *inputs, "--out", f"{folder}/report.html", "--png", folder])
+        r2 = {r.name: float(np.mean([r.fits[i].r2 for i in r.used])) for r in comparison.recipes}
+        content |= to_json(comparison, groups, unit) | {"r2": r2}
+        each = ", ".join(f"{name} {value:.3f}" for name, value in r2.items())
+        parts = [describe(comparison, groups, unit), paragraph(f"R², mean over runs: {each}.", "")]
     if short:
         parts.append(f"Left out, with fewer than {MIN_POINTS} evaluations: {', '.join(short)}.")
     text = "\n\n".join([*parts, *stopped(status, sweep), cost])
     write_atomic(sweep.folder / "results.json", json.dumps(nan_to_null(content), indent=1))
     write_atomic(sweep.folder / "table.txt", text + "\n")
+    if groups:
+        with redirect_stdout(StringIO()):  # it names the files
+            report.run(_arguments(sweep))
     return text
 
 
-def inputs_of(sweep: Sweep) -> tuple[list[str], list[str]]:
-    """The curves as `python -m trainer.scaling` takes them, and the runs with too few evaluations."""
-    inputs, short = [], []
+def read(sweep: Sweep) -> tuple[dict[str, list[Reading]], list[str]]:
+    """The curves by recipe, which runs.toml then lists, and the runs with too few evaluations."""
+    short, listed = [], ""
     for name, runs in sweep.groups.items():
-        paths = {run.name: run.folder / "metrics.jsonl" for run in runs}
-        lines = {k: read_lines(path) if path.is_file() else () for k, path in paths.items()}
-        points = {
-            k: sum(r.get("compute/total", 0) > 0 and "eval/pass_rate" in r for r in v)
-            for k, v in lines.items()
-        }
-        short += [k for k, n in points.items() if n < MIN_POINTS]
-        if enough := [str(sweep.folder / k) for k, n in points.items() if n >= MIN_POINTS]:
-            inputs.append(f"{name}={','.join(enough)}")
-    return inputs, short
+        enough = [run.name for run in runs if _evaluations(run) >= MIN_POINTS]
+        short += [run.name for run in runs if run.name not in enough]
+        if enough:
+            listed += f'[recipe."{name}"]\nruns = {json.dumps(enough, ensure_ascii=False)}\n'
+    write_atomic(sweep.folder / INPUTS, listed)
+    return read_groups(_arguments(sweep)) if listed else {}, short
 
 
-def read(inputs: Sequence[str]) -> dict[str, list[Reading]]:
-    """The curves by recipe."""
-    parser = argparse.ArgumentParser()
-    add_input_arguments(parser)
-    return read_groups(parser.parse_args(["--", *inputs]))
+def _arguments(sweep: Sweep) -> argparse.Namespace:
+    """Of `python -m trainer.scaling report`."""
+    parser, folder = argparse.ArgumentParser(), sweep.folder
+    report.add_arguments(parser)
+    return parser.parse_args([f"--out={folder}/report.html", f"--png={folder}", "--", f"{folder}/{INPUTS}"])
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A recipe in the table."""
-
-    recipe: str
-    runs: int
-    doubts: tuple[str, ...]  # flags because of which the ceiling is not identified
-    A: Estimate
-    B: Estimate
-    C_mid: Estimate
-    common_A: float | None  # the ceiling at which B and C_mid are; None: each recipe's own
-    r2: float  # mean over the runs
-    reward: Estimate  # at the last compute
-
-
-def table(comparison: Comparison, last: float) -> Iterator[Row]:
-    """The recipes whose ceiling is identified, the highest first, and then the others.
-
-    B and C_mid are compared at one ceiling, the mean, as in the paper, unless two ceilings differ.
-    """
-    known = [recipe.sigmoid.A for recipe in comparison.recipes if not recipe.doubts]
-    differ = any(pair.verdict == DIFFERENT for pair in comparison.pairs)
-    common = float(np.mean(known)) if len(known) > 1 and not differ else None
-    for recipe in sorted(comparison.recipes, key=lambda r: (bool(r.doubts), -r.sigmoid.A)):
-        one, draws = recipe.sigmoid, recipe.draws
-        if common is not None:
-            one, draws = at_ceiling(one, draws, common)
-        level = comparison.confidence
-        B, C_mid = (estimate(getattr(one, k), getattr(draws, k), level) for k in ("B", "C_mid"))
-        r2 = float(np.mean([fit.r2 for fit in recipe.fits]))
-        A, end = recipe.estimate("A"), recipe.reward(last)
-        yield Row(recipe.name, len(recipe.fits), recipe.doubts, A, B, C_mid, common, r2, end)
-
-
-def describe(rows: Sequence[Row], unit: str, last: float) -> str:
-    """The table as text."""
-    at = "" if rows[0].common_A is None else f" at A={rows[0].common_A:.3f}"
-    lines = [["recipe", "runs", "A", f"B{at}", f"C_mid{at}", "R²", f"R at {amount(last)}"]]
-    for row in rows:
-        cells = [f"{row.A.low:.2f} to {row.A.high:.2f}: not identified", "", ""]
-        if not row.doubts:
-            cells = [interval(row.A, ".3f"), interval(row.B, ".2f"), amounts(row.C_mid)]
-        cells = [row.recipe, str(row.runs), *cells, f"{row.r2:.3f}", interval(row.reward, ".3f")]
-        lines.append([cell.replace(" to ", "–") for cell in cells])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    return "\n".join([*text, f"(90% intervals, which hold the variance over seeds; compute in {unit})"])
-
-
-def verdicts(comparison: Comparison, best: str) -> Iterator[str]:
-    """Which ceilings differ from the highest one by more than seeds explain."""
-    against: dict[str, list[str]] = {}
-    for pair in comparison.pairs:
-        if best in (pair.a, pair.b) and not pair.doubts:
-            other, sign = (pair.b, -1) if pair.a == best else (pair.a, 1)
-            against.setdefault(pair.verdict, []).append(f"{other} ({sign * pair.A.value:+.3f})")
-    for verdict, says in VERDICTS.items():
-        if names := against.get(verdict):
-            yield f"Against {best}, the ceiling {says}: {', '.join(names)}."
-
-
-def winners(comparison: Comparison, unit: str) -> str:
-    """The recipes that are likely the best at some budgets."""
-    lines = [f"Best at a budget ({unit}), with its probability, other seeds allowed for:"]
-    for at, standings in comparison.budgets:
-        first = sorted(((s.best, s) for s in standings if s.best), key=lambda one: -one[0])[:LISTED]
-        texts = [f"{s.recipe} {percent(best)} (R {reward_at(s)})" for best, s in first]
-        lines.append(f"  {amount(at):>8}  {', '.join(texts) or 'no two recipes are ranked'}")
-    return "\n".join(lines)
+def _evaluations(run: Run) -> int:
+    path = run.folder / "metrics.jsonl"
+    rows = read_lines(path) if path.is_file() else ()
+    return sum(row.get("compute/total", 0) > 0 and "eval/pass_rate" in row for row in rows)
 
 
 def stopped(status: Status, sweep: Sweep) -> Iterator[str]:

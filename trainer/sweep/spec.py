@@ -3,6 +3,7 @@
 FOLDER/sweep.yaml     what was asked, and the settings in which the recipes differ
 FOLDER/R-S/           the run folder of recipe R, seed S: it says whether the run is complete
 FOLDER/logs/R-S.log   what the run printed
+FOLDER/runs.toml      the runs with enough evaluations, for `python -m trainer.scaling`
 FOLDER/status.json    errors of the last attempts, recipes stopped early, wall time
 """
 
@@ -92,8 +93,6 @@ class Sweep:
             )
         if self.rungs and not self.budget:
             raise ConfigError("--halving needs --budget: runs stop at shares of it")
-        if "," in str(self.folder):
-            raise ConfigError(f"--out {self.folder}: expected a path without a comma")
         if own := [o for o in self.overrides if o.startswith(OURS)]:
             raise ConfigError(f"-- {own[0]}: the sweep sets this for each run; leave it out")
         return {name: parse(runs[0].start[len(TRAINER) :]).config for name, runs in self.groups.items()}

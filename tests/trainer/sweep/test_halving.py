@@ -16,7 +16,8 @@ from trainer.run_folder import complete
 from trainer.scaling import Sigmoid, fit_curve
 from trainer.sweep import spec
 from trainer.sweep.__main__ import main
-from trainer.sweep.halving import chances, least_likely
+from trainer.sweep.halving import chances, least_likely, stop_recipes
+from trainer.sweep.spec import Sweep, load_status
 
 FAKE = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "fake_trainer.py"))
 
@@ -47,7 +48,16 @@ def test_chances_are_those_of_the_budget_and_near_equals_share_them() -> None:
     assert "fallen" not in chances(fits | {"fallen": [fit_curve(falling())]}, 1600)
 
 
-def test_a_cut_curve_ends_at_the_share_and_few_sweeps_run() -> None:
+def test_a_rung_without_enough_evaluations_is_decided_and_stops_nobody(tmp_path: Path) -> None:
+    sweep = Sweep(folder=tmp_path, recipes=("a", "b"), task="t", seeds=1, budget=1.0, rungs=(0.25, 0.5))
+    stop_recipes(sweep, 0.25, load_status(tmp_path))
+    status = load_status(tmp_path)
+    assert status.decided == [0.25] and not status.stopped
+
+
+def test_a_cut_curve_ends_at_the_share_and_few_sweeps_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.validation.halving.RECIPES", 3)
+    monkeypatch.setattr("bench.validation.halving.SEEDS", 1)
     curve = simulated(Sigmoid(0.2, 0.6, 1.8, 0.3), np.linspace(0.125, 1, 8), 0.01, 0)
     assert [p.compute for p in cut(curve, 0.25).points] == [0.125, 0.25]
     ((lost, saved, regret),) = trials(1, 0, 0.01, 1.0)
@@ -61,6 +71,7 @@ def test_a_sweep_stops_the_weak_recipe_at_a_rung_and_never_trains_it_again(
     monkeypatch.setattr("trainer.sweep.schedule.TICK_S", 0.05)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    monkeypatch.setattr("trainer.scaling.commands.report.run", lambda args: None)
     folder = tmp_path / "sweep"
     asked = ["scalerl", "grpo", "--task", "arithmetic", "--seeds", "2", "--out", str(folder), "--halving"]
     assert main([*asked, "--budget", "2.4"]) == 0
@@ -78,5 +89,6 @@ def test_a_sweep_stops_the_weak_recipe_at_a_rung_and_never_trains_it_again(
     assert f"That saved {(1 - why['share']) / 2:.0%} of the sweep's compute." in out
     steps = (folder / "steps.txt").read_text()
     assert set(Counter(steps.splitlines()).values()) == {1}  # rungs cost no step
+    monkeypatch.setattr("trainer.sweep.__main__.write_results", lambda sweep: "")
     assert main([*asked, "--budget", "2.4"]) == 0
     assert (folder / "steps.txt").read_text() == steps

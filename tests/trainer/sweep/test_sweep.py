@@ -109,7 +109,7 @@ def test_runs_side_by_side_share_the_cores(tmp_path: Path) -> None:
 
 def test_after_a_kill_of_the_sweep_its_next_start_takes_over_the_run_that_trains(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    sweep = start(folder, tick=0.1)
+    sweep = start(folder, tick=0.06)
     wait_until(lambda: len(lines(folder / "steps.txt")) > 2, "no step")
     os.killpg(sweep.pid, signal.SIGKILL)
     sweep.wait()
@@ -119,6 +119,7 @@ def test_after_a_kill_of_the_sweep_its_next_start_takes_over_the_run_that_trains
     assert len(made) == 4 * 24 and set(made.values()) == {1}  # no step was made twice
 
 
+@pytest.mark.slow
 def test_after_a_kill_of_everything_runs_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     sweep = start(folder, tick=0.05)
@@ -214,21 +215,16 @@ def made(tmp_path: Path) -> Iterator[Path]:
     yield folder
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+def test_a_folder_of_another_sweep_is_refused(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for change, says in (
         (["--budget", "0.3"], "of another sweep: its budget is 0.2, given 0.3"),
         (["--budget", "0.2", "--", "--learner.lr", "1"], "of another sweep: its overrides is"),
         (["--budget", "0.2", "--seeds", "1"], "of a sweep with 2 seeds; more may be added, not fewer"),
-    ],
-)
-def test_a_folder_of_another_sweep_is_refused(
-    change: list[str], says: str, made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert main([*ASKED, "--out", str(made), *change]) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1 and len(starts(made)) == 4
+    ):
+        capsys.readouterr()
+        assert main([*ASKED, "--out", str(made), *change]) == 2
+        err = capsys.readouterr().err
+        assert says in err and err.count("\n") == 1 and len(starts(made)) == 4
 
 
 def test_recipes_and_seeds_may_be_added_and_a_strangers_folder_is_refused(made: Path, tmp_path: Path) -> None:
@@ -251,14 +247,14 @@ def test_a_sweep_runs_in_one_process_at_a_time(tmp_path: Path, capsys: pytest.Ca
 def test_the_plan_names_the_commands_and_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cores = len(os.sched_getaffinity(0))
     folder = tmp_path / "sweep"
-    assert main([*ASKED, "--out", str(folder), "--budget", str(cores / 2), "--dry-run"]) == 0
+    assert main([*ASKED, "--out", str(folder), "--budget", "1", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert out.count("--pipeline.max_compute") == 4 and "--recipe grpo --task arithmetic --seed 1" in out
-    assert "4 of 4 runs are to be trained. Time left: 2:00 h on the" in out and not folder.exists()
+    assert out.endswith("4 of 4 runs are to be trained.\n") and not folder.exists()
 
 
+@pytest.mark.slow
 def test_jobs_of_submitit_stop_by_the_stop_file_and_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     more = ["--seeds", "1", "--executor", "local", "--executor-options", "timeout_min=5"]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import random
+import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+from trainer.config import ConfigError
+from trainer.scaling.commands import report
 from trainer.sweep.__main__ import main
+from trainer.sweep.results import read
+from trainer.sweep.spec import load
 
 LAWS = {"scalerl": (0.62, 2.0, 0.4), "dapo": (0.62, 2.0, 0.4), "grpo": (0.50, 2.0, 0.4)}
 SD, POINTS, LAST = 0.004, 24, 2.4
@@ -53,91 +58,93 @@ def write_run(folder: Path, law: tuple[float, float, float], seed: int) -> None:
     (folder / "journal.jsonl").write_text("{}\n" * 10_000)
 
 
+def write_sweep(folder: Path, recipes: list[str], seeds: int, budget: float) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = {"recipes": recipes, "task": "addition", "seeds": seeds, "budget": budget}
+    (folder / "sweep.yaml").write_text(
+        yaml.safe_dump(asked | {"rungs": [], "overrides": [], "differing": {}})
+    )
+    (folder / "status.json").write_text(json.dumps({"wall_s": 7200.0}))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sweep")
-    asked = {
-        "recipes": list(LAWS),
-        "task": "addition",
-        "seeds": 3,
-        "budget": LAST,
-        "rungs": [],
-        "overrides": [],
-    }
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(asked | {"differing": {}}))
-    (folder / "status.json").write_text(json.dumps({"wall_s": 7200.0}))
+    """A sweep after `table --keep-curves`; its name holds what would end an input on the command line."""
+    folder = tmp_path_factory.mktemp("sweep") / "lr@unit=hours,seeds=3"
+    write_sweep(folder, list(LAWS), 3, LAST)
     for i, (name, law) in enumerate(LAWS.items()):
         for seed in range(3):
             write_run(folder / f"{name}-{seed}", law, 10 * i + seed)
+    assert main(["table", str(folder), "--keep-curves", str(folder.parent / "kept")]) == 0
     return folder
 
 
-def test_the_table_has_the_papers_numbers_and_says_which_ceilings_differ(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["table", str(folder)]) == 0
-    out = capsys.readouterr().out
+def test_the_results_have_the_recipes_numbers_and_say_which_ceilings_differ(folder: Path) -> None:
+    out = " ".join((folder / "table.txt").read_text().split())
     results = json.loads((folder / "results.json").read_text())
-    rows = {row["recipe"]: row for row in results["table"]}
     for name, (A, B, C_mid) in LAWS.items():
-        row = rows[name]
-        assert row["runs"] == 3 and not row["doubts"] and row["r2"] > 0.98
+        recipe = results["recipes"][name]
+        assert len(recipe["runs"]) == 3 and not recipe["doubts"] and results["r2"][name] > 0.98
         for key, truth, most in (("A", A, 0.012), ("B", B, 0.25), ("C_mid", C_mid, 0.03)):
-            assert row[key]["value"] == pytest.approx(truth, abs=most), (name, key)
-            assert row[key]["low"] < row[key]["value"] < row[key]["high"]
-        end = 0.2 + (A - 0.2) / (1 + (C_mid / LAST) ** B)
-        assert row["reward"]["value"] == pytest.approx(end, abs=0.01)
-    assert rows["grpo"]["common_A"] is None  # two ceilings differ: B is at each recipe's own
-    assert "the ceiling is lower: grpo (-0.1" in out
+            assert recipe[key]["value"] == pytest.approx(truth, abs=most), (name, key)
+            assert recipe[key]["low"] < recipe[key]["value"] < recipe[key]["high"]
+    pairs = {(pair["a"], pair["b"]): pair["verdict"] for pair in results["pairs"]}
+    assert pairs["scalerl", "grpo"] == pairs["dapo", "grpo"] == "different"
+    assert "scalerl against grpo The ceilings differ: A +0.1" in out
+    assert "R², mean over runs: scalerl 0.9" in out
     assert "standard deviation of 0.00" in out and "updated with 9 runs of 3 recipes" in out
     assert (
         "Cost of 9 of 9 runs: 21.6 of training, 2.25 of evaluation, 1.12 of start-up, in device-hours;" in out
     )
     assert "13:30 h of runs in 2:00 h" in out
     assert all((folder / name).stat().st_size for name in ("report.html", "curves.png", "efficiency.png"))
+    assert [budget["compute"] / LAST for budget in results["budgets"]] == pytest.approx([0.25, 0.5, 1, 2])
     best = results["budgets"][2]["standings"]
     assert sum(rank["best"] for rank in best) == pytest.approx(1, abs=0.01)
     assert next(rank["best"] for rank in best if rank["recipe"] == "grpo") < 0.01
 
 
-def test_kept_curves_are_small_and_make_the_same_results(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_runs_toml_lists_the_runs_for_the_other_commands(folder: Path) -> None:
+    listed = tomllib.loads((folder / "runs.toml").read_text())["recipe"]
+    assert listed == {name: {"runs": [f"{name}-{seed}" for seed in range(3)]} for name in LAWS}
+
+
+def test_kept_curves_are_small_and_hold_the_same_curves(
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = tmp_path / "kept"
-    assert main(["table", str(folder), "--keep-curves", str(kept)]) == 0
-    table = capsys.readouterr().out
+    kept = folder.parent / "kept"
     sizes = [sum(p.stat().st_size for p in run.iterdir()) for run in kept.iterdir() if run.is_dir()]
     assert len(sizes) == 9 and max(sizes) < 8_000
-    assert main(["table", str(kept)]) == 0
-    assert capsys.readouterr().out == table
-    ours, theirs = (json.loads((f / "results.json").read_text()) for f in (folder, kept))
-    assert ours["table"][0]["A"]["value"] == pytest.approx(theirs["table"][0]["A"]["value"], abs=1e-5)
+    ours, theirs = (
+        {name: [reading.curve.points for reading in of] for name, of in read(load(f))[0].items()}
+        for f in (folder, kept)
+    )
+    assert ours == theirs and list(ours) == list(LAWS)
     assert main(["--out", str(kept)]) == 2
     assert "holds kept curves only" in capsys.readouterr().err
-    assert main(["table", str(folder), "--keep-curves", str(folder)]) == 2
 
 
-def test_equal_ceilings_have_B_at_one_ceiling(folder: Path, tmp_path: Path) -> None:
-    asked = yaml.safe_load((folder / "sweep.yaml").read_text()) | {"recipes": ["scalerl", "dapo"]}
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(asked))
-    for name in ("scalerl", "dapo"):
-        for seed in range(3):
-            (tmp_path / f"{name}-{seed}").symlink_to(folder / f"{name}-{seed}")
-    assert main(["table", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "results.json").read_text())["table"]
-    assert all(math.isclose(row["common_A"], 0.62, abs_tol=0.01) for row in rows)
-    assert "B at A=0.6" in (tmp_path / "table.txt").read_text()
+def test_the_curves_are_kept_in_another_folder_than_the_sweeps(folder: Path, tmp_path: Path) -> None:
+    write_sweep(tmp_path, ["scalerl"], 1, LAST)
+    assert main(["table", str(tmp_path), "--keep-curves", str(tmp_path)]) == 2
+    assert main(["table", str(tmp_path), "--keep-curves", str(folder / "scalerl-0")]) == 2
+
+
+def test_a_report_that_fails_is_an_error(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(args: object) -> None:
+        raise ConfigError("no page can be made")
+
+    write_sweep(tmp_path, ["grpo"], 2, LAST)
+    shutil.copytree(folder / "grpo-0", tmp_path / "grpo-0")
+    monkeypatch.setattr(report, "run", fails)
+    assert main(["table", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "error: no page can be made\n"
+    assert "Left out, with fewer than 5 evaluations: grpo-1." in (tmp_path / "table.txt").read_text()
 
 
 def test_runs_with_too_few_evaluations_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = {
-        "recipes": ["scalerl"],
-        "task": "addition",
-        "seeds": 2,
-        "budget": 0.0,
-        "rungs": [],
-        "overrides": [],
-    }
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(asked | {"differing": {}}))
+    write_sweep(tmp_path, ["scalerl"], 2, 0.0)
     assert main(["table", str(tmp_path)]) == 0
     assert "Left out, with fewer than 5 evaluations: scalerl-0, scalerl-1." in capsys.readouterr().out
