@@ -297,7 +297,7 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
         A, B, C_mid, R0, at_2x, at_10x,
         band=tuple((x, value, low, high) for x, value, low, high in band.tolist()),
         flags=_flags(data, A, B, C_mid.value, wide, drop, _is_poor(data, found)),
-        details=_details(facts["within"], drop),
+        details=_details(A, A.value - R0.value, facts["within"], drop),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         overdispersion=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
         autocorrelated_prob=found.autocorrelated_prob, autocorrelation=found.autocorrelation,
@@ -321,10 +321,18 @@ def _is_poor(data: Data, found: Posterior) -> bool:
     return float(((r - predicted) ** 2).sum()) > (1 - MIN_R2) * float(((r - r.mean()) ** 2).sum())
 
 
-def _details(within: float | None, drop: float) -> dict[str, str]:
-    reaches = f"the interval of A reaches further than {within:g} from its value" if within else ""
-    low = f"the last evaluation is {drop:.2f} below the curve: a collapse, or a bad evaluation"
-    return {flag: text for flag, text in (("wide", reaches), ("last-point-low", low if drop else "")) if text}
+def _details(A: Estimate, rise: float, within: float | None, drop: float) -> dict[str, str]:
+    limit = f"a fifth of the rise from R0 ({MAX_INTERVAL_SHARE * rise:.3f})"
+    if MAX_INTERVAL_SHARE * rise > MAX_INTERVAL:
+        limit = f"{MAX_INTERVAL:.2f}"
+    wide = f"the interval of A is {A.high - A.low:.3f} wide, which is more than {limit}"
+    if within:
+        wide = f"the interval of A reaches further than {within:g} from its value"
+    texts = {"wide": wide} if is_wide(A, rise, within) else {}
+    if drop:
+        low = f"the last evaluation is {drop:.2f} below the curve: a collapse, or a bad evaluation"
+        texts["last-point-low"] = low
+    return texts
 
 
 def _flags(

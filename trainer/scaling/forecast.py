@@ -122,7 +122,7 @@ class Backtest:
 
     seen: float  # compute
     end: float  # compute
-    predicted: Estimate  # reward at `end`
+    predicted: Estimate  # the last evaluation, its noise included
     measured: float  # the last evaluation
     measured_se: float  # 0: unknown
     identified: bool  # whether the evaluations up to `seen` identified the ceiling
@@ -135,5 +135,6 @@ def backtest(curve: Curve, confidence: float = 0.9, within: float | None = None)
     if last is None or len(first) < MIN_POINTS:
         return None
     fit = fit_curve(replace(curve, points=first), confidence, within)
-    seen, at_end = first[-1].compute, fit.at(last.compute)
+    seen = first[-1].compute
+    at_end = predict_evaluation(fit, replace(last, pass_rate_se=_last_error(curve.points)))
     return Backtest(seen, last.compute, at_end, last.pass_rate, last.pass_rate_se, fit.identified)

@@ -94,15 +94,17 @@ def plot_efficiency(runs: Sequence[Named], path: Path) -> None:
 
 
 def plot_recipes(comparison: Comparison, path: Path, reward: str = "held-out reward") -> None:
-    """The curves of recipes, and beside them the efficiency plot, each run at its own ceiling."""
+    """The curves of recipes, and beside them the efficiency plot, where a ceiling is identified."""
     runs = [(r.name, *run) for r in comparison.recipes for run in zip(r.curves, r.fits, strict=True)]
     labels, looks = _labels(runs, _ceiling_and_efficiency), _looks(runs)
     width, height = BOTH_COLUMNS
 
     def draw(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2)
-        _reward_axis(left, _curves(left, runs, log=True), reward)
-        _efficiency(right, [run for run in runs if run[2].identified], runs[0][1].unit, looks)
+        identified = [run for run in runs if run[2].identified]
+        panels = figure.subplots(1, 2 if identified else 1, squeeze=False)[0]
+        _reward_axis(panels[0], _curves(panels[0], runs, log=True), reward)
+        if identified:
+            _efficiency(panels[1], identified, runs[0][1].unit, looks)
         _legend(figure, labels, looks, 1)
 
     _save(draw, (width, height + LEGEND_ROW * len(labels)), path)
@@ -185,7 +187,7 @@ def _curve(
     if not fit.identified:  # beyond the data the range alone
         return low + high
     axes.plot(ahead, fit.sigmoid.reward(ahead), color=colour, lw=1.2, ls=(0, (3, 2)))
-    axes.axhline(fit.A.value, color=colour, lw=0.7, ls=":")
+    axes.plot([past[0], end], [fit.A.value] * 2, color=colour, lw=0.7, ls=":")
     return (*low, *high, fit.A.value)
 
 

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.scaling.fit import FLAGS, Estimate, Fit
+from trainer.scaling.fit import FLAGS, HARMLESS, Estimate, Fit
 from trainer.scaling.forecast import Backtest
 from trainer.scaling.reading.read import Reading
 
@@ -14,6 +14,7 @@ TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".json")  # file endings that sh
 DETERMINED = 3.0  # B and C_mid are shown if the ends of their intervals differ by less than this factor
 UNDESCRIBED = {"flat", "falling", "poor-fit", "not-sigmoid"}  # flags of runs that no B and C_mid describe
 NO_FORECAST = "There is no forecast for such a run."
+TOO_SHORT = {"wide", "A-at-bound", "C_mid-beyond-data"}  # flags that a longer run can clear
 
 
 def explain(fit: Fit, unit: str) -> str:
@@ -23,7 +24,7 @@ def explain(fit: Fit, unit: str) -> str:
     formula = f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {fit.points} evaluations"
     lines = [*_parameters(fit, unit), _start(fit)]
     if fit.predictable:
-        lines += [_ahead(fit, unit, times) for times in (2, 10)]
+        lines += [assumption(fit), *(_ahead(fit, unit, times) for times in (2, 10))]
     lines.append(paragraph(f"{formula}; R² {r_squared(fit)}; {fit.confidence:.0%} intervals."))
     return "\n".join([*lines, *_notes(fit)])
 
@@ -35,11 +36,20 @@ def why_not(fit: Fit) -> str:
         return text
     if not fit.predictable:
         return f"{text} {NO_FORECAST}"
-    text += f" A could be anywhere from {fit.A.low:.2f} to {fit.A.high:.2f}"
-    if "last-point-low" in fit.flags:
-        text += " if it is a bad evaluation; evaluate again"
-    text += ": do not quote a value."
+    low = "last-point-low" in fit.flags
+    text += f" {'If it is a bad evaluation, ' if low else ''}A could be anywhere from {fit.A.low:.2f} to "
+    text += f"{fit.A.high:.2f}: do not quote a value."
+    if low:
+        text += " Evaluate the last checkpoint again."
+    if set(fit.flags) - HARMLESS <= TOO_SHORT:
+        text += " Train longer."
     return f"{text} All intervals assume a sigmoid." if "not-sigmoid" in fit.flags else text
+
+
+def assumption(fit: Fit) -> str:
+    """What stands above every forecast."""
+    low = "the last evaluation is a bad one and " if "last-point-low" in fit.flags else ""
+    return f"  If {low}the run goes on as a sigmoid:"
 
 
 def r_squared(fit: Fit) -> str:
@@ -110,11 +120,18 @@ def describe_backtest(test: Backtest | None, unit: str) -> str:
     """For a terminal; empty if there was no test."""
     if test is None:
         return ""
+    inside = test.predicted.low <= test.measured <= test.predicted.high
+    outcome = "inside the interval: the first half predicted the end."
+    if not inside:
+        outcome = (
+            "outside the interval. The first half did not predict the end, so do not rely on a forecast of "
+            "this run, unless you know the cause. (By chance, about 1 run in 10 misses.)"
+        )
     return paragraph(
         f"Backtest: a fit of the first {amount(test.seen)} {unit} alone (ceiling "
         f"{'' if test.identified else 'not '}identified) predicts "
         f"{interval(test.predicted, '.3f', test.identified)} for the last evaluation; measured: "
-        f"{test.measured:.3f}."
+        f"{test.measured:.3f}, {outcome}"
     )
 
 

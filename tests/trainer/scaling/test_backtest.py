@@ -58,6 +58,14 @@ def test_the_text_says_whether_the_first_half_identified_the_ceiling() -> None:
     assert "(ceiling not identified) predicts" in " ".join(describe_backtest(found, "h").split())
 
 
+def test_a_second_rise_after_the_first_half_is_named_and_concluded_from() -> None:
+    rewards = LAW.reward(AT) + np.where(np.asarray(AT) > 0.6 * max(AT), 0.2, 0.0)
+    missed = " ".join(describe_backtest(backtest(curve_of("", "h", points(rewards))), "h").split())
+    assert "outside the interval. The first half did not predict the end, so do not rely" in missed
+    inside = " ".join(describe_backtest(backtest(curve_of("", "h", points(LAW.reward(AT)))), "h").split())
+    assert "inside the interval: the first half predicted the end." in inside
+
+
 def test_fit_prints_and_writes_the_backtest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [f"{c},{r:.4f},.01" for c, r in zip((0.0, *AT), (LAW.R0, *LAW.reward(AT)), strict=True)]
     (tmp_path / "run.csv").write_text("\n".join(["core_hours,pass_rate,pass_rate_se", *rows]))

@@ -215,6 +215,8 @@ def test_the_command_prints_the_table_and_the_cheapest_plan(
     )
     assert max(map(len, captured.out.splitlines())) <= 80
     content = json.loads(out.read_text())
+    margin = 1.645 * max(plan["chance_se"] for plan in content["plans"])
+    assert f"are known to ±{margin:.0%} (90% intervals). That plan is the first whose share" in text
     assert content["cheapest"]["cost"] == 8 * 2542 + 240 and len(content["plans"]) == 2
 
 

@@ -81,7 +81,8 @@ def test_the_command_prints_rewards_budgets_and_money(
     asked = ["--at", "5000", "--reach", "0.55", "0.9", "0.1", "--price", "2.5", "--currency", "EUR"]
     assert main(["predict", run, *asked, "--json", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "at 5,000 GPU-hours (12,500 EUR): reward 0.5" in text and "reward 0.9: never; the" in text
+    assert "at 5,000 GPU-hours (12,500 EUR): reward 0.5" in text
+    assert "reward 0.9: not reached on this sigmoid (probability under 1%)." in text
     assert "reward 0.1: reached from the start" in text and "reward 0.55: " in text
     assert max(map(len, text.splitlines())) <= 100
     content = json.loads(out.read_text())[run]
@@ -125,7 +126,8 @@ def test_where_the_ceiling_is_not_identified_ranges_stand_alone(
     assert main(["predict", short, "--at", "50000", "--reach", "0.5", "--json", str(out)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     at, reach = (json.loads(out.read_text())[short][key][0] for key in ("at", "reach"))
-    assert "do not quote a value. The data end at 3,500 GPU-hours." in text
+    assert "do not quote a value. Train longer. The data end at 3,500 GPU-hours." in text
+    assert text.count("If the run goes on as a sigmoid:") == 1
     assert f"reward {at['reward']['low']:.3f} to {at['reward']['high']:.3f}; 14.3×" in text
     assert f"reward 0.5: {amount(reach['compute']['low'])} to " in text
 
@@ -137,6 +139,20 @@ def test_a_falling_curve_gets_no_forecast(tmp_path: Path, capsys: pytest.Capture
     assert "There is no forecast for such a run." in text and "50,000" not in text
     found = json.loads(out.read_text())[run]
     assert (found["identified"], found["at"], found["reach"]) == (False, [], [])
+
+
+def test_where_the_last_evaluation_is_low_no_probability_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curve = run_of()
+    low = replace(curve.points[-1], pass_rate=0.4)
+    run = write(tmp_path / "low.csv", replace(curve, points=(*curve.points[:-1], low)))
+    assert main(["predict", run, "--reach", "0.55", "--json", str(tmp_path / "p.json")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Evaluate the last checkpoint again." in text and "is unknown until the last checkpoint" in text
+    assert "probability" not in text and "reward 0.55:" not in text
+    found = json.loads((tmp_path / "p.json").read_text())[run]
+    assert found["flags"] == ["last-point-low"] and found["reach"] == []
 
 
 def test_the_columns_read_and_what_was_noticed_are_printed(

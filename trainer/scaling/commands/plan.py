@@ -166,9 +166,14 @@ def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argpars
             f"({best.budget / scale:.3g} {scale_name}{cost}), with {best.evaluations}{more} equally spaced "
             f"evaluations: {best.chance:.0%}."
         )
-    worst = max(cell.chance_se for cell in cells)
-    uncertain = f"With {args.runs} runs each, the probabilities are uncertain by up to ±{worst:.0%}."
-    return "\n".join([paragraph(text, ""), *table, "", paragraph(conclusion, ""), uncertain])
+    margin = 1.645 * max(cell.chance_se for cell in cells)
+    uncertain = f"With {args.runs} runs each, the probabilities are known to ±{margin:.0%} (90% intervals)."
+    if best is not None:
+        uncertain += (
+            " That plan is the first whose share of runs is high enough, which is optimistic with few runs: "
+            "repeat it alone with more --runs."
+        )
+    return "\n".join([paragraph(text, ""), *table, "", paragraph(conclusion, ""), paragraph(uncertain, "")])
 
 
 def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:

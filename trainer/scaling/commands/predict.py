@@ -12,7 +12,7 @@ from trainer.scaling.fit import Fit, fit_with_draws
 from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.predict import KERNELS, Needed, Prediction, Shift, kernel_shift, predict
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
-from trainer.scaling.text import amount, amounts, interval, paragraph, percent, sources, why_not
+from trainer.scaling.text import amount, amounts, assumption, interval, paragraph, percent, sources, why_not
 
 UNCHECKED = 10.0  # times the compute measured: no forecast that far has been validated
 EXAMPLES = """\
@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> None:
             )
         prediction = Prediction(fit, (), ())  # of a run that has fallen there is no forecast
         if fit.predictable:
-            prediction = predict(fit, at=args.at, reach=reach, factor=shift.factor if shift else 1.0)
+            known = reach if "last-point-low" not in fit.flags else []
+            prediction = predict(fit, at=args.at, reach=known, factor=shift.factor if shift else 1.0)
         texts.append(describe(reading, prediction, shift, args))
         results[curve.name] = to_json(reading, prediction, shift, args)
     if args.json:
@@ -86,6 +87,8 @@ def describe(reading: Reading, prediction: Prediction, shift: Shift | None, args
     lines = [sources([reading]), paragraph(ceiling if fit.identified else why_not(fit) + end)]
     if shift:
         lines.append(paragraph(_describe_shift(shift)))
+    if fit.predictable:
+        lines.append(assumption(fit))
     for r in prediction.reached:
         cost = f" ({amount(r.budget * args.price)} {args.currency})" if args.price else ""
         unchecked = f"; {amount(r.ahead)}× the data: no forecast that far is validated"
@@ -93,6 +96,9 @@ def describe(reading: Reading, prediction: Prediction, shift: Shift | None, args
         reward = interval(r.reward, ".3f", fit.identified)
         lines.append(paragraph(f"at {amount(r.budget, 6)} {unit}{cost}: reward {reward}{far}"))
     lines += [paragraph(_describe_needed(n, fit, unit, args)) for n in prediction.needed]
+    if "last-point-low" in fit.flags and args.reach:
+        text = "The budget for a reward is unknown until the last checkpoint has been evaluated again."
+        lines.append(paragraph(text))
     return "\n".join(lines)
 
 
@@ -140,7 +146,7 @@ def _describe_needed(n: Needed, fit: Fit, unit: str, args: argparse.Namespace) -
     if e.high == 0:
         return f"{start} reached from the start."
     if e.low == float("inf"):
-        return f"{start} never; the probability that any budget is enough is {percent(n.chance)}."
+        return f"{start} not reached on this sigmoid (probability {percent(n.chance)})."
     ever = f"; the probability that any budget is enough is {percent(n.chance)}" if n.chance < 0.99 else ""
     quoted = fit.identified and e.value < float("inf")
     cost = f"; {amounts(e.times(args.price), quoted)} {args.currency}" if args.price else ""

@@ -61,12 +61,17 @@ def _unidentified(run: Run) -> tuple[Answer, ...]:
         meaning = f"The {fit.confidence:.0%} interval of the ceiling A. {_latest(run)}"
     elif fit.draws is not None:
         possible, meaning = "no forecast", _latest(run)
+    sure = reasons(fit)
+    if low := "last-point-low" in fit.flags and fit.predictable:
+        sure = f"if the last evaluation is a bad one, A is {possible}"
+        fell = fit.describe("last-point-low")
+        possible, meaning = "unknown", f"{fell[0].upper()}{fell[1:]}. {_latest(run)}"
     needed = next((NEEDED[flag] for flag in fit.flags if flag in NEEDED), LONGER)
     spent = f"The {amount(fit.compute_range[1])} {run.curve.unit} so far do not identify the ceiling."
-    ahead = _twice(fit) if fit.predictable else ""
+    ahead = _twice(fit) if fit.predictable and not low else ""
     return (
         Answer("How high will it end?", possible, meaning),
-        Answer("How certain is that?", "not identified", f"Do not quote a ceiling: {reasons(fit)}."),
+        Answer("How certain is that?", "not identified", f"Do not quote a ceiling: {sure}."),
         Answer("At what cost?", "cannot be said", f"{spent} {needed} {ahead}".strip()),
     )
 
@@ -138,7 +143,7 @@ def _twice(fit: Fit) -> str:
     gives = f"{e.low:.2f} to {e.high:.2f}"
     if fit.identified:
         gives = f"{e.value:.3f} ({e.low:.3f} to {e.high:.3f})"
-    return f"Twice the compute gives {gives}."
+    return f"If the run goes on as a sigmoid, twice the compute gives {gives}."
 
 
 def reasons(fit: Fit) -> str:

@@ -287,8 +287,7 @@
       else lines.push({run: i, line: past});
       const end = ahead.at(-1) ?? run.points.at(-1);
       if (!run.ceiling) return last.push([i, end[0], ahead.length ? end[3] : end[1]]);  // at the top of the band
-      const right = log ? Math.max(end[0], 4 * data.reach / 2) : data.reach;
-      lines.push({run: i, line: ahead, style: "dashed"}, {run: i, line: [[run.last, run.ceiling[0]], [right, run.ceiling[0]]], style: "level"});
+      lines.push({run: i, line: ahead, style: "dashed"}, {run: i, line: [[run.last, run.ceiling[0]], [end[0], run.ceiling[0]]], style: "level"});
       last.push([i, end[0], end[1]]);
     });
     const ends = () => {  // one name for each recipe, at its run that reaches furthest
