@@ -127,6 +127,8 @@ def describe_backtest(test: Backtest | None, unit: str) -> str:
         return ""
     inside = test.predicted.low <= test.measured <= test.predicted.high
     outcome = "inside the interval: the first half predicted the end."
+    if not test.identified:
+        outcome = "inside the interval, which confirms little where the ceiling is not identified."
     if not inside:
         outcome = (
             "outside the interval. The first half did not predict the end, so do not rely on a forecast of "

@@ -214,6 +214,11 @@ def test_the_page_says_what_compare_says() -> None:
     assert dict(found.rows)["fallen"] == (None,) * 4  # it has no forecast
     pilot = dict(found.rows)["pilot"]
     assert [cell.range_alone for cell in pilot if cell] == [True] * 4
+    assert pilot[0] is not None and re.search(
+        rf"pilot {pilot[0].estimate.low:.2f} to {pilot[0].estimate.high:.2f} not identified", shown
+    )
+    answer, priors = (shown.index(text) for text in ("The ceilings differ:", seed_sentence(comparison)))
+    assert answer < priors
 
 
 def test_one_recipe_is_not_compared() -> None:
