@@ -33,7 +33,8 @@ def main() -> None:
     print(f"The ceilings are {pair.verdict}: A {pair.A.value:+.3f} ({pair.A.low:+.3f} to {pair.A.high:+.3f})")
     for budget, standings in comparison.budgets:
         for s in standings:
-            print(f"at {budget:,.0f} GPU-hours: {s.recipe} {s.reward.value:.3f}, best with {s.best:.0%}")
+            best = "not ranked" if s.best is None else f"best with {s.best:.0%}"
+            print(f"at {budget:,.0f} GPU-hours: {s.recipe} {s.reward.value:.3f}, {best}")
 
     prediction = predict(ours[0], at=[24_000], reach=[0.6])
     for r in prediction.reached:

@@ -7,7 +7,7 @@ curves, over all computes searched.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Literal
 
@@ -21,7 +21,8 @@ from trainer.scaling.sigmoid import Curve, Sigmoid
 
 Array = NDArray[np.float64]
 
-SEARCH_REACH = 10.0  # crossings and leads are sought up to this multiple of the last compute
+REACH = 10.0  # recipes are compared up to this multiple of their last compute,
+UNSURE_REACH = 1.05  # or up to this one, if their ceiling is not identified
 GRID_STEPS = 160  # of the grid on which they are sought
 MIN_LEAD = 1.5  # a lead spans at least this factor of compute
 SHARE_OF_A = 0.5  # of the errors that a pair's three differences may make; B and C_mid share the rest
@@ -53,9 +54,14 @@ class Recipe:
         return not set(self.doubts) & UNFIT
 
     @property
-    def ranked(self) -> bool:
-        """Whether its rewards at budgets are compared with those of others."""
-        return self.described and "C_mid-beyond-data" not in self.doubts
+    def evaluations(self) -> int:
+        """Of the used runs, after the start."""
+        return sum(self.fits[i].points for i in self.used)
+
+    @property
+    def reach(self) -> float:
+        """The largest budget at which it is compared with others."""
+        return (UNSURE_REACH if self.doubts else REACH) * self.last
 
     @property
     def last(self) -> float:
@@ -119,7 +125,11 @@ class Standing:
 
     recipe: str
     reward: Estimate
-    best: float  # probability that it is the best of the recipes that are ranked
+    best: (
+        float | None
+    )  # probability that it is the best of those that are ranked; None: not two are, or not it
+    times_data: float  # the budget as a multiple of the recipe's last compute
+    range_alone: bool  # it is so far beyond the data that no value is shown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +143,7 @@ class Comparison:
     spread: dict[str, Estimate]  # standard deviation over seeds of A, log B and log C_mid
     margin: float  # the one that was given
     confidence: float
+    incomparable: str = ""  # why there are no pairs and no ranking
 
 
 def compare(
@@ -177,6 +188,12 @@ def compare_fits(
         margin=margin,
         confidence=confidence,
     )
+
+
+def without_ranking(comparison: Comparison, why: str) -> Comparison:
+    """What remains where the rewards are not the same metric: each recipe for itself."""
+    rows = ((at, tuple(replace(s, best=None) for s in row)) for at, row in comparison.budgets)
+    return replace(comparison, pairs=(), budgets=tuple(rows), incomparable=why)
 
 
 def excludes(e: Estimate, value: float) -> bool:
@@ -318,9 +335,9 @@ def _verdict(recipes: Estimate, runs: Estimate, margin: float, doubts: Sequence[
 def _who_leads(
     a: Recipe, b: Recipe, confidence: float
 ) -> tuple[tuple[float, float], tuple[Crossing, ...], tuple[Lead, ...]]:
-    """The range of compute searched, and what was found there; beyond the data only where both are ranked."""
+    """The range of compute searched, and what was found there."""
     low = max(fit.compute_range[0] for recipe in (a, b) for fit in recipe.fits)
-    high = SEARCH_REACH * max(a.last, b.last) if a.ranked and b.ranked else max(low, min(a.last, b.last))
+    high = max(low, min(a.reach, b.reach))
     if not (a.described and b.described):
         return (low, high), (), ()
     grid = np.geomspace(low, high, GRID_STEPS)
@@ -331,8 +348,13 @@ def _who_leads(
 
 
 def _standings(recipes: Sequence[Recipe], budget: float) -> tuple[Standing, ...]:
-    ranked = [recipe for recipe in recipes if recipe.ranked]
-    if not ranked:
-        return ()
-    best = np.argmax([recipe.draws.reward(budget) for recipe in ranked], axis=0)
-    return tuple(Standing(r.name, r.reward(budget), float((best == i).mean())) for i, r in enumerate(ranked))
+    described = [recipe for recipe in recipes if recipe.described]
+    ranked = [recipe for recipe in described if budget <= recipe.reach]
+    chances: dict[str, float] = {}
+    if len(ranked) > 1:
+        best = np.argmax([recipe.draws.reward(budget) for recipe in ranked], axis=0)
+        chances = {recipe.name: float((best == i).mean()) for i, recipe in enumerate(ranked)}
+    return tuple(
+        Standing(r.name, r.reward(budget), chances.get(r.name), budget / r.last, budget > r.reach)
+        for r in described
+    )

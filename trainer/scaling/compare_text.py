@@ -6,8 +6,9 @@ from trainer.scaling.compare import (
     DIFFERENT,
     EQUIVALENT,
     MIN_LEAD,
-    SEARCH_REACH,
+    REACH,
     UNFIT,
+    UNSURE_REACH,
     Comparison,
     Pair,
     Recipe,
@@ -57,7 +58,9 @@ def seed_sentence(comparison: Comparison) -> str:
 
 
 def level_sentence(comparison: Comparison) -> str:
-    """At which level two recipes are said to differ."""
+    """At which level two recipes are said to differ; empty if none are compared."""
+    if not comparison.pairs:
+        return ""
     A, B = (pair_level(name, comparison.confidence) for name in ("A", "B"))
     return (
         f"Differences of two recipes have wider intervals ({level(A)} for A, {level(B)} for B and C_mid), "
@@ -76,8 +79,7 @@ def pair_sentences(pair: Pair, comparison: Comparison, unit: str) -> list[str]:
 
 def _ceilings(pair: Pair, two: Sequence[Recipe]) -> str:
     if pair.doubts:
-        names = " and ".join(recipe.name for recipe in two if recipe.doubts)
-        return f"Whether the ceilings differ is not known: that of {names} is not identified."
+        return f"Whether the ceilings differ is not known: {_unidentified(two, 'that', 'those')}."
     if pair.verdict == DIFFERENT:
         return f"The ceilings differ: A {_signed(pair.A)}."
     if pair.verdict == EQUIVALENT:
@@ -93,10 +95,8 @@ def _efficiencies(pair: Pair, unit: str) -> list[str]:
         reasons = "; ".join(FLAGS[flag] for flag in pair.cautions)
         return [f"B and C_mid are not compared: {reasons}."]
     at = "each at its own ceiling" if pair.common_A is None else f"both at the ceiling {pair.common_A:.3f}"
-    B, C_mid = (
-        f"{interval(one, form)} against {interval(other, form)}"
-        for (one, other), form in ((pair.B, ".2f"), (pair.C_mid, ",.4g"))
-    )
+    B = " against ".join(interval(one, ".2f") for one in pair.B)
+    C_mid = " against ".join(map(amounts, pair.C_mid))
     differ = {True: "they differ", False: "no difference is visible"}
     sentences = [
         f"Efficiency B, {at}: {B}, ratio {interval(pair.B_ratio, '.2f')}: {differ[pair.B_differs]}.",
@@ -116,42 +116,53 @@ def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str)
         return ["Which one is ahead is not computed: their data share no range of compute."]
     sentences = []
     for crossing in pair.crossings:
-        beyond = " (beyond the data)" if crossing.compute.value > high / SEARCH_REACH else ""
+        beyond = " (beyond the data)" if crossing.compute.value > min(r.last for r in two) else ""
         sentences.append(f"{crossing.winner} overtakes at {amounts(crossing.compute)} {unit}{beyond}.")
     ranges = []
     for lead in pair.leads:
         start = f"from {amount(lead.low)} " if lead.low > low else ""
-        end = f"up to {amount(lead.high)} " if lead.high < high else "on" if start else ""
-        where = f"{start}{end}".strip() or f"everywhere from {amount(low)} to {amount(high)}"
+        end = f"{'up ' * (not start)}to {amount(lead.high)}" if start or lead.high < high else ""
+        where = f"{start}{end}" or f"everywhere from {amount(low)} to {amount(high)}"
         ranges.append(f"{lead.winner} is ahead {where}")
-    sure = f"with a probability of {level(comparison.confidence)} over all these budgets together"
+    sure = f"({level(comparison.confidence)} over all these budgets together)"
     if ranges:
-        return [*sentences, f"{', and '.join(ranges)} ({unit}), {sure}."]
+        beyond = "; beyond that it is not known" if pair.leads[-1].high < high else ""
+        return [*sentences, f"{', and '.join(ranges)} {unit} {sure}{beyond}."]
     return [f"Neither is ahead anywhere from {amount(low)} to {amount(high)} {unit} {sure}."]
 
 
 def budget_sentences(comparison: Comparison) -> list[str]:
-    """Which recipes the ranking leaves out, and of which only the range is known."""
-    hidden = [
-        f"{recipe.name} ({FLAGS['C_mid-beyond-data'] if recipe.described else _reasons(recipe)})"
-        for recipe in comparison.recipes
-        if not recipe.ranked
-    ]
-    unsure = [recipe.name for recipe in comparison.recipes if recipe.ranked and recipe.doubts]
+    """Which recipes are not ranked, and what extrapolation assumes."""
+    furthest = max(at for at, _ in comparison.budgets)
+    hidden = [f"{r.name} ({_reasons(r)})" for r in comparison.recipes if not r.described]
+    further = [r for r in comparison.recipes if r.described and furthest > r.reach]
     sentences = [f"Left out of this table: {'; '.join(hidden)}."] if hidden else []
-    if unsure:
-        sentences.append(
-            f"The ceiling of {' and '.join(unsure)} is not identified: beyond the data only a range is known."
-        )
+    if unsure := [recipe for recipe in further if recipe.doubts]:
+        text = _unidentified(unsure, "The ceiling", "The ceilings")
+        sentences.append(f"{text}: beyond the data only a range is known, and there is no ranking.")
+    if short := [recipe.name for recipe in further if not recipe.doubts]:
+        sentences.append(f"Beyond {REACH:g} times its data a recipe is not ranked: {', '.join(short)}.")
+    if any(extrapolated(s) for _, standings in comparison.budgets for s in standings):
+        sentences.append("Beyond the data all of this assumes that the curves go on as sigmoids.")
     return sentences
 
 
-def reward_at(standing: Standing, budget: float, comparison: Comparison) -> str:
-    """The reward at a budget; beyond the data the range alone where the ceiling is not identified."""
-    recipe = next(recipe for recipe in comparison.recipes if recipe.name == standing.recipe)
-    if recipe.doubts and budget > recipe.last:
-        return f"{standing.reward.low:.3f} to {standing.reward.high:.3f}"
-    return interval(standing.reward, ".3f")
+def reward_at(standing: Standing) -> str:
+    """The reward at a budget; the range alone where the recipe is not ranked."""
+    return interval(standing.reward, ".3f", not standing.range_alone)
+
+
+def extrapolated(standing: Standing) -> str:
+    """`extrapolated, 2 × its data`; nothing within the data, or where another run just ended later."""
+    times = standing.times_data
+    return f"extrapolated, {amount(times, 2)} × its data" if times > UNSURE_REACH else ""
+
+
+def _unidentified(recipes: Sequence[Recipe], one: str, several: str) -> str:
+    names = [recipe.name for recipe in recipes if recipe.doubts]
+    if len(names) > 1:
+        return f"{several} of {', '.join(names[:-1])} and {names[-1]} are not identified"
+    return f"{one} of {names[0]} is not identified"
 
 
 def _reasons(recipe: Recipe) -> str:

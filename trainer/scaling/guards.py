@@ -1,5 +1,6 @@
 """What makes a comparison of runs doubtful before any curve is fitted: what they do not share."""
 
+import argparse
 from collections.abc import Mapping, Sequence
 
 from trainer.config import ConfigError
@@ -8,23 +9,19 @@ from trainer.scaling.sigmoid import EvalPoint
 
 Groups = Mapping[str, Sequence[Reading]]
 HELD_OUT = "held-out set"
+METRIC = (HELD_OUT, "scorer")  # settings without which rewards are not the same metric
 
 
 def warnings(groups: Groups) -> list[str]:
     """Whole sentences about what the runs of some recipes do not share, as far as their files say it."""
     found = []
-    columns = {name: sorted({r.reward_column for r in readings}) for name, readings in groups.items()}
-    if differ := _differ(columns):
+    if differ := _differ(_columns(groups)):
         found.append(
             f"The rewards are of different columns: {differ}. The comparison holds only if they are the same "
             "metric on the same held-out prompts."
         )
     for key in SETTINGS:
-        known = {
-            name: sorted({r.settings[key] for r in readings if key in r.settings})
-            for name, readings in groups.items()
-        }
-        if differ := _differ({name: values for name, values in known.items() if values}):
+        if differ := _differ(_known(groups, key)):
             found.append(f"The runs differ in the {key}: {differ}.")
     starts = {name: sorted({_start(r) for r in readings}) for name, readings in groups.items()}
     if differ := _differ(starts, quote=""):
@@ -33,6 +30,41 @@ def warnings(groups: Groups) -> list[str]:
     if len(readings) > 1 and any(r.curve.unit == "steps" for r in readings):
         found.append("Compute is in steps: comparable only if a step costs the same in all runs.")
     return found
+
+
+def add_same_metric(command: argparse.ArgumentParser) -> None:
+    """--same-metric: recipes are compared whatever their rewards are called."""
+    command.add_argument(
+        "--same-metric", action="store_true",
+        help="the rewards are the same metric on the same prompts, although their columns, held-out sets or "
+        "scorers are named differently: compare them",
+    )  # fmt: skip
+
+
+def incomparable(groups: Groups, same_metric: bool) -> str:
+    """Why the rewards do not say which recipe is better; empty if they do."""
+    differing = [f"{key}s" for key in METRIC if _differ(_known(groups, key))]
+    if _differ(_columns(groups)):
+        differing.insert(0, "columns")
+    if same_metric or not differing:
+        return ""
+    return (
+        f"The rewards are of different {' and '.join(differing)}: the numbers below do not say which recipe "
+        "is better. If they are the same metric on the same prompts, give --same-metric."
+    )
+
+
+def _columns(groups: Groups) -> Mapping[str, Sequence[str]]:
+    return {name: sorted({r.reward_column for r in readings}) for name, readings in groups.items()}
+
+
+def _known(groups: Groups, key: str) -> Mapping[str, Sequence[str]]:
+    """The values of a setting by recipe, where any is known."""
+    values = {
+        name: sorted({r.settings[key] for r in readings if key in r.settings})
+        for name, readings in groups.items()
+    }
+    return {name: known for name, known in values.items() if known}
 
 
 def check_seeds(groups: Groups) -> None:

@@ -148,9 +148,9 @@ def winners(comparison: Comparison, unit: str) -> str:
     """The recipes that are likely the best at some budgets."""
     lines = [f"Best at a budget ({unit}), with its probability, other seeds allowed for:"]
     for at, standings in comparison.budgets:
-        first = [s for s in sorted(standings, key=lambda s: -s.best)[:LISTED] if s.best > 0]
-        texts = [f"{s.recipe} {percent(s.best)} (R {reward_at(s, at, comparison)})" for s in first]
-        lines.append(f"  {amount(at):>8}  {', '.join(texts) or 'no recipe is ranked'}")
+        first = sorted(((s.best, s) for s in standings if s.best), key=lambda one: -one[0])[:LISTED]
+        texts = [f"{s.recipe} {percent(best)} (R {reward_at(s)})" for best, s in first]
+        lines.append(f"  {amount(at):>8}  {', '.join(texts) or 'no two recipes are ranked'}")
     return "\n".join(lines)
 
 

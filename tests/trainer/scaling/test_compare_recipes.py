@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,17 @@ from trainer.scaling.compare import (
     find_leads,
     simultaneous_band,
 )
-from trainer.scaling.compare_text import pair_sentences, recipe_sentences, seed_sentence
+from trainer.scaling.compare_text import (
+    budget_sentences,
+    extrapolated,
+    pair_sentences,
+    recipe_sentences,
+    reward_at,
+    seed_sentence,
+)
 from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.plot import plot_recipes
+from trainer.scaling.text import amounts
 
 # arXiv 2510.13786: B at the common A = .61 is 2.01 (ScaleRL) and 1.77 (with DAPO's loss); C_mid is Table 1's
 SCALERL = Sigmoid(R0=0.30, A=0.61, B=2.01, C_mid=2542)
@@ -230,6 +239,48 @@ def test_a_lead_spans_half_as_much_compute_again() -> None:
     assert find_leads(("a", "b"), compute, low, high) == (Lead("b", 2.0, 4.0),)
 
 
+def test_beyond_its_data_a_recipe_is_ranked_up_to_ten_times_or_not_at_all() -> None:
+    long, short = fits(SCALERL, range(1)), fits(DAPO_LOSS, range(1, 2), OFTEN[:14])
+    pilot = fits(SCALERL, range(5, 6), np.arange(1500, 4001, 250.0))
+    assert short[0][1].identified and pilot[0][1].flags == ("wide",)
+    found = compare_fits({"a": long, "b": short, "p": pilot}, [4200, 16_000, 70_000, 71_000, 161_000])
+    ranked = [[s.recipe for s in standings if s.best is not None] for _, standings in found.budgets]
+    assert ranked == [["a", "b", "p"], ["a", "b"], ["a", "b"], [], []]  # one alone is not the best
+    for _, standings in found.budgets:
+        assert sum(s.best or 0 for s in standings) == pytest.approx(1 if standings[0].best is not None else 0)
+    assert [s.times_data for s in found.budgets[1][1]] == pytest.approx([1, 16 / 7, 4])
+    texts = [[reward_at(s).count("(") for s in standings] for _, standings in found.budgets]
+    assert texts == [[1, 1, 1], [1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 0, 0]]
+    assert [extrapolated(s) for s in found.budgets[0][1]] == ["", "", ""]  # p: by 5 %
+    assert extrapolated(found.budgets[3][1][1]) == "extrapolated, 10 × its data"
+    unsure, further, assumed = budget_sentences(found)
+    assert unsure.startswith("The ceiling of p is not identified") and further.endswith("ranked: a, b.")
+    assert assumed == "Beyond the data all of this assumes that the curves go on as sigmoids."
+    assert len(budget_sentences(compare_fits({"a": long, "b": short}, [7000]))) == 0
+    assert [pair.searched[1] for pair in found.pairs] == [70_000, 4200, 4200]
+
+
+def test_a_lead_that_ends_within_the_range_says_that_the_rest_is_not_known() -> None:
+    found = two(SCALERL, DAPO_LOSS)
+    pair = replace(found.pairs[0], leads=(Lead("a", 1000, 5000),), crossings=())
+    (says,) = pair_sentences(pair, found, "GPU-hours")[-1:]
+    end = "(90% over all these budgets together); beyond that it is not known."
+    assert says == f"a is ahead up to 5,000 GPU-hours {end}"
+    pair = replace(pair, leads=(Lead("a", 2000, 160_000),))
+    (says,) = pair_sentences(pair, found, "GPU-hours")[-1:]
+    assert says == "a is ahead from 2,000 to 160,000 GPU-hours (90% over all these budgets together)."
+
+
+def test_several_ceilings_are_named_in_the_plural_and_C_mid_has_the_digits_of_the_table() -> None:
+    pilots = {name: fits(SCALERL, range(5, 6), np.arange(1500, 4001, 250.0)) for name in ("p", "q")}
+    found = compare_fits(pilots)
+    assert pair_sentences(found.pairs[0], found, "h")[0].endswith("those of p and q are not identified.")
+    assert budget_sentences(found)[0].startswith("The ceilings of p and q are not identified:")
+    found = two(SCALERL, DAPO_LOSS)
+    text = " ".join(pair_sentences(found.pairs[0], found, "GPU-hours"))
+    assert f": {amounts(found.pairs[0].C_mid[0])} against" in text
+
+
 def test_confidence_reaches_every_interval() -> None:
     def widths(confidence: float) -> list[float]:
         runs = {"a": [simulated(SCALERL, OFTEN, 0.005, 1)], "b": [simulated(DAPO_LOSS, OFTEN, 0.005, 2)]}
@@ -288,6 +339,8 @@ def test_the_command_prints_plots_and_writes(
     )
     assert max(map(len, text.splitlines())) <= 80
     content = json.loads(out.read_text())
+    assert re.search(r"evaluations +data to \(GPU-hours\)\nscalerl +2 +64 +16,000\n", text)
+    assert "extrapolated" not in text and content["recipes"]["scalerl"]["data_to"] == 16_000
     assert content["pairs"][0]["verdict"] == DIFFERENT and content["budgets"][0]["compute"] == 8000
     assert set(content["recipes"]) == {"scalerl", "dapo"} and len(content["recipes"]["scalerl"]["runs"]) == 2
     assert "scalerl (2 runs)" in plot.read_text()
@@ -302,7 +355,7 @@ def test_the_level_of_the_command_is_that_of_all_its_intervals(
     argv = ["compare", "s0.csv", "s1.csv", "--confidence", "0.8", "--within", "0.001", "--json", "c.json"]
     assert main(argv) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "(80% intervals" in text and "with 80%" in text and "probability of 80% over all" in text
+    assert "(80% intervals" in text and "with 80%" in text and "(80% over all" in text
     assert "the interval of A reaches further than 0.001 from its value" in text
     content = json.loads(Path("c.json").read_text())
     assert content["confidence"] == content["recipes"]["s0"]["runs"]["s0.csv"]["confidence"] == 0.8
@@ -339,8 +392,10 @@ def test_the_command_says_when_a_ceiling_is_not_identified(
     assert main(["compare", full, flat, "--plot", str(tmp_path / "e.png")]) == 0
     text = capsys.readouterr().out
     assert "not known: that of flat is not identified" in text and "has not risen" in text
-    assert "Efficiency B" not in text and "table: flat (half of the rise is beyond the data" in text
-    assert not re.search(r"^    flat", text, re.M)
+    assert "Efficiency B" not in text and "The ceiling of flat is not identified: beyond" in text
+    within, *beyond = re.findall(r"^    flat +(.*)", text, re.M)
+    assert re.fullmatch(r"0\.\d{3} \(.*\) +under 1%", within)
+    assert [re.sub(r"0\.\d{3}", "R", line).split("  ")[0] for line in beyond] == ["R to R"] * 2
 
 
 @pytest.mark.parametrize(

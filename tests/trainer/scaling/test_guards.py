@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from simulated import assert_one_line_and_exit_code_2, simulated, write
 from trainer.config import ConfigError
 from trainer.scaling import Sigmoid
 from trainer.scaling.__main__ import main
-from trainer.scaling.guards import check_seeds, warnings
+from trainer.scaling.guards import check_seeds, incomparable, warnings
 from trainer.scaling.reading.read import Reading
 
 RUN = simulated(Sigmoid(0.3, 0.6, 2, 2500), np.arange(500, 8001, 500.0), 0.005, 0)
@@ -43,6 +45,17 @@ def test_each_difference_is_one_sentence_that_names_the_recipes() -> None:
     assert start.endswith("measured (a), unknown (b).")
 
 
+@pytest.mark.parametrize(
+    ("key", "blocks"),
+    [("held-out set", True), ("scorer", True), ("samples per prompt", False), ("model", False)],
+)
+def test_rewards_of_another_metric_are_not_comparable(key: str, blocks: bool) -> None:
+    groups = {name: [replace(READING, settings={key: name})] for name in "ab"}
+    assert bool(incomparable(groups, same_metric=False)) == blocks
+    assert not incomparable(groups, same_metric=True)
+    assert not incomparable({"a": groups["a"], "b": [READING]}, same_metric=False)  # not known
+
+
 def test_steps_are_compared_with_a_warning() -> None:
     steps = replace(READING, curve=replace(RUN, unit="steps"))
     assert warnings({"a": [steps], "b": [steps]}) == [
@@ -69,8 +82,22 @@ def test_the_command_warns_first_and_refuses_unlike_seeds(
     other = simulated(Sigmoid(0.3, 0.6, 2, 2500), np.arange(500, 8001, 500.0), 0.005, 1)
     write(Path("other.csv"), other)
     Path("other.csv").write_text(Path("other.csv").read_text().replace("pass_rate", "eval/pass_rate"))
-    assert main(["compare", "one.csv", "other.csv"]) == 0
-    assert capsys.readouterr().out.startswith("Note: The rewards are of different columns: 'pass_rate' (one)")
+    assert main(["compare", "one.csv", "other.csv", "--json", "c.json"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Note: The rewards are of different columns: 'pass_rate' (one)")
+    content = json.loads(Path("c.json").read_text())
+    assert "do not say which recipe is better" in " ".join(text.split()) and content["incomparable"]
+    assert "The ceilings differ" not in text and content["pairs"] == []
+    assert not re.search(r"\d%$|ahead|probability of being best", text, re.M) and re.search("\n    one +0[.]", text)
+    assert {s["best"] for row in content["budgets"] for s in row["standings"]} == {None}
+    assert main(["compare", "one.csv", "other.csv", "--same-metric"]) == 0
+    again = capsys.readouterr().out
+    assert "of different columns" in again and "do not say" not in again and "is ahead" in again
+    for more, shown in (([], False), (["--same-metric"], True)):
+        assert main(["report", "one.csv", "other.csv", "--out", "r.html", *more]) == 0
+        page = Path("r.html").read_text(encoding="utf-8")
+        assert ("best: " in page) == ("one against other" in page) == shown
+        assert ("do not say which recipe is better" in page) != shown
     assert_one_line_and_exit_code_2(["compare", "a=one.csv,other.csv", "b=one.csv"], "same points", capsys)
     third = simulated(Sigmoid(0.3, 0.5, 2, 2500), np.arange(500, 8001, 500.0), 0.005, 2)
     write(Path("third.csv"), third)

@@ -6,7 +6,7 @@ from pathlib import Path
 from trainer.config import ConfigError
 from trainer.jsonl import write_atomic
 from trainer.scaling.commands import add_fit_arguments
-from trainer.scaling.guards import check_seeds
+from trainer.scaling.guards import add_same_metric, check_seeds
 from trainer.scaling.plot import plot_curves, plot_efficiency, reward_title
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.read import add_input_arguments
@@ -25,6 +25,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to report, and where."""
     add_input_arguments(command)
     add_fit_arguments(command)
+    add_same_metric(command)
     command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     command.add_argument("--out", type=Path, default=Path("report.html"), help="the page (report.html)")
     command.add_argument("--png", type=Path, metavar="DIR", help="write curves.png and efficiency.png here")
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     groups = read_groups(args)
     check_seeds(groups)
     runs = runs_of(groups, args.confidence, args.within)
-    write_atomic(args.out, page(runs))
+    write_atomic(args.out, page(runs, args.same_metric))
     print(args.out)
     named = [(run.recipe, run.curve, run.fit) for run in runs]
     for folder, ending in ((args.png, "png"), (args.svg, "svg")):

@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.scaling.compare import Comparison, Recipe, compare_fits
+from trainer.scaling.compare import Comparison, Recipe, compare_fits, without_ranking
 from trainer.scaling.compare_text import (
     budget_sentences,
+    extrapolated,
     level_sentence,
     pair_sentences,
     recipe_sentences,
     seed_sentence,
 )
 from trainer.scaling.fit import Estimate
-from trainer.scaling.guards import warnings
+from trainer.scaling.guards import incomparable, warnings
 from trainer.scaling.report.answers import AHEAD
 from trainer.scaling.report.run import Run
 
@@ -24,6 +25,7 @@ class Cell:
     estimate: Estimate
     range_alone: bool  # the value is not shown: the ceiling is not identified
     best: float | None = None  # of a reward: the probability that the recipe is the best one
+    mark: str = ""  # of a reward beyond the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Compared:
     pairs: tuple[tuple[str, tuple[str, ...]], ...]  # ("a against b", sentences)
 
 
-def compare_runs(runs: Sequence[Run]) -> Compared | None:
+def compare_runs(runs: Sequence[Run], same_metric: bool = False) -> Compared | None:
     """Compare the recipes, each by its runs that have a fit; None: there are not two of them."""
     with_fit = by_recipe([run for run in runs if run.fit.draws])
     fitted = {name: [(run.curve, run.fit) for run in group] for name, group in with_fit.items()}
@@ -45,16 +47,20 @@ def compare_runs(runs: Sequence[Run]) -> Compared | None:
         return None
     longest = max(run.fit.compute_range[1] for run in runs)
     comparison = compare_fits(fitted, [times * longest for times in (1, *AHEAD)])
+    groups = {name: [run.reading for run in group] for name, group in by_recipe(runs).items()}
+    said = warnings(groups)
+    if why := incomparable(groups, same_metric):
+        comparison, said = without_ranking(comparison, why), [*said, why]
     seeded = tuple(recipe for recipe in comparison.recipes if len(recipe.fits) > 1)  # of others, see the runs
     unfit = (f"{run.curve.name} is not compared: {run.fit.reasons}." for run in runs if not run.fit.draws)
     notes = [*unfit, *recipe_sentences(replace(comparison, recipes=seeded)), *budget_sentences(comparison)]
-    notes.append(f"{seed_sentence(comparison)} {level_sentence(comparison)}")
+    notes.append(f"{seed_sentence(comparison)} {level_sentence(comparison)}".rstrip())
     pairs = (
         (f"{pair.a} against {pair.b}", tuple(pair_sentences(pair, comparison, runs[0].curve.unit)))
         for pair in comparison.pairs
     )
     return Compared(
-        tuple(warnings({name: [run.reading for run in group] for name, group in by_recipe(runs).items()})),
+        tuple(said),
         tuple(at for at, _ in comparison.budgets),
         tuple((recipe.name, _cells(recipe, comparison)) for recipe in comparison.recipes),
         tuple(notes),
@@ -71,11 +77,11 @@ def by_recipe(runs: Sequence[Run]) -> Mapping[str, Sequence[Run]]:
 
 
 def _cells(recipe: Recipe, comparison: Comparison) -> tuple[Cell | None, ...]:
-    """None: no sigmoid describes the recipe, or it is left out of the ranking."""
-    unsure = bool(recipe.doubts)
-    cells: list[Cell | None] = [Cell(recipe.estimate("A"), unsure) if recipe.described else None]
-    for budget, standings in comparison.budgets:
+    """None: no sigmoid describes the recipe."""
+    cells: list[Cell | None] = [Cell(recipe.estimate("A"), bool(recipe.doubts)) if recipe.described else None]
+    for _, standings in comparison.budgets:
         found = next((standing for standing in standings if standing.recipe == recipe.name), None)
-        alone = unsure and budget > recipe.last
-        cells.append(Cell(found.reward, alone, found.best) if found else None)
+        cells.append(
+            Cell(found.reward, found.range_alone, found.best, extrapolated(found)) if found else None
+        )
     return tuple(cells)

@@ -31,8 +31,11 @@ def write_report(run_dir: Path) -> None:
     write_atomic(run_dir / "report.html", page([run_of_folder(run_dir)]))
 
 
-def page(runs: Sequence[Run]) -> str:
-    """The HTML of one or many runs. ConfigError if their units of compute differ."""
+def page(runs: Sequence[Run], same_metric: bool = False) -> str:
+    """The HTML of one or many runs. ConfigError if their units of compute differ.
+
+    `same_metric`: recipes are ranked whatever their rewards are called.
+    """
     unit = same_unit([r.curve for r in runs])
     style, script = (_resource(f"page.{ending}") for ending in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -48,7 +51,7 @@ def page(runs: Sequence[Run]) -> str:
         unit=unit,
         confidence=f"{runs[0].fit.confidence:.0%}",
         recipes=[_recipe(i, name, runs) for i, name in enumerate(names)],
-        compared=compare_runs(runs),
+        compared=compare_runs(runs, same_metric),
         budgets=ahead,
         style=Markup(style),
         script=Markup(script),
