@@ -37,7 +37,7 @@ class Study:
 
 
 SCALING, ALTERNATIVES = "trainer/scaling", "trainer/scaling/alternatives"
-CORE = tuple(f"{SCALING}/{name}.py" for name in ("posterior", "fit", "sigmoid"))
+CORE = tuple(f"{SCALING}/{name}.py" for name in ("marginal", "posterior", "shape", "fit", "sigmoid"))
 SIMULATION = ("bench/validation/scenarios.py", "bench/validation/fits.py", f"{ALTERNATIVES}/paper.py")
 INTERVALS = (
     "bench/validation/intervals.py",

@@ -12,7 +12,7 @@ from bench.validation.scenarios import LONG, NOISE, PAPER_RUNS, Scenario, simula
 from trainer.scaling import fit
 from trainer.scaling.alternatives.families import fit_power_law
 from trainer.scaling.alternatives.paper import paper_fit
-from trainer.scaling.posterior import Data
+from trainer.scaling.marginal import Data
 
 SERIES = 40
 ASSUMED = (0.25, 0.30, 0.35)

@@ -18,8 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
 from trainer.scaling.arrays import Columns, evaluated
-from trainer.scaling.posterior import B_RANGE, Data, Draws, Posterior, posterior
-from trainer.scaling.shape import last_drop
+from trainer.scaling.marginal import Data
+from trainer.scaling.posterior import B_RANGE, Draws, Posterior, posterior
+from trainer.scaling.shape import another_shape, last_drop
 from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 
 Array = NDArray[np.float64]
@@ -39,6 +40,7 @@ FLAGS = {
     "A-at-bound": "a ceiling of 1, the highest possible, fits the data as well",
     "C_mid-beyond-data": "half of the rise is beyond the data, or in the last point alone",
     "falling": "the reward has fallen from its peak, which a sigmoid cannot describe",
+    "not-sigmoid": "another shape describes the points better than a sigmoid, or as well with another end",
     "wide": "the interval of A is wider than a fifth of the rise from R0, or than 0.10",
     "last-point-low": "the last evaluation is far below the curve: a collapse, or a bad evaluation",
     "poor-fit": "a fifth of the points are outliers, or the curve explains less than a fifth of the variance",
@@ -47,6 +49,7 @@ FLAGS = {
 }
 SUFFICIENT = {"too-few-points", "falling", "flat"}  # reasons that explain the other ones
 HARMLESS = {"B-at-bound", "R0-unknown"}  # the ceiling is identified all the same
+NO_CURVE = {"flat", "falling", "poor-fit"}  # no shape describes such points
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +169,15 @@ def fit_run(points: Sequence[EvalPoint], confidence: float = 0.9, within: float 
     return fit_curve(curve_of("", "", points), confidence, within)
 
 
-def fit_curve(curve: Curve, confidence: float = 0.9, within: float | None = None) -> Fit:
+def fit_curve(
+    curve: Curve,
+    confidence: float = 0.9,
+    within: float | None = None,
+    check_shape: bool = True,  # False: it is known to be a sigmoid, and the flag not-sigmoid is never raised
+) -> Fit:
     """Fit a curve. ConfigError as `fit`, after the curve's name."""
     try:
-        return _fit(checked(curve), confidence, within)
+        return _fit(checked(curve), confidence, within, check_shape)
     except ConfigError as e:
         raise ConfigError(f"{curve.name}: {e}" if curve.name else str(e)) from e
 
@@ -247,7 +255,7 @@ def _checked(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | Non
     return Data(c, r, sd, known, R0, lowest if R0_se is None else R0_se, R0_se is not None)
 
 
-def _fit(data: Data, confidence: float, within: float | None) -> Fit:
+def _fit(data: Data, confidence: float, within: float | None, check_shape: bool = True) -> Fit:
     if not 0.5 <= confidence <= 0.9999:
         raise ConfigError(f"--confidence {confidence:g}: expected a number from 0.5 to 0.9999, such as 0.9")
     if within is not None and not 0 < within < 1:
@@ -274,10 +282,10 @@ def _fit(data: Data, confidence: float, within: float | None) -> Fit:
             r2=nan, overdispersion=nan, autocorrelated_prob=nan, autocorrelation=nan, outliers=0, **facts,
         )  # fmt: skip
     data = averaged(data)
-    return _result(data, posterior(data), facts)
+    return _result(data, posterior(data), facts, check_shape)
 
 
-def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
+def _result(data: Data, found: Posterior, facts: dict[str, Any], check_shape: bool) -> Fit:
     sigmoid, draws, confidence = found.sigmoid, found.draws, facts["confidence"]
     c, r, sd = data.compute, data.reward, data.sd
     A, B, C_mid, R0 = (
@@ -294,11 +302,13 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any]) -> Fit:
     residual, spread = r - sigmoid.reward(c), float(((r - r.mean()) ** 2).sum())
     wide = is_wide(A, A.value - R0.value, facts["within"])
     drop = last_drop(data, sigmoid)
+    flags = _flags(data, A, B, C_mid.value, wide, drop, _is_poor(data, found))
+    shape = another_shape(data, found) if check_shape and NO_CURVE.isdisjoint(flags) else ""
     return Fit(
         A, B, C_mid, R0, at_2x, at_10x,
         band=tuple((x, value, low, high) for x, value, low, high in band.tolist()),
-        flags=_flags(data, A, B, C_mid.value, wide, drop, _is_poor(data, found)),
-        details=_details(facts["within"], drop),
+        flags=("not-sigmoid", *flags) if shape else flags,
+        details=_details(facts["within"], drop, shape),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         overdispersion=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
         autocorrelated_prob=found.autocorrelated_prob, autocorrelation=found.autocorrelation,
@@ -322,10 +332,13 @@ def _is_poor(data: Data, found: Posterior) -> bool:
     return float(((r - predicted) ** 2).sum()) > (1 - MIN_R2) * float(((r - r.mean()) ** 2).sum())
 
 
-def _details(within: float | None, drop: float) -> dict[str, str]:
-    reaches = f"the interval of A reaches further than {within:g} from its value" if within else ""
-    low = f"the last evaluation is {drop:.2f} below the curve: a collapse, or a bad evaluation"
-    return {flag: text for flag, text in (("wide", reaches), ("last-point-low", low if drop else "")) if text}
+def _details(within: float | None, drop: float, shape: str) -> dict[str, str]:
+    wide = f"the interval of A reaches further than {within:g} from its value" if within else ""
+    low = (
+        f"the last evaluation is {drop:.2f} below the curve: a collapse, or a bad evaluation" if drop else ""
+    )
+    texts = {"not-sigmoid": shape, "wide": wide, "last-point-low": low}
+    return {flag: text for flag, text in texts.items() if text}
 
 
 def _flags(

@@ -18,6 +18,7 @@ MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin betw
 STOP_PROBABILITY = 0.1  # of that gain, below which the recommendation is to stop
 END_TOLERANCE = 1e-9  # relative distance to the end that is only rounding
 BACKTEST_SHARE = 0.5  # of the compute
+DOUBTS = {"not-sigmoid", "last-point-low"}  # flags of a fit on which no recommendation is based
 
 Recommendation = Literal["investigate", "stop", "continue", "none"]
 
@@ -26,7 +27,7 @@ Recommendation = Literal["investigate", "stop", "continue", "none"]
 class Forecast:
     """What is known after one evaluation. `None`: there are too few evaluations."""
 
-    fit: Fit
+    fit: Fit  # where it has fallen, no end is predicted
     predicted: Estimate | None = None  # this evaluation, from the earlier ones
     missed: int = 0  # evaluations in a row above (+) or below (−) their predicted interval
     far_off: bool = False  # this one is outside by more than twice the interval
@@ -44,7 +45,7 @@ class Forecast:
         """What to do about the rest of the run; "none" if the data do not say."""
         if self.alarm:
             return "investigate"
-        if self.gain is None or self.gain_probability is None:
+        if self.gain is None or self.gain_probability is None or not DOUBTS.isdisjoint(self.fit.flags):
             return "none"
         if self.gain_probability < STOP_PROBABILITY:
             return "stop"
@@ -76,7 +77,7 @@ def forecast(points: Sequence[EvalPoint], end: float, before: Forecast | None) -
         missed = side + (before.missed if side * before.missed > 0 else 0)
         reach = predicted.high - predicted.value if side > 0 else predicted.value - predicted.low
         far_off = side != 0 and abs(point.pass_rate - predicted.value) > 2 * reach
-    if fit.draws is None or end * (1 - END_TOLERANCE) <= point.compute:
+    if fit.draws is None or not fit.predictable or end * (1 - END_TOLERANCE) <= point.compute:
         return Forecast(fit, predicted, missed, far_off)
     gains = fit.draws.reward(end) - fit.draws.reward(point.compute)
     gain = estimate(float(fit.sigmoid.reward(end) - fit.sigmoid.reward(point.compute)), gains, fit.confidence)

@@ -1,16 +1,210 @@
-"""Is the curve a sigmoid at all? Checks that do not take the family for granted."""
+"""Is the curve a sigmoid at all? Checks that do not take the family for granted.
+
+The evidence of a family of curves is the probability of the data under it, averaged over its parameters (and
+over R0, A and the noise: marginal.py). Families with another fraction s(C) of the gain are compared with the
+sigmoid, and so is a sigmoid with something added: a second stage, or a change that sets in late. The errors
+may be correlated in each, so that noise which wanders is not taken for a misfit. The limits below were chosen
+by simulation: python -m bench.validation.shapes, and docs/validation.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
-from trainer.scaling.posterior import Data
-from trainer.scaling.sigmoid import Sigmoid
+from trainer.scaling.marginal import Data, LinearFit, Noise, marginal, noise_models, typical_gap
+from trainer.scaling.posterior import Posterior, full_box, robust
+from trainer.scaling.sigmoid import Sigmoid, fraction_gained
 
 Array = NDArray[np.float64]
 
 LAST_LOW = 3  # up to so many last points can be far below the curve
 FAR_BELOW = 5.0  # in standard deviations of the other points from the curve
 LEAST_DROP = 0.03  # a smaller distance is not called a collapse
+
+MIN_CHECKED = 8  # points; with fewer the families cannot be told apart
+CORRELATIONS = (0.7, 0.93)  # ρ; more of them change nothing
+BETTER = 3.5  # log evidence of a family over the sigmoid's from which it is better: 33 times the probability
+AS_GOOD = 1.5  # ... from which it is as good: it matters if it ends elsewhere
+ADDED = 1.75  # ... from which something is added to the sigmoid
+AUTOCORRELATED = 0.9  # probability of correlated errors from which, as without standard errors, ...
+MARGIN = 1.25  # ... these limits are higher by this, because the noise itself is less certain
+LOGISTIC = "a logistic"  # seen to its end it is like a sigmoid, so that it must be better than one; but ...
+LATE = 0.6  # ... with its middle beyond this share of the data it matters as soon as it is no worse
+AHEAD = 4.0  # times the data: where families that are as good must agree
+STAGE_B, STAGE_SHARE = 2.0, 0.4  # of a second stage: efficiency, and sd of its height in shares of the rise
+STAGES = 8  # places that are tried for it
+CHANGES, CHANGE_SHARE = (0.5, 0.6, 0.7, 0.8, 0.9), 0.15  # shares of the data after which a change sets in; sd
+KEEP = 8.0  # nats below the peak up to which the search for the peak is refined
+RESOLVED, MAX_ROUNDS = 0.2, 4  # share of the cells in that range at which it is fine enough
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A parameter, with a flat prior between its ends, in the logarithm or not."""
+
+    low: float
+    high: float
+    cells: int
+    log: bool = True
+
+    @property
+    def values(self) -> Array:
+        """(cells,)"""
+        return (np.geomspace if self.log else np.linspace)(self.low, self.high, self.cells)
+
+    @property
+    def length(self) -> float:
+        """In the measure of the prior."""
+        return float(np.log(self.high / self.low)) if self.log else self.high - self.low
+
+    def around(self, kept: NDArray[np.bool_]) -> Axis:
+        """The same number of cells for the range of those kept, (cells,), and one step more."""
+        k, x = np.flatnonzero(kept), self.values
+        low, high = x[max(k[0] - 1, 0)], x[min(k[-1] + 1, self.cells - 1)]
+        return replace(self, low=float(low), high=float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Curves R0 (1 − s) + A s."""
+
+    name: str
+    fraction: Callable[..., Array]  # s of (compute, *parameters); broadcasts; 0 at compute 0
+    axes: tuple[Axis, ...]
+    has_end: bool = True  # whether A is its ceiling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """What the data say of a family, and its most likely curve."""
+
+    log: float
+    R0: float
+    A: float
+    parameters: tuple[float, ...]
+
+    def reward(self, family: Family, compute: Array | float) -> Array:
+        """R(C) of the most likely curve, at most 1."""
+        s = family.fraction(np.asarray(compute, np.float64), *self.parameters)
+        return np.minimum(self.R0 + (self.A - self.R0) * s, 1)
+
+
+def another_shape(data: Data, found: Posterior) -> str:
+    """Which shape describes the points better than a sigmoid, or as well with another end; empty: none."""
+    if len(data.compute) < MIN_CHECKED:
+        return ""
+    weight, scale = robust(data)
+    data = replace(data, R0_se=data.start_error(scale))
+    noises = noise_models(data, weight, CORRELATIONS)
+    sigmoid = _sigmoids(data)
+    usual = evidence(data, noises, sigmoid).log
+    if found.autocorrelated_prob > AUTOCORRELATED or not data.sd_known:
+        usual += MARGIN
+    shapes = [*_other_families(data, noises, usual, found)]
+    shapes += _additions(data, noises, usual, sigmoid, max(scale, 1.0) if data.sd_known else scale)
+    return max(shapes, default=(0.0, ""))[1]
+
+
+def _other_families(
+    data: Data, noises: Sequence[Noise], usual: float, found: Posterior
+) -> Iterator[tuple[float, str]]:
+    """The evidence and description of each family that is better, or as good with another end."""
+    last = float(data.compute[-1])
+    low, high = np.quantile(found.draws.reward(AHEAD * last), [0.05, 0.95])
+    for family in _families(data):
+        e = evidence(data, noises, family)
+        better, as_good = e.log > usual + BETTER, e.log > usual + AS_GOOD
+        if family.name == LOGISTIC:
+            as_good = e.log > usual and e.parameters[0] > LATE * last
+        elsewhere = data.R0 is not None and not low <= float(e.reward(family, AHEAD * last)) <= high
+        if better or (as_good and elsewhere):
+            end = f"ends at {e.A:.2f}" if family.has_end else "has no ceiling"
+            compared = "better than" if better else "as well as"
+            yield e.log, f"{family.name} describes the points {compared} a sigmoid and {end}"
+
+
+def _additions(
+    data: Data, noises: Sequence[Noise], usual: float, sigmoid: Family, scale: float
+) -> Iterator[tuple[float, str]]:
+    """The evidence and description of what is added to the sigmoid. `scale`: σ."""
+    c, last = data.compute, float(data.compute[-1])
+    rise = float(data.reward.max()) - (float(data.reward.min()) if data.R0 is None else data.R0)
+    changes = [CHANGE_SHARE * np.clip((c / last - x) / (1 - x), 0, None) for x in CHANGES]
+    stages = [STAGE_SHARE * fraction_gained(c, STAGE_B, x) for x in np.geomspace(c[0] / 4, last, STAGES)]
+    for added in (changes, stages):
+        directions = [data.with_start(h * rise / scale, 0.0) for h in added]
+        each = [evidence(data, [noise.plus(h) for noise in noises], sigmoid) for h in directions]
+        log = _sum([e.log for e in each]) - math.log(len(each))
+        if log > usual + ADDED:
+            k = int(np.argmax([e.log for e in each]))
+            if added is stages:
+                yield log, "the reward rises in two stages"
+                continue
+            down = (data.reward - each[k].reward(sigmoid, c)) @ changes[k] < 0
+            part = f"the last {1 - CHANGES[k]:.0%} of the compute"
+            yield (
+                log,
+                f"in {part} the reward {'falls below' if down else 'rises above'} the sigmoid of the rest",
+            )
+
+
+def evidence(data: Data, noises: Sequence[Noise], family: Family) -> Evidence:
+    """The evidence of a family: marginal likelihoods on a grid that is refined around the peak."""
+    axes = list(family.axes)
+    for _ in range(MAX_ROUNDS):
+        grid = np.meshgrid(*(axis.values for axis in axes), indexing="ij")
+        theta = [x.reshape(-1, 1) for x in grid]
+        s = family.fraction(data.with_start(data.compute, 0.0)[None, :], *theta)
+        cells = [marginal(data, noise, s) for noise in noises]
+        log_weight = np.stack([c.log_weight for c in cells])
+        kept = (log_weight > log_weight.max() - KEEP).any(0)
+        if not axes or kept.mean() > RESOLVED:
+            break
+        kept = kept.reshape(grid[0].shape)
+        others = [tuple(j for j in range(len(axes)) if j != i) for i in range(len(axes))]
+        axes = [axis.around(kept.any(other)) for axis, other in zip(axes, others, strict=True)]
+    model, k = np.unravel_index(int(log_weight.argmax()), log_weight.shape)
+    fit: LinearFit = cells[model].fit
+    share = sum(math.log(a.length / b.length) for a, b in zip(axes, family.axes, strict=True))
+    log = _sum(log_weight.ravel()) - math.log(log_weight.shape[1]) + share
+    A = float(np.clip(fit.A[k], data.lowest_A, 1))
+    return Evidence(log, float(fit.R0[k]), A, tuple(float(x[k, 0]) for x in theta))
+
+
+def _sigmoids(data: Data) -> Family:
+    B_low, B_high, C_low, C_high = full_box(data)
+    return Family("a sigmoid", fraction_gained, (Axis(B_low, B_high, 13), Axis(C_low, C_high, 21)))
+
+
+def _families(data: Data) -> tuple[Family, ...]:
+    """What else a curve can be. Parameters in compute reach from below the gaps of the data to beyond it."""
+    last, gap = float(data.compute[-1]), typical_gap(data.compute)
+
+    def logistic(c: Array, middle: Array, steepness: Array) -> Array:
+        low = expit(-steepness * middle)
+        return (expit(steepness * (c - middle)) - low) / (1 - low)
+
+    return (
+        Family("an exponential approach", lambda c, t: -np.expm1(-c / t), (Axis(gap / 2, 10 * last, 60),)),
+        Family("a straight rise to a hard cap", lambda c, t: np.minimum(c / t, 1),
+               (Axis(min(2 * gap, last / 2), last, 60),)),
+        Family("a straight line", lambda c: c / last, (), has_end=False),
+        Family("a logarithm of compute", lambda c, t: np.log1p(c / t) / np.log1p(last / t),
+               (Axis(gap / 30, 10 * last, 40),), has_end=False),
+        Family(LOGISTIC, logistic,
+               (Axis(last / 20, 1.4 * last, 20, log=False), Axis(2 / last, 80 / last, 14))),
+    )  # fmt: skip
+
+
+def _sum(log: Sequence[float] | Array) -> float:
+    """log Σ exp."""
+    return float(np.logaddexp.reduce(np.asarray(log)))
 
 
 def last_drop(data: Data, sigmoid: Sigmoid) -> float:

@@ -31,13 +31,13 @@ def without_transient(curve: Curve) -> Curve:
     """
     if curve.R0 is None or len(curve.points) < MIN_POINTS:
         return curve
-    sigmoid = fit_curve(curve).sigmoid
+    sigmoid = fit_curve(curve, check_shape=False).sigmoid
     begin = sigmoid.compute_for(sigmoid.R0 + EARLY_SHARE * (sigmoid.A - sigmoid.R0))
     early = [p for p in curve.points if p.compute < begin]
     later = replace(curve, points=curve.points[len(early) :])
     if len(early) < 2 or len(later.points) < 2 * MIN_POINTS:
         return curve
-    fit = fit_curve(later)
+    fit = fit_curve(later, check_shape=False)
     assert fit.draws is not None  # there are enough points
     c, r, sd = np.array([(p.compute, p.pass_rate, p.pass_rate_se) for p in early]).T
     residual = np.array([p.pass_rate - float(fit.sigmoid.reward(p.compute)) for p in later.points])

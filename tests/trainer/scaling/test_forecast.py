@@ -99,6 +99,19 @@ def test_perfect_scores_and_unreported_errors_raise_no_alarm(samples: int) -> No
     assert np.mean([x.alarm for x in looks if x.predicted]) <= 0.04
 
 
+def test_a_run_that_has_fallen_or_is_no_sigmoid_is_not_recommended_to_go_on() -> None:
+    compute = np.linspace(0.012, 0.3, 24)
+    fallen = noisy(0, compute)
+    fallen[18:] -= 0.3
+    after = forecast(points_of(compute, fallen), 0.6, None)
+    assert "falling" in after.fit.flags and after.recommendation == "none"
+    assert after.gain is None and after.end is None and "forecast/end" not in after.metrics()
+    line = 0.11 + 2 * compute + np.random.default_rng(0).normal(0, 0.003, 24)
+    rising = forecast(points_of(compute, line), 0.6, None)
+    assert "not-sigmoid" in rising.fit.flags and rising.gain is not None and rising.gain.low > 0.05
+    assert rising.recommendation == "none" and describe_recommendation(rising, "core-hours", 0.3) == ""
+
+
 def test_at_the_end_there_is_no_recommendation_however_the_end_was_rounded() -> None:
     compute = np.linspace(0.012, 0.3, 16)
     end = float(np.nextafter(0.3, 1))  # 0.3 / steps · steps

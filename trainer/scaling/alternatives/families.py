@@ -12,7 +12,8 @@ from scipy.special import expit
 
 from trainer.config import ConfigError
 from trainer.scaling.fit import MIN_POINTS, averaged, checked
-from trainer.scaling.posterior import Data, full_box
+from trainer.scaling.marginal import Data
+from trainer.scaling.posterior import full_box
 from trainer.scaling.sigmoid import Curve, Sigmoid, fraction_gained
 
 Array = NDArray[np.float64]

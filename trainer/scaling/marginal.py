@@ -1,0 +1,205 @@
+"""The marginal likelihood of a curve that is linear in R0 and A, under one model of the noise.
+
+With the right fraction s(C) of the gain this is the sigmoid, for given B and C_mid, and many another curve:
+
+    R = R0 (1 − s) + A s + σ w,    w ~ N(0, D K_ρ D),    D = diag(standard errors)
+
+K_ρ[i, j] = .98 ρ^(|C_i − C_j| / gap), and 1 for i = j, where gap is the median distance of neighbouring
+evaluations: their errors are correlated in most runs, and a fit that takes them for independent gives
+intervals far too narrow. ρ = 0 has half of the prior; the other values share the rest. σ² has an inverse χ²
+prior where standard errors are given, else 1/σ². The extra variance of outliers and the error of R0 are
+independent. σ, R0 and A are integrated analytically (Student's t, 0 ≤ R0 ≤ A ≤ 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri, stdtr
+
+Array = NDArray[np.float64]
+
+CORRELATIONS = (0.4, 0.7, 0.85, 0.93, 0.97)  # ρ, of points a median gap apart
+CORRELATED_SHARE = 0.98  # of the variance, where there is correlation
+NOISE_PRIOR_POINTS = 3.0  # the reported standard errors count as much as this many points
+WIDE_SD = 1.0  # sd of A from which it is uniform enough within its bounds for the range of R0
+STRATA = 16  # equally likely parts of A's distribution, for the bounds on R0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Data:
+    """Points to fit, and what is known of R0: exact (`R0_se` 0), measured, or unknown (`R0` None)."""
+
+    compute: Array  # (n,) > 0, ascending
+    reward: Array  # (n,)
+    sd: Array  # (n,) standard errors, or equal numbers where they are unknown
+    sd_known: bool
+    R0: float | None
+    R0_se: float
+    R0_se_reported: bool = True  # False: R0 is as uncertain as the most certain point, known or not
+
+    def start_error(self, overdispersion: float) -> float:
+        """R0's error in the units of `sd`: a reported one is not scaled by how far the points scatter."""
+        if self.sd_known:
+            return self.R0_se / max(1.0, overdispersion)
+        return self.R0_se / overdispersion if self.R0_se_reported else self.R0_se
+
+    @property
+    def exact(self) -> bool:
+        """Whether R0 is a given number."""
+        return self.R0 is not None and self.R0_se == 0
+
+    @property
+    def lowest_A(self) -> float:
+        """The lowest ceiling: an exact R0, or 0."""
+        return float(self.R0 or 0) if self.exact else 0.0
+
+    def with_start(self, x: Array, start: float) -> Array:
+        """x, (n,), after the entry `start` for R0, if that is measured."""
+        return x if self.exact or self.R0 is None else np.concatenate([[start], x])
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """One correlation of the noise."""
+
+    whiten: Array  # W with W Σ Wᵀ = 1
+    log_prior: float  # log(prior / √|Σ|)
+
+    def plus(self, direction: Array) -> Noise:
+        """With the covariance Σ + h hᵀ: the curve has a further term x h, x ~ N(0, 1), in units of σ."""
+        u = self.whiten @ direction
+        q = float(u @ u)
+        shrink = (1 - 1 / math.sqrt(1 + q)) / max(q, 1e-300)
+        whiten = self.whiten - shrink * np.outer(u, u @ self.whiten)
+        return Noise(whiten, self.log_prior - 0.5 * math.log1p(q))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearFit:
+    """Least squares of R0 and A for every (B, C_mid): (cells,) each."""
+
+    R0: Array
+    A: Array
+    sse: Array  # whitened
+    determinant: Array  # of the normal equations' matrix
+    A_variance: Array  # over σ²
+    R0_variance: Array  # over σ², for a given A
+    R0_slope: Array  # dR0/dA at the least squares for a given A
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """The posterior of R0 and A on a grid of (B, C_mid) under one noise model: (cells,) each."""
+
+    fit: LinearFit  # its R0 and A are the means
+    log_weight: Array
+    A_sd: Array
+    A_low: Array  # quantiles of A's bounds under its unbounded t distribution
+    A_high: Array
+    R0_sd: Array  # for a given A
+    freedom: float
+
+
+def typical_gap(compute: Array) -> float:
+    """The median distance of two evaluations: ρ is the correlation of errors this far apart."""
+    gaps = np.diff(compute)
+    return float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
+
+
+def noise_models(data: Data, weight: Array, correlations: Sequence[float] = CORRELATIONS) -> list[Noise]:
+    """One without correlation, then one for each.
+
+    The extra variance of an outlier is independent of the other points. So is the error of a measured R0: it
+    is an evaluation of a model that has not been trained.
+    """
+    sd = data.sd
+    outlier_variance = np.diag(sd**2 * (1 / weight - 1))
+    gap = np.abs(np.subtract.outer(data.compute, data.compute)) / typical_gap(data.compute)
+    models = []
+    for rho in (0.0, *correlations):
+        correlation = np.eye(len(sd))
+        if rho:
+            correlation = CORRELATED_SHARE * rho**gap + (1 - CORRELATED_SHARE) * correlation
+        factor = np.linalg.cholesky(correlation * np.outer(sd, sd) + outlier_variance)
+        inverse = np.linalg.inv(factor)
+        if not data.exact and data.R0 is not None:
+            inverse = np.block([[np.array([[1 / data.R0_se]]), np.zeros((1, len(sd)))],
+                                [np.zeros((len(sd), 1)), inverse]])  # fmt: skip
+        prior = 0.5 if rho == 0 else 0.5 / len(correlations)
+        models.append(Noise(inverse, math.log(prior) - float(np.log(np.diag(factor)).sum())))
+    return models
+
+
+def linear_fit(data: Data, whiten: Array, s: Array) -> LinearFit:
+    """Weighted least squares of R0 and A for every row of s, (cells, n), in closed form.
+
+    With the whitened columns x_R0 = W (1 − s) and x_A = W s and the whitened rewards y = W R, the normal
+    equations are
+
+        [x_R0·x_R0  x_R0·x_A] [R0]   [x_R0·y]
+        [x_R0·x_A   x_A·x_A ] [A ] = [x_A·y ]        SSE = y·y − R0 (x_R0·y) − A (x_A·y)
+
+    If R0 is exact, only the row of A is left, with y less R0 x_R0.
+    """
+    x_A = s @ whiten.T
+    x_R0 = whiten.sum(1) - x_A
+    y = whiten @ data.with_start(data.reward, data.R0 or 0.0)
+    A_A = (x_A * x_A).sum(1)
+    if data.exact:
+        R0 = np.full(len(s), data.lowest_A)
+        y_less_R0 = y - R0[0] * x_R0
+        A_A, zero = np.maximum(A_A, 1e-300), 0 * A_A
+        A = (x_A * y_less_R0).sum(1) / A_A
+        sse = (y_less_R0 * y_less_R0).sum(1) - A * A * A_A
+        return LinearFit(R0, A, sse, A_A, 1 / A_A, R0_variance=zero, R0_slope=zero)
+    R0_R0, R0_A = (x_R0 * x_R0).sum(1), (x_R0 * x_A).sum(1)
+    R0_y, A_y = x_R0 @ y, x_A @ y
+    R0_R0 = np.maximum(R0_R0, 1e-300)
+    determinant = np.maximum(R0_R0 * A_A - R0_A * R0_A, 1e-12 * R0_R0 * A_A + 1e-300)  # columns can be alike
+    R0, A = (A_A * R0_y - R0_A * A_y) / determinant, (R0_R0 * A_y - R0_A * R0_y) / determinant
+    return LinearFit(
+        R0, A, y @ y - R0 * R0_y - A * A_y, determinant,
+        A_variance=R0_R0 / determinant, R0_variance=1 / R0_R0, R0_slope=-R0_A / R0_R0,
+    )  # fmt: skip
+
+
+def marginal(data: Data, noise: Noise, s: Array) -> Cells:
+    """The posterior of R0 and A for every row of s, and the row's weight, the marginal likelihood.
+
+    With σ² integrated out, A has a t distribution with ν degrees of freedom and the weight is
+
+        prior |Σ|^−½ |XᵀX|^−½ (ν₀ + SSE)^(−ν/2) P(A within bounds) P(0 ≤ R0 ≤ A),    ν = ν₀ + n − parameters
+
+    where ν₀ is NOISE_PRIOR_POINTS if the standard errors are reported, else 0. Without the last factor, a
+    cell in which the data do not determine R0 would gain from all the R0 out of bounds.
+    """
+    fit = linear_fit(data, noise.whiten, s)
+    prior_points = NOISE_PRIOR_POINTS if data.sd_known else 0.0
+    freedom = len(noise.whiten) - (1 if data.exact else 2) + prior_points
+    total = prior_points + np.maximum(fit.sse, 1e-12)
+    A_sd, R0_sd = np.sqrt(total / freedom * fit.A_variance), np.sqrt(total / freedom * fit.R0_variance)
+    floor = fit.R0 if data.exact else 0.0
+    low, high = (stdtr(freedom, np.clip((x - fit.A) / A_sd, -1e8, 1e8)) for x in (floor, 1.0))
+    log_weight = noise.log_prior - 0.5 * np.log(fit.determinant) - 0.5 * freedom * np.log(total)
+    log_weight = log_weight + np.log(np.maximum(high - low, 1e-300))
+    if not data.exact:
+        within = R0_within(fit.R0, fit.A, A_sd, low, high, fit.R0_slope, R0_sd)
+        log_weight = log_weight + np.log(np.maximum(within.mean(-1), 1e-300))
+    return Cells(fit, log_weight, A_sd, low, high, R0_sd, freedom)
+
+
+def R0_within(
+    R0: Array, A: Array, A_sd: Array, A_low: Array, A_high: Array, R0_slope: Array, R0_sd: Array
+) -> Array:
+    """(n, STRATA): probability that 0 ≤ R0 ≤ A in each of the equally likely parts of A's distribution."""
+    middle = (np.arange(STRATA) + 0.5) / STRATA
+    z = ndtri(np.clip(A_low[:, None] + (A_high - A_low)[:, None] * middle, 1e-12, 1 - 1e-12))
+    A_there = np.where(A_sd[:, None] > WIDE_SD, middle, A[:, None] + A_sd[:, None] * z)
+    mean, sd = R0[:, None] + R0_slope[:, None] * (A_there - A[:, None]), np.maximum(R0_sd, 1e-12)[:, None]
+    result: Array = np.maximum(ndtr((A_there - mean) / sd) - ndtr(-mean / sd), 0)
+    return result
