@@ -1,10 +1,11 @@
 """Is the curve a sigmoid at all? Checks that do not take the family for granted.
 
-The evidence of a family of curves is the probability of the data under it, averaged over its parameters (and
-over R0, A and the noise: marginal.py). Families with another fraction s(C) of the gain are compared with the
-sigmoid, and so is a sigmoid with something added: a second stage, or a change that sets in late. The errors
-may be correlated in each, so that noise which wanders is not taken for a misfit. The limits below were chosen
-by simulation: python -m bench.validation.shapes, and docs/validation.md.
+Families with another fraction s(C) of the gain are compared with the sigmoid, and so is a sigmoid with
+something added: a second stage, or a change that sets in late. Another shape is better if its most likely
+curve is far more likely than the most likely sigmoid. It is as good if its evidence is higher, the
+probability of the data averaged over the parameters: then it matters only where it ends elsewhere. The
+errors may be correlated in each (marginal.py), so that noise which wanders is not taken for a misfit. The
+limits below were chosen by simulation: python -m bench.validation.shapes, and docs/validation.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from trainer.scaling.marginal import Data, LinearFit, Noise, marginal, noise_models, typical_gap
+from trainer.scaling.marginal import (
+    NOISE_PRIOR_POINTS,
+    Data,
+    LinearFit,
+    Noise,
+    marginal,
+    noise_models,
+    typical_gap,
+)
 from trainer.scaling.posterior import Posterior, full_box, robust
 from trainer.scaling.sigmoid import Sigmoid, fraction_gained
 
@@ -27,11 +36,13 @@ LAST_LOW = 3  # up to so many last points can be far below the curve
 FAR_BELOW = 5.0  # in standard deviations of the other points from the curve
 LEAST_DROP = 0.03  # a smaller distance is not called a collapse
 
-MIN_CHECKED = 8  # points; with fewer the families cannot be told apart
+MIN_CHECKED = 8  # points; with fewer the families cannot be distinguished
+LEAST_SD = 1e-3  # of an evaluation: more precise ones are taken for as precise as this
 CORRELATIONS = (0.7, 0.93)  # ρ; more of them change nothing
-BETTER = 3.5  # log evidence of a family over the sigmoid's from which it is better: 33 times the probability
-AS_GOOD = 1.5  # ... from which it is as good: it matters if it ends elsewhere
-ADDED = 1.75  # ... from which something is added to the sigmoid
+BETTER = 4.0  # log likelihood of another family's best curve over the sigmoid's from which it is better
+SECOND_STAGE, CHANGED = 2.0, 3.5  # ... of a sigmoid with a second stage, or with a late change
+AS_GOOD = 1.5  # log evidence of a family over the sigmoid's from which it is as good, ...
+NO_WORSE = -1.5  # ... if its best curve is at least this likely
 AUTOCORRELATED = 0.9  # probability of correlated errors from which, as without standard errors, ...
 MARGIN = 1.25  # ... these limits are higher by this, because the noise itself is less certain
 LOGISTIC = "a logistic"  # seen to its end it is like a sigmoid, so that it must be better than one; but ...
@@ -41,7 +52,7 @@ STAGE_B, STAGE_SHARE = 2.0, 0.4  # of a second stage: efficiency, and sd of its 
 STAGES = 8  # places that are tried for it
 CHANGES, CHANGE_SHARE = (0.5, 0.6, 0.7, 0.8, 0.9), 0.15  # shares of the data after which a change sets in; sd
 KEEP = 8.0  # nats below the peak up to which the search for the peak is refined
-RESOLVED, MAX_ROUNDS = 0.2, 4  # share of the cells in that range at which it is fine enough
+RESOLVED, MAX_ROUNDS = 0.2, 5  # share of the cells in that range at which it is fine enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,8 @@ class Family:
 class Evidence:
     """What the data say of a family, and its most likely curve."""
 
-    log: float
+    log: float  # evidence
+    peak: float  # log likelihood of that curve, with σ integrated
     R0: float
     A: float
     parameters: tuple[float, ...]
@@ -100,28 +112,37 @@ def another_shape(data: Data, found: Posterior) -> str:
     if len(data.compute) < MIN_CHECKED:
         return ""
     weight, scale = robust(data)
-    data = replace(data, R0_se=data.start_error(scale))
+    margin = MARGIN if found.autocorrelated_prob > AUTOCORRELATED or not data.sd_known else 0.0
+    data, scale = _with_errors(data, scale)
     noises = noise_models(data, weight, CORRELATIONS)
     sigmoid = _sigmoids(data)
-    usual = evidence(data, noises, sigmoid).log
-    if found.autocorrelated_prob > AUTOCORRELATED or not data.sd_known:
-        usual += MARGIN
+    e = evidence(data, noises, sigmoid)
+    usual = replace(e, log=e.log + margin, peak=e.peak + margin)
     shapes = [*_other_families(data, noises, usual, found)]
-    shapes += _additions(data, noises, usual, sigmoid, max(scale, 1.0) if data.sd_known else scale)
+    shapes += _additions(data, noises, usual, sigmoid, scale)
     return max(shapes, default=(0.0, ""))[1]
 
 
+def _with_errors(data: Data, scale: float) -> tuple[Data, float]:
+    """The data with standard errors: the reported ones, else the residuals' size; and what is left of σ."""
+    R0_se = data.start_error(scale) if data.sd_known or data.exact else scale * data.start_error(scale)
+    sd, scale = (data.sd, max(scale, 1.0)) if data.sd_known else (data.sd * scale, 1.0)
+    R0_se = R0_se if data.exact else max(R0_se, LEAST_SD)
+    return replace(data, sd=np.maximum(sd, LEAST_SD), R0_se=R0_se, sd_known=True), scale
+
+
 def _other_families(
-    data: Data, noises: Sequence[Noise], usual: float, found: Posterior
+    data: Data, noises: Sequence[Noise], usual: Evidence, found: Posterior
 ) -> Iterator[tuple[float, str]]:
     """The evidence and description of each family that is better, or as good with another end."""
     last = float(data.compute[-1])
     low, high = np.quantile(found.draws.reward(AHEAD * last), [0.05, 0.95])
     for family in _families(data):
         e = evidence(data, noises, family)
-        better, as_good = e.log > usual + BETTER, e.log > usual + AS_GOOD
+        better, as_good = e.peak > usual.peak + BETTER, e.log > usual.log + AS_GOOD
+        as_good = as_good and e.peak > usual.peak + NO_WORSE
         if family.name == LOGISTIC:
-            as_good = e.log > usual and e.parameters[0] > LATE * last
+            as_good = e.log > usual.log and e.parameters[0] > LATE * last
         elsewhere = data.R0 is not None and not low <= float(e.reward(family, AHEAD * last)) <= high
         if better or (as_good and elsewhere):
             end = f"ends at {e.A:.2f}" if family.has_end else "has no ceiling"
@@ -130,28 +151,28 @@ def _other_families(
 
 
 def _additions(
-    data: Data, noises: Sequence[Noise], usual: float, sigmoid: Family, scale: float
+    data: Data, noises: Sequence[Noise], usual: Evidence, sigmoid: Family, scale: float
 ) -> Iterator[tuple[float, str]]:
     """The evidence and description of what is added to the sigmoid. `scale`: σ."""
     c, last = data.compute, float(data.compute[-1])
     rise = float(data.reward.max()) - (float(data.reward.min()) if data.R0 is None else data.R0)
     changes = [CHANGE_SHARE * np.clip((c / last - x) / (1 - x), 0, None) for x in CHANGES]
     stages = [STAGE_SHARE * fraction_gained(c, STAGE_B, x) for x in np.geomspace(c[0] / 4, last, STAGES)]
-    for added in (changes, stages):
+    for added, least in ((changes, CHANGED), (stages, SECOND_STAGE)):
         directions = [data.with_start(h * rise / scale, 0.0) for h in added]
         each = [evidence(data, [noise.plus(h) for noise in noises], sigmoid) for h in directions]
-        log = _sum([e.log for e in each]) - math.log(len(each))
-        if log > usual + ADDED:
-            k = int(np.argmax([e.log for e in each]))
-            if added is stages:
-                yield log, "the reward rises in two stages"
-                continue
-            down = (data.reward - each[k].reward(sigmoid, c)) @ changes[k] < 0
+        k = int(np.argmax([e.peak for e in each]))
+        if each[k].peak <= usual.peak + least:
+            continue
+        if added is stages:
+            yield each[k].log, "the reward rises in two stages"
+        else:
+            away = (data.reward - each[k].reward(sigmoid, c)) @ changes[k]
             part = f"the last {1 - CHANGES[k]:.0%} of the compute"
-            yield (
-                log,
-                f"in {part} the reward {'falls below' if down else 'rises above'} the sigmoid of the rest",
+            says = (
+                f"in {part} the reward {'falls below' if away < 0 else 'rises above'} the sigmoid of the rest"
             )
+            yield each[k].log, says
 
 
 def evidence(data: Data, noises: Sequence[Noise], family: Family) -> Evidence:
@@ -169,12 +190,14 @@ def evidence(data: Data, noises: Sequence[Noise], family: Family) -> Evidence:
         kept = kept.reshape(grid[0].shape)
         others = [tuple(j for j in range(len(axes)) if j != i) for i in range(len(axes))]
         axes = [axis.around(kept.any(other)) for axis, other in zip(axes, others, strict=True)]
-    model, k = np.unravel_index(int(log_weight.argmax()), log_weight.shape)
+    model, k = divmod(int(log_weight.argmax()), log_weight.shape[1])
     fit: LinearFit = cells[model].fit
     share = sum(math.log(a.length / b.length) for a, b in zip(axes, family.axes, strict=True))
-    log = _sum(log_weight.ravel()) - math.log(log_weight.shape[1]) + share
+    log = float(np.logaddexp.reduce(log_weight, axis=None)) - math.log(log_weight.shape[1]) + share
     A = float(np.clip(fit.A[k], data.lowest_A, 1))
-    return Evidence(log, float(fit.R0[k]), A, tuple(float(x[k, 0]) for x in theta))
+    sse = NOISE_PRIOR_POINTS + max(float(fit.sse[k]), 0.0)
+    peak = noises[model].log_prior - 0.5 * cells[model].freedom * math.log(sse)
+    return Evidence(log, peak, float(fit.R0[k]), A, tuple(float(x[k, 0]) for x in theta))
 
 
 def _sigmoids(data: Data) -> Family:
@@ -200,11 +223,6 @@ def _families(data: Data) -> tuple[Family, ...]:
         Family(LOGISTIC, logistic,
                (Axis(last / 20, 1.4 * last, 20, log=False), Axis(2 / last, 80 / last, 14))),
     )  # fmt: skip
-
-
-def _sum(log: Sequence[float] | Array) -> float:
-    """log Σ exp."""
-    return float(np.logaddexp.reduce(np.asarray(log)))
 
 
 def last_drop(data: Data, sigmoid: Sigmoid) -> float:
