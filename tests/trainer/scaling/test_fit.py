@@ -58,7 +58,7 @@ def test_up_to_8k_gpu_hours_the_ceiling_is_found_and_its_interval_covers() -> No
     assert 0.82 <= covered <= 0.99  # 90 % nominal, 100 runs
     ahead = float(PAPER.reward(16_000))
     assert np.mean([f.at_2x.low <= ahead <= f.at_2x.high for f in fits]) >= 0.82
-    assert np.mean([f.identified for f in fits]) >= 0.95
+    assert np.mean([f.identified for f in fits]) >= 0.9
 
 
 def test_up_to_4k_gpu_hours_the_ceiling_is_not_identified_and_it_says_so() -> None:
