@@ -68,7 +68,7 @@ def test_flags_that_are_gone_are_an_error(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["fit", str(table), *argv])
-    assert f"unrecognized arguments: {' '.join(argv)}" in capsys.readouterr().err
+    assert f"fit has no {' '.join(argv)}; see" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

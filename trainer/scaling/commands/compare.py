@@ -22,8 +22,7 @@ Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
 
 examples:
   python -m trainer.scaling compare ours=seed1.csv,seed2.csv baseline=seed3.csv --plot curves.svg
-  python -m trainer.scaling compare dapo=verl.jsonl@devices=64,reward=aime \\
-      grpo=prime.jsonl@devices=32 --same-metric
+  python -m trainer.scaling compare a=verl.jsonl@devices=64,reward=aime b=prime.jsonl@devices=32 --same-metric
 """
 
 
