@@ -193,13 +193,6 @@ def test_seeds_far_apart_make_no_two_recipes_equivalent() -> None:
     assert pair.A.high - pair.A.low > 0.15
 
 
-def test_runs_that_hardly_overlap_are_pooled_by_the_closed_form() -> None:
-    one, other = fits(Sigmoid(0.1, 0.4, 1, 500), range(1)), fits(Sigmoid(0.3, 0.9, 3, 5000), range(1))
-    recipe = compare_fits({"a": one + other}).recipes[0]
-    assert len(np.unique(recipe.draws.A)) > 1000
-    assert all(recipe.estimate(k).low < recipe.estimate(k).high for k in ("R0", "A", "B", "C_mid"))
-
-
 def test_a_fallen_seed_is_left_out_and_named() -> None:
     fallen = falling()
     found = compare_fits(

@@ -81,6 +81,14 @@ def test_runs_that_allow_any_ceiling_allow_any_together() -> None:
     assert 0.1 < recipe[:, 1].std() < 0.14 and abs(recipe[:, 1].mean() - 0.775) < 0.03
 
 
+def test_runs_that_do_not_overlap_are_pooled_by_the_closed_form() -> None:
+    sd = np.diag(np.square([0.004, 0.002, 0.01, 0.01]))
+    far = [normal([0.3, A, 0.6, 7.6], sd, i) for i, A in enumerate((0.5, 0.7))]
+    recipe, _ = pooled(far, (0.001, 0.01, 0.01))
+    assert len(np.unique(recipe[:, 1])) > 1000 and recipe[:, 1].mean() == pytest.approx(0.6, abs=1e-3)
+    assert recipe[:, 1].std() == pytest.approx((5e-6 / 2) ** 0.5, rel=0.05)  # (.002² + .001²) / 2
+
+
 def test_what_the_runs_say_of_their_spread_counts_once() -> None:
     fit_sd, ceilings = np.array([0.004, 0.002, 0.01, 0.01]), (0.600, 0.601, 0.602, 0.603, 0.600, 0.601, 0.602)
     runs = [normal([0.3, A, 0.6, 7.6], np.diag(fit_sd**2), i) for i, A in enumerate(ceilings)]
