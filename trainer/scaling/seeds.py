@@ -37,7 +37,7 @@ R0_SD = 1e-3  # of R0 over seeds, at least: none is expected, but a covariance m
 KERNELS = 400  # draws of a run from which its density is estimated
 SMOOTHING = 0.5  # times Silverman's bandwidth: the variance over seeds smooths, too
 PROPOSAL = 1.5  # times the covariance of the closed form
-MIN_EFFECTIVE = 100.0  # proposals, measured by the evenness of their weights; with fewer, the closed form
+MIN_EFFECTIVE = 200.0  # proposals, measured by the evenness of their weights; with fewer, the closed form
 
 
 @dataclass(frozen=True, slots=True, eq=False)

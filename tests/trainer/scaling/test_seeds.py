@@ -83,7 +83,7 @@ def test_runs_that_allow_any_ceiling_allow_any_together() -> None:
 
 def test_runs_that_do_not_overlap_are_pooled_by_the_closed_form() -> None:
     sd = np.diag(np.square([0.004, 0.002, 0.01, 0.01]))
-    far = [normal([0.3, A, 0.6, 7.6], sd, i) for i, A in enumerate((0.5, 0.7))]
+    far = [normal([0.3, A, 0.6, 7.6], sd, i) for i, A in enumerate((0.4, 0.8))]
     recipe, _ = pooled(far, (0.001, 0.01, 0.01))
     assert len(np.unique(recipe[:, 1])) > 1000 and recipe[:, 1].mean() == pytest.approx(0.6, abs=1e-3)
     assert recipe[:, 1].std() == pytest.approx((5e-6 / 2) ** 0.5, rel=0.05)  # (.002² + .001²) / 2
