@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from simulated import falling, simulated, write
 
-from trainer.scaling import Sigmoid, explain, fit
+from trainer.scaling import Sigmoid, fit
 from trainer.scaling.__main__ import main
-from trainer.scaling.fit import FLAGS
 from trainer.scaling.text import short_names
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
@@ -205,13 +204,22 @@ def test_b_and_c_mid_are_ranges_where_they_are_determined_and_the_ceiling_is_not
         assert re.search(r"efficiency  B     \d\.\d\d to \d\.\d\d\n", text)
 
 
-def test_a_fit_that_assumes_a_sigmoid_against_the_points_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FLAGS, "not-sigmoid", "another shape fits as well")
-    c = np.linspace(500, 12_000, 24)
-    found = fit(c, PAPER.reward(c) + 0.005 * np.cos(40 * c), R0=0.3)
-    text = " ".join(explain(replace(found, flags=("not-sigmoid",)), "h").split())
-    assert "All intervals assume a sigmoid." in text and "efficiency" not in text
-    assert "All intervals assume" not in explain(found, "h")
+def test_a_fit_that_assumes_a_sigmoid_against_the_points_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    c = np.linspace(0, 8000, 33)
+    capped = 0.3 + 0.3 * np.minimum(1, c / 3000) + np.random.default_rng(0).normal(0, 0.006, 33)
+    rows = "".join(f"{x},{r},0.006\n" for x, r in zip(c, capped, strict=True))
+    (tmp_path / "cap.csv").write_text(f"gpu_hours,acc,acc_se\n{rows}")
+    run = str(tmp_path / "cap.csv")
+    plan = ["plan", run, "--budgets", "2", "--evaluations", "5", "--runs", "5"]
+    for command in (["fit", run], ["predict", run, "--at", "20000"], plan):
+        assert main(command) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "hard cap describes the points better than a sigmoid" in text and "assume a sigmoid" in text
+        assert "efficiency" not in text
+    assert main(["fit", str(write_curve(tmp_path / "whole.csv"))]) == 0
+    assert "intervals assume" not in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_unknown_option_names_the_command_and_its_help(
