@@ -60,7 +60,7 @@ def measure(rounds: int, grid: PaperGrid | None = None) -> dict[str, Any]:
         "fit": lambda: fit_curve(curve),
         f"fit and {RESAMPLES:,} bootstraps": fit_and_bootstrap,
         "profile likelihood": lambda: profile(curve),
-        "four families": lambda: compare_families(curve),
+        "five families": lambda: compare_families(curve),
         "the paper's grid": lambda: paper_fit(compute, reward, R0.value, grid),
     }
     times = {name: _timed(call, rounds) for name, call in cases.items()}

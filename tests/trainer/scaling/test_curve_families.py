@@ -14,12 +14,14 @@ from scipy.optimize import differential_evolution
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.alternatives.families import (
+    Exponential,
     FamilyCurve,
     FamilyFit,
     Logistic,
     LogPower,
     PowerLaw,
     compare_families,
+    fit_exponential,
     fit_log_power,
     fit_logistic,
     fit_power_law,
@@ -34,9 +36,12 @@ LAWS: list[FamilyCurve] = [
     Logistic(0.2, 0.7, 6e-4, 4000),
     PowerLaw(0.8, 20.0, 0.5),
     LogPower(0.12, 0.6),
+    Exponential(0.3, 0.61, 3000),
 ]
-FITS: list[Callable[[Data], FamilyCurve]] = [fit_sigmoid, fit_logistic, fit_power_law, fit_log_power]
-NAMES = ["sigmoid", "logistic", "power law", "log-power"]
+FITS: list[Callable[[Data], FamilyCurve]] = [
+    fit_sigmoid, fit_logistic, fit_power_law, fit_log_power, fit_exponential,
+]  # fmt: skip
+NAMES = ["sigmoid", "logistic", "power law", "log-power", "exponential"]
 COMPUTE = np.arange(1000, 16001, 600.0)
 
 
@@ -78,6 +83,10 @@ BRUTE: dict[str, tuple[Callable[[np.ndarray], FamilyCurve], list[tuple[float, fl
     ),
     "power law": (lambda x: PowerLaw(x[0], x[1] * 1000 ** x[2], x[2]), [(0, 1), (0, 5), (0.005, 10)]),
     "log-power": (lambda x: LogPower(*x), [(0.005, 10), (-3, 30)]),
+    "exponential": (
+        lambda x: Exponential(x[0] * x[1], x[1], np.exp(x[2])),
+        [(0, 1), (0, 1), (math.log(100), math.log(160_000))],
+    ),
 }
 
 
@@ -109,7 +118,7 @@ def test_the_power_law_runs_to_1_over_the_whole_range_and_misses_the_ceiling_ove
 
 @pytest.mark.parametrize(("law", "name"), list(zip(LAWS, NAMES, strict=True)), ids=NAMES)
 def test_each_family_fits_its_own_points_best(law: FamilyCurve, name: str) -> None:
-    R0 = law.R0 if isinstance(law, Sigmoid) else None
+    R0 = law.R0 if isinstance(law, Sigmoid | Exponential) else None
     table = compare_families(curve(law, sd=0.002, R0=R0))
     assert [f.family for f in table] == NAMES
     assert min(table, key=lambda f: f.aicc if f.aicc is not None else math.inf).family == name
@@ -146,6 +155,15 @@ def test_the_unit_of_compute_changes_nothing() -> None:
             assert other.held_out == pytest.approx(one.held_out, abs=1e-5)
 
 
+def test_a_known_start_is_where_the_logistic_begins_and_counts_as_no_parameter() -> None:
+    law = Logistic(0.2, 0.7, 6e-4, 4000)
+    for R0 in (EvalPoint(0, 0.0, 0.22, 0.005), 0.22):
+        made = compare_families(Curve("made", "h", curve(law).points, R0))[1]
+        assert isinstance(made.curve, Logistic) and made.curve.L == 0.22 and made.parameters == 3
+    free = compare_families(curve(law))[1]
+    assert isinstance(free.curve, Logistic) and abs(free.curve.L - 0.2) < 1e-4 and free.parameters == 4
+
+
 def test_points_with_smaller_errors_have_more_weight() -> None:
     points = list(curve(LAWS[3]).points)
     points[4] = EvalPoint(4, points[4].compute, points[4].pass_rate + 0.1, 0.5)
@@ -155,7 +173,8 @@ def test_points_with_smaller_errors_have_more_weight() -> None:
 
 def test_what_few_points_cannot_tell_is_none_and_fewer_are_an_error() -> None:
     few = compare_families(curve(LAWS[3], COMPUTE[:6], sd=0.01))
-    assert [f.aicc is None for f in few] == [True, True, False, False]  # 5, 5, 4 and 3 numbers, 6 points
+    unknown = [f.aicc is None for f in few]
+    assert unknown == [True, True, False, False, False]  # 5, 5, 4, 3 and 4 numbers, 6 points
     assert all(f.held_out is None for f in few)
     json.dumps([asdict(f) for f in few], allow_nan=False)
     assert isinstance(few[0], FamilyFit)

@@ -24,8 +24,26 @@ ROUNDS, STARTS = 8, 4  # of the search for the least squares
 
 
 @dataclass(frozen=True, slots=True)
+class Exponential:
+    """R(C) = A − (A − R0) exp(−C / τ): an exponential approach to a ceiling."""
+
+    R0: float
+    A: float
+    tau: float  # compute in which the distance from A falls to 1/e
+
+    def reward(self, compute: ArrayLike) -> Array:
+        """R(C)."""
+        result: Array = self.R0 - (self.A - self.R0) * np.expm1(-np.asarray(compute, np.float64) / self.tau)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
 class Logistic:
-    """R(C) = L + (U − L) / (1 + exp(−k (C − c))): logistic in linear compute."""
+    """R(C) = L + (U − L) / (1 + exp(−k (C − c))): logistic in linear compute.
+
+    As its author has it, L is the score before training: where R0 is known, L is R0, and at compute 0 the
+    curve is a little above it.
+    """
 
     L: float  # limit at the left, at negative compute
     U: float  # ceiling
@@ -66,7 +84,7 @@ class LogPower:
         return result
 
 
-FamilyCurve = Sigmoid | Logistic | PowerLaw | LogPower
+FamilyCurve = Sigmoid | Exponential | Logistic | PowerLaw | LogPower
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +112,16 @@ def fit_sigmoid(data: Data) -> Sigmoid:
     return Sigmoid(low, high, math.exp(log_B), math.exp(log_C))
 
 
+def fit_exponential(data: Data) -> Exponential:
+    """The exponential approach; R0 is the reported value, or else fitted."""
+    c, low = data.compute, (0.0, 1.0) if data.R0 is None else (data.R0, data.R0)
+    axis = np.linspace(math.log(c[0] / 10), math.log(c[-1] * 10), 200)
+    R0, A, log_tau = _least_squares(data, lambda c, t: -np.expm1(-c / np.exp(t)), [axis], low=low)
+    return Exponential(R0, A, math.exp(log_tau))
+
+
 def fit_logistic(data: Data) -> Logistic:
-    """The logistic with 0 ≤ L ≤ U ≤ 1; it ignores R0."""
+    """The logistic with 0 ≤ L ≤ U ≤ 1; L is R0 where that is known."""
     c = data.compute
     span = float(c[-1] - c[0])
     gap = max(float(np.diff(c).min()), 1e-6 * span)
@@ -103,8 +129,9 @@ def fit_logistic(data: Data) -> Logistic:
     before, after = c[0] - span * np.linspace(1, 0.1, 10), c[-1] + span * np.linspace(0.1, 2, 20)
     middle = np.unique(np.concatenate([before, np.quantile(c, np.linspace(0, 1, 81)), after]))
     low, high, log_k, mid = _least_squares(
-        data, lambda c, k, m: expit(np.exp(k) * (c - m)), [steepness, middle]
-    )
+        data, lambda c, k, m: expit(np.exp(k) * (c - m)), [steepness, middle],
+        low=(0.0, 1.0) if data.R0 is None else (data.R0, data.R0),
+    )  # fmt: skip
     return Logistic(low, high, math.exp(log_k), mid)
 
 
@@ -186,7 +213,9 @@ def _least_squares(
 def compare_families(curve: Curve) -> tuple[FamilyFit, ...]:
     """The sigmoid, then the others, all with the same points, weights and least squares.
 
-    Only the sigmoid uses R0. AICc counts the fitted parameters, R0 only if it is unknown.
+    The sigmoid, the exponential and the logistic start at R0; the power laws ignore it. AICc takes errors to
+    be independent and counts the fitted parameters, R0 only if it is unknown. What describes a run better is
+    said by the flag not-sigmoid, which allows for correlated errors; this table is for the errors ahead.
     """
     data = averaged(checked(curve))
     if len(data.compute) < MIN_POINTS:
@@ -195,9 +224,10 @@ def compare_families(curve: Curve) -> tuple[FamilyFit, ...]:
         )
     families: dict[str, tuple[Callable[[Data], FamilyCurve], int]] = {
         "sigmoid": (fit_sigmoid, 4 if data.R0 is None else 3),
-        "logistic": (fit_logistic, 4),
+        "logistic": (fit_logistic, 4 if data.R0 is None else 3),
         "power law": (fit_power_law, 3),
         "log-power": (fit_log_power, 2),
+        "exponential": (fit_exponential, 3 if data.R0 is None else 2),
     }
     return tuple(_family(name, fit, count, data) for name, (fit, count) in families.items())
 

@@ -62,7 +62,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--paper-spacing", choices=("linear", "log"), default="linear",
         help="spacing of the grid of C_mid (default: %(default)s)",
     )  # fmt: skip
-    text = "compare the sigmoid with a logistic, a power law and log-power"
+    text = "compare the sigmoid with an exponential, a logistic and power laws: how well each predicts"
     add("--families", action="store_true", help=text)
     text = f"with {MANY} runs or more: everything about each, instead of a table"
     command.add_argument("--details", action="store_true", help=text)
@@ -187,12 +187,13 @@ def _paper_json(found: PaperFit, curve: Curve) -> dict[str, Any]:
 def _explain_families(families: Sequence[FamilyFit]) -> str:
     best = min((f.aicc for f in families if f.aicc is not None), default=math.nan)
     rows = [
-        "Families of curves (ahead: median error in the second half, predicted from the first):",
-        f"  {'':10} {'SSE':>8} {'ΔAICc':>8} {'ahead':>7}  parameters",
+        "Families of curves. Ahead: median error in the second half, predicted from the first.",
+        "ΔAICc takes errors to be independent. The logistic's L is R0, where that is known.",
+        f"  {'':11} {'ahead':>7} {'ΔAICc':>8} {'SSE':>8}  parameters",
     ]
-    for f in families:
+    for f in sorted(families, key=lambda f: math.inf if f.held_out is None else f.held_out):
         aicc = "–" if f.aicc is None else f"+{f.aicc - best:.1f}"
         ahead = "–" if f.held_out is None else f"{f.held_out:.4f}"
         numbers = ", ".join(f"{k} {v:.4g}" for k, v in asdict(f.curve).items())
-        rows.append(f"  {f.family:10} {f.sse:8.2g} {aicc:>8} {ahead:>7}  {numbers}")
+        rows.append(f"  {f.family:11} {ahead:>7} {aicc:>8} {f.sse:8.2g}  {numbers}")
     return "\n".join(rows)
