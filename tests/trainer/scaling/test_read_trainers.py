@@ -61,6 +61,10 @@ def write_events(folder: Path, rows: Sequence[tuple[int, float, Mapping[str, flo
     return folder
 
 
+def rename_events(folder: Path, suffix: str, name: str) -> None:
+    next(folder.glob(f"*{suffix}")).rename(folder / f"events.out.tfevents.{name}")
+
+
 def trl_history(evaluate: bool = True) -> list[dict[str, Any]]:
     """A finished GRPO run: 30 steps logged every 5, evaluated every 10, and transformers' last row."""
     rows: list[dict[str, Any]] = []
@@ -146,6 +150,8 @@ def test_in_a_resumed_tensorboard_run_the_later_steps_count_and_the_pause_does_n
     write_events(tmp_path, rows(0, 20, start, 0.125), ".1")
     twice = [(40, start + 31_501, {"eval/reward": 0.25 + 38 / 256} | end)]  # the last evaluation, again
     write_events(tmp_path, [*rows(15, 40, start + 30_000, 0.25), *twice], ".2")
+    rename_events(tmp_path, ".1", "1760000000.host.7.9.0")  # start, host, process, and the writers it has made
+    rename_events(tmp_path, ".2", "1760000000.host.7.10.0")
     reading = reading_of(tmp_path, "--devices", 60)  # a step is one GPU-hour
     assert [p.compute for p in reading.curve.points] == pytest.approx([8, 16, 24, 32, 40], abs=0.05)
     assert pairs(reading.curve)[1][1] == 0.25 + 16 / 256  # not 0.125 + 16 / 256

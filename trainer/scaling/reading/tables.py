@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -71,8 +72,13 @@ def _event_runs(path: Path) -> dict[str, list[Row]]:
         if offline := next(path.rglob("*.wandb"), None):
             raise ConfigError(f"{offline} {OFFLINE}")
         raise ConfigError(f"{path} holds no {METRICS}, {TRAINER_STATE} or TensorBoard events; {EXPECTED}")
-    runs = {str(f.relative_to(path)): _events(sorted(f.glob("*tfevents*"))) for f in folders}
+    runs = {str(f.relative_to(path)): _events(sorted(f.glob("*tfevents*"), key=_numbers)) for f in folders}
     return runs if len(runs) > 1 else {"": next(iter(runs.values()))}
+
+
+def _numbers(file: Path) -> list[tuple[int, str]]:
+    """The name of a file, with its numbers (the time of its start, a counter) in order of their value."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", file.name)]
 
 
 def _events(files: list[Path]) -> list[Row]:
