@@ -348,6 +348,7 @@ class Controller:
     def _report(self, done: StepDone, minibatch: Minibatch, stats: dict[str, float], waited: float) -> None:
         groups = minibatch.groups
         progress = {"train/solved_share": self.sampler.solved_share, "train/epoch": groups[-1].epoch}
+        progress["train/rollout_tokens"] = 0 if minibatch.epoch else rollout_tokens(minibatch.generated)
         progress |= task_metrics(groups, minibatch.aside, self.config.mixture)
         self.emit("step", {"step": done.version, "train/wait_s": waited} | progress | stats | done.metrics)
         for group in groups[: self.config.logging.samples_per_step]:
@@ -363,6 +364,11 @@ class Controller:
                 await main
         for task in done:
             task.result()
+
+
+def rollout_tokens(groups: Sequence[Group]) -> int:
+    """What the engine computes: each group's prompt once, and all completions."""
+    return sum(len(g.prompt.token_ids) + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
 
 
 def _due(step: int, every: int) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from trainer.cli import to_yaml
 from trainer.config import Config
 from trainer.jsonl import read_lines, write_atomic
+from trainer.launcher.flops import step_flops
 from trainer.launcher.ledger import Compute, Ledger
 from trainer.launcher.metrics import MetricsWriter
 from trainer.launcher.placement import Devices
@@ -37,12 +38,14 @@ class Recorder:
         carried = json.loads((self.run_dir / "ledger.json").read_text()) if resumed else None
         self.ledger = Ledger(devices.held(), devices.unit, self.start, carried)
         self.points: list[EvalPoint] = []
+        self._flops = 0.0
         if resume_version is not None:
             self._reload_metrics(resume_version)
         self.metrics = MetricsWriter(self.run_dir, config)
         self._forecast = forecast(self.points, 0.0, None) if self.points else None
         self._limit = config.pipeline.max_compute or math.inf
-        self._versions: dict[int, tuple[float, Compute]] = {}  # when made, and compute until then
+        self._parameters = 0  # of the policy, once the learner is ready
+        self._versions: dict[int, tuple[float, Compute, float]] = {}  # when made; compute, FLOPs until then
         self._last_counters: dict[str, tuple[float, float]] = {}  # engine -> tokens, busy seconds
         self._tokens_per_s: dict[str, float] = {}  # by engine
 
@@ -65,9 +68,11 @@ class Recorder:
                 write_atomic(self.run_dir / "config.yaml", to_yaml(self.config))
                 self.view.phase("training")
             case Event(kind="step"):
-                self._versions[message.data["step"]] = message.time, self.ledger.compute(message.time)
+                compute = self.ledger.compute(message.time)
+                self._flops += step_flops(self._parameters, self.config.objective, message.data)
+                self._versions[message.data["step"]] = message.time, compute, self._flops
                 self._write_line(message.data)
-                spent = self._versions[message.data["step"]][1].total >= self._limit
+                spent = compute.total >= self._limit
             case Event(kind="eval"):
                 self._record_evaluation(message)
             case Event(kind="sample"):
@@ -79,7 +84,7 @@ class Recorder:
                 if message.data["ended_by"]:
                     record_end(self.run_dir, message.data["ended_by"], self.config.pipeline.max_compute)
             case Event(kind="ready"):
-                pass
+                self._parameters = message.data["learner"]["parameters"]
             case Event():
                 self.view.log(_sentence(message))
         if time.monotonic() - self._ledger_written >= LEDGER_EVERY_S:
@@ -101,6 +106,7 @@ class Recorder:
             if "eval/pass_rate" in row:
                 rate, error = row["eval/pass_rate"], row["eval/pass_rate_se"]
                 self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error))
+            self._flops = max(self._flops, row.get("compute/flops", 0.0))
             self.view.update(row, resumed=True)
 
     def _update_rate(self, role: str, tokens: float, busy_s: float) -> None:
@@ -114,10 +120,11 @@ class Recorder:
 
     def _write_line(self, data: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl: the event's numbers, and the compute when its version was made."""
-        made_at, compute = self._versions[data["step"]]
+        made_at, compute, flops = self._versions[data["step"]]
         line = dict(data) | {
             "time": made_at - self.start,
             **{f"compute/{kind}": hours for kind, hours in asdict(compute).items()},
+            "compute/flops": flops,
             "engine/tokens_per_s": sum(self._tokens_per_s.values()),
         }
         idle = self.ledger.idle_shares()
@@ -132,7 +139,7 @@ class Recorder:
         data = {k: v for k, v in event.data.items() if k != "step"}
         step = event.data["step"]
         if step == 0:
-            self._versions[0] = event.time, replace(self.ledger.compute(event.time), total=0.0)
+            self._versions[0] = event.time, replace(self.ledger.compute(event.time), total=0.0), 0.0
         compute = self._versions[step][1].total
         self.points.append(EvalPoint(step, compute, data["pass_rate"], data["pass_rate_se"]))
         line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}

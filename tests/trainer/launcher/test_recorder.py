@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Config, LoggingConfig, PipelineConfig
+from trainer.config import Config, KLConfig, LoggingConfig, ObjectiveConfig, PipelineConfig
 from trainer.jsonl import read_lines
+from trainer.launcher.flops import step_flops
 from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
 from trainer.launcher.terminal import make_view
@@ -23,6 +24,11 @@ from trainer.scaling import Sigmoid
 CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorboard=False))
 
 
+def step_event(step: int, at: float, rollouts: int = 100, trained: int = 50) -> Event:
+    tokens = {"train/rollout_tokens": rollouts, "learner/input_tokens": trained}
+    return Event("step", at, {"step": step, **tokens})
+
+
 def make(run_dir: Path, resume_version: int | None = None) -> Recorder:
     config = replace(CONFIG, run_dir=str(run_dir))
     devices = assign(config, (), len(os.sched_getaffinity(0)))
@@ -31,10 +37,10 @@ def make(run_dir: Path, resume_version: int | None = None) -> Recorder:
 
 def test_the_rate_of_an_engine_that_was_started_again_counts_from_0(tmp_path: Path) -> None:
     one = make(tmp_path)
-    one.handle("learner", Event("step", one.start, {"step": 1}))
+    one.handle("learner", step_event(1, one.start))
     for tokens, busy_s in ((1000, 2.0), (1600, 3.0), (300, 1.0)):
         one.handle("engine", Event("engine", one.start, {"tokens": tokens, "busy_s": busy_s}))
-        one.handle("learner", Event("step", one.start, {"step": 1}))
+        one.handle("learner", step_event(1, one.start))
     rates = [row["engine/tokens_per_s"] for row in read_lines(tmp_path / "metrics.jsonl")]
     assert rates == [0, 500, 600, 300]
 
@@ -49,7 +55,7 @@ def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recor
     for step, at in enumerate((start + 4, start + 9, start + 11), 1):
         for role in ("engine", "learner"):
             assert not one.handle(role, Spans(role, (("generate", start, at),)))
-        spent.append(one.handle("controller", Event("step", at, {"step": step})))
+        spent.append(one.handle("controller", step_event(step, at)))
     assert spent == [False, False, True]  # after 8, 18 and 22 core-seconds
     result = {"step": 3, "pass_rate": 0.5, "pass_rate_se": 0.1}
     one.handle("controller", Event("eval", start + 12, result))
@@ -69,19 +75,42 @@ def test_the_compute_of_an_evaluation_is_that_when_its_weights_were_made(tmp_pat
     one.handle("controller", Event("training_begins", start, {}))
     for role, state in (("engine", "generate"), ("learner", "forward_backward")):
         one.handle(role, Spans(role, ((state, start, start + 7),)))
-    one.handle("controller", Event("step", start + 7, {"step": 1}))
+    one.handle("controller", step_event(1, start + 7))
     for i in range(1000):  # a long evaluation of version 1, and a step beside it
         at = start + 7 + i / 100
         one.handle(
             "engine", Spans("engine", (("generate", at, at + 0.005), ("evaluate", at + 0.005, at + 0.01)))
         )
     one.handle("learner", Spans("learner", (("forward_backward", start + 7, start + 17),)))
-    one.handle("controller", Event("step", start + 17, {"step": 2}))
+    one.handle("controller", step_event(2, start + 17))
     one.handle("controller", Event("eval", start + 18, {"step": 1} | result))
-    first, _, _, last = list(read_lines(tmp_path / "metrics.jsonl"))
+    first, one_made, _, last = list(read_lines(tmp_path / "metrics.jsonl"))
+    assert first["compute/flops"] == 0 and last["compute/flops"] == one_made["compute/flops"]
     assert [p.compute * 3600 for p in one.points] == pytest.approx([0, 14 * cores])
     assert (first["compute/total"], last["compute/total"] * 3600) == pytest.approx((0, 14 * cores))
     assert last["time"] == pytest.approx(7)
+
+
+def test_the_flops_of_the_steps_add_up_and_a_resumed_run_goes_on_from_them(tmp_path: Path) -> None:
+    tokens = {"train/rollout_tokens": 1000, "learner/input_tokens": 500}
+    plain = ObjectiveConfig()
+    assert step_flops(10, plain, tokens) == 10 * (2 * 1000 + 6 * 500)
+    with_reference = replace(plain, kl=KLConfig(coefficient=0.1))
+    assert step_flops(10, with_reference, tokens) == 10 * (2 * (1000 + 500) + 6 * 500)
+    second_epoch = {"train/rollout_tokens": 0, "learner/input_tokens": 500}
+    assert step_flops(10, with_reference, second_epoch) == 10 * 6 * 500
+
+    def steps(one: Recorder, *numbers: int) -> None:
+        one.handle("controller", Event("ready", one.start, {"learner": {"parameters": 10}}))
+        for step in numbers:
+            one.handle("controller", step_event(step, one.start))
+        one.close()
+
+    steps(make(tmp_path), 1, 2, 3)
+    steps(make(tmp_path, resume_version=2), 3)
+    each = 10 * (2 * 100 + 6 * 50)
+    found = [row["compute/flops"] for row in read_lines(tmp_path / "metrics.jsonl")]
+    assert found == [each, 2 * each, 3 * each]
 
 
 @pytest.mark.parametrize(("version", "steps"), [(2, [0, 1, 2, 2]), (0, [])])
@@ -111,7 +140,7 @@ def test_each_evaluation_comes_with_its_prediction_and_a_forecast_of_the_runs_en
         at = one.start + 30 * step
         for role in one.ledger.devices:
             one.handle(role, Spans(role, (("idle", at - 30, at),)))
-        one.handle("controller", Event("step", at, {"step": step}))
+        one.handle("controller", step_event(step, at))
         rate = float(law.reward(one.ledger.compute(at).total))
         one.handle(
             "controller", Event("eval", at + 1, {"step": step, "pass_rate": rate, "pass_rate_se": 0.01})

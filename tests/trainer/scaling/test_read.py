@@ -95,6 +95,7 @@ def test_a_run_of_ours_is_read_in_the_unit_of_its_ledger(tmp_path: Path) -> None
     rows = [{"step": 0, "compute/total": 0.0, "eval/pass_rate": 0.1, "eval/pass_rate_se": 0.02}]
     rows += [{"step": 5, "compute/total": 0.5, "train/reward": -0.4}]
     rows += [{"step": 10, "compute/total": 1.0, "eval/pass_rate": 0.3, "eval/pass_rate_se": 0.03}]
+    rows = [row | {"compute/flops": 1e12 * row["step"]} for row in rows]
     write_jsonl(tmp_path / "metrics.jsonl", rows)
     (tmp_path / "ledger.json").write_text('{"unit": "core-hours"}')
     write_events(tmp_path / "tensorboard", [(10, 1e9, {"compute/total": 1, "eval/pass_rate": 0.5})], False)
@@ -105,6 +106,8 @@ def test_a_run_of_ours_is_read_in_the_unit_of_its_ledger(tmp_path: Path) -> None
     assert curve_at(tmp_path / "metrics.jsonl").unit == "core-hours"
     assert curve_at(tmp_path / "tensorboard").unit == "core-hours"
     assert curve_at(tmp_path, "--compute-column", "step").unit == "steps"
+    in_flops = curve_at(tmp_path, "--compute-column", "flops")
+    assert (in_flops.unit, in_flops.points[0].compute) == ("FLOPs", 1e13)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,9 @@ def test_in_a_resumed_tensorboard_run_the_later_steps_count_and_the_pause_does_n
     write_events(tmp_path, rows(0, 20, start, 0.125), ".1")
     twice = [(40, start + 31_501, {"eval/reward": 0.25 + 38 / 256} | end)]  # the last evaluation, again
     write_events(tmp_path, [*rows(15, 40, start + 30_000, 0.25), *twice], ".2")
-    rename_events(tmp_path, ".1", "1760000000.host.7.9.0")  # start, host, process, and the writers it has made
+    rename_events(
+        tmp_path, ".1", "1760000000.host.7.9.0"
+    )  # start, host, process, and the writers it has made
     rename_events(tmp_path, ".2", "1760000000.host.7.10.0")
     reading = reading_of(tmp_path, "--devices", 60)  # a step is one GPU-hour
     assert [p.compute for p in reading.curve.points] == pytest.approx([8, 16, 24, 32, 40], abs=0.05)

@@ -24,6 +24,7 @@ STEPS = (
 )  # fmt: skip
 COMPUTE = (  # with the unit
     (r"compute/total", "compute/total"),  # of our runs: the ledger has its unit
+    (r"compute/flops", "FLOPs"),
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?gpu[_ -]?(?:hours?|hrs?|h)", "GPU-hours"),
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?(?:core|cpu)[_ -]?(?:hours?|hrs?|h)", "core-hours"),
     (r"(?:.+/)?(?:(?:total|train|cum|cumulative)[_ -])?(?:flops?|flos)", "FLOPs"),

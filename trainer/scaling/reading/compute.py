@@ -72,7 +72,7 @@ def compute_of(
         source = f"{step!r} × {args.gpu_hours_per_step:g} GPU-hours"
         return Compute(run.steps * args.gpu_hours_per_step, args.unit or "GPU-hours", source)
     best = _best(run, step, columns, has_reward, args)
-    ledger_unit = _ledger_unit(path) if best.source.startswith("'compute/") else None
+    ledger_unit = _ledger_unit(path) if best.source.startswith("'compute/") and best.unit != "FLOPs" else None
     return replace(best, unit=args.unit or ledger_unit or best.unit)
 
 

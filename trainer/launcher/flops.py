@@ -1,0 +1,25 @@
+"""The floating-point operations of an optimizer step, from its numbers of tokens.
+
+    C = 2 N · (tokens of the rollouts + tokens scored) + 6 N · tokens trained on
+
+with N parameters, as Kaplan et al. count them (arXiv 2001.08361, §2.1): attention over the context, which is
+little for short contexts, is left out. So are evaluations, as in the ledger's C. Unlike device-hours, this
+measure of compute is the same on every machine, busy or not, but it does not see time that is lost.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config import ObjectiveConfig
+
+
+def step_flops(parameters: int, objective: ObjectiveConfig, metrics: Mapping[str, Any]) -> float:
+    """Of one step with these metrics. A critic counts as another network of the policy's size.
+
+    In an epoch after the first, whose tokens were generated and scored before, `train/rollout_tokens` is 0.
+    """
+    rollouts, trained = metrics["train/rollout_tokens"], metrics["learner/input_tokens"]
+    networks = 1 + objective.has_critic
+    models = objective.needs_logprobs + (objective.kl.coefficient > 0) + objective.has_critic
+    scored = trained * models if rollouts and objective.needs_scores else 0.0
+    return float(parameters * (2 * (rollouts + scored) + 6 * networks * trained))
