@@ -28,7 +28,7 @@ Shape = Callable[[Array], Array]  # R(C)
 SEED = 15
 LAST, EVALUATIONS, NOISE = 6_000.0, 24, 0.006
 AHEAD = 4.0  # times the data
-SAYS_SO = {"not-sigmoid", "falling", "last-point-low"}
+SAYS_SO = {"not-sigmoid", "other-shape", "falling", "last-point-low"}
 
 
 def _ends(rng: np.random.Generator) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from trainer.jsonl import nan_to_null
 from trainer.scaling.arrays import Columns, evaluated
 from trainer.scaling.marginal import Data
 from trainer.scaling.posterior import B_RANGE, Draws, Posterior, posterior
-from trainer.scaling.shape import another_shape, last_drop
+from trainer.scaling.shape import OtherShape, another_shape, last_drop
 from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 
 Array = NDArray[np.float64]
@@ -40,7 +40,8 @@ FLAGS = {
     "A-at-bound": "a ceiling of 1, the highest possible, fits the data as well",
     "C_mid-beyond-data": "half of the rise is beyond the data, or in the last point alone",
     "falling": "the reward has fallen from its peak, which a sigmoid cannot describe",
-    "not-sigmoid": "another shape describes the points better than a sigmoid, or as well with another end",
+    "not-sigmoid": "another shape describes the points better than a sigmoid",
+    "other-shape": "another shape describes the points as well as a sigmoid, with another end",
     "wide": "the interval of A is wider than a fifth of the rise from R0, or than 0.10",
     "last-point-low": "the last evaluation is far below the curve: a collapse, or a bad evaluation",
     "poor-fit": "a fifth of the points are outliers, or the curve explains less than a fifth of the variance",
@@ -101,7 +102,7 @@ class Fit:
     @property
     def predictable(self) -> bool:
         """Whether the curve may be carried beyond the data, if only as an interval."""
-        return self.draws is not None and "falling" not in self.flags
+        return self.draws is not None and not {"falling", "flat"} & set(self.flags)
 
     @property
     def reasons(self) -> str:
@@ -173,7 +174,7 @@ def fit_curve(
     curve: Curve,
     confidence: float = 0.9,
     within: float | None = None,
-    check_shape: bool = True,  # False: it is known to be a sigmoid, and the flag not-sigmoid is never raised
+    check_shape: bool = True,  # False: it is known to be a sigmoid, and neither not-sigmoid nor other-shape is raised
 ) -> Fit:
     """Fit a curve. ConfigError as `fit`, after the curve's name."""
     try:
@@ -303,11 +304,11 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any], check_shape: bo
     wide = is_wide(A, A.value - R0.value, facts["within"])
     drop = last_drop(data, sigmoid)
     flags = _flags(data, A, B, C_mid.value, wide, drop, _is_poor(data, found))
-    shape = another_shape(data, found) if check_shape and NO_CURVE.isdisjoint(flags) else ""
+    shape = another_shape(data, found) if check_shape and NO_CURVE.isdisjoint(flags) else None
     return Fit(
         A, B, C_mid, R0, at_2x, at_10x,
         band=tuple((x, value, low, high) for x, value, low, high in band.tolist()),
-        flags=("not-sigmoid", *flags) if shape else flags,
+        flags=(_shape_flag(shape), *flags) if shape else flags,
         details=_details(A, A.value - R0.value, facts["within"], drop, shape),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         overdispersion=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
@@ -332,14 +333,20 @@ def _is_poor(data: Data, found: Posterior) -> bool:
     return float(((r - predicted) ** 2).sum()) > (1 - MIN_R2) * float(((r - r.mean()) ** 2).sum())
 
 
-def _details(A: Estimate, rise: float, within: float | None, drop: float, shape: str) -> dict[str, str]:
+def _shape_flag(shape: OtherShape) -> str:
+    return "not-sigmoid" if shape.better else "other-shape"
+
+
+def _details(
+    A: Estimate, rise: float, within: float | None, drop: float, shape: OtherShape | None
+) -> dict[str, str]:
     limit = f"a fifth of the rise from R0 ({MAX_INTERVAL_SHARE * rise:.3f})"
     if MAX_INTERVAL_SHARE * rise > MAX_INTERVAL:
         limit = f"{MAX_INTERVAL:.2f}"
     wide = f"the interval of A is {A.high - A.low:.3f} wide, which is more than {limit}"
     if within:
         wide = f"the interval of A reaches further than {within:g} from its value"
-    texts = {"not-sigmoid": shape} if shape else {}
+    texts = {_shape_flag(shape): shape.text} if shape else {}
     if is_wide(A, rise, within):
         texts["wide"] = wide
     if drop:

@@ -107,10 +107,18 @@ class Evidence:
         return np.minimum(self.R0 + (self.A - self.R0) * s, 1)
 
 
-def another_shape(data: Data, found: Posterior) -> str:
-    """Which shape describes the points better than a sigmoid, or as well with another end; empty: none."""
+@dataclass(frozen=True, slots=True)
+class OtherShape:
+    """A shape that describes the points better than a sigmoid, or as well, with another end."""
+
+    text: str
+    better: bool
+
+
+def another_shape(data: Data, found: Posterior) -> OtherShape | None:
+    """The likeliest other shape, one that is better before all that are as good; None: there is none."""
     if len(data.compute) < MIN_CHECKED:
-        return ""
+        return None
     weight, scale = robust(data)
     margin = MARGIN if found.autocorrelated_prob > AUTOCORRELATED or not data.sd_known else 0.0
     data, scale = _with_errors(data, scale)
@@ -120,7 +128,7 @@ def another_shape(data: Data, found: Posterior) -> str:
     usual = replace(e, log=e.log + margin, peak=e.peak + margin)
     shapes = [*_other_families(data, noises, usual, found)]
     shapes += _additions(data, noises, usual, sigmoid, scale)
-    return max(shapes, default=(0.0, ""))[1]
+    return max(shapes, key=lambda found: (found[1].better, found[0]), default=(0.0, None))[1]
 
 
 def _with_errors(data: Data, scale: float) -> tuple[Data, float]:
@@ -133,7 +141,7 @@ def _with_errors(data: Data, scale: float) -> tuple[Data, float]:
 
 def _other_families(
     data: Data, noises: Sequence[Noise], usual: Evidence, found: Posterior
-) -> Iterator[tuple[float, str]]:
+) -> Iterator[tuple[float, OtherShape]]:
     """The evidence and description of each family that is better, or as good with another end."""
     last = float(data.compute[-1])
     low, high = np.quantile(found.draws.reward(AHEAD * last), [0.05, 0.95])
@@ -147,12 +155,13 @@ def _other_families(
         if better or (as_good and elsewhere):
             end = f"ends at {e.A:.2f}" if family.has_end else "has no ceiling"
             compared = "better than" if better else "as well as"
-            yield e.log, f"{family.name} describes the points {compared} a sigmoid and {end}"
+            text = f"{family.name} describes the points {compared} a sigmoid and {end}"
+            yield e.log, OtherShape(text, better)
 
 
 def _additions(
     data: Data, noises: Sequence[Noise], usual: Evidence, sigmoid: Family, scale: float
-) -> Iterator[tuple[float, str]]:
+) -> Iterator[tuple[float, OtherShape]]:
     """The evidence and description of what is added to the sigmoid. `scale`: σ."""
     c, last = data.compute, float(data.compute[-1])
     rise = float(data.reward.max()) - (float(data.reward.min()) if data.R0 is None else data.R0)
@@ -165,14 +174,14 @@ def _additions(
         if each[k].peak <= usual.peak + least:
             continue
         if added is stages:
-            yield each[k].log, "the reward rises in two stages"
+            yield each[k].log, OtherShape("the reward rises in two stages", better=True)
         else:
             away = (data.reward - each[k].reward(sigmoid, c)) @ changes[k]
             part = f"the last {1 - CHANGES[k]:.0%} of the compute"
             says = (
                 f"in {part} the reward {'falls below' if away < 0 else 'rises above'} the sigmoid of the rest"
             )
-            yield each[k].log, says
+            yield each[k].log, OtherShape(says, better=True)
 
 
 def evidence(data: Data, noises: Sequence[Noise], family: Family) -> Evidence:

@@ -48,7 +48,8 @@ def why_not(fit: Fit) -> str:
         text += " Evaluate the last checkpoint again."
     if set(fit.flags) - HARMLESS <= TOO_SHORT:
         text += " Train longer."
-    return f"{text} All intervals assume a sigmoid." if "not-sigmoid" in fit.flags else text
+    assumes = not {"not-sigmoid", "other-shape"}.isdisjoint(fit.flags)
+    return f"{text} All intervals assume a sigmoid." if assumes else text
 
 
 def assumption(fit: Fit) -> str:

@@ -187,8 +187,8 @@ def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
         f"Pilot: {fit.points} evaluations up to {amount(fit.compute_range[1])} {curve.unit}, A {A}, noise "
         f"{prospect.noise:.2g} per evaluation."
     )
-    if "not-sigmoid" in fit.flags:
-        text += f" The simulations assume a sigmoid, but {fit.describe('not-sigmoid')}."
+    for flag in {"not-sigmoid", "other-shape"}.intersection(fit.flags):
+        text += f" The simulations assume a sigmoid, but {fit.describe(flag)}."
     if prospect.correlation_length and not is_known(fit, args.within):
         text += " The errors of neighbouring points are correlated, also in the simulations."
     text += _relative(args.within, fit.A.value - fit.R0.value)

@@ -18,6 +18,7 @@ NEEDED = {  # what an unidentified ceiling needs, by flag; any other: a longer r
     "last-point-low": "Evaluate the last checkpoint again.",
     "poor-fit": "Look at the points: a sigmoid does not describe them.",
     "not-sigmoid": "Look at the points: a sigmoid may not describe them.",
+    "other-shape": "A longer run will tell the two shapes apart.",
 }
 LONGER = "The command plan, given this run, shows how much longer it must be."
 
