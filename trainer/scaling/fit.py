@@ -174,7 +174,7 @@ def fit_curve(
     curve: Curve,
     confidence: float = 0.9,
     within: float | None = None,
-    check_shape: bool = True,  # False: it is known to be a sigmoid, and neither not-sigmoid nor other-shape is raised
+    check_shape: bool = True,  # False: it is known to be a sigmoid, and no other shape is tried
 ) -> Fit:
     """Fit a curve. ConfigError as `fit`, after the curve's name."""
     try:

@@ -18,11 +18,7 @@ MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin betw
 STOP_PROBABILITY = 0.1  # of that gain, below which the recommendation is to stop
 END_TOLERANCE = 1e-9  # relative distance to the end that is only rounding
 BACKTEST_SHARE = 0.5  # of the compute
-DOUBTS = {
-    "not-sigmoid",
-    "other-shape",
-    "last-point-low",
-}  # flags of a fit on which no recommendation is based
+DOUBTS = {"not-sigmoid", "other-shape", "last-point-low"}  # flags that forbid a recommendation
 
 Recommendation = Literal["investigate", "stop", "continue", "none"]
 
