@@ -13,7 +13,7 @@ from trainer.launcher.advice import advise_run
 from trainer.launcher.ledger import Ledger
 from trainer.launcher.terminal_plot import clock
 from trainer.scaling import EvalPoint, Fit, curve_of, explain, plot_curve
-from trainer.scaling.forecast import backtest
+from trainer.scaling.backtest import backtest
 from trainer.scaling.report import write_report
 from trainer.scaling.text import describe_backtest
 

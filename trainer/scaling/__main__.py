@@ -17,6 +17,7 @@ COMMANDS = {  # the module of each command is imported only to run it or to show
     "compare": "do recipes differ in ceiling, efficiency or midpoint, and which is best at which budget",
     "predict": "the reward at a budget and the budget for a reward, also in money",
     "plan": "how long a pilot must be, and how often evaluated, to identify the ceiling",
+    "backtest": "were finished runs forecast rightly from their first 10, 25 and 50 %% of compute",
     "report": "one HTML page for one or many runs, complete in itself; pictures for papers",
 }
 EXAMPLES = """\

@@ -2,7 +2,7 @@
 
 Each evaluation is compared with the interval that the earlier ones predicted for it. Two in a row outside of
 it on the same side, or one by more than twice the interval, raise an alarm: something in the training has
-changed, and the sigmoid no longer describes the run. A backtest asks the same of a finished run, once.
+changed, and the sigmoid no longer describes the run. backtest.py asks the same of finished runs.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from trainer.scaling.fit import EQUAL_ERROR, MIN_POINTS, Estimate, Fit, estimate, fit_curve, fit_run
-from trainer.scaling.sigmoid import Curve, EvalPoint
+from trainer.scaling.fit import EQUAL_ERROR, Estimate, Fit, estimate, fit_run
+from trainer.scaling.sigmoid import EvalPoint
 
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
 STOP_PROBABILITY = 0.1  # of that gain, below which the recommendation is to stop
 END_TOLERANCE = 1e-9  # relative distance to the end that is only rounding
-BACKTEST_SHARE = 0.5  # of the compute
 DOUBTS = {"not-sigmoid", "other-shape", "last-point-low"}  # flags that forbid a recommendation
 
 Recommendation = Literal["investigate", "stop", "continue", "none"]
@@ -72,7 +71,7 @@ def forecast(points: Sequence[EvalPoint], end: float, before: Forecast | None) -
     fit, point = fit_run(points), points[-1]
     predicted, missed, far_off = None, 0, False
     if before is not None and before.fit.draws is not None and point.compute > 0:
-        predicted = predict_evaluation(before.fit, replace(point, pass_rate_se=_last_error(points)))
+        predicted = predict_evaluation(before.fit, replace(point, pass_rate_se=last_error(points)))
         side = int(point.pass_rate > predicted.high) - int(point.pass_rate < predicted.low)
         missed = side + (before.missed if side * before.missed > 0 else 0)
         reach = predicted.high - predicted.value if side > 0 else predicted.value - predicted.low
@@ -85,7 +84,7 @@ def forecast(points: Sequence[EvalPoint], end: float, before: Forecast | None) -
     return Forecast(fit, predicted, missed, far_off, fit.at(end), gain, probability)
 
 
-def _last_error(points: Sequence[EvalPoint]) -> float:
+def last_error(points: Sequence[EvalPoint]) -> float:
     """The last point's error as the fit takes it: that of the most certain point if it is 0 or unknown."""
     reported = [p.pass_rate_se for p in points if p.compute > 0 and p.pass_rate_se > 0]
     return points[-1].pass_rate_se or min(reported, default=EQUAL_ERROR)
@@ -115,27 +114,3 @@ def describe_recommendation(now: Forecast, unit: str, remaining: float) -> str:
     if now.recommendation == "stop":
         return f"consider stopping: the remaining {remaining:.3g} {unit} will probably gain only {gain}"
     return f"continue: the remaining {remaining:.3g} {unit} will probably gain {gain}"
-
-
-@dataclass(frozen=True, slots=True)
-class Backtest:
-    """The end of a run as predicted from its evaluations up to `seen`, and as measured."""
-
-    seen: float  # compute
-    end: float  # compute
-    predicted: Estimate  # the last evaluation, its noise included
-    measured: float  # the last evaluation
-    measured_se: float  # 0: unknown
-    identified: bool  # whether the evaluations up to `seen` identified the ceiling
-
-
-def backtest(curve: Curve, confidence: float = 0.9, within: float | None = None) -> Backtest | None:
-    """Predict the end of a run from the first half of its compute; None: too few points for a fit."""
-    last = curve.points[-1] if curve.points else None
-    first = tuple(p for p in curve.points if last and p.compute <= BACKTEST_SHARE * last.compute)
-    if last is None or len(first) < MIN_POINTS:
-        return None
-    fit = fit_curve(replace(curve, points=first), confidence, within)
-    seen = first[-1].compute
-    at_end = predict_evaluation(fit, replace(last, pass_rate_se=_last_error(curve.points)))
-    return Backtest(seen, last.compute, at_end, last.pass_rate, last.pass_rate_se, fit.identified)

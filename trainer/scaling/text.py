@@ -5,8 +5,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.scaling.backtest import Backtest
 from trainer.scaling.fit import FLAGS, HARMLESS, Estimate, Fit
-from trainer.scaling.forecast import Backtest
 from trainer.scaling.reading.read import Reading
 
 WIDTH = 79
@@ -124,9 +124,9 @@ def _notes(fit: Fit) -> list[str]:
 
 def describe_backtest(test: Backtest | None, unit: str) -> str:
     """For a terminal; empty if there was no test."""
-    if test is None:
+    if test is None or not test.predictable:
         return ""
-    inside = test.predicted.low <= test.measured <= test.predicted.high
+    end, inside = test.end, test.end.inside
     outcome = "inside the interval: the first half predicted the end."
     if not test.identified:
         outcome = "inside the interval, which confirms little where the ceiling is not identified."
@@ -138,8 +138,8 @@ def describe_backtest(test: Backtest | None, unit: str) -> str:
     return paragraph(
         f"Backtest: a fit of the first {amount(test.seen)} {unit} alone (ceiling "
         f"{'' if test.identified else 'not '}identified) predicts "
-        f"{interval(test.predicted, '.3f', test.identified)} for the last evaluation; measured: "
-        f"{test.measured:.3f}, {outcome}"
+        f"{interval(end.predicted, '.3f', test.identified)} for the last evaluation; measured: "
+        f"{end.measured:.3f}, {outcome}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from trainer.scaling import EvalPoint, Sigmoid, curve_of
 from trainer.scaling.__main__ import main
-from trainer.scaling.forecast import backtest
+from trainer.scaling.backtest import Backtest, backtest, summarize
 from trainer.scaling.text import describe_backtest
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
@@ -34,8 +35,8 @@ def test_a_run_that_follows_the_curve_ends_as_its_first_half_predicts() -> None:
         noise = np.random.default_rng(seed).normal(0, 0.01, 30)
         found = backtest(curve_of("", "h", points(LAW.reward(AT) + noise)))
         assert found is not None and found.seen == pytest.approx(0.15)
-        hits.append(found.predicted.low <= float(LAW.reward(0.3)) <= found.predicted.high)
-        assert abs(found.measured - found.predicted.value) < 0.06
+        hits.append(found.end.predicted.low <= float(LAW.reward(0.3)) <= found.end.predicted.high)
+        assert abs(found.end.error) < 0.06
     assert sum(hits) >= 6
 
 
@@ -43,8 +44,8 @@ def test_the_second_half_does_not_change_the_prediction() -> None:
     curve = points(LAW.reward(AT))
     other = [*curve[:-10], *(EvalPoint(p.step, p.compute, 0.2, 0.01) for p in curve[-10:])]
     one, two = backtest(curve_of("", "h", curve)), backtest(curve_of("", "h", other))
-    assert one is not None and two is not None and one.predicted == two.predicted
-    assert two.measured == 0.2 and two.measured - two.predicted.value < -0.6
+    assert one is not None and two is not None and one.end.predicted == two.end.predicted
+    assert two.end.measured == 0.2 and two.end.error < -0.6
 
 
 def test_too_few_points_in_the_first_half_give_no_backtest() -> None:
@@ -75,5 +76,58 @@ def test_fit_prints_and_writes_the_backtest(tmp_path: Path, capsys: pytest.Captu
     assert "Backtest: a fit of the first 0.15 core-hours alone (ceiling identified) predicts" in " ".join(
         capsys.readouterr().out.split()
     )
-    assert found["backtest"]["measured"] == pytest.approx(float(LAW.reward(0.3)), abs=1e-4)
-    assert found["backtest"]["predicted"]["value"] == pytest.approx(found["backtest"]["measured"], abs=0.01)
+    assert found["backtest"]["end"]["measured"] == pytest.approx(float(LAW.reward(0.3)), abs=1e-4)
+    assert found["backtest"]["end"]["predicted"]["value"] == pytest.approx(float(LAW.reward(0.3)), abs=0.01)
+
+
+def write_runs(folder: Path, laws: dict[str, Sigmoid]) -> list[str]:
+    at = np.array((0.0, *AT))
+    for name, law in laws.items():
+        rows = [f"{c},{r:.6f},.001" for c, r in zip(at, law.reward(at), strict=True)]
+        (folder / name).write_text("\n".join(["gpu_hours,pass_rate,pass_rate_se", *rows]))
+    return [str(folder / name) for name in laws]
+
+
+def test_the_command_forecasts_the_last_quarter_of_each_run_from_a_share_or_an_amount(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    laws = {"a.csv": LAW, "b.csv": Sigmoid(0.2, 0.7, 1.8, 0.04)}
+    runs, out = write_runs(tmp_path, laws), tmp_path / "test.json"
+    assert main(["backtest", *runs, "--fit-until", "50%", "0.2", "10%", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert list(found) == ["50%", "0.2", "10%"]
+    a = found["50%"]["runs"][runs[0]]
+    assert (a["seen"], a["points"]) == (pytest.approx(0.15), 15)
+    assert found["0.2"]["runs"][runs[0]]["seen"] == pytest.approx(0.2)
+    assert [s["compute"] for s in a["last_quarter"]] == pytest.approx([c for c in AT if c >= 0.225])
+    for scored in a["last_quarter"]:
+        assert scored["measured"] == pytest.approx(float(LAW.reward(scored["compute"])), abs=1e-5)
+    assert found["10%"]["runs"] == dict.fromkeys(runs) and found["10%"]["summary"]["forecast"] == 0
+    assert found["50%"]["summary"]["error"] < 0.005 and found["50%"]["summary"]["held"] == 1
+    assert "2 of 2" in capsys.readouterr().out
+
+
+def test_the_errors_of_several_runs_are_summarized() -> None:
+    test = backtest(curve_of("", "h", points(LAW.reward(AT))))
+    assert test is not None
+    predicted = replace(test.end.predicted, value=0.9, low=0.84, high=0.93)
+
+    def with_error(error: float) -> Backtest:
+        end = replace(test.end, predicted=predicted, measured=0.9 + error)
+        return replace(test, end=end, last_quarter=(end, replace(end, measured=0.9 - error)))
+
+    found = summarize([*map(with_error, (0.01, -0.02, 0.05)), None, replace(test, predictable=False)])
+    assert (found.runs, found.forecast) == (5, 3)
+    assert (found.error, found.bias) == (pytest.approx(0.02), pytest.approx(0.01))
+    assert (found.quarter_error, found.width) == (pytest.approx(0.02), pytest.approx(0.09))
+    assert found.held == pytest.approx(2 / 3)
+    assert found.quarter_held == pytest.approx((1 + 1 + 0.5) / 3)
+
+
+@pytest.mark.parametrize("until", ["0", "-5%", "100%", "half", "inf"])
+def test_a_place_that_does_not_exist_is_refused(
+    until: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = write_runs(tmp_path, {"a.csv": LAW})
+    assert main(["backtest", run, f"--fit-until={until}"]) == 2
+    assert f"--fit-until {until}: expected a share such as 25%" in capsys.readouterr().err

@@ -11,8 +11,8 @@ from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve
 from trainer.scaling.alternatives.families import FamilyFit, compare_families
 from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
+from trainer.scaling.backtest import backtest
 from trainer.scaling.commands import add_fit_arguments, as_typed, check_outputs, write_json
-from trainer.scaling.forecast import backtest
 from trainer.scaling.plot import Named, plot_curves, reward_title
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
 from trainer.scaling.text import (
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
             texts, content = [_explain_paper(paper, curve.unit)], _paper_json(paper, curve)
         else:
             fit = _fit(curve, args)
-            test = backtest(curve, args.confidence, args.within)
+            test = backtest(curve, None, args.confidence, args.within)
             texts = [explain(fit, curve.unit), *([describe_backtest(test, curve.unit)] if test else [])]
             content = fit.to_json() | {"backtest": test and asdict(test)}
             drawn.append((label, curve, fit))

@@ -1,0 +1,115 @@
+"""The forecast test: fit a finished run up to an earlier compute, and compare the forecast with what came.
+
+What is forecast is evaluations, so an interval holds the noise of one besides the doubt of the fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainer.scaling.fit import MIN_POINTS, Estimate, fit_curve
+from trainer.scaling.forecast import last_error, predict_evaluation
+from trainer.scaling.sigmoid import Curve
+
+HALF = 0.5  # of the compute, up to which `fit` and a run's summary test themselves
+LAST_PART = 0.75  # of the compute, beyond which all evaluations are forecast
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """An evaluation: as predicted and as measured."""
+
+    compute: float
+    predicted: Estimate  # its noise included
+    measured: float
+    measured_se: float  # 0: unknown
+
+    @property
+    def error(self) -> float:
+        """Measured less predicted."""
+        return self.measured - self.predicted.value
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval holds what was measured."""
+        return self.predicted.low <= self.measured <= self.predicted.high
+
+
+@dataclass(frozen=True, slots=True)
+class Backtest:
+    """A run forecast from its evaluations up to `seen`."""
+
+    seen: float  # compute
+    points: int  # evaluations up to there, R0 not counted
+    end: Scored  # the last evaluation
+    last_quarter: tuple[Scored, ...]  # of the compute, the end included
+    identified: bool  # whether the evaluations up to `seen` identified the ceiling
+    predictable: bool  # False: the reward had not risen or had fallen, and a forecast would not be shown
+    flags: tuple[str, ...]  # of the fit
+
+
+def backtest(
+    curve: Curve,
+    until: float | None = None,  # compute up to which the run is fitted; None: half of it
+    confidence: float = 0.9,
+    within: float | None = None,
+) -> Backtest | None:
+    """Forecast the last quarter of a run from its beginning; None: there are too few points for a fit."""
+    if not curve.points:
+        return None
+    last = curve.points[-1].compute
+    limit = HALF * last if until is None else until
+    first = tuple(p for p in curve.points if p.compute <= limit)
+    later = [p for p in curve.points[len(first) :] if p.compute >= LAST_PART * last]
+    if len(first) < MIN_POINTS or not later:
+        return None
+    fit = fit_curve(replace(curve, points=first), confidence, within)
+    known = last_error(curve.points)
+    scored = tuple(
+        Scored(
+            p.compute, predict_evaluation(fit, replace(p, pass_rate_se=p.pass_rate_se or known)),
+            p.pass_rate, p.pass_rate_se,
+        )
+        for p in later
+    )  # fmt: skip
+    return Backtest(
+        first[-1].compute, len(first), scored[-1], scored, fit.identified, fit.predictable, fit.flags
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How well the ends of several runs were forecast. NaN where none was."""
+
+    runs: int
+    forecast: int  # of these; the others were too short, flat or falling
+    identified: int  # ceilings
+    error: float  # median |measured − predicted| of the end
+    bias: float  # median of measured − predicted: above 0, forecasts were too low
+    held: float  # share of the intervals of the end that hold what was measured
+    width: float  # median, of these intervals
+    quarter_error: float  # median over runs, of the mean |error| in the last quarter
+    quarter_held: float  # mean over runs, of the share held there
+
+
+def summarize(tests: Sequence[Backtest | None]) -> Summary:
+    """Over runs that were all fitted up to the same share of their compute."""
+    shown = [test for test in tests if test is not None and test.predictable]
+
+    def over_runs(values: Sequence[float], mean: bool = False) -> float:
+        return float((np.mean if mean else np.median)(values)) if shown else float("nan")
+
+    ends = [test.end for test in shown]
+    quarters = [test.last_quarter for test in shown]
+    return Summary(
+        runs=len(tests),
+        forecast=len(shown),
+        identified=sum(test.identified for test in shown),
+        error=over_runs([abs(end.error) for end in ends]),
+        bias=over_runs([end.error for end in ends]),
+        held=over_runs([end.inside for end in ends], mean=True),
+        width=over_runs([end.predicted.high - end.predicted.low for end in ends]),
+        quarter_error=over_runs([float(np.mean([abs(s.error) for s in q])) for q in quarters]),
+        quarter_held=over_runs([float(np.mean([s.inside for s in q])) for q in quarters], mean=True),
+    )

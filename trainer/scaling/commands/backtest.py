@@ -1,0 +1,117 @@
+"""`backtest`: were finished runs forecast rightly from their beginnings?"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from trainer.config import ConfigError
+from trainer.scaling.backtest import Backtest, backtest, summarize
+from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
+from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
+from trainer.scaling.text import amount, interval, paragraph, short_names, sources, table
+
+SHARES = ("10%", "25%", "50%")
+EXAMPLES = """\
+examples:
+  python -m trainer.scaling backtest run-*.csv
+  python -m trainer.scaling backtest scalerl.csv --fit-until 8000 --details    the paper: up to 8k, then 16k
+"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Which runs, up to where they are fitted, and where to write the result."""
+    add_input_arguments(command)
+    add_fit_arguments(command)
+    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
+    command.add_argument(
+        "--fit-until", nargs="+", default=SHARES, metavar="UNTIL",
+        help="fit each run up to this share of its compute, such as 25%%, or up to this compute (default: "
+        f"{' '.join(SHARES).replace('%', '%%')}); the last quarter of the run is forecast",
+    )  # fmt: skip
+    command.add_argument("--details", action="store_true", help="a row for each run, too")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print a row for each --fit-until."""
+    check_outputs(args.json)
+    limits = {text: _limit(text) for text in args.fit_until}
+    readings = read_inputs(args)
+    tests = {
+        text: [_test(reading, value, is_share, args) for reading in readings]
+        for text, (value, is_share) in limits.items()
+    }
+    if args.json:
+        names = [reading.curve.name for reading in readings]
+        content = {
+            until: {
+                "summary": asdict(summarize(found)),
+                "runs": {n: test and asdict(test) for n, test in zip(names, found, strict=True)},
+            }
+            for until, found in tests.items()
+        }
+        write_json(args.json, content)
+    print(describe(readings, tests, args))
+
+
+def _limit(text: str) -> tuple[float, bool]:
+    """The number, and whether it is a share of the run's compute."""
+    try:
+        value, is_share = float(text.removesuffix("%")), text.endswith("%")
+    except ValueError:
+        value, is_share = 0.0, False
+    if not 0 < value < (100 if is_share else float("inf")):
+        raise ConfigError(
+            f"--fit-until {text}: expected a share such as 25%, or an amount of compute above 0"
+        )
+    return value, is_share
+
+
+def _test(reading: Reading, value: float, is_share: bool, args: argparse.Namespace) -> Backtest | None:
+    points = reading.curve.points
+    until = value / 100 * points[-1].compute if is_share and points else value
+    return backtest(reading.curve, until, args.confidence, args.within)
+
+
+def describe(
+    readings: Sequence[Reading], tests: dict[str, list[Backtest | None]], args: argparse.Namespace
+) -> str:
+    """For a terminal."""
+    level = f"{args.confidence:.0%}"
+    rows: list[tuple[str, ...]] = [
+        ("until", "forecast", "identified", "error", "bias", f"{level} holds", "width", "last quarter")
+    ]
+    for until, found in tests.items():
+        s = summarize(found)
+        cells = ("–",) * 5
+        if s.forecast:
+            quarter = f"{s.quarter_error:.3f}, {s.quarter_held:.0%}"
+            cells = (f"{s.error:.3f}", f"{s.bias:+.3f}", f"{s.held:.0%}", f"{s.width:.3f}", quarter)
+        rows.append((until, f"{s.forecast} of {s.runs}", str(s.identified), *cells))
+    about = (
+        "The forecast of the last evaluation and what was measured, over runs: median |error|, median of "
+        f"measured − predicted (bias), share of the {level} intervals that hold it, their median width. Last "
+        "quarter: the mean |error| of its evaluations, median over runs, and the share that is held. A "
+        "run with fewer than 5 evaluations up to there, not yet risen, or fallen, has no forecast."
+    )
+    parts = ["\n".join(table(rows)), paragraph(about, "")]
+    if args.details:
+        parts += [_details(until, readings, found) for until, found in tests.items()]
+    return "\n\n".join([*parts, sources(readings)])
+
+
+def _details(until: str, readings: Sequence[Reading], tests: Sequence[Backtest | None]) -> str:
+    names = short_names([reading.curve.name for reading in readings])
+    rows: list[tuple[str, ...]] = [(f"until {until}", "seen", "points", "predicted", "measured", "error")]
+    for name, test in zip(names, tests, strict=True):
+        if test is None:
+            rows.append((name, "–", "too few", "", "", ""))
+        elif not test.predictable:
+            rows.append((name, amount(test.seen), str(test.points), "no forecast", "", ""))
+        else:
+            end, missed = test.end, "" if test.end.inside else " *"
+            predicted = interval(end.predicted, ".3f").replace(" to ", "–")
+            cells = (predicted, f"{end.measured:.3f}", f"{end.error:+.3f}{missed}")
+            rows.append((name, amount(test.seen), str(test.points), *cells))
+    return "\n".join([*table(rows), "(* outside the interval)"])
