@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
 from trainer.scaling.arrays import Columns, evaluated
+from trainer.scaling.average import Average, average
 from trainer.scaling.marginal import Data
 from trainer.scaling.posterior import B_RANGE, Draws, Posterior, posterior
 from trainer.scaling.shape import OtherShape, another_shape, last_drop
@@ -74,7 +75,7 @@ class Fit:
     B: Estimate
     C_mid: Estimate
     R0: Estimate
-    at_2x: Estimate  # reward at twice the last compute, and below at ten times
+    at_2x: Estimate  # forecast of the reward at twice the last compute, and below at ten times
     at_10x: Estimate
     band: tuple[tuple[float, float, float, float], ...] = field(repr=False)  # (compute, value, low, high)
     flags: tuple[str, ...]
@@ -92,7 +93,9 @@ class Fit:
     data_hash: str
     within: float | None  # how far A's interval may reach from its value; None: in relation to the rise
     details: dict[str, str]  # what a flag means for this fit, where FLAGS says less
+    sigmoid_prob: float = math.nan  # of the laws over which forecasts are averaged, that of the sigmoid
     draws: Draws | None = field(default=None, repr=False, compare=False)  # None: too few points
+    forecasts: Average | None = field(default=None, repr=False, compare=False)  # None: the same
 
     @property
     def identified(self) -> bool:
@@ -126,23 +129,24 @@ class Fit:
         return Sigmoid(self.R0.value, self.A.value, self.B.value, self.C_mid.value)
 
     def at(self, compute: float) -> Estimate:
-        """The reward at a compute, without the noise of an evaluation."""
-        return estimate(float(self.sigmoid.reward(compute)), self._draws.reward(compute), self.confidence)
+        """The reward at a compute, averaged over laws, without the noise of an evaluation."""
+        return median(self.forecast.reward(compute), self.confidence)
 
     def compute_for(self, reward: float) -> Estimate:
-        """The compute at which the sigmoid reaches a reward; infinite if it never does."""
-        return estimate(self.sigmoid.compute_for(reward), self._draws.compute_for(reward), self.confidence)
+        """The compute at which the run reaches a reward; infinite if it never does."""
+        return median(self.forecast.compute_for(reward), self.confidence)
 
     @property
-    def _draws(self) -> Draws:
-        if self.draws is None:
+    def forecast(self) -> Average:
+        """Equally likely curves. ConfigError: too few points."""
+        if self.forecasts is None:
             raise ConfigError(f"the fit has {self.points} points beyond R0; expected at least {MIN_POINTS}")
-        return self.draws
+        return self.forecasts
 
     def to_json(self) -> dict[str, Any]:
         """As valid JSON, the answer first and the band last, without the draws."""
-        content = {"identified": self.identified} | asdict(replace(self, draws=None))
-        del content["draws"]
+        content = {"identified": self.identified} | asdict(replace(self, draws=None, forecasts=None))
+        del content["draws"], content["forecasts"]
         if not self.predictable:  # what lies beyond the data would be a forecast
             measured = [row for row in self.band if row[0] <= self.compute_range[1]]
             content |= {"at_2x": None, "at_10x": None, "band": measured}
@@ -154,6 +158,11 @@ def estimate(value: float, draws: Array, confidence: float) -> Estimate:
     tail = (1 - confidence) / 2
     low, high = (float(x) for x in np.quantile(draws, [tail, 1 - tail], method="inverted_cdf"))
     return Estimate(value, min(low, value), max(high, value))
+
+
+def median(draws: Array, confidence: float) -> Estimate:
+    """The median and the interval of draws, of which some can be infinite."""
+    return estimate(float(np.quantile(draws, 0.5, method="inverted_cdf")), draws, confidence)
 
 
 def is_wide(e: Estimate, rise: float, within: float | None) -> bool:
@@ -293,18 +302,17 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any], check_shape: bo
         estimate(getattr(sigmoid, name), getattr(draws, name), confidence)
         for name in ("A", "B", "C_mid", "R0")
     )
-    at_2x, at_10x = (
-        estimate(float(sigmoid.reward(x)), draws.reward(x), confidence) for x in (2 * c[-1], 10 * c[-1])
-    )
-    band_at = np.geomspace(c[0] / 10, c[-1] * 10, 100)
-    middle, tail = sigmoid.reward(band_at), (1 - confidence) / 2
-    low, high = np.quantile(draws.reward(band_at), [tail, 1 - tail], axis=0, method="inverted_cdf")
-    band = np.stack([band_at, middle, np.minimum(low, middle), np.maximum(high, middle)], 1)
     residual, spread = r - sigmoid.reward(c), float(((r - r.mean()) ** 2).sum())
     wide = is_wide(A, A.value - R0.value, facts["within"])
     drop = last_drop(data, sigmoid)
     flags = _flags(data, A, B, C_mid.value, wide, drop, _is_poor(data, found))
-    shape = another_shape(data, found) if check_shape and NO_CURVE.isdisjoint(flags) else None
+    other_laws = check_shape and NO_CURVE.isdisjoint(flags)
+    shape = another_shape(data, found) if other_laws else None
+    ahead = average(data, found) if other_laws else Average((draws,), 1.0)
+    at_2x, at_10x = (median(ahead.reward(x), confidence) for x in (2 * c[-1], 10 * c[-1]))
+    band_at, tail = np.geomspace(c[0] / 10, c[-1] * 10, 100), (1 - confidence) / 2
+    levels = np.quantile(ahead.reward(band_at), [0.5, tail, 1 - tail], axis=0, method="inverted_cdf")
+    band = np.stack([band_at, *levels], 1)
     return Fit(
         A, B, C_mid, R0, at_2x, at_10x,
         band=tuple((x, value, low, high) for x, value, low, high in band.tolist()),
@@ -313,7 +321,7 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any], check_shape: bo
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         overdispersion=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
         autocorrelated_prob=found.autocorrelated_prob, autocorrelation=found.autocorrelation,
-        outliers=found.outliers, draws=draws, **facts,
+        outliers=found.outliers, sigmoid_prob=ahead.sigmoid_prob, draws=draws, forecasts=ahead, **facts,
     )  # fmt: skip
 
 

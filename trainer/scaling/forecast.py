@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from trainer.scaling.fit import EQUAL_ERROR, Estimate, Fit, estimate, fit_run
+from trainer.scaling.fit import EQUAL_ERROR, Estimate, Fit, estimate, fit_run, median
 from trainer.scaling.sigmoid import EvalPoint
 
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
@@ -78,8 +78,8 @@ def forecast(points: Sequence[EvalPoint], end: float, before: Forecast | None) -
         far_off = side != 0 and abs(point.pass_rate - predicted.value) > 2 * reach
     if fit.draws is None or not fit.predictable or end * (1 - END_TOLERANCE) <= point.compute:
         return Forecast(fit, predicted, missed, far_off)
-    gains = fit.draws.reward(end) - fit.draws.reward(point.compute)
-    gain = estimate(float(fit.sigmoid.reward(end) - fit.sigmoid.reward(point.compute)), gains, fit.confidence)
+    gains = fit.forecast.reward(end) - fit.forecast.reward(point.compute)
+    gain = median(gains, fit.confidence)
     probability = float((gains >= MIN_GAIN).mean())
     return Forecast(fit, predicted, missed, far_off, fit.at(end), gain, probability)
 
@@ -92,12 +92,10 @@ def last_error(points: Sequence[EvalPoint]) -> float:
 
 def predict_evaluation(fit: Fit, point: EvalPoint) -> Estimate:
     """What an evaluation at the point's compute should give, with the noise of the evaluation itself."""
-    if fit.draws is None:
-        raise ValueError("the fit has too few points to predict anything")
-    rewards = fit.draws.reward(point.compute)
+    rewards = fit.forecast.reward(point.compute)
     noise = max(point.pass_rate_se, 1e-3) * max(1.0, fit.overdispersion)
     noisy = rewards + noise * np.random.default_rng(0).standard_normal(len(rewards))
-    return estimate(float(fit.sigmoid.reward(point.compute)), np.clip(noisy, 0, 1), fit.confidence)
+    return estimate(float(np.median(rewards)), np.clip(noisy, 0, 1), fit.confidence)
 
 
 def describe_recommendation(now: Forecast, unit: str, remaining: float) -> str:

@@ -181,12 +181,12 @@ def _curve(
     past = np.geomspace(first, last, 80) if log else np.linspace(0, last, 80)
     ahead = np.geomspace(last, end, 40)
     at = [fit.at(float(x)) for x in (*past, *ahead)]
-    low, high = (tuple(getattr(e, k) for e in at) for k in ("low", "high"))
+    value, low, high = (tuple(getattr(e, k) for e in at) for k in ("value", "low", "high"))
     axes.fill_between([*past, *ahead], low, high, color=colour, alpha=0.15, lw=0)
-    axes.plot(past, fit.sigmoid.reward(past), color=colour, lw=1.2)
+    axes.plot(past, value[: len(past)], color=colour, lw=1.2)
     if not fit.identified:  # beyond the data the range alone
         return low + high
-    axes.plot(ahead, fit.sigmoid.reward(ahead), color=colour, lw=1.2, ls=(0, (3, 2)))
+    axes.plot(ahead, value[len(past) :], color=colour, lw=1.2, ls=(0, (3, 2)))
     axes.plot([past[0], end], [fit.A.value] * 2, color=colour, lw=0.7, ls=":")
     return (*low, *high, fit.A.value)
 

@@ -8,6 +8,7 @@ weighted first. docs/validation.md shows how often the intervals cover the truth
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -192,6 +193,22 @@ def _draw(data: Data, cells: list[Cells], p: Array, grid: _Grid, draws: int, see
     total = p.ravel().cumsum()
     k = np.searchsorted(total / total[-1], (np.arange(draws) + 0.5) / draws)
     model, cell = np.divmod(rng.permutation(np.minimum(k, p.size - 1)), p.shape[1])
+    R0, A = draw_ends(data, cells, model, cell, rng)
+    within = rng.random((2, draws)) - 0.5  # a cell is as wide as a step of the grid
+    B = grid.B[cell // len(grid.C_mid)] * (grid.B[1] / grid.B[0]) ** within[0]
+    C_mid = grid.C_mid[cell % len(grid.C_mid)] * (grid.C_mid[1] / grid.C_mid[0]) ** within[1]
+    return Draws(R0, A, B, C_mid)
+
+
+def draw_ends(
+    data: Data,
+    cells: Sequence[Cells],
+    model: NDArray[np.intp],
+    cell: NDArray[np.intp],
+    rng: np.random.Generator,
+) -> tuple[Array, Array]:
+    """R0 and A, of the numbers of a noise model and a cell; (draws,) each."""
+    draws = len(cell)
     columns = [(c.fit.R0, c.fit.A, c.A_sd, c.A_low, c.A_high, c.fit.R0_slope, c.R0_sd) for c in cells]
     drawn = (np.stack(column)[model, cell] for column in zip(*columns, strict=True))
     R0_mean, A_mean, A_sd, low, high, slope, R0_sd = drawn
@@ -207,7 +224,4 @@ def _draw(data: Data, cells: list[Cells], p: Array, grid: _Grid, draws: int, see
     if not data.exact:
         first, last = ndtr(-R0 / sd), ndtr((A - R0) / sd)
         R0 = R0 + sd * ndtri(np.clip(first + (last - first) * rng.random(draws), 1e-12, 1 - 1e-12))
-    within = rng.random((2, draws)) - 0.5  # a cell is as wide as a step of the grid
-    B = grid.B[cell // len(grid.C_mid)] * (grid.B[1] / grid.B[0]) ** within[0]
-    C_mid = grid.C_mid[cell % len(grid.C_mid)] * (grid.C_mid[1] / grid.C_mid[0]) ** within[1]
-    return Draws(np.clip(R0, 0, A), A, B, C_mid)
+    return np.clip(R0, 0, A), A

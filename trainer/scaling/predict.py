@@ -89,8 +89,7 @@ def reward_at(fit: Fit, budget: float, factor: float = 1.0) -> Reached:
 def compute_for(fit: Fit, reward: float, factor: float = 1.0) -> Needed:
     """The budget for a reward, where a step costs `factor` times a measured one."""
     e = fit.compute_for(reward)
-    assert fit.draws is not None  # else fit.compute_for would have raised
-    chance = float(np.isfinite(fit.draws.compute_for(reward)).mean())
+    chance = float(np.isfinite(fit.forecast.compute_for(reward)).mean())
     return Needed(reward, e.times(factor), chance)
 
 

@@ -11,22 +11,15 @@ limits below were chosen by simulation: python -m bench.validation.shapes, and d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from trainer.scaling.marginal import (
-    NOISE_PRIOR_POINTS,
-    Data,
-    LinearFit,
-    Noise,
-    marginal,
-    noise_models,
-    typical_gap,
-)
+from trainer.scaling.laws import FEW_CORRELATIONS, Axis, Law, integrate, sigmoids
+from trainer.scaling.marginal import NOISE_PRIOR_POINTS, Data, Noise, noise_models, typical_gap
 from trainer.scaling.posterior import Posterior, full_box, robust
 from trainer.scaling.sigmoid import Sigmoid, fraction_gained
 
@@ -38,7 +31,6 @@ LEAST_DROP = 0.03  # a smaller distance is not called a collapse
 
 MIN_CHECKED = 8  # points; with fewer the families cannot be distinguished
 LEAST_SD = 1e-3  # of an evaluation: more precise ones are taken for as precise as this
-CORRELATIONS = (0.7, 0.93)  # ρ; more of them change nothing
 BETTER = 4.0  # log likelihood of another family's best curve over the sigmoid's from which it is better
 SECOND_STAGE, CHANGED = 2.0, 3.5  # ... of a sigmoid with a second stage, or with a late change
 AS_GOOD = 1.5  # log evidence of a family over the sigmoid's from which it is as good, ...
@@ -51,44 +43,6 @@ AHEAD = 4.0  # times the data: where families that are as good must agree
 STAGE_B, STAGE_SHARE = 2.0, 0.4  # of a second stage: efficiency, and sd of its height in shares of the rise
 STAGES = 8  # places that are tried for it
 CHANGES, CHANGE_SHARE = (0.5, 0.6, 0.7, 0.8, 0.9), 0.15  # shares of the data after which a change sets in; sd
-KEEP = 8.0  # nats below the peak up to which the search for the peak is refined
-RESOLVED, MAX_ROUNDS = 0.2, 5  # share of the cells in that range at which it is fine enough
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A parameter, with a flat prior between its ends, in the logarithm or not."""
-
-    low: float
-    high: float
-    cells: int
-    log: bool = True
-
-    @property
-    def values(self) -> Array:
-        """(cells,)"""
-        return (np.geomspace if self.log else np.linspace)(self.low, self.high, self.cells)
-
-    @property
-    def length(self) -> float:
-        """In the measure of the prior."""
-        return float(np.log(self.high / self.low)) if self.log else self.high - self.low
-
-    def around(self, kept: NDArray[np.bool_]) -> Axis:
-        """The same number of cells for the range of those kept, (cells,), and one step more."""
-        k, x = np.flatnonzero(kept), self.values
-        low, high = x[max(k[0] - 1, 0)], x[min(k[-1] + 1, self.cells - 1)]
-        return replace(self, low=float(low), high=float(high))
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Curves R0 (1 − s) + A s."""
-
-    name: str
-    fraction: Callable[..., Array]  # s of (compute, *parameters); broadcasts; 0 at compute 0
-    axes: tuple[Axis, ...]
-    has_end: bool = True  # whether A is its ceiling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +55,7 @@ class Evidence:
     A: float
     parameters: tuple[float, ...]
 
-    def reward(self, family: Family, compute: Array | float) -> Array:
+    def reward(self, family: Law, compute: Array | float) -> Array:
         """R(C) of the most likely curve, at most 1."""
         s = family.fraction(np.asarray(compute, np.float64), *self.parameters)
         return np.minimum(self.R0 + (self.A - self.R0) * s, 1)
@@ -122,8 +76,8 @@ def another_shape(data: Data, found: Posterior) -> OtherShape | None:
     weight, scale = robust(data)
     margin = MARGIN if found.autocorrelated_prob > AUTOCORRELATED or not data.sd_known else 0.0
     data, scale = _with_errors(data, scale)
-    noises = noise_models(data, weight, CORRELATIONS)
-    sigmoid = _sigmoids(data)
+    noises = noise_models(data, weight, FEW_CORRELATIONS)
+    sigmoid = sigmoids(full_box(data))
     e = evidence(data, noises, sigmoid)
     usual = replace(e, log=e.log + margin, peak=e.peak + margin)
     shapes = [*_other_families(data, noises, usual, found)]
@@ -160,7 +114,7 @@ def _other_families(
 
 
 def _additions(
-    data: Data, noises: Sequence[Noise], usual: Evidence, sigmoid: Family, scale: float
+    data: Data, noises: Sequence[Noise], usual: Evidence, sigmoid: Law, scale: float
 ) -> Iterator[tuple[float, OtherShape]]:
     """The evidence and description of what is added to the sigmoid. `scale`: σ."""
     c, last = data.compute, float(data.compute[-1])
@@ -184,37 +138,18 @@ def _additions(
             yield each[k].log, OtherShape(says, better=True)
 
 
-def evidence(data: Data, noises: Sequence[Noise], family: Family) -> Evidence:
-    """The evidence of a family: marginal likelihoods on a grid that is refined around the peak."""
-    axes = list(family.axes)
-    for _ in range(MAX_ROUNDS):
-        grid = np.meshgrid(*(axis.values for axis in axes), indexing="ij")
-        theta = [x.reshape(-1, 1) for x in grid]
-        s = family.fraction(data.with_start(data.compute, 0.0)[None, :], *theta)
-        cells = [marginal(data, noise, s) for noise in noises]
-        log_weight = np.stack([c.log_weight for c in cells])
-        kept = (log_weight > log_weight.max() - KEEP).any(0)
-        if not axes or kept.mean() > RESOLVED:
-            break
-        kept = kept.reshape(grid[0].shape)
-        others = [tuple(j for j in range(len(axes)) if j != i) for i in range(len(axes))]
-        axes = [axis.around(kept.any(other)) for axis, other in zip(axes, others, strict=True)]
-    model, k = divmod(int(log_weight.argmax()), log_weight.shape[1])
-    fit: LinearFit = cells[model].fit
-    share = sum(math.log(a.length / b.length) for a, b in zip(axes, family.axes, strict=True))
-    log = float(np.logaddexp.reduce(log_weight, axis=None)) - math.log(log_weight.shape[1]) + share
+def evidence(data: Data, noises: Sequence[Noise], law: Law) -> Evidence:
+    """The evidence of a law, and its most likely curve."""
+    found = integrate(data, noises, law)
+    model, k = divmod(int(found.log_weight.argmax()), found.log_weight.shape[1])
+    fit = found.cells[model].fit
     A = float(np.clip(fit.A[k], data.lowest_A, 1))
     sse = NOISE_PRIOR_POINTS + max(float(fit.sse[k]), 0.0)
-    peak = noises[model].log_prior - 0.5 * cells[model].freedom * math.log(sse)
-    return Evidence(log, peak, float(fit.R0[k]), A, tuple(float(x[k, 0]) for x in theta))
+    peak = noises[model].log_prior - 0.5 * found.cells[model].freedom * math.log(sse)
+    return Evidence(found.log_evidence, peak, float(fit.R0[k]), A, tuple(float(x[k, 0]) for x in found.theta))
 
 
-def _sigmoids(data: Data) -> Family:
-    B_low, B_high, C_low, C_high = full_box(data)
-    return Family("a sigmoid", fraction_gained, (Axis(B_low, B_high, 13), Axis(C_low, C_high, 21)))
-
-
-def _families(data: Data) -> tuple[Family, ...]:
+def _families(data: Data) -> tuple[Law, ...]:
     """What else a curve can be. Parameters in compute reach from below the gaps of the data to beyond it."""
     last, gap = float(data.compute[-1]), typical_gap(data.compute)
 
@@ -223,13 +158,13 @@ def _families(data: Data) -> tuple[Family, ...]:
         return (expit(steepness * (c - middle)) - low) / (1 - low)
 
     return (
-        Family("an exponential approach", lambda c, t: -np.expm1(-c / t), (Axis(gap / 2, 10 * last, 60),)),
-        Family("a straight rise to a hard cap", lambda c, t: np.minimum(c / t, 1),
+        Law("an exponential approach", lambda c, t: -np.expm1(-c / t), (Axis(gap / 2, 10 * last, 60),)),
+        Law("a straight rise to a hard cap", lambda c, t: np.minimum(c / t, 1),
                (Axis(min(2 * gap, last / 2), last, 60),)),
-        Family("a straight line", lambda c: c / last, (), has_end=False),
-        Family("a logarithm of compute", lambda c, t: np.log1p(c / t) / np.log1p(last / t),
+        Law("a straight line", lambda c: c / last, (), has_end=False),
+        Law("a logarithm of compute", lambda c, t: np.log1p(c / t) / np.log1p(last / t),
                (Axis(gap / 30, 10 * last, 40),), has_end=False),
-        Family(LOGISTIC, logistic,
+        Law(LOGISTIC, logistic,
                (Axis(last / 20, 1.4 * last, 20, log=False), Axis(2 / last, 80 / last, 14))),
     )  # fmt: skip
 

@@ -55,7 +55,8 @@ def why_not(fit: Fit) -> str:
 def assumption(fit: Fit) -> str:
     """What stands above every forecast."""
     low = "the last evaluation is a bad one and " if "last-point-low" in fit.flags else ""
-    return f"  If {low}the run goes on as a sigmoid:"
+    probability = percent(fit.sigmoid_prob)
+    return f"  If {low}the run goes on as it did (a sigmoid: {probability} probable, or another law):"
 
 
 def r_squared(fit: Fit) -> str:

@@ -84,7 +84,7 @@ def test_a_ceiling_is_identified_in_relation_to_the_rise() -> None:
     assert f"A is {found.A.high - found.A.low:.3f} wide" in found.reasons and "0.10" not in found.reasons
     text = explain(found, "GPU-hours")
     assert "do not quote a value. Train longer." in " ".join(text.split())
-    assert text.count("If the run goes on as a sigmoid:") == 1
+    assert text.count("If the run goes on as it did (a sigmoid: ") == 1
     assert f"compute (18,000 GPU-hours): {found.at_2x.low:.3f} to {found.at_2x.high:.3f}\n" in text
     reach = max(found.A.high - found.A.value, found.A.value - found.A.low)
     assert small_rise(within=1.01 * reach).identified

@@ -127,7 +127,7 @@ def test_where_the_ceiling_is_not_identified_ranges_stand_alone(
     text = " ".join(capsys.readouterr().out.split())
     at, reach = (json.loads(out.read_text())[short][key][0] for key in ("at", "reach"))
     assert "do not quote a value. Train longer. The data end at 3,500 GPU-hours." in text
-    assert text.count("If the run goes on as a sigmoid:") == 1
+    assert text.count("If the run goes on as it did (a sigmoid: ") == 1
     assert f"reward {at['reward']['low']:.3f} to {at['reward']['high']:.3f}; 14.3×" in text
     assert f"reward 0.5: {amount(reach['compute']['low'])} to " in text
 

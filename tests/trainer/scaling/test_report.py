@@ -392,7 +392,7 @@ def test_the_page_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
     assert drawn["series"]["learner/entropy"][29] is None and drawn["series"]["lag/max"] == [1.0] * 60
     assert len(drawn["forecasts"]) == len([r for r in rows if "forecast/end" in r]) == 7
     curve = np.array(drawn["curve"])
-    assert curve[:, 1] == pytest.approx(run.fit.sigmoid.reward(curve[:, 0]), rel=1e-4)
+    assert curve[:, 1] == pytest.approx([run.fit.at(c).value for c in curve[:, 0]], rel=1e-4)
     assert "<b>0.24</b> core-hours count" in page([run]) and "50.0%" in page([run])
 
 

@@ -12,8 +12,9 @@ from bench.validation.fits import ours
 from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, WELL, simulate
 from trainer.scaling import Fit, Sigmoid, fit
 from trainer.scaling.__main__ import main
+from trainer.scaling.laws import Axis, Law
 from trainer.scaling.marginal import NOISE_PRIOR_POINTS, Data, noise_models
-from trainer.scaling.shape import Axis, Family, evidence
+from trainer.scaling.shape import evidence
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 SD = 0.005
@@ -107,8 +108,8 @@ def test_the_evidence_is_the_brute_force_integral() -> None:
     data = Data(c, reward, np.full(24, 0.01), True, 0.2, 0.0)
     noise = noise_models(data, np.ones(24))[:1]
     families = (
-        Family("exponential", lambda c, t: 1 - np.exp(-c / t), (Axis(0.5, 240, 60),)),
-        Family("logarithm", lambda c, t: np.log1p(c / t) / np.log1p(24 / t), (Axis(0.03, 240, 40),)),
+        Law("exponential", lambda c, t: 1 - np.exp(-c / t), (Axis(0.5, 240, 60),)),
+        Law("logarithm", lambda c, t: np.log1p(c / t) / np.log1p(24 / t), (Axis(0.03, 240, 40),)),
     )
     found = [evidence(data, noise, family) for family in families]
     by_hand = []

@@ -44,7 +44,7 @@ def test_chances_are_those_of_the_budget_and_near_equals_share_them() -> None:
     }
     now, later = chances(fits, 1600), chances(fits, 16_000)
     assert now["low"] < 0.01 and now["slow"] < 0.01 and now["high"] > 0.1 and now["near"] > 0.1
-    assert sum(now.values()) == pytest.approx(1) and later["slow"] > 0.9
+    assert sum(now.values()) == pytest.approx(1) and later["slow"] > 0.7  # other laws have a part in it
     assert "fallen" not in chances(fits | {"fallen": [fit_curve(falling())]}, 1600)
 
 

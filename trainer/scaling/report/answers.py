@@ -144,7 +144,7 @@ def _twice(fit: Fit) -> str:
     gives = f"{e.low:.2f} to {e.high:.2f}"
     if fit.identified:
         gives = f"{e.value:.3f} ({e.low:.3f} to {e.high:.3f})"
-    return f"If the run goes on as a sigmoid, twice the compute gives {gives}."
+    return f"If the run goes on as it did, twice the compute gives {gives}."
 
 
 def reasons(fit: Fit) -> str:

@@ -1,0 +1,129 @@
+"""Laws of which the sigmoid is one: curves R = R0 (1 − s) + A s, with a fraction s(C) of the gain.
+
+    sigmoid              s = 1 / (1 + (C_mid / C)^B)                       arXiv 2510.13786
+    stretched approach   s = 1 − e^−u,                       u = (C / τ)^p     an exponential where p = 1
+    logistic of C^p      s = (1 − e^−u) / (1 + q e^−u)
+
+The last is R = A / (1 + q e^−u) with q = A / R0 − 1: the odds of R / A grow by the factor e^u. With p = 1 it
+is a logistic in compute, and q = 0 gives the stretched approach.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trainer.scaling.marginal import Cells, Data, Noise, marginal
+from trainer.scaling.sigmoid import fraction_gained
+
+Array = NDArray[np.float64]
+
+FEW_CORRELATIONS = (0.7, 0.93)  # ρ of the noise; more of them do not change which law is likelier
+KEEP = 8.0  # nats below the peak up to which the search for the peak is refined
+RESOLVED, MAX_ROUNDS = 0.2, 5  # share of the cells in that range at which it is fine enough
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A parameter, with a flat prior between its ends, in the logarithm or not."""
+
+    low: float
+    high: float
+    cells: int
+    log: bool = True
+
+    @property
+    def values(self) -> Array:
+        """(cells,)"""
+        return (np.geomspace if self.log else np.linspace)(self.low, self.high, self.cells)
+
+    @property
+    def length(self) -> float:
+        """In the measure of the prior."""
+        return float(np.log(self.high / self.low)) if self.log else self.high - self.low
+
+    def around(self, kept: NDArray[np.bool_]) -> Axis:
+        """The same number of cells for the range of those kept, (cells,), and one step more."""
+        k, x = np.flatnonzero(kept), self.values
+        low, high = x[max(k[0] - 1, 0)], x[min(k[-1] + 1, self.cells - 1)]
+        return replace(self, low=float(low), high=float(high))
+
+    def within_cells(self, cell: NDArray[np.intp], rng: np.random.Generator) -> Array:
+        """(n,): values drawn from cells, each as wide as a step."""
+        x, between = self.values, rng.random(len(cell)) - 0.5
+        if len(x) == 1:
+            return x[cell]
+        result: Array = x[cell] * (x[1] / x[0]) ** between if self.log else x[cell] + (x[1] - x[0]) * between
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """Curves R0 (1 − s) + A s."""
+
+    name: str
+    fraction: Callable[..., Array]  # s of (compute, *parameters); broadcasts; 0 at compute 0
+    axes: tuple[Axis, ...]
+    has_end: bool = True  # whether A is its ceiling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Integrated:
+    """The marginal likelihoods of a law on a grid of its parameters, which lies around the peak."""
+
+    law: Law
+    axes: tuple[Axis, ...]  # of the grid
+    theta: list[Array]  # (cells, 1) each
+    cells: list[Cells]  # by noise
+    log_weight: Array  # (noises, cells)
+    log_evidence: float  # the probability of the data, averaged over all parameters
+
+
+def integrate(data: Data, noises: Sequence[Noise], law: Law) -> Integrated:
+    """The evidence of a law: marginal likelihoods on a grid that is refined around the peak."""
+    axes = list(law.axes)
+    for _ in range(MAX_ROUNDS):
+        grid = np.meshgrid(*(axis.values for axis in axes), indexing="ij")
+        theta = [x.reshape(-1, 1) for x in grid]
+        s = law.fraction(data.with_start(data.compute, 0.0)[None, :], *theta)
+        cells = [marginal(data, noise, s) for noise in noises]
+        log_weight = np.stack([c.log_weight for c in cells])
+        kept = (log_weight > log_weight.max() - KEEP).any(0)
+        if not axes or kept.mean() > RESOLVED:
+            break
+        kept = kept.reshape(grid[0].shape)
+        others = [tuple(j for j in range(len(axes)) if j != i) for i in range(len(axes))]
+        refined = [axis.around(kept.any(other)) for axis, other in zip(axes, others, strict=True)]
+        if refined == axes:
+            break
+        axes = refined
+    share = sum(math.log(a.length / b.length) for a, b in zip(axes, law.axes, strict=True))
+    log = float(np.logaddexp.reduce(log_weight, axis=None)) - math.log(log_weight.shape[1]) + share
+    return Integrated(law, tuple(axes), theta, cells, log_weight, log)
+
+
+def sigmoids(box: tuple[float, float, float, float]) -> Law:
+    """Between these ends of B and of C_mid."""
+    B_low, B_high, C_low, C_high = box
+    return Law("a sigmoid", fraction_gained, (Axis(B_low, B_high, 13), Axis(C_low, C_high, 21)))
+
+
+def logistic_of_power(q: float) -> Callable[..., Array]:
+    """s of (C, p, τ) for a given q."""
+
+    def fraction(c: ArrayLike, p: Array, tau: Array) -> Array:
+        e = np.exp(-np.minimum((np.asarray(c, np.float64) / tau) ** p, 700.0))
+        result: Array = (1 - e) / (1 + q * e)
+        return result
+
+    return fraction
+
+
+def logistic_compute_for(s: Array, q: float, p: Array, tau: Array) -> Array:
+    """C at which a fraction 0 ≤ s < 1 is gained."""
+    result: Array = tau * np.log((1 + q * s) / (1 - s)) ** (1 / p)
+    return result
