@@ -1,6 +1,6 @@
 """The floating-point operations of an optimizer step, from its numbers of tokens.
 
-    C = 2 N · (tokens of the rollouts + tokens scored) + 6 N · tokens trained on
+    C = 2 N · tokens of the rollouts · (1 + models that score them) + 6 N · tokens trained on
 
 with N parameters, as Kaplan et al. count them (arXiv 2001.08361, §2.1): attention over the context, which is
 little for short contexts, is left out. So are evaluations, as in the ledger's C. Unlike device-hours, this
@@ -21,5 +21,4 @@ def step_flops(parameters: int, objective: ObjectiveConfig, metrics: Mapping[str
     rollouts, trained = metrics["train/rollout_tokens"], metrics["learner/input_tokens"]
     networks = 1 + objective.has_critic
     models = objective.needs_logprobs + (objective.kl.coefficient > 0) + objective.has_critic
-    scored = trained * models if rollouts and objective.needs_scores else 0.0
-    return float(parameters * (2 * (rollouts + scored) + 6 * networks * trained))
+    return float(parameters * (2 * rollouts * (1 + models) + 6 * networks * trained))

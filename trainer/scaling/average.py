@@ -25,17 +25,18 @@ from trainer.scaling.laws import (
     logistic_of_power,
     sigmoids,
 )
-from trainer.scaling.marginal import Data, noise_models, typical_gap
+from trainer.scaling.marginal import Data, noise_models
 from trainer.scaling.posterior import DRAWS, Draws, Posterior, draw_ends, full_box, robust
 
 Array = NDArray[np.float64]
 
-SIGMOID_PRIOR = 0.5  # probability that a run follows a sigmoid; the stretched approach and the ...
-LOGISTIC_PRIOR = 0.25  # ... logistics of C^p, which share this, have the rest
+SIGMOID_PRIOR = 2 / 3  # probability that a run follows a sigmoid; the stretched approach and the ...
+LOGISTIC_PRIOR = 1 / 6  # ... logistics of C^p, which share this, have the rest
 LOGISTICS = 3  # values of q
 P_RANGE = (0.3, 3.0)
 MAX_TAU = 30.0  # τ is sought up to this multiple of the largest compute
-LEAST_R0, LEAST_Q = 0.02, 0.3  # smaller ones make no difference to q, and to the curve
+LEAST_R0 = 0.02  # a smaller start makes no difference to the curve: its q is large
+LEAST_Q = 0.3  # with a smaller one it is the stretched approach
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,14 +100,14 @@ def average(data: Data, found: Posterior, seed: int = 0) -> Average:
 
 
 def _others(data: Data) -> list[tuple[float, float, Law]]:
-    """q, the prior probability and the law of all but the sigmoid.
+    """q, the prior probability and the family of all but the sigmoid.
 
-    q = A / R0 − 1 lies between what the largest reward and what a ceiling of 1 give.
+    q takes values from A / R0 − 1 for the largest reward to that for a ceiling of 1.
     """
     R0 = max(float(data.reward[0]) if data.R0 is None else data.R0, LEAST_R0)
     low = max(float(data.reward.max()) / R0 - 1, LEAST_Q)
     high = max(1 / R0 - 1, low)
-    tau = Axis(typical_gap(data.compute) / 2, MAX_TAU * float(data.compute[-1]), 31)
+    tau = Axis(float(data.compute[0]) / 3, MAX_TAU * float(data.compute[-1]), 31)  # as for C_mid
     priors = [(0.0, 1 - SIGMOID_PRIOR - LOGISTIC_PRIOR)]
     priors += [(float(q), LOGISTIC_PRIOR / LOGISTICS) for q in np.geomspace(low, high, LOGISTICS)]
     axes = (Axis(*P_RANGE, 13), tau)
@@ -123,8 +124,5 @@ def _draw(data: Data, q: float, law: Integrated, count: int, rng: np.random.Gene
     k = np.searchsorted(total / total[-1], (np.arange(count) + 0.5) / count)
     model, cell = np.divmod(rng.permutation(np.minimum(k, total.size - 1)), law.log_weight.shape[1])
     R0, A = draw_ends(data, law.cells, model, cell, rng)
-    shape = tuple(axis.cells for axis in law.axes)
-    p, tau = (
-        axis.within_cells(i, rng) for axis, i in zip(law.axes, np.unravel_index(cell, shape), strict=True)
-    )
+    p, tau = (x[cell, 0] for x in law.theta)  # those that R0 and A belong to
     return LogisticDraws(q, R0, A, p, tau)

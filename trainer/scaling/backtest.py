@@ -65,10 +65,9 @@ def backtest(
     if len(first) < MIN_POINTS or not later:
         return None
     fit = fit_curve(replace(curve, points=first), confidence, within)
-    known = last_error(curve.points)
     scored = tuple(
         Scored(
-            p.compute, predict_evaluation(fit, replace(p, pass_rate_se=p.pass_rate_se or known)),
+            p.compute, predict_evaluation(fit, replace(p, pass_rate_se=last_error([*curve.points, p]))),
             p.pass_rate, p.pass_rate_se,
         )
         for p in later

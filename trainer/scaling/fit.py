@@ -32,6 +32,7 @@ MAX_INTERVAL_SHARE = 0.2  # of the rise A − R0: where the interval of A is wid
 MAX_INTERVAL = 0.1  # nor where it is wider than this
 OVERDISPERSED = 2.0  # residual sd / reported standard error from which the reported errors are too small
 MAX_OUTLIER_SHARE = 0.2  # of the points; with more outliers the fit is poor
+MIN_SIGMOID = 0.1  # probability of the sigmoid below which its ceiling is not identified
 MIN_R2 = 0.2  # below it, where the reported errors do not explain the residuals, the fit is poor
 EQUAL_ERROR = 1e-2  # where no errors are reported; for the fit it only matters that they are equal
 REPORTED_ERRORS = "given standard errors"
@@ -42,7 +43,7 @@ FLAGS = {
     "C_mid-beyond-data": "half of the rise is beyond the data, or in the last point alone",
     "falling": "the reward has fallen from its peak, which a sigmoid cannot describe",
     "not-sigmoid": "another shape describes the points better than a sigmoid",
-    "other-shape": "another shape describes the points as well as a sigmoid, with another end",
+    "other-shape": "other shapes describe the points as well as a sigmoid, or better, with another end",
     "wide": "the interval of A is wider than a fifth of the rise from R0, or than 0.10",
     "last-point-low": "the last evaluation is far below the curve: a collapse, or a bad evaluation",
     "poor-fit": "a fifth of the points are outliers, or the curve explains less than a fifth of the variance",
@@ -95,7 +96,7 @@ class Fit:
     details: dict[str, str]  # what a flag means for this fit, where FLAGS says less
     sigmoid_prob: float = math.nan  # of the laws over which forecasts are averaged, that of the sigmoid
     draws: Draws | None = field(default=None, repr=False, compare=False)  # None: too few points
-    forecasts: Average | None = field(default=None, repr=False, compare=False)  # None: the same
+    averaged_draws: Average | None = field(default=None, repr=False, compare=False)  # None: the same
 
     @property
     def identified(self) -> bool:
@@ -139,14 +140,14 @@ class Fit:
     @property
     def forecast(self) -> Average:
         """Equally likely curves. ConfigError: too few points."""
-        if self.forecasts is None:
+        if self.averaged_draws is None:
             raise ConfigError(f"the fit has {self.points} points beyond R0; expected at least {MIN_POINTS}")
-        return self.forecasts
+        return self.averaged_draws
 
     def to_json(self) -> dict[str, Any]:
         """As valid JSON, the answer first and the band last, without the draws."""
-        content = {"identified": self.identified} | asdict(replace(self, draws=None, forecasts=None))
-        del content["draws"], content["forecasts"]
+        content = {"identified": self.identified} | asdict(replace(self, draws=None, averaged_draws=None))
+        del content["draws"], content["averaged_draws"]
         if not self.predictable:  # what lies beyond the data would be a forecast
             measured = [row for row in self.band if row[0] <= self.compute_range[1]]
             content |= {"at_2x": None, "at_10x": None, "band": measured}
@@ -308,7 +309,10 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any], check_shape: bo
     flags = _flags(data, A, B, C_mid.value, wide, drop, _is_poor(data, found))
     other_laws = check_shape and NO_CURVE.isdisjoint(flags)
     shape = another_shape(data, found) if other_laws else None
-    ahead = average(data, found) if other_laws else Average((draws,), 1.0)
+    ahead = average(data, found) if other_laws else Average((draws,), math.nan)  # not averaged
+    if shape is None and ahead.sigmoid_prob < MIN_SIGMOID:
+        text = f"other laws describe the points better (a sigmoid: {ahead.sigmoid_prob:.1%} probable)"
+        shape = OtherShape(text, better=False)
     at_2x, at_10x = (median(ahead.reward(x), confidence) for x in (2 * c[-1], 10 * c[-1]))
     band_at, tail = np.geomspace(c[0] / 10, c[-1] * 10, 100), (1 - confidence) / 2
     levels = np.quantile(ahead.reward(band_at), [0.5, tail, 1 - tail], axis=0, method="inverted_cdf")
@@ -321,7 +325,7 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any], check_shape: bo
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         overdispersion=float(np.sqrt(((residual / sd) ** 2).sum() / max(1, len(c) - 3))),
         autocorrelated_prob=found.autocorrelated_prob, autocorrelation=found.autocorrelation,
-        outliers=found.outliers, sigmoid_prob=ahead.sigmoid_prob, draws=draws, forecasts=ahead, **facts,
+        outliers=found.outliers, sigmoid_prob=ahead.sigmoid_prob, draws=draws, averaged_draws=ahead, **facts,
     )  # fmt: skip
 
 

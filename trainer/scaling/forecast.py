@@ -2,7 +2,7 @@
 
 Each evaluation is compared with the interval that the earlier ones predicted for it. Two in a row outside of
 it on the same side, or one by more than twice the interval, raise an alarm: something in the training has
-changed, and the sigmoid no longer describes the run. backtest.py asks the same of finished runs.
+changed, and the forecast no longer holds. backtest.py asks the same of finished runs.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from trainer.scaling.fit import EQUAL_ERROR, Estimate, Fit, estimate, fit_run, median
+from trainer.scaling.fit import EQUAL_ERROR, REPORTED_ERRORS, Estimate, Fit, estimate, fit_run, median
 from trainer.scaling.sigmoid import EvalPoint
 
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
@@ -93,7 +93,9 @@ def last_error(points: Sequence[EvalPoint]) -> float:
 def predict_evaluation(fit: Fit, point: EvalPoint) -> Estimate:
     """What an evaluation at the point's compute should give, with the noise of the evaluation itself."""
     rewards = fit.forecast.reward(point.compute)
-    noise = max(point.pass_rate_se, 1e-3) * max(1.0, fit.overdispersion)
+    noise = EQUAL_ERROR * fit.overdispersion  # no errors are reported: the residuals'
+    if fit.noise == REPORTED_ERRORS:
+        noise = max(point.pass_rate_se, 1e-3) * max(1.0, fit.overdispersion)
     noisy = rewards + noise * np.random.default_rng(0).standard_normal(len(rewards))
     return estimate(float(np.median(rewards)), np.clip(noisy, 0, 1), fit.confidence)
 

@@ -4,7 +4,7 @@
     stretched approach   s = 1 − e^−u,                       u = (C / τ)^p     an exponential where p = 1
     logistic of C^p      s = (1 − e^−u) / (1 + q e^−u)
 
-The last is R = A / (1 + q e^−u) with q = A / R0 − 1: the odds of R / A grow by the factor e^u. With p = 1 it
+If q = A / R0 − 1, the last is R = A / (1 + q e^−u): the odds of R / A grow by the factor e^u. With p = 1 it
 is a logistic in compute, and q = 0 gives the stretched approach.
 """
 
@@ -52,18 +52,10 @@ class Axis:
         low, high = x[max(k[0] - 1, 0)], x[min(k[-1] + 1, self.cells - 1)]
         return replace(self, low=float(low), high=float(high))
 
-    def within_cells(self, cell: NDArray[np.intp], rng: np.random.Generator) -> Array:
-        """(n,): values drawn from cells, each as wide as a step."""
-        x, between = self.values, rng.random(len(cell)) - 0.5
-        if len(x) == 1:
-            return x[cell]
-        result: Array = x[cell] * (x[1] / x[0]) ** between if self.log else x[cell] + (x[1] - x[0]) * between
-        return result
-
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """Curves R0 (1 − s) + A s."""
+    """A family of curves R0 (1 − s) + A s, with the priors of the parameters of s."""
 
     name: str
     fraction: Callable[..., Array]  # s of (compute, *parameters); broadcasts; 0 at compute 0
@@ -76,7 +68,6 @@ class Integrated:
     """The marginal likelihoods of a law on a grid of its parameters, which lies around the peak."""
 
     law: Law
-    axes: tuple[Axis, ...]  # of the grid
     theta: list[Array]  # (cells, 1) each
     cells: list[Cells]  # by noise
     log_weight: Array  # (noises, cells)
@@ -86,14 +77,14 @@ class Integrated:
 def integrate(data: Data, noises: Sequence[Noise], law: Law) -> Integrated:
     """The evidence of a law: marginal likelihoods on a grid that is refined around the peak."""
     axes = list(law.axes)
-    for _ in range(MAX_ROUNDS):
+    for left in reversed(range(MAX_ROUNDS)):
         grid = np.meshgrid(*(axis.values for axis in axes), indexing="ij")
         theta = [x.reshape(-1, 1) for x in grid]
         s = law.fraction(data.with_start(data.compute, 0.0)[None, :], *theta)
         cells = [marginal(data, noise, s) for noise in noises]
         log_weight = np.stack([c.log_weight for c in cells])
         kept = (log_weight > log_weight.max() - KEEP).any(0)
-        if not axes or kept.mean() > RESOLVED:
+        if not axes or not left or kept.mean() > RESOLVED:
             break
         kept = kept.reshape(grid[0].shape)
         others = [tuple(j for j in range(len(axes)) if j != i) for i in range(len(axes))]
@@ -103,7 +94,7 @@ def integrate(data: Data, noises: Sequence[Noise], law: Law) -> Integrated:
         axes = refined
     share = sum(math.log(a.length / b.length) for a, b in zip(axes, law.axes, strict=True))
     log = float(np.logaddexp.reduce(log_weight, axis=None)) - math.log(log_weight.shape[1]) + share
-    return Integrated(law, tuple(axes), theta, cells, log_weight, log)
+    return Integrated(law, theta, cells, log_weight, log)
 
 
 def sigmoids(box: tuple[float, float, float, float]) -> Law:

@@ -14,7 +14,7 @@ TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".json")  # file endings that sh
 DETERMINED = 3.0  # B and C_mid are shown if the ends of their intervals differ by less than this factor
 UNDESCRIBED = {"flat", "falling", "poor-fit", "not-sigmoid"}  # flags of runs that no B and C_mid describe
 NO_FORECAST = "There is no forecast for such a run."
-TOO_SHORT = {"wide", "A-at-bound", "C_mid-beyond-data"}  # flags that a longer run can clear
+TOO_SHORT = {"wide", "other-shape", "A-at-bound", "C_mid-beyond-data"}  # flags that a longer run can clear
 
 
 def explain(fit: Fit, unit: str) -> str:
@@ -49,14 +49,14 @@ def why_not(fit: Fit) -> str:
     if set(fit.flags) - HARMLESS <= TOO_SHORT:
         text += " Train longer."
     assumes = not {"not-sigmoid", "other-shape"}.isdisjoint(fit.flags)
-    return f"{text} All intervals assume a sigmoid." if assumes else text
+    return f"{text} This range assumes a sigmoid." if assumes else text
 
 
 def assumption(fit: Fit) -> str:
     """What stands above every forecast."""
     low = "the last evaluation is a bad one and " if "last-point-low" in fit.flags else ""
-    probability = percent(fit.sigmoid_prob)
-    return f"  If {low}the run goes on as it did (a sigmoid: {probability} probable, or another law):"
+    law = f" (a sigmoid: {percent(fit.sigmoid_prob)} probable, or another law)"
+    return f"  If {low}the run goes on as it did{'' if math.isnan(fit.sigmoid_prob) else law}:"
 
 
 def r_squared(fit: Fit) -> str:

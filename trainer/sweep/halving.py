@@ -21,7 +21,7 @@ RISK = 0.01  # probability at each rung that the best recipe is stopped
 def chances(fits: Mapping[str, Sequence[Fit]], budget: float) -> dict[str, float]:
     """The probability of each recipe to have the highest reward at a budget, by the fits of its runs.
 
-    Without recipes of which a run has fallen: a sigmoid does not predict them, and they are not stopped.
+    Without recipes of which a run has fallen: there is no forecast of them, and they are not stopped.
     """
     rewards = {
         name: [fit.forecast.reward(budget) for fit in runs if fit.draws is not None]

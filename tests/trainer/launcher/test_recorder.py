@@ -96,7 +96,7 @@ def test_the_flops_of_the_steps_add_up_and_a_resumed_run_goes_on_from_them(tmp_p
     plain = ObjectiveConfig()
     assert step_flops(10, plain, tokens) == 10 * (2 * 1000 + 6 * 500)
     with_reference = replace(plain, kl=KLConfig(coefficient=0.1))
-    assert step_flops(10, with_reference, tokens) == 10 * (2 * (1000 + 500) + 6 * 500)
+    assert step_flops(10, with_reference, tokens) == 10 * (2 * (1000 + 1000) + 6 * 500)
     second_epoch = {"train/rollout_tokens": 0, "learner/input_tokens": 500}
     assert step_flops(10, with_reference, second_epoch) == 10 * 6 * 500
 

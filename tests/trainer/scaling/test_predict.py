@@ -82,7 +82,7 @@ def test_the_command_prints_rewards_budgets_and_money(
     assert main(["predict", run, *asked, "--json", str(out)]) == 0
     text = capsys.readouterr().out
     assert "at 5,000 GPU-hours (12,500 EUR): reward 0.5" in text
-    assert "reward 0.9: not reached on this sigmoid (probability under 1%)." in text
+    assert "reward 0.9: not reached (probability under 1%)." in text
     assert "reward 0.1: reached from the start" in text and "reward 0.55: " in text
     assert max(map(len, text.splitlines())) <= 100
     content = json.loads(out.read_text())[run]

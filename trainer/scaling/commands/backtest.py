@@ -93,7 +93,8 @@ def describe(
         "The forecast of the last evaluation and what was measured, over runs: median |error|, median of "
         f"measured − predicted (bias), share of the {level} intervals that hold it, their median width. Last "
         "quarter: the mean |error| of its evaluations, median over runs, and the share that is held. A "
-        "run with fewer than 5 evaluations up to there, not yet risen, or fallen, has no forecast."
+        "run with fewer than 5 evaluations up to there, or none after it, that has not yet risen, or has "
+        "fallen, has no forecast."
     )
     parts = ["\n".join(table(rows)), paragraph(about, "")]
     if args.details:
@@ -106,7 +107,7 @@ def _details(until: str, readings: Sequence[Reading], tests: Sequence[Backtest |
     rows: list[tuple[str, ...]] = [(f"until {until}", "seen", "points", "predicted", "measured", "error")]
     for name, test in zip(names, tests, strict=True):
         if test is None:
-            rows.append((name, "–", "too few", "", "", ""))
+            rows.append((name, "–", "too few before, or none after", "", "", ""))
         elif not test.predictable:
             rows.append((name, amount(test.seen), str(test.points), "no forecast", "", ""))
         else:

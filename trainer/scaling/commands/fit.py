@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
         else:
             fit = _fit(curve, args)
             test = backtest(curve, None, args.confidence, args.within)
-            texts = [explain(fit, curve.unit), *([describe_backtest(test, curve.unit)] if test else [])]
+            texts = [text for text in (explain(fit, curve.unit), describe_backtest(test, curve.unit)) if text]
             content = fit.to_json() | {"backtest": test and asdict(test)}
             drawn.append((label, curve, fit))
         if args.families:

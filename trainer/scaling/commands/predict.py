@@ -146,7 +146,7 @@ def _describe_needed(n: Needed, fit: Fit, unit: str, args: argparse.Namespace) -
     if e.high == 0:
         return f"{start} reached from the start."
     if e.low == float("inf"):
-        return f"{start} not reached on this sigmoid (probability {percent(n.chance)})."
+        return f"{start} not reached (probability {percent(n.chance)})."
     ever = f"; the probability that any budget is enough is {percent(n.chance)}" if n.chance < 0.99 else ""
     quoted = fit.identified and e.value < float("inf")
     cost = f"; {amounts(e.times(args.price), quoted)} {args.currency}" if args.price else ""
