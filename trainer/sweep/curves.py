@@ -11,13 +11,16 @@ from trainer.config import ConfigError
 from trainer.jsonl import read_lines
 from trainer.sweep.spec import ASKED, STATUS, Sweep
 
-FILES = ("config.yaml", "ended.json")  # of a run, copied as they are
+CONFIG, ENDED = "config.yaml", "ended.json"
 METRICS = re.compile(r"step|compute/.+|eval/(.+/)?(pass_rate|pass_rate_se|prompts|samples)")
 TOTALS = ("unit", "devices_total", "wall_s", "compute")  # of the ledger
 
 
 def keep_curves(sweep: Sweep, out: Path) -> None:
-    """Copy what the results need into a folder of its own, in which `table` works as in the sweep's."""
+    """Copy what the results need into a folder of its own, in which `table` works as in the sweep's.
+
+    Paths of this machine, in configurations and errors, are not copied.
+    """
     if out.exists() and not (out / ASKED).is_file() and any(out.iterdir()):
         raise ConfigError(f"--keep-curves {out} is in use already, and not by a sweep; give another folder")
     if out.resolve() == sweep.folder.resolve():
@@ -26,7 +29,8 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
     asked = yaml.safe_load((sweep.folder / ASKED).read_text()) | {"curves_only": True}
     (out / ASKED).write_text(yaml.safe_dump(asked, sort_keys=False, allow_unicode=True))
     if (sweep.folder / STATUS).is_file():
-        shutil.copy(sweep.folder / STATUS, out / STATUS)
+        status = json.loads((sweep.folder / STATUS).read_text()) | {"errors": {}}
+        (out / STATUS).write_text(json.dumps(status, indent=1))
     for run in sweep.runs:
         metrics, ledger = run.folder / "metrics.jsonl", run.folder / "ledger.json"
         if not metrics.is_file() or not ledger.is_file():
@@ -39,6 +43,7 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
         books = json.loads(ledger.read_text())
         totals = {key: books[key] for key in TOTALS} | {"roles": {}}
         (copy / "ledger.json").write_text(json.dumps(totals) + "\n")
-        for name in FILES:
-            if (run.folder / name).is_file():
-                shutil.copy(run.folder / name, copy / name)
+        config = yaml.safe_load((run.folder / CONFIG).read_text()) | {"run_dir": run.name}
+        (copy / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        if (run.folder / ENDED).is_file():
+            shutil.copy(run.folder / ENDED, copy / ENDED)

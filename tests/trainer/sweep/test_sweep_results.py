@@ -52,7 +52,7 @@ def write_run(folder: Path, law: tuple[float, float, float], seed: int) -> None:
     }
     (folder / "ledger.json").write_text(json.dumps(books))
     (folder / "config.yaml").write_text(
-        yaml.safe_dump({"model": {"path": "tiny"}, "pipeline": {"steps": 24}})
+        yaml.safe_dump({"run_dir": str(folder), "model": {"path": "tiny"}, "pipeline": {"steps": 24}})
     )
     (folder / "ended.json").write_text('{"by": "steps", "max_compute": 0}')
     (folder / "journal.jsonl").write_text("{}\n" * 10_000)
@@ -64,7 +64,7 @@ def write_sweep(folder: Path, recipes: list[str], seeds: int, budget: float) -> 
     (folder / "sweep.yaml").write_text(
         yaml.safe_dump(asked | {"rungs": [], "overrides": [], "differing": {}})
     )
-    (folder / "status.json").write_text(json.dumps({"wall_s": 7200.0}))
+    (folder / "status.json").write_text(json.dumps({"wall_s": 7200.0, "errors": {"dapo-0": f"see {folder}"}}))
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +148,8 @@ def test_runs_with_too_few_evaluations_are_named(tmp_path: Path, capsys: pytest.
     write_sweep(tmp_path, ["scalerl"], 2, 0.0)
     assert main(["table", str(tmp_path)]) == 0
     assert "Left out, with fewer than 5 evaluations: scalerl-0, scalerl-1." in capsys.readouterr().out
+
+
+def test_no_path_of_this_machine_is_kept(folder: Path) -> None:
+    kept = [path for path in (folder.parent / "kept").rglob("*") if path.is_file()]
+    assert len(kept) > 20 and not any(str(folder.parent) in path.read_text() for path in kept)
