@@ -290,3 +290,21 @@ def test_a_run_begun_again_says_that_it_may_be_two(tmp_path: Path) -> None:
     reading = reading_of(write_jsonl(tmp_path / "a.jsonl", rows))
     assert pairs(reading.curve) == [(s, 0.5 + s / 16) for s in range(1, 5)]
     assert says(reading, "Steps 0 to 4 were made twice", "several runs", "column 'run'")
+
+
+def test_an_evaluation_that_our_trainer_logs_late_is_no_resumption(tmp_path: Path) -> None:
+    """The lines of metrics.jsonl as TensorBoard has them: step 2 was evaluated after step 4 was made."""
+    beside = {"idle/engine": 0.1, "idle/learner": 0.2, "engine/tokens_per_s": 9.0}
+
+    def line(step: int, values: dict[str, float]) -> tuple[int, float, dict[str, float]]:
+        return step, 1e9 + step, {**values, "compute/total": float(step), **beside}
+
+    trained = [line(step, {"train/loss": 1.0}) for step in (1, 2, 3, 4)]
+    others = dict.fromkeys(("eval/seconds", "eval/truncated", "eval/mean_tokens", "eval/samples"), 1.0)
+    evaluated = [
+        line(step, {"eval/pass_rate": step / 8, "eval/pass_rate_se": 0.1} | others) for step in (2, 4)
+    ]
+    write_events(tmp_path, [*trained, *evaluated], ".1")
+    reading = reading_of(tmp_path)
+    assert [(p.compute, p.pass_rate) for p in reading.curve.points] == [(2, 0.25), (4, 0.5)]
+    assert not says(reading, "made twice", "")

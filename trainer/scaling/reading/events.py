@@ -16,29 +16,29 @@ WALL_TIME = "wall_time"  # of the last event of a row, in seconds since 1970
 def read_events(files: Sequence[Path]) -> list[Row]:
     """A row for each step, in the order of the files; tags are columns.
 
-    A tag that comes again at its step begins another row, as in the files of a resumed run.
+    An event with a tag that comes again at its step begins another row, as in the files of a resumed run, and
+    as an evaluation that is logged late, together with its compute.
     """
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     rows: list[Row] = []
     for file in files:
         by_step: dict[int, Row] = {}
-        for step, wall_time, tag, value in _scalars(file):
+        for step, wall_time, scalars in _events(file):
             row = by_step.get(step)
-            if row is None or tag in row:
+            if row is None or scalars.keys() & row.keys():
                 row = by_step[step] = {"step": step, WALL_TIME: wall_time}
                 rows.append(row)
-            row[tag] = value
+            row |= scalars
             row[WALL_TIME] = max(row[WALL_TIME], wall_time)
     return rows
 
 
-def _scalars(file: Path) -> Iterator[tuple[int, float, str, float]]:
-    """Step, wall time, tag and value, up to where the file is damaged or not yet written."""
+def _events(file: Path) -> Iterator[tuple[int, float, dict[str, float]]]:
+    """Step, wall time and values by tag, up to where the file is damaged or not yet written."""
     for event in EventFileLoader(str(file)).Load():
-        for summary in event.summary.value:
-            value = _scalar(summary.tensor)
-            if value is not None:
-                yield event.step, event.wall_time, summary.tag, value
+        values = {summary.tag: _scalar(summary.tensor) for summary in event.summary.value}
+        if scalars := {tag: value for tag, value in values.items() if value is not None}:
+            yield event.step, event.wall_time, scalars
 
 
 def _scalar(tensor: Any) -> float | None:
