@@ -51,18 +51,18 @@ def test_amounts_of_compute_are_easy_to_read() -> None:
 
 
 def test_up_to_8k_gpu_hours_the_ceiling_is_found_and_its_interval_covers() -> None:
-    fits = simulate(PAPER, np.arange(1500, 8001, 250.0), 0.005, 60)
+    fits = simulate(PAPER, np.arange(1500, 8001, 250.0), 0.005, 100)
     errors = np.abs([f.A.value - PAPER.A for f in fits])
     assert np.median(errors) < 0.01 and np.quantile(errors, 0.95) < 0.02
     covered = np.mean([f.A.low <= PAPER.A <= f.A.high for f in fits])
-    assert 0.8 <= covered <= 0.99  # 90 % nominal, 60 runs
+    assert 0.82 <= covered <= 0.99  # 90 % nominal, 100 runs
     ahead = float(PAPER.reward(16_000))
-    assert np.mean([f.at_2x.low <= ahead <= f.at_2x.high for f in fits]) >= 0.8
+    assert np.mean([f.at_2x.low <= ahead <= f.at_2x.high for f in fits]) >= 0.82
     assert np.mean([f.identified for f in fits]) >= 0.9
 
 
 def test_up_to_4k_gpu_hours_the_ceiling_is_not_identified_and_it_says_so() -> None:
-    fits = simulate(PAPER, np.arange(1500, 4001, 125.0), 0.005, 30)
+    fits = simulate(PAPER, np.arange(1500, 4001, 125.0), 0.005, 50)
     assert np.mean([f.identified for f in fits]) < 0.2
     text = explain(next(f for f in fits if not f.identified), "GPU-hours")
     assert "not identified" in text and "ceiling     A" not in text

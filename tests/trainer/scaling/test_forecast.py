@@ -39,13 +39,13 @@ def noisy(seed: int, compute: np.ndarray) -> np.ndarray:
 def test_nine_in_ten_evaluations_are_within_their_interval_and_raise_no_alarm() -> None:
     compute = np.linspace(0.012, 0.3, 16)
     seen = []
-    for seed in range(4):
+    for seed in range(6):
         looks = run(noisy(seed, compute), compute)
         assert all(x.predicted is None for x in looks[:5])  # five points make the first fit
         for look, reward in zip(looks[5:], noisy(seed, compute)[5:], strict=True):
             assert look.predicted is not None and not look.alarm
             seen.append(look.predicted.low <= reward <= look.predicted.high)
-    assert 0.8 <= np.mean(seen) <= 0.99
+    assert 0.82 <= np.mean(seen) <= 0.98
 
 
 def test_the_end_of_the_run_is_predicted_from_two_thirds_of_it() -> None:
