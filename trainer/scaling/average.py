@@ -4,125 +4,254 @@ The early part of a real curve can often be described by a sigmoid and by other 
 different ways. So a forecast is an average over models (Hoeting et al. 1999): each law has a prior
 probability, the data change it by the law's evidence, and draws are taken from each in proportion. In
 simulated sigmoids the sigmoid gets most of it, and the intervals are somewhat wider than its own.
+
+Each law may also start with a transient x e^(−C/T): what a model learns in its first steps, such as the
+format of the answers, does not follow the curve of the rest.
+
+The prior is DEFAULT, chosen on the runs with seed 0 of docs/study.md, or what earlier runs say (earlier.py).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import softmax
+from scipy.special import expit, logit, softmax
 
 from trainer.scaling.laws import (
     FEW_CORRELATIONS,
     Axis,
+    Family,
     Integrated,
-    Law,
     integrate,
-    logistic_compute_for,
     logistic_of_power,
     sigmoids,
 )
-from trainer.scaling.marginal import Data, noise_models
-from trainer.scaling.posterior import DRAWS, Draws, Posterior, draw_ends, full_box, robust
+from trainer.scaling.marginal import Data, Noise, noise_models
+from trainer.scaling.posterior import DRAWS, Draws, draw_ends, full_box, robust
 
 Array = NDArray[np.float64]
 
-SIGMOID_PRIOR = 2 / 3  # probability that a run follows a sigmoid; the stretched approach and the ...
-LOGISTIC_PRIOR = 1 / 6  # ... logistics of C^p, which share this, have the rest
-LOGISTICS = 3  # values of q
+LOGISTICS = 3  # values of q, if the ceiling is free
+STARTS = (0.0, 0.12)  # above the measured R0: where a logistic to 1 may start after a transient
 P_RANGE = (0.3, 3.0)
 MAX_TAU = 30.0  # τ is sought up to this multiple of the largest compute
 LEAST_R0 = 0.02  # a smaller start makes no difference to the curve: its q is large
 LEAST_Q = 0.3  # with a smaller one it is the stretched approach
+TRANSIENT_SD = 0.14  # of x, in rewards
+SEEN = 1 / 3  # of the first point's compute: a T below it would be over before a point could show it
+REACHES, REACH_STEPS = (1e-3, 1e6), 400  # of the last compute: where the compute for a reward is sought
+LEAST_ODDS = 1e-6  # rewards nearer to 0 or 1 are taken for these
+
+
+@dataclass(frozen=True, slots=True)
+class LawPrior:
+    """A law's probability, and the normal prior (mean, sd) of its log B or log p; None: a flat one."""
+
+    probability: float
+    shape: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Transient:
+    """Transients that fade with e^(−C/T), and their probability."""
+
+    T: float  # in units of the last compute that is fitted; of the prior's `unit`, if that is set
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is believed of a run before it is seen."""
+
+    sigmoid: LawPrior
+    stretched: LawPrior
+    logistic: LawPrior  # of C^p, to any ceiling
+    solved: LawPrior  # ... to a ceiling of 1: every prompt can be learned
+    transients: tuple[Transient, ...]
+    unit: float | None = None  # compute in which T is given
+    drift: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # mean and sd of the forecast's error in log odds, per e-fold of C
+
+    @property
+    def laws(self) -> tuple[LawPrior, ...]:
+        """In a fixed order."""
+        return self.sigmoid, self.stretched, self.logistic, self.solved
+
+
+NEAR_1 = (0.0, 0.35)  # of log p: most runs are near an exponential or a logistic in compute
+DEFAULT = Prior(
+    sigmoid=LawPrior(0.4, None),
+    stretched=LawPrior(0.1, NEAR_1),
+    logistic=LawPrior(0.1, NEAR_1),
+    solved=LawPrior(0.4, NEAR_1),
+    transients=(Transient(0.06, 0.25), Transient(0.2, 0.25)),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LogisticDraws:
-    """Equally likely curves of one q; (n,) each."""
+class LawDraws:
+    """Equally likely curves of one law; (n,) each."""
 
-    q: float
+    family: Family
     R0: Array
     A: Array
-    p: Array
-    tau: Array
+    theta: tuple[Array, ...]  # parameters of s
+    x: Array  # size of the transient
+    T: Array
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
         c = np.asarray(compute, np.float64)
         lift = (slice(None),) + (None,) * c.ndim
-        R0, A, p, tau = (x[lift] for x in (self.R0, self.A, self.p, self.tau))
-        result: Array = R0 + (A - R0) * logistic_of_power(self.q)(c, p, tau)
+        R0, A, x, T = (v[lift] for v in (self.R0, self.A, self.x, self.T))
+        s = self.family.fraction(c, *(v[lift] for v in self.theta))
+        result: Array = R0 + (A - R0) * s + x * np.exp(-c / T)
         return result
-
-    def compute_for(self, reward: float) -> Array:
-        """C at which each draw reaches `reward`: 0 if that is at most R0, infinite from A on."""
-        s = (reward - self.R0) / np.maximum(self.A - self.R0, 1e-12)
-        inside = logistic_compute_for(np.clip(s, 0, 1 - 1e-12), self.q, self.p, self.tau)
-        return np.where(s <= 0, 0.0, np.where(s >= 1, np.inf, inside))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Average:
     """Draws of all laws, each as often as it is probable."""
 
-    parts: tuple[Draws | LogisticDraws, ...]
+    parts: tuple[LawDraws | Draws, ...]
     sigmoid_prob: float  # probability that the run follows a sigmoid
+    last: float  # the largest compute of the data
+    drift: Array  # (n,) of each draw: log odds per e-fold of compute beyond the data
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
-        return np.concatenate([part.reward(compute) for part in self.parts])
+        rewards = np.concatenate([part.reward(compute) for part in self.parts])
+        if not self.drift.any():
+            return np.clip(rewards, 0, 1)
+        ahead = np.log(np.maximum(np.asarray(compute, np.float64) / self.last, 1))
+        odds = logit(np.clip(rewards, LEAST_ODDS, 1 - LEAST_ODDS))
+        result: Array = expit(odds + np.multiply.outer(self.drift, ahead))
+        return result
+
+    @classmethod
+    def of_sigmoids(cls, draws: Draws, last: float) -> Average:
+        """Not averaged."""
+        return cls((draws,), math.nan, last, np.zeros(len(draws.A)))
 
     def compute_for(self, reward: float) -> Array:
-        """C at which each draw reaches `reward`: 0 if that is at most R0, infinite from A on."""
-        return np.concatenate([part.compute_for(reward) for part in self.parts])
+        """C at which each draw first reaches `reward`: 0 if it starts there, infinite if it never does."""
+        at = self.last * np.geomspace(*REACHES, REACH_STEPS)
+        rewards = self.reward(at)
+        k = (rewards >= reward).argmax(1)
+        row = np.arange(len(k))
+        above, below = rewards[row, k], rewards[row, np.maximum(k - 1, 0)]
+        part = (reward - below) / np.where(above > below, above - below, 1)
+        inside = np.exp(np.log(at[k]) - (1 - part) * math.log(at[1] / at[0]))
+        found = np.where(k > 0, inside, np.where(self.reward(0.0) >= reward, 0.0, at[0]))
+        return np.where(above >= reward, found, np.inf)
 
 
-def average(data: Data, found: Posterior, seed: int = 0) -> Average:
-    """The laws' draws, given the posterior of the sigmoid; the same for the same data and seed."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Component:
+    """A family, integrated, with its share of the probability."""
+
+    law: int  # its number in Prior.laws
+    integrated: Integrated
+    probability: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixture:
+    """All laws, integrated over their parameters, the noise and the transient."""
+
+    data: Data
+    components: tuple[Component, ...]
+    base: tuple[Noise, ...]  # without a transient; the integrals have these, then those with each transient
+    directions: tuple[tuple[float, Array], ...]  # T, and e^(−C/T) at R0 and the points, times `size`
+    size: float  # TRANSIENT_SD in units of the noise
+
+
+def mixture(data: Data, prior: Prior = DEFAULT) -> Mixture:
+    """The probability of each law, given the data. An R0 that is given exactly has no transient."""
     weight, overdispersion = robust(data)
     data = replace(data, R0_se=data.start_error(overdispersion))
-    noises = noise_models(data, weight, FEW_CORRELATIONS)
-    others = _others(data)
-    sigmoid = integrate(data, noises, sigmoids(full_box(data)))
-    integrated = [integrate(data, noises, law) for _, _, law in others]
-    log_prior = [math.log(SIGMOID_PRIOR), *(math.log(prior) for _, prior, _ in others)]
-    p = softmax(np.add(log_prior, [law.log_evidence for law in (sigmoid, *integrated)]))
+    base = tuple(noise_models(data, weight, FEW_CORRELATIONS))
+    unit = prior.unit or float(data.compute[-1])
+    seen = [t for t in prior.transients if t.T * unit >= SEEN * data.compute[0]]
+    transients = [] if data.exact else seen
+    none = 1 - sum(t.probability for t in transients)
+    noises = [replace(noise, log_prior=noise.log_prior + math.log(none)) for noise in base]
+    size = TRANSIENT_SD / (max(overdispersion, 1.0) if data.sd_known else overdispersion)
+    directions = []
+    for transient in transients:
+        T = transient.T * unit
+        h = size * data.with_start(np.exp(-data.compute / T), 1.0)
+        directions.append((T, h))
+        extra = math.log(transient.probability)
+        noises += [replace(n, log_prior=n.log_prior + extra) for n in (noise.plus(h) for noise in base)]
+    tried = [
+        (law, probability, integrate(data, noises, family))
+        for law, probability, family in _families(data, prior)
+    ]
+    p = softmax([math.log(probability) + found.log_evidence for _, probability, found in tried])
+    components = (Component(law, found, float(x)) for (law, _, found), x in zip(tried, p, strict=True))
+    return Mixture(data, tuple(components), base, tuple(directions), size)
+
+
+def average(data: Data, prior: Prior = DEFAULT, seed: int = 0) -> Average:
+    """The laws' draws; the same for the same data, prior and seed."""
+    found = mixture(data, prior)
     rng = np.random.default_rng(seed)
-    counts = np.diff(np.rint(DRAWS * np.append(0.0, p.cumsum())).astype(int))
-    parts: list[Draws | LogisticDraws] = [_first(found.draws, int(counts[0]))]
-    for (q, _, _), law, count in zip(others, integrated, counts[1:], strict=True):
-        if count:
-            parts.append(_draw(data, q, law, int(count), rng))
-    return Average(tuple(parts), float(p[0]))
+    shares = np.cumsum([component.probability for component in found.components])
+    counts = np.diff(np.rint(DRAWS * np.append(0.0, shares / shares[-1])).astype(int))
+    parts = tuple(
+        draw(found, component.integrated, int(count), rng)
+        for component, count in zip(found.components, counts, strict=True)
+        if count
+    )
+    mean, sd = prior.drift
+    drift = mean + sd * rng.standard_normal(DRAWS)
+    sigmoid_prob = sum(component.probability for component in found.components if component.law == 0)
+    return Average(parts, sigmoid_prob, float(data.compute[-1]), drift)
 
 
-def _others(data: Data) -> list[tuple[float, float, Law]]:
-    """q, the prior probability and the family of all but the sigmoid.
+def _families(data: Data, prior: Prior) -> Iterator[tuple[int, float, Family]]:
+    """The number of the law, its prior probability, and the family.
 
-    q takes values from A / R0 − 1 for the largest reward to that for a ceiling of 1.
+    The logistics' q takes values from A / R0 − 1 for the largest reward to that for a ceiling of 1.
     """
+    sigmoid, stretched, logistic, solved = prior.laws
+    yield 0, sigmoid.probability, sigmoids(full_box(data), sigmoid.shape)
     R0 = max(float(data.reward[0]) if data.R0 is None else data.R0, LEAST_R0)
     low = max(float(data.reward.max()) / R0 - 1, LEAST_Q)
-    high = max(1 / R0 - 1, low)
-    tau = Axis(float(data.compute[0]) / 3, MAX_TAU * float(data.compute[-1]), 31)  # as for C_mid
-    priors = [(0.0, 1 - SIGMOID_PRIOR - LOGISTIC_PRIOR)]
-    priors += [(float(q), LOGISTIC_PRIOR / LOGISTICS) for q in np.geomspace(low, high, LOGISTICS)]
-    axes = (Axis(*P_RANGE, 13), tau)
-    return [(q, prior, Law(f"q = {q:.3g}", logistic_of_power(q), axes)) for q, prior in priors]
+    free = np.geomspace(low, max(1 / R0 - 1, low), LOGISTICS).tolist()
+    to_1 = [1 / min(R0 + start, 0.95) - 1 for start in STARTS]
+    tau = Axis(float(data.compute[0]) / 3, MAX_TAU * float(data.compute[-1]), 21)  # as for C_mid
+    kinds: tuple[tuple[LawPrior, list[float], float | None], ...] = (
+        (stretched, [0.0], None), (logistic, free, None), (solved, to_1, 1.0),
+    )  # fmt: skip
+    for law, (its, values, ceiling) in enumerate(kinds, start=1):
+        axes = (Axis(*P_RANGE, 11, normal=its.shape), tau)
+        for q in values:
+            family = Family(f"q = {q:.3g}", logistic_of_power(q), axes, ceiling=ceiling)
+            yield law, its.probability / len(values), family
 
 
-def _first(draws: Draws, count: int) -> Draws:
-    """Some of the draws, which are in random order."""
-    return Draws(draws.R0[:count], draws.A[:count], draws.B[:count], draws.C_mid[:count])
-
-
-def _draw(data: Data, q: float, law: Integrated, count: int, rng: np.random.Generator) -> LogisticDraws:
+def draw(found: Mixture, law: Integrated, count: int, rng: np.random.Generator) -> LawDraws:
+    """Curves of a law, in proportion to their probability; the transient's size is the most likely one."""
+    data, bases = found.data, len(found.base)
     total = softmax(law.log_weight, axis=None).ravel().cumsum()
     k = np.searchsorted(total / total[-1], (np.arange(count) + 0.5) / count)
     model, cell = np.divmod(rng.permutation(np.minimum(k, total.size - 1)), law.log_weight.shape[1])
     R0, A = draw_ends(data, law.cells, model, cell, rng)
-    p, tau = (x[cell, 0] for x in law.theta)  # those that R0 and A belong to
-    return LogisticDraws(q, R0, A, p, tau)
+    theta = tuple(x[cell, 0] for x in law.theta)  # those that R0 and A belong to
+    x, T = np.zeros(count), np.ones(count)
+    s = law.family.fraction(data.with_start(data.compute, 0.0), *(v[:, None] for v in theta))
+    rest = data.with_start(data.reward, data.R0 or 0.0) - R0[:, None] * (1 - s) - A[:, None] * s
+    for which in np.unique(model[model >= bases]):
+        (T_here, h), base = found.directions[which // bases - 1], found.base[which % bases]
+        of, u = model == which, base.whiten @ h
+        T[of] = T_here
+        x[of] = found.size * (rest[of] @ base.whiten.T @ u) / (1 + u @ u)
+    return LawDraws(law.family, R0, A, theta, x, T)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainer.scaling.fit import MIN_POINTS, Estimate, fit_curve
+from trainer.scaling.fit import MIN_FORECAST, Estimate, fit_curve
 from trainer.scaling.forecast import last_error, predict_evaluation
 from trainer.scaling.sigmoid import Curve
 
@@ -62,7 +62,7 @@ def backtest(
     limit = HALF * last if until is None else until
     first = tuple(p for p in curve.points if p.compute <= limit)
     later = [p for p in curve.points[len(first) :] if p.compute >= LAST_PART * last]
-    if len(first) < MIN_POINTS or not later:
+    if len(first) < MIN_FORECAST or not later:
         return None
     fit = fit_curve(replace(curve, points=first), confidence, within)
     scored = tuple(

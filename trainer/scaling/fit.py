@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
 from trainer.scaling.arrays import Columns, evaluated
-from trainer.scaling.average import Average, average
+from trainer.scaling.average import DEFAULT, Average, Prior, average
 from trainer.scaling.marginal import Data
 from trainer.scaling.posterior import B_RANGE, Draws, Posterior, posterior
 from trainer.scaling.shape import OtherShape, another_shape, last_drop
@@ -27,6 +27,7 @@ from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 Array = NDArray[np.float64]
 
 MIN_POINTS = 5  # beyond R0: the sigmoid has three more parameters
+MIN_FORECAST = 3  # from which there is a forecast all the same, as wide as it must be, if R0 is known
 MAX_POINTS = 150  # longer series are averaged over neighbours
 MAX_INTERVAL_SHARE = 0.2  # of the rise A − R0: where the interval of A is wider, A is not identified
 MAX_INTERVAL = 0.1  # nor where it is wider than this
@@ -106,7 +107,7 @@ class Fit:
     @property
     def predictable(self) -> bool:
         """Whether the curve may be carried beyond the data, if only as an interval."""
-        return self.draws is not None and not {"falling", "flat"} & set(self.flags)
+        return self.averaged_draws is not None and not {"falling", "flat"} & set(self.flags)
 
     @property
     def reasons(self) -> str:
@@ -141,7 +142,8 @@ class Fit:
     def forecast(self) -> Average:
         """Equally likely curves. ConfigError: too few points."""
         if self.averaged_draws is None:
-            raise ConfigError(f"the fit has {self.points} points beyond R0; expected at least {MIN_POINTS}")
+            expected = f"{MIN_FORECAST}, or {MIN_POINTS} if R0 is not known"
+            raise ConfigError(f"the fit has {self.points} points beyond R0; expected at least {expected}")
         return self.averaged_draws
 
     def to_json(self) -> dict[str, Any]:
@@ -173,11 +175,13 @@ def is_wide(e: Estimate, rise: float, within: float | None) -> bool:
     return e.high - e.low > min(MAX_INTERVAL_SHARE * rise, MAX_INTERVAL)
 
 
-def fit_run(points: Sequence[EvalPoint], confidence: float = 0.9, within: float | None = None) -> Fit:
+def fit_run(
+    points: Sequence[EvalPoint], confidence: float = 0.9, within: float | None = None, prior: Prior = DEFAULT
+) -> Fit:
     """Fit a run's evaluations; the one at compute 0 is R0."""
     if not points:
         raise ConfigError("fit: there are no points; expected R0 and at least one evaluation beyond it")
-    return fit_curve(curve_of("", "", points), confidence, within)
+    return fit_curve(curve_of("", "", points), confidence, within, prior=prior)
 
 
 def fit_curve(
@@ -185,10 +189,11 @@ def fit_curve(
     confidence: float = 0.9,
     within: float | None = None,
     check_shape: bool = True,  # False: it is known to be a sigmoid, and no other shape is tried
+    prior: Prior = DEFAULT,  # of the forecasts
 ) -> Fit:
     """Fit a curve. ConfigError as `fit`, after the curve's name."""
     try:
-        return _fit(checked(curve), confidence, within, check_shape)
+        return _fit(checked(curve), confidence, within, prior if check_shape else None)
     except ConfigError as e:
         raise ConfigError(f"{curve.name}: {e}" if curve.name else str(e)) from e
 
@@ -266,7 +271,7 @@ def _checked(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | Non
     return Data(c, r, sd, known, R0, lowest if R0_se is None else R0_se, R0_se is not None)
 
 
-def _fit(data: Data, confidence: float, within: float | None, check_shape: bool = True) -> Fit:
+def _fit(data: Data, confidence: float, within: float | None, prior: Prior | None = DEFAULT) -> Fit:
     if not 0.5 <= confidence <= 0.9999:
         raise ConfigError(f"--confidence {confidence:g}: expected a number from 0.5 to 0.9999, such as 0.9")
     if within is not None and not 0 < within < 1:
@@ -288,15 +293,17 @@ def _fit(data: Data, confidence: float, within: float | None, check_shape: bool 
         unknown, start = Estimate(nan, nan, nan), Estimate(nan, 0.0, 1.0)
         if R0 is not None:
             start = Estimate(R0, max(0.0, R0 - 1.645 * data.R0_se), min(1.0, R0 + 1.645 * data.R0_se))
+        ahead = average(data, prior) if prior and R0 is not None and len(c) >= MIN_FORECAST else None
         return Fit(
             unknown, unknown, unknown, start, unknown, unknown, (), ("too-few-points",), details={},
-            r2=nan, overdispersion=nan, autocorrelated_prob=nan, autocorrelation=nan, outliers=0, **facts,
+            r2=nan, overdispersion=nan, autocorrelated_prob=nan, autocorrelation=nan, outliers=0,
+            averaged_draws=ahead, **facts,
         )  # fmt: skip
     data = averaged(data)
-    return _result(data, posterior(data), facts, check_shape)
+    return _result(data, posterior(data), facts, prior)
 
 
-def _result(data: Data, found: Posterior, facts: dict[str, Any], check_shape: bool) -> Fit:
+def _result(data: Data, found: Posterior, facts: dict[str, Any], prior: Prior | None) -> Fit:
     sigmoid, draws, confidence = found.sigmoid, found.draws, facts["confidence"]
     c, r, sd = data.compute, data.reward, data.sd
     A, B, C_mid, R0 = (
@@ -307,9 +314,9 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any], check_shape: bo
     wide = is_wide(A, A.value - R0.value, facts["within"])
     drop = last_drop(data, sigmoid)
     flags = _flags(data, A, B, C_mid.value, wide, drop, _is_poor(data, found))
-    other_laws = check_shape and NO_CURVE.isdisjoint(flags)
-    shape = another_shape(data, found) if other_laws else None
-    ahead = average(data, found) if other_laws else Average((draws,), math.nan)  # not averaged
+    averaged_over = prior if NO_CURVE.isdisjoint(flags) else None
+    shape = another_shape(data, found) if averaged_over else None
+    ahead = average(data, averaged_over) if averaged_over else Average.of_sigmoids(draws, float(c[-1]))
     if shape is None and ahead.sigmoid_prob < MIN_SIGMOID:
         text = f"other laws describe the points better (a sigmoid: {ahead.sigmoid_prob:.1%} probable)"
         shape = OtherShape(text, better=False)

@@ -5,6 +5,7 @@ it on the same side, or one by more than twice the interval, raise an alarm: som
 changed, and the forecast no longer holds. backtest.py asks the same of finished runs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -70,13 +71,13 @@ def forecast(points: Sequence[EvalPoint], end: float, before: Forecast | None) -
     """The forecast after the last of `points`, which are in order; `end` is the compute of the whole run."""
     fit, point = fit_run(points), points[-1]
     predicted, missed, far_off = None, 0, False
-    if before is not None and before.fit.draws is not None and point.compute > 0:
+    if before is not None and before.fit.averaged_draws is not None and point.compute > 0:
         predicted = predict_evaluation(before.fit, replace(point, pass_rate_se=last_error(points)))
         side = int(point.pass_rate > predicted.high) - int(point.pass_rate < predicted.low)
         missed = side + (before.missed if side * before.missed > 0 else 0)
         reach = predicted.high - predicted.value if side > 0 else predicted.value - predicted.low
         far_off = side != 0 and abs(point.pass_rate - predicted.value) > 2 * reach
-    if fit.draws is None or not fit.predictable or end * (1 - END_TOLERANCE) <= point.compute:
+    if not fit.predictable or end * (1 - END_TOLERANCE) <= point.compute:
         return Forecast(fit, predicted, missed, far_off)
     gains = fit.forecast.reward(end) - fit.forecast.reward(point.compute)
     gain = median(gains, fit.confidence)
@@ -93,7 +94,7 @@ def last_error(points: Sequence[EvalPoint]) -> float:
 def predict_evaluation(fit: Fit, point: EvalPoint) -> Estimate:
     """What an evaluation at the point's compute should give, with the noise of the evaluation itself."""
     rewards = fit.forecast.reward(point.compute)
-    noise = EQUAL_ERROR * fit.overdispersion  # no errors are reported: the residuals'
+    noise = EQUAL_ERROR * (1.0 if math.isnan(fit.overdispersion) else fit.overdispersion)
     if fit.noise == REPORTED_ERRORS:
         noise = max(point.pass_rate_se, 1e-3) * max(1.0, fit.overdispersion)
     noisy = rewards + noise * np.random.default_rng(0).standard_normal(len(rewards))

@@ -29,12 +29,13 @@ RESOLVED, MAX_ROUNDS = 0.2, 5  # share of the cells in that range at which it is
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A parameter, with a flat prior between its ends, in the logarithm or not."""
+    """A parameter between two ends, in its logarithm or not, and its prior there."""
 
     low: float
     high: float
     cells: int
     log: bool = True
+    normal: tuple[float, float] | None = None  # mean and sd of a normal prior; None: a flat one
 
     @property
     def values(self) -> Array:
@@ -46,6 +47,14 @@ class Axis:
         """In the measure of the prior."""
         return float(np.log(self.high / self.low)) if self.log else self.high - self.low
 
+    def log_prior(self, x: Array) -> Array:
+        """The log density of the prior at x, in its measure."""
+        if self.normal is None:
+            return np.full(x.shape, -math.log(self.length))
+        mean, sd = self.normal
+        z = ((np.log(x) if self.log else x) - mean) / sd
+        return -0.5 * z * z - math.log(sd * math.sqrt(2 * math.pi))
+
     def around(self, kept: NDArray[np.bool_]) -> Axis:
         """The same number of cells for the range of those kept, (cells,), and one step more."""
         k, x = np.flatnonzero(kept), self.values
@@ -54,35 +63,40 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
-    """A family of curves R0 (1 − s) + A s, with the priors of the parameters of s."""
+class Family:
+    """Curves R0 (1 − s) + A s of one law, with the priors of the parameters of s."""
 
     name: str
     fraction: Callable[..., Array]  # s of (compute, *parameters); broadcasts; 0 at compute 0
     axes: tuple[Axis, ...]
     has_end: bool = True  # whether A is its ceiling
+    ceiling: float | None = None  # A, if it is given
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Integrated:
-    """The marginal likelihoods of a law on a grid of its parameters, which lies around the peak."""
+    """The marginal likelihoods of a family on a grid of its parameters, which lies around the peak."""
 
-    law: Law
+    family: Family
     theta: list[Array]  # (cells, 1) each
     cells: list[Cells]  # by noise
-    log_weight: Array  # (noises, cells)
+    log_weight: Array  # (noises, cells), the prior included
     log_evidence: float  # the probability of the data, averaged over all parameters
 
 
-def integrate(data: Data, noises: Sequence[Noise], law: Law) -> Integrated:
-    """The evidence of a law: marginal likelihoods on a grid that is refined around the peak."""
-    axes = list(law.axes)
+def integrate(data: Data, noises: Sequence[Noise], family: Family) -> Integrated:
+    """The evidence of a family: marginal likelihoods on a grid that is refined around the peak.
+
+    The integral is the trapezoidal rule's: cells at an end of a range count half.
+    """
+    axes = list(family.axes)
     for left in reversed(range(MAX_ROUNDS)):
         grid = np.meshgrid(*(axis.values for axis in axes), indexing="ij")
         theta = [x.reshape(-1, 1) for x in grid]
-        s = law.fraction(data.with_start(data.compute, 0.0)[None, :], *theta)
-        cells = [marginal(data, noise, s) for noise in noises]
-        log_weight = np.stack([c.log_weight for c in cells])
+        s = family.fraction(data.with_start(data.compute, 0.0)[None, :], *theta)
+        cells = [marginal(data, noise, s, family.ceiling) for noise in noises]
+        prior = sum((a.log_prior(x[:, 0]) for a, x in zip(family.axes, theta, strict=True)), np.zeros(len(s)))
+        log_weight = np.stack([c.log_weight for c in cells]) + prior
         kept = (log_weight > log_weight.max() - KEEP).any(0)
         if not axes or not left or kept.mean() > RESOLVED:
             break
@@ -92,15 +106,19 @@ def integrate(data: Data, noises: Sequence[Noise], law: Law) -> Integrated:
         if refined == axes:
             break
         axes = refined
-    share = sum(math.log(a.length / b.length) for a, b in zip(axes, law.axes, strict=True))
-    log = float(np.logaddexp.reduce(log_weight, axis=None)) - math.log(log_weight.shape[1]) + share
-    return Integrated(law, theta, cells, log_weight, log)
+    for axis, x in zip(axes, theta, strict=True):
+        log_weight[:, np.isin(x[:, 0], axis.values[[0, -1]])] -= math.log(2)
+    cell = sum(math.log(axis.length / (axis.cells - 1)) for axis in axes)
+    return Integrated(
+        family, theta, cells, log_weight, float(np.logaddexp.reduce(log_weight, axis=None)) + cell
+    )
 
 
-def sigmoids(box: tuple[float, float, float, float]) -> Law:
-    """Between these ends of B and of C_mid."""
+def sigmoids(box: tuple[float, float, float, float], normal: tuple[float, float] | None = None) -> Family:
+    """Between these ends of B and of C_mid; `normal`: the prior of log B."""
     B_low, B_high, C_low, C_high = box
-    return Law("a sigmoid", fraction_gained, (Axis(B_low, B_high, 13), Axis(C_low, C_high, 21)))
+    axes = (Axis(B_low, B_high, 13, normal=normal), Axis(C_low, C_high, 21))
+    return Family("a sigmoid", fraction_gained, axes)
 
 
 def logistic_of_power(q: float) -> Callable[..., Array]:
@@ -112,9 +130,3 @@ def logistic_of_power(q: float) -> Callable[..., Array]:
         return result
 
     return fraction
-
-
-def logistic_compute_for(s: Array, q: float, p: Array, tau: Array) -> Array:
-    """C at which a fraction 0 ≤ s < 1 is gained."""
-    result: Array = tau * np.log((1 + q * s) / (1 - s)) ** (1 / p)
-    return result

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri, stdtr
+from scipy.special import gammaln, ndtr, ndtri, stdtr
 
 Array = NDArray[np.float64]
 
@@ -90,6 +90,7 @@ class LinearFit:
     A_variance: Array  # over σ²
     R0_variance: Array  # over σ², for a given A
     R0_slope: Array  # dR0/dA at the least squares for a given A
+    parameters: int  # of R0 and A, those that are estimated
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +136,7 @@ def noise_models(data: Data, weight: Array, correlations: Sequence[float] = CORR
     return models
 
 
-def linear_fit(data: Data, whiten: Array, s: Array) -> LinearFit:
+def linear_fit(data: Data, whiten: Array, s: Array, ceiling: float | None = None) -> LinearFit:
     """Weighted least squares of R0 and A for every row of s, (cells, n), in closed form.
 
     With the whitened columns x_R0 = W (1 − s) and x_A = W s and the whitened rewards y = W R, the normal
@@ -144,11 +145,13 @@ def linear_fit(data: Data, whiten: Array, s: Array) -> LinearFit:
         [x_R0·x_R0  x_R0·x_A] [R0]   [x_R0·y]
         [x_R0·x_A   x_A·x_A ] [A ] = [x_A·y ]        SSE = y·y − R0 (x_R0·y) − A (x_A·y)
 
-    If R0 is exact, only the row of A is left, with y less R0 x_R0.
+    If R0 is exact, only the row of A is left, with y less R0 x_R0. If A is given, as `ceiling`, only R0's.
     """
     x_A = s @ whiten.T
     x_R0 = whiten.sum(1) - x_A
     y = whiten @ data.with_start(data.reward, data.R0 or 0.0)
+    if ceiling is not None:
+        return _start_alone(data, x_R0, y - ceiling * x_A, ceiling)
     A_A = (x_A * x_A).sum(1)
     if data.exact:
         R0 = np.full(len(s), data.lowest_A)
@@ -156,7 +159,7 @@ def linear_fit(data: Data, whiten: Array, s: Array) -> LinearFit:
         A_A, zero = np.maximum(A_A, 1e-300), 0 * A_A
         A = (x_A * y_less_R0).sum(1) / A_A
         sse = (y_less_R0 * y_less_R0).sum(1) - A * A * A_A
-        return LinearFit(R0, A, sse, A_A, 1 / A_A, R0_variance=zero, R0_slope=zero)
+        return LinearFit(R0, A, sse, A_A, 1 / A_A, R0_variance=zero, R0_slope=zero, parameters=1)
     R0_R0, R0_A = (x_R0 * x_R0).sum(1), (x_R0 * x_A).sum(1)
     R0_y, A_y = x_R0 @ y, x_A @ y
     R0_R0 = np.maximum(R0_R0, 1e-300)
@@ -164,28 +167,41 @@ def linear_fit(data: Data, whiten: Array, s: Array) -> LinearFit:
     R0, A = (A_A * R0_y - R0_A * A_y) / determinant, (R0_R0 * A_y - R0_A * R0_y) / determinant
     return LinearFit(
         R0, A, y @ y - R0 * R0_y - A * A_y, determinant,
-        A_variance=R0_R0 / determinant, R0_variance=1 / R0_R0, R0_slope=-R0_A / R0_R0,
+        A_variance=R0_R0 / determinant, R0_variance=1 / R0_R0, R0_slope=-R0_A / R0_R0, parameters=2,
     )  # fmt: skip
 
 
-def marginal(data: Data, noise: Noise, s: Array) -> Cells:
+def _start_alone(data: Data, x_R0: Array, y_less_A: Array, A: float) -> LinearFit:
+    """Least squares of R0 if A is given; both arrays are (cells, n). If R0 is exact, too, nothing is left."""
+    cells, n = np.zeros(len(x_R0)), int(not data.exact)
+    R0_R0 = np.maximum((x_R0 * x_R0).sum(1), 1e-300)
+    R0 = (x_R0 * y_less_A).sum(1) / R0_R0 if n else cells + data.lowest_A
+    sse = ((y_less_A - R0[:, None] * x_R0) ** 2).sum(1)
+    return LinearFit(R0, cells + A, sse, R0_R0**n, cells, R0_variance=n / R0_R0, R0_slope=cells, parameters=n)
+
+
+def marginal(data: Data, noise: Noise, s: Array, ceiling: float | None = None) -> Cells:
     """The posterior of R0 and A for every row of s, and the row's weight, the marginal likelihood.
 
     With σ² integrated out, A has a t distribution with ν degrees of freedom and the weight is
 
         prior |Σ|^−½ |XᵀX|^−½ (ν₀ + SSE)^(−ν/2) P(A within bounds) P(0 ≤ R0 ≤ A),    ν = ν₀ + n − parameters
 
-    where ν₀ is NOISE_PRIOR_POINTS if the standard errors are reported, else 0. Without the last factor, a
-    cell in which the data do not determine R0 would gain from all the R0 out of bounds.
+    times π^(parameters/2) Γ(ν/2), by which a given A, `ceiling`, compares with a free one. ν₀ is
+    NOISE_PRIOR_POINTS if the standard errors are reported, else 0. Without the last factor, a cell in which
+    the data do not determine R0 would gain from all the R0 out of bounds.
     """
-    fit = linear_fit(data, noise.whiten, s)
+    fit = linear_fit(data, noise.whiten, s, ceiling)
     prior_points = NOISE_PRIOR_POINTS if data.sd_known else 0.0
-    freedom = len(noise.whiten) - (1 if data.exact else 2) + prior_points
+    freedom = len(noise.whiten) - fit.parameters + prior_points
     total = prior_points + np.maximum(fit.sse, 1e-12)
     A_sd, R0_sd = np.sqrt(total / freedom * fit.A_variance), np.sqrt(total / freedom * fit.R0_variance)
     floor = fit.R0 if data.exact else 0.0
-    low, high = (stdtr(freedom, np.clip((x - fit.A) / A_sd, -1e8, 1e8)) for x in (floor, 1.0))
     log_weight = noise.log_prior - 0.5 * np.log(fit.determinant) - 0.5 * freedom * np.log(total)
+    log_weight += 0.5 * fit.parameters * math.log(math.pi) + float(gammaln(freedom / 2))
+    low, high = np.zeros(len(s)), np.ones(len(s))
+    if ceiling is None:
+        low, high = (stdtr(freedom, np.clip((x - fit.A) / A_sd, -1e8, 1e8)) for x in (floor, 1.0))
     log_weight = log_weight + np.log(np.maximum(high - low, 1e-300))
     if not data.exact:
         within = R0_within(fit.R0, fit.A, A_sd, low, high, fit.R0_slope, R0_sd)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from trainer.scaling.laws import FEW_CORRELATIONS, Axis, Law, integrate, sigmoids
+from trainer.scaling.laws import FEW_CORRELATIONS, Axis, Family, integrate, sigmoids
 from trainer.scaling.marginal import NOISE_PRIOR_POINTS, Data, Noise, noise_models, typical_gap
 from trainer.scaling.posterior import Posterior, full_box, robust
 from trainer.scaling.sigmoid import Sigmoid, fraction_gained
@@ -55,7 +55,7 @@ class Evidence:
     A: float
     parameters: tuple[float, ...]
 
-    def reward(self, family: Law, compute: Array | float) -> Array:
+    def reward(self, family: Family, compute: Array | float) -> Array:
         """R(C) of the most likely curve, at most 1."""
         s = family.fraction(np.asarray(compute, np.float64), *self.parameters)
         return np.minimum(self.R0 + (self.A - self.R0) * s, 1)
@@ -114,7 +114,7 @@ def _other_families(
 
 
 def _additions(
-    data: Data, noises: Sequence[Noise], usual: Evidence, sigmoid: Law, scale: float
+    data: Data, noises: Sequence[Noise], usual: Evidence, sigmoid: Family, scale: float
 ) -> Iterator[tuple[float, OtherShape]]:
     """The evidence and description of what is added to the sigmoid. `scale`: σ."""
     c, last = data.compute, float(data.compute[-1])
@@ -138,9 +138,9 @@ def _additions(
             yield each[k].log, OtherShape(says, better=True)
 
 
-def evidence(data: Data, noises: Sequence[Noise], law: Law) -> Evidence:
-    """The evidence of a law, and its most likely curve."""
-    found = integrate(data, noises, law)
+def evidence(data: Data, noises: Sequence[Noise], family: Family) -> Evidence:
+    """The evidence of a family, and its most likely curve."""
+    found = integrate(data, noises, family)
     model, k = divmod(int(found.log_weight.argmax()), found.log_weight.shape[1])
     fit = found.cells[model].fit
     A = float(np.clip(fit.A[k], data.lowest_A, 1))
@@ -149,7 +149,7 @@ def evidence(data: Data, noises: Sequence[Noise], law: Law) -> Evidence:
     return Evidence(found.log_evidence, peak, float(fit.R0[k]), A, tuple(float(x[k, 0]) for x in found.theta))
 
 
-def _families(data: Data) -> tuple[Law, ...]:
+def _families(data: Data) -> tuple[Family, ...]:
     """What else a curve can be. Parameters in compute reach from below the gaps of the data to beyond it."""
     last, gap = float(data.compute[-1]), typical_gap(data.compute)
 
@@ -158,13 +158,13 @@ def _families(data: Data) -> tuple[Law, ...]:
         return (expit(steepness * (c - middle)) - low) / (1 - low)
 
     return (
-        Law("an exponential approach", lambda c, t: -np.expm1(-c / t), (Axis(gap / 2, 10 * last, 60),)),
-        Law("a straight rise to a hard cap", lambda c, t: np.minimum(c / t, 1),
+        Family("an exponential approach", lambda c, t: -np.expm1(-c / t), (Axis(gap / 2, 10 * last, 60),)),
+        Family("a straight rise to a hard cap", lambda c, t: np.minimum(c / t, 1),
                (Axis(min(2 * gap, last / 2), last, 60),)),
-        Law("a straight line", lambda c: c / last, (), has_end=False),
-        Law("a logarithm of compute", lambda c, t: np.log1p(c / t) / np.log1p(last / t),
+        Family("a straight line", lambda c: c / last, (), has_end=False),
+        Family("a logarithm of compute", lambda c, t: np.log1p(c / t) / np.log1p(last / t),
                (Axis(gap / 30, 10 * last, 40),), has_end=False),
-        Law(LOGISTIC, logistic,
+        Family(LOGISTIC, logistic,
                (Axis(last / 20, 1.4 * last, 20, log=False), Axis(2 / last, 80 / last, 14))),
     )  # fmt: skip
 

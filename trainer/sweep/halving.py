@@ -24,7 +24,7 @@ def chances(fits: Mapping[str, Sequence[Fit]], budget: float) -> dict[str, float
     Without recipes of which a run has fallen: there is no forecast of them, and they are not stopped.
     """
     rewards = {
-        name: [fit.forecast.reward(budget) for fit in runs if fit.draws is not None]
+        name: [fit.forecast.reward(budget) for fit in runs if fit.averaged_draws is not None]
         for name, runs in fits.items()
         if all(fit.predictable for fit in runs)
     }
