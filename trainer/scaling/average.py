@@ -88,8 +88,8 @@ NEAR_1 = (0.0, 0.35)  # of log p: most runs are near an exponential or a logisti
 DEFAULT = Prior(
     sigmoid=LawPrior(0.4, None),
     stretched=LawPrior(0.1, NEAR_1),
-    logistic=LawPrior(0.1, NEAR_1),
-    solved=LawPrior(0.4, NEAR_1),
+    logistic=LawPrior(0.25, NEAR_1),
+    solved=LawPrior(0.25, NEAR_1),
     transients=(Transient(0.06, 0.25), Transient(0.2, 0.25)),
 )
 

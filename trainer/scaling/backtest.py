@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trainer.scaling.average import DEFAULT
+from trainer.scaling.earlier import Earlier, prior_after
 from trainer.scaling.fit import MIN_FORECAST, Estimate, fit_curve
 from trainer.scaling.forecast import last_error, predict_evaluation
 from trainer.scaling.sigmoid import Curve
@@ -54,6 +56,7 @@ def backtest(
     until: float | None = None,  # compute up to which the run is fitted; None: half of it
     confidence: float = 0.9,
     within: float | None = None,
+    like: Earlier | None = None,  # runs of the same kind; its own recipe's among them are not used
 ) -> Backtest | None:
     """Forecast the last quarter of a run from its beginning; None: there are too few points for a fit."""
     if not curve.points:
@@ -64,7 +67,8 @@ def backtest(
     later = [p for p in curve.points[len(first) :] if p.compute >= LAST_PART * last]
     if len(first) < MIN_FORECAST or not later:
         return None
-    fit = fit_curve(replace(curve, points=first), confidence, within)
+    seen = replace(curve, points=first)
+    fit = fit_curve(seen, confidence, within, prior=prior_after(like, seen) if like else DEFAULT)
     scored = tuple(
         Scored(
             p.compute, predict_evaluation(fit, replace(p, pass_rate_se=last_error([*curve.points, p]))),

@@ -198,9 +198,11 @@ def fit_curve(
         raise ConfigError(f"{curve.name}: {e}" if curve.name else str(e)) from e
 
 
-def fit_with_draws(curve: Curve, confidence: float = 0.9, within: float | None = None) -> tuple[Fit, Draws]:
+def fit_with_draws(
+    curve: Curve, confidence: float = 0.9, within: float | None = None, prior: Prior = DEFAULT
+) -> tuple[Fit, Draws]:
     """Fit a curve that must have enough points for a posterior. ConfigError: too few, or as `fit`."""
-    fit = fit_curve(curve, confidence, within)
+    fit = fit_curve(curve, confidence, within, prior=prior)
     if fit.draws is None:
         raise ConfigError(f"{curve.name}: {FLAGS['too-few-points']}; evaluate more often, or leave it out")
     return fit, fit.draws

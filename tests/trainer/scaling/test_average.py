@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from trainer.scaling import Sigmoid, fit
-from trainer.scaling.average import LogisticDraws, _draw
-from trainer.scaling.laws import Axis, Law, integrate, logistic_compute_for, logistic_of_power
-from trainer.scaling.marginal import Data, noise_models
+from trainer.scaling.average import (
+    DEFAULT,
+    TRANSIENT_SD,
+    Average,
+    LawDraws,
+    LawPrior,
+    Mixture,
+    average,
+    draw,
+    mixture,
+)
+from trainer.scaling.laws import Axis, Family, integrate, logistic_of_power
+from trainer.scaling.marginal import Data, marginal, noise_models
 
 Array = np.ndarray
 R0, A, NOISE = 0.15, 0.9, 0.005
@@ -42,16 +55,33 @@ def test_the_logistic_of_a_power_is_the_odds_law_and_without_q_the_stretched_app
     assert R0 + (A - R0) * stretched == pytest.approx(exponential(c))
 
 
+def curves(q: float, A: list[float], p: list[float], tau: list[float]) -> LawDraws:
+    family = Family("", logistic_of_power(q), ())
+    n = len(A)
+    return LawDraws(
+        family, np.full(n, R0), np.array(A), (np.array(p), np.array(tau)), np.zeros(n), np.ones(n)
+    )
+
+
 @pytest.mark.parametrize("q", [0.0, 5.0])
-def test_the_compute_for_a_reward_inverts_the_curve(q: float) -> None:
-    p, tau = np.array([0.5, 1.0, 2.0]), np.array([0.1, 1.0, 10.0])
-    found = logistic_compute_for(np.full(3, 0.6), q, p, tau)
-    assert logistic_of_power(q)(found, p, tau) == pytest.approx([0.6] * 3)
-    draws = LogisticDraws(q, np.full(3, R0), np.array([0.5, 0.7, 0.9]), p, tau)
-    at = draws.compute_for(0.55)
-    assert at[0] == np.inf  # beyond its ceiling
-    assert draws.reward(float(at[1]))[1] == pytest.approx(0.55) == draws.reward(float(at[2]))[2]
-    assert list(draws.compute_for(0.1)) == [0, 0, 0]
+@pytest.mark.parametrize("drift", [0.0, 0.2])
+def test_the_compute_for_a_reward_inverts_the_curve(q: float, drift: float) -> None:
+    draws = curves(q, [0.5, 0.7, 0.9], [0.5, 1.0, 2.0], [0.1, 1.0, 10.0])
+    forecast = Average((draws,), 0.0, last=1.0, drift=np.full(3, drift))
+    at = forecast.compute_for(0.55)
+    for i in (1, 2):
+        assert forecast.reward(float(at[i]))[i] == pytest.approx(0.55, abs=5e-4)
+    assert (at[0] == np.inf) == (drift == 0)  # its ceiling is .5
+    assert list(forecast.compute_for(0.1)) == [0, 0, 0]
+
+
+def test_a_drift_adds_to_the_log_odds_for_each_e_fold_of_compute_beyond_the_data() -> None:
+    draws = curves(5.0, [0.9, 0.9], [1.0, 1.0], [1.0, 1.0])
+    plain = Average((draws,), 0.0, last=2.0, drift=np.zeros(2))
+    drifting = Average((draws,), 0.0, last=2.0, drift=np.array([0.3, -0.1]))
+    assert drifting.reward(2.0) == pytest.approx(plain.reward(2.0))
+    before, after = (x.reward(2 * np.e**2) for x in (plain, drifting))
+    assert np.log(after / (1 - after)) - np.log(before / (1 - before)) == pytest.approx([0.6, -0.2])
 
 
 @pytest.mark.parametrize("law", [odds_law, exponential], ids=["odds", "exponential"])
@@ -89,7 +119,7 @@ def test_the_parameters_of_a_grid_are_those_of_its_cells_and_draws_follow_the_br
     curve = R0 + (0.8 - R0) * logistic_of_power(4.0)(c, np.array(1.2), np.array(0.4))
     reward, sd = measured(curve, 1), np.full(20, NOISE)
     data = Data(c, reward, sd, True, R0, 0.0)
-    law = Law("", logistic_of_power(4.0), (Axis(0.3, 3, 13), Axis(0.02, 30, 31)))
+    law = Family("", logistic_of_power(4.0), (Axis(0.3, 3, 13), Axis(0.02, 30, 31)))
     white = noise_models(data, np.ones(20), ())
     found = integrate(data, white, law)
     for x, fit_of_cell in ((0, 0), (len(found.theta[0]) - 1, -1)):
@@ -103,9 +133,89 @@ def test_the_parameters_of_a_grid_are_those_of_its_cells_and_draws_follow_the_br
     sse = ((y - best[:, None] * z) ** 2).sum(1)
     log_weight = -0.5 * (20 + 3 - 1) * np.log(3 + sse) - 0.5 * np.log((z * z).sum(1))
     weight = np.exp(log_weight - log_weight.max())
-    draws = _draw(data, 4.0, found, 4000, np.random.default_rng(0))
+    mixed = Mixture(data, (), tuple(white), (), TRANSIENT_SD)
+    draws = draw(mixed, found, 4000, np.random.default_rng(0))
     mean = (weight @ (R0 + (best - R0) * law.fraction(2.0, p, tau))) / weight.sum()
     assert float(draws.reward(2.0).mean()) == pytest.approx(mean, abs=0.003)
-    assert float(np.log(draws.p).mean()) == pytest.approx(weight @ np.log(p) / weight.sum(), abs=0.02)
+    assert float(np.log(draws.theta[0]).mean()) == pytest.approx(weight @ np.log(p) / weight.sum(), abs=0.02)
     log_mean = np.log(weight.mean()) + log_weight.max()  # over the prior of p and τ
-    assert found.log_evidence - white[0].log_prior == pytest.approx(log_mean, abs=0.2)
+    log_mean += 0.5 * np.log(np.pi) + math.lgamma((20 + 3 - 1) / 2)  # one parameter, A, is integrated
+    assert found.log_evidence - white[0].log_prior == pytest.approx(log_mean, abs=0.05)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_given_ceiling_and_a_free_one_have_the_evidence_of_brute_force_integrals(exact: bool) -> None:
+    """∫ (ν₀ + |W (R − R0 (1 − s) − A s)|²)^(−(n + ν₀)/2) over what is free, within 0 ≤ R0 ≤ A ≤ 1."""
+    c = np.linspace(0.1, 1, 8)
+    s = logistic_of_power(0.0)(c, np.array(1.0), np.array(0.6))
+    reward = 0.3 * (1 - s) + 0.9 * s + 0.02 * np.random.default_rng(2).standard_normal(8)
+    data = Data(c, reward, np.full(8, 0.03), True, 0.31, 0.0 if exact else 0.05)
+    (white,) = noise_models(data, np.ones(8), ())
+    start, gained = data.with_start(data.reward, 0.31), data.with_start(s, 0.0)
+    n = len(start) + 3
+    grid = (np.arange(1200) + 0.5) / 1200
+
+    def log_integral(R0: np.ndarray, A: np.ndarray, cell: float) -> float:
+        rest = start - R0[..., None] * (1 - gained) - A[..., None] * gained
+        z = rest @ white.whiten.T
+        values = np.where(R0 <= A, (3 + (z * z).sum(-1)) ** (-n / 2), 0.0)
+        return float(np.log(values.sum() * cell)) + white.log_prior + math.lgamma(n / 2)
+
+    R0 = np.array([0.31]) if exact else grid
+    cell = 1.0 if exact else 1 / 1200
+    for ceiling, A, size in ((None, grid, cell / 1200), (1.0, np.ones(1), cell)):
+        brute = log_integral(R0[:, None], A[None, :], size)
+        found = marginal(data, white, gained[None, :], ceiling).log_weight[0]
+        assert found == pytest.approx(brute, abs=0.01), ceiling
+
+
+def test_a_normal_prior_of_a_parameter_is_in_the_evidence_and_the_draws() -> None:
+    data = Data(SHARE, measured(odds_law(SHARE), 0), np.full(40, NOISE), True, R0, NOISE)
+    noises = noise_models(data, np.ones(40), ())
+    tau = Axis(0.02, 30, 21)
+    flat, near, far = (
+        integrate(data, noises, Family("", logistic_of_power(5.0), (Axis(0.3, 3, 21, normal=normal), tau)))
+        for normal in (None, (math.log(0.7), 0.1), (math.log(2.5), 0.1))
+    )
+    assert near.log_evidence > flat.log_evidence > far.log_evidence
+    density = Axis(0.3, 3, 4001, normal=(0.1, 0.2))
+    step = density.length / 4000
+    assert float(np.exp(density.log_prior(density.values)).sum() * step) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_transient_at_the_start_does_not_move_the_forecast_of_the_end() -> None:
+    c = np.arange(1, 25) / 40
+    late = 1 / (1 + 3 * np.exp(-4 * SHARE[-1]))
+
+    def solved(c: Array) -> Array:
+        return np.asarray(1 / (1 + 3 * np.exp(-4 * c)) - 0.1 * np.exp(-c / 0.05))
+
+    errors, without, held = [], [], []
+    for seed in range(4):
+        rewards = measured(solved(np.append(0.0, c)), seed)
+        data = Data(c, rewards[1:], np.full(24, NOISE), True, float(rewards[0]), NOISE)
+        for prior, found in ((DEFAULT, errors), (replace(DEFAULT, transients=()), without)):
+            forecast = average(data, prior)
+            low, value, high = np.quantile(forecast.reward(1.0), [0.05, 0.5, 0.95])
+            found.append(abs(float(value) - late) / (high - low))
+            if prior is DEFAULT:
+                held.append(low <= late <= high)
+                assert np.median(forecast.reward(0.025)) == pytest.approx(float(solved(c[:1])[0]), abs=0.02)
+    assert sum(held) >= 3 and np.mean(without) > 2 * np.mean(errors)
+
+
+def test_where_r0_is_exact_or_no_point_could_show_it_there_is_no_transient() -> None:
+    c = np.linspace(0.5, 1, 12)
+    rewards = measured(odds_law(c), 0)
+    exact = mixture(Data(c, rewards, np.full(12, NOISE), True, R0, 0.0))
+    assert exact.directions == ()
+    seen = mixture(Data(c, rewards, np.full(12, NOISE), True, R0, NOISE))
+    assert [round(T, 2) for T, _ in seen.directions] == [0.2]  # .06 would be over long before .5
+
+
+def test_a_law_that_the_prior_rules_out_has_no_part_in_the_forecast() -> None:
+    data = Data(SHARE, measured(odds_law(SHARE), 0), np.full(40, NOISE), True, R0, NOISE)
+    alone = replace(DEFAULT, stretched=LawPrior(1e-12, None), solved=LawPrior(1e-12, None))
+    found = mixture(data, replace(alone, logistic=LawPrior(1e-12, None)))
+    by_law = [sum(c.probability for c in found.components if c.law == k) for k in range(4)]
+    assert by_law[0] > 0.99 and sum(by_law) == pytest.approx(1)

@@ -12,7 +12,7 @@ from bench.validation.fits import ours
 from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, WELL, simulate
 from trainer.scaling import Fit, Sigmoid, fit
 from trainer.scaling.__main__ import main
-from trainer.scaling.laws import Axis, Law
+from trainer.scaling.laws import Axis, Family
 from trainer.scaling.marginal import NOISE_PRIOR_POINTS, Data, noise_models
 from trainer.scaling.shape import evidence
 
@@ -108,8 +108,8 @@ def test_the_evidence_is_the_brute_force_integral() -> None:
     data = Data(c, reward, np.full(24, 0.01), True, 0.2, 0.0)
     noise = noise_models(data, np.ones(24))[:1]
     families = (
-        Law("exponential", lambda c, t: 1 - np.exp(-c / t), (Axis(0.5, 240, 60),)),
-        Law("logarithm", lambda c, t: np.log1p(c / t) / np.log1p(24 / t), (Axis(0.03, 240, 40),)),
+        Family("exponential", lambda c, t: 1 - np.exp(-c / t), (Axis(0.5, 240, 60),)),
+        Family("logarithm", lambda c, t: np.log1p(c / t) / np.log1p(24 / t), (Axis(0.03, 240, 40),)),
     )
     found = [evidence(data, noise, family) for family in families]
     by_hand = []

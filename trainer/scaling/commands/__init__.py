@@ -8,6 +8,8 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
+from trainer.scaling.earlier import Earlier, learn
+from trainer.scaling.reading.groups import read_groups
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -24,6 +26,23 @@ def add_fit_arguments(command: argparse.ArgumentParser) -> None:
         help="call the ceiling identified if its interval reaches no further than D from its value, on a "
         "scale from 0 to 1 (default: if it is no wider than a fifth of the rise from R0, and than 0.10)",
     )  # fmt: skip
+
+
+def add_like_argument(command: argparse.ArgumentParser) -> None:
+    """--like: pass it on to `read_like`."""
+    command.add_argument(
+        "--like", nargs="+", default=[], metavar="RUN",
+        help="finished runs of the same kind, seeds of one recipe as NAME=RUN,RUN: forecasts learn from them "
+        "which law such runs follow, how steep it is, and how far off forecasts of them would have been",
+    )  # fmt: skip
+
+
+def read_like(args: argparse.Namespace) -> Earlier | None:
+    """What the runs of --like say; None: there are none."""
+    if not args.like:
+        return None
+    groups = read_groups(args, args.like)
+    return learn({name: [reading.curve for reading in readings] for name, readings in groups.items()})
 
 
 def check_outputs(json_path: Path | None, picture: Path | None = None) -> None:

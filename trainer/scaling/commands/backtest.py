@@ -7,7 +7,15 @@ from pathlib import Path
 
 from trainer.config import ConfigError
 from trainer.scaling.backtest import Backtest, backtest, summarize
-from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
+from trainer.scaling.commands import (
+    add_fit_arguments,
+    add_like_argument,
+    check_outputs,
+    read_like,
+    write_json,
+)
+from trainer.scaling.earlier import Earlier
+from trainer.scaling.fit import MIN_FORECAST
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
 from trainer.scaling.text import amount, interval, paragraph, short_names, sources, table
 
@@ -16,6 +24,7 @@ EXAMPLES = """\
 examples:
   python -m trainer.scaling backtest run-*.csv
   python -m trainer.scaling backtest scalerl.csv --fit-until 8000 --details    the paper: up to 8k, then 16k
+  python -m trainer.scaling backtest runs.toml --like runs.toml    with what the other recipes' runs say
 """
 
 
@@ -23,6 +32,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Which runs, up to where they are fitted, and where to write the result."""
     add_input_arguments(command)
     add_fit_arguments(command)
+    add_like_argument(command)
     command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     command.add_argument(
         "--fit-until", nargs="+", default=SHARES, metavar="UNTIL",
@@ -37,9 +47,9 @@ def run(args: argparse.Namespace) -> None:
     """Print a row for each --fit-until."""
     check_outputs(args.json)
     limits = {text: _limit(text) for text in args.fit_until}
-    readings = read_inputs(args)
+    readings, like = read_inputs(args), read_like(args)
     tests = {
-        text: [_test(reading, value, is_share, args) for reading in readings]
+        text: [_test(reading, value, is_share, like, args) for reading in readings]
         for text, (value, is_share) in limits.items()
     }
     if args.json:
@@ -68,10 +78,12 @@ def _limit(text: str) -> tuple[float, bool]:
     return value, is_share
 
 
-def _test(reading: Reading, value: float, is_share: bool, args: argparse.Namespace) -> Backtest | None:
+def _test(
+    reading: Reading, value: float, is_share: bool, like: Earlier | None, args: argparse.Namespace
+) -> Backtest | None:
     points = reading.curve.points
     until = value / 100 * points[-1].compute if is_share and points else value
-    return backtest(reading.curve, until, args.confidence, args.within)
+    return backtest(reading.curve, until, args.confidence, args.within, like)
 
 
 def describe(
@@ -93,9 +105,11 @@ def describe(
         "The forecast of the last evaluation and what was measured, over runs: median |error|, median of "
         f"measured − predicted (bias), share of the {level} intervals that hold it, their median width. Last "
         "quarter: the mean |error| of its evaluations, median over runs, and the share that is held. A "
-        "run with fewer than 5 evaluations up to there, or none after it, that has not yet risen, or has "
-        "fallen, has no forecast."
+        f"run with fewer than {MIN_FORECAST} evaluations up to there, or none after it, that has not yet "
+        "risen, or has fallen, has no forecast."
     )
+    if args.like:
+        about += " Each forecast knows the runs of --like, but not those of the run's own recipe."
     parts = ["\n".join(table(rows)), paragraph(about, "")]
     if args.details:
         parts += [_details(until, readings, found) for until, found in tests.items()]

@@ -11,8 +11,17 @@ from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve
 from trainer.scaling.alternatives.families import FamilyFit, compare_families
 from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
+from trainer.scaling.average import DEFAULT
 from trainer.scaling.backtest import backtest
-from trainer.scaling.commands import add_fit_arguments, as_typed, check_outputs, write_json
+from trainer.scaling.commands import (
+    add_fit_arguments,
+    add_like_argument,
+    as_typed,
+    check_outputs,
+    read_like,
+    write_json,
+)
+from trainer.scaling.earlier import Earlier, describe_prior, prior_after
 from trainer.scaling.plot import Named, plot_curves, reward_title
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
 from trainer.scaling.text import (
@@ -44,6 +53,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_input_arguments(command)
     command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add_fit_arguments(command)
+    add_like_argument(command)
     add = command.add_argument_group("procedures").add_argument
     add(
         "--procedure", choices=("ours", "paper"), default="ours",
@@ -75,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     check_outputs(args.json, args.plot)
     if args.plot and args.procedure == "paper":
         raise ConfigError("--plot shows the intervals of --procedure ours; --procedure paper has none")
-    readings = read_inputs(args)
+    readings, like = read_inputs(args), read_like(args)
     if args.plot:
         same_unit([reading.curve for reading in readings])
     labels = short_names([reading.curve.name for reading in readings])
@@ -88,9 +98,11 @@ def run(args: argparse.Namespace) -> None:
             paper = _fit_as_paper(curve, args)
             texts, content = [_explain_paper(paper, curve.unit)], _paper_json(paper, curve)
         else:
-            fit = _fit(curve, args)
-            test = backtest(curve, None, args.confidence, args.within)
+            fit = _fit(curve, like, args)
+            test = backtest(curve, None, args.confidence, args.within, like)
             texts = [text for text in (explain(fit, curve.unit), describe_backtest(test, curve.unit)) if text]
+            if like and fit.predictable:
+                texts.append(paragraph(describe_prior(prior_after(like, curve), like.without(curve))))
             content = fit.to_json() | {"backtest": test and asdict(test)}
             drawn.append((label, curve, fit))
         if args.families:
@@ -127,11 +139,12 @@ def _table(runs: Sequence[Named], readings: Sequence[Reading]) -> str:
     return "\n".join([*table(rows), *texts, sources(readings), paragraph(details, "")])
 
 
-def _fit(curve: Curve, args: argparse.Namespace) -> Fit:
+def _fit(curve: Curve, like: Earlier | None, args: argparse.Namespace) -> Fit:
     if len(curve.evaluations) < 2:
         points = "one point" if curve.evaluations else "no point"
         raise ConfigError(f"{curve.name}: there is {points}; expected several, at increasing compute")
-    return fit_curve(curve, args.confidence, args.within)
+    prior = prior_after(like, curve) if like else DEFAULT
+    return fit_curve(curve, args.confidence, args.within, prior=prior)
 
 
 def _to_json(reading: Reading, content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:

@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
-from trainer.scaling.fit import Fit, fit_with_draws
+from trainer.scaling.average import DEFAULT
+from trainer.scaling.commands import (
+    add_fit_arguments,
+    add_like_argument,
+    check_outputs,
+    read_like,
+    write_json,
+)
+from trainer.scaling.earlier import describe_prior, prior_after
+from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.predict import KERNELS, Needed, Prediction, Shift, kernel_shift, predict
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
@@ -27,6 +35,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """What to predict, its price, another kernel."""
     add_input_arguments(command)
     add_fit_arguments(command)
+    add_like_argument(command)
     command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = command.add_argument
     add(
@@ -60,9 +69,11 @@ def run(args: argparse.Namespace) -> None:
     low, high = args.reward_range
     reach = [(reward - low) / (high - low) for reward in args.reach]
     results, texts = {}, []
+    like = read_like(args)
     for reading in read_inputs(args):
         curve = reading.curve
-        fit, _ = fit_with_draws(curve, args.confidence, args.within)
+        prior = prior_after(like, curve) if like else DEFAULT
+        fit = fit_curve(curve, args.confidence, args.within, prior=prior)
         if shift and curve.unit != "GPU-hours":
             raise ConfigError(
                 f"{curve.name}: compute is in {curve.unit}; --kernel changes the GPU-hours of a step: give "
@@ -73,6 +84,8 @@ def run(args: argparse.Namespace) -> None:
             known = reach if "last-point-low" not in fit.flags else []
             prediction = predict(fit, at=args.at, reach=known, factor=shift.factor if shift else 1.0)
         texts.append(describe(reading, prediction, shift, args))
+        if like and fit.predictable:
+            texts.append(paragraph(describe_prior(prior, like.without(curve))))
         results[curve.name] = to_json(reading, prediction, shift, args)
     if args.json:
         write_json(args.json, results)

@@ -1,6 +1,7 @@
 """Inputs as recipes: `NAME=RUN,RUN` names the seeds of one recipe; any other input is a recipe of its own."""
 
 import argparse
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from trainer.scaling.reading.read import Reading, read_runs
 from trainer.scaling.text import short_names
 
 
-def read_groups(args: argparse.Namespace) -> dict[str, list[Reading]]:
-    """The runs of each recipe. ConfigError: one line, what is wrong."""
+def read_groups(args: argparse.Namespace, inputs: Sequence[str] | None = None) -> dict[str, list[Reading]]:
+    """The runs of each recipe among `inputs` (default: all). ConfigError: one line, what is wrong."""
     groups: dict[str, list[Reading]] = {}
     single: list[Reading] = []
-    for given in [given for text in args.inputs for given in expand(text, args)]:
+    for given in [given for text in inputs or args.inputs for given in expand(text, args)]:
         if given.name is None:
             single += read_runs(given)
             continue

@@ -1,0 +1,127 @@
+"""Promises of --like: earlier runs of the same kind make the forecast of a new one narrower, and right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.config import ConfigError
+from trainer.scaling import Curve, EvalPoint
+from trainer.scaling.__main__ import main
+from trainer.scaling.average import DEFAULT
+from trainer.scaling.backtest import backtest, summarize
+from trainer.scaling.earlier import Earlier, _random_effect, learn, prior_after
+
+NOISE, POINTS = 0.006, 30
+
+
+def logistic_to_1(c: np.ndarray, p: float, scale: float) -> np.ndarray:
+    odds = 0.15 / 0.85 * np.exp(4.2 * (c / scale) ** p)
+    return np.asarray(odds / (1 + odds))
+
+
+def slowing(c: np.ndarray, p: float, scale: float) -> np.ndarray:
+    """Beyond a third of the compute it rises half as fast as any of the laws would."""
+    return logistic_to_1(np.minimum(c, 1 / 3) + 0.5 * np.clip(c - 1 / 3, 0, None), p, scale)
+
+
+def run(kind: Callable[..., np.ndarray], seed: int, p: float = 0.7, spread: float = 0.05) -> Curve:
+    rng = np.random.default_rng(seed)
+    c = np.arange(POINTS + 1) / POINTS
+    truth = kind(c, p * np.exp(spread * rng.standard_normal()), np.exp(0.2 * rng.standard_normal()))
+    rewards = np.clip(truth + rng.normal(0, NOISE, len(c)), 0, 1)
+    points = [EvalPoint(i, float(c[i]), float(rewards[i]), NOISE) for i in range(len(c))]
+    return Curve(f"run {seed}", "GPU-hours", tuple(points[1:]), points[0])
+
+
+def tried(kind: Callable[..., np.ndarray], like: Earlier | None, share: float, count: int = 8) -> list:
+    return [backtest(run(kind, 100 + seed), share, like=like) for seed in range(count)]
+
+
+@pytest.fixture(scope="module")
+def earlier() -> Earlier:
+    return learn({f"recipe {seed}": [run(logistic_to_1, seed)] for seed in range(6)})
+
+
+def test_the_mean_and_spread_of_exactly_known_values_are_those_of_a_sample() -> None:
+    x = 1.3 + 0.2 * np.random.default_rng(0).standard_normal(200)
+    mean, sd = _random_effect([(value, 1e-6) for value in x], (0.0, 10.0))
+    assert mean == pytest.approx(x.mean(), abs=1e-3) and sd == pytest.approx(x.std(), rel=0.06)
+    # one value as uncertain as the prior: half-way between them
+    mean, sd = _random_effect([(1.0, 0.5)], (0.0, 0.5))
+    assert 0.3 < mean < 0.5 and 0.35 < sd < 0.7
+
+
+def test_earlier_runs_say_which_law_and_how_steep_it_is(earlier: Earlier) -> None:
+    prior = prior_after(earlier, run(logistic_to_1, 100))
+    assert prior.solved.probability > 0.7 > 0.2 > prior.sigmoid.probability
+    assert prior.solved.shape is not None
+    mean, sd = prior.solved.shape
+    assert np.exp(mean) == pytest.approx(0.7, rel=0.15) and sd < 0.2
+    assert sum(law.probability for law in prior.laws) == pytest.approx(1)
+
+
+def test_with_earlier_runs_a_quarter_foretells_the_end_and_without_them_it_does_not(earlier: Earlier) -> None:
+    alone, like = (summarize(tried(logistic_to_1, given, 0.25)) for given in (None, earlier))
+    assert like.error < 0.7 * alone.error and like.error < 0.03
+    assert like.width < 0.7 * alone.width
+    assert like.held >= 6 / 8
+
+
+def test_where_all_laws_are_wrong_the_errors_of_earlier_forecasts_correct_the_new_one() -> None:
+    earlier = learn({f"recipe {seed}": [run(slowing, seed)] for seed in range(6)})
+    mean, sd = prior_after(earlier, run(slowing, 100)).drift
+    assert mean < -0.1 and sd < 0.3
+    alone, like = (summarize(tried(slowing, given, 0.33)) for given in (None, earlier))
+    assert like.error < 0.7 * alone.error
+    assert like.held >= 6 / 8
+
+
+def test_a_run_learns_nothing_from_itself_or_from_its_own_recipe() -> None:
+    groups = {f"recipe {seed}": [run(logistic_to_1, seed)] for seed in range(3)}
+    groups["recipe 0"].append(run(logistic_to_1, 9, p=2.0))
+    all_of_them, others = learn(groups), learn({k: v for k, v in groups.items() if k != "recipe 0"})
+    own = groups["recipe 0"][0]
+    for points in (len(own.points), 9):  # also of its beginning
+        seen = Curve("the same under another name", own.unit, own.points[:points], own.R0)
+        without, expected = (prior_after(given, seen) for given in (all_of_them, others))
+        assert without.solved.shape == pytest.approx(expected.solved.shape, rel=0.02)
+        assert without.drift == pytest.approx(expected.drift, abs=0.02)
+    alone = learn({"recipe 0": groups["recipe 0"]})
+    assert prior_after(alone, own).laws == DEFAULT.laws
+
+
+def test_runs_that_say_nothing_are_refused_by_name() -> None:
+    whole = run(logistic_to_1, 0)
+    short = Curve("short.csv", whole.unit, whole.points[:5], whole.R0)
+    with pytest.raises(ConfigError, match=r"--like short.csv: it has 5 evaluations beyond R0.*at least 6"):
+        learn({"a": [whole], "b": [short]})
+    with pytest.raises(ConfigError, match="R0 unknown"):
+        learn({"a": [Curve("no start", whole.unit, whole.points, None)]})
+    with pytest.raises(ConfigError, match="compute is in FLOPs and GPU-hours; expected one unit"):
+        learn({"a": [whole], "b": [Curve("other", "FLOPs", whole.points, whole.R0)]})
+
+
+def test_the_commands_forecast_with_earlier_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for seed in range(4):
+        curve, file = run(logistic_to_1, seed), tmp_path / f"{seed}.csv"
+        assert isinstance(curve.R0, EvalPoint)
+        rows = [f"{p.compute},{p.pass_rate},{p.pass_rate_se}" for p in (curve.R0, *curve.points)]
+        file.write_text("\n".join(["gpu_hours,accuracy,accuracy_se", *rows[: 9 if seed == 0 else None]]))
+        files.append(str(file))
+    outputs = {}
+    for like in ([], ["--like", *files[1:]]):
+        for command in (["predict", files[0], "--at", "1"], ["fit", files[0]]):
+            assert main([*command, *like]) == 0
+            outputs[command[0], bool(like)] = " ".join(capsys.readouterr().out.split())
+        assert main(["backtest", *files[1:], "--fit-until", "25%", *like]) == 0
+        outputs["backtest", bool(like)] = capsys.readouterr().out
+    said = "From 3 earlier runs of 3 recipes: such a run follows a logistic of C^p to 1"
+    assert said in outputs["predict", True] and said in outputs["fit", True]
+    assert all(outputs[name, True] != outputs[name, False] for name in ("predict", "fit", "backtest"))
+    assert "not those of the run's own recipe" in " ".join(outputs["backtest", True].split())
+    assert main(["predict", files[1], "--at", "1", "--like", files[0], "nothing.csv"]) == 2

@@ -1,0 +1,196 @@
+"""What earlier runs of the same kind say of a new one: `--like`.
+
+The beginning of a run leaves open which way it will bend. Finished runs of the same kind show it: which law
+they follow, how steep it is (B or p) and whether they start with a transient. Each of these is a random
+effect: its mean and its spread over runs are estimated, and the new run's prior is what another run would
+have.
+
+All laws can be wrong in the same way. So each earlier run is also forecast from its beginning, as the new run
+will be, with what the others say, and its end tells how far off such a forecast is, in log odds per e-fold of
+compute. The mean of that over runs corrects the forecast, its spread beyond what the forecasts themselves
+allow for widens it: both grow with how far ahead it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logit, softmax
+
+from trainer.config import ConfigError
+from trainer.scaling.average import DEFAULT, LawPrior, Mixture, Prior, average, mixture
+from trainer.scaling.fit import MIN_FORECAST, averaged, checked
+from trainer.scaling.sigmoid import Curve
+
+Array = NDArray[np.float64]
+
+HALF = 0.5  # earlier runs are forecast from at most this share of their compute; the unit of T, too
+ANY_B = (0.5, 1.0)  # of log B, before any run
+NO_DRIFT = (0.0, 0.15)  # before any run: forecasts are right on average, to so much
+LIKELY = 0.02  # probability from which a law says something of its shape
+EXTREME = 0.003  # rewards nearer to 0 or 1 are taken for these: their odds are hardly known
+SPREADS, USUAL_SPREAD = np.geomspace(0.03, 1.0, 15), 0.3  # between runs; its prior is half-normal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Past:
+    """A finished run, and what it says."""
+
+    group: str  # runs that say the same, such as seeds of one recipe
+    curve: Curve
+    laws: tuple[float, ...]  # probabilities, in the order of Prior.laws
+    shapes: tuple[tuple[float, float], ...]  # mean and sd of log B or log p under each law
+    transients: tuple[float, ...]  # probability of each of the prior's
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Finished runs of one kind."""
+
+    runs: tuple[Past, ...]
+    prior: Prior  # without them
+
+    def without(self, curve: Curve) -> Earlier:
+        """Without the groups that hold this run, or a part of it."""
+        points = set(curve.points)
+        same = {past.group for past in self.runs if points & set(past.curve.points)}
+        return replace(self, runs=tuple(past for past in self.runs if past.group not in same))
+
+
+def learn(groups: Mapping[str, Sequence[Curve]]) -> Earlier:
+    """What finished runs say, by recipe or another group. ConfigError: too few evaluations, two units."""
+    curves = [(group, curve) for group, runs in groups.items() for curve in runs]
+    for _, curve in curves:
+        if curve.R0 is None or len(curve.points) < 2 * MIN_FORECAST:
+            raise ConfigError(
+                f"--like {curve.name}: it has {len(curve.points)} evaluations beyond R0, R0 "
+                f"{'unknown' if curve.R0 is None else 'known'}; expected R0 and at least {2 * MIN_FORECAST}"
+            )
+    if len(units := {curve.unit for _, curve in curves}) > 1:
+        raise ConfigError(f"--like: compute is in {' and '.join(sorted(units))}; expected one unit")
+    unit = HALF * float(np.median([curve.points[-1].compute for _, curve in curves]))
+    sigmoid, stretched, logistic, solved = (replace(law, shape=None) for law in DEFAULT.laws)
+    prior = Prior(sigmoid, stretched, logistic, solved, DEFAULT.transients, unit)  # what a run itself says
+    runs = (_past(group, curve, mixture(averaged(checked(curve)), prior), prior) for group, curve in curves)
+    return Earlier(tuple(runs), replace(DEFAULT, unit=unit))
+
+
+def prior_after(earlier: Earlier, run: Curve) -> Prior:
+    """What to expect of a run, from the earlier ones that are not its own."""
+    others = earlier.without(run)
+    if not others.runs or not run.points:
+        return earlier.prior
+    errors = [_error(others, past, _cut(past, run.points[-1].compute)) for past in others.runs]
+    known = [error for error in errors if error is not None]
+    return replace(_population(others), drift=_random_effect(known, NO_DRIFT) if known else NO_DRIFT)
+
+
+def describe_prior(prior: Prior, earlier: Earlier) -> str:
+    """What the earlier runs say, as sentences."""
+    groups, count = len({past.group for past in earlier.runs}), len(earlier.runs)
+    laws = ("a sigmoid", "a stretched approach", "a logistic of C^p", "a logistic of C^p to 1")
+    law, name = max(zip(prior.laws, laws, strict=True), key=lambda pair: pair[0].probability)
+    shape = ""
+    if law.shape:
+        mean, sd = law.shape
+        low, high = math.exp(mean - 1.645 * sd), math.exp(mean + 1.645 * sd)
+        shape = f", {'B' if law is prior.sigmoid else 'p'} {math.exp(mean):.2f} ({low:.2f} to {high:.2f})"
+    mean, sd = prior.drift
+    return (
+        f"From {count} earlier runs of {groups} recipes: such a run follows {name} with {law.probability:.0%}"
+        f"{shape}. Their own forecasts were off by {mean:+.2f} ± {sd:.2f} in log odds per e-fold of compute, "
+        "which is allowed for."
+    )
+
+
+def _past(group: str, curve: Curve, found: Mixture, prior: Prior) -> Past:
+    laws, shapes, models = [], [], np.zeros(len(found.base) * (1 + len(found.directions)))
+    for law in range(len(prior.laws)):
+        theta, weight = [np.zeros(0)], [np.zeros(0)]
+        for component in found.components:
+            if component.law == law:
+                p = component.probability * softmax(component.integrated.log_weight, axis=None)
+                theta.append(np.log(component.integrated.theta[0][:, 0]))
+                weight.append(p.sum(0))
+                models += p.sum(1)
+        x, w = np.concatenate(theta), np.concatenate(weight)
+        mean = float(w @ x / max(w.sum(), 1e-300))
+        laws.append(float(w.sum()))
+        shapes.append((mean, math.sqrt(float(w @ (x - mean) ** 2 / max(w.sum(), 1e-300)))))
+    by_T = {
+        T: p
+        for (T, _), p in zip(found.directions, models.reshape(-1, len(found.base)).sum(1)[1:], strict=True)
+    }
+    transients = tuple(float(by_T.get(t.T * (prior.unit or 0), 0.0)) for t in prior.transients)
+    return Past(group, curve, tuple(laws), tuple(shapes), transients)
+
+
+@lru_cache(maxsize=256)
+def _population(earlier: Earlier) -> Prior:
+    """The prior that another run of the kind has, if its forecast needs no correction."""
+    runs, count = earlier.runs, len(earlier.runs)
+
+    def share(before: float, found: Sequence[float]) -> float:
+        return (before + sum(found)) / (1 + count)  # the prior counts as one run
+
+    laws = []
+    for i, law in enumerate(earlier.prior.laws):
+        known = [past.shapes[i] for past in runs if past.laws[i] > LIKELY]
+        shape = _random_effect(known, law.shape or ANY_B) if known else law.shape
+        laws.append(LawPrior(share(law.probability, [past.laws[i] for past in runs]), shape))
+    transients = tuple(
+        replace(t, probability=share(t.probability, [past.transients[i] for past in runs]))
+        for i, t in enumerate(earlier.prior.transients)
+    )
+    sigmoid, stretched, logistic, solved = laws
+    return Prior(sigmoid, stretched, logistic, solved, transients, earlier.prior.unit)
+
+
+def _random_effect(known: Sequence[tuple[float, float]], before: tuple[float, float]) -> tuple[float, float]:
+    """Mean and sd of another run's value, from the means and sds of some; `before`: of the mean over runs."""
+    x, sd = np.array(known).T
+    weights, means, variances = [], [], []
+    for spread in SPREADS:
+        w = 1 / (sd**2 + spread**2)
+        precision = w.sum() + 1 / before[1] ** 2
+        mean = (w @ x + before[0] / before[1] ** 2) / precision
+        fit = -0.5 * (w @ (x - mean) ** 2 + ((mean - before[0]) / before[1]) ** 2)
+        weights.append(
+            fit + 0.5 * np.log(w).sum() - 0.5 * math.log(precision) - 0.5 * (spread / USUAL_SPREAD) ** 2
+        )
+        means.append(mean)
+        variances.append(1 / precision + spread**2)
+    p = softmax(weights)
+    overall = float(p @ means)
+    return overall, math.sqrt(float(p @ (np.array(variances) + (np.array(means) - overall) ** 2)))
+
+
+def _cut(past: Past, last: float) -> int:
+    """How many points of an earlier run to forecast it from, for a run that is known up to `last`."""
+    points = past.curve.points
+    return sum(p.compute <= min(last, HALF * points[-1].compute) for p in points)
+
+
+@lru_cache(maxsize=4096)
+def _error(earlier: Earlier, past: Past, points: int) -> tuple[float, float] | None:
+    """The error of an earlier run's forecast from so many points, with what the others say; and its sd.
+
+    In log odds, for each e-fold of compute. None: there are too few points.
+    """
+    if points < MIN_FORECAST:
+        return None
+    others = earlier.without(past.curve)
+    prior = _population(others) if others.runs else earlier.prior
+    seen, end = past.curve.points[:points], past.curve.points[-1]
+    draws = average(averaged(checked(replace(past.curve, points=seen))), prior).reward(end.compute)
+    odds = logit(np.clip(draws, EXTREME, 1 - EXTREME))
+    measured = min(max(end.pass_rate, EXTREME), 1 - EXTREME)
+    ahead = math.log(end.compute / seen[-1].compute)
+    measured_sd = end.pass_rate_se / (measured * (1 - measured))
+    error = float(logit(measured) - np.median(odds))
+    return error / ahead, math.hypot(float(odds.std()), measured_sd) / ahead
