@@ -133,8 +133,8 @@ def across(
     if len(used) < MIN_SIZES:
         without = f", without {'; '.join(left_out)}" if left_out else ""
         raise ConfigError(
-            f"sizes of runs that can be used: {len(used)}{without}; expected at least {MIN_SIZES}, because two "
-            "determine a line, but not how far sizes lie from it"
+            f"sizes of runs that can be used: {len(used)}{without}; expected at least {MIN_SIZES}, because "
+            "two determine a line, but not how far sizes lie from it"
         )
     pooled, variances = pooled_recipes(used)
     known = {float(recipe.name): recipe.draws for recipe in pooled}

@@ -136,15 +136,18 @@ def _table(found: Across, names: Mapping[float, str], unit: str) -> str:
     rows: list[tuple[str, ...]] = [("size", "runs", "ceiling A", "midpoint C_mid", "efficiency B")]
     for size in (*found.recipes, *found.predicted):
         recipe = found.recipes.get(size)
-        cells = [_cell(name, found.estimate(size, name), recipe and not recipe.doubts) for name in COLUMNS]
+        identified = not recipe.doubts if recipe else None
+        cells = [_cell(name, found.estimate(size, name), identified) for name in COLUMNS]
         runs = str(len(recipe.used)) if recipe else "predicted"
         rows.append((names[size], runs, *(cell.replace(" to ", "–") for cell in cells)))
     about = (
-        f"({found.confidence:.0%} intervals: of a size trained with other seeds included, of a size predicted "
-        f"for one run; C_mid in {unit}; a range alone: not identified)"
+        f"({found.confidence:.0%} intervals: of a size trained with other seeds included, of a size "
+        f"predicted for one run; C_mid in {unit}; a range alone: not identified)"
     )
-    left_out = [f"Left out: {'; '.join(found.left_out)}."] if found.left_out else []
-    return "\n".join([*table(rows), *(paragraph(text, "") for text in (about, *left_out))])
+    texts = [about, *([f"Left out: {'; '.join(found.left_out)}."] if found.left_out else [])]
+    if vague := [names[size] for size, recipe in found.recipes.items() if recipe.doubts]:
+        texts.append(f"Not identified, and therefore of little weight: the ceiling of {', '.join(vague)}.")
+    return "\n".join([*table(rows), *(paragraph(text, "") for text in texts)])
 
 
 def _cell(name: str, e: Estimate, identified: bool | None = None) -> str:
@@ -161,28 +164,26 @@ def _is_narrow(e: Estimate) -> bool:
 
 def law_sentences(found: Across, names: Mapping[float, str]) -> list[str]:
     """What is assumed, what the sizes say of it, and whether it has been checked."""
-    odds, C_mid = (
-        interval(Estimate(10**e.value, 10**e.low, 10**e.high), ".2g") for e in found.slopes.values()
-    )
+    odds, C_mid = (interval(e, ".2f") for e in found.slopes.values())
     n, largest = len(found.recipes), list(found.recipes)[-1]
     law = (
-        f"The law, from {n} sizes: the log-odds of A and log C_mid are straight lines over the log of the size "
-        f"N, and B does not depend on N. Ten times the size multiplies the odds A/(1 − A) by {odds} and "
-        f"C_mid by {C_mid}. It assumes that the sizes, also the predicted one, differ in nothing else: one "
-        "family of models, one recipe, the same prompts."
+        f"The law, from {n} sizes: the log-odds of A and log C_mid are straight lines over the log of the "
+        f"size N, and B does not depend on N. The odds A/(1 − A) grow as N to the power {odds}, and C_mid "
+        f"to the power {C_mid}. It assumes that the sizes, also the predicted one, differ in nothing else: "
+        "one family of models, one recipe, the same prompts."
     )
     scatter = (
-        f"How far sizes lie from the line is assumed ({SCATTER['A']:g} in log-odds, which is .05 in a ceiling "
-        f"of .5, {SCATTER['C_mid']:.0%} in C_mid, {SCATTER['B']:.0%} in B) and updated with these {n}; the "
-        "intervals allow for several times that."
+        f"How far sizes lie from the line is assumed ({SCATTER['A']:g} in log-odds, which is 0.05 in a "
+        f"ceiling of 0.5, {SCATTER['C_mid']:.0%} in C_mid, {SCATTER['B']:.0%} in B) and updated with these "
+        f"{n} sizes; the intervals allow for several times that."
     )
     check = f"The law is not checked here: that takes {MIN_SIZES + 1} sizes or more."
     if found.check:
         own = found.recipes[largest].estimate("A")
         inside = found.check.low <= own.value <= found.check.high
         check = (
-            f"Check: the {n - 1} smaller sizes predict a ceiling of {interval(found.check, '.3f', False)} for "
-            f"{names[largest]}; its own is {own.value:.3f}, "
+            f"Check: the {n - 1} smaller sizes predict a ceiling of {interval(found.check, '.3f', False)} "
+            f"for {names[largest]}; its own is {own.value:.3f}, "
             f"{'inside' if inside else 'outside the interval: do not rely on this law'}."
         )
     return [law, scatter, check]
