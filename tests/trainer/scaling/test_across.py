@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.special import expit, logit
-from simulated import assert_one_line_and_exit_code_2, falling, simulated, write
+from simulated import assert_one_line_and_exit_code_2, falling, simulated, with_rewards, write
 
 from trainer.scaling import ConfigError, Curve, Sigmoid, curve
 from trainer.scaling.__main__ import main
 from trainer.scaling.across import SCATTER, across, predict_size, size_law
-from trainer.scaling.alternatives.sizes import DELTAS, LOGISTIC, POWER, other_laws
+from trainer.scaling.alternatives.sizes import DELTAS, LOGISTIC, POWER, jackknife, other_laws
 from trainer.scaling.commands.across import sizes_of
 from trainer.scaling.posterior import DRAWS, Draws
 
@@ -114,10 +114,19 @@ def test_a_short_run_counts_for_little_and_a_fallen_one_is_left_out() -> None:
     assert vague.recipes[14e9].doubts and not vague.left_out
     widths = [e.high - e.low for e in (f.estimate(NEW, "A") for f in (full, vague))]
     assert widths[1] > 1.2 * widths[0]
-    fallen = across(whole | {14e9: [falling(), run_of(14e9, 7)]}, [NEW])
+    low = with_rewards(run_of(14e9, 8, name="low"), {23: 0.3})  # it has a forecast, but no sigmoid describes it
+    fallen = across(whole | {14e9: [falling(), low, run_of(14e9, 7)]}, [NEW])
     assert fallen.left_out[0].startswith("falling (the reward has fallen") and len(fallen.recipes) == 4
+    assert fallen.left_out[1].startswith("low (the last evaluation is") and len(fallen.left_out) == 2
     with pytest.raises(ConfigError, match=r"used: 2, without falling \(the reward has fallen"):
         across({n: whole[n] for n in SIZES[:2]} | {8e9: [falling()]}, [NEW])
+
+
+def test_the_jackknife_of_a_mean_by_hand() -> None:
+    groups: dict[float, list[Curve]] = {1.0: [], 2.0: [], 6.0: []}
+    found = jackknife(lambda some, size: float(np.mean(list(some))) + size, groups, 10.0, 0.9)
+    # the mean is 3, its standard error √(7 / 3), and t with 2 degrees of freedom 2.920
+    assert found and (found.value, found.high) == pytest.approx((13, 13 + 2.920 * (7 / 3) ** 0.5), abs=1e-3)
 
 
 def test_the_other_laws_are_recovered_where_they_hold_and_say_nothing_where_they_do_not() -> None:
