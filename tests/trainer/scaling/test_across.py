@@ -114,7 +114,7 @@ def test_a_short_run_counts_for_little_and_a_fallen_one_is_left_out() -> None:
     assert vague.recipes[14e9].doubts and not vague.left_out
     widths = [e.high - e.low for e in (f.estimate(NEW, "A") for f in (full, vague))]
     assert widths[1] > 1.2 * widths[0]
-    low = with_rewards(run_of(14e9, 8, name="low"), {23: 0.3})  # it has a forecast, but no sigmoid describes it
+    low = with_rewards(run_of(14e9, 8, name="low"), {23: 0.3})  # it has a forecast, but it is no sigmoid
     fallen = across(whole | {14e9: [falling(), low, run_of(14e9, 7)]}, [NEW])
     assert fallen.left_out[0].startswith("falling (the reward has fallen") and len(fallen.recipes) == 4
     assert fallen.left_out[1].startswith("low (the last evaluation is") and len(fallen.left_out) == 2
