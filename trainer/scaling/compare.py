@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainer.config import ConfigError
 from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws, is_wide
 from trainer.scaling.posterior import Draws
-from trainer.scaling.seeds import MARGIN, PARAMETERS, pool, seed_variances
+from trainer.scaling.seeds import MARGIN, PARAMETERS, SeedVariance, pool, seed_variances
 from trainer.scaling.sigmoid import Curve, Sigmoid
 
 Array = NDArray[np.float64]
@@ -173,6 +173,24 @@ def compare_fits(
 ) -> Comparison:
     """`compare`, of runs that have been fitted already, all with the same confidence and `within`."""
     confidence = next(iter(groups.values()))[0][1].confidence
+    recipes, variances = pooled_recipes(groups, margin)
+    last = max(recipe.last for recipe in recipes)
+    equivalent = min(margin, variances["A"].margin(confidence))  # seeds far apart make no two recipes alike
+    return Comparison(
+        tuple(recipes),
+        tuple(_pair(a, b, equivalent, confidence) for a, b in combinations(recipes, 2)),
+        tuple((at, _standings(recipes, at)) for at in budgets or (last, 2 * last, 10 * last)),
+        seeds=sum(len(recipe.used) - 1 for recipe in recipes),
+        spread={name: variance.estimate(confidence) for name, variance in variances.items()},
+        margin=margin,
+        confidence=confidence,
+    )
+
+
+def pooled_recipes(
+    groups: Mapping[str, Sequence[tuple[Curve, Fit]]], margin: float = MARGIN
+) -> tuple[list[Recipe], dict[str, SeedVariance]]:
+    """The runs of each recipe pooled, and the variance over seeds of A, log B and log C_mid of all."""
     used = {name: _used([fit for _, fit in runs]) for name, runs in groups.items()}
     fits = {name: [groups[name][i][1] for i in indices] for name, indices in used.items()}
     variances = seed_variances(list(fits.values()), margin)
@@ -182,17 +200,7 @@ def compare_fits(
         _recipe(name, runs, used[name], pool(fits[name], variances, levels, rng))
         for name, runs in groups.items()
     ]
-    last = max(recipe.last for recipe in recipes)
-    equivalent = min(margin, variances["A"].margin(confidence))  # seeds far apart make no two recipes alike
-    return Comparison(
-        tuple(recipes),
-        tuple(_pair(a, b, equivalent, confidence) for a, b in combinations(recipes, 2)),
-        tuple((at, _standings(recipes, at)) for at in budgets or (last, 2 * last, 10 * last)),
-        seeds=sum(len(runs) - 1 for runs in fits.values()),
-        spread={name: variance.estimate(confidence) for name, variance in variances.items()},
-        margin=margin,
-        confidence=confidence,
-    )
+    return recipes, variances
 
 
 def without_ranking(comparison: Comparison, why: str) -> Comparison:
