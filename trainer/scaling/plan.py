@@ -52,7 +52,7 @@ class Prospect:
     seen: Curve  # what has been measured: R0 and, with a pilot, its points
     noise: float  # standard deviation of an evaluation
     reported_se: float  # standard error given to the fit; 0: none
-    C_mid: float  # of the most likely sigmoid; without a pilot, the middle of those assumed
+    C_mid: float  # of the most likely sigmoid; of several pilots the median, without one the middle assumed
     correlation_length: float = 0.0  # compute after which errors correlate by 1/e; 0: independent errors
     autocorrelation: float = 0.0  # of neighbouring evaluations, at any distance; without a pilot
 
@@ -111,6 +111,22 @@ def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Pr
     if fit.autocorrelated_prob > AUTOCORRELATED and residual_sd > reported / 2:  # else there is little noise
         length = -typical_gap(data.compute) / math.log(fit.autocorrelation)
     return Prospect(sigmoids, pilot, noise, reported, fit.C_mid.value, length), fit
+
+
+def like_pilots(pilots: Sequence[Curve], runs: int, noise: float | None = None) -> tuple[Prospect, list[Fit]]:
+    """A new run like several pilots: sigmoids of each in equal parts, so that it differs as they do."""
+    each = [after_pilot(pilot, -(-runs // len(pilots)), noise) for pilot in pilots]
+    sigmoids = [sigmoid for same in zip(*(p.sigmoids for p, _ in each), strict=True) for sigmoid in same]
+    middle, sd, reported, R0 = (
+        float(np.median(values))
+        for values in zip(*((p.C_mid, p.noise, p.reported_se, fit.R0.value) for p, fit in each), strict=True)
+    )
+    correlated = [fit.autocorrelation if p.correlation_length else 0.0 for p, fit in each]
+    start = Curve("", "", (), EvalPoint(0, 0.0, R0, reported))
+    prospect = Prospect(
+        tuple(sigmoids[:runs]), start, sd, reported, middle, autocorrelation=float(np.median(correlated))
+    )
+    return prospect, [fit for _, fit in each]
 
 
 def _thinned(pilot: Curve) -> Curve:

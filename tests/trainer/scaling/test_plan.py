@@ -13,7 +13,7 @@ from simulated import assert_one_line_and_exit_code_2, falling, simulated, with_
 
 from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.__main__ import COMMANDS, main
-from trainer.scaling.plan import Cell, after_pilot, cheapest, prior, simulate
+from trainer.scaling.plan import Cell, after_pilot, cheapest, like_pilots, prior, simulate
 
 SCALERL = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # arXiv 2510.13786, Table 1
 C_MID = (2542.0, 2542.0)
@@ -29,6 +29,12 @@ def without_errors(run: Curve) -> Curve:
     assert isinstance(run.R0, EvalPoint)
     points = tuple(replace(p, pass_rate_se=0.0) for p in run.points)
     return replace(run, points=points, R0=replace(run.R0, pass_rate_se=0.0))
+
+
+def with_law(run: Curve, law: Sigmoid, seed: int) -> Curve:
+    rng = np.random.default_rng(seed)
+    rewards = [float(law.reward(p.compute) + rng.normal(0, 0.005)) for p in run.points]
+    return with_rewards(run, dict(enumerate(rewards)))
 
 
 def test_the_papers_curve_is_identified_from_16k_gpu_hours_and_not_from_4k() -> None:
@@ -155,6 +161,19 @@ def test_a_pilot_s_points_count() -> None:
     prospect, _ = after_pilot(pilot(40_000, 40), 6)
     (cell,) = simulate(prospect, [50_000], [1], eval_cost=100)
     assert cell.chance == 1 and cell.cost == 10_000 + 100
+
+
+def test_a_new_run_like_several_pilots_differs_as_they_do_and_starts_without_points() -> None:
+    low, high = (
+        with_law(pilot(8000, 32), replace(SCALERL, A=A), seed) for seed, A in enumerate((0.55, 0.7), start=1)
+    )
+    prospect, fits = like_pilots([low, high], 10)
+    assert fits[0].A.value < 0.6 < fits[1].A.value
+    ceilings = [sigmoid.A for sigmoid in prospect.sigmoids]
+    assert len(ceilings) == 10 and sum(A > 0.62 for A in ceilings) == 5
+    assert prospect.seen.points == () and prospect.noise == pytest.approx(0.005, rel=0.4)
+    alone = after_pilot(low, 5)[0].sigmoids
+    assert [sigmoid for sigmoid in prospect.sigmoids if sigmoid.A < 0.62] == list(alone)
 
 
 def test_the_cheapest_plan_is_good_and_stays_good_with_more_compute() -> None:
@@ -296,7 +315,7 @@ def test_the_help_lists_the_commands_with_an_example_of_each(capsys: pytest.Capt
         (["--c-mid", "9", "--r0", ".3", "--noise", "0"], "--noise 0"),
         (["--c-mid", "9", "--r0", ".3", "--runs", "2"], "--runs 2"),
         (["few.csv", "few.csv"], "fewer than 5"),
-        (["few.csv", "falling.csv"], "expected one, the pilot"),
+        (["jump.csv", "falling.csv"], "a sigmoid does not describe this pilot"),
         (["falling.csv"], "fallen from its peak"),
         (["low.csv"], "below the curve: a collapse, or a bad evaluation; evaluate again before planning"),
         (["falling.csv", "--c-mid", "3"], "--c-mid is for planning without a pilot"),

@@ -22,10 +22,11 @@ from trainer.scaling.plan import (
     after_pilot,
     cheapest,
     is_known,
+    like_pilots,
     prior,
     simulate,
 )
-from trainer.scaling.reading.read import add_input_arguments, read_inputs
+from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
 from trainer.scaling.text import amount, interval, paragraph, sources
 
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × C_mid
@@ -36,12 +37,14 @@ PARALLEL_FROM = 60  # fits; for fewer, starting processes takes longer
 COARSE = 0.1  # share of the rise from which the precision asked for is called coarse
 MAX_COMPUTE = 1e305  # multiples of more overflow
 EXAMPLES = """\
-Give one input, the pilot, whose continuation is simulated; or none, but --c-mid and --r0.
+Give one input, the pilot, whose continuation is simulated; several pilots, for a new run like them; or none,
+but --c-mid and --r0.
 
 examples:
   python -m trainer.scaling plan --c-mid 2500 --r0 0.3 --noise 0.005 --eval-cost 20
   python -m trainer.scaling plan --c-mid 1000 6000 --r0 0.3 --autocorrelation 0.6
   python -m trainer.scaling plan pilot.csv --budgets 1.5 2 3 --evaluations 10 20
+  python -m trainer.scaling plan pilot-1.csv pilot-2.csv pilot-3.csv
 """
 
 
@@ -74,7 +77,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--budgets", type=float, nargs="+", metavar="X",
         help=f"budgets of the whole run to try, in multiples of C_mid (default: {as_typed(BUDGETS)}), "
-        f"after a pilot in multiples of its compute (default: {as_typed(FURTHER)})",
+        f"after one pilot in multiples of its compute (default: {as_typed(FURTHER)})",
     )  # fmt: skip
     add(
         "--evaluations", type=int, nargs="+", default=EVALUATIONS, metavar="N",
@@ -96,12 +99,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print the table, and the cheapest plan."""
     _check(args)
-    if args.inputs:
-        prospect, fit, unit = _pilot(args)
+    readings, known = read_inputs(args) if args.inputs else [], False
+    if len(readings) == 1:
+        prospect, fit, unit = _pilot(readings[0], args)
         known = is_known(fit, args.within)
         budgets = [fit.compute_range[1] * x for x in sorted(args.budgets or FURTHER)]
     else:
-        prospect, unit, known = _assumed(args), args.unit or "GPU-hours", False
+        assumed = _pilots(readings, args) if readings else (_assumed(args), args.unit or "GPU-hours")
+        prospect, unit = assumed
         budgets = [prospect.C_mid * x for x in sorted(args.budgets or BUDGETS)]
     if not budgets[-1] < MAX_COMPUTE:
         raise ConfigError(
@@ -176,11 +181,25 @@ def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argpars
     return "\n".join([paragraph(text, ""), *table, "", paragraph(conclusion, ""), paragraph(uncertain, "")])
 
 
-def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
-    readings = read_inputs(args)
-    if len(readings) > 1:
-        raise ConfigError(f"plan: there are {len(readings)} runs; expected one, the pilot")
-    curve = readings[0].curve
+def _pilots(readings: Sequence[Reading], args: argparse.Namespace) -> tuple[Prospect, str]:
+    """A new run like several pilots, and the unit of their compute."""
+    unit = same_unit([reading.curve for reading in readings])
+    prospect, fits = like_pilots([reading.curve for reading in readings], args.runs, args.noise)
+    numbers = zip(*((fit.A.value, fit.C_mid.value) for fit in fits), strict=True)
+    A, C_mid = (f"{min(x):.3g} to {max(x):.3g}" for x in numbers)
+    text = (
+        f"{len(fits)} pilots, and a new run like them: A {A}, C_mid {C_mid} {unit}, each with its own "
+        f"interval; noise {prospect.noise:.2g} per evaluation."
+    )
+    for reading, fit in zip(readings, fits, strict=True):
+        for flag in {"not-sigmoid", "other-shape"}.intersection(fit.flags):
+            text += f" The simulations assume a sigmoid, but of {reading.curve.name} {fit.describe(flag)}."
+    print("\n".join([sources(readings), paragraph(text)]))
+    return prospect, unit
+
+
+def _pilot(reading: Reading, args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
+    curve = reading.curve
     prospect, fit = after_pilot(curve, args.runs, args.noise)
     A = interval(fit.A, ".3f", fit.identified)
     text = (
@@ -192,7 +211,7 @@ def _pilot(args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
     if prospect.correlation_length and not is_known(fit, args.within):
         text += " The errors of neighbouring points are correlated, also in the simulations."
     text += _relative(args.within, fit.A.value - fit.R0.value)
-    print("\n".join([sources(readings), paragraph(text)]))
+    print("\n".join([sources([reading]), paragraph(text)]))
     return prospect, fit, curve.unit
 
 
