@@ -56,7 +56,7 @@ def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recor
         for role in ("engine", "learner"):
             assert not one.handle(role, Spans(role, (("generate", start, at),)))
         spent.append(one.handle("controller", step_event(step, at)))
-    assert spent == [False, False, True]  # after 8, 18 and 22 core-seconds
+    assert spent == ["", "", "compute"]  # after 8, 18 and 22 core-seconds
     result = {"step": 3, "pass_rate": 0.5, "pass_rate_se": 0.1}
     one.handle("controller", Event("eval", start + 12, result))
     one.handle("controller", Event("done", start + 12, {"step": 3, "ended_by": ""}))  # by Ctrl-C

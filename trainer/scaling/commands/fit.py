@@ -11,7 +11,7 @@ from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve
 from trainer.scaling.alternatives.families import FamilyFit, compare_families
 from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
-from trainer.scaling.backtest import backtest
+from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands import add_fit_arguments, as_typed, check_outputs, write_json
 from trainer.scaling.plot import Named, plot_curves, reward_title
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
             fit = _fit(curve, args)
             test = backtest(curve, None, args.confidence, args.within)
             texts = [text for text in (explain(fit, curve.unit), describe_backtest(test, curve.unit)) if text]
-            content = fit.to_json() | {"backtest": test and asdict(test)}
+            content = fit.to_json() | {"error_at_2x": error_at_2x(test), "backtest": test and asdict(test)}
             drawn.append((label, curve, fit))
         if args.families:
             families = compare_families(curve)
