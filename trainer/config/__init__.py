@@ -6,7 +6,7 @@ The docstring under each field is its line in `--help`: it gives the unit and th
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from trainer.config.forecast import ForecastConfig
+from trainer.config.forecast import ForecastConfig as ForecastConfig
 from trainer.config.objective import CriticConfig as CriticConfig
 from trainer.config.objective import KLConfig as KLConfig
 from trainer.config.objective import ObjectiveConfig

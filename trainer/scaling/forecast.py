@@ -40,16 +40,11 @@ class Forecast:
         return abs(self.missed) >= 2 or self.far_off
 
     @property
-    def reliable(self) -> bool:
-        """Whether it is one to act on: the run has risen, goes on as it did, and no flag raises a doubt."""
-        return self.fit.predictable and not self.alarm and DOUBTS.isdisjoint(self.fit.flags)
-
-    @property
     def recommendation(self) -> Recommendation:
         """What to do about the rest of the run; "none" if the data do not say."""
         if self.alarm:
             return "investigate"
-        if self.gain is None or self.gain_probability is None or not self.reliable:
+        if self.gain is None or self.gain_probability is None or not DOUBTS.isdisjoint(self.fit.flags):
             return "none"
         if self.gain_probability < STOP_PROBABILITY:
             return "stop"
