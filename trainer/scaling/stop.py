@@ -2,10 +2,10 @@
 
 A run ends where each of its last `patience` forecasts, one an evaluation, gives a probability of 90 % or
 more, averaged over laws, that further compute gains less than the rule says. No forecast counts of a run that
-has not risen or has fallen, whose last evaluation is far below its curve, or that raises an alarm.
+has not risen or has fallen, or that raises an alarm.
 
 The flags not-sigmoid and other-shape do not count: they doubt a sigmoid's ceiling, and the average has other
-laws. In simulations, and on the runs of docs/study, heeding them would avoid no wrong end and many right.
+laws (docs/curve.md has the numbers).
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def reason_to_stop(
 
 def _says_stop(look: Forecast, compute: float, end: float, rule: StopRule) -> bool:
     """Whether a forecast made at this compute is one to act on and says that more gains too little."""
-    if not look.fit.predictable or look.alarm or "last-point-low" in look.fit.flags:
+    if not look.fit.predictable or look.alarm:
         return False
     rewards = look.fit.forecast.reward([compute, 2 * compute if rule.per_doubling else end])
     return float((rewards[:, 1] - rewards[:, 0] >= rule.gain).mean()) < STOP_PROBABILITY

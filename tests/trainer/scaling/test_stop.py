@@ -47,17 +47,19 @@ def fits_are_made_once() -> Iterator[None]:
 
 
 def test_a_run_near_its_ceiling_stops_and_says_what_it_forgoes() -> None:
-    text = reason(NEAR_THE_CEILING)
+    rule, end = StopRule("gain<0.04 per doubling", 0.04, per_doubling=True), 0.22
+    points = points_of(np.linspace(0.01, 0.2, 20))
+    text = reason(points, rule, end=end)
     found = re.fullmatch(
-        r"a doubling of the compute would probably gain \+(\S+) \(\S+ to \S+\) \[gain<0.02 per doubling for "
-        r"3 evaluations in a row\]; forgone until the planned end: \+(\S+) \(\S+ to \S+\), about 1.6 "
+        r"a doubling of the compute would probably gain \+(\S+) \(\S+ to \S+\) \[gain<0.04 per doubling for "
+        r"3 evaluations in a row\]; forgone until the planned end: \+(\S+) \(\S+ to \S+\), about 0.02 "
         r"core-hours saved",
         text,
     )
     assert found, text
-    compute = NEAR_THE_CEILING[-1].compute
-    for number, ahead in zip(found.groups(), (2 * compute, END), strict=True):
-        assert float(number) == pytest.approx(float(LAW.reward(ahead) - LAW.reward(compute)), abs=0.005)
+    for number, ahead in zip(found.groups(), (0.4, end), strict=True):  # truly +0.020 and +0.003
+        assert float(number) == pytest.approx(float(LAW.reward(ahead) - LAW.reward(0.2)), abs=0.006)
+    assert reason(NEAR_THE_CEILING)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -90,6 +92,14 @@ def test_the_forecasts_of_the_last_evaluations_must_all_say_so() -> None:
     for patience in (2, 4):
         stops = {n for n in range(2, 19) if reason(NEAR_THE_CEILING[:n], patience=patience)}
         assert stops == {n for n in alone if alone.issuperset(range(n - patience + 1, n))} != alone
+
+
+def test_probably_means_with_a_probability_of_nine_in_ten() -> None:
+    compute = NEAR_THE_CEILING[-1].compute
+    rewards = forecast(NEAR_THE_CEILING, END, None).fit.forecast.reward([compute, 2 * compute])
+    for quantile, stops in ((0.85, False), (0.95, True)):
+        gain = float(np.quantile(rewards[:, 1] - rewards[:, 0], quantile))
+        assert bool(reason(NEAR_THE_CEILING, StopRule("", gain, per_doubling=True), patience=1)) == stops
 
 
 def test_until_the_end_means_the_planned_end_and_there_is_nothing_to_stop_at_it() -> None:
