@@ -24,11 +24,11 @@ def reason_to_stop(
     `now` is the forecast after that point; `end` is the compute of the whole run, as planned.
     """
     compute, look, says = points[-1].compute, None, list[bool]()
-    if compute >= end * (1 - END_TOLERANCE) or not _says_stop(now, compute, end, rule):
+    if compute >= end * (1 - END_TOLERANCE) or not says_stop(now, compute, end, rule):
         return ""
     for n in range(max(1, len(points) - patience - 1), len(points) + 1):  # an alarm takes two evaluations
         look = forecast(points[:n], 0.0, look)
-        says.append(_says_stop(look, points[n - 1].compute, end, rule))
+        says.append(says_stop(look, points[n - 1].compute, end, rule))
     if len(says) < patience or not all(says[-patience:]):
         return ""
     rewards = now.fit.forecast.reward([compute, 2 * compute, end])
@@ -40,7 +40,7 @@ def reason_to_stop(
     )
 
 
-def _says_stop(look: Forecast, compute: float, end: float, rule: StopRule) -> bool:
+def says_stop(look: Forecast, compute: float, end: float, rule: StopRule) -> bool:
     """Whether a forecast made at this compute is one to act on and says that more gains too little."""
     if not look.fit.predictable or look.alarm:
         return False
