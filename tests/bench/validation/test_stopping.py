@@ -12,10 +12,9 @@ from trainer.config.forecast import ForecastConfig
 PARSED = [rule for text in RULES if (rule := ForecastConfig(stop=text).rule)]
 
 
-def test_a_collapse_never_ends_by_its_forecast_and_the_gain_of_a_sigmoid_is_small_where_it_does() -> None:
-    rules = [rule for rule in PARSED if rule.gain == 0.02]
-    assert len(PARSED) == 6 and ends("slow collapse", 0, 1, rules[:0]) == []
-    found = ends(CONTROL, 0, 1, rules)
+def test_little_was_to_be_gained_where_a_sigmoid_ended() -> None:
+    found = ends(CONTROL, 0, 1, rules := [rule for rule in PARSED if rule.gain == 0.02])
+    assert len(PARSED) == 6 and len(found) == len(rules) == 2
     assert any(gain is not None for gain in found) and all(gain is None or 0 < gain < 0.02 for gain in found)
 
 
