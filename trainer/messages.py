@@ -34,7 +34,7 @@ class Ack:
 class Shutdown:
     """End the process after the current step; the controller saves a checkpoint first."""
 
-    spent: bool = False  # the run's compute is spent: it is complete, and its last weights are evaluated
+    ended_by: str = ""  # "compute", "forecast": the run is complete, and its last weights are evaluated
 
 
 @dataclass(frozen=True, slots=True)

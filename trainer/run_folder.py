@@ -55,9 +55,9 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
     return lock
 
 
-def record_end(run_dir: Path, by: str, max_compute: float) -> None:
-    """Say in the folder that the run is complete: all steps made, its compute spent or all prompts solved."""
-    write_atomic(run_dir / ENDED, json.dumps({"by": by, "max_compute": max_compute}))
+def record_end(run_dir: Path, by: str, max_compute: float, why: str = "") -> None:
+    """Say in the folder that the run is complete, by "steps", "compute", "forecast" or all "solved"."""
+    write_atomic(run_dir / ENDED, json.dumps({"by": by, "max_compute": max_compute, "why": why}))
 
 
 def complete(run_dir: Path, max_compute: float = 0.0) -> bool:

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from trainer.controller.journal import unpack
 from trainer.launcher import supervisor
 from trainer.main import main
-from trainer.run_folder import PREFIX
+from trainer.run_folder import PREFIX, latest
 
 TIMEOUT_S = 150
 
@@ -178,6 +178,30 @@ def test_a_round_of_ppo_off_policy_that_was_cut_short_is_begun_again(
     records = [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
     spans = [(r["first"], r["last"]) for r in records if "trained" in r]
     assert spans == [(4 * i, 4 * i + 3) for i in range(stopped + 3)]
+
+
+@pytest.mark.slow
+def test_a_run_ends_by_its_own_forecast(model_dir: Path, data: Path, tmp_path: Path) -> None:
+    run_dir, env = tmp_path / "run", environment(tmp_path)
+    (tmp_path / "tests_reward.py").write_text(  # right answers follow a sigmoid of the steps made
+        "import zlib\nfrom pathlib import Path\n"
+        "def first_digit_even(completion, answer, metadata):\n"
+        f"    metrics = Path({str(run_dir / 'metrics.jsonl')!r})\n"
+        "    steps = metrics.read_text().count('learner/loss') if metrics.exists() else 0\n"
+        "    share = 0.1 + 0.8 / (1 + (3 / steps) ** 3) if steps else 0.1\n"
+        "    return float(zlib.crc32((completion + answer).encode()) % 1000 < 1000 * share)\n"
+    )
+    evaluation = ["--evaluation.every", "1", "--evaluation.samples", "8", "--data.held_out", "16"]
+    rule = ["--forecast.stop", "gain<0.1 per doubling", "--forecast.patience", "2"]
+    argv = command(model_dir, data, run_dir, *evaluation, *rule, "--pipeline.steps", "200")
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    rows, end = lines(run_dir), json.loads((run_dir / "ended.json").read_text())
+    last = max(r["step"] for r in rows if "learner/loss" in r)
+    assert end["by"] == "forecast" and f"stopping: {end['why']}" in done.stdout and last < 100
+    assert last == max(r["step"] for r in rows if "eval/pass_rate" in r)  # the last weights are evaluated
+    assert latest(run_dir) == run_dir / "checkpoints" / f"step-{last:06d}"
+    assert "error_at_2x" in json.loads((run_dir / "fit.json").read_text())
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ The docstring under each field is its line in `--help`: it gives the unit and th
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
+from trainer.config.forecast import ForecastConfig as ForecastConfig
 from trainer.config.objective import CriticConfig as CriticConfig
 from trainer.config.objective import KLConfig as KLConfig
 from trainer.config.objective import ObjectiveConfig
@@ -338,6 +339,7 @@ class Config:
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    forecast: ForecastConfig = field(default_factory=ForecastConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     @property

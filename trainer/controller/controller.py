@@ -86,7 +86,7 @@ class Controller:
         self.weights = WeightSync(ctx.config.engine, ctx.engine, learner, ctx.deadline)
         self._wait_for = ctx.deadline.wait_for
         self.stop = asyncio.Event()  # set: stop after the current optimizer step
-        self.spent = False  # `stop` is set because the compute is spent
+        self.complete_by = ""  # why `stop` makes the run complete, such as "compute"; empty: it does not
         self.version = 0  # the learner's
         self._group_id = 0  # the first not yet trained on
         self._slots: asyncio.Queue[int] = asyncio.Queue()  # free ones: the step that each is for, from 0
@@ -156,7 +156,7 @@ class Controller:
             await self._first_of(self._train_loop(), sync, issue)
             # Wait for the last weights and their evaluation.
             await self._first_of(self.weights.published.join(), sync)
-            ended = self._exhausted or self.spent
+            ended = self._exhausted or self.complete_by
             if ended and self._stepped and not self._evaluates(self.version):
                 await self._evaluate(self.version)
         finally:
@@ -214,7 +214,7 @@ class Controller:
             waited = time.monotonic() - waited
             self._round_end = self.version + len(minibatches)
             for minibatch in minibatches:
-                if self.stop.is_set() and not self.spent:  # the engines need a round's last version
+                if self.stop.is_set() and not self.complete_by:  # the engines need a round's last version
                     return
                 await self.weights.before_step()
                 # A task of its own, so that it ends and can be saved when something else fails meanwhile.
@@ -323,7 +323,7 @@ class Controller:
     def ended_by(self) -> str:
         """Why the run is complete; empty if it was stopped."""
         reached = "steps" if self.version >= self.config.pipeline.steps else ""
-        return reached or ("compute" if self.spent else "solved" if self._exhausted else "")
+        return reached or self.complete_by or ("solved" if self._exhausted else "")
 
     def _evaluates(self, version: int) -> bool:
         return version == self.config.pipeline.steps or _due(version, self.config.evaluation.every)

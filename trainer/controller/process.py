@@ -125,7 +125,7 @@ def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
 def _on_launcher_message(telemetry: Connection, controller: Controller, engines: EnginePool) -> None:
     """Take in an engine that the launcher has restarted, or stop. A dead launcher means stop, too.
 
-    Ctrl-C can still follow the message that the compute is spent: then the last weights are not evaluated.
+    Ctrl-C can still follow the message that the run is complete: then the last weights are not evaluated.
     """
     try:
         message = telemetry.recv()
@@ -136,8 +136,8 @@ def _on_launcher_message(telemetry: Connection, controller: Controller, engines:
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
     else:
-        controller.spent = message.spent
-        if not message.spent:
+        controller.complete_by = message.ended_by
+        if not message.ended_by:
             asyncio.get_running_loop().remove_reader(telemetry.fileno())
         controller.stop.set()
 

@@ -12,6 +12,7 @@ PARTNERS = {  # by key, or start of keys: settings without one of which it has n
     "pipeline.minibatches": ["pipeline.scheme ppo_off_policy"],
     "pipeline.max_lag": ["pipeline.scheme pipeline_rl"],
     "pipeline.npr_": ["pipeline.no_positive_resampling"],
+    "forecast.patience": ["forecast.stop"],
     "curriculum.": ["curriculum.kind linear", "curriculum.kind exponential"],
     "curriculum.start": ["curriculum.by"],
     "verifier.length_penalty.": ["verifier.length_penalty.cache_tokens"],

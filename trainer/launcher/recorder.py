@@ -19,8 +19,10 @@ from trainer.launcher.terminal import View
 from trainer.messages import Event, Spans
 from trainer.roles import role_kind
 from trainer.run_folder import record_end
-from trainer.scaling import EvalPoint, Fit
+from trainer.scaling import EvalPoint, Fit, curve_of
+from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.forecast import describe_recommendation, forecast
+from trainer.scaling.stop import reason_to_stop
 
 LEDGER_EVERY_S = 5.0
 
@@ -44,6 +46,7 @@ class Recorder:
         self.metrics = MetricsWriter(self.run_dir, config)
         self._forecast = forecast(self.points, 0.0, None) if self.points else None
         self._limit = config.pipeline.max_compute or math.inf
+        self._why_stopped = ""  # by `forecast.stop`
         self._parameters = 0  # of the policy, once the learner is ready
         self._versions: dict[int, tuple[float, Compute, float]] = {}  # when made; compute, FLOPs until then
         self._last_counters: dict[str, tuple[float, float]] = {}  # engine -> tokens, busy seconds
@@ -54,9 +57,9 @@ class Recorder:
         """The curve so far."""
         return self._forecast.fit if self._forecast else None
 
-    def handle(self, role: str, message: object) -> bool:
-        """Record one message that a role has sent; returns whether the run's compute is spent."""
-        spent = False
+    def handle(self, role: str, message: object) -> str:
+        """Record one message that a role has sent; returns why the run is complete now, or nothing."""
+        ended_by = ""
         match message:
             case Spans():
                 self.ledger.add(message)
@@ -72,17 +75,18 @@ class Recorder:
                 self._flops += step_flops(self._parameters, self.config.objective, message.data)
                 self._versions[message.data["step"]] = message.time, compute, self._flops
                 self._write_line(message.data)
-                spent = compute.total >= self._limit
+                ended_by = "compute" if compute.total >= self._limit else ""
             case Event(kind="eval"):
-                self._record_evaluation(message)
+                ended_by = self._record_evaluation(message)
             case Event(kind="sample"):
                 self.metrics.write_sample(message.data)
                 self.view.sample(message.data)
             case Event(kind="engine"):
                 self._update_rate(role, message.data["tokens"], message.data["busy_s"])
             case Event(kind="done"):
-                if message.data["ended_by"]:
-                    record_end(self.run_dir, message.data["ended_by"], self.config.pipeline.max_compute)
+                if by := message.data["ended_by"]:
+                    why = self._why_stopped if by == "forecast" else ""
+                    record_end(self.run_dir, by, self.config.pipeline.max_compute, why)
             case Event(kind="ready"):
                 self._parameters = message.data["learner"]["parameters"]
             case Event():
@@ -90,7 +94,7 @@ class Recorder:
         if time.monotonic() - self._ledger_written >= LEDGER_EVERY_S:
             self._ledger_written = time.monotonic()
             self.ledger.write(self.run_dir)
-        return spent
+        return ended_by
 
     def close(self) -> None:
         """Close the ledger and the files, once every role has ended."""
@@ -134,8 +138,8 @@ class Recorder:
         self.metrics.write(line)
         self.view.update(line)
 
-    def _record_evaluation(self, event: Event) -> None:
-        """An evaluation is a point of the curve: fit and forecast again."""
+    def _record_evaluation(self, event: Event) -> str:
+        """An evaluation is a point of the curve: fit and forecast again; "forecast" if that ends the run."""
         data = {k: v for k, v in event.data.items() if k != "step"}
         step = event.data["step"]
         if step == 0:
@@ -145,11 +149,22 @@ class Recorder:
         line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
         end = min(compute / step * self.config.pipeline.steps, self._limit) if step else 0.0
         before, self._forecast = self._forecast, forecast(self.points, end, self._forecast)
+        if (error := error_at_2x(backtest(curve_of("", self.ledger.unit, self.points)))) is not None:
+            line["forecast/error_at_2x"] = error
         self._write_line(line | self._forecast.metrics())
         advice = describe_recommendation(self._forecast, self.ledger.unit, end - compute)
         last = before.recommendation if before else "none"
         if advice and self._forecast.recommendation != last:
             self.view.log(advice)
+        asked = self.config.forecast
+        if asked.rule is None or self._why_stopped:
+            return ""
+        self._why_stopped = reason_to_stop(
+            self.points, self._forecast, end, self.ledger.unit, asked.rule, asked.patience
+        )
+        if self._why_stopped:
+            self.view.log(f"stopping: {self._why_stopped}")
+        return "forecast" if self._why_stopped else ""
 
 
 def _sentence(event: Event) -> str:

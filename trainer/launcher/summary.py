@@ -13,7 +13,7 @@ from trainer.launcher.advice import advise_run
 from trainer.launcher.ledger import Ledger
 from trainer.launcher.terminal_plot import clock
 from trainer.scaling import EvalPoint, Fit, curve_of, explain, plot_curve
-from trainer.scaling.backtest import backtest
+from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.report import write_report
 from trainer.scaling.text import describe_backtest
 
@@ -25,10 +25,11 @@ def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger:
     if fit is None:
         text = "no evaluation was finished, so there is no curve yet"
         return summary_text(run_dir, points, ledger, text, advice)
-    write_atomic(run_dir / "fit.json", json.dumps(fit.to_json(), indent=1))
+    test = backtest(curve_of(run_dir.name, ledger.unit, points))
+    content = {"error_at_2x": error_at_2x(test)} | fit.to_json()
+    write_atomic(run_dir / "fit.json", json.dumps(content, indent=1))
     plot_curve(points, fit, run_dir / "curve.png", ledger.unit, run_dir.name)
-    tested = describe_backtest(backtest(curve_of(run_dir.name, ledger.unit, points)), ledger.unit)
-    text = "\n".join(filter(None, (explain(fit, ledger.unit), tested)))
+    text = "\n".join(filter(None, (explain(fit, ledger.unit), describe_backtest(test, ledger.unit))))
     write_atomic(run_dir / "fit.txt", text)
     try:
         write_report(run_dir)

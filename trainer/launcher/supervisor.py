@@ -51,12 +51,12 @@ class Supervisor:
     """The processes of one run. `run` returns once the controller has reported `done` and all have ended.
 
     `on_event(role, message)` gets every message of a role's telemetry, in order, on the calling thread; it
-    returns True once the run's compute is spent.
+    returns why the run is complete from now on, such as "compute"; empty: it goes on.
     """
 
     def __init__(
         self, config: Config, model_dir: str, devices: Devices, resume: dict[str, Any] | None,
-        on_event: Callable[[str, object], bool | None],
+        on_event: Callable[[str, object], str | None],
     ) -> None:  # fmt: skip
         self.config = for_roles(config, devices)
         self.model_dir, self.devices, self.resume, self.on_event = model_dir, devices, resume, on_event
@@ -65,7 +65,7 @@ class Supervisor:
         self._signals: list[int] = []
         self._failure: Failed | None = None
         self._deaths: Counter[str] = Counter()  # of engines, since the last optimizer step
-        self._ready = self._done = self._spent = False
+        self._ready = self._done = self._complete = False
 
     def run(self) -> None:
         """Run to the end. RoleDied or ConfigError if a role fails, KeyboardInterrupt on a second Ctrl-C."""
@@ -179,9 +179,9 @@ class Supervisor:
                 self._deaths.clear()
             case Event(kind="done"):
                 self._done = True
-        if self.on_event(role, message) and not self._spent:
-            self._spent = True
-            self._send_controller(Shutdown(spent=True))
+        if (ended_by := self.on_event(role, message)) and not self._complete:
+            self._complete = True
+            self._send_controller(Shutdown(ended_by))
 
     def _respawn(self, role: str) -> None:
         """Start a dead engine again. The death of another role ends the run, and so does that of an engine

@@ -81,6 +81,11 @@ def backtest(
     )
 
 
+def error_at_2x(test: Backtest | None) -> float | None:
+    """Measured less predicted, of the end, by a fit of the first half; None: there is no forecast."""
+    return test.end.error if test is not None and test.predictable else None
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """How well the ends of several runs were forecast. NaN where none was."""

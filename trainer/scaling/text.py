@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.scaling.backtest import Backtest
+from trainer.scaling.backtest import Backtest, error_at_2x
 from trainer.scaling.fit import FLAGS, HARMLESS, Estimate, Fit
 from trainer.scaling.reading.read import Reading
 
@@ -125,7 +125,7 @@ def _notes(fit: Fit) -> list[str]:
 
 def describe_backtest(test: Backtest | None, unit: str) -> str:
     """For a terminal; empty if there was no test."""
-    if test is None or not test.predictable:
+    if test is None or (error := error_at_2x(test)) is None:
         return ""
     end, inside = test.end, test.end.inside
     outcome = "inside the interval: the first half predicted the end."
@@ -140,7 +140,7 @@ def describe_backtest(test: Backtest | None, unit: str) -> str:
         f"Backtest: a fit of the first {amount(test.seen)} {unit} alone (ceiling "
         f"{'' if test.identified else 'not '}identified) predicts "
         f"{interval(end.predicted, '.3f', test.identified)} for the last evaluation; measured: "
-        f"{end.measured:.3f}, {outcome}"
+        f"{end.measured:.3f}, {outcome} Error at twice the compute: {error:+.3f}."
     )
 
 

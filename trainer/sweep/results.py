@@ -5,11 +5,13 @@ import json
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainer.jsonl import nan_to_null, read_lines, write_atomic
+from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands import report
 from trainer.scaling.commands.compare import describe, to_json
 from trainer.scaling.compare import compare
@@ -37,9 +39,14 @@ def write_results(sweep: Sweep) -> str:
         last = max(curve.points[-1].compute for of in curves.values() for curve in of)
         comparison = compare(curves, [share * last for share in BUDGETS])
         r2 = {r.name: float(np.mean([r.fits[i].r2 for i in r.used])) for r in comparison.recipes}
-        content |= to_json(comparison, groups, unit) | {"r2": r2}
+        tests = {Path(curve.name).name: backtest(curve) for of in curves.values() for curve in of}
+        errors = {name: e for name, test in tests.items() if (e := error_at_2x(test)) is not None}
+        content |= to_json(comparison, groups, unit) | {"r2": r2, "error_at_2x": errors}
         each = ", ".join(f"{name} {value:.3f}" for name, value in r2.items())
         parts = [describe(comparison, groups, unit), paragraph(f"R², mean over runs: {each}.", "")]
+        if errors:
+            error = f"{np.median(np.abs(list(errors.values()))):.3f}, median of {len(errors)} runs"
+            parts.append(f"Error of a fit of the first half, at twice its compute: {error}.")
     if short:
         parts.append(f"Left out, with fewer than {MIN_POINTS} evaluations: {', '.join(short)}.")
     text = "\n\n".join([*parts, *stopped(status, sweep), cost])

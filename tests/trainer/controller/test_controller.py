@@ -195,7 +195,7 @@ def test_a_run_whose_compute_is_spent_ends_with_its_last_weights_evaluated(
     def emit(kind: str, data: dict[str, Any]) -> None:
         events.append((kind, data))
         if kind == "step" and data["step"] == 4:
-            run.spent = True
+            run.complete_by = "compute"
             run.stop.set()
 
     run.emit = emit

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Config, KLConfig, LoggingConfig, ObjectiveConfig, PipelineConfig
+from trainer.config import Config, ForecastConfig, KLConfig, LoggingConfig, ObjectiveConfig, PipelineConfig
 from trainer.jsonl import read_lines
 from trainer.launcher.flops import step_flops
 from trainer.launcher.placement import assign
@@ -29,8 +29,8 @@ def step_event(step: int, at: float, rollouts: int = 100, trained: int = 50) -> 
     return Event("step", at, {"step": step, **tokens})
 
 
-def make(run_dir: Path, resume_version: int | None = None) -> Recorder:
-    config = replace(CONFIG, run_dir=str(run_dir))
+def make(run_dir: Path, resume_version: int | None = None, config: Config = CONFIG) -> Recorder:
+    config = replace(config, run_dir=str(run_dir))
     devices = assign(config, (), len(os.sched_getaffinity(0)))
     return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), resume_version)
 
@@ -56,7 +56,7 @@ def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recor
         for role in ("engine", "learner"):
             assert not one.handle(role, Spans(role, (("generate", start, at),)))
         spent.append(one.handle("controller", step_event(step, at)))
-    assert spent == [False, False, True]  # after 8, 18 and 22 core-seconds
+    assert spent == ["", "", "compute"]  # after 8, 18 and 22 core-seconds
     result = {"step": 3, "pass_rate": 0.5, "pass_rate_se": 0.1}
     one.handle("controller", Event("eval", start + 12, result))
     one.handle("controller", Event("done", start + 12, {"step": 3, "ended_by": ""}))  # by Ctrl-C
@@ -129,22 +129,66 @@ def test_a_resume_forgets_what_lies_beyond_its_checkpoint(
     assert one.view.state.left(time.monotonic()) is None  # not known before this process has made steps
 
 
+def train(one: Recorder, step: int, law: Sigmoid) -> tuple[str, float]:
+    """A step of 30 s and its evaluation, which has no noise: why the run is complete now, and the reward."""
+    at, rate = one.start + 30 * step, law.R0
+    if step:
+        for role in one.ledger.devices:
+            one.handle(role, Spans(role, (("idle", at - 30, at),)))
+        one.handle("controller", step_event(step, at))
+        rate = float(law.reward(one.ledger.compute(at).total))
+    result = {"step": step, "pass_rate": rate, "pass_rate_se": 0.01}
+    ended_by = one.handle("controller", Event("eval", at, result))
+    if not step:
+        one.handle("controller", Event("training_begins", at, {}))
+    return ended_by, rate
+
+
+def test_a_run_whose_forecast_says_so_ends_and_records_why_also_after_a_resume(tmp_path: Path) -> None:
+    law, pipeline = Sigmoid(0.1, 0.7, 2.5, 0.02), replace(CONFIG.pipeline, steps=60)
+    config = replace(CONFIG, pipeline=pipeline, forecast=ForecastConfig(stop="gain<0.01 per doubling"))
+    one = make(tmp_path, config=config)
+    ended_by = [train(one, step, law)[0] for step in range(12)]
+    last = ended_by.index("forecast")
+    assert ended_by.count("forecast") == 1 and 7 <= last < 11  # five points make a fit, and three forecasts
+    one.handle("controller", Event("done", one.start + 400, {"step": 11, "ended_by": "forecast"}))
+    logged = [x for x in one.view.stream.getvalue().splitlines() if "] stopping: " in x]  # type: ignore[attr-defined]
+    end = json.loads((tmp_path / "ended.json").read_text())
+    assert end["by"] == "forecast" and len(logged) == 1 and logged[0].endswith(f"stopping: {end['why']}")
+    assert "[gain<0.01 per doubling for 3 evaluations in a row]" in end["why"]
+    assert complete(tmp_path) and complete(tmp_path, 99.0)  # a sweep does not go on with it, at any budget
+    one.close()
+
+    before = (tmp_path / "metrics.jsonl").read_text()
+    again = make(tmp_path, last - 1, config)  # from a checkpoint before the last evaluation
+    assert [train(again, step, law)[0] for step in (last,)] == ["forecast"]  # its count goes on
+    again.close()
+    (tmp_path / "metrics.jsonl").write_text(before)
+    without = make(tmp_path, last, replace(config, forecast=ForecastConfig()))
+    assert [train(without, step, law)[0] for step in (last + 1, last + 2)] == ["", ""]
+    without.close()
+
+
+def test_an_evaluation_says_how_well_half_of_its_compute_predicted_it(tmp_path: Path) -> None:
+    one = make(tmp_path, config=replace(CONFIG, pipeline=replace(CONFIG.pipeline, steps=12)))
+    for step in range(12):
+        train(one, step, Sigmoid(0.1, 0.9, 2.0, 0.03))
+    found = [
+        row.get("forecast/error_at_2x")
+        for row in read_lines(tmp_path / "metrics.jsonl")
+        if "eval/pass_rate" in row
+    ]
+    assert found[:10] == [None] * 10  # five points make a fit
+    assert all(error is not None and abs(error) < 0.05 for error in found[10:]) and len(found) == 12
+
+
 def test_each_evaluation_comes_with_its_prediction_and_a_forecast_of_the_runs_end(
     tmp_path: Path,
 ) -> None:
     law = Sigmoid(0.1, 0.9, 2.0, 0.02)
     one = make(tmp_path)
-    one.handle("controller", Event("eval", one.start, {"step": 0, "pass_rate": 0.1, "pass_rate_se": 0.01}))
-    one.handle("controller", Event("training_begins", one.start, {}))
-    for step in range(1, 9):
-        at = one.start + 30 * step
-        for role in one.ledger.devices:
-            one.handle(role, Spans(role, (("idle", at - 30, at),)))
-        one.handle("controller", step_event(step, at))
-        rate = float(law.reward(one.ledger.compute(at).total))
-        one.handle(
-            "controller", Event("eval", at + 1, {"step": step, "pass_rate": rate, "pass_rate_se": 0.01})
-        )
+    for step in range(9):
+        rate = train(one, step, law)[1]
     row = list(read_lines(tmp_path / "metrics.jsonl"))[-1]
     end = float(law.reward(row["compute/total"] / 8 * 10))  # of ten steps
     assert row["forecast/end_low"] <= end <= row["forecast/end_high"]

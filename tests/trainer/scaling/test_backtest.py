@@ -11,7 +11,7 @@ import pytest
 
 from trainer.scaling import EvalPoint, Sigmoid, curve_of
 from trainer.scaling.__main__ import main
-from trainer.scaling.backtest import Backtest, backtest, summarize
+from trainer.scaling.backtest import Backtest, backtest, error_at_2x, summarize
 from trainer.scaling.text import describe_backtest
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
@@ -59,6 +59,12 @@ def test_the_text_says_whether_the_first_half_identified_the_ceiling() -> None:
     assert "(ceiling not identified) predicts" in " ".join(describe_backtest(found, "h").split())
 
 
+def test_a_fit_without_a_forecast_has_no_error_at_twice_the_compute() -> None:
+    test = backtest(curve_of("", "h", points(LAW.reward(AT))))
+    assert test is not None and error_at_2x(test) == test.end.error
+    assert error_at_2x(replace(test, predictable=False)) is None and error_at_2x(None) is None
+
+
 def test_a_second_rise_after_the_first_half_is_named_and_concluded_from() -> None:
     rewards = LAW.reward(AT) + np.where(np.asarray(AT) > 0.6 * max(AT), 0.2, 0.0)
     missed = " ".join(describe_backtest(backtest(curve_of("", "h", points(rewards))), "h").split())
@@ -73,9 +79,11 @@ def test_fit_prints_and_writes_the_backtest(tmp_path: Path, capsys: pytest.Captu
     assert main(["fit", str(tmp_path / "run.csv"), "--json", str(tmp_path / "fit.json")]) == 0
     (found,) = json.loads((tmp_path / "fit.json").read_text()).values()
     assert found["backtest"]["identified"]
-    assert "Backtest: a fit of the first 0.15 core-hours alone (ceiling identified) predicts" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    end = found["backtest"]["end"]
+    assert found["error_at_2x"] == pytest.approx(end["measured"] - end["predicted"]["value"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Backtest: a fit of the first 0.15 core-hours alone (ceiling identified) predicts" in out
+    assert f"Error at twice the compute: {found['error_at_2x']:+.3f}." in out
     assert found["backtest"]["end"]["measured"] == pytest.approx(float(LAW.reward(0.3)), abs=1e-4)
     assert found["backtest"]["end"]["predicted"]["value"] == pytest.approx(float(LAW.reward(0.3)), abs=0.01)
 

@@ -23,6 +23,7 @@ from trainer.launcher.summary import finish
 from trainer.messages import Spans
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run
 from trainer.scaling.__main__ import main
+from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.compare import compare_fits
 from trainer.scaling.compare_text import pair_sentences, seed_sentence
 from trainer.scaling.guards import warnings
@@ -247,6 +248,13 @@ def test_r_squared_is_shown_with_what_it_does_not_show() -> None:
     run = a_run()
     text = "".join(Parsed(page([run])).texts)
     assert f"{run.fit.r2:.3f}" in text and "does not show that the curve is a sigmoid" in text
+
+
+def test_the_error_at_twice_the_compute_stands_beside_the_fit() -> None:
+    run = a_run()
+    error = error_at_2x(backtest(run.curve))
+    assert error is not None and f'<td data-label="error at 2×">{error:+.3f}</td>' in page([run])
+    assert '<td data-label="error at 2×">–</td>' in page([a_run(n=9)])  # its first half has four points
 
 
 def test_the_method_is_explained_alike_on_the_page_and_in_the_docs() -> None:

@@ -8,6 +8,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -92,6 +93,9 @@ def test_the_results_have_the_recipes_numbers_and_say_which_ceilings_differ(fold
     assert pairs["scalerl", "grpo"] == pairs["dapo", "grpo"] == "different"
     assert "scalerl against grpo The ceilings differ: A +0.1" in out
     assert "R², mean over runs: scalerl 0.9" in out
+    errors = results["error_at_2x"]
+    assert len(errors) == 9 and "scalerl-0" in errors and max(map(abs, errors.values())) < 0.1
+    assert f"at twice its compute: {np.median(np.abs(list(errors.values()))):.3f}, median of 9 runs." in out
     assert "standard deviation of 0.00" in out and "updated with 9 runs of 3 recipes" in out
     assert (
         "Cost of 9 of 9 runs: 21.6 of training, 2.25 of evaluation, 1.12 of start-up, in device-hours;" in out

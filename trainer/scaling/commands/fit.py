@@ -12,7 +12,7 @@ from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve
 from trainer.scaling.alternatives.families import FamilyFit, compare_families
 from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
 from trainer.scaling.average import DEFAULT
-from trainer.scaling.backtest import backtest
+from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands import (
     add_fit_arguments,
     add_like_argument,
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
             texts = [text for text in (explain(fit, curve.unit), describe_backtest(test, curve.unit)) if text]
             if like and fit.predictable:
                 texts.append(paragraph(describe_prior(prior_after(like, curve), like.without(curve))))
-            content = fit.to_json() | {"backtest": test and asdict(test)}
+            content = fit.to_json() | {"error_at_2x": error_at_2x(test), "backtest": test and asdict(test)}
             drawn.append((label, curve, fit))
         if args.families:
             families = compare_families(curve)

@@ -15,6 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from trainer.jsonl import write_atomic
+from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.reading.read import same_unit
 from trainer.scaling.report import answers
 from trainer.scaling.report.charts import as_script, chart_data
@@ -131,6 +132,7 @@ def _view(i: int, run: Run, recipe: int, budgets: Sequence[float]) -> dict[str, 
         "notes": run.reading.notes,
         "ahead": [fit.at(c) if fit.predictable else None for c in budgets],
         "fit": fit,
+        "error_at_2x": error_at_2x(backtest(run.curve)),
         "answers": answers.answers(run),
         "cost": answers.compute_for_most(fit) if fit.identified else None,
         "cautions": answers.notes(fit) if fit.predictable else "",
