@@ -19,6 +19,8 @@ class StopRule:
 class ForecastConfig:
     stop: str = ""
     """Ends the run, as `pipeline.max_compute` does, once the forecast says with 90% probability that more compute gains less than a reward: `gain<0.005 per doubling` of the compute, or `gain<0.005 until the end` (the planned one). Empty: never (docs/curve.md)."""
+    like: tuple[str, ...] = ()
+    """Finished runs of the same kind, as folders: forecasts learn from them which law such runs follow and how far off forecasts of them were, as with `--like` of `python -m trainer.scaling`."""
     patience: PositiveInt = 3
     """Evaluations in a row whose forecasts must all say so before `stop` ends the run."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import to_yaml
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.jsonl import read_lines, write_atomic
 from trainer.launcher.flops import step_flops
 from trainer.launcher.ledger import Compute, Ledger
@@ -21,6 +21,7 @@ from trainer.roles import role_kind
 from trainer.run_folder import record_end
 from trainer.scaling import EvalPoint, Fit, curve_of
 from trainer.scaling.backtest import backtest, error_at_2x
+from trainer.scaling.commands import learn_from
 from trainer.scaling.forecast import describe_recommendation, forecast
 from trainer.scaling.stop import reason_to_stop
 
@@ -44,7 +45,13 @@ class Recorder:
         if resume_version is not None:
             self._reload_metrics(resume_version)
         self.metrics = MetricsWriter(self.run_dir, config)
-        self._forecast = forecast(self.points, 0.0, None) if self.points else None
+        self._like = learn_from(config.forecast.like) if config.forecast.like else None
+        if self._like and self._like.unit != self.ledger.unit:
+            raise ConfigError(
+                f"forecast.like: those runs' compute is in {self._like.unit}, this run's in "
+                f"{self.ledger.unit}; expected runs on the same kind of device"
+            )
+        self._forecast = forecast(self.points, 0.0, None, self._like) if self.points else None
         self._limit = config.pipeline.max_compute or math.inf
         self._why_stopped = ""  # by `forecast.stop`
         self._parameters = 0  # of the policy, once the learner is ready
@@ -148,7 +155,7 @@ class Recorder:
         self.points.append(EvalPoint(step, compute, data["pass_rate"], data["pass_rate_se"]))
         line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
         end = min(compute / step * self.config.pipeline.steps, self._limit) if step else 0.0
-        before, self._forecast = self._forecast, forecast(self.points, end, self._forecast)
+        before, self._forecast = self._forecast, forecast(self.points, end, self._forecast, self._like)
         if (error := error_at_2x(backtest(curve_of("", self.ledger.unit, self.points)))) is not None:
             line["forecast/error_at_2x"] = error
         self._write_line(line | self._forecast.metrics())
@@ -160,7 +167,7 @@ class Recorder:
         if asked.rule is None or self._why_stopped:
             return ""
         self._why_stopped = reason_to_stop(
-            self.points, self._forecast, end, self.ledger.unit, asked.rule, asked.patience
+            self.points, self._forecast, end, self.ledger.unit, asked.rule, asked.patience, self._like
         )
         if self._why_stopped:
             self.view.log(f"stopping: {self._why_stopped}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainer.scaling.average import DEFAULT
 from trainer.scaling.earlier import Earlier, prior_after
-from trainer.scaling.fit import MIN_FORECAST, Estimate, fit_curve
+from trainer.scaling.fit import MIN_FORECAST, MIN_POINTS, Estimate, fit_curve
 from trainer.scaling.forecast import last_error, predict_evaluation
 from trainer.scaling.sigmoid import Curve
 
@@ -65,7 +65,7 @@ def backtest(
     limit = HALF * last if until is None else until
     first = tuple(p for p in curve.points if p.compute <= limit)
     later = [p for p in curve.points[len(first) :] if p.compute >= LAST_PART * last]
-    if len(first) < MIN_FORECAST or not later:
+    if len(first) < (MIN_POINTS if curve.R0 is None else MIN_FORECAST) or not later:
         return None
     seen = replace(curve, points=first)
     fit = fit_curve(seen, confidence, within, prior=prior_after(like, seen) if like else DEFAULT)

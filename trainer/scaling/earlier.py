@@ -54,6 +54,7 @@ class Earlier:
 
     runs: tuple[Past, ...]
     prior: Prior  # without them
+    unit: str  # of compute
 
     def without(self, curve: Curve) -> Earlier:
         """Without the groups that hold this run, or a part of it."""
@@ -65,6 +66,8 @@ class Earlier:
 def learn(groups: Mapping[str, Sequence[Curve]]) -> Earlier:
     """What finished runs say, by recipe or another group. ConfigError: too few evaluations, two units."""
     curves = [(group, curve) for group, runs in groups.items() for curve in runs]
+    if not curves:
+        raise ConfigError("--like: there are no runs; expected one or more that have ended")
     for _, curve in curves:
         if curve.R0 is None or len(curve.points) < 2 * MIN_FORECAST:
             raise ConfigError(
@@ -77,11 +80,15 @@ def learn(groups: Mapping[str, Sequence[Curve]]) -> Earlier:
     sigmoid, stretched, logistic, solved = (replace(law, shape=None) for law in DEFAULT.laws)
     prior = Prior(sigmoid, stretched, logistic, solved, DEFAULT.transients, unit)  # what a run itself says
     runs = (_past(group, curve, mixture(averaged(checked(curve)), prior), prior) for group, curve in curves)
-    return Earlier(tuple(runs), replace(DEFAULT, unit=unit))
+    return Earlier(tuple(runs), replace(DEFAULT, unit=unit), units.pop())
 
 
 def prior_after(earlier: Earlier, run: Curve) -> Prior:
-    """What to expect of a run, from the earlier ones that are not its own."""
+    """What to expect of a run, from the earlier ones that are not its own. ConfigError: another unit."""
+    if run.unit != earlier.unit:
+        raise ConfigError(
+            f"{run.name}: its compute is in {run.unit}, that of --like in {earlier.unit}; expected one unit"
+        )
     others = earlier.without(run)
     if not others.runs or not run.points:
         return earlier.prior

@@ -12,8 +12,10 @@ from typing import Literal
 
 import numpy as np
 
+from trainer.scaling.average import DEFAULT
+from trainer.scaling.earlier import Earlier, prior_after
 from trainer.scaling.fit import EQUAL_ERROR, REPORTED_ERRORS, Estimate, Fit, estimate, fit_run, median
-from trainer.scaling.sigmoid import EvalPoint
+from trainer.scaling.sigmoid import EvalPoint, curve_of
 
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
 STOP_PROBABILITY = 0.1  # of that gain, below which the recommendation is to stop
@@ -67,9 +69,15 @@ class Forecast:
         return line
 
 
-def forecast(points: Sequence[EvalPoint], end: float, before: Forecast | None) -> Forecast:
-    """The forecast after the last of `points`, which are in order; `end` is the compute of the whole run."""
-    fit, point = fit_run(points), points[-1]
+def forecast(
+    points: Sequence[EvalPoint], end: float, before: Forecast | None, like: Earlier | None = None
+) -> Forecast:
+    """The forecast after the last of `points`, which are in order; `end` is the compute of the whole run.
+
+    `like`: what earlier runs say, of the same kind and with compute in the same unit.
+    """
+    prior = prior_after(like, curve_of("", like.unit, points)) if like else DEFAULT
+    fit, point = fit_run(points, prior=prior), points[-1]
     predicted, missed, far_off = None, 0, False
     if before is not None and before.fit.averaged_draws is not None and point.compute > 0:
         predicted = predict_evaluation(before.fit, replace(point, pass_rate_se=last_error(points)))

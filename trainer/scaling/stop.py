@@ -11,23 +11,31 @@ laws (docs/curve.md has the numbers).
 from collections.abc import Sequence
 
 from trainer.config.forecast import StopRule
+from trainer.scaling.earlier import Earlier
 from trainer.scaling.fit import median
 from trainer.scaling.forecast import END_TOLERANCE, STOP_PROBABILITY, Forecast, forecast
 from trainer.scaling.sigmoid import EvalPoint
 
 
 def reason_to_stop(
-    points: Sequence[EvalPoint], now: Forecast, end: float, unit: str, rule: StopRule, patience: int
+    points: Sequence[EvalPoint],
+    now: Forecast,
+    end: float,
+    unit: str,
+    rule: StopRule,
+    patience: int,
+    like: Earlier | None = None,
 ) -> str:
     """What a run forgoes that ends after the last of `points`, as a sentence; empty: it goes on.
 
-    `now` is the forecast after that point; `end` is the compute of the whole run, as planned.
+    `now` is the forecast after that point; `end` is the compute of the whole run, as planned; `like`, what
+    earlier runs say.
     """
     compute, look, says = points[-1].compute, None, list[bool]()
     if compute >= end * (1 - END_TOLERANCE) or not says_stop(now, compute, end, rule):
         return ""
     for n in range(max(1, len(points) - patience - 1), len(points) + 1):  # an alarm takes two evaluations
-        look = forecast(points[:n], 0.0, look)
+        look = forecast(points[:n], 0.0, look, like)
         says.append(says_stop(look, points[n - 1].compute, end, rule))
     if len(says) < patience or not all(says[-patience:]):
         return ""

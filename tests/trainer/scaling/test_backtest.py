@@ -49,7 +49,7 @@ def test_the_second_half_does_not_change_the_prediction() -> None:
 
 
 def test_too_few_points_in_the_first_half_give_no_backtest() -> None:
-    assert backtest(curve_of("", "h", points(LAW.reward(AT))[:8])) is None
+    assert backtest(curve_of("", "h", points(LAW.reward(AT))[:6])) is None
     assert backtest(curve_of("", "h", [])) is None and describe_backtest(None, "h") == ""
 
 
@@ -101,16 +101,16 @@ def test_the_command_forecasts_the_last_quarter_of_each_run_from_a_share_or_an_a
 ) -> None:
     laws = {"a.csv": LAW, "b.csv": Sigmoid(0.2, 0.7, 1.8, 0.04)}
     runs, out = write_runs(tmp_path, laws), tmp_path / "test.json"
-    assert main(["backtest", *runs, "--fit-until", "50%", "0.2", "10%", "--json", str(out)]) == 0
+    assert main(["backtest", *runs, "--fit-until", "50%", "0.2", "7%", "--json", str(out)]) == 0
     found = json.loads(out.read_text())
-    assert list(found) == ["50%", "0.2", "10%"]
+    assert list(found) == ["50%", "0.2", "7%"]
     a = found["50%"]["runs"][runs[0]]
     assert (a["seen"], a["points"]) == (pytest.approx(0.15), 15)
     assert found["0.2"]["runs"][runs[0]]["seen"] == pytest.approx(0.2)
     assert [s["compute"] for s in a["last_quarter"]] == pytest.approx([c for c in AT if c >= 0.225])
     for scored in a["last_quarter"]:
         assert scored["measured"] == pytest.approx(float(LAW.reward(scored["compute"])), abs=1e-5)
-    assert found["10%"]["runs"] == dict.fromkeys(runs) and found["10%"]["summary"]["forecast"] == 0
+    assert found["7%"]["runs"] == dict.fromkeys(runs) and found["7%"]["summary"]["forecast"] == 0
     assert found["50%"]["summary"]["error"] < 0.005 and found["50%"]["summary"]["held"] == 1
     assert "2 of 2" in capsys.readouterr().out
 

@@ -225,7 +225,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(Path("run.csv"), run_of())
-    write(Path("few.csv"), run_of(3))
+    write(Path("few.csv"), run_of(2))
     write(Path("steps.csv"), run_of(), compute="step")
     Path("x.json").write_text("{}")
     Path("dry.json").write_text('{"dry_run": true}')

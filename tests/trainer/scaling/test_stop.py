@@ -42,7 +42,9 @@ def fits_are_made_once() -> Iterator[None]:
     """Each decision is made from the evaluations alone, so that the fits of their beginnings repeat."""
     fit = cache(fit_run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.scaling.forecast.fit_run", lambda points: fit(tuple(points)))
+        patch.setattr(
+            "trainer.scaling.forecast.fit_run", lambda points, prior: fit(tuple(points), prior=prior)
+        )
         yield
 
 

@@ -10,6 +10,7 @@ from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
 from trainer.scaling.earlier import Earlier, learn
 from trainer.scaling.reading.groups import read_groups
+from trainer.scaling.reading.read import add_input_arguments
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -39,9 +40,16 @@ def add_like_argument(command: argparse.ArgumentParser) -> None:
 
 def read_like(args: argparse.Namespace) -> Earlier | None:
     """What the runs of --like say; None: there are none."""
-    if not args.like:
-        return None
-    groups = read_groups(args, args.like)
+    return learn_from(args.like, args) if args.like else None
+
+
+def learn_from(inputs: Sequence[str], args: argparse.Namespace | None = None) -> Earlier:
+    """What finished runs say; `args`: how to read them, as ours if it is left out."""
+    if args is None:
+        parser = argparse.ArgumentParser()
+        add_input_arguments(parser)
+        args = parser.parse_args(["--", *inputs])
+    groups = read_groups(args, inputs)
     return learn({name: [reading.curve for reading in readings] for name, readings in groups.items()})
 
 

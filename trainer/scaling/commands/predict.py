@@ -74,6 +74,9 @@ def run(args: argparse.Namespace) -> None:
         curve = reading.curve
         prior = prior_after(like, curve) if like else DEFAULT
         fit = fit_curve(curve, args.confidence, args.within, prior=prior)
+        if fit.averaged_draws is None:
+            few = fit.describe("too-few-points")
+            raise ConfigError(f"{curve.name}: {few}; evaluate more often, or leave it out")
         if shift and curve.unit != "GPU-hours":
             raise ConfigError(
                 f"{curve.name}: compute is in {curve.unit}; --kernel changes the GPU-hours of a step: give "
