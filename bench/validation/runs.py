@@ -37,7 +37,8 @@ class Study:
 
 
 SCALING, ALTERNATIVES = "trainer/scaling", "trainer/scaling/alternatives"
-CORE = tuple(f"{SCALING}/{name}.py" for name in ("marginal", "posterior", "shape", "fit", "sigmoid"))
+MODULES = ("marginal", "posterior", "laws", "average", "shape", "fit", "sigmoid")
+CORE = tuple(f"{SCALING}/{name}.py" for name in MODULES)
 SIMULATION = ("bench/validation/scenarios.py", "bench/validation/fits.py", f"{ALTERNATIVES}/paper.py")
 INTERVALS = (
     "bench/validation/intervals.py",
