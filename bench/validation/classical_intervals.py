@@ -19,7 +19,8 @@ from scipy.stats import f as f_distribution
 
 from bench.validation.least_squares import Corners, Moments, best_ends, least_squares_of, moments, triangle
 from trainer.config import ConfigError
-from trainer.scaling.fit import MIN_POINTS, Estimate, averaged, checked, estimate
+from trainer.scaling.fit import MIN_POINTS, Estimate, estimate
+from trainer.scaling.points import averaged, checked
 from trainer.scaling.posterior import Draws, full_box, robust
 from trainer.scaling.sigmoid import Curve, Sigmoid, fraction_gained
 

@@ -24,7 +24,8 @@ from scipy.special import logit, softmax
 
 from trainer.config import ConfigError
 from trainer.scaling.average import DEFAULT, LawPrior, Mixture, Prior, average, mixture
-from trainer.scaling.fit import MIN_FORECAST, averaged, checked
+from trainer.scaling.fit import MIN_FORECAST
+from trainer.scaling.points import averaged, checked
 from trainer.scaling.sigmoid import Curve
 
 Array = NDArray[np.float64]

@@ -20,6 +20,7 @@ from trainer.jsonl import nan_to_null
 from trainer.scaling.arrays import Columns, evaluated
 from trainer.scaling.average import DEFAULT, Average, Prior, average
 from trainer.scaling.marginal import Data
+from trainer.scaling.points import averaged, checked, data_of
 from trainer.scaling.posterior import B_RANGE, Draws, Posterior, posterior
 from trainer.scaling.shape import OtherShape, another_shape, last_drop
 from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
@@ -27,15 +28,13 @@ from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 Array = NDArray[np.float64]
 
 MIN_POINTS = 5  # beyond R0: the sigmoid has three more parameters
-MIN_FORECAST = 3  # from which there is a forecast all the same, as wide as it must be, if R0 is known
-MAX_POINTS = 150  # longer series are averaged over neighbours
+MIN_FORECAST = 3  # from which there is a wide forecast all the same, if R0 is known
 MAX_INTERVAL_SHARE = 0.2  # of the rise A − R0: where the interval of A is wider, A is not identified
 MAX_INTERVAL = 0.1  # nor where it is wider than this
 OVERDISPERSED = 2.0  # residual sd / reported standard error from which the reported errors are too small
 MAX_OUTLIER_SHARE = 0.2  # of the points; with more outliers the fit is poor
 MIN_SIGMOID = 0.1  # probability of the sigmoid below which its ceiling is not identified
 MIN_R2 = 0.2  # below it, where the reported errors do not explain the residuals, the fit is poor
-EQUAL_ERROR = 1e-2  # where no errors are reported; for the fit it only matters that they are equal
 REPORTED_ERRORS = "given standard errors"
 FLAGS = {
     "too-few-points": "there are fewer than 5 evaluations after the start",
@@ -142,8 +141,7 @@ class Fit:
     def forecast(self) -> Average:
         """Equally likely curves. ConfigError: too few points."""
         if self.averaged_draws is None:
-            expected = f"{MIN_FORECAST}, or {MIN_POINTS} if R0 is not known"
-            raise ConfigError(f"the fit has {self.points} points beyond R0; expected at least {expected}")
+            raise ConfigError(f"the fit has {self.points} points beyond R0; {FLAGS['too-few-points']}")
         return self.averaged_draws
 
     def to_json(self) -> dict[str, Any]:
@@ -230,47 +228,7 @@ def fit(
     if R0 is None and start.any():
         R0, R0_se = float(r[start].mean()), float(np.hypot.reduce(sd[start])) / int(start.sum()) or None
         c, r, sd = c[~start], r[~start], sd[~start]
-    return _fit(_checked(c, r, sd, R0, R0_se), confidence, within)
-
-
-def checked(curve: Curve) -> Data:
-    """The points of a curve in the order of compute, all errors above 0. ConfigError as `fit`."""
-    columns = [[getattr(p, name) for p in curve.points] for name in ("compute", "pass_rate", "pass_rate_se")]
-    c, r, sd = (np.asarray(x, np.float64) for x in columns)
-    if isinstance(curve.R0, EvalPoint):
-        return _checked(c, r, sd, curve.R0.pass_rate, curve.R0.pass_rate_se or None)
-    return _checked(c, r, sd, curve.R0, 0.0)
-
-
-def averaged(data: Data) -> Data:
-    """The data, with neighbours averaged if there are more than MAX_POINTS."""
-    if len(data.compute) <= MAX_POINTS:
-        return data
-    parts = np.array_split(np.arange(len(data.compute)), MAX_POINTS)
-    c, r = (np.array([x[i].mean() for i in parts]) for x in (data.compute, data.reward))
-    sd = np.array([float(np.sqrt((data.sd[i] ** 2).sum())) / len(i) for i in parts])
-    return replace(data, compute=c, reward=r, sd=sd)
-
-
-def _checked(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | None) -> Data:
-    for name, x, least, most, expected in (
-        ("compute", c, 5e-324, np.inf, "above 0 (at 0 it is R0)"),
-        ("reward", r, 0.0, 1.0, "in [0, 1]: divide percent by 100"),
-        ("standard error", sd, 0.0, np.inf, "of at least 0"),
-    ):  # fmt: skip
-        if len(wrong := np.flatnonzero(~((x >= least) & (x <= most) & np.isfinite(x)))):
-            i = int(wrong[0])
-            raise ConfigError(f"fit: {name} of point {i + 1} is {x[i]}; expected a number {expected}")
-    for name, value in (("R0", R0), ("R0's standard error", R0_se)):
-        if value is not None and not 0 <= value <= 1:
-            raise ConfigError(f"fit: {name} is {value}; expected a number in [0, 1]")
-    order = np.argsort(c, kind="stable")
-    c, r, sd = c[order], r[order], sd[order]
-    known = bool((sd > 0).any())
-    # The binomial error of a perfect score is 0, but it is no more certain than the most certain point.
-    sd = np.where(sd > 0, sd, sd[sd > 0].min() if known else EQUAL_ERROR)
-    lowest = float(sd.min(initial=EQUAL_ERROR))
-    return Data(c, r, sd, known, R0, lowest if R0_se is None else R0_se, R0_se is not None)
+    return _fit(data_of(c, r, sd, R0, R0_se), confidence, within)
 
 
 def _fit(data: Data, confidence: float, within: float | None, prior: Prior | None = DEFAULT) -> Fit:
@@ -292,10 +250,10 @@ def _fit(data: Data, confidence: float, within: float | None, prior: Prior | Non
     }
     if len(c) < MIN_POINTS:
         nan = math.nan
-        unknown, start = Estimate(nan, nan, nan), Estimate(nan, 0.0, 1.0)
+        unknown, start, ahead = Estimate(nan, nan, nan), Estimate(nan, 0.0, 1.0), None
         if R0 is not None:
             start = Estimate(R0, max(0.0, R0 - 1.645 * data.R0_se), min(1.0, R0 + 1.645 * data.R0_se))
-        ahead = average(data, prior) if prior and R0 is not None and len(c) >= MIN_FORECAST else None
+            ahead = average(data, prior) if prior and len(c) >= MIN_FORECAST else None
         return Fit(
             unknown, unknown, unknown, start, unknown, unknown, (), ("too-few-points",), details={},
             r2=nan, overdispersion=nan, autocorrelated_prob=nan, autocorrelation=nan, outliers=0,

@@ -14,7 +14,8 @@ import numpy as np
 
 from trainer.scaling.average import DEFAULT
 from trainer.scaling.earlier import Earlier, prior_after
-from trainer.scaling.fit import EQUAL_ERROR, REPORTED_ERRORS, Estimate, Fit, estimate, fit_run, median
+from trainer.scaling.fit import REPORTED_ERRORS, Estimate, Fit, estimate, fit_run, median
+from trainer.scaling.points import EQUAL_ERROR
 from trainer.scaling.sigmoid import EvalPoint, curve_of
 
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings

@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from trainer.config import ConfigError
 from trainer.scaling.fit import (
     HARMLESS,
-    MAX_POINTS,
     Fit,
-    averaged,
-    checked,
     fit_curve,
     fit_with_draws,
     is_wide,
 )
 from trainer.scaling.marginal import typical_gap
+from trainer.scaling.points import MAX_POINTS, averaged, checked
 from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid
 
 Array = NDArray[np.float64]
