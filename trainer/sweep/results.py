@@ -21,7 +21,6 @@ from trainer.sweep.progress import clock
 from trainer.sweep.spec import Run, Status, Sweep, load_status
 
 INPUTS = "runs.toml"  # in the sweep's folder; `python -m trainer.scaling` reads it too
-BUDGETS = (0.25, 0.5, 1.0, 2.0)  # shares of the largest compute at which the recipes are ranked
 KINDS = {"total": "training", "evaluation": "evaluation", "startup": "start-up"}  # of compute, in the ledger
 
 
@@ -34,8 +33,8 @@ def write_results(sweep: Sweep) -> str:
     if groups:
         curves = {name: [reading.curve for reading in of] for name, of in groups.items()}
         unit = same_unit([curve for of in curves.values() for curve in of])
-        last = max(curve.points[-1].compute for of in curves.values() for curve in of)
-        comparison = compare(curves, [share * last for share in BUDGETS])
+        going = [c.points[-1].compute for k, of in curves.items() if k not in status.stopped for c in of]
+        comparison = compare(curves, end=min(going) if status.stopped and going else None)
         r2 = {r.name: float(np.mean([r.fits[i].r2 for i in r.used])) for r in comparison.recipes}
         content |= to_json(comparison, groups, unit) | {"r2": r2}
         each = ", ".join(f"{name} {value:.3f}" for name, value in r2.items())
