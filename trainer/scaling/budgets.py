@@ -6,6 +6,8 @@ deviation of its own, with a standard deviation τ(C) that is estimated from the
 as in seeds.py):
 
     R_run(C) ~ N(R_recipe(C), τ(C)²),    τ: the prior of seeds.py, with its ceiling's sd and 7 % of compute
+
+Errors of the evaluations are averaged out over runs; those of how a curve goes on are not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,7 +98,7 @@ def recipe_curves(
 ) -> tuple[list[Array], tuple[SeedVariance, ...]]:
     """Equally likely curves (n, m) of each recipe, from those of its runs; and τ (m,)."""
     rng = np.random.default_rng(0)
-    drawn = [[rng.permutation(fit.forecast.reward(compute)) for fit in runs] for runs in groups]
+    drawn = [[_by_growth(fit, compute, rng) for fit in runs] for runs in groups]
     moments = [[(x.mean(0), x.var(0)) for x in runs] for runs in drawn]
     slope = np.mean([np.gradient(m, np.log(compute)) for runs in moments for m, _ in runs], axis=0)
     prior = np.hypot(margin / MARGIN_IN_MEDIANS, SEED_SD * slope)
@@ -109,13 +111,26 @@ def recipe_curves(
     tau = np.stack([s.tau[i] for s, i in zip(spread, levels, strict=True)], axis=1)  # (n, m)
     curves = []
     for runs, known in zip(drawn, moments, strict=True):
+        order = rng.permutation(len(u))
         total, weights = np.zeros_like(tau), np.zeros_like(tau)
         for x, (_, variance) in zip(runs, known, strict=True):
             weight = 1 / (tau**2 + variance)
-            total += weight * (x + tau * rng.standard_normal((len(u), 1)))
+            total += weight * (x[order] + tau * rng.standard_normal((len(u), 1)))
             weights += weight
         curves.append(total / weights)
     return curves, spread
+
+
+def _by_growth(fit: Fit, compute: Array, rng: np.random.Generator) -> Array:
+    """The curves of a run at `compute`, (n, m), in the order of their gain beyond its data, up to twice them.
+
+    How a recipe goes on is the same for all its runs, so that more runs make a forecast no more certain.
+    """
+    last = fit.compute_range[1]
+    end, twice = fit.forecast.reward(np.array([last, 2 * last])).T
+    shuffled = rng.permutation(len(end))  # all fits use the same seed, and curves can gain alike
+    result: Array = fit.forecast.reward(compute)[shuffled[np.argsort((twice - end)[shuffled])]]
+    return result
 
 
 def curves_of(
@@ -153,14 +168,14 @@ def standings(curves: Curves, budget: float) -> tuple[Standing, ...]:
     )  # fmt: skip
 
 
-def gaps(curves: Curves) -> dict[tuple[str, str], Estimate]:
-    """The difference of every two ranked recipes at the end; the intervals of all hold together."""
+def gaps(curves: Curves, level: float) -> dict[tuple[str, str], Estimate]:
+    """The difference of every two ranked recipes at the end; their intervals hold together with `level`."""
     rewards = curves.at(curves.end)
     pairs = list(combinations([name for name in rewards if curves.end <= curves.reach[name]], 2))
     if not pairs:
         return {}
     x = np.stack([rewards[a] - rewards[b] for a, b in pairs], axis=1)
-    low, high = simultaneous_band(x, curves.confidence)
+    low, high = simultaneous_band(x, level)
     ends = zip(np.median(x, axis=0).tolist(), low.tolist(), high.tolist(), strict=True)
     return {pair: Estimate(*one) for pair, one in zip(pairs, ends, strict=True)}
 

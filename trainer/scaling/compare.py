@@ -204,7 +204,7 @@ def compare_fits(
 def _with_budgets(found: Comparison, curves: Curves, budgets: Sequence[float]) -> Comparison:
     end = tuple(sorted(standings(curves, curves.end), key=lambda s: (s.range_alone, -s.reward.value)))
     of_reward = curves.spread_at(curves.end)
-    gap = gaps(curves)
+    gap = gaps(curves, pair_level("A", found.confidence))
     R0 = float(np.median([fit.R0.value for recipe in found.recipes for fit in recipe.forecasts]))
     return replace(
         found,

@@ -39,18 +39,18 @@ def answer(comparison: Comparison, unit: str) -> Iterator[str]:
     """Which recipe is best where all have data, and which others it is not surely ahead of."""
     if comparison.end is None or comparison.incomparable or len(comparison.end[1]) < 2:
         return
-    at, (first, *others) = comparison.end
+    at, (first, *rest) = comparison.end
+    others = [s for s in rest if s.best is not None]
+    if first.best is None or not others:
+        return
     open_pairs = [{p.a, p.b} for p in comparison.pairs if p.ahead != first.recipe]
     near = [s.recipe for s in others if {first.recipe, s.recipe} in open_pairs]
-    if near:
-        more = f" and {len(near) - MAX_NAMED} more" if len(near) > MAX_NAMED + 1 else ""
-        named = ", ".join(near[:MAX_NAMED] if more else near)
-        sure = (
-            f"ahead of {len(others) - len(near)} of {len(others)}, and not distinguished from {named}{more}"
-        )
-    else:
-        sure = "ahead of all others" if len(others) > 1 else f"ahead of {others[0].recipe}"
-    best = "" if first.best is None else f", the best with a probability of {percent(first.best)}"
+    more = f" and {len(near) - MAX_NAMED} more" if len(near) > MAX_NAMED + 1 else ""
+    behind = f"surely ahead of {len(others) - len(near)} of {len(others)}, " * (len(near) < len(others))
+    sure = f"{behind}not distinguished from {', '.join(near[:MAX_NAMED] if more else near)}{more}"
+    if not near:
+        sure = "surely ahead of all others" if len(others) > 1 else f"surely ahead of {others[0].recipe}"
+    best = f", the best with a probability of {percent(first.best)}"
     yield (
         f"At {amount(at)} {unit}{_shared(comparison)}: {first.recipe}, reward "
         f"{interval(first.reward, '.3f')}{best}; {sure}."

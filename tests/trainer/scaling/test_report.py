@@ -24,7 +24,7 @@ from trainer.messages import Spans
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run
 from trainer.scaling.__main__ import main
 from trainer.scaling.compare import compare_fits
-from trainer.scaling.compare_text import pair_sentences, seed_sentence
+from trainer.scaling.compare_text import answer, pair_sentences, seed_sentence
 from trainer.scaling.guards import warnings
 from trainer.scaling.plot import straighten
 from trainer.scaling.posterior import B_RANGE, MAX_C_MID
@@ -196,29 +196,39 @@ def test_the_page_says_what_compare_says() -> None:
     assert found is not None
     with_fit = by_recipe([run for run in runs if run.fit.draws])
     fitted = {name: [(run.curve, run.fit) for run in group] for name, group in with_fit.items()}
-    comparison = compare_fits(fitted, [0.24, 0.48, 2.4])
+    comparison = compare_fits(fitted)
     parsed = Parsed(page(runs))
     shown = " ".join("".join(parsed.texts).split())
     assert comparison.pairs[0].verdict == "different" and len(comparison.pairs) == 6
     for pair in comparison.pairs:
         for says in pair_sentences(pair, comparison, "core-hours"):
             assert says in shown
-    for says in (seed_sentence(comparison), *warnings({r.name: [r.reading] for r in runs})):
+    for says in (
+        *answer(comparison, "core-hours"),
+        seed_sentence(comparison),
+        *warnings({r.name: [r.reading] for r in runs}),
+    ):
         assert says in shown
     assert "few is not compared: there are fewer than 5 evaluations" in shown
-    for (budget, standings), column in zip(comparison.budgets, (1, 2, 3), strict=True):
+    for (budget, standings), column in zip(comparison.budgets, (1, 2, 3, 4), strict=True):
         for standing in standings:
             cell = dict(found.rows)[standing.recipe][column]
             assert cell is not None and cell.best == standing.best and cell.estimate == standing.reward
             assert f"reward at {amount(budget)} core-hours" in shown
-    assert dict(found.rows)["fallen"] == (None,) * 4  # it has no forecast
+    assert dict(found.rows)["fallen"] == (None,) * 5  # it has no forecast
     pilot = dict(found.rows)["pilot"]
-    assert [cell.range_alone for cell in pilot if cell] == [True] * 4
+    assert [cell.range_alone for cell in pilot if cell] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]  # of the ceiling alone
     assert pilot[0] is not None and re.search(
         rf"pilot {pilot[0].estimate.low:.2f} to {pilot[0].estimate.high:.2f} not identified", shown
     )
-    answer, priors = (shown.index(text) for text in ("The ceilings differ:", seed_sentence(comparison)))
-    assert answer < priors
+    verdict, priors = (shown.index(text) for text in ("The ceilings differ:", seed_sentence(comparison)))
+    assert verdict < priors
 
 
 def test_one_recipe_is_not_compared() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer.scaling import compare_text as text_of
 from trainer.scaling.budgets import FURTHEST, Standing
-from trainer.scaling.compare import DIFFERENT, EQUIVALENT, Comparison, Pair, Recipe
+from trainer.scaling.compare import DIFFERENT, EQUIVALENT, Comparison, Pair, Recipe, pair_level
 from trainer.scaling.fit import FLAGS, Estimate
 from trainer.scaling.text import amount, amounts, interval, paragraph, percent, table
 
@@ -34,9 +34,10 @@ def ranking(comparison: Comparison, unit: str) -> Iterator[str]:
     level = text_of.level(comparison.confidence)
     note = f"({level} intervals of the recipe, other seeds included; {unit})"
     if not comparison.incomparable:
+        sure = text_of.level(pair_level("A", comparison.confidence))
         note = (
             f"{note[:-1]}. Best: the probability of being it. Ahead of: those that are behind by more than "
-            f"fits and seeds explain; all of these differences hold together with {level})"
+            f"fits and seeds explain, which holds for all of them together with {sure})"
         )
     yield "\n".join([*table(cells), paragraph(note, "")])
 
