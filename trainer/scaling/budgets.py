@@ -26,7 +26,9 @@ SHARES = (0.25, 0.5, 1.0, 2.0)  # of what all have data to: the budgets at which
 GRID_STEPS = 120  # of the computes at which the curves are evaluated
 FURTHEST = 10.0  # multiple of the last compute up to which a reward's cost is sought
 MIN_LEAD = 1.5  # a lead spans at least this factor of compute
-MOST = 0.75  # share of the recipes that reach the higher of the two rewards whose cost is shown
+MOST = 0.75  # share of the recipes, at least, that reach both rewards whose cost is shown within their data
+MOST_OF_GAIN = 0.9  # at their end itself, where many are almost level, the cost is hardly determined
+MIN_GAIN = 0.005  # with a smaller one there is no reward to reach
 END_TOLERANCE = 1.05  # a budget beyond the data by less is no forecast: another run just ended later
 
 
@@ -181,14 +183,13 @@ def gaps(curves: Curves, level: float) -> dict[tuple[str, str], Estimate]:
 
 
 def targets(curves: Curves, R0: float) -> tuple[float, ...]:
-    """Two rewards: one that most recipes reach within their data, and one half way to it from R0."""
+    """Two rewards: at half and at MOST_OF_GAIN of what most recipes have gained from R0 within their data."""
     ends = [np.median(curves.at(at)[name]) for name, at in curves.last.items()]
-    high = float(np.quantile(ends, 1 - MOST, method="lower"))
-    if high - R0 < 1e-3:
+    gain = float(np.quantile(ends, 1 - MOST, method="lower")) - R0
+    if gain < MIN_GAIN:
         return ()
-    digits = int(np.ceil(-np.log10((high - R0) / 10)))
-    high = np.floor(high * 10**digits) / 10**digits
-    return tuple(sorted({round((R0 + high) / 2, digits), round(high, digits)}))
+    digits = int(np.ceil(-np.log10(gain / 10)))
+    return tuple(round(R0 + share * gain, digits) for share in (0.5, MOST_OF_GAIN))
 
 
 def costs(curves: Curves, reward: float, leader: str) -> tuple[Cost, ...]:
