@@ -83,6 +83,11 @@ class Curves:
     end: float  # the compute at which they are ranked first
     confidence: float
 
+    @property
+    def sure(self) -> float:
+        """The level at which a recipe is said to be ahead; that of a difference of two ceilings, too."""
+        return (1 + self.confidence) / 2
+
     def at(self, compute: float) -> dict[str, Array]:
         """(n,) rewards of each recipe at a compute of the grid."""
         i = int(np.argmin(np.abs(self.compute - compute)))
@@ -170,14 +175,14 @@ def standings(curves: Curves, budget: float) -> tuple[Standing, ...]:
     )  # fmt: skip
 
 
-def gaps(curves: Curves, level: float) -> dict[tuple[str, str], Estimate]:
-    """The difference of every two ranked recipes at the end; their intervals hold together with `level`."""
+def gaps(curves: Curves) -> dict[tuple[str, str], Estimate]:
+    """The difference of every two ranked recipes at the end; their intervals are sure together."""
     rewards = curves.at(curves.end)
     pairs = list(combinations([name for name in rewards if curves.end <= curves.reach[name]], 2))
     if not pairs:
         return {}
     x = np.stack([rewards[a] - rewards[b] for a, b in pairs], axis=1)
-    low, high = simultaneous_band(x, level)
+    low, high = simultaneous_band(x, curves.sure)
     ends = zip(np.median(x, axis=0).tolist(), low.tolist(), high.tolist(), strict=True)
     return {pair: Estimate(*one) for pair, one in zip(pairs, ends, strict=True)}
 
@@ -265,5 +270,5 @@ def who_leads(
     if not {a, b} <= set(curves.rewards) or not inside.any():
         return (low, high), (), ()
     grid, x = curves.compute[inside], (curves.rewards[a] - curves.rewards[b])[:, inside]
-    leads = find_leads((a, b), grid, *simultaneous_band(x, curves.confidence))
+    leads = find_leads((a, b), grid, *simultaneous_band(x, curves.sure))
     return (low, high), find_crossings(grid, np.median(x, axis=0), x, leads, curves.confidence), leads

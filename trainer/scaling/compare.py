@@ -2,9 +2,9 @@
 
 There are two sources of uncertainty: that of the fits, and that two runs of one recipe differ (seeds.py).
 An estimate of a recipe holds both. Of a pair, the intervals of the three differences (A, B, C_mid) hold
-together with the confidence that was asked for (Bonferroni), and so does the band of the difference of their
-curves, over all computes searched. A, B and C_mid are those of sigmoids; rewards at budgets are averaged over
-laws, and assume none (budgets.py).
+together with the confidence that was asked for (Bonferroni). The band of the difference of their curves, over
+all computes searched, and the differences of all pairs at the end hold with the level of A. The parameters
+are those of sigmoids; rewards at budgets and leads assume no law (budgets.py).
 """
 
 import math
@@ -204,7 +204,7 @@ def compare_fits(
 def _with_budgets(found: Comparison, curves: Curves, budgets: Sequence[float]) -> Comparison:
     end = tuple(sorted(standings(curves, curves.end), key=lambda s: (s.range_alone, -s.reward.value)))
     of_reward = curves.spread_at(curves.end)
-    gap = gaps(curves, pair_level("A", found.confidence))
+    gap = gaps(curves)
     R0 = float(np.median([fit.R0.value for recipe in found.recipes for fit in recipe.forecasts]))
     return replace(
         found,

@@ -184,7 +184,7 @@ def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str)
         end = f"{'up ' * (not start)}to {amount(lead.high)}" if start or lead.high < high else ""
         where = f"{start}{end}" or f"everywhere from {amount(low)} to {amount(high)}"
         ranges.append(f"{lead.winner} is ahead {where}")
-    sure = f"({level(comparison.confidence)} over all these budgets together)"
+    sure = f"({level(pair_level('A', comparison.confidence))} over all these budgets together)"
     if ranges:
         beyond = "; beyond that it is not known" if pair.leads[-1].high < high else ""
         return [*sentences, f"{', and '.join(ranges)} {unit} {sure}{beyond}."]

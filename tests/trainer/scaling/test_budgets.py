@@ -13,6 +13,7 @@ from simulated import falling, write
 
 from trainer.scaling import Curve, curve
 from trainer.scaling.__main__ import main
+from trainer.scaling.budgets import Curves, costs, curves_of
 from trainer.scaling.commands.compare_tables import ranges
 from trainer.scaling.compare import Comparison, compare_fits
 from trainer.scaling.compare_text import answer, pair_sentences, reward_seed_sentence
@@ -92,6 +93,27 @@ def test_a_reward_that_is_never_reached_costs_infinitely_much() -> None:
     assert target > 0.45 and cost.compute.value == cost.ratio.value == np.inf
 
 
+def test_the_cost_is_exact_on_a_line_and_infinite_far_beyond_the_data() -> None:
+    compute = np.geomspace(10, 100_000, 5)
+    line = np.linspace(0.1, 0.5, 5)  # + 0.1 a decade
+    rewards = {"a": line[None], "b": np.minimum(line, 0.35)[None]}
+    last = dict.fromkeys(rewards, 1000.0)
+    curves = Curves(compute, rewards, last, last, (), 1000.0, 0.9)
+    a, b = costs(curves, 0.33, "a")
+    assert a.compute.value == pytest.approx(10**3.3) and b.compute.value == pytest.approx(
+        10 ** (3 + 0.3 / 0.5)
+    )
+    assert [c.compute.value for c in costs(curves, 0.45, "a")] == [np.inf, np.inf]
+
+
+def test_forecasts_of_two_recipes_err_independently() -> None:
+    fits = {
+        name: [fit for _, fit in group(FAST, seeds)] for name, seeds in (("a", range(2)), ("b", range(2, 4)))
+    }
+    later = curves_of(fits, dict.fromkeys(fits, 16_000.0), []).at(16_000)
+    assert abs(np.corrcoef(later["a"], later["b"])[0, 1]) < 0.1
+
+
 def test_equal_recipes_are_not_told_apart() -> None:
     many = {f"r{i}": group(FAST, range(10 * i, 10 * i + 2), 0.05) for i in range(4)}
     found = compare_fits(many)
@@ -127,6 +149,7 @@ def test_the_margin_between_seeds_is_that_of_the_runs_given() -> None:
     exact = compare_fits({str(i): group(FAST, range(10 * i, 10 * i + 2)) for i in range(4)})
     apart = compare_fits({str(i): group(FAST, range(10 * i, 10 * i + 2), 0.2) for i in range(4)})
     sd = 0.2 * float(np.gradient(reward(FAST, C), np.log(np.maximum(C, 1)))[-1])  # ~ of the reward at the end
+    assert alone.spread["reward"].value > 0.012  # 7 % of compute, where the curve is steep
     assert exact.reward_margin < alone.reward_margin < apart.reward_margin
     assert apart.spread["reward"].low < sd < apart.spread["reward"].high
     assert next(reward_seed_sentence(alone, "h")).startswith("There is one run of each recipe")
@@ -153,7 +176,11 @@ def test_a_recipe_that_was_stopped_early_is_shown_and_not_ranked_where_the_other
     assert [(s.recipe, s.best is None) for s in found.end[1]] == [("b", False), ("a", False), ("c", True)]
     assert next(answer(found, "h")).startswith("At 8,000 h: b, reward 0.7")
     assert next(answer(found, "h")).endswith("; surely ahead of a.")
-    assert [pair.ahead for pair in found.pairs] == ["b", "", ""]
+    assert [(pair.ahead, pair.reward is None) for pair in found.pairs] == [
+        ("b", False),
+        ("", True),
+        ("", True),
+    ]
 
 
 def test_of_many_recipes_the_command_prints_one_ranking_and_no_paragraph_a_pair(

@@ -256,11 +256,11 @@ def test_a_lead_that_ends_within_the_range_says_that_the_rest_is_not_known() -> 
     found = two(SCALERL, DAPO_LOSS)
     pair = replace(found.pairs[0], leads=(Lead("a", 1000, 5000),), crossings=())
     (says,) = pair_sentences(pair, found, "GPU-hours")[-1:]
-    end = "(90% over all these budgets together); beyond that it is not known."
+    end = "(95% over all these budgets together); beyond that it is not known."
     assert says == f"a is ahead up to 5,000 GPU-hours {end}"
     pair = replace(pair, leads=(Lead("a", 2000, 160_000),))
     (says,) = pair_sentences(pair, found, "GPU-hours")[-1:]
-    assert says == "a is ahead from 2,000 to 160,000 GPU-hours (90% over all these budgets together)."
+    assert says == "a is ahead from 2,000 to 160,000 GPU-hours (95% over all these budgets together)."
 
 
 def test_several_ceilings_are_named_in_the_plural_and_C_mid_has_the_digits_of_the_table() -> None:
@@ -346,7 +346,7 @@ def test_the_level_of_the_command_is_that_of_all_its_intervals(
     argv = ["compare", "s0.csv", "s1.csv", "--confidence", "0.8", "--within", "0.001", "--json", "c.json"]
     assert main(argv) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "(80% intervals" in text and "with 80%" in text and "(80% over all" in text
+    assert "(80% intervals" in text and "together with 90%" in text and "(90% over all" in text
     assert "the interval of A reaches further than 0.001 from its value" in text
     content = json.loads(Path("c.json").read_text())
     assert content["confidence"] == content["recipes"]["s0"]["runs"]["s0.csv"]["confidence"] == 0.8
