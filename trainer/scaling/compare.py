@@ -220,7 +220,13 @@ def _with_budgets(found: Comparison, curves: Curves, budgets: Sequence[float]) -
 def without_ranking(comparison: Comparison, why: str) -> Comparison:
     """What remains where the rewards are not the same metric: each recipe for itself."""
     rows = ((at, tuple(replace(s, best=None) for s in row)) for at, row in comparison.budgets)
-    end = comparison.end and (comparison.end[0], tuple(replace(s, best=None) for s in comparison.end[1]))
+    end = comparison.end
+    if end:
+        order = [recipe.name for recipe in comparison.recipes]
+        end = (
+            end[0],
+            tuple(replace(s, best=None) for s in sorted(end[1], key=lambda s: order.index(s.recipe))),
+        )
     return replace(comparison, pairs=(), budgets=tuple(rows), end=end, costs=(), incomparable=why)
 
 

@@ -30,7 +30,7 @@ def ranking(comparison: Comparison, unit: str) -> Iterator[str]:
             ranges([place[name] for name in ahead]),
         ))  # fmt: skip
     if comparison.incomparable:
-        cells = [row[:3] for row in cells]
+        cells = [(row[0][3:], *row[1:3]) for row in cells]
     level = text_of.level(comparison.confidence)
     note = f"({level} intervals of the recipe, other seeds included; {unit})"
     if not comparison.incomparable:

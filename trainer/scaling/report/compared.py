@@ -16,6 +16,7 @@ from trainer.scaling.compare_text import (
 )
 from trainer.scaling.fit import Estimate
 from trainer.scaling.guards import incomparable, warnings
+from trainer.scaling.report.answers import AHEAD
 from trainer.scaling.report.run import Run
 
 
@@ -47,7 +48,8 @@ def compare_runs(runs: Sequence[Run], same_metric: bool = False) -> Compared | N
     fitted = {name: [(run.curve, run.fit) for run in group] for name, group in with_fit.items()}
     if len(fitted) < 2:
         return None
-    comparison, unit = compare_fits(fitted), runs[0].curve.unit
+    longest, unit = max(run.fit.compute_range[1] for run in runs), runs[0].curve.unit
+    comparison = compare_fits(fitted, [times * longest for times in (1, *AHEAD)])
     groups = {name: [run.reading for run in group] for name, group in by_recipe(runs).items()}
     said = warnings(groups)
     if why := incomparable(groups, same_metric):
