@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--ceiling", action="store_true", help="the winner has the highest ceiling")
     args = parser.parse_args()
     done = []
-    for trial in trials(args.sweeps, args.seed, args.risk, float("inf") if args.ceiling else 1.0):
+    for trial in trials(args.sweeps, args.seed, args.risk, 1e6 if args.ceiling else 1.0):
         done.append(trial)
         lost, saved, regret = np.array(done, float).T
         end = "\n" if len(done) in (args.sweeps, *range(50, args.sweeps, 50)) else "\r"

@@ -2,19 +2,37 @@
 
 There are two sources of uncertainty: that of the fits, and that two runs of one recipe differ (seeds.py).
 An estimate of a recipe holds both. Of a pair, the intervals of the three differences (A, B, C_mid) hold
-together with the confidence that was asked for (Bonferroni), and so does the band of the difference of their
-curves, over all computes searched.
+together with the confidence that was asked for (Bonferroni). The band of the difference of their curves, over
+all computes searched, and the differences of all pairs at the end hold with the level of A. The parameters
+are those of sigmoids; rewards at budgets and leads assume no law (budgets.py).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import ConfigError
+from trainer.scaling.budgets import (
+    END_TOLERANCE,
+    FURTHEST,
+    SHARES,
+    Cost,
+    Crossing,
+    Curves,
+    Lead,
+    Standing,
+    costs,
+    curves_of,
+    gaps,
+    standings,
+    targets,
+    who_leads,
+)
 from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws, is_wide
 from trainer.scaling.posterior import Draws
 from trainer.scaling.seeds import MARGIN, PARAMETERS, SeedVariance, pool, seed_variances
@@ -22,10 +40,8 @@ from trainer.scaling.sigmoid import Curve, Sigmoid
 
 Array = NDArray[np.float64]
 
-REACH = 10.0  # recipes are compared up to this multiple of their last compute,
-UNSURE_REACH = 1.05  # or up to this one, if their ceiling is not identified
-GRID_STEPS = 160  # of the grid on which they are sought
-MIN_LEAD = 1.5  # a lead spans at least this factor of compute
+REACH = FURTHEST  # recipes are compared up to this multiple of their last compute,
+UNSURE_REACH = 2 * END_TOLERANCE  # or up to this one, if their ceiling is not identified
 SHARE_OF_A = 0.5  # of the errors that a pair's three differences may make; B and C_mid share the rest
 UNFIT = {"falling", "last-point-low", "poor-fit", "not-sigmoid"}  # flags: no sigmoid describes the run
 
@@ -60,40 +76,25 @@ class Recipe:
         return sum(self.fits[i].points for i in self.used)
 
     @property
+    def forecasts(self) -> tuple[Fit, ...]:
+        """Of the runs that have not fallen: only of these a reward at a budget is said."""
+        return tuple(fit for fit in self.fits if "falling" not in fit.flags)
+
+    @property
     def reach(self) -> float:
         """The largest budget at which it is compared with others."""
+        if not any(fit.predictable for fit in self.forecasts):
+            return END_TOLERANCE * self.last
         return (UNSURE_REACH if self.doubts else REACH) * self.last
 
     @property
     def last(self) -> float:
-        """The last compute of the used runs."""
-        return max(self.fits[i].compute_range[1] for i in self.used)
+        """The last compute of its runs."""
+        return max(fit.compute_range[1] for fit in self.forecasts or self.fits)
 
     def estimate(self, name: str) -> Estimate:
         """A parameter of the recipe."""
         return estimate(getattr(self.sigmoid, name), getattr(self.draws, name), self.fits[0].confidence)
-
-    def reward(self, compute: float) -> Estimate:
-        """R(C) of the recipe."""
-        value, draws = float(self.sigmoid.reward(compute)), self.draws.reward(compute)
-        return estimate(value, draws, self.fits[0].confidence)
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Where one recipe overtakes the other."""
-
-    compute: Estimate
-    winner: str  # ahead beyond it
-
-
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """A range of compute in which one recipe is ahead. All leads of a pair hold together."""
-
-    winner: str
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +119,14 @@ class Pair:
     searched: tuple[float, float]  # range of compute searched for crossings and leads
     crossings: tuple[Crossing, ...]
     leads: tuple[Lead, ...]
+    reward: Estimate | None = None  # R_a − R_b at the end; None: one of them is not ranked there
 
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """One recipe at a budget."""
-
-    recipe: str
-    reward: Estimate
-    best: (
-        float | None
-    )  # probability that it is the best of those that are ranked; None: not two are, or not it
-    times_data: float  # the budget as a multiple of the recipe's last compute
-    range_alone: bool  # it is so far beyond the data that no value is shown
+    @property
+    def ahead(self) -> str:
+        """The recipe with the higher reward there, if it is by more than fits and seeds explain."""
+        if self.reward is None or not excludes(self.reward, 0):
+            return ""
+        return self.a if self.reward.value > 0 else self.b
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,12 +135,15 @@ class Comparison:
 
     recipes: tuple[Recipe, ...]
     pairs: tuple[Pair, ...]
-    budgets: tuple[tuple[float, tuple[Standing, ...]], ...]
     seeds: int  # runs beyond the first of each recipe, from which `spread` is estimated
-    spread: dict[str, Estimate]  # standard deviation over seeds of A, log B and log C_mid
+    spread: dict[str, Estimate]  # standard deviation over seeds of A, log B, log C_mid and the reward
     margin: float  # the one that was given
     confidence: float
     incomparable: str = ""  # why there are no pairs and no ranking
+    budgets: tuple[tuple[float, tuple[Standing, ...]], ...] = ()  # none of these, if all runs have fallen
+    end: tuple[float, tuple[Standing, ...]] | None = None  # as a rule, what all have data to; the best first
+    costs: tuple[tuple[float, tuple[Cost, ...]], ...] = ()  # of two rewards
+    reward_margin: float = math.nan  # at the end, between two runs of one recipe
 
 
 def compare(
@@ -153,38 +152,45 @@ def compare(
     margin: float = MARGIN,
     confidence: float = 0.9,
     within: float | None = None,
+    end: float | None = None,
 ) -> Comparison:
     """Compare two or more recipes, each of one or more runs, all in one unit of compute.
 
-    `budgets`: where to compare rewards (default: the last compute, twice and ten times as much).
+    `budgets`: where to compare rewards (default: ¼, ½, 1 and 2 times what all have data to).
     `margin`: between the ceilings of two runs of one recipe, 90 %, before the runs update it.
-    `confidence`, `within`: as in `fit_curve`. ConfigError: too few points.
+    `confidence`, `within`: as in `fit_curve`. `end`: where they are ranked (default: what all have data to).
+    ConfigError: too few points.
     """
     named = groups if isinstance(groups, Mapping) else {}
     curves = {name: [runs] if isinstance(runs, Curve) else runs for name, runs in named.items()}
     if not curves or not all(runs and all(isinstance(c, Curve) for c in runs) for runs in curves.values()):
         raise ConfigError("compare: expected {NAME: [RUN, ...], ...}, each RUN a Curve, as of curve(...)")
     fits = {k: [(c, fit_with_draws(c, confidence, within)[0]) for c in v] for k, v in curves.items()}
-    return compare_fits(fits, budgets, margin)
+    return compare_fits(fits, budgets, margin, end)
 
 
 def compare_fits(
-    groups: Mapping[str, Sequence[tuple[Curve, Fit]]], budgets: Sequence[float] = (), margin: float = MARGIN
+    groups: Mapping[str, Sequence[tuple[Curve, Fit]]],
+    budgets: Sequence[float] = (),
+    margin: float = MARGIN,
+    end: float | None = None,
 ) -> Comparison:
     """`compare`, of runs that have been fitted already, all with the same confidence and `within`."""
     confidence = next(iter(groups.values()))[0][1].confidence
     recipes, variances = pooled_recipes(groups, margin)
-    last = max(recipe.last for recipe in recipes)
+    known = {recipe.name: recipe.forecasts for recipe in recipes if recipe.forecasts}
+    reach = {recipe.name: recipe.reach for recipe in recipes}
+    curves = curves_of(known, reach, budgets, margin, end) if known else None
     equivalent = min(margin, variances["A"].margin(confidence))  # seeds far apart make no two recipes alike
-    return Comparison(
+    found = Comparison(
         tuple(recipes),
-        tuple(_pair(a, b, equivalent, confidence) for a, b in combinations(recipes, 2)),
-        tuple((at, _standings(recipes, at)) for at in budgets or (last, 2 * last, 10 * last)),
+        tuple(_pair(a, b, equivalent, confidence, curves) for a, b in combinations(recipes, 2)),
         seeds=sum(len(recipe.used) - 1 for recipe in recipes),
         spread={name: variance.estimate(confidence) for name, variance in variances.items()},
         margin=margin,
         confidence=confidence,
     )
+    return _with_budgets(found, curves, budgets) if curves else found
 
 
 def pooled_recipes(
@@ -203,10 +209,33 @@ def pooled_recipes(
     return recipes, variances
 
 
+def _with_budgets(found: Comparison, curves: Curves, budgets: Sequence[float]) -> Comparison:
+    end = tuple(sorted(standings(curves, curves.end), key=lambda s: (s.range_alone, -s.reward.value)))
+    of_reward = curves.spread_at(curves.end)
+    gap = gaps(curves)
+    R0 = float(np.median([fit.R0.value for recipe in found.recipes for fit in recipe.forecasts]))
+    return replace(
+        found,
+        pairs=tuple(replace(pair, reward=gap.get((pair.a, pair.b))) for pair in found.pairs),
+        budgets=tuple((at, standings(curves, at)) for at in budgets or [x * curves.end for x in SHARES]),
+        end=(curves.end, end),
+        costs=tuple((reward, costs(curves, reward, end[0].recipe)) for reward in targets(curves, R0)),
+        spread=found.spread | {"reward": of_reward.estimate(found.confidence)},
+        reward_margin=of_reward.margin(found.confidence),
+    )
+
+
 def without_ranking(comparison: Comparison, why: str) -> Comparison:
     """What remains where the rewards are not the same metric: each recipe for itself."""
     rows = ((at, tuple(replace(s, best=None) for s in row)) for at, row in comparison.budgets)
-    return replace(comparison, pairs=(), budgets=tuple(rows), incomparable=why)
+    end = comparison.end
+    if end:
+        order = [recipe.name for recipe in comparison.recipes]
+        end = (
+            end[0],
+            tuple(replace(s, best=None) for s in sorted(end[1], key=lambda s: order.index(s.recipe))),
+        )
+    return replace(comparison, pairs=(), budgets=tuple(rows), end=end, costs=(), incomparable=why)
 
 
 def excludes(e: Estimate, value: float) -> bool:
@@ -233,45 +262,6 @@ def at_ceiling(sigmoid: Sigmoid, draws: Draws, A: float) -> tuple[Sigmoid, Draws
     R0, start = moved(draws.R0, sigmoid.R0)
     held = Draws(np.clip(R0, 0, A), np.full_like(R0, A), np.exp(log_B), np.exp(log_mid))
     return Sigmoid(float(np.clip(start, 0, A)), A, float(np.exp(B)), float(np.exp(mid))), held
-
-
-def simultaneous_band(x: Array, confidence: float) -> tuple[Array, Array]:
-    """The ends (m,) of the band that holds a share `confidence` of the rows of x, (n, m), in all columns.
-
-    The supremum-t band: medians, and everywhere the same multiple of the half-width of the interval there.
-    """
-    tail = (1 - confidence) / 2
-    low, middle, high = np.quantile(x, [tail, 0.5, 1 - tail], axis=0)
-    half = np.maximum((high - low) / 2, 1e-12)
-    multiple = np.quantile((np.abs(x - middle) / half).max(1), confidence)
-    return middle - multiple * half, middle + multiple * half
-
-
-def find_leads(names: tuple[str, str], compute: Array, low: Array, high: Array) -> tuple[Lead, ...]:
-    """The ranges of a grid over which the band of R_a − R_b excludes 0, if they span MIN_LEAD or more."""
-    leads = []
-    for name, ahead in zip(names, (low > 0, high < 0), strict=True):
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], ahead.astype(int), [0]])))
-        ranges = zip(compute[edges[::2]].tolist(), compute[edges[1::2] - 1].tolist(), strict=True)
-        leads += [Lead(name, *ends) for ends in ranges if ends[1] >= MIN_LEAD * ends[0]]
-    return tuple(sorted(leads, key=lambda lead: lead.low))
-
-
-def find_crossings(
-    compute: Array, gap: Array, gaps: Array, leads: Sequence[Lead], confidence: float
-) -> tuple[Crossing, ...]:
-    """Where R_a − R_b changes sign between a lead of the one and the next lead, of the other.
-
-    `gap`: (m,) of the recipes' curves; `gaps`: (draws, m), that difference under each draw.
-    """
-    crossings = []
-    for one, other in pairwise(leads):
-        between = (compute >= one.high) & (compute <= other.low)
-        x, up = np.log(compute[between]), np.sign(gap[compute >= other.low][0])
-        if one.winner != other.winner:
-            at, *drawn = np.exp([np.interp(0, up * g[between], x) for g in (gap, *gaps)]).tolist()
-            crossings.append(Crossing(estimate(at, np.array(drawn), confidence), other.winner))
-    return tuple(crossings)
 
 
 def _used(fits: Sequence[Fit]) -> tuple[int, ...]:
@@ -308,7 +298,7 @@ def pair_level(name: str, confidence: float) -> float:
     return 1 - share * (1 - confidence)
 
 
-def _pair(a: Recipe, b: Recipe, margin: float, confidence: float) -> Pair:
+def _pair(a: Recipe, b: Recipe, margin: float, confidence: float, curves: Curves | None) -> Pair:
     A = a.sigmoid.A - b.sigmoid.A
     recipes = estimate(A, a.draws.A - b.draws.A, pair_level("A", confidence))
     runs = estimate(A, a.runs.A - b.runs.A, confidence)
@@ -329,10 +319,12 @@ def _pair(a: Recipe, b: Recipe, margin: float, confidence: float) -> Pair:
 
     cautions = tuple(dict.fromkeys(a.cautions + b.cautions))
     B, C_mid = ratio("B"), ratio("C_mid")
+    low = max(fit.compute_range[0] for recipe in (a, b) for fit in recipe.fits)
+    leads = who_leads(curves, a.name, b.name, low) if curves else ((low, low), (), ())
     differs = (not doubts and not cautions and excludes(e, 1) for e in (B, C_mid))
     return Pair(
         a.name, b.name, recipes, runs, margin, verdict, doubts, cautions, common,
-        two("B"), B, next(differs), two("C_mid"), C_mid, next(differs), *_who_leads(a, b, confidence),
+        two("B"), B, next(differs), two("C_mid"), C_mid, next(differs), *leads,
     )  # fmt: skip
 
 
@@ -343,31 +335,3 @@ def _verdict(recipes: Estimate, runs: Estimate, margin: float, doubts: Sequence[
     if excludes(recipes, 0):
         return DIFFERENT
     return EQUIVALENT if -margin <= runs.low and runs.high <= margin else INCONCLUSIVE
-
-
-def _who_leads(
-    a: Recipe, b: Recipe, confidence: float
-) -> tuple[tuple[float, float], tuple[Crossing, ...], tuple[Lead, ...]]:
-    """The range of compute searched, and what was found there."""
-    low = max(fit.compute_range[0] for recipe in (a, b) for fit in recipe.fits)
-    high = max(low, min(a.reach, b.reach))
-    if not (a.described and b.described):
-        return (low, high), (), ()
-    grid = np.geomspace(low, high, GRID_STEPS)
-    gaps = a.draws.reward(grid) - b.draws.reward(grid)
-    leads = find_leads((a.name, b.name), grid, *simultaneous_band(gaps, confidence))
-    gap = a.sigmoid.reward(grid) - b.sigmoid.reward(grid)
-    return (low, high), find_crossings(grid, gap, gaps, leads, confidence), leads
-
-
-def _standings(recipes: Sequence[Recipe], budget: float) -> tuple[Standing, ...]:
-    described = [recipe for recipe in recipes if recipe.described]
-    ranked = [recipe for recipe in described if budget <= recipe.reach]
-    chances: dict[str, float] = {}
-    if len(ranked) > 1:
-        best = np.argmax([recipe.draws.reward(budget) for recipe in ranked], axis=0)
-        chances = {recipe.name: float((best == i).mean()) for i, recipe in enumerate(ranked)}
-    return tuple(
-        Standing(r.name, r.reward(budget), chances.get(r.name), budget / r.last, budget > r.reach)
-        for r in described
-    )

@@ -1,24 +1,23 @@
 """A comparison in sentences, for the terminal and the page; nothing here is wrapped."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from trainer.scaling.budgets import END_TOLERANCE, MIN_LEAD, Standing
 from trainer.scaling.compare import (
     DIFFERENT,
     EQUIVALENT,
-    MIN_LEAD,
     REACH,
     UNFIT,
-    UNSURE_REACH,
     Comparison,
     Pair,
     Recipe,
-    Standing,
     pair_level,
 )
 from trainer.scaling.fit import FLAGS, Estimate
 from trainer.scaling.seeds import MARGIN, SEED_SD
-from trainer.scaling.text import amount, amounts, interval
+from trainer.scaling.text import amount, amounts, interval, percent
 
+MAX_NAMED = 4  # recipes in the answer
 MAX_DETAILED_PAIRS = 3  # of more pairs, only ceilings and leads are described
 
 
@@ -34,6 +33,48 @@ def recipe_sentences(comparison: Comparison) -> list[str]:
                 reasons = "; ".join(fit.describe(flag) for flag in fit.flags if flag in UNFIT)
                 sentences.append(f"{curve.name} is left out of {recipe.name}: {reasons}.")
     return sentences
+
+
+def answer(comparison: Comparison, unit: str) -> Iterator[str]:
+    """Which recipe is best where all have data, and which others it is not surely ahead of."""
+    if comparison.end is None or comparison.incomparable or len(comparison.end[1]) < 2:
+        return
+    at, (first, *rest) = comparison.end
+    others = [s for s in rest if s.best is not None]
+    if first.best is None or not others:
+        return
+    open_pairs = [{p.a, p.b} for p in comparison.pairs if p.ahead != first.recipe]
+    near = [s.recipe for s in others if {first.recipe, s.recipe} in open_pairs]
+    more = f" and {len(near) - MAX_NAMED} more" if len(near) > MAX_NAMED + 1 else ""
+    behind = f"surely ahead of {len(others) - len(near)} of {len(others)}, " * (len(near) < len(others))
+    sure = f"{behind}not distinguished from {', '.join(near[:MAX_NAMED] if more else near)}{more}"
+    if not near:
+        sure = "surely ahead of all others" if len(others) > 1 else f"surely ahead of {others[0].recipe}"
+    best = f", the best with a probability of {percent(first.best)}"
+    yield (
+        f"At {amount(at)} {unit}{_shared(comparison)}: {first.recipe}, reward "
+        f"{interval(first.reward, '.3f')}{best}; {sure}."
+    )
+
+
+def reward_seed_sentence(comparison: Comparison, unit: str) -> Iterator[str]:
+    """How far apart the rewards of two runs of one recipe are."""
+    if comparison.end is None:
+        return
+    spread = interval(comparison.spread["reward"], ".3f")
+    margin = f"two runs by up to ±{comparison.reward_margin:.3f} ({level(comparison.confidence)})"
+    at, groups = amount(comparison.end[0]), [len(recipe.forecasts) for recipe in comparison.recipes]
+    if max(groups) < 2:
+        yield (
+            "There is one run of each recipe, so it is an assumption how much runs of one recipe differ: in "
+            f"reward at {at} {unit} with a standard deviation of {spread}, {margin}. More seeds measure it."
+        )
+        return
+    yield (
+        f"Seeds: runs of one recipe differ in reward at {at} {unit} with a standard deviation of {spread}, "
+        f"{margin}. Measured with {sum(groups)} runs of {len(groups)} recipes; the prior is known to a "
+        "factor of two."
+    )
 
 
 def seed_sentence(comparison: Comparison) -> str:
@@ -71,10 +112,29 @@ def level_sentence(comparison: Comparison) -> str:
 def pair_sentences(pair: Pair, comparison: Comparison, unit: str) -> list[str]:
     """What is known of two recipes; of many pairs, only their ceilings and leads."""
     two = [recipe for recipe in comparison.recipes if recipe.name in (pair.a, pair.b)]
-    sentences = [_ceilings(pair, two)]
+    sentences = [*_rewards(pair, comparison, unit), _ceilings(pair, two)]
     if not pair.doubts and len(comparison.pairs) <= MAX_DETAILED_PAIRS:
         sentences += _efficiencies(pair, unit)
     return sentences + _leads(pair, two, comparison, unit)
+
+
+def _rewards(pair: Pair, comparison: Comparison, unit: str) -> Iterator[str]:
+    if comparison.end is None or pair.reward is None:
+        return
+    where = f"Reward at {amount(comparison.end[0])} {unit}{_shared(comparison)}"
+    if pair.ahead:
+        e = pair.reward if pair.ahead == pair.a else pair.reward.times(-1)
+        low, high = sorted((e.low, e.high))
+        by = f"+{e.value:.3f} ({low:.3f} to {high:.3f})"
+        yield f"{where}: {pair.ahead} is ahead by {by}, more than fits and seeds explain."
+    else:
+        yield f"{where}: not distinguished, {pair.a} less {pair.b} {_signed(pair.reward)}."
+
+
+def _shared(comparison: Comparison) -> str:
+    assert comparison.end is not None
+    shared = all(s.times_data <= END_TOLERANCE for s in comparison.end[1])
+    return ", to which all have data" if shared else ""
 
 
 def _ceilings(pair: Pair, two: Sequence[Recipe]) -> str:
@@ -110,8 +170,8 @@ def _efficiencies(pair: Pair, unit: str) -> list[str]:
 
 def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str) -> list[str]:
     low, high = pair.searched
-    if unfit := [f"{recipe.name}: {_reasons(recipe)}" for recipe in two if not recipe.described]:
-        return [f"Which one is ahead is not computed. {'; '.join(unfit)}."]
+    if fallen := [f"{recipe.name}: {_reasons(recipe)}" for recipe in two if not recipe.forecasts]:
+        return [f"Which one is ahead is not computed. {'; '.join(fallen)}."]
     if high < MIN_LEAD * low:
         return ["Which one is ahead is not computed: their data share no range of compute."]
     sentences = []
@@ -124,7 +184,7 @@ def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str)
         end = f"{'up ' * (not start)}to {amount(lead.high)}" if start or lead.high < high else ""
         where = f"{start}{end}" or f"everywhere from {amount(low)} to {amount(high)}"
         ranges.append(f"{lead.winner} is ahead {where}")
-    sure = f"({level(comparison.confidence)} over all these budgets together)"
+    sure = f"({level(pair_level('A', comparison.confidence))} over all these budgets together)"
     if ranges:
         beyond = "; beyond that it is not known" if pair.leads[-1].high < high else ""
         return [*sentences, f"{', and '.join(ranges)} {unit} {sure}{beyond}."]
@@ -133,17 +193,20 @@ def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str)
 
 def budget_sentences(comparison: Comparison) -> list[str]:
     """Which recipes are not ranked, and what extrapolation assumes."""
-    furthest = max(at for at, _ in comparison.budgets)
-    hidden = [f"{r.name} ({_reasons(r)})" for r in comparison.recipes if not r.described]
-    further = [r for r in comparison.recipes if r.described and furthest > r.reach]
+    furthest = max((at for at, _ in comparison.budgets), default=0.0)
+    hidden = [f"{r.name} ({_reasons(r)})" for r in comparison.recipes if not r.forecasts]
+    further = [r for r in comparison.recipes if r.forecasts and furthest > r.reach]
     sentences = [f"Left out of this table: {'; '.join(hidden)}."] if hidden else []
-    if unsure := [recipe for recipe in further if recipe.doubts]:
-        text = _unidentified(unsure, "The ceiling", "The ceilings")
-        sentences.append(f"{text}: beyond the data only a range is known, and there is no ranking.")
-    if short := [recipe.name for recipe in further if not recipe.doubts]:
-        sentences.append(f"Beyond {REACH:g} times its data a recipe is not ranked: {', '.join(short)}.")
+    rising = [r for r in further if r.reach > END_TOLERANCE * r.last]
+    if flat := [recipe.name for recipe in further if recipe not in rising]:
+        sentences.append(f"Not ranked beyond its data, because it has not risen: {', '.join(flat)}.")
+    if unsure := [recipe.name for recipe in rising if recipe.doubts]:
+        text = "Not ranked beyond twice its data, because its ceiling is not identified"
+        sentences.append(f"{text}: {', '.join(unsure)}.")
+    if short := [recipe.name for recipe in rising if not recipe.doubts]:
+        sentences.append(f"Not ranked beyond {REACH:g} times its data: {', '.join(short)}.")
     if any(extrapolated(s) for _, standings in comparison.budgets for s in standings):
-        sentences.append("Beyond the data all of this assumes that the curves go on as sigmoids.")
+        sentences.append("* A forecast, beyond the recipe's data: it assumes that the run goes on as it did.")
     return sentences
 
 
@@ -155,7 +218,7 @@ def reward_at(standing: Standing) -> str:
 def extrapolated(standing: Standing) -> str:
     """`extrapolated, 2 × its data`; nothing within the data, or where another run just ended later."""
     times = standing.times_data
-    return f"extrapolated, {amount(times, 2)} × its data" if times > UNSURE_REACH else ""
+    return f"extrapolated, {amount(times, 2)} × its data" if times > END_TOLERANCE else ""
 
 
 def _unidentified(recipes: Sequence[Recipe], one: str, several: str) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from trainer.scaling.budgets import recipe_curves
 from trainer.scaling.fit import Fit, fit_curve
-from trainer.scaling.seeds import MARGIN, MARGIN_IN_MEDIANS, seed_variance
 from trainer.sweep.results import read
 from trainer.sweep.spec import Status, Sweep
 
@@ -23,24 +23,16 @@ def chances(fits: Mapping[str, Sequence[Fit]], budget: float) -> dict[str, float
 
     Without recipes of which a run has fallen: there is no forecast of them, and they are not stopped.
     """
-    rewards = {
-        name: [fit.forecast.reward(budget) for fit in runs if fit.averaged_draws is not None]
+    known = {
+        name: [fit for fit in runs if fit.averaged_draws is not None]
         for name, runs in fits.items()
         if all(fit.predictable for fit in runs)
     }
-    moments = [[(float(x.mean()), float(x.var())) for x in runs] for runs in rewards.values()]
-    if not moments:
+    if not known:
         return {}
-    rng, variance = np.random.default_rng(0), seed_variance(moments, MARGIN / MARGIN_IN_MEDIANS)
-    tau = variance.tau[variance.draw(rng)]
-    drawn = []
-    for runs, known in zip(rewards.values(), moments, strict=True):
-        weights = 1 / (tau**2 + np.array([[var] for _, var in known]))  # (runs, draws)
-        shuffled = np.array([rng.permutation(x) for x in runs])  # all fits use the same seed
-        others = tau * rng.standard_normal(shuffled.shape)  # of other seeds
-        drawn.append((weights * (shuffled + others)).sum(0) / weights.sum(0))
-    best = np.argmax(drawn, axis=0)
-    return {name: float((best == i).mean()) for i, name in enumerate(rewards)}
+    near = np.array([0.9, 1.0, 1.1]) * budget  # the slope there is part of the prior
+    best = np.argmax([x[:, 1] for x in recipe_curves(list(known.values()), near)[0]], axis=0)
+    return {name: float((best == i).mean()) for i, name in enumerate(known)}
 
 
 def least_likely(best: Mapping[str, float], risk: float) -> dict[str, float]:

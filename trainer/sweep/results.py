@@ -23,7 +23,6 @@ from trainer.sweep.progress import clock
 from trainer.sweep.spec import Run, Status, Sweep, load_status
 
 INPUTS = "runs.toml"  # in the sweep's folder; `python -m trainer.scaling` reads it too
-BUDGETS = (0.25, 0.5, 1.0, 2.0)  # shares of the largest compute at which the recipes are ranked
 KINDS = {"total": "training", "evaluation": "evaluation", "startup": "start-up"}  # of compute, in the ledger
 
 
@@ -36,8 +35,8 @@ def write_results(sweep: Sweep) -> str:
     if groups:
         curves = {name: [reading.curve for reading in of] for name, of in groups.items()}
         unit = same_unit([curve for of in curves.values() for curve in of])
-        last = max(curve.points[-1].compute for of in curves.values() for curve in of)
-        comparison = compare(curves, [share * last for share in BUDGETS])
+        going = [c.points[-1].compute for k, of in curves.items() if k not in status.stopped for c in of]
+        comparison = compare(curves, end=min(going) if status.stopped and going else None)
         r2 = {r.name: float(np.mean([r.fits[i].r2 for i in r.used])) for r in comparison.recipes}
         tests = {Path(curve.name).name: backtest(curve) for of in curves.values() for curve in of}
         errors = {name: e for name, test in tests.items() if (e := error_at_2x(test)) is not None}

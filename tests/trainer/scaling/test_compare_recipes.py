@@ -13,17 +13,15 @@ from simulated import assert_one_line_and_exit_code_2, falling, simulated, write
 
 from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.__main__ import main
+from trainer.scaling.budgets import Lead, find_leads, simultaneous_band
 from trainer.scaling.compare import (
     DIFFERENT,
     EQUIVALENT,
     INCONCLUSIVE,
     Comparison,
-    Lead,
     at_ceiling,
     compare,
     compare_fits,
-    find_leads,
-    simultaneous_band,
 )
 from trainer.scaling.compare_text import (
     budget_sentences,
@@ -247,28 +245,28 @@ def test_beyond_its_data_a_recipe_is_ranked_up_to_ten_times_or_not_at_all() -> N
     assert [extrapolated(s) for s in found.budgets[0][1]] == ["", "", ""]  # p: by 5 %
     assert extrapolated(found.budgets[3][1][1]) == "extrapolated, 10 × its data"
     unsure, further, assumed = budget_sentences(found)
-    assert unsure.startswith("The ceiling of p is not identified") and further.endswith("ranked: a, b.")
-    assert assumed == "Beyond the data all of this assumes that the curves go on as sigmoids."
+    assert "Not ranked beyond twice its data" in unsure and unsure.endswith(": p.")
+    assert further == "Not ranked beyond 10 times its data: a, b."
+    assert assumed.startswith("* A forecast, beyond the recipe's data")
     assert len(budget_sentences(compare_fits({"a": long, "b": short}, [7000]))) == 0
-    assert [pair.searched[1] for pair in found.pairs] == [70_000, 4200, 4200]
+    assert [pair.searched[1] for pair in found.pairs] == [70_000, 8400, 8400]
 
 
 def test_a_lead_that_ends_within_the_range_says_that_the_rest_is_not_known() -> None:
     found = two(SCALERL, DAPO_LOSS)
     pair = replace(found.pairs[0], leads=(Lead("a", 1000, 5000),), crossings=())
     (says,) = pair_sentences(pair, found, "GPU-hours")[-1:]
-    end = "(90% over all these budgets together); beyond that it is not known."
+    end = "(95% over all these budgets together); beyond that it is not known."
     assert says == f"a is ahead up to 5,000 GPU-hours {end}"
     pair = replace(pair, leads=(Lead("a", 2000, 160_000),))
     (says,) = pair_sentences(pair, found, "GPU-hours")[-1:]
-    assert says == "a is ahead from 2,000 to 160,000 GPU-hours (90% over all these budgets together)."
+    assert says == "a is ahead from 2,000 to 160,000 GPU-hours (95% over all these budgets together)."
 
 
 def test_several_ceilings_are_named_in_the_plural_and_C_mid_has_the_digits_of_the_table() -> None:
     pilots = {name: fits(SCALERL, range(5, 6), np.arange(1500, 4001, 250.0)) for name in ("p", "q")}
     found = compare_fits(pilots)
-    assert pair_sentences(found.pairs[0], found, "h")[0].endswith("those of p and q are not identified.")
-    assert budget_sentences(found)[0].startswith("The ceilings of p and q are not identified:")
+    assert pair_sentences(found.pairs[0], found, "h")[1].endswith("those of p and q are not identified.")
     found = two(SCALERL, DAPO_LOSS)
     text = " ".join(pair_sentences(found.pairs[0], found, "GPU-hours"))
     assert f": {amounts(found.pairs[0].C_mid[0])} against" in text
@@ -287,11 +285,11 @@ def test_confidence_reaches_every_interval() -> None:
     assert all(wide > narrow for wide, narrow in zip(widths(0.95), widths(0.8), strict=True))
 
 
-def test_of_many_recipes_only_ceilings_and_leads_are_described() -> None:
+def test_of_many_recipes_only_rewards_ceilings_and_leads_are_described() -> None:
     runs = fits(SCALERL, range(4), SELDOM)
     few, many = (compare_fits({str(i): [run] for i, run in enumerate(runs[:n])}) for n in (3, 4))
     assert any("Efficiency B" in s for s in pair_sentences(few.pairs[0], few, "GPU-hours"))
-    assert len(pair_sentences(many.pairs[0], many, "GPU-hours")) == 2
+    assert len(pair_sentences(many.pairs[0], many, "GPU-hours")) == 3
 
 
 def test_the_sentence_on_seeds_says_what_is_assumed_and_what_was_measured() -> None:
@@ -348,7 +346,7 @@ def test_the_level_of_the_command_is_that_of_all_its_intervals(
     argv = ["compare", "s0.csv", "s1.csv", "--confidence", "0.8", "--within", "0.001", "--json", "c.json"]
     assert main(argv) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "(80% intervals" in text and "with 80%" in text and "(80% over all" in text
+    assert "(80% intervals" in text and "together with 90%" in text and "(90% over all" in text
     assert "the interval of A reaches further than 0.001 from its value" in text
     content = json.loads(Path("c.json").read_text())
     assert content["confidence"] == content["recipes"]["s0"]["runs"]["s0.csv"]["confidence"] == 0.8
@@ -386,10 +384,11 @@ def test_the_command_says_when_a_ceiling_is_not_identified(
     assert main(["compare", full, flat, "--plot", str(tmp_path / "e.png")]) == 0
     text = capsys.readouterr().out
     assert "not known: that of flat is not identified" in text and "has not risen" in text
-    assert "Efficiency B" not in text and "The ceiling of flat is not identified: beyond" in text
-    within, *beyond = re.findall(r"^    flat +(.*)", text, re.M)
-    assert re.fullmatch(r"0\.\d{3} \(.*\) +under 1%", within)
-    assert [re.sub(r"0\.\d{3}", "R", line).split("  ")[0] for line in beyond] == ["R to R"] * 2
+    assert "Efficiency B" not in text and "beyond its data, because it has not risen: flat." in text
+    ranked, rewards, best = re.findall(r"^(?: 2 flat +1|flat) +((?:0|under).*)", text, re.M)
+    assert re.fullmatch(r"0\.\d{3} \(.*\) +under 1%", ranked)
+    assert re.fullmatch(r"(0\.\d{3}±0\.\d{3} +){3}0\.\d{3}–0\.\d{3}\*", rewards)
+    assert best.split("  ") == ["under 1%"] * 3
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_the_command_warns_first_and_refuses_unlike_seeds(
     assert "do not say which recipe is better" in " ".join(text.split()) and content["incomparable"]
     assert "The ceilings differ" not in text and content["pairs"] == []
     assert not re.search(r"\d%$|ahead|probability of being best", text, re.M)
-    assert re.search("\n    one +0[.]", text)
+    assert re.search("\none +1 +0[.]", text)
     assert {s["best"] for row in content["budgets"] for s in row["standings"]} == {None}
     assert main(["compare", "one.csv", "other.csv", "--same-metric"]) == 0
     again = capsys.readouterr().out

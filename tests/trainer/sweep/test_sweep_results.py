@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -91,7 +92,12 @@ def test_the_results_have_the_recipes_numbers_and_say_which_ceilings_differ(fold
             assert recipe[key]["low"] < recipe[key]["value"] < recipe[key]["high"]
     pairs = {(pair["a"], pair["b"]): pair["verdict"] for pair in results["pairs"]}
     assert pairs["scalerl", "grpo"] == pairs["dapo", "grpo"] == "different"
-    assert "scalerl against grpo The ceilings differ: A +0.1" in out
+    assert re.search(
+        r"scalerl against grpo Reward .*?: scalerl is ahead by .*? The ceilings differ: A \+0\.1", out
+    )
+    ahead = {(pair["a"], pair["b"]): pair["ahead"] for pair in results["pairs"]}
+    assert ahead == {("scalerl", "dapo"): "", ("scalerl", "grpo"): "scalerl", ("dapo", "grpo"): "dapo"}
+    assert results["end"]["compute"] == LAST and results["spread_over_seeds"]["reward"]["high"] < 0.015
     assert "R², mean over runs: scalerl 0.9" in out
     errors = results["error_at_2x"]
     assert len(errors) == 9 and "scalerl-0" in errors and max(map(abs, errors.values())) < 0.1

@@ -9,13 +9,14 @@ from typing import Any
 from trainer.config import ConfigError
 from trainer.scaling import compare_text as text_of
 from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
+from trainer.scaling.commands import compare_tables as tables
 from trainer.scaling.compare import Comparison, Recipe, compare, without_ranking
 from trainer.scaling.guards import add_same_metric, check_seeds, incomparable, warnings
 from trainer.scaling.plot import plot_recipes
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.read import Reading, add_input_arguments, same_unit
 from trainer.scaling.seeds import MARGIN
-from trainer.scaling.text import WIDTH, amount, amounts, interval, paragraph, percent, sources, table
+from trainer.scaling.text import paragraph, sources
 
 EXAMPLES = """\
 Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
@@ -34,13 +35,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     command.add_argument(
         "--at", type=float, nargs="+", default=[], metavar="BUDGET",
-        help="compare rewards at these budgets (default: the last compute, 2 and 10 times as much)",
+        help="compare rewards at these budgets (default: ¼, ½, 1 and 2 times what all have data to)",
     )  # fmt: skip
     command.add_argument(
         "--margin", type=float, default=MARGIN,
         help="likely difference (90%%) between the ceilings of two runs of a recipe, before seeds update it "
         f"(default: {MARGIN}, from the paper)",
     )  # fmt: skip
+    text = "all pairs in sentences, and of each recipe why its ceiling is not identified"
+    command.add_argument("--details", action="store_true", help=text)
     command.add_argument("--json", type=Path, help="write everything here")
     text = "draw the curves and the efficiency plot in this file (.png, .svg or .pdf)"
     command.add_argument("--plot", type=Path, help=text)
@@ -67,24 +70,31 @@ def run(args: argparse.Namespace) -> None:
     if args.plot:
         columns = {reading.reward_column for runs in readings.values() for reading in runs}
         plot_recipes(comparison, args.plot, columns.pop() if len(columns) == 1 else "held-out reward")
-    print(describe(comparison, readings, unit))
+    print(describe(comparison, readings, unit, args.details))
 
 
-def describe(comparison: Comparison, readings: Mapping[str, Sequence[Reading]], unit: str) -> str:
-    """For a terminal."""
+def describe(
+    comparison: Comparison, readings: Mapping[str, Sequence[Reading]], unit: str, details: bool = False
+) -> str:
+    """For a terminal: the answer, the tables, the pairs (if many, only with `details`), the sources."""
     notes = [paragraph(f"Note: {note}", "") for note in warnings(readings)]
     notes += [paragraph(comparison.incomparable, "")] if comparison.incomparable else []
+    several = len(comparison.recipes) > tables.FEW and not details
     pairs = [
         [f"{pair.a} against {pair.b}", *text_of.pair_sentences(pair, comparison, unit)]
-        for pair in comparison.pairs
+        for pair in comparison.pairs * (not several)
     ]
     return "\n\n".join((
         *(["\n".join(notes)] if notes else []),
-        sources([reading for several in readings.values() for reading in several]),
-        _table(comparison, unit),
-        paragraph(f"{text_of.seed_sentence(comparison)} {text_of.level_sentence(comparison)}".rstrip(), ""),
+        *(paragraph(text, "") for text in text_of.answer(comparison, unit)),
+        *tables.ranking(comparison, unit),
+        *(paragraph(text, "") for text in text_of.reward_seed_sentence(comparison, unit)),
         *("\n".join([head, *map(paragraph, sentences)]) for head, *sentences in pairs),
-        _describe_budgets(comparison, unit),
+        *tables.at_budgets(comparison, unit),
+        *tables.costs(comparison, unit),
+        *tables.ceilings(comparison, unit, details),
+        tables.data(comparison, unit),
+        sources([reading for several in readings.values() for reading in several]),
     ))  # fmt: skip
 
 
@@ -97,12 +107,19 @@ def to_json(comparison: Comparison, readings: Mapping[str, Sequence[Reading]], u
         "incomparable": comparison.incomparable,
         "notes": [*text_of.recipe_sentences(comparison), *text_of.budget_sentences(comparison)],
         "spread_over_seeds": {name: asdict(e) for name, e in comparison.spread.items()}
-        | {"seeds": comparison.seeds, "margin": comparison.margin},
+        | {"seeds": comparison.seeds, "margin": comparison.margin}
+        | {"reward_margin": comparison.reward_margin},
         "recipes": {
             recipe.name: _recipe_json(recipe, readings[recipe.name]) for recipe in comparison.recipes
         },
+        "answer": list(text_of.answer(comparison, unit)),
+        "end": comparison.end
+        and {"compute": comparison.end[0], "standings": [asdict(s) for s in comparison.end[1]]},
+        "costs": [{"reward": r, "recipes": [asdict(c) for c in row]} for r, row in comparison.costs],
         "pairs": [
-            asdict(pair) | {"sentences": text_of.pair_sentences(pair, comparison, unit)}
+            asdict(pair)
+            | {"ahead": pair.ahead}
+            | {"sentences": text_of.pair_sentences(pair, comparison, unit)}
             for pair in comparison.pairs
         ],
         "budgets": [{"compute": at, "standings": [asdict(s) for s in row]} for at, row in comparison.budgets],
@@ -124,43 +141,3 @@ def _recipe_json(recipe: Recipe, readings: Sequence[Reading]) -> dict[str, Any]:
             for i, (reading, curve, fit) in enumerate(runs)
         },
     }
-
-
-def _table(comparison: Comparison, unit: str) -> str:
-    data: list[tuple[str, ...]] = [("recipe", "runs", "evaluations", f"data to ({unit})")]
-    rows: list[tuple[str, ...]] = [("recipe", "ceiling A", "efficiency B", "midpoint C_mid")]
-    for recipe in comparison.recipes:
-        A, B, C_mid = (recipe.estimate(name) for name in ("A", "B", "C_mid"))
-        cells = (interval(A, ".3f"), interval(B, ".2f"), amounts(C_mid))
-        if recipe.doubts:
-            cells = (f"not identified: {A.low:.2f} to {A.high:.2f}" if recipe.described else "none", "", "")
-        used, runs = len(recipe.used), len(recipe.fits)
-        count = f"{used} of {runs}" if used < runs else str(runs)
-        data.append((recipe.name, count, str(recipe.evaluations), amount(recipe.last)))
-        rows.append((recipe.name, *(cell.replace(" to ", "–") for cell in cells)))
-    about = "intervals of the recipe, other seeds included"
-    lines = [
-        *table(data),
-        "",
-        *table(rows),
-        f"({text_of.level(comparison.confidence)} {about}; C_mid in {unit})",
-    ]
-    lines += (paragraph(text, "") for text in text_of.recipe_sentences(comparison))
-    return "\n".join(lines)
-
-
-def _describe_budgets(comparison: Comparison, unit: str) -> str:
-    width = max(len(recipe.name) for recipe in comparison.recipes)
-    best = "" if comparison.incomparable else ", and the probability of being best"
-    lines = [f"Reward at a budget{best} (other seeds included):"]
-    for at, standings in comparison.budgets:
-        rewards = {s.recipe: text_of.reward_at(s) for s in standings}
-        column = max(map(len, rewards.values()), default=0)
-        lines += [f"  {amount(at, 6)} {unit}"] if standings else []
-        for s in sorted(standings, key=lambda s: -(s.best or 0)):
-            best = "" if s.best is None else percent(s.best)
-            line = f"    {s.recipe:{width}}  {rewards[s.recipe]:{column}}  {best:8}".rstrip()
-            mark = text_of.extrapolated(s)
-            fits = len(line) + 2 + len(mark) <= WIDTH
-            lines += [f"{line}  {mark}".rstrip()] if fits else [line, f"      {mark}".rstrip()]
-    return "\n".join([*lines, *map(paragraph, text_of.budget_sentences(comparison))])

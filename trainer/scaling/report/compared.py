@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 
 from trainer.scaling.compare import Comparison, Recipe, compare_fits, without_ranking
 from trainer.scaling.compare_text import (
+    answer,
     budget_sentences,
     extrapolated,
     level_sentence,
     pair_sentences,
     recipe_sentences,
+    reward_seed_sentence,
     seed_sentence,
 )
 from trainer.scaling.fit import Estimate
@@ -33,6 +35,7 @@ class Compared:
     """Recipes compared, in the sentences of the command."""
 
     warnings: tuple[str, ...]  # what the runs do not share
+    answer: tuple[str, ...]  # which recipe is best, and how much runs of one differ
     budgets: tuple[float, ...]
     rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]  # by recipe: its ceiling, its reward at each budget
     notes: tuple[str, ...]
@@ -45,7 +48,7 @@ def compare_runs(runs: Sequence[Run], same_metric: bool = False) -> Compared | N
     fitted = {name: [(run.curve, run.fit) for run in group] for name, group in with_fit.items()}
     if len(fitted) < 2:
         return None
-    longest = max(run.fit.compute_range[1] for run in runs)
+    longest, unit = max(run.fit.compute_range[1] for run in runs), runs[0].curve.unit
     comparison = compare_fits(fitted, [times * longest for times in (1, *AHEAD)])
     groups = {name: [run.reading for run in group] for name, group in by_recipe(runs).items()}
     said = warnings(groups)
@@ -56,11 +59,12 @@ def compare_runs(runs: Sequence[Run], same_metric: bool = False) -> Compared | N
     notes = [*unfit, *recipe_sentences(replace(comparison, recipes=seeded)), *budget_sentences(comparison)]
     notes.append(f"{seed_sentence(comparison)} {level_sentence(comparison)}".rstrip())
     pairs = (
-        (f"{pair.a} against {pair.b}", tuple(pair_sentences(pair, comparison, runs[0].curve.unit)))
+        (f"{pair.a} against {pair.b}", tuple(pair_sentences(pair, comparison, unit)))
         for pair in comparison.pairs
     )
     return Compared(
         tuple(said),
+        (*answer(comparison, unit), *reward_seed_sentence(comparison, unit)),
         tuple(at for at, _ in comparison.budgets),
         tuple((recipe.name, _cells(recipe, comparison)) for recipe in comparison.recipes),
         tuple(notes),
@@ -77,7 +81,7 @@ def by_recipe(runs: Sequence[Run]) -> Mapping[str, Sequence[Run]]:
 
 
 def _cells(recipe: Recipe, comparison: Comparison) -> tuple[Cell | None, ...]:
-    """None: no sigmoid describes the recipe."""
+    """None: no sigmoid describes the recipe, or it has fallen."""
     cells: list[Cell | None] = [Cell(recipe.estimate("A"), bool(recipe.doubts)) if recipe.described else None]
     for _, standings in comparison.budgets:
         found = next((standing for standing in standings if standing.recipe == recipe.name), None)

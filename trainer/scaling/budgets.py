@@ -1,0 +1,274 @@
+"""Which recipe is ahead at which budget, and what a reward costs, whatever shape the curves have.
+
+The curves are those of `Fit.forecast`, which averages over laws. Within the data a law only smooths the
+evaluations; beyond them this is a forecast. A run's reward at a compute C is that of its recipe and a
+deviation of its own, with a standard deviation τ(C) that is estimated from the runs given (random effects,
+as in seeds.py):
+
+    R_run(C) ~ N(R_recipe(C), τ(C)²),    τ: the prior of seeds.py, with its ceiling's sd and 7 % of compute
+
+Errors of the evaluations are averaged out over runs; those of how a curve goes on are not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.scaling.fit import Estimate, Fit, estimate, median
+from trainer.scaling.seeds import MARGIN, MARGIN_IN_MEDIANS, SEED_SD, SeedVariance, seed_variance
+
+Array = NDArray[np.float64]
+
+SHARES = (0.25, 0.5, 1.0, 2.0)  # of what all have data to: the budgets at which recipes are compared
+GRID_STEPS = 120  # of the computes at which the curves are evaluated
+FURTHEST = 10.0  # multiple of the last compute up to which a reward's cost is sought
+MIN_LEAD = 1.5  # a lead spans at least this factor of compute
+MOST = 0.75  # share of the recipes, at least, that reach both rewards whose cost is shown within their data
+MOST_OF_GAIN = 0.9  # at their end itself, where many are almost level, the cost is hardly determined
+MIN_GAIN = 0.005  # with a smaller one there is no reward to reach
+END_TOLERANCE = 1.05  # a budget beyond the data by less is no forecast: another run just ended later
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One recipe at a budget."""
+
+    recipe: str
+    reward: Estimate
+    best: (
+        float | None
+    )  # probability that it is the best of those that are ranked; None: not two are, or not it
+    times_data: float  # the budget as a multiple of the recipe's last compute
+    range_alone: bool  # it is so far beyond the data that no value is shown
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The compute that a recipe needs for a reward."""
+
+    recipe: str
+    compute: Estimate  # infinite: not within FURTHEST times its data
+    ratio: Estimate  # over that of the leading recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where one recipe overtakes the other."""
+
+    compute: Estimate
+    winner: str  # ahead beyond it
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """A range of compute in which one recipe is ahead. All leads of a pair hold together."""
+
+    winner: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """Equally likely curves of recipes, and how much runs of one recipe differ."""
+
+    compute: Array  # (m,) ascending
+    rewards: Mapping[str, Array]  # by recipe: (n, m)
+    last: Mapping[str, float]  # the recipe's last compute
+    reach: Mapping[str, float]  # the largest compute at which it is ranked
+    spread: tuple[SeedVariance, ...]  # (m,) τ
+    end: float  # the compute at which they are ranked first
+    confidence: float
+
+    @property
+    def sure(self) -> float:
+        """The level at which a recipe is said to be ahead; that of a difference of two ceilings, too."""
+        return (1 + self.confidence) / 2
+
+    def at(self, compute: float) -> dict[str, Array]:
+        """(n,) rewards of each recipe at a compute of the grid."""
+        i = int(np.argmin(np.abs(self.compute - compute)))
+        return {name: x[:, i] for name, x in self.rewards.items()}
+
+    def spread_at(self, compute: float) -> SeedVariance:
+        """τ at a compute of the grid."""
+        return self.spread[int(np.argmin(np.abs(self.compute - compute)))]
+
+
+def recipe_curves(
+    groups: Sequence[Sequence[Fit]],
+    compute: Array,  # (m,) ascending, two or more
+    margin: float = MARGIN,  # between the ceilings of two runs of one recipe, 90 %, before the runs update it
+) -> tuple[list[Array], tuple[SeedVariance, ...]]:
+    """Equally likely curves (n, m) of each recipe, from those of its runs; and τ (m,)."""
+    rng = np.random.default_rng(0)
+    drawn = [[_by_growth(fit, compute, rng) for fit in runs] for runs in groups]
+    moments = [[(x.mean(0), x.var(0)) for x in runs] for runs in drawn]
+    slope = np.mean([np.gradient(m, np.log(compute)) for runs in moments for m, _ in runs], axis=0)
+    prior = np.hypot(margin / MARGIN_IN_MEDIANS, SEED_SD * slope)
+    spread = tuple(
+        seed_variance([[(float(m[i]), float(v[i])) for m, v in runs] for runs in moments], float(prior[i]))
+        for i in range(len(compute))
+    )
+    u = rng.random(len(drawn[0][0]))  # one for all computes, at which a run differs alike
+    levels = [np.minimum(np.searchsorted(s.weight.cumsum(), u), len(s.tau) - 1) for s in spread]
+    tau = np.stack([s.tau[i] for s, i in zip(spread, levels, strict=True)], axis=1)  # (n, m)
+    curves = []
+    for runs, known in zip(drawn, moments, strict=True):
+        order = rng.permutation(len(u))
+        total, weights = np.zeros_like(tau), np.zeros_like(tau)
+        for x, (_, variance) in zip(runs, known, strict=True):
+            weight = 1 / (tau**2 + variance)
+            total += weight * (x[order] + tau * rng.standard_normal((len(u), 1)))
+            weights += weight
+        curves.append(total / weights)
+    return curves, spread
+
+
+def _by_growth(fit: Fit, compute: Array, rng: np.random.Generator) -> Array:
+    """The curves of a run at `compute`, (n, m), in the order of their gain beyond its data, up to twice them.
+
+    How a recipe goes on is the same for all its runs, so that more runs make a forecast no more certain.
+    """
+    last = fit.compute_range[1]
+    end, twice = fit.forecast.reward(np.array([last, 2 * last])).T
+    shuffled = rng.permutation(len(end))  # all fits use the same seed, and curves can gain alike
+    result: Array = fit.forecast.reward(compute)[shuffled[np.argsort((twice - end)[shuffled])]]
+    return result
+
+
+def curves_of(
+    groups: Mapping[str, Sequence[Fit]],
+    reach: Mapping[str, float],
+    budgets: Sequence[float],
+    margin: float = MARGIN,
+    end: float | None = None,  # None: the largest compute to which all have data
+) -> Curves:
+    """The curves of recipes on a grid that holds `budgets` and the SHARES of `end`."""
+    fits = [fit for runs in groups.values() for fit in runs]
+    last = {name: max(fit.compute_range[1] for fit in runs) for name, runs in groups.items()}
+    end = end or min(last.values())
+    low, high = min(fit.compute_range[0] for fit in fits), max(FURTHEST * max(last.values()), *reach.values())
+    grid = np.unique([*np.geomspace(low, high, GRID_STEPS), *(x * end for x in SHARES), *budgets])
+    drawn, spread = recipe_curves(list(groups.values()), grid, margin)
+    rewards = dict(zip(groups, drawn, strict=True))
+    return Curves(grid, rewards, last, reach, spread, end, fits[0].confidence)
+
+
+def standings(curves: Curves, budget: float) -> tuple[Standing, ...]:
+    """The recipes at a budget, those that are ranked with their probability of being the best."""
+    rewards = curves.at(budget)
+    ranked = [name for name in rewards if budget <= curves.reach[name]]
+    chances: dict[str, float] = {}
+    if len(ranked) > 1:
+        best = np.argmax([rewards[name] for name in ranked], axis=0)
+        chances = {name: float((best == i).mean()) for i, name in enumerate(ranked)}
+    return tuple(
+        Standing(
+            name, median(np.clip(x, 0, 1), curves.confidence), chances.get(name),
+            budget / curves.last[name], budget > curves.reach[name],
+        )
+        for name, x in rewards.items()
+    )  # fmt: skip
+
+
+def gaps(curves: Curves) -> dict[tuple[str, str], Estimate]:
+    """The difference of every two ranked recipes at the end; their intervals are sure together."""
+    rewards = curves.at(curves.end)
+    pairs = list(combinations([name for name in rewards if curves.end <= curves.reach[name]], 2))
+    if not pairs:
+        return {}
+    x = np.stack([rewards[a] - rewards[b] for a, b in pairs], axis=1)
+    low, high = simultaneous_band(x, curves.sure)
+    ends = zip(np.median(x, axis=0).tolist(), low.tolist(), high.tolist(), strict=True)
+    return {pair: Estimate(*one) for pair, one in zip(pairs, ends, strict=True)}
+
+
+def targets(curves: Curves, R0: float) -> tuple[float, ...]:
+    """Two rewards: at half and at MOST_OF_GAIN of what most recipes have gained from R0 within their data."""
+    ends = [np.median(curves.at(at)[name]) for name, at in curves.last.items()]
+    gain = float(np.quantile(ends, 1 - MOST, method="lower")) - R0
+    if gain < MIN_GAIN:
+        return ()
+    digits = int(np.ceil(-np.log10(gain / 10)))
+    return tuple(round(R0 + share * gain, digits) for share in (0.5, MOST_OF_GAIN))
+
+
+def costs(curves: Curves, reward: float, leader: str) -> tuple[Cost, ...]:
+    """The compute that each recipe needs for a reward."""
+    needed = {name: _first_reached(curves, name, reward) for name in curves.rewards}
+    rows = []
+    for name, x in needed.items():
+        both = np.isfinite(x) | np.isfinite(needed[leader])
+        ratio = x[both] / needed[leader][both] if both.any() else np.full(1, np.inf)
+        rows.append(Cost(name, median(x, curves.confidence), median(ratio, curves.confidence)))
+    return tuple(rows)
+
+
+def _first_reached(curves: Curves, name: str, reward: float) -> Array:
+    """(n,): where each curve of a recipe first is at the reward or above; infinite if nowhere."""
+    x, log_c = np.maximum.accumulate(curves.rewards[name], axis=1), np.log(curves.compute)
+    i = (x < reward).sum(1)
+    left, right = np.clip(i - 1, 0, None), np.clip(i, 1, len(log_c) - 1)
+    rows = np.arange(len(x))
+    rise = np.maximum(x[rows, right] - x[rows, left], 1e-12)
+    share = np.clip((reward - x[rows, left]) / rise, 0, 1)
+    at = np.exp(log_c[left] + share * (log_c[right] - log_c[left]))
+    within = (i < len(log_c)) & (at <= FURTHEST * curves.last[name])
+    result: Array = np.where(within, at, np.inf)
+    return result
+
+
+def simultaneous_band(x: Array, confidence: float) -> tuple[Array, Array]:
+    """The ends (m,) of the band that holds a share `confidence` of the rows of x, (n, m), in all columns.
+
+    The supremum-t band: medians, and everywhere the same multiple of the half-width of the interval there.
+    """
+    tail = (1 - confidence) / 2
+    low, middle, high = np.quantile(x, [tail, 0.5, 1 - tail], axis=0)
+    half = np.maximum((high - low) / 2, 1e-12)
+    multiple = np.quantile((np.abs(x - middle) / half).max(1), confidence)
+    return middle - multiple * half, middle + multiple * half
+
+
+def find_leads(names: tuple[str, str], compute: Array, low: Array, high: Array) -> tuple[Lead, ...]:
+    """The ranges of a grid over which the band of R_a − R_b excludes 0, if they span MIN_LEAD or more."""
+    leads = []
+    for name, ahead in zip(names, (low > 0, high < 0), strict=True):
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], ahead.astype(int), [0]])))
+        ranges = zip(compute[edges[::2]].tolist(), compute[edges[1::2] - 1].tolist(), strict=True)
+        leads += [Lead(name, *ends) for ends in ranges if ends[1] >= MIN_LEAD * ends[0]]
+    return tuple(sorted(leads, key=lambda lead: lead.low))
+
+
+def find_crossings(
+    compute: Array, gap: Array, gaps: Array, leads: Sequence[Lead], confidence: float
+) -> tuple[Crossing, ...]:
+    """Where R_a − R_b changes sign between a lead of the one and the next lead, of the other.
+
+    `gap`: (m,) of the recipes' curves; `gaps`: (draws, m), that difference under each draw.
+    """
+    crossings = []
+    for one, other in pairwise(leads):
+        between = (compute >= one.high) & (compute <= other.low)
+        x, up = np.log(compute[between]), np.sign(gap[compute >= other.low][0])
+        if one.winner != other.winner:
+            at, *drawn = np.exp([np.interp(0, up * g[between], x) for g in (gap, *gaps)]).tolist()
+            crossings.append(Crossing(estimate(at, np.array(drawn), confidence), other.winner))
+    return tuple(crossings)
+
+
+def who_leads(
+    curves: Curves, a: str, b: str, low: float
+) -> tuple[tuple[float, float], tuple[Crossing, ...], tuple[Lead, ...]]:
+    """The range of compute searched, from `low` on, and what was found there."""
+    high = max(low, min(curves.reach.get(name, 0) for name in (a, b)))
+    inside = (curves.compute >= low) & (curves.compute <= high)
+    if not {a, b} <= set(curves.rewards) or not inside.any():
+        return (low, high), (), ()
+    grid, x = curves.compute[inside], (curves.rewards[a] - curves.rewards[b])[:, inside]
+    leads = find_leads((a, b), grid, *simultaneous_band(x, curves.sure))
+    return (low, high), find_crossings(grid, np.median(x, axis=0), x, leads, curves.confidence), leads
