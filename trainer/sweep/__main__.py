@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         code = 0 if table else _train(sweep, args)
         if code < 128:
-            print(write_results(sweep))
+            print(write_results(sweep, args.compute_column))
             if args.keep_curves:
                 keep_curves(sweep, args.keep_curves)
     except ConfigError as e:
@@ -97,6 +97,8 @@ def _parser() -> Parser:
     text = "parameters of submitit's executor, such as timeout_min=600 gpus_per_node=8 slurm_partition=gpu"
     add("--executor-options", nargs="+", default=[], metavar="KEY=VALUE", help=text)
     add("--dry-run", action="store_true", help="print the commands of the runs; start nothing")
+    text = "compute of the results, such as compute/flops, which does not depend on how busy the machine is "
+    add("--compute-column", metavar="NAME", help=f"{text}(default: compute/total, in device-hours)")
     text = "copy the curve of each run (a few kB) here, from which `table` makes the results again"
     add("--keep-curves", type=Path, metavar="DIR", help=text)
     return parser

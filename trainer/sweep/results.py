@@ -26,9 +26,9 @@ INPUTS = "runs.toml"  # in the sweep's folder; `python -m trainer.scaling` reads
 KINDS = {"total": "training", "evaluation": "evaluation", "startup": "start-up"}  # of compute, in the ledger
 
 
-def write_results(sweep: Sweep) -> str:
+def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
     """Write results.json, table.txt, report.html and pictures into the sweep's folder; returns the table."""
-    status, (groups, short) = load_status(sweep.folder), read(sweep)
+    status, (groups, short) = load_status(sweep.folder), read(sweep, compute_column)
     costs, cost = cost_of(sweep, status)
     content: dict[str, Any] = {"cost": costs, "left_out": short, "stopped": status.stopped}
     parts: list[str] = []
@@ -53,11 +53,11 @@ def write_results(sweep: Sweep) -> str:
     write_atomic(sweep.folder / "table.txt", text + "\n")
     if groups:
         with redirect_stdout(StringIO()):  # it names the files
-            report.run(_arguments(sweep))
+            report.run(_arguments(sweep, compute_column))
     return text
 
 
-def read(sweep: Sweep) -> tuple[dict[str, list[Reading]], list[str]]:
+def read(sweep: Sweep, compute_column: str | None = None) -> tuple[dict[str, list[Reading]], list[str]]:
     """The curves by recipe, which runs.toml then lists, and the runs with too few evaluations."""
     short, listed = [], ""
     for name, runs in sweep.groups.items():
@@ -66,14 +66,16 @@ def read(sweep: Sweep) -> tuple[dict[str, list[Reading]], list[str]]:
         if enough:
             listed += f'[recipe."{name}"]\nruns = {json.dumps(enough, ensure_ascii=False)}\n'
     write_atomic(sweep.folder / INPUTS, listed)
-    return read_groups(_arguments(sweep)) if listed else {}, short
+    return read_groups(_arguments(sweep, compute_column)) if listed else {}, short
 
 
-def _arguments(sweep: Sweep) -> argparse.Namespace:
+def _arguments(sweep: Sweep, compute_column: str | None) -> argparse.Namespace:
     """Of `python -m trainer.scaling report`."""
     parser, folder = argparse.ArgumentParser(), sweep.folder
     report.add_arguments(parser)
-    return parser.parse_args([f"--out={folder}/report.html", f"--png={folder}", "--", f"{folder}/{INPUTS}"])
+    column = [f"--compute-column={compute_column}"] if compute_column else []
+    out = [f"--out={folder}/report.html", f"--png={folder}"]
+    return parser.parse_args([*out, *column, "--", f"{folder}/{INPUTS}"])
 
 
 def _evaluations(run: Run) -> int:
