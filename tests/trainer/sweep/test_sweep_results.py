@@ -35,6 +35,7 @@ def write_run(folder: Path, law: tuple[float, float, float], seed: int) -> None:
         rows.append({"step": i, "train/reward": 0.1, "compute/total": c})
         row = {
             "step": i,
+            "compute/flops": 1e12 * c,
             "eval/pass_rate": reward + rng.gauss(0, SD),
             "eval/pass_rate_se": SD,
             "idle/engine": 0,
@@ -152,6 +153,17 @@ def test_a_report_that_fails_is_an_error(
     assert main(["table", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "error: no page can be made\n"
     assert "Left out, with fewer than 5 evaluations: grpo-1." in (tmp_path / "table.txt").read_text()
+
+
+def test_the_results_can_be_on_flops(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = shutil.copytree(folder.parent / "kept", tmp_path / "kept")
+    assert main(["table", str(kept), "--compute-column", "compute/flops"]) == 0
+    assert f"At {1e12 * LAST:.3g} FLOPs".replace("+", "") in capsys.readouterr().out.replace("+", "")
+    assert json.loads((kept / "results.json").read_text())["end"]["compute"] == pytest.approx(1e12 * LAST)
+    assert main(["table", str(kept), "--compute-column", "compute/flip"]) == 2
+    assert "compute/flip" in capsys.readouterr().err
 
 
 def test_runs_with_too_few_evaluations_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
