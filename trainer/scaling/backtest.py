@@ -77,7 +77,7 @@ def backtest(
         for p in later
     )  # fmt: skip
     return Backtest(
-        first[-1].compute, len(first), scored[-1], scored, fit.identified, fit.predictable, fit.flags
+        first[-1].compute, len(first), scored[-1], scored, fit.identified, fit.has_forecast, fit.flags
     )
 
 

@@ -104,9 +104,14 @@ class Fit:
         return not set(self.flags) - HARMLESS
 
     @property
-    def predictable(self) -> bool:
+    def has_forecast(self) -> bool:
         """Whether the curve may be carried beyond the data, if only as an interval."""
         return self.averaged_draws is not None and not {"falling", "flat"} & set(self.flags)
+
+    @property
+    def predictable(self) -> bool:
+        """The same, from enough points for a sigmoid."""
+        return self.has_forecast and self.draws is not None
 
     @property
     def reasons(self) -> str:

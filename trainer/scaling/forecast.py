@@ -86,7 +86,7 @@ def forecast(
         missed = side + (before.missed if side * before.missed > 0 else 0)
         reach = predicted.high - predicted.value if side > 0 else predicted.value - predicted.low
         far_off = side != 0 and abs(point.pass_rate - predicted.value) > 2 * reach
-    if not fit.predictable or end * (1 - END_TOLERANCE) <= point.compute:
+    if not fit.has_forecast or end * (1 - END_TOLERANCE) <= point.compute:
         return Forecast(fit, predicted, missed, far_off)
     gains = fit.forecast.reward(end) - fit.forecast.reward(point.compute)
     gain = median(gains, fit.confidence)

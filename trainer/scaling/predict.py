@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import ConfigError
-from trainer.scaling.fit import Estimate, Fit, fit_with_draws
+from trainer.scaling.fit import Estimate, Fit, fit_curve
 from trainer.scaling.kernel_cost import (
     CONSTANTS,
     MODELS,
@@ -70,8 +70,8 @@ def predict(
     if type(run) not in (Curve, Fit):
         given = type(run).__name__
         raise ConfigError(f"predict: the run is a {given}; expected a Curve, as of curve(...), or a Fit")
-    fit = fit_with_draws(run)[0] if isinstance(run, Curve) else run
-    if not fit.predictable:
+    fit = fit_curve(run) if isinstance(run, Curve) else run
+    if not fit.has_forecast:
         raise ConfigError(f"there is no forecast: {fit.reasons}")
     return Prediction(
         fit,

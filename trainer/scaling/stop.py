@@ -50,7 +50,7 @@ def reason_to_stop(
 
 def says_stop(look: Forecast, compute: float, end: float, rule: StopRule) -> bool:
     """Whether a forecast made at this compute is one to act on and says that more gains too little."""
-    if not look.fit.predictable or "too-few-points" in look.fit.flags or look.alarm:
+    if not look.fit.predictable or look.alarm:
         return False
     rewards = look.fit.forecast.reward([compute, 2 * compute if rule.per_doubling else end])
     return float((rewards[:, 1] - rewards[:, 0] >= rule.gain).mean()) < STOP_PROBABILITY

@@ -83,11 +83,11 @@ def run(args: argparse.Namespace) -> None:
                 "compute in GPU-hours (--gpu-hours-per-step, --devices or --unit)"
             )
         prediction = Prediction(fit, (), ())  # of a run that has fallen there is no forecast
-        if fit.predictable:
+        if fit.has_forecast:
             known = reach if "last-point-low" not in fit.flags else []
             prediction = predict(fit, at=args.at, reach=known, factor=shift.factor if shift else 1.0)
         texts.append(describe(reading, prediction, shift, args))
-        if like and fit.predictable:
+        if like and fit.has_forecast:
             texts.append(paragraph(describe_prior(prior, like.without(curve))))
         results[curve.name] = to_json(reading, prediction, shift, args)
     if args.json:
@@ -99,11 +99,11 @@ def describe(reading: Reading, prediction: Prediction, shift: Shift | None, args
     """For a terminal."""
     fit, unit = prediction.fit, reading.curve.unit
     ceiling = f"Ceiling: A {interval(fit.A, '.3f')}; {fit.confidence:.0%} intervals."
-    end = f" The data end at {amount(fit.compute_range[1])} {unit}." if fit.predictable else ""
+    end = f" The data end at {amount(fit.compute_range[1])} {unit}." if fit.has_forecast else ""
     lines = [sources([reading]), paragraph(ceiling if fit.identified else why_not(fit) + end)]
     if shift:
         lines.append(paragraph(_describe_shift(shift)))
-    if fit.predictable:
+    if fit.has_forecast:
         lines.append(assumption(fit))
     for r in prediction.reached:
         cost = f" ({amount(r.budget * args.price)} {args.currency})" if args.price else ""
