@@ -258,7 +258,7 @@ def test_the_error_at_twice_the_compute_stands_beside_the_fit() -> None:
     run = a_run()
     error = error_at_2x(backtest(run.curve))
     assert error is not None and f'<td data-label="error at 2×">{error:+.3f}</td>' in page([run])
-    assert '<td data-label="error at 2×">–</td>' in page([a_run(n=3)])  # its first half has too few points
+    assert '<td data-label="error at 2×">–</td>' in page([a_run(n=6)])  # its first half has two points
 
 
 def test_the_method_is_explained_alike_on_the_page_and_in_the_docs() -> None:
