@@ -283,7 +283,7 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any], prior: Prior | 
     shape = another_shape(data, found) if averaged_over else None
     ahead = average(data, averaged_over) if averaged_over else Average.of_sigmoids(draws, float(c[-1]))
     if shape is None and ahead.sigmoid_prob < MIN_SIGMOID:
-        text = f"other laws describe the points better (a sigmoid: {ahead.sigmoid_prob:.1%} probable)"
+        text = f"other laws are more probable (a sigmoid: {ahead.sigmoid_prob:.1%} probable)"
         shape = OtherShape(text, better=False)
     at_2x, at_10x = (median(ahead.reward(x), confidence) for x in (2 * c[-1], 10 * c[-1]))
     band_at, tail = np.geomspace(c[0] / 10, c[-1] * 10, 100), (1 - confidence) / 2
