@@ -72,8 +72,8 @@ class Recipe:
 
     @property
     def evaluations(self) -> int:
-        """Of the used runs, after the start."""
-        return sum(self.fits[i].points for i in self.used)
+        """Of all runs, after the start."""
+        return sum(fit.points for fit in self.fits)
 
     @property
     def forecasts(self) -> tuple[Fit, ...]:
