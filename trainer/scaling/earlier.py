@@ -26,7 +26,7 @@ from trainer.config import ConfigError
 from trainer.scaling.average import DEFAULT, LawPrior, Mixture, Prior, average, mixture
 from trainer.scaling.fit import MIN_FORECAST
 from trainer.scaling.points import averaged, checked
-from trainer.scaling.sigmoid import Curve
+from trainer.scaling.sigmoid import Curve, EvalPoint
 
 Array = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ ANY_B = (0.5, 1.0)  # of log B, before any run
 NO_DRIFT = (0.0, 0.15)  # before any run: forecasts are right on average, to so much
 LIKELY = 0.02  # probability from which a law says something of its shape
 EXTREME = 0.003  # rewards nearer to 0 or 1 are taken for these: their odds are hardly known
-SPREADS, USUAL_SPREAD = np.geomspace(0.03, 1.0, 15), 0.3  # between runs; its prior is half-normal
+SPREADS, USUAL_SPREAD = np.geomspace(0.03, 1.0, 15), 0.3  # between runs: log-uniform times a half-normal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,10 +58,20 @@ class Earlier:
     unit: str  # of compute
 
     def without(self, curve: Curve) -> Earlier:
-        """Without the groups that hold this run, or a part of it."""
+        """Without the groups that hold this run, a part of it, or a run that it is a part of."""
         points = set(curve.points)
-        same = {past.group for past in self.runs if points & set(past.curve.points)}
+        same = {past.group for past in self.runs if _is_part(points, set(past.curve.points))}
         return replace(self, runs=tuple(past for past in self.runs if past.group not in same))
+
+    def without_run(self, run: Past) -> Earlier:
+        """Without its group; if there is no other one, without the run alone."""
+        others = tuple(past for past in self.runs if past.group != run.group)
+        return replace(self, runs=others or tuple(past for past in self.runs if past is not run))
+
+
+def _is_part(one: set[EvalPoint], other: set[EvalPoint]) -> bool:
+    """Whether all points of the shorter are in the longer."""
+    return bool(one) and len(one & other) == min(len(one), len(other))
 
 
 def learn(groups: Mapping[str, Sequence[Curve]]) -> Earlier:
@@ -109,10 +119,14 @@ def describe_prior(prior: Prior, earlier: Earlier) -> str:
         low, high = math.exp(mean - 1.645 * sd), math.exp(mean + 1.645 * sd)
         shape = f", {'B' if law is prior.sigmoid else 'p'} {math.exp(mean):.2f} ({low:.2f} to {high:.2f})"
     mean, sd = prior.drift
+    if not count:
+        return "All runs of --like are of this run's own recipe: nothing was learned from them."
+    off = f"Such forecasts are off by {mean:+.2f} ± {sd:.2f} in log odds per e-fold of compute, by theirs"
+    if prior.drift == NO_DRIFT:
+        off = f"How far off such forecasts are is assumed (± {sd:.2f} in log odds per e-fold of compute)"
     return (
         f"From {count} earlier runs of {groups} recipes: such a run follows {name} with {law.probability:.0%}"
-        f"{shape}. Their own forecasts were off by {mean:+.2f} ± {sd:.2f} in log odds per e-fold of compute, "
-        "which is allowed for."
+        f"{shape}. {off}, which is allowed for."
     )
 
 
@@ -131,10 +145,10 @@ def _past(group: str, curve: Curve, found: Mixture, prior: Prior) -> Past:
         laws.append(float(w.sum()))
         shapes.append((mean, math.sqrt(float(w @ (x - mean) ** 2 / max(w.sum(), 1e-300)))))
     by_T = {
-        T: p
+        T: float(p)
         for (T, _), p in zip(found.directions, models.reshape(-1, len(found.base)).sum(1)[1:], strict=True)
     }
-    transients = tuple(float(by_T.get(t.T * (prior.unit or 0), 0.0)) for t in prior.transients)
+    transients = tuple(by_T.get(t.T * (prior.unit or 0), t.probability) for t in prior.transients)
     return Past(group, curve, tuple(laws), tuple(shapes), transients)
 
 
@@ -188,12 +202,14 @@ def _cut(past: Past, last: float) -> int:
 def _error(earlier: Earlier, past: Past, points: int) -> tuple[float, float] | None:
     """The error of an earlier run's forecast from so many points, with what the others say; and its sd.
 
-    In log odds, for each e-fold of compute. None: there are too few points.
+    In log odds, for each e-fold of compute. None: there are too few points, or no other run.
     """
     if points < MIN_FORECAST:
         return None
-    others = earlier.without(past.curve)
-    prior = _population(others) if others.runs else earlier.prior
+    others = earlier.without_run(past)
+    if not others.runs:  # its forecast would know nothing of such runs, as that of the new run does
+        return None
+    prior = _population(others)
     seen, end = past.curve.points[:points], past.curve.points[-1]
     draws = average(averaged(checked(replace(past.curve, points=seen))), prior).reward(end.compute)
     odds = logit(np.clip(draws, EXTREME, 1 - EXTREME))

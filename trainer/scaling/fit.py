@@ -259,8 +259,9 @@ def _fit(data: Data, confidence: float, within: float | None, prior: Prior | Non
         if R0 is not None:
             start = Estimate(R0, max(0.0, R0 - 1.645 * data.R0_se), min(1.0, R0 + 1.645 * data.R0_se))
             ahead = average(data, prior) if prior and len(c) >= MIN_FORECAST else None
+        flags = ("too-few-points", *_no_rise(data))
         return Fit(
-            unknown, unknown, unknown, start, unknown, unknown, (), ("too-few-points",), details={},
+            unknown, unknown, unknown, start, unknown, unknown, (), flags, details={},
             r2=nan, overdispersion=nan, autocorrelated_prob=nan, autocorrelation=nan, outliers=0,
             averaged_draws=ahead, **facts,
         )  # fmt: skip
@@ -299,6 +300,16 @@ def _result(data: Data, found: Posterior, facts: dict[str, Any], prior: Prior | 
         autocorrelated_prob=found.autocorrelated_prob, autocorrelation=found.autocorrelation,
         outliers=found.outliers, sigmoid_prob=ahead.sigmoid_prob, draws=draws, averaged_draws=ahead, **facts,
     )  # fmt: skip
+
+
+def _no_rise(data: Data) -> tuple[str, ...]:
+    """Whether a few points have fallen from their peak or the start, or not risen: by three errors."""
+    if data.R0 is None or not len(data.reward):
+        return ()
+    noise = 3 * math.hypot(float(data.sd[-1]), data.R0_se)
+    if float(data.reward[-1]) < max(float(data.reward.max()), data.R0) - noise:
+        return ("falling",)
+    return ("flat",) if float(data.reward[-1]) < data.R0 + noise else ()
 
 
 def _is_poor(data: Data, found: Posterior) -> bool:

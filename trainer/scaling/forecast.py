@@ -50,6 +50,8 @@ class Forecast:
             return "investigate"
         if self.gain is None or self.gain_probability is None or not DOUBTS.isdisjoint(self.fit.flags):
             return "none"
+        if not self.fit.predictable:  # from too few points to act on
+            return "none"
         if self.gain_probability < STOP_PROBABILITY:
             return "stop"
         return "continue" if self.gain.low >= MIN_GAIN else "none"

@@ -26,6 +26,7 @@ Array = NDArray[np.float64]
 CORRELATIONS = (0.4, 0.7, 0.85, 0.93, 0.97)  # ρ, of points a median gap apart
 CORRELATED_SHARE = 0.98  # of the variance, where there is correlation
 NOISE_PRIOR_POINTS = 3.0  # the reported standard errors count as much as this many points
+LEAST_RANGE = 1e-6  # of A: a start nearer to 1 leaves nothing to rise
 WIDE_SD = 1.0  # sd of A from which it is uniform enough within its bounds for the range of R0
 STRATA = 16  # equally likely parts of A's distribution, for the bounds on R0
 
@@ -187,7 +188,8 @@ def marginal(data: Data, noise: Noise, s: Array, ceiling: float | None = None) -
 
         prior |Σ|^−½ |XᵀX|^−½ (ν₀ + SSE)^(−ν/2) P(A within bounds) P(0 ≤ R0 ≤ A),    ν = ν₀ + n − parameters
 
-    times π^(parameters/2) Γ(ν/2), by which a given A, `ceiling`, compares with a free one. ν₀ is
+    times π^(parameters/2) Γ(ν/2) and the density of A's prior, by which a given A, `ceiling`, compares with a
+    free one. ν₀ is
     NOISE_PRIOR_POINTS if the standard errors are reported, else 0. Without the last factor, a cell in which
     the data do not determine R0 would gain from all the R0 out of bounds.
     """
@@ -200,7 +202,10 @@ def marginal(data: Data, noise: Noise, s: Array, ceiling: float | None = None) -
     log_weight = noise.log_prior - 0.5 * np.log(fit.determinant) - 0.5 * freedom * np.log(total)
     log_weight += 0.5 * fit.parameters * math.log(math.pi) + float(gammaln(freedom / 2))
     low, high = np.zeros(len(s)), np.ones(len(s))
-    if ceiling is None:
+    if (
+        ceiling is None
+    ):  # the density of A's prior: 1 / (1 − R0), and 2 for R0 and A together if R0 is unknown
+        log_weight += math.log(2) if data.R0 is None else -math.log(max(1 - data.R0, LEAST_RANGE))
         low, high = (stdtr(freedom, np.clip((x - fit.A) / A_sd, -1e8, 1e8)) for x in (floor, 1.0))
     log_weight = log_weight + np.log(np.maximum(high - low, 1e-300))
     if not data.exact:

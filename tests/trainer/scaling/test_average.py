@@ -139,6 +139,7 @@ def test_the_parameters_of_a_grid_are_those_of_its_cells_and_draws_follow_the_br
     assert float(draws.reward(2.0).mean()) == pytest.approx(mean, abs=0.003)
     assert float(np.log(draws.theta[0]).mean()) == pytest.approx(weight @ np.log(p) / weight.sum(), abs=0.02)
     log_mean = np.log(weight.mean()) + log_weight.max()  # over the prior of p and τ
+    log_mean -= math.log(1 - R0)  # the density of A's prior
     log_mean += 0.5 * np.log(np.pi) + math.lgamma((20 + 3 - 1) / 2)  # one parameter, A, is integrated
     assert found.log_evidence - white[0].log_prior == pytest.approx(log_mean, abs=0.05)
 
@@ -165,8 +166,18 @@ def test_a_given_ceiling_and_a_free_one_have_the_evidence_of_brute_force_integra
     cell = 1.0 if exact else 1 / 1200
     for ceiling, A, size in ((None, grid, cell / 1200), (1.0, np.ones(1), cell)):
         brute = log_integral(R0[:, None], A[None, :], size)
-        found = marginal(data, white, gained[None, :], ceiling).log_weight[0]
+        density = 0.0 if ceiling else -math.log(1 - 0.31)  # of A's prior, which is uniform from R0
+        found = marginal(data, white, gained[None, :], ceiling).log_weight[0] - density
         assert found == pytest.approx(brute, abs=0.01), ceiling
+
+
+@pytest.mark.parametrize("start", [0.1, 0.5, 0.9, None])
+def test_points_that_say_nothing_leave_each_law_its_prior_probability(start: float | None) -> None:
+    c = np.linspace(0.2, 1, 5)
+    data = Data(c, np.full(5, 0.5), np.full(5, 50.0), True, start, 0.0)
+    found = mixture(data)
+    by_law = [sum(c.probability for c in found.components if c.law == k) for k in range(4)]
+    assert by_law == pytest.approx([law.probability for law in DEFAULT.laws], abs=0.03)
 
 
 def test_a_normal_prior_of_a_parameter_is_in_the_evidence_and_the_draws() -> None:

@@ -13,7 +13,7 @@ from trainer.scaling import Curve, EvalPoint
 from trainer.scaling.__main__ import main
 from trainer.scaling.average import DEFAULT
 from trainer.scaling.backtest import backtest, summarize
-from trainer.scaling.earlier import Earlier, _random_effect, learn, prior_after
+from trainer.scaling.earlier import NO_DRIFT, Earlier, _random_effect, describe_prior, learn, prior_after
 
 NOISE, POINTS = 0.006, 30
 
@@ -92,6 +92,27 @@ def test_a_run_learns_nothing_from_itself_or_from_its_own_recipe() -> None:
         assert without.drift == pytest.approx(expected.drift, abs=0.02)
     alone = learn({"recipe 0": groups["recipe 0"]})
     assert prior_after(alone, own).laws == DEFAULT.laws
+
+
+def test_two_runs_with_an_evaluation_in_common_are_two_runs() -> None:
+    one, other = run(logistic_to_1, 0), run(logistic_to_1, 1)
+    shared = Curve("other", other.unit, (one.points[0], *other.points[1:]), other.R0)
+    assert len(learn({"a": [shared]}).without(one).runs) == 1
+    assert len(learn({"a": [one]}).without(one).runs) == 0
+
+
+def test_of_one_recipe_each_run_is_forecast_by_the_others_and_one_run_by_none() -> None:
+    runs = [run(logistic_to_1, seed) for seed in range(4)]
+    new = run(logistic_to_1, 100)
+    together, apart = (
+        prior_after(learn(groups), new)
+        for groups in ({"a": runs}, {f"recipe {i}": [r] for i, r in enumerate(runs)})
+    )
+    assert together.drift == pytest.approx(apart.drift, abs=0.01)
+    earlier = learn({"a": runs[:1]})
+    assert prior_after(earlier, new).drift == NO_DRIFT
+    assert "is assumed" in describe_prior(prior_after(earlier, new), earlier)
+    assert "nothing was learned" in describe_prior(DEFAULT, earlier.without(runs[0]))
 
 
 def test_runs_that_say_nothing_are_refused_by_name() -> None:

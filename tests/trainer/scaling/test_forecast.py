@@ -130,3 +130,12 @@ def test_what_is_unknown_is_not_among_the_metrics() -> None:
     )
     assert known["forecast/alarm"] == 0
     assert "forecast/end" not in looks[15].metrics()  # it is over
+
+
+@pytest.mark.parametrize(("rewards", "flag"), [((0.45, 0.4, 0.3), "falling"), ((0.5, 0.51, 0.5), "flat")])
+def test_of_a_few_points_that_do_not_rise_there_is_no_forecast(rewards: tuple[float, ...], flag: str) -> None:
+    points = [EvalPoint(i, float(i), r, 0.01) for i, r in enumerate((0.5, *rewards))]
+    look = forecast(points, 60.0, None)
+    assert flag in look.fit.flags and not look.fit.has_forecast and look.end is None
+    risen = forecast([EvalPoint(i, float(i), 0.3 + 0.6 * (i > 0), 0.01) for i in range(4)], 60.0, None)
+    assert risen.fit.has_forecast and risen.recommendation == "none"  # three points are too few to act on

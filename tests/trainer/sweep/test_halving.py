@@ -89,6 +89,6 @@ def test_a_sweep_stops_the_weak_recipe_at_a_rung_and_never_trains_it_again(
     assert f"That saved {(1 - why['share']) / 2:.0%} of the sweep's compute." in out
     steps = (folder / "steps.txt").read_text()
     assert set(Counter(steps.splitlines()).values()) == {1}  # rungs cost no step
-    monkeypatch.setattr("trainer.sweep.__main__.write_results", lambda sweep: "")
+    monkeypatch.setattr("trainer.sweep.__main__.write_results", lambda *_: "")
     assert main([*asked, "--budget", "2.4"]) == 0
     assert (folder / "steps.txt").read_text() == steps

@@ -30,7 +30,7 @@ PROGRAM = (
     "import sys; from trainer.sweep import spec; from trainer.sweep.__main__ import main\n"
     f"spec.TRAINER = {FAKE!r}\n"
     "from trainer.sweep import __main__\n"
-    "__main__.write_results = lambda sweep: 'the table'\n"
+    "__main__.write_results = lambda *_: 'the table'\n"
     "sys.exit(main(sys.argv[1:]))"
 )
 RUNS = [f"{recipe}-{seed}" for seed in (0, 1) for recipe in ("grpo", "scalerl")]
@@ -42,7 +42,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("trainer.sweep.schedule.TICK_S", 0.05)
-    monkeypatch.setattr("trainer.sweep.__main__.write_results", lambda sweep: "the table")
+    monkeypatch.setattr("trainer.sweep.__main__.write_results", lambda *_: "the table")
     yield
     for lock in tmp_path.rglob("jobs/*.lock"):  # of a test that failed
         if _locked(lock) and (pid := re.search(r"\d+", lock.read_text())):
