@@ -180,6 +180,16 @@ def test_points_that_say_nothing_leave_each_law_its_prior_probability(start: flo
     assert by_law == pytest.approx([law.probability for law in DEFAULT.laws], abs=0.03)
 
 
+def test_the_evidence_of_points_that_say_nothing_does_not_depend_on_the_grid() -> None:
+    data = Data(np.linspace(0.2, 1, 5), np.full(5, 0.5), np.full(5, 50.0), True, 0.3, 0.0)
+    white = noise_models(data, np.ones(5), ())
+    coarse, fine = (
+        integrate(data, white, Family("", logistic_of_power(1.0), (Axis(0.3, 3, n), Axis(0.1, 9, n))))
+        for n in (5, 41)
+    )
+    assert coarse.log_evidence == pytest.approx(fine.log_evidence, abs=0.01)
+
+
 def test_a_normal_prior_of_a_parameter_is_in_the_evidence_and_the_draws() -> None:
     data = Data(SHARE, measured(odds_law(SHARE), 0), np.full(40, NOISE), True, R0, NOISE)
     noises = noise_models(data, np.ones(40), ())

@@ -94,6 +94,18 @@ def test_a_run_learns_nothing_from_itself_or_from_its_own_recipe() -> None:
     assert prior_after(alone, own).laws == DEFAULT.laws
 
 
+def with_transient(c: np.ndarray, p: float, scale: float) -> np.ndarray:
+    return logistic_to_1(c, p, scale) - 0.12 * np.exp(-c / 0.1)
+
+
+def test_whether_runs_start_with_a_transient_is_learned(earlier: Earlier) -> None:
+    new = run(logistic_to_1, 100)
+    with_it = prior_after(learn({f"recipe {seed}": [run(with_transient, seed)] for seed in range(3)}), new)
+    without = prior_after(earlier, new)
+    usual, learned, other = (sum(t.probability for t in x.transients) for x in (DEFAULT, with_it, without))
+    assert learned > usual + 0.1 and learned > other + 0.1
+
+
 def test_two_runs_with_an_evaluation_in_common_are_two_runs() -> None:
     one, other = run(logistic_to_1, 0), run(logistic_to_1, 1)
     shared = Curve("other", other.unit, (one.points[0], *other.points[1:]), other.R0)
