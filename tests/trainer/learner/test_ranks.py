@@ -56,6 +56,7 @@ def _start(rank: int, size: int, folder: str, work: Callable[[Ranks], Results]) 
     ranks = init_ranks(60)
     torch.save(work(ranks), f"{folder}/{rank}.pt")
     ranks.close()
+    os._exit(0)  # gloo's threads may outlive the interpreter, and abort the process (pytorch issue 190489)
 
 
 def free_port() -> str:
