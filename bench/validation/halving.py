@@ -5,18 +5,35 @@ reports. The winner is the recipe with the highest true reward at the budget, or
 """
 
 import argparse
-from collections.abc import Iterator
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
-from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve
-from trainer.sweep.halving import RISK, RUNGS, chances, least_likely
+from trainer.jsonl import read_lines
+from trainer.scaling import Curve, EvalPoint, Sigmoid
+from trainer.sweep.halving import RISK, RUNGS, chances, forecasts, least_likely
 
 RECIPES, SEEDS, EVALUATIONS = 12, 3, 32
 SD = 0.012  # of an evaluation: 400 prompts × 4
 A_SD, LOG_SD = 0.04, 0.25  # over recipes, of A and of log B and log C_mid
 SEED_A, SEED_LOG = 0.006, 0.07  # over seeds
 C = np.linspace(0, 1, EVALUATIONS + 1)[1:]  # in budgets
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of one sweep."""
+
+    number: int
+    seed: int
+    risk: float
+    target: float  # where the winner is the best, in budgets
+    lost: bool  # the winner was stopped
+    saved: float  # share of the compute
+    regret: float  # how much lower the best recipe is that was left
 
 
 def simulate(rng: np.random.Generator) -> tuple[list[Sigmoid], dict[str, list[Curve]]]:
@@ -43,9 +60,8 @@ def halve(curves: dict[str, list[Curve]], risk: float, target: float) -> dict[st
     """The share of the budget at which each recipe is stopped; 1 if it is not."""
     stopped: dict[str, float] = {}
     for rung in RUNGS:
-        going = {name: runs for name, runs in curves.items() if name not in stopped}
-        fits = {name: [fit_curve(cut(curve, rung)) for curve in runs] for name, runs in going.items()}
-        stopped |= dict.fromkeys(least_likely(chances(fits, target), risk), rung)
+        going = {k: [cut(curve, rung) for curve in runs] for k, runs in curves.items() if k not in stopped}
+        stopped |= dict.fromkeys(least_likely(chances(forecasts(going), target), risk), rung)
     return {name: stopped.get(name, 1.0) for name in curves}
 
 
@@ -54,14 +70,14 @@ def cut(curve: Curve, share: float) -> Curve:
     return Curve(curve.name, curve.unit, points, curve.R0)
 
 
-def trials(sweeps: int, seed: int, risk: float, target: float) -> Iterator[tuple[bool, float, float]]:
-    """Of each sweep: whether the winner was lost, the share saved, and how much lower the best left is."""
-    for i in range(sweeps):
-        laws, curves = simulate(np.random.default_rng([seed, i]))
-        shares = list(halve(curves, risk, target).values())
-        rewards = np.array([float(law.reward(target)) for law in laws])
-        left = max(r for r, share in zip(rewards, shares, strict=True) if share == 1)
-        yield shares[int(rewards.argmax())] < 1, 1 - float(np.mean(shares)), float(rewards.max() - left)
+def trial(number: int, seed: int, risk: float, target: float) -> Trial:
+    """One sweep, halved."""
+    laws, curves = simulate(np.random.default_rng([seed, number]))
+    shares = list(halve(curves, risk, target).values())
+    rewards = np.array([float(law.reward(target)) for law in laws])
+    left = max(r for r, share in zip(rewards, shares, strict=True) if share == 1)
+    lost, saved = shares[int(rewards.argmax())] < 1, 1 - float(np.mean(shares))
+    return Trial(number, seed, risk, target, lost, saved, float(rewards.max() - left))
 
 
 def main() -> None:
@@ -71,15 +87,31 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--risk", type=float, default=RISK, help=f"at each rung (default: {RISK})")
     parser.add_argument("--ceiling", action="store_true", help="the winner has the highest ceiling")
+    parser.add_argument(
+        "--out", type=Path, help="a file for each sweep's result; those in it are not run again"
+    )
     args = parser.parse_args()
-    done = []
-    for trial in trials(args.sweeps, args.seed, args.risk, 1e6 if args.ceiling else 1.0):
-        done.append(trial)
-        lost, saved, regret = np.array(done, float).T
-        end = "\n" if len(done) in (args.sweeps, *range(50, args.sweeps, 50)) else "\r"
-        lower = float(regret[lost > 0].mean()) if lost.any() else 0.0
-        text = f"{len(done)} sweeps: {saved.mean():.0%} of compute saved, winner lost in {lost.mean():.1%}"
-        print(f"{text} (the best left is then {lower:.4f} lower)", end=end, flush=True)
+    target = 1e6 if args.ceiling else 1.0
+    known = [Trial(**row) for row in read_lines(args.out)] if args.out and args.out.is_file() else []
+    asked = {(i, args.seed, args.risk, target) for i in range(args.sweeps)}
+    done = [one for one in known if (one.number, one.seed, one.risk, one.target) in asked]
+    for number in sorted({i for i, *_ in asked} - {one.number for one in done}):
+        done.append(trial(number, args.seed, args.risk, target))
+        if args.out:
+            with args.out.open("a") as file:
+                file.write(json.dumps(asdict(done[-1])) + "\n")
+        print(describe(done), end="\n" if len(done) % 50 == 0 else "\r", flush=True)
+    print(describe(done))
+
+
+def describe(done: Sequence[Trial]) -> str:
+    """What the sweeps show so far."""
+    lost = [one.regret for one in done if one.lost]
+    saved, lower = np.mean([one.saved for one in done]), float(np.mean(lost)) if lost else 0.0
+    return (
+        f"{len(done)} sweeps: {saved:.0%} of compute saved, winner lost in {len(lost) / len(done):.1%} "
+        f"(the best left is then {lower:.4f} lower)"
+    )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.scaling.average import Average
 from trainer.scaling.fit import Estimate, Fit, estimate, median
 from trainer.scaling.seeds import MARGIN, MARGIN_IN_MEDIANS, SEED_SD, SeedVariance, seed_variance
 
@@ -99,13 +100,13 @@ class Curves:
 
 
 def recipe_curves(
-    groups: Sequence[Sequence[Fit]],
+    groups: Sequence[Sequence[Average]],
     compute: Array,  # (m,) ascending, two or more
     margin: float = MARGIN,  # between the ceilings of two runs of one recipe, 90 %, before the runs update it
 ) -> tuple[list[Array], tuple[SeedVariance, ...]]:
     """Equally likely curves (n, m) of each recipe, from those of its runs; and τ (m,)."""
     rng = np.random.default_rng(0)
-    drawn = [[_by_growth(fit, compute, rng) for fit in runs] for runs in groups]
+    drawn = [[_by_growth(run, compute, rng) for run in runs] for runs in groups]
     moments = [[(x.mean(0), x.var(0)) for x in runs] for runs in drawn]
     slope = np.mean([np.gradient(m, np.log(compute)) for runs in moments for m, _ in runs], axis=0)
     prior = np.hypot(margin / MARGIN_IN_MEDIANS, SEED_SD * slope)
@@ -128,15 +129,14 @@ def recipe_curves(
     return curves, spread
 
 
-def _by_growth(fit: Fit, compute: Array, rng: np.random.Generator) -> Array:
+def _by_growth(run: Average, compute: Array, rng: np.random.Generator) -> Array:
     """The curves of a run at `compute`, (n, m), in the order of their gain beyond its data, up to twice them.
 
     How a recipe goes on is the same for all its runs, so that more runs make a forecast no more certain.
     """
-    last = fit.compute_range[1]
-    end, twice = fit.forecast.reward(np.array([last, 2 * last])).T
+    end, twice = run.reward(np.array([run.last, 2 * run.last])).T
     shuffled = rng.permutation(len(end))  # all fits use the same seed, and curves can gain alike
-    result: Array = fit.forecast.reward(compute)[shuffled[np.argsort((twice - end)[shuffled])]]
+    result: Array = run.reward(compute)[shuffled[np.argsort((twice - end)[shuffled])]]
     return result
 
 
@@ -153,7 +153,7 @@ def curves_of(
     end = end or min(last.values())
     low, high = min(fit.compute_range[0] for fit in fits), max(FURTHEST * max(last.values()), *reach.values())
     grid = np.unique([*np.geomspace(low, high, GRID_STEPS), *(x * end for x in SHARES), *budgets])
-    drawn, spread = recipe_curves(list(groups.values()), grid, margin)
+    drawn, spread = recipe_curves([[fit.forecast for fit in runs] for runs in groups.values()], grid, margin)
     rewards = dict(zip(groups, drawn, strict=True))
     return Curves(grid, rewards, last, reach, spread, end, fits[0].confidence)
 

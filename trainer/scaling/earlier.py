@@ -2,8 +2,8 @@
 
 The beginning of a run leaves open which way it will bend. Finished runs of the same kind show it: which law
 they follow, how steep it is (B or p) and whether they start with a transient. Each of these is a random
-effect: its mean and its spread over runs are estimated, and the new run's prior is what another run would
-have.
+effect: its mean and its spread over recipes are estimated, and the new run's prior is what a run of another
+recipe would have. Seeds of one recipe say much the same, so that together they count as one run.
 
 All laws can be wrong in the same way. So each earlier run is also forecast from its beginning, as the new run
 will be, with what the others say, and its end tells how far off such a forecast is, in log odds per e-fold of
@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from trainer.scaling.sigmoid import Curve, EvalPoint
 
 Array = NDArray[np.float64]
 
+MIN_LEARNED = 2 * MIN_FORECAST  # evaluations beyond R0 of a run from which something is learned
 HALF = 0.5  # earlier runs are forecast from at most this share of their compute; the unit of T, too
 ANY_B = (0.5, 1.0)  # of log B, before any run
 NO_DRIFT = (0.0, 0.15)  # before any run: forecasts are right on average, to so much
@@ -57,6 +59,13 @@ class Earlier:
     prior: Prior  # without them
     unit: str  # of compute
 
+    def groups(self) -> list[list[Past]]:
+        """What counts as one each: the groups, or the runs if there is but one group."""
+        names = dict.fromkeys(past.group for past in self.runs)
+        if len(names) == 1:
+            return [[past] for past in self.runs]
+        return [[past for past in self.runs if past.group == name] for name in names]
+
     def without(self, curve: Curve) -> Earlier:
         """Without the groups that hold this run, a part of it, or a run that it is a part of."""
         points = set(curve.points)
@@ -74,20 +83,23 @@ def _is_part(one: set[EvalPoint], other: set[EvalPoint]) -> bool:
     return bool(one) and len(one & other) == min(len(one), len(other))
 
 
-def learn(groups: Mapping[str, Sequence[Curve]]) -> Earlier:
-    """What finished runs say, by recipe or another group. ConfigError: too few evaluations, two units."""
+def learn(groups: Mapping[str, Sequence[Curve]], seen: float = HALF) -> Earlier:
+    """What finished runs say, by recipe or another group. ConfigError: too few evaluations, two units.
+
+    `seen`: the share of their compute from which runs will be forecast at most, the unit of transients.
+    """
     curves = [(group, curve) for group, runs in groups.items() for curve in runs]
     if not curves:
         raise ConfigError("--like: there are no runs; expected one or more that have ended")
     for _, curve in curves:
-        if curve.R0 is None or len(curve.points) < 2 * MIN_FORECAST:
+        if curve.R0 is None or len(curve.points) < MIN_LEARNED:
             raise ConfigError(
                 f"--like {curve.name}: it has {len(curve.points)} evaluations beyond R0, R0 "
-                f"{'unknown' if curve.R0 is None else 'known'}; expected R0 and at least {2 * MIN_FORECAST}"
+                f"{'unknown' if curve.R0 is None else 'known'}; expected R0 and at least {MIN_LEARNED}"
             )
     if len(units := {curve.unit for _, curve in curves}) > 1:
         raise ConfigError(f"--like: compute is in {' and '.join(sorted(units))}; expected one unit")
-    unit = HALF * float(np.median([curve.points[-1].compute for _, curve in curves]))
+    unit = seen * float(np.median([curve.points[-1].compute for _, curve in curves]))
     sigmoid, stretched, logistic, solved = (replace(law, shape=None) for law in DEFAULT.laws)
     prior = Prior(sigmoid, stretched, logistic, solved, DEFAULT.transients, unit)  # what a run itself says
     runs = (_past(group, curve, mixture(averaged(checked(curve)), prior), prior) for group, curve in curves)
@@ -103,9 +115,10 @@ def prior_after(earlier: Earlier, run: Curve) -> Prior:
     others = earlier.without(run)
     if not others.runs or not run.points:
         return earlier.prior
-    errors = [_error(others, past, _cut(past, run.points[-1].compute)) for past in others.runs]
-    known = [error for error in errors if error is not None]
-    return replace(_population(others), drift=_random_effect(known, NO_DRIFT) if known else NO_DRIFT)
+    last = run.points[-1].compute
+    errors = [[_error(others, past, _cut(past, last)) for past in group] for group in others.groups()]
+    known = [[error for error in group if error is not None] for group in errors]
+    return replace(prior_of_kind(others), drift=_random_effect(known, NO_DRIFT) if any(known) else NO_DRIFT)
 
 
 def describe_prior(prior: Prior, earlier: Earlier) -> str:
@@ -153,29 +166,32 @@ def _past(group: str, curve: Curve, found: Mixture, prior: Prior) -> Past:
 
 
 @lru_cache(maxsize=256)
-def _population(earlier: Earlier) -> Prior:
-    """The prior that another run of the kind has, if its forecast needs no correction."""
-    runs, count = earlier.runs, len(earlier.runs)
+def prior_of_kind(earlier: Earlier) -> Prior:
+    """The prior that another run of the kind has, without a correction of its forecast."""
+    groups = earlier.groups()
 
-    def share(before: float, found: Sequence[float]) -> float:
-        return (before + sum(found)) / (1 + count)  # the prior counts as one run
+    def share(before: float, found: Sequence[Sequence[float]]) -> float:
+        return (before + sum(map(fmean, found))) / (1 + len(groups))  # the prior counts as one recipe
 
     laws = []
     for i, law in enumerate(earlier.prior.laws):
-        known = [past.shapes[i] for past in runs if past.laws[i] > LIKELY]
-        shape = _random_effect(known, law.shape or ANY_B) if known else law.shape
-        laws.append(LawPrior(share(law.probability, [past.laws[i] for past in runs]), shape))
+        known = [[past.shapes[i] for past in runs if past.laws[i] > LIKELY] for runs in groups]
+        shape = _random_effect(known, law.shape or ANY_B) if any(known) else law.shape
+        found = [[past.laws[i] for past in runs] for runs in groups]
+        laws.append(LawPrior(share(law.probability, found), shape))
     transients = tuple(
-        replace(t, probability=share(t.probability, [past.transients[i] for past in runs]))
+        replace(t, probability=share(t.probability, [[p.transients[i] for p in runs] for runs in groups]))
         for i, t in enumerate(earlier.prior.transients)
     )
     sigmoid, stretched, logistic, solved = laws
     return Prior(sigmoid, stretched, logistic, solved, transients, earlier.prior.unit)
 
 
-def _random_effect(known: Sequence[tuple[float, float]], before: tuple[float, float]) -> tuple[float, float]:
-    """Mean and sd of another run's value, from the means and sds of some; `before`: of the mean over runs."""
-    x, sd = np.array(known).T
+def _random_effect(
+    known: Sequence[Sequence[tuple[float, float]]], before: tuple[float, float]
+) -> tuple[float, float]:
+    """Mean and sd of another group's value, from means and sds in some groups; `before`: of the mean."""
+    x, sd = np.array([_as_one(group) for group in known if group]).T
     weights, means, variances = [], [], []
     for spread in SPREADS:
         w = 1 / (sd**2 + spread**2)
@@ -190,6 +206,12 @@ def _random_effect(known: Sequence[tuple[float, float]], before: tuple[float, fl
     p = softmax(weights)
     overall = float(p @ means)
     return overall, math.sqrt(float(p @ (np.array(variances) + (np.array(means) - overall) ** 2)))
+
+
+def _as_one(group: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Mean and sd of a run of a group: its runs share most of their error, so that more do not reduce it."""
+    mean, sd = np.array(group).T
+    return float(mean.mean()), float(np.sqrt((sd**2).mean()))
 
 
 def _cut(past: Past, last: float) -> int:
@@ -209,7 +231,7 @@ def _error(earlier: Earlier, past: Past, points: int) -> tuple[float, float] | N
     others = earlier.without_run(past)
     if not others.runs:  # its forecast would know nothing of such runs, as that of the new run does
         return None
-    prior = _population(others)
+    prior = prior_of_kind(others)
     seen, end = past.curve.points[:points], past.curve.points[-1]
     draws = average(averaged(checked(replace(past.curve, points=seen))), prior).reward(end.compute)
     odds = logit(np.clip(draws, EXTREME, 1 - EXTREME))
