@@ -2,6 +2,7 @@
 
 Simulated sweeps of 12 recipes × 3 seeds, which differ in A, B and C_mid, and their seeds by what the paper
 reports. The winner is the recipe with the highest true reward at the budget, or with the highest ceiling.
+Given the runs of a finished sweep, such as docs/study/runs.toml, it says what halving would have done to them.
 """
 
 import argparse
@@ -14,12 +15,15 @@ import numpy as np
 
 from trainer.jsonl import read_lines
 from trainer.scaling import Curve, EvalPoint, Sigmoid
+from trainer.scaling.reading.groups import read_groups
+from trainer.scaling.reading.options import add_input_arguments
 from trainer.sweep.halving import RISK, RUNGS, chances, forecasts, least_likely
 
 RECIPES, SEEDS, EVALUATIONS = 12, 3, 32
 SD = 0.012  # of an evaluation: 400 prompts × 4
 A_SD, LOG_SD = 0.04, 0.25  # over recipes, of A and of log B and log C_mid
 SEED_A, SEED_LOG = 0.006, 0.07  # over seeds
+LAST = 3  # evaluations of a finished run whose mean is its reward
 C = np.linspace(0, 1, EVALUATIONS + 1)[1:]  # in budgets
 
 
@@ -56,17 +60,21 @@ def simulate(rng: np.random.Generator) -> tuple[list[Sigmoid], dict[str, list[Cu
     return laws, curves
 
 
-def halve(curves: dict[str, list[Curve]], risk: float, target: float) -> dict[str, float]:
+def halve(
+    curves: dict[str, list[Curve]], risk: float, target: float, budget: float = 1.0
+) -> dict[str, float]:
     """The share of the budget at which each recipe is stopped; 1 if it is not."""
     stopped: dict[str, float] = {}
     for rung in RUNGS:
-        going = {k: [cut(curve, rung) for curve in runs] for k, runs in curves.items() if k not in stopped}
+        left = {name: runs for name, runs in curves.items() if name not in stopped}
+        going = {name: [cut(curve, rung * budget) for curve in runs] for name, runs in left.items()}
         stopped |= dict.fromkeys(least_likely(chances(forecasts(going), target), risk), rung)
     return {name: stopped.get(name, 1.0) for name in curves}
 
 
-def cut(curve: Curve, share: float) -> Curve:
-    points = tuple(p for p in curve.points if p.compute <= share + 1e-9)
+def cut(curve: Curve, compute: float) -> Curve:
+    """The curve up to this compute."""
+    points = tuple(p for p in curve.points if p.compute <= compute * (1 + 1e-9))
     return Curve(curve.name, curve.unit, points, curve.R0)
 
 
@@ -80,6 +88,23 @@ def trial(number: int, seed: int, risk: float, target: float) -> Trial:
     return Trial(number, seed, risk, target, lost, saved, float(rewards.max() - left))
 
 
+def replay(curves: dict[str, list[Curve]], risk: float) -> str:
+    """What halving would have done to a finished sweep, up to the compute to which all its runs have data."""
+    budget = min(run.points[-1].compute for runs in curves.values() for run in runs)
+    shares = halve(curves, risk, budget, budget)
+    ends = {
+        name: float(np.mean([p.pass_rate for run in runs for p in cut(run, budget).points[-LAST:]]))
+        for name, runs in curves.items()
+    }
+    rows = [
+        f"{name:24} {end:.3f}  {f'stopped at {shares[name]:.1%}' if shares[name] < 1 else 'goes on'}"
+        for name, end in sorted(ends.items(), key=lambda item: -item[1])
+    ]
+    unit, saved = next(iter(curves.values()))[0].unit, 1 - float(np.mean(list(shares.values())))
+    head = f"Reward at {budget:.3g} {unit}, mean of {LAST} evaluations of each run"
+    return "\n".join([head, *rows, f"{saved:.0%} of compute saved"])
+
+
 def main() -> None:
     """Print the share of sweeps whose winner was lost, and what was saved."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(": ")[2])
@@ -90,7 +115,12 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="a file for each sweep's result; those in it are not run again"
     )
+    add_input_arguments(parser, nargs="*")
     args = parser.parse_args()
+    if args.inputs:
+        groups = read_groups(args)
+        print(replay({name: [one.curve for one in of] for name, of in groups.items()}, args.risk))
+        return
     target = 1e6 if args.ceiling else 1.0
     known = [Trial(**row) for row in read_lines(args.out)] if args.out and args.out.is_file() else []
     asked = {(i, args.seed, args.risk, target) for i in range(args.sweeps)}
