@@ -2,7 +2,7 @@
 
 Simulated sweeps of 12 recipes × 3 seeds, which differ in A, B and C_mid, and their seeds by what the paper
 reports. The winner is the recipe with the highest true reward at the budget, or with the highest ceiling.
-Given the runs of a finished sweep, such as docs/study/runs.toml, it says what halving would have done to them.
+Given the runs of a finished sweep, such as docs/study/runs.toml, it says what halving would have done.
 """
 
 import argparse

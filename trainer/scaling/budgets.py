@@ -52,7 +52,7 @@ class Cost:
 
     recipe: str
     compute: Estimate  # infinite: not within FURTHEST times its data
-    ratio: Estimate  # over that of the leading recipe
+    ratio: Estimate | None  # over that of the leading recipe; None: it is that one
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +204,16 @@ def costs(curves: Curves, reward: float, leader: str) -> tuple[Cost, ...]:
     for name, x in needed.items():
         both = np.isfinite(x) | np.isfinite(needed[leader])
         ratio = x[both] / needed[leader][both] if both.any() else np.full(1, np.inf)
-        rows.append(Cost(name, median(x, curves.confidence), median(ratio, curves.confidence)))
+        over_leader = None if name == leader else median(ratio, curves.confidence)
+        rows.append(Cost(name, median(x, curves.confidence), over_leader))
     return tuple(rows)
 
 
 def _first_reached(curves: Curves, name: str, reward: float) -> Array:
-    """(n,): where each curve of a recipe first is at the reward or above; infinite if nowhere."""
+    """(n,): where each curve of a recipe first is at the reward or above; infinite if nowhere.
+
+    Anywhere from 0 to the first evaluation if it is there before that.
+    """
     x, log_c = np.maximum.accumulate(curves.rewards[name], axis=1), np.log(curves.compute)
     i = (x < reward).sum(1)
     left, right = np.clip(i - 1, 0, None), np.clip(i, 1, len(log_c) - 1)
@@ -217,6 +221,7 @@ def _first_reached(curves: Curves, name: str, reward: float) -> Array:
     rise = np.maximum(x[rows, right] - x[rows, left], 1e-12)
     share = np.clip((reward - x[rows, left]) / rise, 0, 1)
     at = np.exp(log_c[left] + share * (log_c[right] - log_c[left]))
+    at = np.where(i > 0, at, curves.compute[0] * np.random.default_rng(0).random(len(x)))
     within = (i < len(log_c)) & (at <= FURTHEST * curves.last[name])
     result: Array = np.where(within, at, np.inf)
     return result

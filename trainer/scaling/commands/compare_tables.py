@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from trainer.scaling import compare_text as text_of
 from trainer.scaling.budgets import FURTHEST, Standing
 from trainer.scaling.compare import DIFFERENT, EQUIVALENT, Comparison, Pair, Recipe, pair_level
-from trainer.scaling.fit import FLAGS, Estimate
+from trainer.scaling.fit import FLAGS
 from trainer.scaling.text import amount, amounts, interval, paragraph, percent, table
 
 FEW = 3  # recipes of which every pair is described in sentences without --details
@@ -74,10 +74,10 @@ def _best(s: Standing) -> str:
 def costs(comparison: Comparison, unit: str) -> Iterator[str]:
     """The compute that each recipe needs for some rewards."""
     for reward, rows in comparison.costs:
-        leader = next(row.recipe for row in rows if row.ratio == Estimate(1.0, 1.0, 1.0))
+        leader = next(row.recipe for row in rows if row.ratio is None)
         cells: list[tuple[str, ...]] = [("recipe", unit, f"× {leader}")]
         for row in sorted(rows, key=lambda row: row.compute.value):
-            ratio = interval(row.ratio, ".2f") if row.recipe != leader else "1"
+            ratio = interval(row.ratio, ".2f") if row.ratio else "1"
             cells.append((row.recipe, *(x.replace(" to ", "–") for x in (amounts(row.compute), ratio))))
         lines = [f"Compute to reach a reward of {reward:g}, and over that of {leader}:", *table(cells)]
         if any("∞" in cell for row in cells for cell in row):
