@@ -37,6 +37,9 @@ class NoClock:
     def state(self, state: str) -> Any:
         return nullcontext()
 
+    def split(self, shares: dict[str, float]) -> None:
+        pass
+
 
 def make_model(kind: str, folder: Path) -> str:
     """A model with random weights and a tokenizer in the folder; its path."""

@@ -12,6 +12,7 @@ since SDPA would convert a boolean one in every layer.
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from trainer.learner.packing import Branch, Segment
+from trainer.learner.part_times import ATTENTION, PartTimes
 
 SHORT = 128  # rows up to which a segment is batched: there a mask costs less than more calls
 BLOCK = 256  # queries in a block; smaller: more calls, larger: more work that the mask discards
@@ -121,6 +123,7 @@ def packed_attention(
     dropout: float = 0.0,
     *,
     packed: Layout,
+    times: PartTimes | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -130,14 +133,23 @@ def packed_attention(
         raise ValueError(f"packed attention supports neither {', '.join(UNSUPPORTED)} nor a sliding window")
     # Under autocast, norms and rotations of q and k return FP32; v comes straight from its linear layer.
     q, k, v = (x.squeeze(0).transpose(0, 1).to(value.dtype) for x in (query, key, value))  # (T, heads, D)
+    with times.part(ATTENTION) if times else nullcontext():
+        out = _attention(q, k, v, packed, scaling)
+    if times:
+        times.backward_of(ATTENTION, q, out)
+    return out[None], None
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Tensor:
+    """(T, Hq, D)."""
     kernel = flash_kernel() if q.is_cuda and q.dtype in FLASH_DTYPES and not packed.batches else None
     if kernel is not None:
-        return by_flash(kernel, q, k, v, packed, scaling)[None], None
+        return by_flash(kernel, q, k, v, packed, scaling)
     results = [_batch_attention(q, k, v, rows, mask, scaling) for rows, mask in packed.batches]
     if packed.blocks:
         results += _block_attention(q, k, v, packed, scaling)
     out = torch.cat(results)
-    return (out if packed.restore is None else out.index_select(0, packed.restore))[None], None
+    return out if packed.restore is None else out.index_select(0, packed.restore)
 
 
 def _batch_attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, mask: Tensor, scaling: float) -> Tensor:

@@ -22,11 +22,13 @@ from trainer.learner.critic import NO_SUMS, Critic, Sums, overflowed, value_metr
 from trainer.learner.objective import make_kl, make_objective
 from trainer.learner.optimizer import LossScale, ShardedAdamW, lr_share
 from trainer.learner.packing import MicroBatch
+from trainer.learner.part_times import PartTimes
 from trainer.learner.policy_model import PolicyModel, PolicyOutput, load
 from trainer.learner.ranks import Ranks
 from trainer.learner.schedule import DUMMY, MicroStep, imbalance, rank_tokens, schedule
 from trainer.learner.sharding import load_from_rank0, local_shard, shard
 from trainer.learner.statistics import RatioStats, merge, ratio_metrics, stats_by_lag
+from trainer.learner.throughput import peak_memory_gb, peak_tflops, throughput
 from trainer.models.resolve import resolve_model
 from trainer.telemetry import Clock
 from trainer.types import TokenScores, TrainBatch, TrainSequence
@@ -63,6 +65,8 @@ class Learner:
         settings = config.learner
         torch.manual_seed(config.seed)
         self.model = make_policy(model_dir, config, self.ranks)
+        self.times = self.model.times = PartTimes(self.ranks.device)
+        self._part_seconds: dict[str, float] = {}  # of the step under way
         self.reference: PolicyModel | None = None
         if config.objective.kl.coefficient:
             initial = model_dir if resume_from is None else resolve_model(config.model.path)
@@ -115,19 +119,24 @@ class Learner:
         lags = self._check(batch)
         with self.clock.state("pack"):
             steps = schedule(batch.sequences, self.config.learner.micro_batch_tokens, self.ranks.size)
+        self._part_seconds = {}
         metrics = {"learner/loss": 0.0, "learner/lr": self._learning_rate(), "learner/tokens": 0.0}
         if steps:
             metrics |= self._optimizer_step(steps)
         self.version += 1
         seconds = time.monotonic() - start
         tokens = rank_tokens(steps)
+        size = sum(w.numel() for w in self.weights.values())
+        metrics |= throughput(size, sum(tokens), seconds, self.ranks.size, peak_tflops(self.ranks.device))
         return metrics | {
+            "learner/peak_memory_gb": peak_memory_gb(self.ranks.device),
             "learner/input_tokens": float(sum(tokens)),
             "learner/rank_tokens": {str(rank): n for rank, n in enumerate(tokens)},
             "learner/micro_batches": float(sum(m is not DUMMY for step in steps for m in step)),
             "learner/rank_imbalance": imbalance(steps),
             "learner/tokens_per_s": metrics["learner/tokens"] / seconds,
             "learner/seconds": seconds,
+            **{f"learner/seconds_{name}": x for name, x in self._part_seconds.items()},
             "lag/histogram": {str(lag): n for lag, n in lags.items()},
         }
 
@@ -191,7 +200,7 @@ class Learner:
     def _gradients(self, steps: Sequence[MicroStep]) -> list[RankStats]:
         """Forward and backward of every micro-batch, the loss times the loss scale; the ranks' statistics."""
         outputs, value_sums = list[tuple[MicroBatch, PolicyOutput]](), list[torch.Tensor]()
-        with self.clock.state("forward_backward"):
+        with self.clock.state("forward_backward"), self._parts_booked(), self.times.measuring():
             for step in steps:
                 m = step[self.ranks.rank]
                 out = self.model(
@@ -210,6 +219,17 @@ class Learner:
             ours = self._rank_stats(outputs, critic)
         with self.clock.state("optimizer"):
             return self.ranks.gather(ours)
+
+    @contextmanager
+    def _parts_booked(self) -> Iterator[None]:
+        """Book the parts of the block, which waits for its device in the end, as states of their own."""
+        start = time.monotonic()
+        yield
+        parts = self.times.read()
+        total = max(time.monotonic() - start, sum(parts.values()))
+        rest = total - sum(parts.values())
+        self.clock.split({name: x / total for name, x in {**parts, "forward_backward": rest}.items()})
+        self._part_seconds = {name: self._part_seconds.get(name, 0.0) + x for name, x in parts.items()}
 
     def _rank_stats(self, outputs: Sequence[tuple[MicroBatch, PolicyOutput]], critic: Sums) -> RankStats:
         by_lag, loss = [], 0.0

@@ -10,6 +10,7 @@ ranks: every rank's loss is then that of the whole micro-step.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from kernels import KL, NonFiniteError, Objective, SequenceObjective, linear_log
 from trainer.config import ConfigError, ModelConfig
 from trainer.learner.attention import FLASH_DTYPES, flash_kernel, layout
 from trainer.learner.packing import MicroBatch
+from trainer.learner.part_times import LOSS_HEAD, PartTimes
 
 # Settings of heads that do more than multiply.
 UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -81,6 +83,7 @@ class PolicyModel(nn.Module):
         prepare(self.lm, checkpoint_activations)
         self.vocabulary_group: dist.ProcessGroup | None = None  # of the ranks that share the head, if any
         self.value_head: nn.Linear | None = None  # of a critic that shares the body; no part of `lm`
+        self.times: PartTimes | None = None  # of forward and backward, if they are to be measured
 
     def freeze(self) -> None:
         """Without gradients, and the layers' matrices in the type to which autocast rounds them."""
@@ -105,7 +108,8 @@ class PolicyModel(nn.Module):
         entropy_bonus: float = 0.0,
     ) -> PolicyOutput:
         """Loss, log-probs and entropy of the micro-batch; without an objective it only scores."""
-        hidden, weight = hidden_states(self.lm.base_model, batch, self.dtype), self._head()
+        times = self.times
+        hidden, weight = hidden_states(self.lm.base_model, batch, self.dtype, times), self._head()
         values = None if self.value_head is None else self.value_head(hidden.float()).sum(1)
         hidden, weight = hidden.to(self.dtype), weight.to(self.dtype)  # as the engine rounds them
         group, ours = self.vocabulary_group, slice(None)
@@ -132,10 +136,13 @@ class PolicyModel(nn.Module):
             columns["logprobs_ref"] = "logprobs_ref"
         try:
             per_token: dict[str, Any] = {name: tokens(column) for name, column in columns.items()}
-            out = policy_loss(hidden, weight, tokens("targets"), **per_token, **options)
+            with times.part(LOSS_HEAD) if times else nullcontext():
+                out = policy_loss(hidden, weight, tokens("targets"), **per_token, **options)
         except NonFiniteError as e:
             zeros = hidden.detach().new_zeros(len(batch.targets))
             return PolicyOutput(0 * (hidden.sum() + weight.sum()), zeros, zeros, values, str(e))
+        if times:
+            times.backward_of(LOSS_HEAD, hidden, out.loss)
         return PolicyOutput(out.loss, out.logprobs[ours], out.entropy[ours], values, stats=out.stats)
 
     def _head(self) -> Tensor:
@@ -149,7 +156,9 @@ class PolicyModel(nn.Module):
         return shards[dist.get_rank(self.vocabulary_group)]
 
 
-def hidden_states(body: nn.Module, batch: MicroBatch, dtype: torch.dtype) -> Tensor:
+def hidden_states(
+    body: nn.Module, batch: MicroBatch, dtype: torch.dtype, times: PartTimes | None = None
+) -> Tensor:
     """The body's hidden states (N, H) that predict the loss tokens, computed in this type."""
     device = next(body.parameters()).device
     arrays = (batch.input_ids, batch.position_ids, batch.rows)
@@ -157,7 +166,9 @@ def hidden_states(body: nn.Module, batch: MicroBatch, dtype: torch.dtype) -> Ten
     flash = device.type == "cuda" and dtype in FLASH_DTYPES and flash_kernel() is not None
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         packed = layout(batch.segments, flash, device)
-        out = body(input_ids=ids[None], position_ids=positions[None], use_cache=False, packed=packed)
+        out = body(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, packed=packed, times=times
+        )
     return out.last_hidden_state[0].index_select(0, rows)
 
 

@@ -12,7 +12,8 @@
   const COLOURS = 7;  // as in page.py
   const MARKS = ["circle", "square", "triangle", "diamond"];
   const STATES = {  // work, moving weights, evaluation, the rest
-    generate: "var(--c0)", forward_backward: "var(--c0)", score: "var(--c4)", optimizer: "var(--c2)", pack: "var(--c4)",
+    generate: "var(--c0)", forward_backward: "var(--c0)", loss_head: "var(--c0)", attention: "var(--c0)",
+    score: "var(--c4)", optimizer: "var(--c2)", pack: "var(--c4)",
     publish: "var(--c5)", weight_update: "var(--c5)", evaluate: "var(--c3)", checkpoint: "var(--c1)",
     "start-up": "var(--c6)", idle: "var(--idle)",
   };
