@@ -40,8 +40,8 @@ from trainer.scaling.kernel_cost import (
     Setting,
     Shape,
     cost_factor,
-    suite_heads,
 )
+from trainer.scaling.kernel_rates import measured_heads
 from trainer.scaling.sigmoid import Sigmoid
 
 
@@ -162,7 +162,10 @@ def parser() -> argparse.ArgumentParser:
     """Every option with its default and source."""
     p = records.parser("gpu_hours", __doc__)
     p.add_argument("--models", default="8b,scout,4b,0.6b", help="comma-separated: " + ", ".join(MODELS))
-    p.add_argument("--kernels", type=Path, help="kernels.json of the GPU suite")
+    p.add_argument(
+        "--kernels", type=Path,
+        help="kernels.json of the GPU suite, bench.compare's --out, or pytest-benchmark's --benchmark-json",
+    )  # fmt: skip
     p.add_argument(
         "--rate", action="append", default=[], metavar="HEAD=TF/s", help="a rate of your own (6NHV)"
     )
@@ -186,7 +189,8 @@ def _heads(args: argparse.Namespace, shape: Shape) -> list[Head]:
     heads = {head.name: head for head in PUBLISHED_HEADS}
     if args.kernels:
         try:
-            heads |= {head.name: head for head in suite_heads(json.loads(args.kernels.read_text()), shape)}
+            record = json.loads(args.kernels.read_text())
+            heads |= {head.name: head for head in measured_heads(record, shape.hidden, shape.vocab)}
         except ConfigError as e:
             raise SystemExit(str(e)) from None
     for text in args.rate:

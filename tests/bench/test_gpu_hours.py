@@ -15,12 +15,11 @@ from trainer.scaling.kernel_cost import (
     CONSTANTS,
     MODELS,
     PUBLISHED_HEADS,
-    ROW_KERNELS,
     Head,
     Setting,
     Shape,
-    suite_heads,
 )
+from trainer.scaling.kernel_rates import ROW_KERNELS, measured_heads
 from trainer.scaling.sigmoid import Sigmoid
 
 # 10 layers of 1,000,000 parameters; head 6 · 100 · 1,000 = 600,000 FLOP per token
@@ -81,7 +80,7 @@ def suite_record() -> dict[str, Any]:
 
 
 def test_measured_rates_are_the_fastest_training_case_at_the_nearest_shape() -> None:
-    heads = {head.name: head for head in suite_heads(suite_record(), MODELS["8b"])}
+    heads = {head.name: head for head in measured_heads(suite_record(), 4096, 151936)}
     assert heads["ours"].tflops == 690.0 and heads["best peer"].tflops == 500.0 and "naive FP32" not in heads
     assert heads["ours"].source.startswith("MEASURED on NVIDIA H200, commit abc: ours, spx, chunk 4096")
 

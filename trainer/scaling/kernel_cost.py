@@ -6,13 +6,7 @@ with it reaches at C the reward that a curve measured with the other head shows 
 explains the calculation and what it leaves out.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-
-from trainer.config import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +104,6 @@ CONSTANTS = {
     "trainers": Constant(16, "GPUs", "arXiv 2510.13786: 16 of 80 GB200 train"),
 }  # fmt: skip
 
-ROW_KERNELS = ("two-pass", "single-pass", "fused-epilogue", "spx", "lean")  # the last two in older records
-SUITE_NAMES = {  # the cases of the GPU suite for each head, of which the fastest counts
-    "naive FP32": ("naive FP32",),
-    "best peer": ("Liger CISPO", "Cut-Cross-Entropy, unfiltered", "TRL chunked log-prob"),
-    "ours": tuple(f"ours, {kernel}" for kernel in ROW_KERNELS),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -151,22 +138,3 @@ def cost_factor(shape: Shape, setting: Setting, head: Head, reference: Head) -> 
     balanced = body + setting.head_gpu_hours(shape, reference)
     generate = balanced * setting.generators / setting.trainers
     return (generate + body + setting.head_gpu_hours(shape, head)) / (generate + balanced)
-
-
-def suite_heads(record: Mapping[str, Any], shape: Shape) -> list[Head]:
-    """Rates measured by the GPU suite, at the shape whose H·V is nearest to that of this model."""
-    if record.get("dry_run"):
-        raise ConfigError("kernels.json is from a dry run, whose times mean nothing; expected one from a GPU")
-    size = shape.hidden * shape.vocab
-    timed = [case for case in record["cases"] if case.get("effective_tflops")]
-    if not timed:
-        raise ConfigError("kernels.json has no timed case; expected the one of stage kernels")
-    nearest = min(timed, key=lambda c: abs(np.log(c["shape"][1] * c["shape"][2] / size)))["shape"]
-    where = f"MEASURED on {record['machine'].get('card', 'unknown')}, commit {record['commit']}"
-    fastest: dict[str, Head] = {}
-    for case in sorted(timed, key=lambda case: case["effective_tflops"]):
-        for head, names in SUITE_NAMES.items():
-            if case["shape"] == nearest and case["name"].split(", chunk")[0] in names:
-                source = f"{where}: {case['name']} at N,H,V = {nearest}"
-                fastest[head] = Head(head, case["effective_tflops"], source)
-    return list(fastest.values())

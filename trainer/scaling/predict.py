@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from trainer.scaling.kernel_cost import (
     Head,
     Setting,
     cost_factor,
-    suite_heads,
 )
+from trainer.scaling.kernel_rates import measured_heads
+from trainer.scaling.run_account import head_shape, run_times
 from trainer.scaling.sigmoid import Curve
 
 KERNELS = {"naive": "naive FP32", "peer": "best peer", "ours": "ours"}  # command line: name of the head
@@ -54,7 +56,7 @@ class Shift:
     """The compute of a run with another loss kernel, relative to the kernel it was measured with."""
 
     factor: float
-    model: str
+    model: str  # one of kernel_cost.MODELS; empty: the run's own
     kernel: Head
     measured_with: Head
 
@@ -94,19 +96,37 @@ def compute_for(fit: Fit, reward: float, factor: float = 1.0) -> Needed:
 
 
 def kernel_shift(
-    model: str, kernel: str, measured_with: str, suite: Mapping[str, Any] | None = None
+    model: str, kernel: str, measured_with: str, rates: Mapping[str, Any] | None = None
 ) -> Shift:
     """What a step costs with one of KERNELS relative to another, for one of kernel_cost.MODELS.
 
-    `suite`: kernels.json of the GPU suite, whose rates replace the published ones. The step has the paper's
-    size.
+    `rates`: a record that kernel_rates.py reads, whose rates replace the published ones. The step has the
+    paper's size.
     """
     if model not in MODELS:
         raise ConfigError(f"--model {model!r}: expected one of {', '.join(MODELS)}")
     shape = MODELS[model]
     heads = {head.name: head for head in PUBLISHED_HEADS}
-    if suite is not None:
-        heads |= {head.name: head for head in suite_heads(suite, shape)}
+    if rates is not None:
+        heads |= {head.name: head for head in measured_heads(rates, shape.hidden, shape.vocab)}
     new, old = heads[KERNELS[kernel]], heads[KERNELS[measured_with]]
     setting = Setting(**{name: c.value for name, c in CONSTANTS.items()})
     return Shift(cost_factor(shape, setting, new, old), shape.name, new, old)
+
+
+def shift_of_run(folder: Path, kernel: str, measured_with: str, rates: Mapping[str, Any]) -> Shift | None:
+    """What another kernel would have cost this run, by its own ledger; None if it is no run folder of ours.
+
+    ConfigError: `rates` lack one of both kernels. Published rates are of other machines.
+    """
+    times = run_times(folder)
+    if times is None:
+        return None
+    heads = {head.name: head for head in measured_heads(rates, *head_shape(folder))}
+    if missing := [name for name in (KERNELS[kernel], KERNELS[measured_with]) if name not in heads]:
+        raise ConfigError(
+            f"--kernel-rates: it has no {' and no '.join(missing)}; for a run's own account both kernels "
+            "must have been measured, on the machine of the run"
+        )
+    new, old = heads[KERNELS[kernel]], heads[KERNELS[measured_with]]
+    return Shift(times.factor(old.tflops / new.tflops), "", new, old)

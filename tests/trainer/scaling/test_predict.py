@@ -181,7 +181,9 @@ def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
     rates = ["--kernel-rates", str(tmp_path / "kernels.json")]
     assert main(["predict", run, "--at", "5000", "--kernel", "ours", "--measured-with", "naive", *rates]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "naive FP32 (56 TF/s, BOUND, NOT MEASURED)" in text and "650 TF/s, MEASURED on NVIDIA H200" in text
+    assert (
+        "naive FP32 (55.6 TF/s, BOUND, NOT MEASURED)" in text and "650 TF/s, MEASURED on NVIDIA H200" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
         ),
         (
             [*KERNEL, "--kernel-rates", "dry.json"],
-            "error: kernels.json is from a dry run",
+            "error: the rates are from a dry run",
         ),
     ],
 )

@@ -18,10 +18,19 @@ from trainer.scaling.commands import (
 from trainer.scaling.earlier import describe_prior, prior_after
 from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.kernel_cost import MODELS
-from trainer.scaling.predict import KERNELS, Needed, Prediction, Shift, kernel_shift, predict
+from trainer.scaling.predict import (
+    KERNELS,
+    Needed,
+    Prediction,
+    Shift,
+    kernel_shift,
+    predict,
+    shift_of_run,
+)
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
 from trainer.scaling.text import amount, amounts, assumption, interval, paragraph, percent, sources, why_not
 
+DEVICE_HOURS = ("GPU-hours", "core-hours")
 UNCHECKED = 10.0  # times the compute measured: no forecast that far has been validated
 EXAMPLES = """\
 examples:
@@ -58,14 +67,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--model", default="8b", metavar="SIZE", help=f"model of both: {', '.join(MODELS)} (default: 8b)")
     add(
         "--kernel-rates", type=Path, metavar="FILE",
-        help="kernels.json of bench/gpu_suite.sh: rates measured on your GPU, instead of published ones",
+        help="rates measured on your machine, instead of published ones: kernels.json of bench/gpu_suite.sh, "
+        "bench.compare's --out or pytest-benchmark's --benchmark-json. With them a run folder of ours is "
+        "accounted by its own ledger",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the predictions for each input."""
     _check(args)
-    shift = _shift(args)
+    rates = _rates(args)
     low, high = args.reward_range
     reach = [(reward - low) / (high - low) for reward in args.reach]
     results, texts = {}, []
@@ -77,11 +88,7 @@ def run(args: argparse.Namespace) -> None:
         if fit.averaged_draws is None:
             few = fit.describe("too-few-points")
             raise ConfigError(f"{curve.name}: {few}; evaluate more often, or leave it out")
-        if shift and curve.unit != "GPU-hours":
-            raise ConfigError(
-                f"{curve.name}: compute is in {curve.unit}; --kernel changes the GPU-hours of a step: give "
-                "compute in GPU-hours (--gpu-hours-per-step, --devices or --unit)"
-            )
+        shift = _shift(args, reading, rates) if args.kernel else None
         prediction = Prediction(fit, (), ())  # of a run that has fallen there is no forecast
         if fit.has_forecast:
             known = reach if "last-point-low" not in fit.flags else []
@@ -145,9 +152,14 @@ def to_json(
 
 def _describe_shift(shift: Shift) -> str:
     old, new = (
-        f"{head.name} ({head.tflops:.0f} TF/s, {head.source.split(':')[0]})"
+        f"{head.name} ({head.tflops:.3g} TF/s, {head.source.split(':')[0]})"
         for head in (shift.measured_with, shift.kernel)
     )
+    if not shift.model:
+        return (
+            f"Measured with {old}, predicted for {new}: by the run's own ledger, with its devices split as "
+            f"they are, the run takes {shift.factor:.3f} times the compute."
+        )
     return (
         f"Measured with {old}, predicted for {new}: a step of {shift.model} takes {shift.factor:.3f} times "
         "the GPU-hours (python -m bench.gpu_hours shows the calculation)."
@@ -185,22 +197,44 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--price {args.price:g}: expected an amount of money above 0")
 
 
-def _shift(args: argparse.Namespace) -> Shift | None:
+def _rates(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The record of --kernel-rates. ConfigError: it cannot be read, or an option lacks the other."""
     if args.kernel is None and args.measured_with is None:
         if args.kernel_rates:
             raise ConfigError("--kernel-rates was given without --kernel and --measured-with")
         return None
     if args.kernel is None or args.measured_with is None:
         raise ConfigError("--kernel (to predict) and --measured-with (of the runs given) need each other")
-    suite = None
-    if args.kernel_rates:
-        try:
-            suite = json.loads(args.kernel_rates.read_text())
-        except (OSError, ValueError) as e:
-            raise ConfigError(f"--kernel-rates {args.kernel_rates}: {e}") from e
+    if not args.kernel_rates:
+        return None
     try:
-        return kernel_shift(args.model, args.kernel, args.measured_with, suite)
+        record: dict[str, Any] = json.loads(args.kernel_rates.read_text())
+        return record
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"--kernel-rates {args.kernel_rates}: {e}") from e
+
+
+def _shift(args: argparse.Namespace, reading: Reading, rates: dict[str, Any] | None) -> Shift:
+    """By the run's own ledger if it has one and the rates are measured, else by the paper's step."""
+    curve = reading.curve
+    try:
+        if rates is not None:
+            own = shift_of_run(reading.path, args.kernel, args.measured_with, rates)
+            if own and curve.unit not in DEVICE_HOURS:
+                raise ConfigError(
+                    f"{curve.name}: compute is in {curve.unit}; --kernel changes the device-hours of a run: "
+                    "leave out --compute-column and --unit"
+                )
+            if own:
+                return own
+        if curve.unit != "GPU-hours":
+            raise ConfigError(
+                f"{curve.name}: compute is in {curve.unit}; --kernel changes the GPU-hours of a step: give "
+                "compute in GPU-hours (--gpu-hours-per-step, --devices or --unit)"
+            )
+        return kernel_shift(args.model, args.kernel, args.measured_with, rates)
     except (KeyError, TypeError, AttributeError) as e:
         raise ConfigError(
-            f"--kernel-rates {args.kernel_rates}: expected kernels.json of the GPU suite"
+            f"--kernel-rates {args.kernel_rates}: expected kernels.json of the GPU suite, bench.compare's "
+            "--out or pytest-benchmark's --benchmark-json"
         ) from e

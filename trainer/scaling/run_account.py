@@ -1,0 +1,72 @@
+"""What another loss kernel would have cost a run of ours, from the run's own ledger.
+
+    change     = (time of the other kernel / time of the run's − 1) · seconds in `loss_head`
+    pipeline   wall' = wall + max(learner + change, engine) − max(learner, engine)    they work side by side
+    in turns   wall' = wall + change                                                  ppo_off_policy
+
+The devices stay split as they are, so a faster loss saves nothing where the learner waits for the engines.
+All times are the run's, so no rate of a body, a batch or a machine is assumed.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from trainer.config import ConfigError
+from trainer.roles import role_kind
+
+NOT_WORK = ("idle", "start-up", "evaluate")  # states of a role in which it does nothing for training
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """Seconds of a run's training."""
+
+    wall: float  # C over the number of devices
+    learner: float  # busy
+    engine: float  # busy, the mean over engines
+    loss_head: float  # of the learner's
+    in_turns: bool  # learner and engines do not work at the same time
+
+    def factor(self, ratio: float) -> float:
+        """The compute of the run, relative to its own, if the loss took `ratio` times as long."""
+        change = (ratio - 1) * self.loss_head
+        if not self.in_turns:
+            change = max(self.learner + change, self.engine) - max(self.learner, self.engine)
+        return (self.wall + change) / self.wall
+
+
+def run_times(folder: Path) -> RunTimes | None:
+    """Of a run folder of ours; None if it is none, or from before the loss was booked apart."""
+    try:
+        books = json.loads((folder / "ledger.json").read_text())
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+    except OSError:
+        return None
+    busy: dict[str, list[float]] = {"learner": [], "engine": []}
+    for role, booked in books["roles"].items():
+        if booked["devices"] and (kind := role_kind(role)) in busy:
+            busy[kind].append(sum(s for state, s in booked["seconds"].items() if state not in NOT_WORK))
+    learner, engines = books["roles"].get("learner"), busy["engine"]
+    if not learner or not engines or "loss_head" not in learner["seconds"]:
+        return None
+    return RunTimes(
+        wall=3600 * books["compute"]["total"] / books["devices_total"],
+        learner=busy["learner"][0],
+        engine=sum(engines) / len(engines),
+        loss_head=learner["seconds"]["loss_head"],
+        in_turns=config["pipeline"]["scheme"] != "pipeline_rl",
+    )
+
+
+def head_shape(folder: Path) -> tuple[int, int, str]:
+    """Hidden size, vocabulary and type of a run's model. ConfigError: no checkpoint says so."""
+    dtype = str(yaml.safe_load((folder / "config.yaml").read_text())["model"]["dtype"])
+    for path in sorted(folder.glob("checkpoints/step-*/config.json"), reverse=True):
+        model = json.loads(path.read_text())
+        return int(model["hidden_size"]), int(model["vocab_size"]), dtype
+    raise ConfigError(
+        f"{folder}: expected a checkpoint, whose config.json says how large the model's head is"
+    )
