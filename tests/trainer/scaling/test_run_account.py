@@ -31,7 +31,7 @@ def benchmarks(**more: Any) -> dict[str, Any]:
 
     rows = [
         row("naive FP32", "float32", NAIVE_S), row("naive FP32", "bfloat16", 9.0),
-        row("ours (native)", "float32", OURS_S), row("ours (torch)", "float32", 0.8),
+        row("ours (cpu)", "float32", OURS_S), row("ours (torch)", "float32", 0.8),
         {"name": "test_fit", "params": None, "extra_info": {}, "stats": {"median": 1.0}},
     ]  # fmt: skip
     machine = {"cpu": {"brand_raw": "A CPU"}}
@@ -42,7 +42,7 @@ def compared() -> dict[str, Any]:
     """As bench.compare writes it."""
     cases = [
         {"name": name, "ms": {"median": 1000 * s}}
-        for name, s in (("3 bare GEMMs", 0.4), ("naive FP32", NAIVE_S), ("ours (native)", OURS_S))
+        for name, s in (("3 bare GEMMs", 0.4), ("naive FP32", NAIVE_S), ("ours (cpu)", OURS_S))
     ]
     return {
         "shape": {"N": 512, "H": H, "V": V}, "dtype": "float32", "machine": {"cpu": "A CPU"},
@@ -58,7 +58,7 @@ def test_rates_are_six_nhv_over_the_time_of_the_fastest_case_in_the_type_asked_f
     assert heads["ours"].tflops == pytest.approx(6 * 512 * H * V / OURS_S / 1e12)
     assert heads["naive FP32"].tflops == pytest.approx(heads["ours"].tflops * OURS_S / NAIVE_S)
     assert heads["ours"].source == (
-        f"MEASURED on A CPU, commit 0123456: ours (native) at N,H,V = [512, {H}, {V}]"
+        f"MEASURED on A CPU, commit 0123456: ours (cpu) at N,H,V = [512, {H}, {V}]"
     )
     assert set(heads) == {"ours", "naive FP32"}
     with pytest.raises(ConfigError, match="no timed case in float16; expected"):
