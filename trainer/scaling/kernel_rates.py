@@ -1,4 +1,4 @@
-"""Rates of loss kernels as measured: from the GPU suite, from bench.compare, and from pytest-benchmark.
+"""Rates of loss kernels as measured: from the GPU suite, from bench.kernels.compare, and from pytest-benchmark.
 
 A file is of one machine. Of several shapes that whose H·V is nearest to the model's counts, and of the cases
 of a head, which differ in how it is computed, the fastest.
@@ -37,7 +37,7 @@ def measured_heads(record: Mapping[str, Any], hidden: int, vocabulary: int, dtyp
     if not cases:
         raise ConfigError(
             f"the rates have no timed case{f' in {dtype}' if dtype else ''}; expected kernels.json of the "
-            "GPU suite, bench.compare's --out or pytest-benchmark's --benchmark-json"
+            "GPU suite, bench.kernels.compare's --out or pytest-benchmark's --benchmark-json"
         )
     size = np.log(hidden * vocabulary)
     nearest = min((case.shape for case in cases), key=lambda shape: abs(np.log(shape[1] * shape[2]) - size))
@@ -60,7 +60,9 @@ def _cases(record: Mapping[str, Any]) -> Iterator[Case]:
                 rate = 6 * n * h * v / row["stats"]["median"] / 1e12
                 yield Case(name, (n, h, v), _dtype_in(row["name"]), rate)
         return
-    whole = record.get("shape") or {}  # bench.compare has one for all cases, the GPU suite one for each
+    whole = (
+        record.get("shape") or {}
+    )  # bench.kernels.compare has one for all cases, the GPU suite one for each
     for case in record["cases"]:
         n, h, v = case.get("shape") or (whole["N"], whole["H"], whole["V"])
         rate = case.get("effective_tflops")

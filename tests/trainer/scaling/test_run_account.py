@@ -39,7 +39,7 @@ def benchmarks(**more: Any) -> dict[str, Any]:
 
 
 def compared() -> dict[str, Any]:
-    """As bench.compare writes it."""
+    """As bench.kernels.compare writes it."""
     cases = [
         {"name": name, "ms": {"median": 1000 * s}}
         for name, s in (("3 bare GEMMs", 0.4), ("naive FP32", NAIVE_S), ("ours (cpu)", OURS_S))
@@ -50,7 +50,7 @@ def compared() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("record", [benchmarks(), compared()], ids=["pytest-benchmark", "bench.compare"])
+@pytest.mark.parametrize("record", [benchmarks(), compared()], ids=["pytest-benchmark", "compare"])
 def test_rates_are_six_nhv_over_the_time_of_the_fastest_case_in_the_type_asked_for(
     record: dict[str, Any],
 ) -> None:

@@ -68,8 +68,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--kernel-rates", type=Path, metavar="FILE",
         help="rates measured on your machine, instead of published ones: kernels.json of bench/gpu_suite.sh, "
-        "bench.compare's --out or pytest-benchmark's --benchmark-json. With them a run folder of ours is "
-        "accounted by its own ledger",
+        "bench.kernels.compare's --out or pytest-benchmark's --benchmark-json. With them a run folder of "
+        "ours is accounted by its own ledger",
     )  # fmt: skip
 
 
@@ -235,6 +235,6 @@ def _shift(args: argparse.Namespace, reading: Reading, rates: dict[str, Any] | N
         return kernel_shift(args.model, args.kernel, args.measured_with, rates)
     except (KeyError, TypeError, AttributeError) as e:
         raise ConfigError(
-            f"--kernel-rates {args.kernel_rates}: expected kernels.json of the GPU suite, bench.compare's "
-            "--out or pytest-benchmark's --benchmark-json"
+            f"--kernel-rates {args.kernel_rates}: expected kernels.json of the GPU suite, "
+            "bench.kernels.compare's --out or pytest-benchmark's --benchmark-json"
         ) from e
