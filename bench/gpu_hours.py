@@ -164,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--models", default="8b,scout,4b,0.6b", help="comma-separated: " + ", ".join(MODELS))
     p.add_argument(
         "--kernels", type=Path,
-        help="of the GPU suite, or the --out of bench.kernels.compare, or pytest-benchmark's --benchmark-json",
+        help="of the GPU suite, or bench.kernels.compare's --out, or pytest-benchmark's --benchmark-json",
     )  # fmt: skip
     p.add_argument(
         "--rate", action="append", default=[], metavar="HEAD=TF/s", help="a rate of your own (6NHV)"

@@ -1,4 +1,4 @@
-"""Rates of loss kernels as measured: from the GPU suite, from bench.kernels.compare, and from pytest-benchmark.
+"""Rates of loss kernels as measured: by the GPU suite, bench.kernels.compare, or pytest-benchmark.
 
 A file is of one machine. Of several shapes that whose H·V is nearest to the model's counts, and of the cases
 of a head, which differ in how it is computed, the fastest.
