@@ -2,6 +2,12 @@
 #include <algorithm>
 #include <cmath>
 
+#ifdef SIGMOID_RL_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "isa.hpp"
 #include "threads.hpp"
 
@@ -12,6 +18,7 @@ namespace {
 struct Isa {
     const char* name;
     const Kernels* kernels;
+    const Kernels* for_bf16;  // where both factors are bf16
     bool (*runs_here)();
 };
 
@@ -22,18 +29,31 @@ bool has_avx512_bf16() {  // the flag -mavx512bf16 lets the compiler use avx512b
     return has_avx512() && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
 }
 #endif
+#ifdef SIGMOID_RL_AMX
+bool has_amx() {  // Linux gives a process the tile registers when it asks for them
+    unsigned a, b, c, d;
+    const bool cpu = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & (1u << 22)) && (d & (1u << 24));
+    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return cpu && has_avx512_bf16() && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+#endif
 
-// Best first. `emulated` is for tests and is only used when it is asked for by name.
+// Best first. The emulated ones are for tests and are only used when they are asked for by name.
 const Isa ISAS[] = {
 #ifdef SIGMOID_RL_X86
-    {"avx512_bf16", &avx512_bf16_kernels, has_avx512_bf16},
-    {"avx512", &avx512_kernels, has_avx512},
-    {"avx2", &avx2_kernels, has_avx2},
-    {"baseline", &baseline_kernels, [] { return true; }},
-    {"emulated", &emulated_kernels, has_avx2},
+#ifdef SIGMOID_RL_AMX
+    {"amx", &avx512_bf16_kernels, &amx_kernels, has_amx},
+#endif
+    {"avx512_bf16", &avx512_bf16_kernels, &avx512_bf16_kernels, has_avx512_bf16},
+    {"avx512", &avx512_kernels, &avx512_kernels, has_avx512},
+    {"avx2", &avx2_kernels, &avx2_kernels, has_avx2},
+    {"baseline", &baseline_kernels, &baseline_kernels, [] { return true; }},
+    {"emulated", &emulated_kernels, &emulated_kernels, has_avx2},
+    {"emulated_amx", &emulated_kernels, &emulated_amx_kernels, has_avx2},
 #else
-    {"baseline", &baseline_kernels, [] { return true; }},
-    {"emulated", &emulated_kernels, [] { return true; }},
+    {"baseline", &baseline_kernels, &baseline_kernels, [] { return true; }},
+    {"emulated", &emulated_kernels, &emulated_kernels, [] { return true; }},
+    {"emulated_amx", &emulated_kernels, &emulated_amx_kernels, [] { return true; }},
 #endif
 };
 
@@ -48,11 +68,9 @@ int64_t round_up(int64_t n, int64_t size) { return ceil_div(n, size) * size; }
 // Small problems run on one thread: starting another would cost more than it saves.
 int64_t threads_for(double flops, int64_t threads) { return flops < 1e6 || threads < 1 ? 1 : threads; }
 
-int64_t words(int64_t n, bool pairs) { return pairs ? (n + 1) / 2 : n; }
-
 // Packs the rows of h for the `logits` kernel.
 Buffer pack_hidden(const Kernels& k, const Matrix& h, bool pairs, int64_t threads) {
-    Buffer packed = buffer(round_up(h.rows, k.mr) * words(h.columns, pairs));
+    Buffer packed = buffer(round_up(h.rows, k.mr) * Blocks(h.columns).all_words(pairs, k.unit));
     const int64_t step = 8 * k.mr;
     for_each_task(ceil_div(h.rows, step), threads, 0, [&](int64_t task, float*) {
         k.pack_rows(h, pairs, task * step, least(h.rows, (task + 1) * step), packed.get());
@@ -82,9 +100,9 @@ void merge(const Partial* tiles, int64_t count, float target, float* out, int64_
 }
 
 template <class Work>
-int guarded(const Work& work) {
+int guarded(bool bf16, const Work& work) {
     try {
-        work(*chosen->kernels);
+        work(bf16 ? *chosen->for_bf16 : *chosen->kernels);
     } catch (const std::bad_alloc&) {
         return 1;
     }
@@ -110,11 +128,11 @@ API void sigmoid_rl_choose(int64_t i) { chosen = &ISAS[i]; }
 API int sigmoid_rl_chosen() { return int(chosen - ISAS); }
 
 // Whether the chosen instruction set has products of bf16 pairs.
-API bool sigmoid_rl_has_pairs() { return chosen->kernels->pairs; }
+API bool sigmoid_rl_has_pairs() { return chosen->for_bf16->pairs; }
 
 // out (C, V) = h Wᵀ
 API int sigmoid_rl_logits(const Matrix* h, const Matrix* w, float* out, int64_t stride, int64_t threads) {
-    return guarded([&](const Kernels& k) {
+    return guarded(h->bf16 && w->bf16, [&](const Kernels& k) {
         const bool pairs = k.pairs && h->bf16 && w->bf16;
         threads = threads_for(2.0 * h->rows * w->rows * h->columns, threads);
         Buffer packed = pack_hidden(k, *h, pairs, threads);
@@ -128,7 +146,7 @@ API int sigmoid_rl_logits(const Matrix* h, const Matrix* w, float* out, int64_t 
 
 // out (4, C): anchor, others, target, dot of each row of z (C, V)
 API int sigmoid_rl_row_stats(const Matrix* z, const Rows* rows, float* out, int64_t threads) {
-    return guarded([&](const Kernels& k) {
+    return guarded(false, [&](const Kernels& k) {
         const int64_t tiles = ceil_div(z->columns, TILE);
         const int64_t scratch = ceil_div(tiles * sizeof(Partial), sizeof(float));
         threads = threads_for(20.0 * z->rows * z->columns, threads);
@@ -146,7 +164,7 @@ API int sigmoid_rl_row_stats(const Matrix* z, const Rows* rows, float* out, int6
 
 // The logits' gradient in place of z; bf16: each row's gradient takes the first half of its bytes.
 API int sigmoid_rl_row_grads(const Matrix* z, const Rows* rows, const Coefficients* c, bool bf16, int64_t threads) {
-    return guarded([&](const Kernels& k) {
+    return guarded(false, [&](const Kernels& k) {
         threads = threads_for(20.0 * z->rows * z->columns, threads);
         float* data = static_cast<float*>(const_cast<void*>(z->data));
         for_each_task(z->rows, threads, 0, [&](int64_t i, float*) {
@@ -157,7 +175,7 @@ API int sigmoid_rl_row_grads(const Matrix* z, const Rows* rows, const Coefficien
 
 // out (C, H) = dz W
 API int sigmoid_rl_d_hidden(const Matrix* dz, const Matrix* w, float* out, int64_t stride, int64_t threads) {
-    return guarded([&](const Kernels& k) {
+    return guarded(dz->bf16 && w->bf16, [&](const Kernels& k) {
         const bool pairs = k.pairs && dz->bf16 && w->bf16;
         threads = threads_for(2.0 * dz->rows * w->rows * w->columns, threads);
         // A grid of about `threads` parts, chosen so that as little as possible is packed twice.
@@ -183,10 +201,10 @@ API int sigmoid_rl_d_hidden(const Matrix* dz, const Matrix* w, float* out, int64
 
 // out (V, H) += dzᵀ h
 API int sigmoid_rl_add_d_weight(const Matrix* dz, const Matrix* h, float* out, int64_t stride, int64_t threads) {
-    return guarded([&](const Kernels& k) {
+    return guarded(dz->bf16 && h->bf16, [&](const Kernels& k) {
         const bool pairs = k.pairs && dz->bf16 && h->bf16;
         threads = threads_for(2.0 * dz->rows * dz->columns * h->columns, threads);
-        Buffer packed = buffer(round_up(h->columns, k.nr) * words(h->rows, pairs));
+        Buffer packed = buffer(round_up(h->columns, k.nr) * Blocks(h->rows).all_words(pairs, k.unit));
         for_each_task(ceil_div(h->columns, k.nr), threads, 0, [&](int64_t task, float*) {
             k.pack_columns(*h, pairs, task * k.nr, least(h->columns, (task + 1) * k.nr), packed.get());
         });
@@ -200,7 +218,7 @@ API int sigmoid_rl_add_d_weight(const Matrix* dz, const Matrix* h, float* out, i
 
 // out (4, N): row_stats of the logits, computed for a block of rows and a tile of the vocabulary at a time
 API int sigmoid_rl_score(const Matrix* h, const Matrix* w, const Rows* rows, float* out, int64_t threads) {
-    return guarded([&](const Kernels& k) {
+    return guarded(h->bf16 && w->bf16, [&](const Kernels& k) {
         const bool pairs = k.pairs && h->bf16 && w->bf16;
         threads = threads_for(2.0 * h->rows * w->rows * h->columns, threads);
         const int64_t height = least(SCORED_ROWS, h->rows), tiles = ceil_div(w->rows, TILE);

@@ -7,14 +7,22 @@ namespace sigmoid_rl {
 namespace {
 
 constexpr int MR = SIGMOID_RL_MR, NR = 2 * LANES;
+constexpr bool AMX = SIGMOID_RL_UNIT > 1;     // A is packed by rows, and only pairs are multiplied
+constexpr int64_t UNIT = SIGMOID_RL_UNIT;      // words of the inner dimension at a time
 constexpr int64_t PART = 192;  // rows of A at a time, if A is packed block by block
 typedef Vec Tile[MR][2];
 
 INLINE void multiply_pairs(Vec& sum, uint32_t a, Vec b);  // sum += both products of each pair
+INLINE void multiply_amx(int64_t n, const float* a, const float* b, Tile& c);
+struct TileRegisters {  // configured for the lifetime of this object, in its thread
+    TileRegisters();
+    ~TileRegisters();
+};
 
 // c = Σ_k a[k] b[k] over n packed words
 template <bool PAIRS>
 INLINE void multiply(int64_t n, const float* __restrict a, const float* __restrict b, Tile& c) {
+    if constexpr (AMX) return multiply_amx(n, a, b, c);
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i) c[i][0] = c[i][1] = Vec{};
     for (int64_t k = 0; k < n; ++k, a += MR, b += NR) {
@@ -51,15 +59,36 @@ INLINE void put(const Tile& c, float* out, int64_t stride, int64_t m, int64_t n)
 }
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t packed_words(int64_t width, bool pairs) { return tiles(words(width, pairs), UNIT) * UNIT; }
+
+// R rows (inner) or columns (outer) of A, or of B with zeros up to a multiple of UNIT words.
+INLINE void pack_a_inner(const Matrix& x, bool pairs, int64_t row, int64_t rows, int64_t from, int64_t width,
+                         float* out) {
+    if constexpr (AMX)
+        pack_inner_by_rows<MR, UNIT>(x, row, rows, from, width, out);
+    else
+        pack_inner<MR>(x, pairs, row, rows, from, width, out);
+}
+INLINE void pack_a_outer(const Matrix& x, bool pairs, int64_t column, int64_t columns, int64_t from, int64_t width,
+                         float* out) {
+    if constexpr (AMX)
+        pack_outer_by_rows<MR, UNIT>(x, column, columns, from, width, out);
+    else
+        pack_outer<MR>(x, pairs, column, columns, from, width, out);
+}
+INLINE void pad_b(bool pairs, int64_t width, float* out) {
+    const int64_t n = words(width, pairs);
+    if constexpr (AMX) std::memset(out + n * NR, 0, sizeof(float) * NR * (packed_words(width, pairs) - n));
+}
 
 void pack_rows(const Matrix& x, bool pairs, int64_t first, int64_t last, float* packed) {
     const Blocks blocks(x.columns);
     const int64_t height = tiles(x.rows, MR) * MR;
     for (int64_t b = 0; b < blocks.count; ++b) {
-        const int64_t n = words(blocks.width(b), pairs);
-        float* to = packed + height * words(blocks.at(b), pairs);
+        const int64_t n = packed_words(blocks.width(b), pairs);
+        float* to = packed + height * b * blocks.words(pairs, UNIT);
         for (int64_t i = first; i < last; i += MR)
-            pack_inner<MR>(x, pairs, i, least(MR, last - i), blocks.at(b), blocks.width(b), to + i * n);
+            pack_a_inner(x, pairs, i, least(MR, last - i), blocks.at(b), blocks.width(b), to + i * n);
     }
 }
 
@@ -67,24 +96,28 @@ void pack_columns(const Matrix& x, bool pairs, int64_t first, int64_t last, floa
     const Blocks blocks(x.rows);
     const int64_t height = tiles(x.columns, NR) * NR;
     for (int64_t b = 0; b < blocks.count; ++b) {
-        const int64_t n = words(blocks.width(b), pairs);
-        float* to = packed + height * words(blocks.at(b), pairs);
-        for (int64_t j = first; j < last; j += NR)
+        const int64_t n = packed_words(blocks.width(b), pairs);
+        float* to = packed + height * b * blocks.words(pairs, UNIT);
+        for (int64_t j = first; j < last; j += NR) {
             pack_outer<NR>(x, pairs, j, least(NR, last - j), blocks.at(b), blocks.width(b), to + j * n);
+            pad_b(pairs, blocks.width(b), to + j * n);
+        }
     }
 }
 
 template <bool PAIRS>
 void logits_of(const float* h, int64_t rows, const Matrix& w, int64_t first, int64_t last, float* out,
                int64_t stride, float* scratch) {
+    const TileRegisters registers;
     const Blocks blocks(w.columns);
     const int64_t height = tiles(rows, MR) * MR;
     float *panel = scratch, *sums = scratch + MAX_BLOCK * NR;  // sums of the blocks so far, (height, NR)
     for (int64_t j = first; j < last; j += NR)
         for (int64_t b = 0; b < blocks.count; ++b) {
-            const int64_t n = words(blocks.width(b), PAIRS), columns = least(NR, last - j);
-            const float* a = h + height * words(blocks.at(b), PAIRS);
+            const int64_t n = packed_words(blocks.width(b), PAIRS), columns = least(NR, last - j);
+            const float* a = h + height * b * blocks.words(PAIRS, UNIT);
             pack_inner<NR>(w, PAIRS, j, columns, blocks.at(b), blocks.width(b), panel);
+            pad_b(PAIRS, blocks.width(b), panel);
             for (int64_t i = 0; i < rows; i += MR) {
                 Tile c;
                 multiply<PAIRS>(n, a + i * n, panel, c);
@@ -112,19 +145,21 @@ INLINE int64_t part_of(int64_t n) { return tiles(tiles(n, MR), tiles(n, PART)) *
 template <bool PAIRS>
 void d_hidden_of(const Matrix& dz, const Matrix& w, int64_t row0, int64_t row1, int64_t column0, int64_t column1,
                  float* out, int64_t stride, float* scratch) {
+    const TileRegisters registers;
     const Blocks blocks(w.rows);
     const int64_t part = part_of(row1 - row0);
     float *a = scratch, *panels = scratch + MAX_BLOCK * part;
     for (int64_t b = 0; b < blocks.count; ++b) {
-        const int64_t from = blocks.at(b), width = blocks.width(b), n = words(width, PAIRS);
+        const int64_t from = blocks.at(b), width = blocks.width(b), n = packed_words(width, PAIRS);
         for (int64_t k = 0; k < width; k += 8)
             for (int64_t j = column0; j < column1; j += NR)
                 pack_outer<NR>(w, PAIRS, j, least(NR, column1 - j), from + k, least(8, width - k),
                                panels + (j - column0) * n + words(k, PAIRS) * NR);
+        for (int64_t j = column0; j < column1; j += NR) pad_b(PAIRS, width, panels + (j - column0) * n);
         for (int64_t first = row0; first < row1; first += part) {
             const int64_t last = least(row1, first + part);
             for (int64_t i = first; i < last; i += MR)
-                pack_inner<MR>(dz, PAIRS, i, least(MR, last - i), from, width, a + (i - first) * n);
+                pack_a_inner(dz, PAIRS, i, least(MR, last - i), from, width, a + (i - first) * n);
             for (int64_t j = column0; j < column1; j += NR) {
                 const int64_t columns = least(NR, column1 - j);
                 for (int64_t i = first; i < last; i += MR) {
@@ -144,15 +179,17 @@ void d_hidden_of(const Matrix& dz, const Matrix& w, int64_t row0, int64_t row1, 
 template <bool PAIRS>
 void add_d_weight_of(const Matrix& dz, const float* h, int64_t columns, int64_t first, int64_t last, float* out,
                      int64_t stride, float* a) {
+    constexpr int64_t DEPTH = AMX ? 2 * UNIT : 4;  // few rows at a time: their lines may map to one L1 set
+    const TileRegisters registers;
     const Blocks blocks(dz.rows);
     const int64_t height = tiles(columns, NR) * NR;
     for (int64_t b = 0; b < blocks.count; ++b) {
-        const int64_t from = blocks.at(b), width = blocks.width(b), n = words(width, PAIRS);
-        const float* panels = h + height * words(from, PAIRS);
-        for (int64_t k = 0; k < width; k += 4)  // few rows at a time: their lines may map to one L1 set
+        const int64_t from = blocks.at(b), width = blocks.width(b), n = packed_words(width, PAIRS);
+        const float* panels = h + height * b * blocks.words(PAIRS, UNIT);
+        for (int64_t k = 0; k < width; k += DEPTH)
             for (int64_t i = first; i < last; i += MR)
-                pack_outer<MR>(dz, PAIRS, i, least(MR, last - i), from + k, least(4, width - k),
-                               a + (i - first) * n + words(k, PAIRS) * MR);
+                pack_a_outer(dz, PAIRS, i, least(MR, last - i), from + k, least(DEPTH, width - k),
+                             a + (i - first) * n + words(k, PAIRS) * MR);
         for (int64_t j = 0; j < columns; j += NR)
             for (int64_t i = first; i < last; i += MR) {
                 Tile c;

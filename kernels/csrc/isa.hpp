@@ -45,12 +45,16 @@ struct Blocks {
     }
     int64_t at(int64_t block) const { return block * size; }
     int64_t width(int64_t block) const { return block + 1 < count ? size : length - block * size; }
+    // Words of a packed row or column of a whole block, a multiple of `unit`; those of all blocks, for buffers.
+    int64_t words(bool pairs, int64_t unit) const { return ((pairs ? (size + 1) / 2 : size) + unit - 1) / unit * unit; }
+    int64_t all_words(bool pairs, int64_t unit) const { return count * words(pairs, unit); }
 };
 }  // namespace
 
 // Buffers are in 32-bit words: an FP32 value, or a pair of bf16 along the inner dimension.
 struct Kernels {
     int64_t mr, nr;  // a register tile is mr rows x nr columns
+    int64_t unit;    // words of the inner dimension are packed in multiples of this, filled up with zeros
     bool pairs;      // has products of bf16 pairs
 
     // Packs A of `logits`: rows [first, last) of x, first being a multiple of mr, at their offset in `packed`.
@@ -79,6 +83,10 @@ extern const Kernels baseline_kernels;
 #ifdef SIGMOID_RL_X86
 extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels;
 #endif
-extern const Kernels emulated_kernels;  // the AVX-512 code compiled for any machine, for tests
+#ifdef SIGMOID_RL_AMX
+extern const Kernels amx_kernels;  // for products of bf16 pairs only
+#endif
+// The code of AVX-512 and of AMX compiled for any machine, for tests.
+extern const Kernels emulated_kernels, emulated_amx_kernels;
 
 }  // namespace sigmoid_rl

@@ -23,6 +23,12 @@ INLINE QuadWord widen_four(const uint16_t* p) {
     return __builtin_convertvector(h, QuadWord);
 }
 
+INLINE UInt widen_lanes(const uint16_t* p) {
+    Half h;
+    std::memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, UInt);
+}
+
 // How words are read. A word holds STEP elements along the inner dimension. `four` and `word` with a length read
 // along the inner dimension; with `next` (the next element of the inner dimension, or null) they read across it.
 struct Fp32 {
@@ -55,6 +61,9 @@ struct Bf16Pairs {
     }
     INLINE Quad four(const uint16_t* p, const uint16_t* next) {
         return bits<Quad>(next ? widen_four(p) | widen_four(next) << 16 : widen_four(p));
+    }
+    INLINE Vec lanes(const uint16_t* p, const uint16_t* next) {
+        return bits<Vec>(next ? widen_lanes(p) | widen_lanes(next) << 16 : widen_lanes(p));
     }
     INLINE float word(const uint16_t* p, int64_t left) {  // the last of an odd number is paired with zero
         return bits<float>(uint32_t(p[0]) | (left > 1 ? uint32_t(p[1]) << 16 : 0));
@@ -127,6 +136,9 @@ void pack_outer(const Matrix& x, int64_t column, int64_t columns, int64_t from, 
         const auto* next = k * Source::STEP + 1 < width ? p + x.stride : nullptr;
         float* to = out + k * R;
         int r = 0;
+        if constexpr (Source::STEP == 2)
+            if (columns == R)
+                for (; r + LANES <= R; r += LANES) store(to + r, Source::lanes(p + r, next ? next + r : next));
         if (columns == R)
             for (; r + 4 <= R; r += 4) {
                 Quad q = Source::four(p + r, next ? next + r : next);
@@ -134,6 +146,38 @@ void pack_outer(const Matrix& x, int64_t column, int64_t columns, int64_t from, 
             }
         for (; r < R; ++r) to[r] = r < columns ? Source::word(p + r, next ? next + r : next) : 0.0f;
     }
+}
+
+// As pack_inner for pairs, in the order in which AMX reads A: blocks of R rows by UNIT words, row by row. The words
+// beyond the last are zero.
+template <int R, int64_t UNIT>
+void pack_inner_by_rows(const Matrix& x, int64_t row, int64_t rows, int64_t from, int64_t width, float* out) {
+    const auto* base = static_cast<const uint16_t*>(x.data) + row * x.stride + from;
+    for (int r = 0; r < R; ++r) {
+        const auto* from_row = base + r * x.stride;
+        float* to = out + r * UNIT;
+        int64_t k = 0;
+        if (r < rows)
+            for (; k + 2 * UNIT <= width; k += 2 * UNIT, to += R * UNIT) std::memcpy(to, from_row + k, 4 * UNIT);
+        for (; k < width; k += 2 * UNIT, to += R * UNIT) {
+            std::memset(to, 0, 4 * UNIT);
+            if (r < rows) std::memcpy(to, from_row + k, 2 * (width - k));
+        }
+    }
+}
+
+// As pack_outer for up to UNIT pairs, in the same order.
+template <int R, int64_t UNIT>
+void pack_outer_by_rows(const Matrix& x, int64_t column, int64_t columns, int64_t from, int64_t width, float* out) {
+    alignas(64) float across[UNIT * R] = {};
+    pack_outer<R, Bf16Pairs>(x, column, columns, from, width, across);
+    for (int64_t k = 0; k < UNIT; k += 4)
+        for (int64_t r = 0; r < R; r += 4) {
+            Quad q[4];
+            for (int i = 0; i < 4; ++i) std::memcpy(&q[i], across + (k + i) * R + r, sizeof q[i]);
+            transpose(q);
+            for (int i = 0; i < 4; ++i) std::memcpy(out + (r + i) * UNIT + k, &q[i], sizeof q[i]);
+        }
 }
 
 template <int R>
