@@ -38,11 +38,13 @@ TileRegisters::TileRegisters() {
         uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
         uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } config;
+    asm volatile("" : : "r"(&config) : "memory");  // GCC's intrinsics do not say that they read memory
     _tile_loadconfig(&config);
 }
 TileRegisters::~TileRegisters() { _tile_release(); }
 
 INLINE void multiply_amx(int64_t n, const float* a, const float* b, Tile& c) {
+    asm volatile("" : : : "memory");  // what was packed is written before it is loaded
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -62,6 +64,7 @@ INLINE void multiply_amx(int64_t n, const float* a, const float* b, Tile& c) {
     _tile_stored(1, out + LANES, 4 * NR);
     _tile_stored(2, out + MR / 2 * NR, 4 * NR);
     _tile_stored(3, out + MR / 2 * NR + LANES, 4 * NR);
+    asm volatile("" : : : "memory");
 }
 #else
 TileRegisters::TileRegisters() {}

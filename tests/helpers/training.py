@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,12 @@ class NoClock:
 
     def split(self, shares: dict[str, float]) -> None:
         pass
+
+
+def of_the_data(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics that do not depend on the machine and the moment."""
+    of_the_machine = ("seconds", "per_s", "mfu", "memory")
+    return {k: v for k, v in metrics.items() if not any(part in k for part in of_the_machine)}
 
 
 def make_model(kind: str, folder: Path) -> str:

@@ -34,7 +34,7 @@ def throughput(
     computed twice to save memory does not.
     """
     tflops = 6 * parameters * tokens / seconds / ranks / 1e12
-    return {"learner/tflops": tflops} | ({"learner/mfu": tflops / peak} if peak else {})
+    return {"learner/tflop_per_s": tflops} | ({"learner/mfu": tflops / peak} if peak else {})
 
 
 def peak_memory_gb(device: torch.device) -> float:

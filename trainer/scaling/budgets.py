@@ -199,7 +199,8 @@ def targets(curves: Curves, R0: float) -> tuple[float, ...]:
 
 def costs(curves: Curves, reward: float, leader: str) -> tuple[Cost, ...]:
     """The compute that each recipe needs for a reward."""
-    needed = {name: _first_reached(curves, name, reward) for name in curves.rewards}
+    rng = np.random.default_rng(0)
+    needed = {name: _first_reached(curves, name, reward, rng) for name in curves.rewards}
     rows = []
     for name, x in needed.items():
         both = np.isfinite(x) | np.isfinite(needed[leader])
@@ -209,7 +210,7 @@ def costs(curves: Curves, reward: float, leader: str) -> tuple[Cost, ...]:
     return tuple(rows)
 
 
-def _first_reached(curves: Curves, name: str, reward: float) -> Array:
+def _first_reached(curves: Curves, name: str, reward: float, rng: np.random.Generator) -> Array:
     """(n,): where each curve of a recipe first is at the reward or above; infinite if nowhere.
 
     Anywhere from 0 to the first evaluation if it is there before that.
@@ -221,7 +222,7 @@ def _first_reached(curves: Curves, name: str, reward: float) -> Array:
     rise = np.maximum(x[rows, right] - x[rows, left], 1e-12)
     share = np.clip((reward - x[rows, left]) / rise, 0, 1)
     at = np.exp(log_c[left] + share * (log_c[right] - log_c[left]))
-    at = np.where(i > 0, at, curves.compute[0] * np.random.default_rng(0).random(len(x)))
+    at = np.where(i > 0, at, curves.compute[0] * rng.random(len(x)))
     within = (i < len(log_c)) & (at <= FURTHEST * curves.last[name])
     result: Array = np.where(within, at, np.inf)
     return result

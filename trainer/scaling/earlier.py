@@ -60,10 +60,8 @@ class Earlier:
     unit: str  # of compute
 
     def groups(self) -> list[list[Past]]:
-        """What counts as one each: the groups, or the runs if there is but one group."""
+        """The runs of each group, which count as one."""
         names = dict.fromkeys(past.group for past in self.runs)
-        if len(names) == 1:
-            return [[past] for past in self.runs]
         return [[past for past in self.runs if past.group == name] for name in names]
 
     def without(self, curve: Curve) -> Earlier:

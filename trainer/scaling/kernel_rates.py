@@ -60,16 +60,15 @@ def _cases(record: Mapping[str, Any]) -> Iterator[Case]:
                 rate = 6 * n * h * v / row["stats"]["median"] / 1e12
                 yield Case(name, (n, h, v), _dtype_in(row["name"]), rate)
         return
-    whole = (
-        record.get("shape") or {}
-    )  # bench.kernels.compare has one for all cases, the GPU suite one for each
+    whole = record.get("shape") or {}  # of all cases; the GPU suite has one for each, and is in bf16
+    dtype = record.get("dtype", "" if whole else "bfloat16")
     for case in record["cases"]:
         n, h, v = case.get("shape") or (whole["N"], whole["H"], whole["V"])
         rate = case.get("effective_tflops")
         if not rate and case.get("ms"):
             rate = 6 * n * h * v / case["ms"]["median"] / 1e9
         if rate:
-            yield Case(case["name"], (n, h, v), record.get("dtype", ""), rate)
+            yield Case(case["name"], (n, h, v), dtype, rate)
 
 
 def _dtype_in(name: str) -> str:

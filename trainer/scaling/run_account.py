@@ -11,8 +11,7 @@ All times are the run's, so no rate of a body, a batch or a machine is assumed.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from trainer.config import ConfigError
 from trainer.roles import role_kind
@@ -41,8 +40,7 @@ class RunTimes:
 def run_times(folder: Path) -> RunTimes | None:
     """Of a run folder of ours; None if it is none, or from before the loss was booked apart."""
     try:
-        books = json.loads((folder / "ledger.json").read_text())
-        config = yaml.safe_load((folder / "config.yaml").read_text())
+        books, config = json.loads((folder / "ledger.json").read_text()), _config(folder)
     except OSError:
         return None
     busy: dict[str, list[float]] = {"learner": [], "engine": []}
@@ -61,9 +59,16 @@ def run_times(folder: Path) -> RunTimes | None:
     )
 
 
+def _config(folder: Path) -> dict[str, Any]:
+    import yaml  # takes long to load, and other commands import this module
+
+    content: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
+    return content
+
+
 def head_shape(folder: Path) -> tuple[int, int, str]:
     """Hidden size, vocabulary and type of a run's model. ConfigError: no checkpoint says so."""
-    dtype = str(yaml.safe_load((folder / "config.yaml").read_text())["model"]["dtype"])
+    dtype = str(_config(folder)["model"]["dtype"])
     for path in sorted(folder.glob("checkpoints/step-*/config.json"), reverse=True):
         model = json.loads(path.read_text())
         return int(model["hidden_size"]), int(model["vocab_size"]), dtype

@@ -78,7 +78,7 @@ def _parser() -> Parser:
         epilog="What follows -- holds for every run, as on trainer.main's command line. Started again, a "
         "sweep skips complete runs, goes on with broken ones from checkpoints, and tries failed ones again.",
     )
-    rungs = " and ".join(f"{100 * r:g}" for r in RUNGS)
+    rungs = ", ".join(f"{100 * r:g}" for r in RUNGS)
     numbers = {
         "seeds": (3, "runs of each recipe (default: 3)"),
         "budget": (0.0, "compute of each run, in device-hours of its ledger (default: up to pipeline.steps)"),

@@ -108,9 +108,11 @@ def test_the_cost_is_exact_on_a_line_and_infinite_far_beyond_the_data() -> None:
 
 
 def test_the_cost_of_a_reward_reached_before_the_first_evaluation_is_anywhere_before_it() -> None:
-    rewards = {"a": np.repeat([[0.3, 0.4]], 1000, axis=0)}
-    curves = Curves(np.array([10.0, 100.0]), rewards, {"a": 100.0}, {"a": 100.0}, (), 100.0, 0.9)
-    (cost,) = costs(curves, 0.2, "a")
+    rewards = dict.fromkeys("ab", np.repeat([[0.3, 0.4]], 1000, axis=0))
+    last = dict.fromkeys(rewards, 100.0)
+    curves = Curves(np.array([10.0, 100.0]), rewards, last, last, (), 100.0, 0.9)
+    cost, other = costs(curves, 0.2, "a")
+    assert other.ratio and other.ratio.low < 0.3 and other.ratio.high > 3  # nothing is known of it
     assert cost.compute.low == pytest.approx(0.5, abs=0.2) and cost.compute.high == pytest.approx(
         9.5, abs=0.2
     )
