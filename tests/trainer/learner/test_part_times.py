@@ -1,6 +1,7 @@
 """Promises of the times of a step's parts: forward and backward count, nothing else does."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,19 @@ class Slow(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         time.sleep(BACKWARD_S)
+        return gradient
+
+
+class SlowBackward(torch.autograd.Function):
+    """Takes 0.05 s in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(0.05)
         return gradient
 
 
@@ -81,11 +95,12 @@ def test_a_step_books_the_loss_head_and_attention_as_states(
 
     def slow_loss(*args: Any, **kwargs: Any) -> Any:
         time.sleep(0.1)
-        return loss(*args, **kwargs)
+        out = loss(*args, **kwargs)
+        return replace(out, loss=SlowBackward.apply(out.loss))
 
     def slow_attention(*args: Any) -> Any:
         time.sleep(0.02)
-        return attend(*args)
+        return SlowBackward.apply(attend(*args))
 
     monkeypatch.setattr(policy_model, "policy_loss", slow_loss)
     monkeypatch.setattr(attention, "_attention", slow_attention)
@@ -94,8 +109,8 @@ def test_a_step_books_the_loss_head_and_attention_as_states(
     metrics = one.train(TrainBatch(1, sequences(), {}))
     layers = one.model.lm.config.num_hidden_layers
     calls = metrics["learner/micro_batches"]
-    assert metrics["learner/seconds_loss_head"] >= 0.1 * calls
-    assert metrics["learner/seconds_attention"] >= 0.02 * calls * layers * (1 + checkpointed)
+    assert metrics["learner/seconds_loss_head"] >= (0.1 + 0.05) * calls
+    assert metrics["learner/seconds_attention"] >= (0.02 * (1 + checkpointed) + 0.05) * calls * layers
     assert set(clock.shares) == {LOSS_HEAD, ATTENTION, "forward_backward"}
     assert sum(clock.shares.values()) == pytest.approx(1) and min(clock.shares.values()) > 0
     one.score(sequences())
