@@ -59,6 +59,7 @@ class Shift:
     model: str  # one of kernel_cost.MODELS; empty: the run's own
     kernel: Head
     measured_with: Head
+    note: str = ""  # why the run's own account was not used
 
 
 def predict(

@@ -123,6 +123,19 @@ def test_a_run_is_predicted_with_another_kernel_by_its_own_ledger(
     assert EVALUATED[-1] == 0.24 and "core-hours" in DEVICE_HOURS
 
 
+def test_a_run_whose_ledger_does_not_book_the_loss_apart_is_said_to_take_the_papers_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, rates = write_run(tmp_path / "older"), tmp_path / "rates.json"
+    rates.write_text(json.dumps(benchmarks()))
+    asked = ["predict", str(run), "--at", "0.2", "--unit", "GPU-hours", "--kernel", "naive"]
+    assert main([*asked, "--measured-with", "ours", "--kernel-rates", str(rates)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "a step of 8B dense takes" in text and "Its ledger does not book the loss of the head apart." in text
+    )
+
+
 def test_without_rates_of_both_kernels_a_run_has_no_account(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ def _describe_shift(shift: Shift) -> str:
         )
     return (
         f"Measured with {old}, predicted for {new}: a step of {shift.model} takes {shift.factor:.3f} times "
-        "the GPU-hours (python -m bench.gpu_hours shows the calculation)."
+        f"the GPU-hours (python -m bench.gpu_hours shows the calculation). {shift.note}".strip()
     )
 
 
@@ -232,7 +232,10 @@ def _shift(args: argparse.Namespace, reading: Reading, rates: dict[str, Any] | N
                 f"{curve.name}: compute is in {curve.unit}; --kernel changes the GPU-hours of a step: give "
                 "compute in GPU-hours (--gpu-hours-per-step, --devices or --unit)"
             )
-        return kernel_shift(args.model, args.kernel, args.measured_with, rates)
+        shift = kernel_shift(args.model, args.kernel, args.measured_with, rates)
+        if rates is not None and (reading.path / "ledger.json").is_file():
+            return replace(shift, note="Its ledger does not book the loss of the head apart.")
+        return shift
     except (KeyError, TypeError, AttributeError) as e:
         raise ConfigError(
             f"--kernel-rates {args.kernel_rates}: expected kernels.json of the GPU suite, "
