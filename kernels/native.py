@@ -42,7 +42,7 @@ def why_not() -> str:
 
 
 def isas() -> list[str]:
-    """The library's instruction sets that run on this machine, best first; `emulated` is for tests."""
+    """The library's instruction sets that run on this machine, best first; the emulated are for tests."""
     library = _loaded()
     return [name for i, name in enumerate(_names(library)) if library.sigmoid_rl_runs_here(ctypes.c_int64(i))]
 

@@ -61,7 +61,7 @@ INLINE void put(const Tile& c, float* out, int64_t stride, int64_t m, int64_t n)
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t packed_words(int64_t width, bool pairs) { return tiles(words(width, pairs), UNIT) * UNIT; }
 
-// R rows (inner) or columns (outer) of A, or of B with zeros up to a multiple of UNIT words.
+// A: MR rows of x, whose inner dimension is contiguous, in the order in which `multiply` reads them.
 INLINE void pack_a_inner(const Matrix& x, bool pairs, int64_t row, int64_t rows, int64_t from, int64_t width,
                          float* out) {
     if constexpr (AMX)
@@ -69,6 +69,7 @@ INLINE void pack_a_inner(const Matrix& x, bool pairs, int64_t row, int64_t rows,
     else
         pack_inner<MR>(x, pairs, row, rows, from, width, out);
 }
+// A: MR columns of x, whose rows are the inner dimension, in the same order.
 INLINE void pack_a_outer(const Matrix& x, bool pairs, int64_t column, int64_t columns, int64_t from, int64_t width,
                          float* out) {
     if constexpr (AMX)
@@ -76,6 +77,7 @@ INLINE void pack_a_outer(const Matrix& x, bool pairs, int64_t column, int64_t co
     else
         pack_outer<MR>(x, pairs, column, columns, from, width, out);
 }
+// Zeros after the packed words of a panel of B, up to a multiple of UNIT.
 INLINE void pad_b(bool pairs, int64_t width, float* out) {
     const int64_t n = words(width, pairs);
     if constexpr (AMX) std::memset(out + n * NR, 0, sizeof(float) * NR * (packed_words(width, pairs) - n));
