@@ -11,6 +11,7 @@ from bench import gpu_hours, records
 from bench.gpu_hours import account
 from bench.kernels import accuracy
 from bench.sources import CURVES
+from trainer.config import ConfigError
 from trainer.scaling.kernel_cost import (
     CONSTANTS,
     MODELS,
@@ -82,6 +83,8 @@ def suite_record() -> dict[str, Any]:
 def test_measured_rates_are_the_fastest_training_case_at_the_nearest_shape() -> None:
     heads = {head.name: head for head in measured_heads(suite_record(), 4096, 151936)}
     assert heads["ours"].tflops == 690.0 and heads["best peer"].tflops == 500.0 and "naive FP32" not in heads
+    with pytest.raises(ConfigError, match="no timed case in float32"):  # the suite is in bfloat16
+        measured_heads(suite_record(), 4096, 151936, "float32")
     assert heads["ours"].source.startswith("MEASURED on NVIDIA H200, commit abc: ours, spx, chunk 4096")
 
 

@@ -154,7 +154,7 @@ class Recorder:
         compute = self._versions[step][1].total
         self.points.append(EvalPoint(step, compute, data["pass_rate"], data["pass_rate_se"]))
         line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
-        if step:
+        if compute:
             line["eval/gain_per_hour"] = (data["pass_rate"] - self.points[0].pass_rate) / compute
         end = min(compute / step * self.config.pipeline.steps, self._limit) if step else 0.0
         before, self._forecast = self._forecast, forecast(self.points, end, self._forecast, self._like)

@@ -83,12 +83,14 @@ def test_the_compute_of_an_evaluation_is_that_when_its_weights_were_made(tmp_pat
         )
     one.handle("learner", Spans("learner", (("forward_backward", start + 7, start + 17),)))
     one.handle("controller", step_event(2, start + 17))
-    one.handle("controller", Event("eval", start + 18, {"step": 1} | result))
+    one.handle("controller", Event("eval", start + 18, {"step": 1} | result | {"pass_rate": 0.6}))
     first, one_made, _, last = list(read_lines(tmp_path / "metrics.jsonl"))
     assert first["compute/flops"] == 0 and last["compute/flops"] == one_made["compute/flops"]
     assert [p.compute * 3600 for p in one.points] == pytest.approx([0, 14 * cores])
     assert (first["compute/total"], last["compute/total"] * 3600) == pytest.approx((0, 14 * cores))
     assert last["time"] == pytest.approx(7)
+    assert "eval/gain_per_hour" not in first
+    assert last["eval/gain_per_hour"] == pytest.approx(0.1 / (14 * cores / 3600))
 
 
 def test_the_flops_of_the_steps_add_up_and_a_resumed_run_goes_on_from_them(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from simulated import falling, simulated
 from bench.validation.halving import cut, trial
 from trainer.run_folder import complete
 from trainer.scaling import Sigmoid
+from trainer.scaling.average import Prior
+from trainer.scaling.earlier import Earlier, prior_of_kind
 from trainer.sweep import spec
 from trainer.sweep.__main__ import main
 from trainer.sweep.halving import RISK, RUNGS, chances, forecasts, least_likely, stop_recipes
@@ -30,7 +32,7 @@ def test_the_least_likely_recipes_that_together_have_at_most_the_risk_are_stoppe
     assert least_likely({}, 0.01) == {}
 
 
-def test_chances_are_those_of_the_budget_and_near_equals_share_them() -> None:
+def test_chances_are_those_of_the_budget_and_near_equals_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = np.linspace(100, 1600, 16)
     laws = {
         "high": Sigmoid(0.2, 0.62, 1.8, 600),
@@ -42,7 +44,15 @@ def test_chances_are_those_of_the_budget_and_near_equals_share_them() -> None:
         name: [simulated(law, compute, 0.004, 10 * i + s) for s in range(2)]
         for i, (name, law) in enumerate(laws.items())
     }
+    asked: list[set[str]] = []
+
+    def prior(earlier: Earlier) -> Prior:
+        asked.append({past.group for past in earlier.runs})
+        return prior_of_kind(earlier)
+
+    monkeypatch.setattr("trainer.sweep.halving.prior_of_kind", prior)
     known = forecasts(runs | {"fallen": [falling()]})
+    assert asked == [set(laws) - {name} for name in laws for _ in range(2)]  # what the other recipes say
     assert list(known) == list(runs)  # nothing is said of what has fallen, and it is not stopped
     now, later = chances(known, 1600), chances(known, 16_000)
     assert now["low"] < 0.01 and now["slow"] < 0.01 and now["high"] > 0.1 and now["near"] > 0.1
