@@ -208,7 +208,7 @@ class SAPO:
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = _ratio(logp, logprobs_gen)
-        tau = torch.where(advantages > 0, self.positive, self.negative)
+        tau = torch.full_like(advantages, self.negative).masked_fill_(advantages > 0, self.positive)
         gate, rest = torch.sigmoid(tau * (ratio - 1)), torch.sigmoid(tau * (1 - ratio))
         never = torch.zeros_like(ratio, dtype=torch.bool)
         return Term(-4 / tau * gate * advantages, -4 * gate * rest * ratio * advantages, ratio, never)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -268,6 +269,13 @@ def _weighted_rows(token_weights: Tensor) -> Tensor | None:
     return None if len(kept) == len(token_weights) else kept
 
 
+@contextmanager
+def launching(hidden: Tensor) -> Iterator[None]:
+    """Kernels inside run on hidden's device (Triton takes the current one), without autocast's rounding."""
+    with torch.cuda.device_of(hidden), torch.autocast(hidden.device.type, enabled=False):
+        yield
+
+
 def compute(
     hidden: Tensor, weight: Tensor, targets: Tensor, logprobs_gen: Tensor, advantages: Tensor,
     token_weights: Tensor, inverse_temperature: Tensor, logprobs_ref: Tensor | None,
@@ -296,7 +304,7 @@ def compute(
         logprobs_gen=tokens.logprobs_gen, token_weights=tokens.weights, logprobs_ref=tokens.logprobs_ref,
     )  # fmt: skip
     tokens = tokens.to(dtype)
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # it would round products
+    with torch.no_grad(), launching(hidden):
         head = LMHead.prepare(hidden, weight, dtype, settings, first)
         outputs = StepOutputs.empty(hidden, head, needs_hidden, needs_weight)
         train(head, hidden, tokens, outputs)

@@ -7,6 +7,8 @@ import math
 import shutil
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +18,17 @@ from backends import BACKENDS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels import CISPO, GSPO, Term, backend_info, linear_logprob, policy_loss
+from kernels import (
+    CISPO,
+    GSPO,
+    SAPO,
+    Term,
+    backend_info,
+    linear_logprob,
+    policy_loss,
+    token_weights,
+    torch_backend,
+)
 from kernels import op as op_module
 from kernels.precision import ieee_fp32
 from kernels.reference import reference_loss
@@ -432,3 +444,46 @@ def test_each_row_kernel_errs_by_its_rounding_alone_however_many_chunks(
 def test_the_old_name_of_a_row_kernel_still_works_with_a_notice(old: Any, new: str) -> None:
     with pytest.warns(UserWarning, match=f"row_kernel '{old}' is now called '{new}'"):
         assert Settings(row_kernel=old).row_kernel == new
+
+
+@pytest.mark.parametrize("row_kernel", ["two-pass", "fused-epilogue"])
+def test_the_callers_default_dtype_changes_no_bit(backend: str, row_kernel: Any) -> None:
+    if backend != "triton" and row_kernel != "two-pass":
+        pytest.skip("a row kernel of the Triton backend")
+    p, found = problem(), []
+    half = p | {k: p[k].bfloat16() for k in ("hidden", "weight")}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            options: dict[str, Any] = {"row_kernel": row_kernel, "temperature": 0.7, "objective": SAPO()}
+            trained = run(half, backend=backend, **options)
+            scored = linear_logprob(half["hidden"], half["weight"], half["targets"], backend=backend)
+            found.append([*trained, *scored, token_weights([5, 9], [0, 1], "sum")])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*found, strict=True))
+
+
+def test_kernels_are_launched_on_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded: list[Tensor] = []
+
+    @contextmanager
+    def guard(x: Tensor) -> Iterator[None]:
+        guarded.append(x)
+        yield
+        guarded.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", guard)
+    launches = []
+    for name in ("prepare", "logits", "row_stats", "row_grads", "d_hidden", "add_d_weight"):
+        kernel = getattr(torch_backend, name)
+
+        def watched(*args: Any, kernel: Any = kernel) -> Any:
+            launches.append(len(guarded))
+            return kernel(*args)
+
+        monkeypatch.setattr(torch_backend, name, watched)
+    p = problem()
+    run(p, backend="torch")
+    linear_logprob(p["hidden"], p["weight"], p["targets"], backend="torch")
+    assert len(launches) == 9 and set(launches) == {1} and not guarded
