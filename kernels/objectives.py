@@ -222,7 +222,8 @@ def _weighted_mean(x: Tensor, sequences: Tensor, weights: Tensor) -> Tensor:
     _, position, lengths = sequences[order].unique_consecutive(return_inverse=True, return_counts=True)
     summands = torch.stack([x * weights, weights], 1)[order].double()
     total, weight = torch.segment_reduce(summands, "sum", lengths=lengths).unbind(1)
-    return torch.empty_like(x).index_copy_(0, order, (total / weight).to(x.dtype)[position])
+    mean = (total / weight.where(weight != 0, 1)).to(x.dtype)
+    return torch.empty_like(x).index_copy_(0, order, mean[position])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -46,6 +46,12 @@ class Tokens:
     def to(self, dtype: torch.dtype) -> Tokens:
         """The same with all floats in this type."""
         return self._map(lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+    def masked(self, counted: Tensor) -> Tokens:
+        """The same with 0, or temperature 1, in the tokens that do not count; their sequence ids stay."""
+        masked = self._map(lambda x: x.where(counted, 0))
+        scale = self.inverse_temperature.where(counted, 1)
+        return replace(masked, inverse_temperature=scale, sequences=self.sequences)
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> Tokens:
         values = (getattr(self, name) for name in self.__slots__)
@@ -153,18 +159,27 @@ class StepOutputs:
         self.ratio[rows], self.truncated[rows] = term.ratio, term.truncated.to(loss.dtype)
         return t.weights * derivative
 
-    def stats(self, logprobs_gen: Tensor) -> Tensor:
-        """(len(STATS),) statistics over the tokens in the loss; zeros if there are none."""
+    def stats(self, logprobs_gen: Tensor, counted: Tensor | None) -> Tensor:
+        """(len(STATS),) statistics over the tokens in the loss (None: all); zeros if there are none."""
         if not len(self.logp):
             return self.logp.new_zeros(len(STATS))
+        number = len(self.logp) if counted is None else counted.sum().clamp(min=1)
+
+        def mean(x: Tensor) -> Tensor:
+            return (x if counted is None else x.where(counted, 0)).sum() / number
+
         log_ratio, ratio = self.logp - logprobs_gen, self.ratio
-        share = ratio / ratio.max().clamp(min=1e-30)  # the square of a large ratio would overflow
+        if counted is not None:
+            ratio = ratio.where(counted, 0)
+        highest = ratio.max()
+        lowest = (ratio if counted is None else ratio.where(counted, highest)).min()
+        share = ratio / highest.clamp(min=1e-30)  # the square of a large ratio would overflow
         return torch.stack([
-            ratio.mean(), ratio.min(), ratio.max(), self.truncated.mean(),
-            -log_ratio.mean(),  # k1 estimate of KL(π_gen ‖ π_train); the generator sampled the tokens
-            (torch.expm1(log_ratio) - log_ratio).mean(),  # k3 estimate of the same: never negative
-            self.kl_ref.mean(), self.entropy.mean(),
-            share.sum() ** 2 / (len(share) * share.square().sum()).clamp(min=1e-30),
+            mean(ratio), lowest, highest, mean(self.truncated),
+            -mean(log_ratio),  # k1 estimate of KL(π_gen ‖ π_train); the generator sampled the tokens
+            mean(torch.expm1(log_ratio) - log_ratio),  # k3 estimate of the same: never negative
+            mean(self.kl_ref), mean(self.entropy),
+            share.sum() ** 2 / (number * share.square().sum()).clamp(min=1e-30),
         ])  # fmt: skip
 
 
@@ -261,10 +276,13 @@ def gradient_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype == torch.float16 else x.dtype
 
 
-def _weighted_rows(token_weights: Tensor) -> Tensor | None:
-    """The rows with weight ≠ 0; None for all, also during CUDA graph capture, which forbids counting them."""
-    if token_weights.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
+def capturing(x: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, which forbids waiting for values of x."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def weighted_rows(token_weights: Tensor) -> Tensor | None:
+    """The rows with weight ≠ 0; None for all. On CUDA the host waits for their number."""
     kept = token_weights.nonzero()[:, 0]
     return None if len(kept) == len(token_weights) else kept
 
@@ -281,7 +299,7 @@ def compute(
     token_weights: Tensor, inverse_temperature: Tensor, logprobs_ref: Tensor | None,
     sequences: Tensor | None, needs_hidden: bool, needs_weight: bool, objective: int, kl: int,
     entropy_bonus: float, softcap: float | None, logits_dtype: torch.dtype, exact: bool, weight_parts: int,
-    row_kernel: str, chunk_rows: int | None, group: int, backend: str | None,
+    row_kernel: str, chunk_rows: int | None, drop_masked: bool, group: int, backend: str | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(loss, log-probs, entropies, STATS, d_hidden, d_weight); a gradient that is not needed is empty.
 
@@ -289,14 +307,17 @@ def compute(
     """
     settings = Settings(
         lookup(objective), lookup(kl), entropy_bonus, softcap, logits_dtype, exact, weight_parts,
-        cast(RowKernel, row_kernel), chunk_rows, lookup(group), backend,
+        cast(RowKernel, row_kernel), chunk_rows, drop_masked, lookup(group), backend,
     )  # fmt: skip
     dtype, n = inverse_temperature.dtype, len(hidden)
     tokens = Tokens(
         targets.long(), logprobs_gen, advantages, token_weights, inverse_temperature, logprobs_ref, sequences
     )
-    kept = _weighted_rows(token_weights)
-    if kept is not None:
+    kept = counted = None
+    if not drop_masked or capturing(hidden):  # compute all rows; 0 · NaN would reach the sums
+        counted = token_weights != 0
+        hidden, tokens = hidden.where(counted[:, None], 0), tokens.masked(counted)
+    elif (kept := weighted_rows(token_weights)) is not None:
         hidden, tokens = hidden.index_select(0, kept), tokens[kept]
     first, vocabulary = shard_offset(weight, settings.group)
     check_values(
@@ -309,8 +330,10 @@ def compute(
         outputs = StepOutputs.empty(hidden, head, needs_hidden, needs_weight)
         train(head, hidden, tokens, outputs)
         check_log_probs(outputs.logp, outputs.entropy)
-        loss, stats = (outputs.loss * tokens.weights).sum(), outputs.stats(tokens.logprobs_gen)
+        loss, stats = (outputs.loss * tokens.weights).sum(), outputs.stats(tokens.logprobs_gen, counted)
     logp, entropy, d_hidden = outputs.logp, outputs.entropy, outputs.d_hidden
+    if counted is not None:
+        logp, entropy = logp.where(counted, 0), entropy.where(counted, 0)
     if kept is not None:
         logp, entropy = (x.new_zeros(n).index_copy_(0, kept, x) for x in (logp, entropy))
         if d_hidden is not None:

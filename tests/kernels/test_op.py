@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from kernels import (
     CISPO,
     GSPO,
+    KL,
     SAPO,
     Term,
     backend_info,
@@ -155,7 +156,7 @@ def test_the_custom_op_keeps_torchs_rules_for_custom_ops() -> None:
     args = (
         p["hidden"], p["weight"], p["targets"], p["logprobs_gen"], p["advantages"], p["token_weights"],
         torch.ones(23), None, None, True, True, register(CISPO()), 0, 0.0, None, torch.float32, False, 3,
-        "two-pass", None, 0, "torch",
+        "two-pass", None, True, 0, "torch",
     )  # fmt: skip
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(op_module.policy_loss, args, test_utils=tests)
@@ -487,3 +488,41 @@ def test_kernels_are_launched_on_the_tensors_device(monkeypatch: pytest.MonkeyPa
     run(p, backend="torch")
     linear_logprob(p["hidden"], p["weight"], p["targets"], backend="torch")
     assert len(launches) == 9 and set(launches) == {1} and not guarded
+
+
+def with_masked_rows() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A problem whose rows 5 to 11 have weight 0, and the same with NaN and impossible ids in them."""
+    p = problem()
+    p["token_weights"][5:12] = 0
+    p |= {"logprobs_ref": p["logprobs_gen"] - 0.1, "temperature": torch.linspace(0.5, 1.5, 23)}
+    p["sequences"] = torch.arange(23) // 3  # one is masked as a whole
+    junk = {k: x.clone() for k, x in p.items()}
+    for name in ("hidden", "logprobs_gen", "advantages", "logprobs_ref", "temperature"):
+        junk[name][5:12] = math.nan
+    junk["targets"][5:12] = -100
+    return p, junk
+
+
+@pytest.mark.parametrize("objective", [CISPO(), GSPO()], ids=["CISPO", "GSPO"])
+@pytest.mark.parametrize("captured", [False, True], ids=["asked", "captured"])
+def test_masked_rows_that_are_not_dropped_change_nothing(
+    backend: str, objective: Any, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, junk = with_masked_rows()
+    options: dict[str, Any] = {"backend": backend, "objective": objective, "kl": KL(0.1), "chunk_rows": 9}
+    dropped, expected = run(p, **options), policy_loss(**p, **options).stats  # type: ignore[arg-type]  # tensors
+    monkeypatch.setattr(op_module, "weighted_rows", lambda _: pytest.fail("the host waited for the device"))
+    if captured:  # as in the capture of a CUDA graph
+        monkeypatch.setattr(op_module, "capturing", lambda _: True)
+    else:
+        options["drop_masked"] = False
+    for ours, other in zip(run(junk, **options), dropped, strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
+    stats = policy_loss(**junk, **options).stats  # type: ignore[arg-type]  # every argument is a tensor
+    torch.testing.assert_close(stats, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_row_that_counts_gives_zeros_when_none_is_dropped() -> None:
+    p = problem() | {"token_weights": torch.zeros(23)}
+    assert all(not x.any() for x in run(p, drop_masked=False))
+    assert all(not x for x in policy_loss(**p, drop_masked=False).stats.values())  # type: ignore[arg-type]  # tensors
