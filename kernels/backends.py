@@ -38,8 +38,8 @@ class Backend(Protocol):
     def d_hidden(self, dz: Tensor, weight: Tensor, out: Tensor) -> None:
         """out (C, H) FP32 = dz W."""
 
-    def add_d_weight(self, dz: Tensor, h: Tensor, out: Tensor) -> None:
-        """out (V, H) FP32 += dzᵀ h."""
+    def add_d_weight(self, dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> None:
+        """out (V, H) FP32 += dzᵀ h, or = if first: then nothing has been written to out."""
 
     @property
     def score(self) -> Score | None:

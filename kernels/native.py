@@ -108,9 +108,11 @@ def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
     _call("d_hidden", _matrix(a), _matrix(b), *_output(out, len(a), b.shape[1]))
 
 
-def add_d_weight(dz: Tensor, h: Tensor, out: Tensor) -> None:
-    """out (V, H) FP32 += dzᵀ h."""
+def add_d_weight(dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> None:
+    """out (V, H) FP32 += dzᵀ h, or = if first."""
     a, b = _rows_of(dz), _rows_of(h)
+    if first:
+        out.zero_()
     _call("add_d_weight", _matrix(a), _matrix(b), *_output(out, a.shape[1], b.shape[1]))
 
 

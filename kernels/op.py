@@ -24,7 +24,8 @@ STATS = (
     "ratio/mean", "ratio/min", "ratio/max", "ratio/truncated", "kl/k1", "kl/k3", "kl/ref", "entropy", "ess",
 )  # fmt: skip
 CHUNK_BYTES = 128 << 20  # one chunk of logits on the CPU: larger than any cache, small beside any memory
-CUDA_CHUNK_ROWS = 4096  # each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
+CUDA_CHUNK_ROWS = 8192  # each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
+WHOLE_D_WEIGHT = 1 << 24  # elements from which cuBLAS has enough tiles not to split a sum into bf16 parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,13 @@ class LMHead:
             size = CUDA_CHUNK_ROWS
         return max(1, min(n, size or CHUNK_BYTES // (len(self.weight) * self.dtype.itemsize)))
 
+    def d_weight_dtype(self, hidden: Tensor) -> torch.dtype:
+        """In which dW is summed; bf16 where one GEMM makes it whole: that sums in FP32 and rounds once."""
+        n, bf16 = len(hidden), self.weight.dtype == hidden.dtype == torch.bfloat16
+        whole = self.chunk_rows(n) >= n and self.shape.numel() >= WHOLE_D_WEIGHT and not self.settings.exact
+        direct = self.name == "triton" and bf16 and self.weight.shape == self.shape and whole
+        return torch.bfloat16 if direct else self.dtype
+
     def logits(self, h: Tensor, out: Tensor) -> None:
         """out (C, V) = h Wᵀ, rounded to `logits_dtype` if that is a 16-bit type."""
         self.backend.logits(h, self.weight, out)
@@ -136,16 +144,17 @@ class StepOutputs:
     truncated: Tensor  # (N,) 1 where the bound was active, else 0
     kl_ref: Tensor  # (N,)
     d_hidden: Tensor | None  # (N, H) in `gradient_dtype`
-    d_weight: Tensor | None  # (V, H) in the type in which logits are accumulated
+    d_weight: Tensor | None  # (V, H) in `d_weight_dtype`
 
     @staticmethod
     def empty(hidden: Tensor, head: LMHead, needs_hidden: bool, needs_weight: bool) -> StepOutputs:
-        """Tensors for these tokens, zero where the chunks add to them."""
+        """Tensors for these tokens; the first chunk writes dW, so that it need not be zero."""
         new = partial(hidden.new_zeros, len(hidden), dtype=head.dtype)
+        new_weight = hidden.new_empty if len(hidden) else hidden.new_zeros
         return StepOutputs(
             new(), new(), new(), new(), new(), new(),
             hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else None,
-            hidden.new_zeros(head.shape, dtype=head.dtype) if needs_weight else None,
+            new_weight(head.shape, dtype=head.d_weight_dtype(hidden)) if needs_weight else None,
         )  # fmt: skip
 
     def record(self, rows: slice, probs: Softmax, t: Tokens, settings: Settings, term: Term) -> Tensor:
@@ -241,7 +250,7 @@ def _two_pass(
             dist.all_reduce(dx, dist.ReduceOp.SUM, settings.group)
         outputs.d_hidden[rows] = dx
     if outputs.d_weight is not None:
-        backend.add_d_weight(dz, h, outputs.d_weight)
+        backend.add_d_weight(dz, h, outputs.d_weight, first=not rows.start)
 
 
 def _single_pass(
@@ -265,7 +274,7 @@ def _single_pass(
         backend.d_hidden(exp, head.weight, dx)
         outputs.d_hidden[rows] = dx.mul_(scale[:, None])
     if outputs.d_weight is not None:
-        backend.add_d_weight(exp, (h * scale[:, None]).to(h.dtype), outputs.d_weight)
+        backend.add_d_weight(exp, (h * scale[:, None]).to(h.dtype), outputs.d_weight, first=not rows.start)
 
 
 def gradient_dtype(x: Tensor) -> torch.dtype:
@@ -369,12 +378,20 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(*output[-2:])
 
 
+def _scaled(d: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """d · scale, multiplied in FP32 and rounded once, without an FP32 tensor in between."""
+    factor = scale[None]  # a 0-d tensor would not keep the product in FP32
+    if torch.is_grad_enabled():  # create_graph: the result depends on scale, which `out` does not record
+        return (d * factor).to(dtype)
+    return torch.mul(d, factor, out=torch.empty_like(d, dtype=dtype))
+
+
 def _backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     if any(x is not None for x in upstream[1:]):
         raise RuntimeError("policy_loss can be differentiated once; its gradient has no derivative")
     scale, saved = upstream[0], ctx.saved_tensors
-    grads = [  # scale[None]: a tensor with a dimension keeps the product in FP32, a 0-d one would be rounded
-        (d * scale[None]).to(dtype) if needed and scale is not None else None
+    grads = [
+        _scaled(d, scale, dtype) if needed and scale is not None else None
         for needed, d, dtype in zip(ctx.needs, saved, ctx.types, strict=True)
     ]
     return *grads, *(None,) * (ctx.inputs - len(grads))

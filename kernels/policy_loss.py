@@ -65,7 +65,7 @@ def policy_loss(
     exact          FP32 gradients of the logits (on CUDA bf16 high + low parts) instead of bf16.
     weight_parts   number of bf16 parts, 2 or 3, of an FP32 weight with bf16 hidden on CUDA.
     row_kernel     Triton: "two-pass", "single-pass" or "fused-epilogue" (no FP32 logits in memory).
-    chunk_rows     rows of logits in memory at a time; by default 128 MiB of them, on CUDA 4,096 rows.
+    chunk_rows     rows of logits in memory at a time; by default 128 MiB of them, on CUDA 8,192 rows.
     drop_masked    False computes tokens of weight 0 too, so that on CUDA the host need not count the others.
     group          ranks that hold consecutive shards of the vocabulary; `weight` is this rank's shard. Each
                    rank gets the full loss and d_hidden, and d_weight of its shard.
