@@ -2,7 +2,8 @@
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol
 
@@ -76,6 +77,13 @@ def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backe
     if reason:
         raise ValueError(f"backend {name!r} cannot be used: {reason}")
     return name, _load(name)
+
+
+@contextmanager
+def launching(hidden: Tensor) -> Iterator[None]:
+    """Kernels inside run on hidden's device (Triton takes the current one), without autocast's rounding."""
+    with torch.cuda.device_of(hidden), torch.autocast(hidden.device.type, enabled=False):
+        yield
 
 
 def backend_info() -> dict[str, dict[str, Any]]:

@@ -4,8 +4,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kernels.backends import launching
 from kernels.check import check_log_probs, check_shapes, check_values, inverse
-from kernels.op import LMHead, Tokens, launching
+from kernels.op import LMHead, Tokens
 from kernels.settings import Settings
 from kernels.shard import gather_weight, shard_offset
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.backends import Backend, SinglePass, choose
+from kernels.backends import Backend, SinglePass, choose, launching
 from kernels.check import check_log_probs, check_term, check_values
 from kernels.objectives import SequenceObjective, Term
 from kernels.rows import Softmax, gradient, merge_over, softmax
@@ -92,6 +91,12 @@ class LMHead:
             size = CUDA_CHUNK_ROWS
         return max(1, min(n, size or CHUNK_BYTES // (len(self.weight) * self.dtype.itemsize)))
 
+    def logits_buffer(self, hidden: Tensor, rows: int) -> Tensor:
+        """(rows, V); on a GPU rows start at multiples of 64 bytes, for wide loads whatever V is."""
+        v = len(self.weight)
+        width = -(-v // 16) * 16 if self.name == "triton" else v
+        return hidden.new_empty(rows, width, dtype=self.dtype)[:, :v]
+
     def d_weight_dtype(self, hidden: Tensor) -> torch.dtype:
         """In which dW is summed; bf16 where one GEMM makes it whole: that sums in FP32 and rounds once."""
         n, bf16 = len(hidden), self.weight.dtype == hidden.dtype == torch.bfloat16
@@ -114,7 +119,7 @@ class LMHead:
             stats = fused(hidden, self.weight, columns, inverse_temperature, self.settings.cap)
         else:
             stats = hidden.new_empty(4, n, dtype=self.dtype)
-            buffer = hidden.new_empty(self.chunk_rows(n), len(self.weight), dtype=self.dtype)
+            buffer = self.logits_buffer(hidden, self.chunk_rows(n))
             for rows in chunks(n, len(buffer)):
                 z = buffer[: rows.stop - rows.start]
                 self.logits(hidden[rows], z)
@@ -223,7 +228,7 @@ def train(head: LMHead, hidden: Tensor, tokens: Tokens, outputs: StepOutputs) ->
     step = _two_pass if head.settings.row_kernel == "two-pass" else _single_pass
     size = head.chunk_rows(n)
     buffered = 0 if head.settings.row_kernel == "fused-epilogue" else size  # that one has no FP32 logits
-    buffer = hidden.new_empty(buffered, len(head.weight), dtype=head.dtype)
+    buffer = head.logits_buffer(hidden, buffered)
     for rows in chunks(n, size):
         step(head, hidden[rows], tokens[rows], outputs, terms, rows, buffer[: rows.stop - rows.start])
 
@@ -294,13 +299,6 @@ def weighted_rows(token_weights: Tensor) -> Tensor | None:
     """The rows with weight ≠ 0; None for all. On CUDA the host waits for their number."""
     kept = token_weights.nonzero()[:, 0]
     return None if len(kept) == len(token_weights) else kept
-
-
-@contextmanager
-def launching(hidden: Tensor) -> Iterator[None]:
-    """Kernels inside run on hidden's device (Triton takes the current one), without autocast's rounding."""
-    with torch.cuda.device_of(hidden), torch.autocast(hidden.device.type, enabled=False):
-        yield
 
 
 def compute(

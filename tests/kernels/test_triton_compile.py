@@ -14,7 +14,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -54,15 +54,25 @@ def launches(capability: int, part: int) -> list[tuple[str, dict[str, Any]]]:
 
 def cases() -> list[tuple[str, Any]]:
     """Calls that between them launch every kernel in every config and with every switch."""
+    from kernels.op import LMHead
+    from kernels.settings import Settings
     from kernels.triton import fused, rows, split
 
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
+    def logits_buffer(vocabulary: int) -> torch.Tensor:
+        weight = new(vocabulary, 8, dtype=torch.bfloat16)
+        head = LMHead(weight, weight.shape, cast(Any, None), "triton", torch.float32, Settings(), 0)
+        return head.logits_buffer(weight, ROWS)
+
     row, y = new(ROWS), new(ROWS, dtype=torch.int64)
     found: list[tuple[str, Any]] = []
-    for vocabulary, cap in [(151936, 0.0), (151936, 30.0), (128257, 0.0), (1000, 30.0), (1, 0.0)]:
-        z, name, b = new(ROWS, vocabulary), f"V={vocabulary} cap={cap}", row if cap else None
+    for vocabulary, cap in [
+        (151936, 0.0), (151936, 30.0), (128257, 0.0), (50257, 0.0), (1000, 30.0), (1, 0.0),
+    ]:  # fmt: skip
+        z, b = logits_buffer(vocabulary), row if cap else None
+        name = f"V={vocabulary} cap={cap}"
         found.append((name, lambda z=z, cap=cap: rows.row_stats(z, y, row, cap)))
         for exact in (False, True):
             found.append((
@@ -111,6 +121,7 @@ def compiled(
     return count | {
         "instructions": len(mnemonics), "registers": registers, "stack": stack,
         "shared": code.metadata.shared, "wgmma": code.asm["ptx"].count("wgmma.mma_async"), "order": order,
+        "loops": loop_accesses(code.asm["ptx"]),
     }  # fmt: skip
 
 
@@ -155,6 +166,18 @@ def refused_ones(
         except Exception as error:  # whatever it is, the kernel does not compile
             errors[parameter.name] = repr(error)
     return errors
+
+
+def loop_accesses(ptx: str) -> list[list[str]]:
+    """Of each innermost loop of the PTX that accesses global memory, these loads and stores."""
+    lines, labels, found = ptx.splitlines(), {}, []
+    for i, line in enumerate(lines):
+        if label := re.match(r"(\$L__BB\w+):", line):
+            labels[label[1]] = i
+        elif (jump := re.search(r"\bbra(?:\.uni)?\s+(\$L__BB\w+);", line)) and jump[1] in labels:
+            body = lines[labels[jump[1]] : i]
+            found.append(re.findall(r"\b(ld\.global[\w.]*|st\.global[\w.]*)", "\n".join(body)))
+    return [accesses for accesses in found if accesses]
 
 
 @cache  # half a second, and a fourth of the launches share their code with another
@@ -247,6 +270,19 @@ def test_bf16_products_use_the_tensor_cores_and_fp32_ones_are_not_rounded(capabi
                 assert not code["HMMA"], name  # TF32
             elif capability == 90:
                 assert code["wgmma"] and not code["HMMA"], name
+
+
+@generations
+@pytest.mark.parametrize("vocabulary", [50257, 128257])
+def test_odd_vocabularies_rows_are_read_and_written_16_bytes_at_a_time(
+    vocabulary: int, capability: int
+) -> None:
+    found = {n: code["loops"] for n, code in report(capability).items() if f" V={vocabulary} " in n}
+    found = {name: loops for name, loops in found.items() if name.startswith("_")}
+    assert len(found) == 4
+    for name, loops in found.items():
+        wide = [accesses for accesses in loops if all(".v4.b32" in x or ".v8." in x for x in accesses)]
+        assert wide and len(wide) * 2 >= len(loops), (name, loops)
 
 
 @generations
