@@ -37,7 +37,7 @@ def token_weights(
         "prompt": group.unique(return_inverse=True)[1],
     }.get(aggregation)
     if share is None:
-        return torch.ones(int(n.sum()), device=n.device)
+        return torch.ones(int(n.sum()), dtype=torch.float32, device=n.device)
     tokens = torch.zeros_like(n).index_add_(0, share, n)  # of each unit
     weight = 1.0 / ((tokens > 0).sum() * tokens[share]).double()
     return weight.repeat_interleave(n).float()

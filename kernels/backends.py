@@ -2,7 +2,8 @@
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol
 
@@ -38,8 +39,8 @@ class Backend(Protocol):
     def d_hidden(self, dz: Tensor, weight: Tensor, out: Tensor) -> None:
         """out (C, H) FP32 = dz W."""
 
-    def add_d_weight(self, dz: Tensor, h: Tensor, out: Tensor) -> None:
-        """out (V, H) FP32 += dzᵀ h."""
+    def add_d_weight(self, dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> None:
+        """out (V, H) FP32 += dzᵀ h, or = if first: then nothing has been written to out."""
 
     @property
     def score(self) -> Score | None:
@@ -76,6 +77,13 @@ def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backe
     if reason:
         raise ValueError(f"backend {name!r} cannot be used: {reason}")
     return name, _load(name)
+
+
+@contextmanager
+def launching(hidden: Tensor) -> Iterator[None]:
+    """Kernels inside run on hidden's device (Triton takes the current one), without autocast's rounding."""
+    with torch.cuda.device_of(hidden), torch.autocast(hidden.device.type, enabled=False):
+        yield
 
 
 def backend_info() -> dict[str, dict[str, Any]]:

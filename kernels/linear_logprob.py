@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kernels.backends import launching
 from kernels.check import check_log_probs, check_shapes, check_values, inverse
 from kernels.op import LMHead, Tokens
 from kernels.settings import Settings
@@ -34,7 +35,7 @@ def linear_logprob(
     check_values(hidden, vocabulary, targets, inverse_temperature)
     settings = Settings(softcap=softcap, logits_dtype=logits_dtype, group=group, backend=backend)
     tokens = Tokens(targets.long(), *(inverse_temperature,) * 4, None, None)
-    with torch.autocast(hidden.device.type, enabled=False):  # it would round products
+    with launching(hidden):
         head = LMHead.prepare(hidden, weight, inverse_temperature.dtype, settings, first)
         scored = head.score(hidden, tokens)
     check_log_probs(scored.logp, scored.entropy)

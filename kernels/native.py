@@ -72,7 +72,7 @@ def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
 
 def row_stats(z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float) -> Tensor:
     """(4, C) FP32 statistics of z (C, V) FP32: anchor, others, target, dot (see `kernels.rows`)."""
-    stats = torch.empty(4, len(z))
+    stats = torch.empty(4, len(z), dtype=torch.float32)
     rows, _alive = _row_inputs(targets, inverse_temperature, cap, len(z))
     _output(z, *z.shape)
     _call("row_stats", _matrix(z), rows, stats.data_ptr())
@@ -82,7 +82,7 @@ def row_stats(z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: floa
 def score(h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float) -> Tensor:
     """(4, N): bit for bit `row_stats` of `logits` for h (N, H), but only tiles of logits are in memory."""
     a, b = _rows_of(h), _rows_of(weight)
-    stats = torch.empty(4, len(a))
+    stats = torch.empty(4, len(a), dtype=torch.float32)
     rows, _alive = _row_inputs(targets, inverse_temperature, cap, len(a))
     _call("score", _matrix(a), _matrix(b), rows, stats.data_ptr())
     return stats
@@ -108,9 +108,11 @@ def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
     _call("d_hidden", _matrix(a), _matrix(b), *_output(out, len(a), b.shape[1]))
 
 
-def add_d_weight(dz: Tensor, h: Tensor, out: Tensor) -> None:
-    """out (V, H) FP32 += dzᵀ h."""
+def add_d_weight(dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> None:
+    """out (V, H) FP32 += dzᵀ h, or = if first."""
     a, b = _rows_of(dz), _rows_of(h)
+    if first:
+        out.zero_()
     _call("add_d_weight", _matrix(a), _matrix(b), *_output(out, a.shape[1], b.shape[1]))
 
 

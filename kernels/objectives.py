@@ -208,7 +208,7 @@ class SAPO:
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = _ratio(logp, logprobs_gen)
-        tau = torch.where(advantages > 0, self.positive, self.negative)
+        tau = torch.full_like(advantages, self.negative).masked_fill_(advantages > 0, self.positive)
         gate, rest = torch.sigmoid(tau * (ratio - 1)), torch.sigmoid(tau * (1 - ratio))
         never = torch.zeros_like(ratio, dtype=torch.bool)
         return Term(-4 / tau * gate * advantages, -4 * gate * rest * ratio * advantages, ratio, never)
@@ -222,7 +222,8 @@ def _weighted_mean(x: Tensor, sequences: Tensor, weights: Tensor) -> Tensor:
     _, position, lengths = sequences[order].unique_consecutive(return_inverse=True, return_counts=True)
     summands = torch.stack([x * weights, weights], 1)[order].double()
     total, weight = torch.segment_reduce(summands, "sum", lengths=lengths).unbind(1)
-    return torch.empty_like(x).index_copy_(0, order, (total / weight).to(x.dtype)[position])
+    mean = (total / weight.where(weight != 0, 1)).to(x.dtype)
+    return torch.empty_like(x).index_copy_(0, order, mean[position])
 
 
 @dataclass(frozen=True, slots=True)

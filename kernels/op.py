@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.backends import Backend, SinglePass, choose
+from kernels.backends import Backend, SinglePass, choose, launching
 from kernels.check import check_log_probs, check_term, check_values
 from kernels.objectives import SequenceObjective, Term
 from kernels.rows import Softmax, gradient, merge_over, softmax
@@ -23,7 +23,8 @@ STATS = (
     "ratio/mean", "ratio/min", "ratio/max", "ratio/truncated", "kl/k1", "kl/k3", "kl/ref", "entropy", "ess",
 )  # fmt: skip
 CHUNK_BYTES = 128 << 20  # one chunk of logits on the CPU: larger than any cache, small beside any memory
-CUDA_CHUNK_ROWS = 4096  # each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
+CUDA_CHUNK_ROWS = 8192  # each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
+WHOLE_D_WEIGHT = 1 << 24  # elements from which cuBLAS has enough tiles not to split a sum into bf16 parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,12 @@ class Tokens:
     def to(self, dtype: torch.dtype) -> Tokens:
         """The same with all floats in this type."""
         return self._map(lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+    def masked(self, counted: Tensor) -> Tokens:
+        """The same with 0, or temperature 1, in the tokens that do not count; their sequence ids stay."""
+        masked = self._map(lambda x: x.where(counted, 0))
+        scale = self.inverse_temperature.where(counted, 1)
+        return replace(masked, inverse_temperature=scale, sequences=self.sequences)
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> Tokens:
         values = (getattr(self, name) for name in self.__slots__)
@@ -84,6 +91,19 @@ class LMHead:
             size = CUDA_CHUNK_ROWS
         return max(1, min(n, size or CHUNK_BYTES // (len(self.weight) * self.dtype.itemsize)))
 
+    def logits_buffer(self, hidden: Tensor, rows: int) -> Tensor:
+        """(rows, V); on a GPU rows start at multiples of 64 bytes, for wide loads whatever V is."""
+        v = len(self.weight)
+        width = -(-v // 16) * 16 if self.name == "triton" else v
+        return hidden.new_empty(rows, width, dtype=self.dtype)[:, :v]
+
+    def d_weight_dtype(self, hidden: Tensor) -> torch.dtype:
+        """In which dW is summed; bf16 where one GEMM makes it whole: that sums in FP32 and rounds once."""
+        n, bf16 = len(hidden), self.weight.dtype == hidden.dtype == torch.bfloat16
+        whole = self.chunk_rows(n) >= n and self.shape.numel() >= WHOLE_D_WEIGHT and not self.settings.exact
+        direct = self.name == "triton" and bf16 and self.weight.shape == self.shape and whole
+        return torch.bfloat16 if direct else self.dtype
+
     def logits(self, h: Tensor, out: Tensor) -> None:
         """out (C, V) = h Wᵀ, rounded to `logits_dtype` if that is a 16-bit type."""
         self.backend.logits(h, self.weight, out)
@@ -99,7 +119,7 @@ class LMHead:
             stats = fused(hidden, self.weight, columns, inverse_temperature, self.settings.cap)
         else:
             stats = hidden.new_empty(4, n, dtype=self.dtype)
-            buffer = hidden.new_empty(self.chunk_rows(n), len(self.weight), dtype=self.dtype)
+            buffer = self.logits_buffer(hidden, self.chunk_rows(n))
             for rows in chunks(n, len(buffer)):
                 z = buffer[: rows.stop - rows.start]
                 self.logits(hidden[rows], z)
@@ -129,16 +149,17 @@ class StepOutputs:
     truncated: Tensor  # (N,) 1 where the bound was active, else 0
     kl_ref: Tensor  # (N,)
     d_hidden: Tensor | None  # (N, H) in `gradient_dtype`
-    d_weight: Tensor | None  # (V, H) in the type in which logits are accumulated
+    d_weight: Tensor | None  # (V, H) in `d_weight_dtype`
 
     @staticmethod
     def empty(hidden: Tensor, head: LMHead, needs_hidden: bool, needs_weight: bool) -> StepOutputs:
-        """Tensors for these tokens, zero where the chunks add to them."""
+        """Tensors for these tokens; the first chunk writes dW, so that it need not be zero."""
         new = partial(hidden.new_zeros, len(hidden), dtype=head.dtype)
+        new_weight = hidden.new_empty if len(hidden) else hidden.new_zeros
         return StepOutputs(
             new(), new(), new(), new(), new(), new(),
             hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else None,
-            hidden.new_zeros(head.shape, dtype=head.dtype) if needs_weight else None,
+            new_weight(head.shape, dtype=head.d_weight_dtype(hidden)) if needs_weight else None,
         )  # fmt: skip
 
     def record(self, rows: slice, probs: Softmax, t: Tokens, settings: Settings, term: Term) -> Tensor:
@@ -152,18 +173,27 @@ class StepOutputs:
         self.ratio[rows], self.truncated[rows] = term.ratio, term.truncated.to(loss.dtype)
         return t.weights * derivative
 
-    def stats(self, logprobs_gen: Tensor) -> Tensor:
-        """(len(STATS),) statistics over the tokens in the loss; zeros if there are none."""
+    def stats(self, logprobs_gen: Tensor, counted: Tensor | None) -> Tensor:
+        """(len(STATS),) statistics over the tokens in the loss (None: all); zeros if there are none."""
         if not len(self.logp):
             return self.logp.new_zeros(len(STATS))
+        number = len(self.logp) if counted is None else counted.sum().clamp(min=1)
+
+        def mean(x: Tensor) -> Tensor:
+            return (x if counted is None else x.where(counted, 0)).sum() / number
+
         log_ratio, ratio = self.logp - logprobs_gen, self.ratio
-        share = ratio / ratio.max().clamp(min=1e-30)  # the square of a large ratio would overflow
+        if counted is not None:
+            ratio = ratio.where(counted, 0)
+        highest = ratio.max()
+        lowest = (ratio if counted is None else ratio.where(counted, highest)).min()
+        share = ratio / highest.clamp(min=1e-30)  # the square of a large ratio would overflow
         return torch.stack([
-            ratio.mean(), ratio.min(), ratio.max(), self.truncated.mean(),
-            -log_ratio.mean(),  # k1 estimate of KL(π_gen ‖ π_train); the generator sampled the tokens
-            (torch.expm1(log_ratio) - log_ratio).mean(),  # k3 estimate of the same: never negative
-            self.kl_ref.mean(), self.entropy.mean(),
-            share.sum() ** 2 / (len(share) * share.square().sum()).clamp(min=1e-30),
+            mean(ratio), lowest, highest, mean(self.truncated),
+            -mean(log_ratio),  # k1 estimate of KL(π_gen ‖ π_train); the generator sampled the tokens
+            mean(torch.expm1(log_ratio) - log_ratio),  # k3 estimate of the same: never negative
+            mean(self.kl_ref), mean(self.entropy),
+            share.sum() ** 2 / (number * share.square().sum()).clamp(min=1e-30),
         ])  # fmt: skip
 
 
@@ -198,7 +228,7 @@ def train(head: LMHead, hidden: Tensor, tokens: Tokens, outputs: StepOutputs) ->
     step = _two_pass if head.settings.row_kernel == "two-pass" else _single_pass
     size = head.chunk_rows(n)
     buffered = 0 if head.settings.row_kernel == "fused-epilogue" else size  # that one has no FP32 logits
-    buffer = hidden.new_empty(buffered, len(head.weight), dtype=head.dtype)
+    buffer = head.logits_buffer(hidden, buffered)
     for rows in chunks(n, size):
         step(head, hidden[rows], tokens[rows], outputs, terms, rows, buffer[: rows.stop - rows.start])
 
@@ -225,7 +255,7 @@ def _two_pass(
             dist.all_reduce(dx, dist.ReduceOp.SUM, settings.group)
         outputs.d_hidden[rows] = dx
     if outputs.d_weight is not None:
-        backend.add_d_weight(dz, h, outputs.d_weight)
+        backend.add_d_weight(dz, h, outputs.d_weight, first=not rows.start)
 
 
 def _single_pass(
@@ -249,7 +279,7 @@ def _single_pass(
         backend.d_hidden(exp, head.weight, dx)
         outputs.d_hidden[rows] = dx.mul_(scale[:, None])
     if outputs.d_weight is not None:
-        backend.add_d_weight(exp, (h * scale[:, None]).to(h.dtype), outputs.d_weight)
+        backend.add_d_weight(exp, (h * scale[:, None]).to(h.dtype), outputs.d_weight, first=not rows.start)
 
 
 def gradient_dtype(x: Tensor) -> torch.dtype:
@@ -260,10 +290,13 @@ def gradient_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype == torch.float16 else x.dtype
 
 
-def _weighted_rows(token_weights: Tensor) -> Tensor | None:
-    """The rows with weight ≠ 0; None for all, also during CUDA graph capture, which forbids counting them."""
-    if token_weights.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
+def capturing(x: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, which forbids waiting for values of x."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def weighted_rows(token_weights: Tensor) -> Tensor | None:
+    """The rows with weight ≠ 0; None for all. On CUDA the host waits for their number."""
     kept = token_weights.nonzero()[:, 0]
     return None if len(kept) == len(token_weights) else kept
 
@@ -273,7 +306,7 @@ def compute(
     token_weights: Tensor, inverse_temperature: Tensor, logprobs_ref: Tensor | None,
     sequences: Tensor | None, needs_hidden: bool, needs_weight: bool, objective: int, kl: int,
     entropy_bonus: float, softcap: float | None, logits_dtype: torch.dtype, exact: bool, weight_parts: int,
-    row_kernel: str, chunk_rows: int | None, group: int, backend: str | None,
+    row_kernel: str, chunk_rows: int | None, drop_masked: bool, group: int, backend: str | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(loss, log-probs, entropies, STATS, d_hidden, d_weight); a gradient that is not needed is empty.
 
@@ -281,14 +314,17 @@ def compute(
     """
     settings = Settings(
         lookup(objective), lookup(kl), entropy_bonus, softcap, logits_dtype, exact, weight_parts,
-        cast(RowKernel, row_kernel), chunk_rows, lookup(group), backend,
+        cast(RowKernel, row_kernel), chunk_rows, drop_masked, lookup(group), backend,
     )  # fmt: skip
     dtype, n = inverse_temperature.dtype, len(hidden)
     tokens = Tokens(
         targets.long(), logprobs_gen, advantages, token_weights, inverse_temperature, logprobs_ref, sequences
     )
-    kept = _weighted_rows(token_weights)
-    if kept is not None:
+    kept = counted = None
+    if not drop_masked or capturing(hidden):  # compute all rows; 0 · NaN would reach the sums
+        counted = token_weights != 0
+        hidden, tokens = hidden.where(counted[:, None], 0), tokens.masked(counted)
+    elif (kept := weighted_rows(token_weights)) is not None:
         hidden, tokens = hidden.index_select(0, kept), tokens[kept]
     first, vocabulary = shard_offset(weight, settings.group)
     check_values(
@@ -296,13 +332,15 @@ def compute(
         logprobs_gen=tokens.logprobs_gen, token_weights=tokens.weights, logprobs_ref=tokens.logprobs_ref,
     )  # fmt: skip
     tokens = tokens.to(dtype)
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # it would round products
+    with torch.no_grad(), launching(hidden):
         head = LMHead.prepare(hidden, weight, dtype, settings, first)
         outputs = StepOutputs.empty(hidden, head, needs_hidden, needs_weight)
         train(head, hidden, tokens, outputs)
         check_log_probs(outputs.logp, outputs.entropy)
-        loss, stats = (outputs.loss * tokens.weights).sum(), outputs.stats(tokens.logprobs_gen)
+        loss, stats = (outputs.loss * tokens.weights).sum(), outputs.stats(tokens.logprobs_gen, counted)
     logp, entropy, d_hidden = outputs.logp, outputs.entropy, outputs.d_hidden
+    if counted is not None:
+        logp, entropy = logp.where(counted, 0), entropy.where(counted, 0)
     if kept is not None:
         logp, entropy = (x.new_zeros(n).index_copy_(0, kept, x) for x in (logp, entropy))
         if d_hidden is not None:
@@ -338,12 +376,20 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(*output[-2:])
 
 
+def _scaled(d: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """d · scale, multiplied in FP32 and rounded once, without an FP32 tensor in between."""
+    factor = scale[None]  # a 0-d tensor would not keep the product in FP32
+    if torch.is_grad_enabled():  # create_graph: the result depends on scale, which `out` does not record
+        return (d * factor).to(dtype)
+    return torch.mul(d, factor, out=torch.empty_like(d, dtype=dtype))
+
+
 def _backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     if any(x is not None for x in upstream[1:]):
         raise RuntimeError("policy_loss can be differentiated once; its gradient has no derivative")
     scale, saved = upstream[0], ctx.saved_tensors
-    grads = [  # scale[None]: a tensor with a dimension keeps the product in FP32, a 0-d one would be rounded
-        (d * scale[None]).to(dtype) if needed and scale is not None else None
+    grads = [
+        _scaled(d, scale, dtype) if needed and scale is not None else None
         for needed, d, dtype in zip(ctx.needs, saved, ctx.types, strict=True)
     ]
     return *grads, *(None,) * (ctx.inputs - len(grads))

@@ -50,13 +50,13 @@ def policy_loss(
     weight_parts: int = 3,
     row_kernel: RowKernel = "two-pass",
     chunk_rows: int | None = None,
+    drop_masked: bool = True,
     group: dist.ProcessGroup | None = None,
     backend: str | None = None,
 ) -> PolicyLossOutput:
     """Σ_t w_t · term_t over N tokens and its gradients, without ever holding the (N, V) logits.
 
-    Tokens of weight 0 are dropped before the first GEMM, and their other inputs are not read. On CUDA the
-    host waits once for the number of tokens left, except during CUDA graph capture.
+    Tokens of weight 0 are dropped before the first GEMM; their other inputs (NaN, id −100) do not matter.
 
     kl             adds coefficient · KL estimate to `logprobs_ref` to each term.
     entropy_bonus  subtracts this multiple of the entropy, with its exact gradient, from each term.
@@ -65,13 +65,13 @@ def policy_loss(
     exact          FP32 gradients of the logits (on CUDA bf16 high + low parts) instead of bf16.
     weight_parts   number of bf16 parts, 2 or 3, of an FP32 weight with bf16 hidden on CUDA.
     row_kernel     Triton: "two-pass", "single-pass" or "fused-epilogue" (no FP32 logits in memory).
-    chunk_rows     rows of logits in memory at a time; by default 128 MiB of them, on CUDA 4,096 rows.
+    chunk_rows     rows of logits in memory at a time; by default 128 MiB of them, on CUDA 8,192 rows.
+    drop_masked    False computes tokens of weight 0 too, so that on CUDA the host need not count the others.
     group          ranks that hold consecutive shards of the vocabulary; `weight` is this rank's shard. Each
                    rank gets the full loss and d_hidden, and d_weight of its shard.
     backend        "cpu", "triton" or "torch"; by default the device's, see `backend_info`.
 
-    docs/kernels.md explains `stats`, errors and torch.compile. ValueError on wrong shapes, types and devices;
-    on the CPU also on ids outside [0, V), NaN and infinity.
+    ValueError on wrong shapes, types, devices; on the CPU also on bad values. More in docs/kernels.md.
     """
     per_token = {
         "targets": targets, "logprobs_gen": logprobs_gen, "advantages": advantages,
@@ -86,7 +86,7 @@ def policy_loss(
         hidden, weight, targets, logprobs_gen, advantages, token_weights, inverse(temperature, hidden),
         logprobs_ref, sequences, recording and hidden.requires_grad, recording and weight.requires_grad,
         register(DEFAULT if objective is None else objective), register(kl), entropy_bonus, softcap,
-        logits_dtype, exact, weight_parts, row_kernel, chunk_rows, register(group), backend,
+        logits_dtype, exact, weight_parts, row_kernel, chunk_rows, drop_masked, register(group), backend,
     )  # fmt: skip
     named = dict(zip(op.STATS, stats.detach().unbind(), strict=True))
     return PolicyLossOutput(loss, logp.detach(), entropy.detach(), named)

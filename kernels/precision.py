@@ -10,17 +10,23 @@ import torch
 _lock = threading.Lock()
 _inside = 0  # threads in the context: torch's settings are global, so the last thread to leave restores them
 _before: list[str] = []
+_older: str | None = None  # the setting of the older API, unless the caller uses the newer one
 
 
 @contextmanager
 def ieee_fp32() -> Iterator[None]:
     """Neither TF32 on CUDA nor bf16 on the CPU inside; afterwards the caller's settings apply again."""
-    global _inside, _before
+    global _inside, _before, _older
     mkldnn: Any = torch.backends.mkldnn  # its stubs lack `matmul`
     backends = torch.backends.cuda.matmul, mkldnn.matmul
     with _lock:
         if not _inside:
             _before = [backend.fp32_precision for backend in backends]
+            try:
+                _older = torch.get_float32_matmul_precision()
+                torch.set_float32_matmul_precision("highest")  # else another thread's allow_tf32 would raise
+            except RuntimeError:  # it raises for every caller after a change by the newer API
+                _older = None
             for backend in backends:
                 backend.fp32_precision = "ieee"
         _inside += 1
@@ -30,5 +36,7 @@ def ieee_fp32() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if not _inside:
+                if _older is not None:
+                    torch.set_float32_matmul_precision(_older)
                 for backend, precision in zip(backends, _before, strict=True):
                     backend.fp32_precision = precision

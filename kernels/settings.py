@@ -37,6 +37,7 @@ class Settings:
     weight_parts: int = 3
     row_kernel: RowKernel = "two-pass"
     chunk_rows: int | None = None
+    drop_masked: bool = True
     group: dist.ProcessGroup | None = None
     backend: str | None = None
 

@@ -30,11 +30,11 @@ def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> T
 
 def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
     """out (C, V) = h Wᵀ, accumulated in the type of `out`."""
-    with ieee_fp32():
-        if weight.dtype == out.dtype:
+    if weight.dtype != out.dtype:
+        torch.mm(h, weight.t(), out_dtype=out.dtype, out=out)
+    else:
+        with ieee_fp32():
             torch.mm(h.to(out.dtype), weight.t(), out=out)
-        else:
-            torch.mm(h, weight.t(), out_dtype=out.dtype, out=out)
 
 
 def row_stats(z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float) -> Tensor:
@@ -76,19 +76,21 @@ def row_grads(
 
 def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
     """out (C, H) = dz W."""
-    with ieee_fp32():
-        if dz.dtype == weight.dtype != out.dtype:
-            torch.mm(dz, weight, out_dtype=out.dtype, out=out)
-        else:
+    if dz.dtype == weight.dtype != out.dtype:
+        torch.mm(dz, weight, out_dtype=out.dtype, out=out)
+    else:
+        with ieee_fp32():
             torch.mm(dz.to(out.dtype), weight.to(out.dtype), out=out)
 
 
-def add_d_weight(dz: Tensor, h: Tensor, out: Tensor) -> None:
-    """out (V, H) += dzᵀ h; the running sum is in the type of `out`."""
-    with ieee_fp32():
-        if dz.dtype == h.dtype != out.dtype:
-            torch.addmm(out, dz.t(), h, out_dtype=out.dtype, out=out)
-        else:
+def add_d_weight(dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> None:
+    """out (V, H) += dzᵀ h, or = if first; the running sum is in the type of `out`."""
+    if first:
+        return d_hidden(dz.t(), h, out)
+    if dz.dtype == h.dtype != out.dtype:
+        torch.addmm(out, dz.t(), h, out_dtype=out.dtype, out=out)
+    else:
+        with ieee_fp32():
             out.addmm_(dz.t().to(out.dtype), h.to(out.dtype))
 
 

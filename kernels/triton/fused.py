@@ -35,7 +35,7 @@ def score(
 
     Targets outside [0, V) belong to another shard. A row's bits do not depend on the other rows.
     """
-    stats = torch.empty(4, len(h), device=h.device)
+    stats = torch.empty(4, len(h), dtype=torch.float32, device=h.device)
     for start in range(0, len(h), SCORED_ROWS):
         rows = slice(start, start + SCORED_ROWS)
         y, scale = dense(targets[rows], inverse_temperature[rows])
@@ -58,7 +58,7 @@ def fused_epilogue(
     """
     rows, vocabulary = len(h), len(weight)
     exp = torch.empty(rows, -(-vocabulary // 8) * 8, dtype=torch.bfloat16, device=h.device)[:, :vocabulary]
-    anchors = torch.empty(rows, device=h.device)
+    anchors = torch.empty(rows, dtype=torch.float32, device=h.device)
     if not rows:
         return exp, anchors.new_empty(4, 0)
     h, parts = _row_major(h), weight.shape[1] // h.shape[1]
@@ -85,8 +85,8 @@ def _statistics(
     """(4, rows) statistics, those of each column tile, and the number of columns of a tile."""
     config = config or _config(epilogue, h, weight, out, cap)
     rows, tiles = len(h), triton.cdiv(len(weight), config.columns)
-    partial = torch.empty(3, tiles, rows, device=h.device)
-    target_logits, stats = torch.zeros(rows, device=h.device), torch.empty(4, rows, device=h.device)
+    partial = torch.empty(3, tiles, rows, dtype=torch.float32, device=h.device)
+    target_logits, stats = partial.new_zeros(rows), partial.new_empty(4, rows)
     _launch(
         epilogue, h, weight, targets, inverse_temperature, anchors, out, partial, target_logits, cap, config
     )

@@ -178,7 +178,7 @@ def half(x, SECOND: tl.constexpr):
     return part
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "tiles"])  # 1 would be a constant, which lacks `to`
 def merge(partial, target_logits, stats, rows, tiles, TILES: tl.constexpr, ROWS: tl.constexpr):
     """(4, rows) statistics from those of the column tiles, in their order, TILES at a time."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -39,15 +39,18 @@ def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
         _sum_of_products([*((high, w) for w in weights[:2]), (low, weights[0])], out)
 
 
-def add_d_weight(dz: Tensor, h: Tensor, out: Tensor) -> None:
-    """out (V, H) FP32 += dzᵀ h, for dz (C, V) bf16 or FP32 and h (C, H); the running sum is FP32."""
+def add_d_weight(dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> None:
+    """out (V, H) FP32 += dzᵀ h, for dz (C, V) bf16 or FP32 and h (C, H); the running sum is FP32.
+
+    If first, out = dzᵀ h; that may also be bf16 for bf16 dz and h.
+    """
     if h.dtype == torch.float32:
-        _add_mm(dz.float().t(), h, out)
+        pairs = [(dz.float().t(), h)]
     elif dz.dtype == torch.bfloat16:
-        _add_mm(dz.t(), h, out)
+        pairs = [(dz.t(), h)]
     else:
-        for part in split_bf16(dz, 2).split(dz.shape[1], 1):
-            _add_mm(part.t(), h, out)
+        pairs = [(part.t(), h) for part in split_bf16(dz, 2).split(dz.shape[1], 1)]
+    _sum_of_products(pairs, out, first)
 
 
 def cublas_logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -56,25 +59,27 @@ def cublas_logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
     _mm(h.to(weight.dtype).repeat(1, parts) if parts > 1 else h.to(weight.dtype), weight.t(), out)
 
 
-def _sum_of_products(pairs: list[tuple[Tensor, Tensor]], out: Tensor) -> None:
-    _mm(*pairs[0], out)
-    for left, right in pairs[1:]:
-        _add_mm(left, right, out)
+def _sum_of_products(pairs: list[tuple[Tensor, Tensor]], out: Tensor, first: bool = True) -> None:
+    """out = Σ left right, or += unless first."""
+    for i, (left, right) in enumerate(pairs):
+        (_mm if first and not i else _add_mm)(left, right, out)
 
 
 def _mm(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """out FP32 = left right."""
-    with ieee_fp32():
-        if left.is_cuda and left.dtype == torch.bfloat16:
-            torch.mm(left, right, out_dtype=torch.float32, out=out)
-        else:
+    """out = left right: FP32, or bf16 from bf16."""
+    if out.dtype == torch.bfloat16:
+        torch.mm(left, right, out=out)
+    elif left.is_cuda and left.dtype == torch.bfloat16:
+        torch.mm(left, right, out_dtype=torch.float32, out=out)
+    else:
+        with ieee_fp32():
             torch.mm(left.float(), right.float(), out=out)
 
 
 def _add_mm(left: Tensor, right: Tensor, out: Tensor) -> None:
     """out FP32 += left right."""
-    with ieee_fp32():
-        if left.is_cuda and left.dtype == torch.bfloat16:
-            torch.addmm(out, left, right, out_dtype=torch.float32, out=out)
-        else:
+    if left.is_cuda and left.dtype == torch.bfloat16:
+        torch.addmm(out, left, right, out_dtype=torch.float32, out=out)
+    else:
+        with ieee_fp32():
             out.addmm_(left.float(), right.float())

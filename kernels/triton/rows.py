@@ -105,6 +105,21 @@ def as_bf16(z: Tensor) -> Tensor:
     return z.view(torch.bfloat16)[:, : z.shape[1]]
 
 
+@triton.jit
+def load_tile(at, inside, WHOLE: tl.constexpr):
+    """A row's tile. A mask that ends at an odd column would split wide loads, so whole tiles have none."""
+    return tl.load(at) if WHOLE else tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_tile(at, tile, inside, WHOLE: tl.constexpr):
+    """Store a row's tile, as `load_tile` loads it."""
+    if WHOLE:
+        tl.store(at, tile)
+    else:
+        tl.store(at, tile, mask=inside)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _row_stats(
     z, targets, inverse_temperature, stats, rows, vocabulary, stride, cap,
@@ -117,19 +132,21 @@ def _row_stats(
     local = (target >= 0) & (target < vocabulary)
     u_y = capped(tl.load(z + target, mask=local, other=0.0), cap, CAPPED) * scale
     m, others, dot = LOWEST, 0.0, 0.0
-    for start in range(0, vocabulary, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        inside = columns < vocabulary
-        u = capped(tl.load(z + columns, mask=inside, other=0.0), cap, CAPPED) * scale
-        u = tl.where(inside, u, LOWEST)
-        highest = tl.maximum(m, tl.max(u, 0))
-        v = u - highest
-        exp = tl.where(columns == target, 0.0, tl.exp(v))
-        shift = m - highest
-        shrink = tl.exp(shift)
-        dot = shrink * (dot + shift * others) + tl.sum(exp * v, 0)
-        others = shrink * others + tl.sum(exp, 0)
-        m = highest
+    whole = vocabulary // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole if TAIL else 0, vocabulary if TAIL else whole, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            inside = columns < vocabulary
+            u = capped(load_tile(z + columns, inside, not TAIL), cap, CAPPED) * scale
+            u = tl.where(inside, u, LOWEST)
+            highest = tl.maximum(m, tl.max(u, 0))
+            v = u - highest
+            exp = tl.where(columns == target, 0.0, tl.exp(v))
+            shift = m - highest
+            shrink = tl.exp(shift)
+            dot = shrink * (dot + shift * others) + tl.sum(exp * v, 0)
+            others = shrink * others + tl.sum(exp, 0)
+            m = highest
     tl.store(stats + row, m)
     tl.store(stats + rows + row, others)
     tl.store(stats + 2 * rows + row, u_y)
@@ -149,20 +166,22 @@ def _row_grads(
     at_target = tl.load(dz_y + row)
     z += row * stride
     dz += row * dz_stride
-    for start in range(0, vocabulary, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        inside = columns < vocabulary
-        x = capped(tl.load(z + columns, mask=inside, other=0.0), cap, CAPPED)
-        v = x * scale - m
-        coefficient = factor
-        if BONUS:
-            coefficient += tl.load(b + row) * (v + tl.load(k + row))
-        g = tl.where(columns == target, at_target, tl.exp(v) * coefficient) * cap_slope(x, cap, CAPPED)
-        if dz.dtype.element_ty == tl.bfloat16:
-            tl.debug_barrier()  # all threads have read this tile: see the top of the file
-            tl.store(dz + columns, to_bf16(g, INTERPRET), mask=inside)
-        else:
-            tl.store(dz + columns, g, mask=inside)
+    whole = vocabulary // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole if TAIL else 0, vocabulary if TAIL else whole, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            inside = columns < vocabulary
+            x = capped(load_tile(z + columns, inside, not TAIL), cap, CAPPED)
+            v = x * scale - m
+            coefficient = factor
+            if BONUS:
+                coefficient += tl.load(b + row) * (v + tl.load(k + row))
+            g = tl.where(columns == target, at_target, tl.exp(v) * coefficient) * cap_slope(x, cap, CAPPED)
+            if dz.dtype.element_ty == tl.bfloat16:
+                tl.debug_barrier()  # all threads have read this tile: see the top of the file
+                store_tile(dz + columns, to_bf16(g, INTERPRET), inside, not TAIL)
+            else:
+                store_tile(dz + columns, g, inside, not TAIL)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -180,28 +199,30 @@ def _single_pass(
     estimate = u_y - tl.minimum(tl.maximum(tl.load(logprobs_gen + row), -60.0), 0.0)
     m = tl.where(local, estimate, LOWEST)
     others, dot = 0.0, 0.0
-    for start in range(0, vocabulary, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        inside = columns < vocabulary
-        u = tl.load(z + columns, mask=inside, other=0.0) * scale
-        u = tl.where(inside, u, LOWEST)
-        highest = tl.max(u, 0)
-        # The same barrier as in _row_grads, and it orders the first tile's store after the load of z_y.
-        tl.debug_barrier()
-        if highest - m > RAISE:  # rare: the policy differs from the generator's by e^40
-            shift = m - highest
-            shrink = tl.exp(shift)
-            dot = shrink * (dot + shift * others)
-            others = shrink * others
-            m = highest
-            for earlier in range(0, start, BLOCK):
-                at = exp_out + earlier + tl.arange(0, BLOCK)  # whole tiles: no mask
-                tl.store(at, to_bf16(from_bf16(tl.load(at), INTERPRET) * shrink, INTERPRET))
-        v = u - m
-        exp = tl.where(columns == target, 0.0, tl.exp(v))
-        dot += tl.sum(exp * v, 0)
-        others += tl.sum(exp, 0)
-        tl.store(exp_out + columns, to_bf16(exp, INTERPRET), mask=inside)
+    whole = vocabulary // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole if TAIL else 0, vocabulary if TAIL else whole, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            inside = columns < vocabulary
+            u = load_tile(z + columns, inside, not TAIL) * scale
+            u = tl.where(inside, u, LOWEST)
+            highest = tl.max(u, 0)
+            # The same barrier as in _row_grads, and it orders the first tile's store after the load of z_y.
+            tl.debug_barrier()
+            if highest - m > RAISE:  # rare: the policy differs from the generator's by e^40
+                shift = m - highest
+                shrink = tl.exp(shift)
+                dot = shrink * (dot + shift * others)
+                others = shrink * others
+                m = highest
+                for earlier in range(0, start, BLOCK):
+                    at = exp_out + earlier + tl.arange(0, BLOCK)  # whole tiles: no mask
+                    tl.store(at, to_bf16(from_bf16(tl.load(at), INTERPRET) * shrink, INTERPRET))
+            v = u - m
+            exp = tl.where(columns == target, 0.0, tl.exp(v))
+            dot += tl.sum(exp * v, 0)
+            others += tl.sum(exp, 0)
+            store_tile(exp_out + columns, to_bf16(exp, INTERPRET), inside, not TAIL)
     tl.debug_barrier()  # another thread has written the target's column
     tl.store(exp_out + target, to_bf16(0.0 - others, INTERPRET), mask=local)
     tl.store(stats + row, m)

@@ -7,6 +7,8 @@ import math
 import shutil
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,9 +16,21 @@ import torch
 import torch._dynamo.testing
 from backends import BACKENDS
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from kernels import CISPO, GSPO, Term, backend_info, linear_logprob, policy_loss
+from kernels import (
+    CISPO,
+    GSPO,
+    KL,
+    SAPO,
+    Term,
+    backend_info,
+    linear_logprob,
+    policy_loss,
+    token_weights,
+    torch_backend,
+)
 from kernels import op as op_module
 from kernels.precision import ieee_fp32
 from kernels.reference import reference_loss
@@ -143,7 +157,7 @@ def test_the_custom_op_keeps_torchs_rules_for_custom_ops() -> None:
     args = (
         p["hidden"], p["weight"], p["targets"], p["logprobs_gen"], p["advantages"], p["token_weights"],
         torch.ones(23), None, None, True, True, register(CISPO()), 0, 0.0, None, torch.float32, False, 3,
-        "two-pass", None, 0, "torch",
+        "two-pass", None, True, 0, "torch",
     )  # fmt: skip
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(op_module.policy_loss, args, test_utils=tests)
@@ -432,3 +446,148 @@ def test_each_row_kernel_errs_by_its_rounding_alone_however_many_chunks(
 def test_the_old_name_of_a_row_kernel_still_works_with_a_notice(old: Any, new: str) -> None:
     with pytest.warns(UserWarning, match=f"row_kernel '{old}' is now called '{new}'"):
         assert Settings(row_kernel=old).row_kernel == new
+
+
+@pytest.mark.parametrize("row_kernel", ["two-pass", "fused-epilogue"])
+def test_the_callers_default_dtype_changes_no_bit(backend: str, row_kernel: Any) -> None:
+    if backend != "triton" and row_kernel != "two-pass":
+        pytest.skip("a row kernel of the Triton backend")
+    p, found = problem(), []
+    half = p | {k: p[k].bfloat16() for k in ("hidden", "weight")}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            options: dict[str, Any] = {"row_kernel": row_kernel, "temperature": 0.7, "objective": SAPO()}
+            trained = run(half, backend=backend, **options)
+            scored = linear_logprob(half["hidden"], half["weight"], half["targets"], backend=backend)
+            found.append([*trained, *scored, token_weights([5, 9], [0, 1], "sum")])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*found, strict=True))
+
+
+def test_kernels_are_launched_on_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded: list[Tensor] = []
+
+    @contextmanager
+    def guard(x: Tensor) -> Iterator[None]:
+        guarded.append(x)
+        yield
+        guarded.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", guard)
+    launches = []
+    for name in ("prepare", "logits", "row_stats", "row_grads", "d_hidden", "add_d_weight"):
+        kernel = getattr(torch_backend, name)
+
+        def watched(*args: Any, kernel: Any = kernel, **options: Any) -> Any:
+            launches.append(len(guarded))
+            return kernel(*args, **options)
+
+        monkeypatch.setattr(torch_backend, name, watched)
+    p = problem()
+    run(p, backend="torch")
+    linear_logprob(p["hidden"], p["weight"], p["targets"], backend="torch")
+    assert len(launches) >= 9 and set(launches) == {1} and not guarded
+
+
+def with_masked_rows() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A problem whose rows 5 to 11 have weight 0, and the same with NaN and impossible ids in them."""
+    p = problem()
+    p["token_weights"][5:12] = 0
+    p |= {"logprobs_ref": p["logprobs_gen"] - 0.1, "temperature": torch.linspace(0.5, 1.5, 23)}
+    p["sequences"] = torch.arange(23) // 3  # one is masked as a whole
+    junk = {k: x.clone() for k, x in p.items()}
+    for name in ("hidden", "logprobs_gen", "advantages", "logprobs_ref", "temperature"):
+        junk[name][5:12] = math.nan
+    junk["targets"][5:12] = -100
+    return p, junk
+
+
+@pytest.mark.parametrize("objective", [CISPO(), GSPO()], ids=["CISPO", "GSPO"])
+@pytest.mark.parametrize("captured", [False, True], ids=["asked", "captured"])
+def test_masked_rows_that_are_not_dropped_change_nothing(
+    backend: str, objective: Any, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, junk = with_masked_rows()
+    options: dict[str, Any] = {"backend": backend, "objective": objective, "kl": KL(0.1), "chunk_rows": 9}
+    dropped, expected = run(p, **options), policy_loss(**p, **options).stats  # type: ignore[arg-type]  # tensors
+    monkeypatch.setattr(op_module, "weighted_rows", lambda _: pytest.fail("the host waited for the device"))
+    if captured:  # as in the capture of a CUDA graph
+        monkeypatch.setattr(op_module, "capturing", lambda _: True)
+    else:
+        options["drop_masked"] = False
+    for ours, other in zip(run(junk, **options), dropped, strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
+    stats = policy_loss(**junk, **options).stats  # type: ignore[arg-type]  # every argument is a tensor
+    torch.testing.assert_close(stats, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_row_that_counts_gives_zeros_when_none_is_dropped() -> None:
+    p = problem() | {"token_weights": torch.zeros(23)}
+    assert all(not x.any() for x in run(p, drop_masked=False))
+    assert all(not x for x in policy_loss(**p, drop_masked=False).stats.values())  # type: ignore[arg-type]  # tensors
+
+
+@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton is not installed: requirements/tests.txt")
+@pytest.mark.parametrize("row_kernel", ["two-pass", "fused-epilogue"])
+def test_one_chunk_writes_the_weights_gradient_at_once_in_its_type(
+    row_kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels.triton import backend as triton_backend
+
+    add, seen = triton_backend.add_d_weight, []
+
+    def watched(dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> None:
+        seen.append((out.dtype, first))
+        if first:
+            out.fill_(math.nan)  # what is there is not read
+        add(dz, h, out, first)
+
+    monkeypatch.setattr(triton_backend, "add_d_weight", watched)
+    monkeypatch.setattr(op_module, "WHOLE_D_WEIGHT", 1)
+    p = problem()
+    half = p | {k: p[k].bfloat16() for k in ("hidden", "weight")}
+    options: dict[str, Any] = {"backend": "triton", "row_kernel": row_kernel}
+    whole, apart = run(half, **options)[4], run(half, **options, chunk_rows=8)[4]
+    assert seen == [(torch.bfloat16, True)] + [(torch.float32, i == 0) for i in range(3)]
+    assert whole.dtype == apart.dtype == torch.bfloat16 and error(whole, apart.double()) < 4e-3
+    run(p, **options | {"row_kernel": "two-pass"})  # FP32 keeps its digits
+    run(half, backend="triton", exact=True)
+    monkeypatch.setattr(op_module, "WHOLE_D_WEIGHT", 1 << 24)
+    run(half, **options)
+    assert [dtype for dtype, _ in seen[4:]] == [torch.float32] * 3
+
+
+def test_the_backward_scales_each_gradient_in_one_operation() -> None:
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    called: list[str] = []
+    p = problem()
+    q = leaves(p | {k: p[k].bfloat16() for k in ("hidden", "weight")})
+    loss = policy_loss(**q, backend="torch").loss  # type: ignore[arg-type]  # every argument is a tensor
+    with Operations():
+        loss.backward()
+    assert called.count("aten.mul.out") == 2
+    assert not {"aten.mul.Tensor", "aten._to_copy.default"} & set(called)
+
+
+@pytest.mark.parametrize("allowed", ["highest", "high", "medium"])
+def test_the_older_getters_do_not_raise_inside_and_give_the_callers_values_after(allowed: str) -> None:
+    def settings() -> list[Any]:
+        matmul, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+        older = [matmul.allow_tf32, torch.get_float32_matmul_precision()]
+        return [*older, matmul.fp32_precision, mkldnn.fp32_precision]
+
+    start = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(allowed)
+        before = settings()
+        with ieee_fp32():
+            assert settings() == [False, "highest", "ieee", "ieee"]
+        assert settings() == before
+    finally:
+        torch.set_float32_matmul_precision(start)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -32,11 +32,17 @@ def launches(capability: int, part: int) -> list[tuple[str, dict[str, Any]]]:
     from kernels.triton import fused
 
     found: list[tuple[str, dict[str, Any]]] = []
+    tried = set()
 
     def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         bound = dict(zip(kernel.arg_names, args, strict=False))
         bound |= {k: options.pop(k) for k in list(options) if k in kernel.arg_names}
-        found.append((f"{kernel.fn.__name__} {case}", compiled(triton, kernel, bound, options, capability)))
+        code = compiled(triton, kernel, bound, options, capability)
+        variant = kernel, *(bound.get(k) for k in ("EPILOGUE", "PARTS", "TMA", "EVEN", "CAPPED"))
+        if variant not in tried:
+            code["refused"] = refused_ones(kernel, bound, options, capability)
+            tried.add(variant)
+        found.append((f"{kernel.fn.__name__} {case}", code))
 
     JITFunction.run = compile_instead
     fused.capability = lambda device: capability
@@ -48,15 +54,25 @@ def launches(capability: int, part: int) -> list[tuple[str, dict[str, Any]]]:
 
 def cases() -> list[tuple[str, Any]]:
     """Calls that between them launch every kernel in every config and with every switch."""
+    from kernels.op import LMHead
+    from kernels.settings import Settings
     from kernels.triton import fused, rows, split
 
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
+    def logits_buffer(vocabulary: int) -> torch.Tensor:
+        weight = new(vocabulary, 8, dtype=torch.bfloat16)
+        head = LMHead(weight, weight.shape, cast(Any, None), "triton", torch.float32, Settings(), 0)
+        return head.logits_buffer(weight, ROWS)
+
     row, y = new(ROWS), new(ROWS, dtype=torch.int64)
     found: list[tuple[str, Any]] = []
-    for vocabulary, cap in [(151936, 0.0), (151936, 30.0), (128257, 0.0), (1000, 30.0)]:
-        z, name, b = new(ROWS, vocabulary), f"V={vocabulary} cap={cap}", row if cap else None
+    for vocabulary, cap in [
+        (151936, 0.0), (151936, 30.0), (128257, 0.0), (50257, 0.0), (1000, 30.0), (1, 0.0),
+    ]:  # fmt: skip
+        z, b = logits_buffer(vocabulary), row if cap else None
+        name = f"V={vocabulary} cap={cap}"
         found.append((name, lambda z=z, cap=cap: rows.row_stats(z, y, row, cap)))
         for exact in (False, True):
             found.append((
@@ -72,9 +88,11 @@ def cases() -> list[tuple[str, Any]]:
         (torch.bfloat16, 1, 4001, 50257),  # not aligned
         (torch.float32, 1, WIDTH, 151936),
         (torch.float32, 1, 4001, 50257),
+        (torch.bfloat16, 1, WIDTH, 256),  # one column tile
+        (torch.bfloat16, 1, 1, 1),
     ]:
         h, weight = new(ROWS, width, dtype=dtype), new(vocabulary, parts * width, dtype=dtype)
-        name = f"{str(dtype)[6:]} parts={parts} H={width}"
+        name = f"{str(dtype)[6:]} parts={parts} H={width} V={vocabulary}"
         found.append((f"score {name}", lambda h=h, w=weight: fused.score(h, w, y, row, 0.0)))
         if parts == 1:
             found.append((f"score {name} cap", lambda h=h, w=weight: fused.score(h, w, y, row, 30.0)))
@@ -89,17 +107,8 @@ def compiled(
 ) -> dict[str, Any]:
     """The machine code of a kernel as it would be specialised for these arguments."""
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
-    signature, constants, attributes = {}, {}, {}
-    for i, parameter in enumerate(kernel.params):
-        value = arguments[parameter.name]
-        signature[parameter.name], aligned = described(value, parameter)
-        if signature[parameter.name] == "constexpr":
-            constants[(i,)] = value
-        if aligned:
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    source = specialised(kernel, arguments)
     code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     dump = disassembled(Path(triton.__file__).parent / "backends/nvidia/bin", code.asm["cubin"])
     mnemonics = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]+)", dump, re.M)
@@ -112,7 +121,63 @@ def compiled(
     return count | {
         "instructions": len(mnemonics), "registers": registers, "stack": stack,
         "shared": code.metadata.shared, "wgmma": code.asm["ptx"].count("wgmma.mma_async"), "order": order,
+        "loops": loop_accesses(code.asm["ptx"]),
     }  # fmt: skip
+
+
+def specialised(kernel: Any, arguments: dict[str, Any]) -> Any:
+    """The compiler's input: the kernel with the types and known values of these arguments."""
+    from triton.compiler import ASTSource
+
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        value = arguments[parameter.name]
+        signature[parameter.name], aligned = described(value, parameter)
+        if signature[parameter.name] == "constexpr":
+            constants[(i,)] = value
+        if aligned:
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def refused_ones(
+    kernel: Any, arguments: dict[str, Any], options: dict[str, Any], capability: int
+) -> dict[str, str]:
+    """The error of the compiler's front end for each integer argument that it refuses where its value is 1.
+
+    Triton makes a constant of such an argument, and that lacks a tensor's methods.
+    """
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    target, errors = GPUTarget("cuda", capability, 32), {}
+    backend = make_backend(target)
+    for parameter in kernel.params:
+        if not isinstance(arguments[parameter.name], int) or parameter.is_constexpr:
+            continue
+        source, context = specialised(kernel, arguments | {parameter.name: 1}), ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        parsed = backend.parse_options(options | source.parse_options())
+        functions = backend.get_codegen_implementation(parsed)
+        try:
+            source.make_ir(target, parsed, functions, backend.get_module_map(), context)
+        except Exception as error:  # whatever it is, the kernel does not compile
+            errors[parameter.name] = repr(error)
+    return errors
+
+
+def loop_accesses(ptx: str) -> list[list[str]]:
+    """Of each innermost loop of the PTX that accesses global memory, these loads and stores."""
+    lines, labels, found = ptx.splitlines(), {}, []
+    for i, line in enumerate(lines):
+        if label := re.match(r"(\$L__BB\w+):", line):
+            labels[label[1]] = i
+        elif (jump := re.search(r"\bbra(?:\.uni)?\s+(\$L__BB\w+);", line)) and jump[1] in labels:
+            body = lines[labels[jump[1]] : i]
+            found.append(re.findall(r"\b(ld\.global[\w.]*|st\.global[\w.]*)", "\n".join(body)))
+    return [accesses for accesses in found if accesses]
 
 
 @cache  # half a second, and a fourth of the launches share their code with another
@@ -186,6 +251,13 @@ def test_no_kernel_spills_and_each_fits_the_shared_memory(capability: int) -> No
 
 
 @generations
+def test_every_integer_argument_may_be_one(capability: int) -> None:
+    found = {name: code["refused"] for name, code in report(capability).items() if "refused" in code}
+    assert {name.split()[0] for name in found} == {name.split()[0] for name in report(capability)}
+    assert {name: errors for name, errors in found.items() if errors} == {}
+
+
+@generations
 def test_bf16_products_use_the_tensor_cores_and_fp32_ones_are_not_rounded(capability: int) -> None:
     unit = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[capability]
     for name, code in report(capability).items():
@@ -198,6 +270,19 @@ def test_bf16_products_use_the_tensor_cores_and_fp32_ones_are_not_rounded(capabi
                 assert not code["HMMA"], name  # TF32
             elif capability == 90:
                 assert code["wgmma"] and not code["HMMA"], name
+
+
+@generations
+@pytest.mark.parametrize("vocabulary", [50257, 128257])
+def test_odd_vocabularies_rows_are_read_and_written_16_bytes_at_a_time(
+    vocabulary: int, capability: int
+) -> None:
+    found = {n: code["loops"] for n, code in report(capability).items() if f" V={vocabulary} " in n}
+    found = {name: loops for name, loops in found.items() if name.startswith("_")}
+    assert len(found) == 4
+    for name, loops in found.items():
+        wide = [accesses for accesses in loops if all(".v4.b32" in x or ".v8." in x for x in accesses)]
+        assert wide and len(wide) * 2 >= len(loops), (name, loops)
 
 
 @generations
