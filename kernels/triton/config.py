@@ -52,7 +52,8 @@ AMPERE = GemmConfig(128, 128, 64, warps=8, stages=3)
 AMPERE_CAPPED = GemmConfig(128, 128, 64, warps=8, stages=3, piece=16)
 UNALIGNED = GemmConfig(64, 128, 64, warps=8, stages=1)
 """For rows that are not aligned to 16 bytes, which neither kind of asynchronous copy accepts."""
-FP32 = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=1, programs_per_sm=2)
+FP32 = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=2, programs_per_sm=2)
+FP32_CAPPED = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=8, programs_per_sm=2)
 """FP32 operands, multiplied without tensor cores."""
 
 
@@ -65,7 +66,7 @@ def row_config(vocabulary: int) -> RowConfig:
 def gemm_config(capability: int, dtype: torch.dtype, aligned: bool, capped: bool) -> GemmConfig:
     """capability: 80, 90, …; aligned: rows start at multiples of 16 bytes; capped: the logits are."""
     if dtype == torch.float32:
-        return FP32
+        return FP32_CAPPED if capped else FP32
     if not aligned:
         return UNALIGNED
     if capability < 90:
