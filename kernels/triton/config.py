@@ -35,20 +35,25 @@ class GemmConfig:
     """Whether the next tile's copies start during this one's epilogue. Without TMA that spills registers."""
     subtiles: int = 4
     """Number of parts in which the epilogue processes a tile's columns: more parts need fewer registers."""
+    piece: int = 32
+    """Columns that the epilogue sums side by side. Fewer need fewer registers and instructions, but where
+    warps share a row, as on Ampere, the sums then pass through shared memory."""
     group: int = 8
     """Row tiles processed together, so that their rows of h stay in the L2 cache."""
     programs_per_sm: int = 1
 
 
-HOPPER = GemmConfig(128, 256, 64, warps=8, stages=4, tma=True, flatten=True)
+HOPPER = GemmConfig(128, 256, 64, warps=8, stages=4, tma=True, flatten=True, piece=8)
 """Two warpgroups of 64 rows, 4 × 48 KB of operands and 16 or 32 KB of results in shared memory."""
-HOPPER_CAPPED = GemmConfig(128, 128, 64, warps=8, stages=4, tma=True, flatten=True)
+HOPPER_CAPPED = GemmConfig(128, 128, 64, warps=8, stages=4, tma=True, flatten=True, piece=8)
 """tanh needs registers, so each thread has 64 results instead of 128."""
-BLACKWELL = GemmConfig(128, 128, 64, warps=8, stages=4, tma=True, subtiles=1)
+BLACKWELL = GemmConfig(128, 128, 64, warps=8, stages=4, tma=True)
 AMPERE = GemmConfig(128, 128, 64, warps=8, stages=3)
+AMPERE_CAPPED = GemmConfig(128, 128, 64, warps=8, stages=3, piece=16)
 UNALIGNED = GemmConfig(64, 128, 64, warps=8, stages=1)
 """For rows that are not aligned to 16 bytes, which neither kind of asynchronous copy accepts."""
-FP32 = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=1, programs_per_sm=2)
+FP32 = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=2, programs_per_sm=2)
+FP32_CAPPED = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=8, programs_per_sm=2)
 """FP32 operands, multiplied without tensor cores."""
 
 
@@ -61,11 +66,11 @@ def row_config(vocabulary: int) -> RowConfig:
 def gemm_config(capability: int, dtype: torch.dtype, aligned: bool, capped: bool) -> GemmConfig:
     """capability: 80, 90, …; aligned: rows start at multiples of 16 bytes; capped: the logits are."""
     if dtype == torch.float32:
-        return FP32
+        return FP32_CAPPED if capped else FP32
     if not aligned:
         return UNALIGNED
     if capability < 90:
-        return AMPERE
+        return AMPERE_CAPPED if capped else AMPERE
     if capability >= 100:
         return BLACKWELL
     return HOPPER_CAPPED if capped else HOPPER

@@ -5,8 +5,10 @@
 import triton
 import triton.language as tl
 
-LOWEST: tl.constexpr = tl.constexpr(-3.0e38)
-"""Below any logit, but differences to it are still finite."""
+LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
+"""Below any logit, but still finite as a difference and over a temperature of 1e-8 or more."""
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 RAISE: tl.constexpr = tl.constexpr(40.0)
 """An anchor is raised when a logit exceeds it by more than this. Σ e^{u − m} < e^{40} · V is far below FP32's
 limit e^{88}, also after the division by e^{u_y − m} ≥ e^{−20} in `kernels.rows.softmax`."""

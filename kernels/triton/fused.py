@@ -72,8 +72,8 @@ def fused_epilogue(
         gemm.SINGLE_PASS, h, weight, targets, inverse_temperature, anchors, exp, 0.0, config
     )
     gemm.settle[(rows,)](
-        exp, partial, anchors, stats, targets, rows, vocabulary, exp.stride(0), INTERPRET=INTERPRET,
-        COLUMNS=columns, num_warps=1, num_stages=1, enable_fp_fusion=True,
+        exp, partial, anchors, inverse_temperature, stats, targets, rows, vocabulary, exp.stride(0),
+        INTERPRET=INTERPRET, COLUMNS=columns, num_warps=1, num_stages=1, enable_fp_fusion=True,
     )  # fmt: skip
     return exp, stats
 
@@ -116,8 +116,9 @@ def _launch(
         width, h.stride(0), weight.stride(0), out.stride(0), cap, PARTS=weight.shape[1] // width,
         EPILOGUE=epilogue, CAPPED=cap != 0.0, TMA=config.tma, EVEN=width % config.depth == 0,
         INTERPRET=INTERPRET, ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
-        GROUP=config.group, SUBTILES=config.subtiles, FLATTEN=config.flatten, num_warps=config.warps,
-        num_stages=config.stages, enable_fp_fusion=True,
+        GROUP=config.group, SUBTILES=config.subtiles,
+        PIECE=min(config.piece, config.columns // config.subtiles), FLATTEN=config.flatten,
+        num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=True,
     )  # fmt: skip
 
 

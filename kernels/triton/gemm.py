@@ -4,9 +4,12 @@ Persistent: each program takes tiles pid, pid + programs, … of a grouped order
 at the same time share rows of h and of W in the L2 cache. A logit is summed over the hidden size in a fixed
 order, whatever rows are beside it: small inputs are masked and never get other block sizes.
 
-The epilogue views a tile's columns as (columns / 8, 8). In wgmma's layout the first of these dimensions is
-held in registers only, so columns are compared with constants. With a view as (columns,) the compiler would
-keep the index of every column in a register across the loop, and spill.
+The tensor cores are idle during an epilogue, so it does little for each logit: one FMA and one exp2 give e^v,
+and three more instructions take it into the maximum and the two sums. The vocabulary's edge and the rows'
+targets are taken out of the product first, in branches that most tiles skip. There a tile's columns are seen
+as (columns / 8, 8). In wgmma's layout the first of these dimensions is held in registers only, so columns are
+compared with constants. With a view as (columns,) the compiler would keep the index of every column in a
+register across the loop, and spill.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="import-untyped,import-not-found"
@@ -14,7 +17,7 @@ keep the index of every column in a register across the loop, and spill.
 import triton
 import triton.language as tl
 
-from kernels.triton.elementwise import LOWEST, RAISE, as_fp32, capped, from_bf16, to_bf16
+from kernels.triton.elementwise import LN_2, LOG2_E, LOWEST, RAISE, as_fp32, capped, from_bf16, to_bf16
 
 LOGITS: tl.constexpr = tl.constexpr(0)
 """out (rows, vocabulary) FP32: the logits."""
@@ -31,7 +34,8 @@ def gemm(
     rows, vocabulary, width, h_stride, weight_stride, out_stride, cap,
     PARTS: tl.constexpr, EPILOGUE: tl.constexpr, CAPPED: tl.constexpr, TMA: tl.constexpr,
     EVEN: tl.constexpr, INTERPRET: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, SUBTILES: tl.constexpr, FLATTEN: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, SUBTILES: tl.constexpr,
+    PIECE: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """h (rows, width), weight (vocabulary, PARTS · width): FP32 or bf16; descriptors if TMA, or pointers."""
     row_tiles = tl.cdiv(rows, ROWS)
@@ -71,6 +75,7 @@ def gemm(
             statistics(
                 product, targets, inverse_temperature, anchors, out, partial, target_logits, row_start,
                 column_tile, rows, vocabulary, out_stride, cap, EPILOGUE, CAPPED, TMA, INTERPRET, SUBTILES,
+                PIECE,
             )  # fmt: skip
 
 
@@ -78,48 +83,87 @@ def gemm(
 def statistics(
     product, targets, inverse_temperature, anchors, out, partial, target_logits, row_start, column_tile,
     rows, vocabulary, out_stride, cap, EPILOGUE: tl.constexpr, CAPPED: tl.constexpr, TMA: tl.constexpr,
-    INTERPRET: tl.constexpr, SUBTILES: tl.constexpr,
+    INTERPRET: tl.constexpr, SUBTILES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """The epilogues SCORE and SINGLE_PASS of a tile, in SUBTILES parts, to save registers."""
+    """The epilogues SCORE and SINGLE_PASS of a tile: product (ROWS, COLUMNS) are its logits.
+
+    With s = scale · log2 e, e^{(z − m) scale} is 2^(z s − m s), where `fma` rounds once. m s was rounded
+    before, which changes a row's sums by a common factor: `error`, exact by FMA, takes it out again.
+    """
     COLUMNS: tl.constexpr = product.shape[1]
+    PIECES: tl.constexpr = COLUMNS // SUBTILES // PIECE
     row = row_start + tl.arange(0, product.shape[0])
     inside = row < rows
     column_start = column_tile * COLUMNS
+    columns = tl.minimum(vocabulary - column_start, COLUMNS)
+    product = capped(product, cap, CAPPED)
+    # Triton waits for the product where it is used first. In a branch that wait would come too late.
+    m = row_maximum(product)
+    if columns < COLUMNS:
+        product = without_edge(product, columns)
+        m = row_maximum(product)
     scale = tl.load(inverse_temperature + row, mask=inside, other=1.0)
-    target = tl.load(targets + row, mask=inside, other=-1)
-    here = (target >= column_start) & (target < tl.minimum(column_start + COLUMNS, vocabulary))
-    offset = tl.where(here, target - column_start, -1).to(tl.int32)
-    lane = tl.arange(0, 8)
-    eighth = tl.where((offset % 8)[:, None] == lane[None, :], (offset // 8)[:, None], -1)  # of the target
-    end = (vocabulary - column_start - lane + 7) // 8
-    m = scale * 0.0 + LOWEST
-    for index in tl.static_range(SUBTILES):
-        u = eighths(product, index, SUBTILES, end, scale, cap, CAPPED)
-        m = tl.maximum(m, tl.max(tl.max(u, 1), 1))
+    target = tl.load(targets + row, mask=inside, other=-1) - column_start
+    target = tl.where((target >= 0) & (target < columns), target, -1).to(tl.int32)
+    if tl.max(target, 0) >= 0:
+        product, z_y = without_targets(product, target)
+        tl.store(target_logits + row, z_y * scale, mask=target >= 0)
     if EPILOGUE == SINGLE_PASS:
         given = tl.load(anchors + row, mask=inside, other=0.0)
-        m = tl.where(m - given > RAISE, m, given)
-    others, dot, u_y = m * 0.0, m * 0.0, m * 0.0
+        m = tl.where((m - given) * scale > RAISE, m, given)
+    scale_2 = scale * LOG2_E
+    m_2 = m * scale_2
+    exp_sums = tl.zeros((product.shape[0], PIECE), tl.float32)
+    dot_sums = exp_sums
     for index in tl.static_range(SUBTILES):
-        u = eighths(product, index, SUBTILES, end, scale, cap, CAPPED)
-        column = index * (COLUMNS // 8 // SUBTILES) + tl.arange(0, COLUMNS // 8 // SUBTILES)
-        at_target = column[None, :, None] == eighth[:, None, :]
-        u_y += tl.sum(tl.sum(tl.where(at_target, u, 0.0), 1), 1)
-        v = u - m[:, None, None]
-        exp = tl.where(at_target, 0.0, tl.exp(v))
-        others += tl.sum(tl.sum(exp, 1), 1)
-        dot += tl.sum(tl.sum(exp * v, 1), 1)
+        v_2 = tl.fma(subtile(product, index, SUBTILES), scale_2[:, None], 0.0 - m_2[:, None])
+        exp = tl.exp2(v_2)
+        for piece in tl.static_range(PIECES):
+            exp_piece = subtile(exp, piece, PIECES)
+            exp_sums += exp_piece
+            dot_sums = tl.fma(exp_piece, subtile(v_2, piece, PIECES), dot_sums)
         if EPILOGUE == SINGLE_PASS:
             store(
-                out, to_bf16(exp, INTERPRET).reshape(product.shape[0], COLUMNS // SUBTILES), row_start,
-                column_start + index * (COLUMNS // SUBTILES), rows, vocabulary, out_stride, TMA,
+                out, to_bf16(exp, INTERPRET), row_start, column_start + index * (COLUMNS // SUBTILES), rows,
+                vocabulary, out_stride, TMA,
             )  # fmt: skip
+    others, dot = tl.sum(exp_sums, 1), tl.sum(dot_sums, 1)
+    error = tl.fma(m, scale_2, 0.0 - m_2)
+    shrink = 1.0 - error * LN_2
     plane = tl.cdiv(vocabulary, COLUMNS).to(tl.int64) * rows
     partial += column_tile.to(tl.int64) * rows + row
-    tl.store(partial, m, mask=inside)
-    tl.store(partial + plane, others, mask=inside)
-    tl.store(partial + 2 * plane, dot, mask=inside)
-    tl.store(target_logits + row, u_y, mask=inside & here)
+    tl.store(partial, m * scale, mask=inside)
+    tl.store(partial + plane, shrink * others, mask=inside)
+    tl.store(partial + 2 * plane, shrink * LN_2 * (dot - error * others), mask=inside)
+
+
+@triton.jit
+def row_maximum(x):
+    """(R,) from x (R, C)."""
+    return tl.max(tl.max(eighths(x), 1), 1)
+
+
+@triton.jit
+def without_edge(x, columns):
+    """x (R, C) with LOWEST in place of all but its first columns."""
+    end = (columns - tl.arange(0, 8) + 7) // 8
+    inside = tl.arange(0, x.shape[1] // 8)[None, :, None] < end[None, None, :]
+    return tl.where(inside, eighths(x), LOWEST).reshape(x.shape[0], x.shape[1])
+
+
+@triton.jit
+def without_targets(x, target):
+    """x (R, C) with LOWEST at each row's target (R,), and what was there; for target −1 x and 0."""
+    at = tl.where((target % 8)[:, None] == tl.arange(0, 8)[None, :], (target // 8)[:, None], -1)
+    at_target = tl.arange(0, x.shape[1] // 8)[None, :, None] == at[:, None, :]
+    x_y = tl.sum(tl.sum(tl.where(at_target, eighths(x), 0.0), 1), 1)
+    return tl.where(at_target, LOWEST, eighths(x)).reshape(x.shape[0], x.shape[1]), x_y
+
+
+@triton.jit
+def eighths(x):
+    """x (R, C) as (R, C / 8, 8): see the top of the file."""
+    return x.reshape(x.shape[0], x.shape[1] // 8, 8)
 
 
 @triton.jit
@@ -147,23 +191,12 @@ def store(out, part, row_start, column_start, rows, vocabulary, stride, TMA: tl.
 
 
 @triton.jit
-def eighths(product, INDEX: tl.constexpr, SUBTILES: tl.constexpr, end, scale, cap, CAPPED: tl.constexpr):
-    """A subtile's u as (rows, columns / 8, 8); LOWEST in columns past `end` (8,), the vocabulary's."""
-    part = subtile(product, INDEX, SUBTILES)
-    u = capped(part.reshape(part.shape[0], part.shape[1] // 8, 8), cap, CAPPED) * scale[:, None, None]
-    column = INDEX * u.shape[1] + tl.arange(0, u.shape[1])
-    return tl.where(column[None, :, None] < end[None, None, :], u, LOWEST)
-
-
-@triton.jit
 def subtile(x, INDEX: tl.constexpr, SUBTILES: tl.constexpr):
-    """One of the 1, 2 or 4 equal parts of the columns of x."""
-    if SUBTILES == 1:
+    """One of the SUBTILES equal parts of the columns of x; SUBTILES is a power of two."""
+    if SUBTILES == 1:  # noqa: SIM108  # Triton's compiler takes no such expression here
         part = x
-    elif SUBTILES == 2:
-        part = half(x, INDEX)
     else:
-        part = half(half(x, INDEX // 2), INDEX % 2)
+        part = half(subtile(x, INDEX // 2, SUBTILES // 2), INDEX % 2)
     return part
 
 
@@ -210,7 +243,9 @@ def estimate_anchors(
     h, weight, targets, inverse_temperature, logprobs_gen, anchors, vocabulary, width, h_stride,
     weight_stride, PARTS: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """u_y − log π_gen per row, the generator's estimate of the log-sum-exp; LOWEST without a target."""
+    """The generator's estimate of the log-sum-exp, u_y − log π_gen, times the temperature, as logits are
+    before their scaling; LOWEST without a target.
+    """
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
     local = (target >= 0) & (target < vocabulary)
@@ -223,14 +258,14 @@ def estimate_anchors(
             left = tl.load(h + k, mask=k < width, other=0.0)
             right = tl.load(weight + part * width + k, mask=k < width, other=0.0)
             products += as_fp32(left, INTERPRET) * as_fp32(right, INTERPRET)
-    u_y = tl.sum(products, 0) * tl.load(inverse_temperature + row)
-    anchor = u_y - tl.minimum(tl.maximum(tl.load(logprobs_gen + row), -60.0), 0.0)
+    logprob = tl.minimum(tl.maximum(tl.load(logprobs_gen + row), -60.0), 0.0)
+    anchor = tl.sum(products, 0) - logprob / tl.load(inverse_temperature + row)
     tl.store(anchors + row, tl.where(local, anchor, LOWEST))
 
 
 @triton.jit(do_not_specialize=["rows"])
 def settle(
-    exp, partial, anchors, stats, targets, rows, vocabulary, stride,
+    exp, partial, anchors, inverse_temperature, stats, targets, rows, vocabulary, stride,
     INTERPRET: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Turn SINGLE_PASS's exp into Ê in place: −others at the target, one anchor for all tiles of a row."""
@@ -238,7 +273,8 @@ def settle(
     target = tl.load(targets + row)
     m = tl.load(stats + row)
     exp += row * stride
-    if m > tl.load(anchors + row):  # rare: the policy differs from the generator's by e^40
+    estimate = tl.load(anchors + row) * tl.load(inverse_temperature + row)
+    if m > estimate:  # rare: the policy differs from the generator's by e^40
         anchor = partial + row
         for start in range(0, vocabulary, COLUMNS):
             shift = tl.load(anchor) - m
