@@ -66,8 +66,9 @@ def fused_add_rms_norm(
         return kernel.fused_add_rms_norm(x, residual, weight, eps, dtype)
     exact = _wide(x) + _wide(residual)
     total = exact.to(residual.dtype)
-    kept = exact + (total - exact).detach()  # equal to total, but its gradient is not rounded
-    return _normed(kept, weight, eps).to(dtype), total
+    if total.dtype != exact.dtype:
+        exact = exact + (total - exact).detach()  # the value of total, but its gradient is not rounded
+    return _normed(exact, weight, eps).to(dtype), total
 
 
 def fused_qk_norm_rope(

@@ -142,12 +142,13 @@ def _rms_norm_grads(
     for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
         x = as_fp32(tl.load(h + row * stride + columns, mask=inside, other=0.0), INTERPRET)
         g = as_fp32(tl.load(dy + row * dy_stride + columns, mask=inside, other=0.0), INTERPRET)
-        w = as_fp32(tl.load(weight + columns, mask=inside, other=0.0), INTERPRET)
         rstd = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
-        mean = tl.sum(g * w * x, 0) * rstd / width
         normed = x * rstd
         dw += g * normed
-        d = rstd * (g * w - normed * mean)
+        g *= as_fp32(
+            tl.load(weight + columns, mask=inside, other=0.0), INTERPRET
+        )  # late: few registers are left
+        d = rstd * (g - normed * (tl.sum(g * normed, 0) / width))
         if ADD:
             d += as_fp32(tl.load(d_total + row * d_total_stride + columns, mask=inside, other=0.0), INTERPRET)
         tl.store(dx + row * width + columns, rounded(d, dx, INTERPRET), mask=inside)

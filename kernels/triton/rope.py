@@ -102,18 +102,20 @@ def _heads(x: Tensor) -> Tensor:
 
 
 def _constants(q: Tensor, position_ids: Tensor | None, normed: bool) -> dict[str, Any]:
-    """Compile-time arguments. A tile has 16 elements a thread, of wide heads 8: more would spill."""
+    """Compile-time arguments. A tile has 2,048 elements: 16 a thread, 8 of wide heads, whose code spills."""
     half = max(8, triton.next_power_of_2(q.shape[2] // 2))
     return {
-        "D": q.shape[2], "HALF": half, "ROWS": (1024 if half < 128 else 512) // half, "NORM": normed,
-        "BY_POSITION": position_ids is not None, "INTERPRET": INTERPRET, "num_warps": 4, "num_stages": 1,
-        "enable_fp_fusion": True,
+        "D": q.shape[2], "HALF": half, "ROWS": 1024 // half, "NORM": normed,
+        "BY_POSITION": position_ids is not None, "INTERPRET": INTERPRET, "num_warps": 4 if half < 128 else 8,
+        "num_stages": 1, "enable_fp_fusion": True,
     }  # fmt: skip
 
 
 @triton.jit
-def _halves(x, token, head, token_stride, head_stride, inside, INTERPRET: tl.constexpr, D: tl.constexpr,
-            HALF: tl.constexpr):  # fmt: skip
+def _halves(
+    x, token, head, token_stride, head_stride, inside,
+    INTERPRET: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
     """(ROWS, HALF) FP32 each: the two halves of some rows of x."""
     row = token.to(tl.int64) * token_stride + head.to(tl.int64) * head_stride
     at = x + row[:, None] + tl.arange(0, HALF)[None, :]
