@@ -145,9 +145,8 @@ def _rms_norm_grads(
         rstd = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
         normed = x * rstd
         dw += g * normed
-        g *= as_fp32(
-            tl.load(weight + columns, mask=inside, other=0.0), INTERPRET
-        )  # late: few registers are left
+        # The weight is loaded late, since few registers are left.
+        g *= as_fp32(tl.load(weight + columns, mask=inside, other=0.0), INTERPRET)
         d = rstd * (g - normed * (tl.sum(g * normed, 0) / width))
         if ADD:
             d += as_fp32(tl.load(d_total + row * d_total_stride + columns, mask=inside, other=0.0), INTERPRET)
