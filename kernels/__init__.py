@@ -10,6 +10,7 @@ if importlib.util.find_spec("torch") is None:
 
 from kernels.aggregation import Aggregation, token_weights
 from kernels.backends import backend_info
+from kernels.body import fused_add_rms_norm, fused_qk_norm_rope, rms_norm, rope_tables, swiglu
 from kernels.check import NonFiniteError
 from kernels.linear_logprob import linear_logprob
 from kernels.objectives import (
@@ -33,7 +34,8 @@ from kernels.policy_loss import PolicyLossOutput, policy_loss
 __all__ = [
     "CISPO", "DAPO", "GRPO", "GSPO", "KL", "REINFORCE", "SAPO", "TIS", "Aggregation", "Clip", "DualClip",
     "IcePop", "NonFiniteError", "Objective", "PolicyLossOutput", "SequenceObjective", "Term", "backend_info",
-    "linear_logprob", "policy_loss", "token_weights",
+    "fused_add_rms_norm", "fused_qk_norm_rope", "linear_logprob", "policy_loss", "rms_norm", "rope_tables",
+    "swiglu", "token_weights",
 ]  # fmt: skip
 
 _ADVICE = "one hides the other; only sigmoid-rl's may be installed: pip uninstall kernels"

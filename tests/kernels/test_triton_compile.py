@@ -102,7 +102,49 @@ def cases() -> list[tuple[str, Any]]:
             found.append((f"logits {name}", lambda h=h, w=weight: fused.logits(h, w, new(ROWS, len(w)))))
         if dtype == torch.bfloat16:
             found.append((f"fused {name}", lambda h=h, w=weight: fused.fused_epilogue(h, w, y, row, row)))
-    return found
+    return found + body_cases()
+
+
+def body_cases() -> list[tuple[str, Any]]:
+    """Calls that launch the body's kernels, forward and backward: usual shapes, the widest, and ones of 1."""
+    from kernels.triton import rms_norm, rope, swiglu
+
+    fp32, bf16 = torch.float32, torch.bfloat16
+
+    def new(*shape: int, dtype: torch.dtype = fp32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)
+
+    def train(outputs: Any) -> None:
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+        torch.autograd.backward(outputs, [torch.empty_like(x) for x in outputs])
+
+    def norm(rows: int, width: int, x: torch.dtype, residual: torch.dtype | None, dtype: torch.dtype) -> None:
+        h, weight = new(rows, width, dtype=x), new(width)
+        if residual is None:
+            train(rms_norm.rms_norm(h, weight, 1e-6, dtype))
+        else:
+            train(rms_norm.fused_add_rms_norm(h, new(rows, width, dtype=residual), weight, 1e-6, dtype))
+
+    def rotate(tokens: int, heads: int, kv_heads: int, width: int, x: torch.dtype, normed: bool) -> None:
+        q, k = new(tokens, heads, width, dtype=x), new(tokens, kv_heads, width, dtype=x)
+        table, positions = new(40960, width // 2), new(tokens, dtype=torch.int64)
+        weights = (new(width), new(width)) if normed else (None, None)
+        train(rope.fused_qk_norm_rope(q, k, table, table, positions, *weights, 1e-6, torch.bfloat16))
+
+    def gated(rows: int, width: int, dtype: torch.dtype) -> None:
+        packed = new(rows, 2 * width, dtype=dtype)
+        train(swiglu.swiglu(*packed.chunk(2, 1), torch.bfloat16))
+
+    calls = [
+        *((norm, c) for c in [
+            (ROWS, 4096, bf16, None, bf16), (ROWS, 8192, bf16, fp32, bf16), (1, 1, fp32, None, bf16),
+        ]),
+        *((rotate, c) for c in [
+            (ROWS, 32, 8, 128, bf16, True), (ROWS, 3, 1, 512, fp32, True), (1, 1, 1, 2, bf16, False),
+        ]),
+        (gated, (ROWS, 12288, bf16)),
+    ]  # fmt: skip
+    return [(" ".join(map(str, c)), lambda call=call, c=c: call(*c)) for call, c in calls]
 
 
 def compiled(
@@ -253,6 +295,7 @@ def test_no_kernel_spills_and_each_fits_the_shared_memory(capability: int) -> No
     found = report(capability)
     assert {name.split()[0] for name in found} == {
         "_row_stats", "_row_grads", "_single_pass", "_split", "gemm", "merge", "estimate_anchors", "settle",
+        "_rms_norm", "_rms_norm_grads", "_rope", "_rope_grads", "_swiglu", "_swiglu_grads",
     }  # fmt: skip
     spilled = [n for n, code in found.items() if code["STL"] or code["LDL"] or code["stack"]]
     assert spilled == []

@@ -1,0 +1,156 @@
+"""RMSNorm, with or without adding to the residual first: a row is read once and held in registers.
+
+    rstd = 1 / √(mean(h²) + eps)      ĥ = h rstd      y = ĥ w
+    dh = rstd (w dy − ĥ mean(ĥ w dy)) [+ the new residual's gradient]      dw = Σ_rows ĥ dy
+
+The backward recomputes rstd from h, which is x or the new residual: nothing else is kept. Program p of it
+takes rows p, p + programs, … and sums its part of dw in registers; the parts are added up in a fixed order.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="import-untyped,import-not-found"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels.triton.config import INTERPRET, multiprocessors
+from kernels.triton.elementwise import as_fp32, to_bf16
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """(..., H) in `dtype`: x (..., H) normed, times weight (H,)."""
+    out: Tensor = RMSNorm.apply(x, None, weight, eps, dtype)
+    return out
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(residual + x normed, in `dtype`; residual + x in the residual's type), (..., H) each."""
+    normed, total = RMSNorm.apply(x, residual, weight, eps, dtype)
+    return normed, total
+
+
+class RMSNorm(torch.autograd.Function):
+    """y, and with a residual the new residual h too. `h` below is what is normed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        rows = as_rows(x)
+        out = torch.empty(x.shape, dtype=dtype, device=x.device)
+        added, total = rows, x
+        if residual is not None:
+            added = as_rows(residual)
+            total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
+        if len(rows):
+            with torch.cuda.device_of(x):
+                _rms_norm[(len(rows),)](
+                    rows, added, weight.contiguous(), out, total, rows.shape[1], rows.stride(0),
+                    added.stride(0), eps, ADD=residual is not None, INTERPRET=INTERPRET, **_launch(rows),
+                )  # fmt: skip
+        ctx.save_for_backward(total, weight)
+        ctx.eps, ctx.types = eps, (x.dtype, None if residual is None else residual.dtype)
+        ctx.set_materialize_grads(False)
+        return out if residual is None else (out, total)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dy: Tensor | None, d_total: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        h, weight = ctx.saved_tensors
+        rows, types = as_rows(h), ctx.types
+        grad = as_rows(torch.zeros_like(h) if dy is None else dy)
+        above = grad if d_total is None else as_rows(d_total)
+        dx = torch.empty(h.shape, dtype=types[0], device=h.device)
+        d_residual = None
+        if types[1] is not None:
+            d_residual = dx if types[1] == types[0] else torch.empty(h.shape, dtype=types[1], device=h.device)
+        launch = _launch(rows)
+        programs = persistent(len(rows), launch["num_warps"], h.device)
+        partial = torch.empty(programs, rows.shape[1], dtype=torch.float32, device=h.device)
+        if len(rows):
+            with torch.cuda.device_of(h):
+                _rms_norm_grads[(programs,)](
+                    rows, weight.contiguous(), grad, above, dx, dx if d_residual is None else d_residual,
+                    partial, len(rows), rows.shape[1], rows.stride(0), grad.stride(0), above.stride(0),
+                    ctx.eps, ADD=d_total is not None, TWO=d_residual is not None and d_residual is not dx,
+                    INTERPRET=INTERPRET, **launch,
+                )  # fmt: skip
+        return dx, d_residual, partial.sum(0).to(weight.dtype), None, None
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """(rows, last dimension), the elements of a row one after another; copied only where that needs it."""
+    rows = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(0, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def persistent(tasks: int, warps: int, device: torch.device) -> int:
+    """How many programs share these tasks: 16 warps a multiprocessor, whose loads hide memory's latency."""
+    return min(tasks, multiprocessors(device) * max(1, 16 // warps))
+
+
+def _launch(rows: Tensor) -> dict[str, Any]:
+    """One tile holds a row, 16 elements a thread."""
+    block = max(128, triton.next_power_of_2(rows.shape[1]))
+    warps = max(1, min(16, block // 512))
+    return {"BLOCK": block, "num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+
+
+@triton.jit
+def rounded(x, pointer, INTERPRET: tl.constexpr):
+    """FP32 x in the type that the pointer points to, FP32 or bf16."""
+    if pointer.dtype.element_ty == tl.bfloat16:
+        x = to_bf16(x, INTERPRET)
+    return x
+
+
+@triton.jit
+def _rms_norm(
+    x, residual, weight, out, total, width, stride, residual_stride, eps,
+    ADD: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    h = as_fp32(tl.load(x + row * stride + columns, mask=inside, other=0.0), INTERPRET)
+    if ADD:
+        h += as_fp32(tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0), INTERPRET)
+        kept = rounded(h, total, INTERPRET)
+        tl.store(total + row * width + columns, kept, mask=inside)
+        h = as_fp32(kept, INTERPRET)
+    w = as_fp32(tl.load(weight + columns, mask=inside, other=0.0), INTERPRET)
+    rstd = tl.rsqrt(tl.sum(h * h, 0) / width + eps)
+    tl.store(out + row * width + columns, rounded(h * rstd * w, out, INTERPRET), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])  # one row would be a kernel of its own
+def _rms_norm_grads(
+    h, weight, dy, d_total, dx, d_residual, partial, rows, width, stride, dy_stride, d_total_stride, eps,
+    ADD: tl.constexpr, TWO: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    dw = tl.zeros((BLOCK,), tl.float32)
+    for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
+        x = as_fp32(tl.load(h + row * stride + columns, mask=inside, other=0.0), INTERPRET)
+        g = as_fp32(tl.load(dy + row * dy_stride + columns, mask=inside, other=0.0), INTERPRET)
+        rstd = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
+        normed = x * rstd
+        dw += g * normed
+        # The weight is loaded late, since few registers are left.
+        g *= as_fp32(tl.load(weight + columns, mask=inside, other=0.0), INTERPRET)
+        d = rstd * (g - normed * (tl.sum(g * normed, 0) / width))
+        if ADD:
+            d += as_fp32(tl.load(d_total + row * d_total_stride + columns, mask=inside, other=0.0), INTERPRET)
+        tl.store(dx + row * width + columns, rounded(d, dx, INTERPRET), mask=inside)
+        if TWO:
+            tl.store(d_residual + row * width + columns, rounded(d, d_residual, INTERPRET), mask=inside)
+    tl.store(partial + tl.program_id(0).to(tl.int64) * width + columns, dw, mask=inside)
