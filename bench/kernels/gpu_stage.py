@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -84,7 +85,7 @@ def plan(chunk: int, sweep: Sequence[int]) -> Iterator[list[Case]]:
     yield [(variant, whole) for variant in variants]
 
 
-def _ours(variant: str, **mode: object) -> Provider:
+def _ours(variant: str, **mode: Any) -> Provider:
     return Provider(f"ours, {variant}", partial(providers.ours, backend=backend(), **mode))
 
 

@@ -77,8 +77,8 @@ def read_pairs(folder: Path, ratio: float) -> list[Pair]:
         a, b = run_times(ours), run_times(naive)
         if a is None or b is None:
             continue
-        hours = (_ledger(path)["compute"]["total"] for path in (ours, naive))
-        pairs.append(Pair(int(ours.name[-1]), a.loss_head, b.loss_head, *hours, a.factor(ratio)))
+        seed, hours = int(ours.name.rpartition("-")[2]), [_hours(path) for path in (ours, naive)]
+        pairs.append(Pair(seed, a.loss_head, b.loss_head, hours[0], hours[1], a.factor(ratio)))
     if not pairs:
         raise ConfigError(f"{folder}: expected runs {OURS}-N and {NAIVE}-N of the same seeds, with ledgers")
     return pairs
@@ -97,8 +97,9 @@ def shift(folder: Path, pairs: Sequence[Pair]) -> Shift:
     freedom = 2 * (len(pairs) - 1)
     variance = sum(x.mean(1).var(ddof=1) for x in (plain, came)) / 2 if freedom else np.nan
     margin = float(stats.t.ppf(0.95, freedom) * np.sqrt(2 * variance)) if freedom else np.nan
-    means = (np.mean(x, 0).tolist() for x in (plain, shifted, came))
-    return Shift(budgets.tolist(), *means, margin)
+    return Shift(
+        budgets.tolist(), plain.mean(0).tolist(), np.mean(shifted, 0).tolist(), came.mean(0).tolist(), margin
+    )
 
 
 def _curve(folder: Path) -> Curve:
@@ -106,9 +107,8 @@ def _curve(folder: Path) -> Curve:
     return np.array([[row["compute/total"], row["eval/pass_rate"]] for row in rows]).T
 
 
-def _ledger(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "ledger.json").read_text())
-    return content
+def _hours(folder: Path) -> float:
+    return float(json.loads((folder / "ledger.json").read_text())["compute"]["total"])
 
 
 def describe(pairs: Sequence[Pair], found: Shift) -> str:
