@@ -12,7 +12,8 @@ from typing import Any
 
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
-from trainer.gpus import number_as_listed, visible_gpus, without_cuda
+from trainer.gpus import number_as_listed, smallest_gpu_memory, visible_gpus, without_cuda
+from trainer.launcher.memory_estimate import ModelSize, describe, known_size, with_room
 from trainer.launcher.notices import notices
 from trainer.launcher.placement import (
     Devices,
@@ -56,7 +57,7 @@ def train(launch: Launch) -> int:
     config = launch.config
     if config.engine.kind == "vllm" and not config.engine.urls:
         check_installed()
-    devices = split(config)
+    devices = split(config, None)
     if devices.world and int(os.environ["RANK"]) > 0:
         return follow(launch, devices)
     with claim(config.run_dir, launch.resume), make_view(config, devices.unit) as view:
@@ -66,6 +67,8 @@ def train(launch: Launch) -> int:
         if resume is None:
             view.phase("preparing the model")
         model = resume["path"] if resume else resolve_model(config.model.path)
+        devices = split(config, known_size(model))
+        view.log(devices.describe())
         if unchecked := check_fits(config, model, devices):
             view.log(unchecked)
         recorder = Recorder(config, devices, view, resume["version"] if resume else None)
@@ -114,10 +117,10 @@ def checkpoint_state(config: Config) -> dict[str, Any]:
 def dry_run(launch: Launch) -> int:
     """Print the config, the assignment of devices, the memory and the advice; start nothing."""
     from trainer.launcher.advice import plan
-    from trainer.launcher.memory_estimate import describe, known_size
 
     config = launch.config
-    devices, size = split(config), known_size(config.model.path)
+    size = known_size(config.model.path)
+    devices = split(config, size)
     for notice in notices(launch):
         print(f"note: {notice}", file=sys.stderr)
     print(to_yaml(config))
@@ -129,10 +132,15 @@ def dry_run(launch: Launch) -> int:
     return 0
 
 
-def split(config: Config) -> Devices:
-    """This machine's devices, assigned to the roles."""
+def split(config: Config, size: ModelSize | None) -> Devices:
+    """This machine's devices, assigned to the roles; more to the learner if it needs them for its memory."""
     gpus = without_judges(config, usable_gpus())
-    return assign(config, gpus, len(os.sched_getaffinity(0)), torchrun_ranks())
+
+    def devices_of(ranks: int) -> Devices:
+        asked = replace(config, learner=replace(config.learner, ranks=ranks or config.learner.ranks))
+        return assign(asked, gpus, len(os.sched_getaffinity(0)), torchrun_ranks())
+
+    return with_room(config, size, smallest_gpu_memory(), devices_of) if size else devices_of(0)
 
 
 def usable_gpus() -> tuple[str, ...]:

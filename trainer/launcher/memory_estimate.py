@@ -6,17 +6,21 @@ Sizes are read from a model's files without torch, so this takes no time.
 import json
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, ConfigError
 from trainer.gpus import smallest_gpu_memory
 from trainer.launcher.placement import Devices, weight_push
-from trainer.models.resolve import BUILT_IN
 
 GIB = 2**30
-LOGITS_CHUNK = 128 << 20  # bytes of one chunk of logits in the loss
+LOGITS_CHUNK = 128 << 20  # bytes of one chunk of logits in the loss, on a CPU
+CUDA_CHUNK_ROWS = 8192  # of logits, on a GPU: `kernels.op` has it
+CONTEXT = int(1.5 * GIB)  # of CUDA and NCCL, beside what torch allocates
+SPARE = 0.08  # of a GPU, for what fragments and for longer packs
+PINNED = 4 / 3  # torch rounds each pinned block up to a power of two: a third more, on average
 PROMPT_TOKENS = 128  # assumed length of a prompt, for the KV cache
 CONFIG_KEYS = {  # in config.json; the second is GPT-2's
     "layers": ("num_hidden_layers", "n_layer"),
@@ -37,11 +41,13 @@ class ModelSize:
     feed_forward: int  # width; in a mixture of experts, of all experts that one token passes through
     kv_width: int
     vocabulary: int
+    tied: bool = True  # the head is the embedding
 
 
 SIZES = {
     "smollm2-135m": ModelSize(134_515_008, 30, 576, 1536, 192, 49_152),
     "tiny": ModelSize(162_112, 3, 64, 192, 64, 27),
+    "Qwen/Qwen3-8B-Base": ModelSize(8_190_735_360, 36, 4096, 12288, 1024, 151_936, tied=False),
 }
 
 
@@ -65,23 +71,22 @@ def size_of(folder: str | Path) -> ModelSize:
         values["feed_forward"] = experts * (config.get("moe_intermediate_size") or values["feed_forward"])
     values["feed_forward"] = values["feed_forward"] or 4 * values["hidden"]
     kv_width = head * (config.get("num_key_value_heads") or heads)
-    return ModelSize(parameters=_parameters(Path(folder)), kv_width=kv_width, **values)
+    tied = bool(config.get("tie_word_embeddings", True))
+    return ModelSize(parameters=_parameters(Path(folder)), kv_width=kv_width, tied=tied, **values)
 
 
 def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimate:
     """The memory of one learner rank, of one engine and of the host."""
     width = 4 if config.model.dtype == "float32" else 2
-    engine, learner = config.engine, config.learner
+    engine = config.engine
     tokens = PROMPT_TOKENS + engine.longest_completion()
-    saved = size.hidden if learner.checkpoint_activations else 12 * size.hidden + 4 * size.feed_forward
     shard = size.parameters // len(devices.learner)  # each node holds a replica
     rank = {
         "weights, FP32": 4 * shard,
         "gradients, FP32": 4 * shard,
         "AdamW's two moments, FP32": 8 * shard,
-        "activations of a micro-batch": 4 * size.layers * saved * learner.micro_batch_tokens,
-        "a chunk of logits": max(LOGITS_CHUNK, 4 * size.vocabulary),
     }
+    rank |= _at_the_peak(config, size, devices)
     reference = 0
     if config.objective.kl.coefficient:  # its embedding and head stay FP32
         reference = width * size.parameters + (4 - width) * size.vocabulary * size.hidden
@@ -103,8 +108,41 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
     if engine.colocate:
         offloaded = 12 * (size.parameters + critic) + reference
         offloaded += width * size.parameters * len(devices.engines)
-        host["weights and moments offloaded from the GPUs"] = offloaded
+        host["weights and moments offloaded from the GPUs, pinned"] = int(PINNED * offloaded)
     return MemoryEstimate(rank, engine_bytes, host)
+
+
+def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str, int]:
+    """What a learner rank holds beside weights, gradients and moments, when it holds most.
+
+    That is in the loss, when all layers' activations are saved, or at the end of the backward, when the
+    gradients of embedding and head are whole. Ranks gather these two in FP32 and keep them for the step.
+    """
+    learner, ranks, ends = config.learner, len(devices.learner), 1 if size.tied else 2
+    tokens, narrow = learner.micro_batch_tokens, config.model.dtype != "float32"
+    # Bytes of a token in a layer; in 16 bits norms, RoPE and residual stream are FP32, the rest is not.
+    whole = 32 * size.hidden + 8 * size.feed_forward if narrow else 48 * size.hidden + 16 * size.feed_forward
+    checkpointed = learner.checkpoint_activations
+    activations = size.layers * tokens * (4 * size.hidden if checkpointed else whole)
+    head = size.vocabulary * size.hidden
+    rows = min(CUDA_CHUNK_ROWS, tokens)
+    parts = ranks if learner.vocab_parallel else 1
+    chunk = 4 * size.vocabulary * rows if devices.gpus else max(LOGITS_CHUNK, 4 * size.vocabulary)
+    logits, copies = "a chunk of logits", "the head's 16-bit copy, and its gradients"
+    in_loss = {"activations of a micro-batch": activations, logits: chunk // parts}
+    if not devices.gpus:  # several ranks on a CPU are a test
+        return in_loss
+    if narrow:
+        in_loss[copies] = 8 * head // parts
+    at_end = {"a recomputed layer": whole * tokens if checkpointed else activations // size.layers}
+    if ranks > 1:
+        layer = (size.parameters - ends * head) // size.layers
+        gathered = "embedding and head, gathered whole in FP32"
+        in_loss[gathered] = at_end[gathered] = 4 * ends * head
+        at_end["their gradients, and those to be scattered, FP32"] = 8 * ends * head
+        at_end["two gathered layers and a layer's gradients"] = (4 if narrow else 8) * layer + 8 * layer
+    context = {"CUDA and NCCL": CONTEXT}
+    return max(in_loss, at_end, key=lambda held: sum(held.values())) | context
 
 
 def check_fits(config: Config, model_dir: str, devices: Devices) -> str:
@@ -122,6 +160,10 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> str:
         _check(model, total, _ram(), "this machine", lower)
         return ""
     gpu = smallest_gpu_memory()
+    lower = "the model, or leave out engine.colocate"
+    _check(
+        f"{model}, what leaves the GPUs in turns", sum(memory.host.values()), _ram(), "this machine", lower
+    )
     if gpu is None:
         return "the driver does not tell the GPUs' memory, so whether the model fits is not checked"
     weights = memory.engine["weights"] // config.engine.tensor_parallel
@@ -130,13 +172,44 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> str:
         share = config.engine.memory * gpu
         _check(f"{model}, an engine's share of the weights", weights, share, "engine.memory of a GPU", lower)
     lower = "learner.micro_batch_tokens, set checkpoint_activations, or give learner.ranks more GPUs"
-    _check(f"{model}, a learner rank", rank, gpu, "a GPU", lower)
+    place = f"a GPU, with {SPARE:.0%} to spare,"
+    _check(f"{model}, a learner rank", rank, (1 - SPARE) * gpu, place, lower)
     return ""
 
 
+def with_room(
+    config: Config, size: ModelSize, gpu: float | None, devices_of: Callable[[int], Devices]
+) -> Devices:
+    """The split with the fewest learner ranks, from the usual share on, that the memory of a GPU holds.
+
+    `devices_of` assigns the GPUs for a number of ranks, 0 for the usual share; ConfigError: too many. The
+    usual share where nothing is to be chosen, or where no number of ranks is enough, which is told later.
+    """
+    usual = devices_of(0)
+    chosen = config.learner.ranks or usual.world or usual.remote or config.engine.colocate
+    if chosen or not usual.gpus or gpu is None:
+        return usual
+    for ranks in range(len(usual.learner), sum(map(len, usual.engines)) + len(usual.learner)):
+        try:
+            devices = devices_of(ranks)
+        except ConfigError:
+            break
+        if rank_bytes(config, size, devices) <= (1 - SPARE) * gpu:
+            fewer, needed = len(usual.learner), rank_bytes(config, size, usual) / GIB
+            why = f"of {fewer}, each would need {needed:.1f} GiB; a GPU has {gpu / GIB:.1f}, and {SPARE:.0%} "
+            why += "stay free"
+            return replace(devices, why=why) if ranks > fewer else devices
+    return usual
+
+
+def rank_bytes(config: Config, size: ModelSize, devices: Devices) -> int:
+    """What a learner rank holds at most."""
+    return sum(estimate(config, size, devices).rank.values())
+
+
 def known_size(path: str) -> ModelSize | None:
-    """The size of a built-in model, or of one on this machine."""
-    if path in BUILT_IN:
+    """The size of a built-in model or a preset's, or of one on this machine."""
+    if path in SIZES:
         return SIZES[path]
     return size_of(path) if Path(path, "config.json").is_file() else None
 

@@ -34,6 +34,7 @@ class Devices:
     remote: int = 0  # engines on other machines
     world: int = 0  # learner ranks on all machines, if torchrun started them
     width: int = 1  # GPUs of each remote engine
+    why: str = ""  # the learner has more than its usual share
 
     @property
     def gpus(self) -> bool:
@@ -76,7 +77,8 @@ class Devices:
             return f"{self.cores} CPU cores, shared in time by {ranks} and {engines}"
         learner = ", ".join(",".join(rank) for rank in self.learner)
         engines = " | ".join(",".join(gpus) for gpus in self.engines) or f"{self.remote} remote"
-        return f"GPUs: learner {learner}; engines {engines}"
+        why = f" ({len(self.learner)} ranks: {self.why})" if self.why else ""
+        return f"GPUs: learner {learner}{why}; engines {engines}"
 
 
 def _count(number: int, noun: str) -> str:
