@@ -15,7 +15,7 @@ from torch import Tensor
 
 LIBRARY = Path(__file__).with_name("_native.so")
 ISA_VARIABLE = "SIGMOID_RL_ISA"
-VERSION = 1  # must equal sigmoid_rl_version() in kernels/csrc/api.cpp
+VERSION = 2  # must equal sigmoid_rl_version() in kernels/csrc/api.cpp
 
 
 class _Matrix(ctypes.Structure):
@@ -111,9 +111,13 @@ def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
 def add_d_weight(dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> None:
     """out (V, H) FP32 += dzᵀ h, or = if first."""
     a, b = _rows_of(dz), _rows_of(h)
-    if first:
-        out.zero_()
-    _call("add_d_weight", _matrix(a), _matrix(b), *_output(out, a.shape[1], b.shape[1]))
+    _call(
+        "add_d_weight",
+        _matrix(a),
+        _matrix(b),
+        ctypes.c_bool(not first),
+        *_output(out, a.shape[1], b.shape[1]),
+    )
 
 
 @cache

@@ -8,6 +8,10 @@
 #include <unistd.h>
 #endif
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "isa.hpp"
 #include "threads.hpp"
 
@@ -70,7 +74,7 @@ int64_t threads_for(double flops, int64_t threads) { return flops < 1e6 || threa
 
 // Packs the rows of h for the `logits` kernel.
 Buffer pack_hidden(const Kernels& k, const Matrix& h, bool pairs, int64_t threads) {
-    Buffer packed = buffer(round_up(h.rows, k.mr) * Blocks(h.columns).all_words(pairs, k.unit));
+    Buffer packed = buffer(round_up(h.rows, k.mr) * Blocks(h.columns, k.block).all_words(pairs, k.unit));
     const int64_t step = 8 * k.mr;
     for_each_task(ceil_div(h.rows, step), threads, 0, [&](int64_t task, float*) {
         k.pack_rows(h, pairs, task * step, least(h.rows, (task + 1) * step), packed.get());
@@ -78,7 +82,19 @@ Buffer pack_hidden(const Kernels& k, const Matrix& h, bool pairs, int64_t thread
     return packed;
 }
 
-int64_t logits_scratch(const Kernels& k, int64_t rows) { return (MAX_BLOCK + round_up(rows, k.mr)) * k.nr; }
+int64_t logits_scratch(const Kernels& k, const Matrix& w, bool pairs) {
+    return k.mr * k.nr + std::max(PANEL_WORDS, k.nr * Blocks(w.columns, k.block).all_words(pairs, k.unit));
+}
+
+// Asks for huge pages for a large output that is about to be written first: fewer page faults, and fewer TLB misses
+// where a kernel runs down its columns.
+void use_huge_pages([[maybe_unused]] const float* out, [[maybe_unused]] int64_t words) {
+#ifdef __linux__
+    constexpr uintptr_t HUGE = 2 << 20;
+    const uintptr_t begin = (uintptr_t(out) + HUGE - 1) / HUGE * HUGE, end = uintptr_t(out + words) / HUGE * HUGE;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
 
 const void* rows_from(const Matrix& x, int64_t first) {
     return static_cast<const char*>(x.data) + first * x.stride * (x.bf16 ? 2 : 4);
@@ -114,7 +130,7 @@ int guarded(bool bf16, const Work& work) {
 #define API extern "C" __attribute__((visibility("default")))
 
 // Increment when any of these functions changes: kernels/native.py refuses a library with another number.
-API int sigmoid_rl_version() { return 1; }
+API int sigmoid_rl_version() { return 2; }
 
 // The name of the i-th instruction set, best first; null after the last.
 API const char* sigmoid_rl_isa(int64_t i) {
@@ -135,9 +151,10 @@ API int sigmoid_rl_logits(const Matrix* h, const Matrix* w, float* out, int64_t 
     return guarded(h->bf16 && w->bf16, [&](const Kernels& k) {
         const bool pairs = k.pairs && h->bf16 && w->bf16;
         threads = threads_for(2.0 * h->rows * w->rows * h->columns, threads);
+        use_huge_pages(out, h->rows * stride);
         Buffer packed = pack_hidden(k, *h, pairs, threads);
         const int64_t step = 8 * k.nr;
-        for_each_task(ceil_div(w->rows, step), threads, logits_scratch(k, h->rows), [&](int64_t task, float* scratch) {
+        for_each_task(ceil_div(w->rows, step), threads, logits_scratch(k, *w, pairs), [&](int64_t task, float* scratch) {
             const int64_t first = task * step, last = least(w->rows, first + step);
             k.logits(packed.get(), h->rows, *w, pairs, first, last, out + first, stride, scratch);
         });
@@ -189,7 +206,7 @@ API int sigmoid_rl_d_hidden(const Matrix* dz, const Matrix* w, float* out, int64
         }
         const int64_t across = ceil_div(threads, down);
         const int64_t height = ceil_div(row_tiles, down) * k.mr, width = ceil_div(column_tiles, across) * k.nr;
-        const int64_t scratch = MAX_BLOCK * (width + least(height, 256));  // no part is taller than 256
+        const int64_t scratch = k.block * (width + least(height, 256));  // no part is taller than 256
         for_each_task(down * across, threads, scratch, [&](int64_t task, float* s) {
             const int64_t row = task / across * height, column = task % across * width;
             if (row < dz->rows && column < w->columns)
@@ -199,19 +216,21 @@ API int sigmoid_rl_d_hidden(const Matrix* dz, const Matrix* w, float* out, int64
     });
 }
 
-// out (V, H) += dzᵀ h
-API int sigmoid_rl_add_d_weight(const Matrix* dz, const Matrix* h, float* out, int64_t stride, int64_t threads) {
+// out (V, H) = dzᵀ h, or += if `add`
+API int sigmoid_rl_add_d_weight(const Matrix* dz, const Matrix* h, bool add, float* out, int64_t stride,
+                                int64_t threads) {
     return guarded(dz->bf16 && h->bf16, [&](const Kernels& k) {
         const bool pairs = k.pairs && dz->bf16 && h->bf16;
         threads = threads_for(2.0 * dz->rows * dz->columns * h->columns, threads);
-        Buffer packed = buffer(round_up(h->columns, k.nr) * Blocks(h->rows).all_words(pairs, k.unit));
+        if (!add) use_huge_pages(out, dz->columns * stride);
+        Buffer packed = buffer(round_up(h->columns, k.nr) * Blocks(h->rows, k.block).all_words(pairs, k.unit));
         for_each_task(ceil_div(h->columns, k.nr), threads, 0, [&](int64_t task, float*) {
             k.pack_columns(*h, pairs, task * k.nr, least(h->columns, (task + 1) * k.nr), packed.get());
         });
         const int64_t step = 16 * k.mr;
-        for_each_task(ceil_div(dz->columns, step), threads, MAX_BLOCK * step, [&](int64_t task, float* s) {
+        for_each_task(ceil_div(dz->columns, step), threads, k.block * step, [&](int64_t task, float* s) {
             const int64_t first = task * step, last = least(dz->columns, first + step);
-            k.add_d_weight(*dz, packed.get(), h->columns, pairs, first, last, out, stride, s);
+            k.add_d_weight(*dz, packed.get(), h->columns, pairs, first, last, add, out, stride, s);
         });
     });
 }
@@ -229,7 +248,7 @@ API int sigmoid_rl_score(const Matrix* h, const Matrix* w, const Rows* rows, flo
             std::fill(targets.begin(), targets.end(), 0.0f);
             const Matrix part{rows_from(*h, first), n, h->columns, h->stride, h->bf16};
             Buffer packed = pack_hidden(k, part, pairs, threads);
-            for_each_task(tiles, threads, n * TILE + logits_scratch(k, n), [&](int64_t t, float* z) {
+            for_each_task(tiles, threads, n * TILE + logits_scratch(k, *w, pairs), [&](int64_t t, float* z) {
                 const int64_t begin = t * TILE, width = least(TILE, w->rows - begin);
                 k.logits(packed.get(), n, *w, pairs, begin, begin + width, z, TILE, z + n * TILE);
                 for (int64_t i = 0; i < n; ++i)

@@ -9,6 +9,8 @@ namespace {
 constexpr int MR = SIGMOID_RL_MR, NR = 2 * LANES;
 constexpr bool AMX = SIGMOID_RL_UNIT > 1;     // A is packed by rows, and only pairs are multiplied
 constexpr int64_t UNIT = SIGMOID_RL_UNIT;      // words of the inner dimension at a time
+// Sums of longer blocks err more, except that AMX sums 32 products from zero before it adds them to the others.
+constexpr int64_t BLOCK = AMX ? 640 : 256;
 constexpr int64_t PART = 192;  // rows of A at a time, if A is packed block by block
 typedef Vec Tile[MR][2];
 
@@ -40,6 +42,11 @@ INLINE void multiply(int64_t n, const float* __restrict a, const float* __restri
     }
 }
 
+// Asks for a tile of the output, which lies in as many pages as it has rows, before the product is complete.
+INLINE void prefetch_tile(const float* out, int64_t stride, int64_t m) {
+    for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < NR; j += 16) __builtin_prefetch(out + i * stride + j, 1);
+}
 // Writes or adds the first m rows and n columns of a tile.
 template <bool ADD>
 INLINE void put(const Tile& c, float* out, int64_t stride, int64_t m, int64_t n) {
@@ -84,7 +91,7 @@ INLINE void pad_b(bool pairs, int64_t width, float* out) {
 }
 
 void pack_rows(const Matrix& x, bool pairs, int64_t first, int64_t last, float* packed) {
-    const Blocks blocks(x.columns);
+    const Blocks blocks(x.columns, BLOCK);
     const int64_t height = tiles(x.rows, MR) * MR;
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t n = packed_words(blocks.width(b), pairs);
@@ -95,7 +102,7 @@ void pack_rows(const Matrix& x, bool pairs, int64_t first, int64_t last, float* 
 }
 
 void pack_columns(const Matrix& x, bool pairs, int64_t first, int64_t last, float* packed) {
-    const Blocks blocks(x.rows);
+    const Blocks blocks(x.rows, BLOCK);
     const int64_t height = tiles(x.columns, NR) * NR;
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t n = packed_words(blocks.width(b), pairs);
@@ -111,34 +118,39 @@ template <bool PAIRS>
 void logits_of(const float* h, int64_t rows, const Matrix& w, int64_t first, int64_t last, float* out,
                int64_t stride, float* scratch) {
     const TileRegisters registers;
-    const Blocks blocks(w.columns);
-    const int64_t height = tiles(rows, MR) * MR;
-    float *panel = scratch, *sums = scratch + MAX_BLOCK * NR;  // sums of the blocks so far, (height, NR)
-    for (int64_t j = first; j < last; j += NR)
-        for (int64_t b = 0; b < blocks.count; ++b) {
-            const int64_t n = packed_words(blocks.width(b), PAIRS), columns = least(NR, last - j);
-            const float* a = h + height * b * blocks.words(PAIRS, UNIT);
-            pack_inner<NR>(w, PAIRS, j, columns, blocks.at(b), blocks.width(b), panel);
-            pad_b(PAIRS, blocks.width(b), panel);
-            for (int64_t i = 0; i < rows; i += MR) {
-                Tile c;
-                multiply<PAIRS>(n, a + i * n, panel, c);
-                float* s = sums + i * NR;
-#pragma GCC unroll 16
-                for (int r = 0; r < MR; ++r) {
-                    if (b > 0) {
-                        c[r][0] += load(s + r * NR);
-                        c[r][1] += load(s + r * NR + LANES);
-                    }
-                    if (b + 1 < blocks.count) {
-                        store(s + r * NR, c[r][0]);
-                        store(s + r * NR + LANES, c[r][1]);
-                    }
-                }
-                if (b + 1 == blocks.count)
-                    put<false>(c, out + i * stride + j - first, stride, least(MR, rows - i), columns);
+    const Blocks blocks(w.columns, BLOCK);
+    const int64_t height = tiles(rows, MR) * MR, depth = blocks.words(PAIRS, UNIT);
+    const int64_t panel = NR * blocks.all_words(PAIRS, UNIT);  // words of NR rows of W
+    const int64_t group = PANEL_WORDS > panel ? PANEL_WORDS / panel * NR : NR;
+    float *sums = scratch, *panels = scratch + MR * NR;  // sums of the blocks so far
+    for (int64_t start = first; start < last; start += group) {
+        const int64_t end = least(last, start + group);
+        for (int64_t j = start; j < end; j += NR)
+            for (int64_t b = 0; b < blocks.count; ++b) {
+                float* to = panels + (j - start) / NR * panel + b * depth * NR;
+                pack_inner<NR>(w, PAIRS, j, least(NR, end - j), blocks.at(b), blocks.width(b), to);
+                pad_b(PAIRS, blocks.width(b), to);
             }
-        }
+        for (int64_t i = 0; i < rows; i += MR)
+            for (int64_t j = start; j < end; j += NR) {  // along the output's rows, which are pages apart
+                float* to = out + i * stride + j - first;
+                prefetch_tile(to, stride, least(MR, rows - i));
+                for (int64_t b = 0; b < blocks.count; ++b) {
+                    const int64_t n = packed_words(blocks.width(b), PAIRS), last_block = b + 1 == blocks.count;
+                    const float* from = panels + (j - start) / NR * panel + b * depth * NR;
+                    Tile c;
+                    multiply<PAIRS>(n, h + height * b * depth + i * n, from, c);
+#pragma GCC unroll 16
+                    for (int r = 0; r < MR; ++r)
+                        for (int v = 0; v < 2; ++v) {
+                            float* s = sums + r * NR + v * LANES;
+                            if (b > 0) c[r][v] += load(s);
+                            if (!last_block) store(s, c[r][v]);
+                        }
+                    if (last_block) put<false>(c, to, stride, least(MR, rows - i), least(NR, end - j));
+                }
+            }
+    }
 }
 
 // The height of even parts of n rows, small enough that a block of A fits L2.
@@ -148,9 +160,9 @@ template <bool PAIRS>
 void d_hidden_of(const Matrix& dz, const Matrix& w, int64_t row0, int64_t row1, int64_t column0, int64_t column1,
                  float* out, int64_t stride, float* scratch) {
     const TileRegisters registers;
-    const Blocks blocks(w.rows);
+    const Blocks blocks(w.rows, BLOCK);
     const int64_t part = part_of(row1 - row0);
-    float *a = scratch, *panels = scratch + MAX_BLOCK * part;
+    float *a = scratch, *panels = scratch + BLOCK * part;
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t from = blocks.at(b), width = blocks.width(b), n = packed_words(width, PAIRS);
         for (int64_t k = 0; k < width; k += 8)
@@ -166,8 +178,8 @@ void d_hidden_of(const Matrix& dz, const Matrix& w, int64_t row0, int64_t row1, 
                 const int64_t columns = least(NR, column1 - j);
                 for (int64_t i = first; i < last; i += MR) {
                     Tile c;
-                    multiply<PAIRS>(n, a + (i - first) * n, panels + (j - column0) * n, c);
                     float* to = out + i * stride + j;
+                    multiply<PAIRS>(n, a + (i - first) * n, panels + (j - column0) * n, c);
                     if (b == 0)
                         put<false>(c, to, stride, least(MR, last - i), columns);
                     else
@@ -179,11 +191,11 @@ void d_hidden_of(const Matrix& dz, const Matrix& w, int64_t row0, int64_t row1, 
 }
 
 template <bool PAIRS>
-void add_d_weight_of(const Matrix& dz, const float* h, int64_t columns, int64_t first, int64_t last, float* out,
-                     int64_t stride, float* a) {
+void add_d_weight_of(const Matrix& dz, const float* h, int64_t columns, int64_t first, int64_t last, bool add,
+                     float* out, int64_t stride, float* a) {
     constexpr int64_t DEPTH = AMX ? 2 * UNIT : 4;  // few rows at a time: their lines may map to one L1 set
     const TileRegisters registers;
-    const Blocks blocks(dz.rows);
+    const Blocks blocks(dz.rows, BLOCK);
     const int64_t height = tiles(columns, NR) * NR;
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t from = blocks.at(b), width = blocks.width(b), n = packed_words(width, PAIRS);
@@ -192,11 +204,15 @@ void add_d_weight_of(const Matrix& dz, const float* h, int64_t columns, int64_t 
             for (int64_t i = first; i < last; i += MR)
                 pack_a_outer(dz, PAIRS, i, least(MR, last - i), from + k, least(DEPTH, width - k),
                              a + (i - first) * n + words(k, PAIRS) * MR);
-        for (int64_t j = 0; j < columns; j += NR)
-            for (int64_t i = first; i < last; i += MR) {
+        for (int64_t i = first; i < last; i += MR)
+            for (int64_t j = 0; j < columns; j += NR) {
                 Tile c;
                 multiply<PAIRS>(n, a + (i - first) * n, panels + j * n, c);
-                put<true>(c, out + i * stride + j, stride, least(MR, last - i), least(NR, columns - j));
+                float* to = out + i * stride + j;
+                if (add || b > 0)
+                    put<true>(c, to, stride, least(MR, last - i), least(NR, columns - j));
+                else
+                    put<false>(c, to, stride, least(MR, last - i), least(NR, columns - j));
             }
     }
 }
@@ -212,8 +228,8 @@ void d_hidden(const Matrix& dz, const Matrix& w, bool pairs, int64_t row0, int64
 }
 
 void add_d_weight(const Matrix& dz, const float* h, int64_t columns, bool pairs, int64_t first, int64_t last,
-                  float* out, int64_t stride, float* scratch) {
-    (pairs ? add_d_weight_of<true> : add_d_weight_of<false>)(dz, h, columns, first, last, out, stride, scratch);
+                  bool add, float* out, int64_t stride, float* scratch) {
+    (pairs ? add_d_weight_of<true> : add_d_weight_of<false>)(dz, h, columns, first, last, add, out, stride, scratch);
 }
 
 }  // namespace

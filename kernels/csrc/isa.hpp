@@ -30,16 +30,16 @@ struct Coefficients {
     const float *anchor, *a, *b, *k, *target;  // b and k are both null or both set
 };
 
-// The inner dimension is split into blocks of at most 256, whose sums are added one after the other in FP32. The
-// split depends on the length only, so the order of a sum does not depend on the rest of the batch.
-constexpr int64_t MAX_BLOCK = 256;
+constexpr int64_t PANEL_WORDS = 1 << 17;  // of W packed at a time in `logits`, or one panel: they stay in L2
 constexpr int64_t TILE = 2048;  // columns of the vocabulary per `Partial`
 
 namespace {  // one copy per instruction set: the linker would keep only one of several shared inline functions
+// The inner dimension is split into blocks of at most `most`, whose sums are added one after the other in FP32. The
+// split depends on the length only, so the order of a sum does not depend on the rest of the batch.
 struct Blocks {
     int64_t length, size, count;
-    explicit Blocks(int64_t n) : length(n) {
-        count = n > MAX_BLOCK ? (n + MAX_BLOCK - 1) / MAX_BLOCK : 1;
+    Blocks(int64_t n, int64_t most) : length(n) {
+        count = n > most ? (n + most - 1) / most : 1;
         size = ((n + count - 1) / count + 7) / 8 * 8;
         count = n > size ? (n + size - 1) / size : 1;
     }
@@ -54,6 +54,7 @@ struct Blocks {
 // Buffers are in 32-bit words: an FP32 value, or a pair of bf16 along the inner dimension.
 struct Kernels {
     int64_t mr, nr;  // a register tile is mr rows x nr columns
+    int64_t block;   // the inner dimension is split into blocks of at most this
     int64_t unit;    // words of the inner dimension are packed in multiples of this, filled up with zeros
     bool pairs;      // has products of bf16 pairs
 
@@ -68,9 +69,9 @@ struct Kernels {
     // out[i, j] = Σ_k dz[i, k] w[k, j] for i in [row0, row1) and j in [column0, column1)
     void (*d_hidden)(const Matrix& dz, const Matrix& w, bool pairs, int64_t row0, int64_t row1, int64_t column0,
                      int64_t column1, float* out, int64_t stride, float* scratch);
-    // out[i, j] += Σ_k dz[k, i] h[k, j] for i in [first, last)
+    // out[i, j] = Σ_k dz[k, i] h[k, j] for i in [first, last), or += if `add`
     void (*add_d_weight)(const Matrix& dz, const float* packed_h, int64_t columns, bool pairs, int64_t first,
-                         int64_t last, float* out, int64_t stride, float* scratch);
+                         int64_t last, bool add, float* out, int64_t stride, float* scratch);
 
     // `width` <= TILE logits of one row; `target` is relative to z; *u_target is set if it is one of them
     Partial (*row_stats)(const float* z, int64_t width, int64_t target, float inverse_temperature, float cap,

@@ -7,8 +7,9 @@
 #include "gemm.hpp"
 #include "rows.hpp"
 
-#define SIGMOID_RL_KERNELS                                                                                       \
-    {MR, NR, UNIT, SIGMOID_RL_PAIRS, pack_rows, pack_columns, logits, d_hidden, add_d_weight, row_stats, row_grads}
+#define SIGMOID_RL_KERNELS                                                                                        \
+    {MR,     NR,       BLOCK,        UNIT,      SIGMOID_RL_PAIRS, pack_rows, pack_columns,                       \
+     logits, d_hidden, add_d_weight, row_stats, row_grads}
 
 #if SIGMOID_RL_PAIRS && (defined(__AVX512BF16__) || defined(__AMX_BF16__))
 #include <immintrin.h>
@@ -74,10 +75,15 @@ TileRegisters::~TileRegisters() {}
 INLINE void multiply_amx(int64_t n, const float* a, const float* b, Tile& c) {
     for (int i = 0; i < MR; ++i) {
         c[i][0] = c[i][1] = Vec{};
-        for (int64_t k = 0; k < n; ++k) {
-            const auto pair = bits<uint32_t>(a[(k / UNIT * MR + i) * UNIT + k % UNIT]);
-            multiply_pairs(c[i][0], pair, load(b + k * NR));
-            multiply_pairs(c[i][1], pair, load(b + k * NR + LANES));
+        for (int64_t k = 0; k < n; k += UNIT) {
+            Vec sum[2] = {};
+            for (int64_t u = 0; u < UNIT; ++u) {
+                const auto pair = bits<uint32_t>(a[k * MR + i * UNIT + u]);
+                multiply_pairs(sum[0], pair, load(b + (k + u) * NR));
+                multiply_pairs(sum[1], pair, load(b + (k + u) * NR + LANES));
+            }
+            c[i][0] += sum[0];
+            c[i][1] += sum[1];
         }
     }
 }
