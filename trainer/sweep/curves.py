@@ -27,6 +27,7 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
         raise ConfigError(f"--keep-curves {out} is the folder of the sweep; give another")
     out.mkdir(parents=True, exist_ok=True)
     asked = yaml.safe_load((sweep.folder / ASKED).read_text()) | {"curves_only": True}
+    asked["recipes"] = [_without_machine(recipe) for recipe in asked["recipes"]]
     (out / ASKED).write_text(yaml.safe_dump(asked, sort_keys=False, allow_unicode=True))
     if (sweep.folder / STATUS).is_file():
         status = json.loads((sweep.folder / STATUS).read_text()) | {"errors": {}}
@@ -41,12 +42,18 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
         kept = [{k: v for k, v in row.items() if METRICS.fullmatch(k)} for row in rows]
         (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
         books = json.loads(ledger.read_text())
-        roles = {
-            name: {key: role[key] for key in ("devices", "seconds")} for name, role in books["roles"].items()
-        }
+        roles = {name: role for name, role in books["roles"].items() if role["devices"]}
         totals = {key: books[key] for key in TOTALS} | {"roles": roles}
         (copy / "ledger.json").write_text(json.dumps(totals) + "\n")
         config = yaml.safe_load((run.folder / CONFIG).read_text()) | {"run_dir": run.name}
         (copy / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
         if (run.folder / ENDED).is_file():
             shutil.copy(run.folder / ENDED, copy / ENDED)
+
+
+def _without_machine(recipe: str) -> str:
+    """A recipe's file relative to the working directory, or by its name alone if it is elsewhere."""
+    path = Path(recipe)
+    if not path.is_absolute():
+        return recipe
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
