@@ -21,6 +21,7 @@ import pytest
 import torch
 from sass import instructions_outside_products
 
+pytestmark = pytest.mark.timeout(1500)  # a generation takes two minutes on two idle cores
 SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # of a block, CUDA C++ Programming Guide
 ROWS, WIDTH = 4096, 4096
 PRODUCT = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}  # the tensor cores' instruction
@@ -276,10 +277,14 @@ def report(capability: int) -> dict[str, dict[str, Any]]:
         for part in range(PARTS)
     ]  # fmt: skip
     found: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        printed, errors = run.communicate()
-        assert run.returncode == 0, errors[-3000:]
-        found |= json.loads(printed.splitlines()[-1])
+    try:
+        for run in runs:
+            printed, errors = run.communicate()
+            assert run.returncode == 0, errors[-3000:]
+            found |= json.loads(printed.splitlines()[-1])
+    finally:  # also when the test's time is over
+        for run in runs:
+            run.kill()
     return found
 
 
