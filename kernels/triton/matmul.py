@@ -12,8 +12,8 @@ from kernels.precision import ieee_fp32
 from kernels.triton.split import split_bf16
 
 EXACT_DEPTH = 4096
-"""Products summed by one GEMM where gradients are exact. Tensor cores cut a running sum towards zero, an error
-that grows with the number of summands; between GEMMs, sums are added with FP32's own rounding."""
+"""Products that one GEMM sums where gradients are exact. Tensor cores cut a running sum towards zero, an
+error that grows with the number of summands; between GEMMs, sums are added with FP32's own rounding."""
 
 
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
