@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -12,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.backends import Backend, SinglePass, choose, launching
+from kernels.backends import Backend, FusedTerms, SinglePass, choose, launching
 from kernels.check import check_log_probs, check_term, check_values
 from kernels.objectives import SequenceObjective, Term
-from kernels.rows import Softmax, gradient, merge_over, softmax
+from kernels.rows import Gradient, Softmax, gradient, merge_over, softmax
 from kernels.settings import RowKernel, Settings, lookup
 from kernels.shard import shard_offset
 
@@ -150,17 +149,22 @@ class StepOutputs:
     kl_ref: Tensor  # (N,)
     d_hidden: Tensor | None  # (N, H) in `gradient_dtype`
     d_weight: Tensor | None  # (V, H) in `d_weight_dtype`
+    sums: list[Tensor] = field(default_factory=list)  # of weight · loss, where a kernel summed `loss`
 
     @staticmethod
     def empty(hidden: Tensor, head: LMHead, needs_hidden: bool, needs_weight: bool) -> StepOutputs:
         """Tensors for these tokens; the first chunk writes dW, so that it need not be zero."""
-        new = partial(hidden.new_zeros, len(hidden), dtype=head.dtype)
+        values = hidden.new_zeros(6, len(hidden), dtype=head.dtype)
         new_weight = hidden.new_empty if len(hidden) else hidden.new_zeros
         return StepOutputs(
-            new(), new(), new(), new(), new(), new(),
+            *values.unbind(),
             hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else None,
             new_weight(head.shape, dtype=head.d_weight_dtype(hidden)) if needs_weight else None,
         )  # fmt: skip
+
+    def loss_sum(self, weights: Tensor) -> Tensor:
+        """() Σ weight · loss over all tokens."""
+        return torch.cat(self.sums).sum() if self.sums else (self.loss * weights).sum()
 
     def record(self, rows: slice, probs: Softmax, t: Tokens, settings: Settings, term: Term) -> Tensor:
         """Store the values of some rows, whose inputs are t; return their c = dL/dlog π."""
@@ -233,6 +237,25 @@ def train(head: LMHead, hidden: Tensor, tokens: Tokens, outputs: StepOutputs) ->
         step(head, hidden[rows], tokens[rows], outputs, terms, rows, buffer[: rows.stop - rows.start])
 
 
+def _terms_and_gradient(
+    head: LMHead, stats: Tensor, t: Tokens, outputs: StepOutputs, terms: Terms, rows: slice
+) -> Gradient:
+    """Store the values of some rows, whose inputs are t; return their logits' gradient."""
+    settings, o = head.settings, outputs
+    stats = stats if settings.group is None else merge_over(settings.group, stats)
+    if hasattr(head.backend, "terms") and cast(FusedTerms, head.backend).has_terms(settings):
+        g, sums = cast(FusedTerms, head.backend).terms(
+            stats, t.logprobs_gen, t.advantages, t.weights, t.inverse_temperature, t.logprobs_ref, settings,
+            [x[rows] for x in (o.logp, o.entropy, o.ratio, o.truncated, o.kl_ref)],
+        )  # fmt: skip
+        outputs.sums.append(sums)
+        return g
+    probs = softmax(stats)
+    c = outputs.record(rows, probs, t, settings, terms(rows, probs.logp))
+    e = -settings.entropy_bonus * t.weights if settings.entropy_bonus else None
+    return gradient(probs, c, e, t.inverse_temperature)
+
+
 def _two_pass(
     head: LMHead, h: Tensor, t: Tokens, outputs: StepOutputs, terms: Terms, rows: slice, z: Tensor
 ) -> None:
@@ -240,10 +263,7 @@ def _two_pass(
     columns = t.targets - head.first
     head.logits(h, z)
     stats = head.row_stats(z, columns, t.inverse_temperature)
-    probs = softmax(stats if settings.group is None else merge_over(settings.group, stats))
-    c = outputs.record(rows, probs, t, settings, terms(rows, probs.logp))
-    e = -settings.entropy_bonus * t.weights if settings.entropy_bonus else None
-    g = gradient(probs, c, e, t.inverse_temperature)
+    g = _terms_and_gradient(head, stats, t, outputs, terms, rows)
     exact = settings.exact or torch.float32 in (h.dtype, head.weight.dtype)
     dz = backend.row_grads(
         z, columns, t.inverse_temperature, settings.cap, g.anchor, g.a, g.b, g.k, g.dz_y, exact
@@ -271,15 +291,13 @@ def _single_pass(
     else:
         head.logits(h, z)
         exp, stats = backend.single_pass(z, t.targets, t.inverse_temperature, t.logprobs_gen)
-    probs = softmax(stats)
-    c = outputs.record(rows, probs, t, head.settings, terms(rows, probs.logp))
-    scale = -c * t.inverse_temperature / probs.total
+    scale = _terms_and_gradient(head, stats, t, outputs, terms, rows).a[:, None]
     if outputs.d_hidden is not None:
         dx = h.new_empty(h.shape, dtype=head.dtype)
         backend.d_hidden(exp, head.weight, dx)
-        outputs.d_hidden[rows] = dx.mul_(scale[:, None])
+        outputs.d_hidden[rows] = dx.mul_(scale)
     if outputs.d_weight is not None:
-        backend.add_d_weight(exp, (h * scale[:, None]).to(h.dtype), outputs.d_weight, first=not rows.start)
+        backend.add_d_weight(exp, (h * scale).to(h.dtype), outputs.d_weight, first=not rows.start)
 
 
 def gradient_dtype(x: Tensor) -> torch.dtype:
@@ -337,7 +355,7 @@ def compute(
         outputs = StepOutputs.empty(hidden, head, needs_hidden, needs_weight)
         train(head, hidden, tokens, outputs)
         check_log_probs(outputs.logp, outputs.entropy)
-        loss, stats = (outputs.loss * tokens.weights).sum(), outputs.stats(tokens.logprobs_gen, counted)
+        loss, stats = outputs.loss_sum(tokens.weights), outputs.stats(tokens.logprobs_gen, counted)
     logp, entropy, d_hidden = outputs.logp, outputs.entropy, outputs.d_hidden
     if counted is not None:
         logp, entropy = logp.where(counted, 0), entropy.where(counted, 0)
