@@ -157,7 +157,7 @@ class StepOutputs:
         values = hidden.new_zeros(6, len(hidden), dtype=head.dtype)
         new_weight = hidden.new_empty if len(hidden) else hidden.new_zeros
         return StepOutputs(
-            *values.unbind(),
+            values[0], values[1], values[2], values[3], values[4], values[5],
             hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else None,
             new_weight(head.shape, dtype=head.d_weight_dtype(hidden)) if needs_weight else None,
         )  # fmt: skip

@@ -43,15 +43,15 @@ def terms(
     given = dense(logprobs_gen, advantages, weights, inverse_temperature)
     reference = given[0] if logprobs_ref is None else logprobs_ref.contiguous()
     factors, sums = stats.new_empty(4 if bonus else 2, rows), stats.new_empty(triton.cdiv(rows, BLOCK))
-    code = CODES[type(settings.objective)]  # type: ignore[index]  # `has_terms` was asked
+    code = CODES[type(settings.objective)]
     _terms[(len(sums),)](
         stats, *given, reference, *values, factors, sums, rows, *_parameters(settings.objective),
         settings.entropy_bonus, 0.0 if kl is None else kl.coefficient, OBJECTIVE=code, BONUS=bonus,
         KL=0 if kl is None else ESTIMATORS[kl.estimator], INTERPRET=INTERPRET, BLOCK=BLOCK, num_warps=4,
         num_stages=1, enable_fp_fusion=True,
     )  # fmt: skip
-    a, dz_y, b, k = *factors[:2], *(factors[2:] if bonus else (None, None))
-    return Gradient(stats[0], a, b, k, dz_y), sums
+    b, k = (factors[2], factors[3]) if bonus else (None, None)
+    return Gradient(stats[0], factors[0], b, k, factors[1]), sums
 
 
 def _parameters(objective: object) -> tuple[float, float, float]:
