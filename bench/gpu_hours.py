@@ -190,7 +190,8 @@ def _heads(args: argparse.Namespace, shape: Shape) -> list[Head]:
     if args.kernels:
         try:
             record = json.loads(args.kernels.read_text())
-            heads |= {head.name: head for head in measured_heads(record, shape.hidden, shape.vocab)}
+            measured = measured_heads(record, shape.hidden, shape.vocab, "bfloat16")
+            heads |= {head.name: head for head in measured}
         except ConfigError as e:
             raise SystemExit(str(e)) from None
     for text in args.rate:

@@ -1,7 +1,56 @@
-"""Which GPUs this process may use and how much memory they have, without importing torch."""
+"""Which GPUs this process may use and how much memory they have, without importing torch.
 
+nvidia-smi says it. Where that is missing, as in containers with the driver's library alone, the library does, in a
+process of its own: a process that has started CUDA must not fork.
+"""  # noqa: E501
+
+import importlib.metadata
 import os
+import re
 import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+
+FIELDS = "index,uuid,name,memory.total"
+MIG = re.compile(r"\s+MIG \S*?(\d+)gb\S* .*\(UUID: (MIG-[^)]+)\)")  # a slice of a GPU, in `nvidia-smi -L`
+FROM_LIBRARY = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+count, device = ctypes.c_int(), ctypes.c_int()
+if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0:
+    for i in range(count.value):
+        name, size = ctypes.create_string_buffer(200), ctypes.c_size_t()
+        cuda.cuDeviceGet(ctypes.byref(device), i)
+        cuda.cuDeviceGetName(name, 200, device)
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+        print(i, "", name.value.decode(), size.value // 2**20, sep=", ")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One that the driver lists."""
+
+    name: str  # as CUDA_VISIBLE_DEVICES takes it: a number, or the UUID of a slice
+    uuid: str  # empty where only the driver's library was asked
+    card: str
+    memory: float | None  # bytes; None if it is shared with the CPU
+
+
+def number_as_listed() -> None:
+    """Let CUDA number the GPUs of this process and its children as nvidia-smi lists them, not fastest first.
+
+    Not where CUDA_VISIBLE_DEVICES is set: its numbers are the user's.
+    """
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+
+def without_cuda() -> str:
+    """The version of torch if it is a build that can use no GPU; else empty."""
+    version = importlib.metadata.version("torch")
+    return version if version.endswith("+cpu") else ""
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -9,23 +58,61 @@ def visible_gpus() -> tuple[str, ...]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
-    listed = _nvidia_smi("-L")
-    return tuple(str(i) for i, line in enumerate(listed) if line.startswith("GPU "))
+    return tuple(gpu.name for gpu in listed_gpus())
 
 
 def smallest_gpu_memory() -> float | None:
-    """Memory in bytes of the smallest visible GPU; None where nvidia-smi does not report it."""
+    """Memory in bytes of the smallest visible GPU; None where the driver does not report it."""
+    names = visible_gpus()
+    uuids = tuple(
+        name for name in names if name.startswith(("GPU-", "MIG-"))
+    )  # CUDA takes their first letters
+    sizes = [g.memory for g in listed_gpus() if g.name in names or (uuids and g.uuid.startswith(uuids))]
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def listed_gpus() -> tuple[Gpu, ...]:
+    """All GPUs of this machine, in the order of their numbers; of a GPU that is sliced (MIG), its slices."""
     rows = [
         [part.strip() for part in line.split(",")]
-        for line in _nvidia_smi("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
+        for line in _nvidia_smi(f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
     ]
-    gpus = [row for row in rows if len(row) == 3]
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        names = visible_gpus()
-        uuids = tuple(name for name in names if name.startswith("GPU-"))  # CUDA takes a UUID's first letters
-        gpus = [row for row in gpus if row[0] in names or row[1].startswith(uuids)]
-    mib = [float(row[2]) for row in gpus if row[2].isdecimal()]  # [N/A] if CPU and GPU share memory
-    return min(mib) * 2**20 if mib else None
+    rows = [row for row in rows if len(row) == 4 and row[0].isdecimal()]
+    if not rows:
+        rows = [line.split(", ") for line in _library()]
+    slices = _slices()
+    found: list[Gpu] = []
+    for index, uuid, card, mib in rows:
+        memory = float(mib) * 2**20 if mib.isdecimal() else None  # [N/A] if CPU and GPU share memory
+        found += slices.get(index) or [Gpu(index, uuid, card, memory)]
+    return tuple(found)
+
+
+def _slices() -> dict[str, list[Gpu]]:
+    """By GPU number. The size in a slice's name is in GB, rounded."""
+    slices: dict[str, list[Gpu]] = {}
+    index, card = "", ""
+    for line in _nvidia_smi("-L"):
+        if whole := re.match(r"GPU (\d+): (.*) \(UUID", line):
+            index, card = whole[1], whole[2]
+        elif part := MIG.match(line):
+            gpu = Gpu(part[2], part[2], f"{card} MIG", float(part[1]) * 1e9)
+            slices.setdefault(index, []).append(gpu)
+    return slices
+
+
+@cache
+def _library() -> tuple[str, ...]:
+    """A line for each GPU that libcuda lists, as nvidia-smi's; none without a driver."""
+    environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    try:
+        found = subprocess.run(
+            [sys.executable, "-c", FROM_LIBRARY],
+            env=environment | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    except subprocess.SubprocessError:
+        return ()
+    return tuple(found.stdout.splitlines()) if found.returncode == 0 else ()
 
 
 def _nvidia_smi(*arguments: str) -> list[str]:

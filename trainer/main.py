@@ -7,13 +7,21 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
-from trainer.gpus import visible_gpus
+from trainer.gpus import number_as_listed, visible_gpus, without_cuda
 from trainer.launcher.notices import notices
-from trainer.launcher.placement import Devices, assign, for_roles, torchrun_ranks, without_judges
+from trainer.launcher.placement import (
+    Devices,
+    assign,
+    for_roles,
+    torchrun_ranks,
+    with_engine,
+    without_judges,
+)
 from trainer.run_folder import claim, latest
 
 
@@ -24,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for package in ("torch", "transformers"):  # `pip install .` brings the curve alone
             if importlib.util.find_spec(package) is None:
                 raise ConfigError(f"{package} is missing: pip install '.[train]'")
+        number_as_listed()
+        launch = replace(launch, config=with_engine(launch.config, bool(usable_gpus())))
         return dry_run(launch) if launch.dry_run else train(launch)
     except ConfigError as e:
         return _fail(str(e), 2)
@@ -121,8 +131,13 @@ def dry_run(launch: Launch) -> int:
 
 def split(config: Config) -> Devices:
     """This machine's devices, assigned to the roles."""
-    gpus = without_judges(config, visible_gpus())
+    gpus = without_judges(config, usable_gpus())
     return assign(config, gpus, len(os.sched_getaffinity(0)), torchrun_ranks())
+
+
+def usable_gpus() -> tuple[str, ...]:
+    """The visible GPUs; none if torch was built without CUDA, which a notice says."""
+    return () if without_cuda() else visible_gpus()
 
 
 def _fail(message: str, code: int) -> int:

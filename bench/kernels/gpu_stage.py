@@ -1,4 +1,8 @@
-"""The GPU suite's stage `kernels`: time, memory and errors of every provider and variant at three shapes."""
+"""The GPU suite's stage `kernels`: time, memory and errors of every provider and variant at three shapes.
+
+In order of value: ours with each row kernel beside its limit at the first shape; where the time goes there
+(bench.kernels.probe); the same at the other shapes; the peers; the variants.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,17 @@ import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from bench import records
-from bench.kernels import accuracy, harness, providers
+from bench.kernels import accuracy, harness, probe, providers
 from bench.kernels.problem import LossAnswer, LossProblem, make_problem, solve, subset
 from bench.kernels.providers import LIMIT, Gemms, OneGemm, Provider
 from bench.measure import milliseconds
 from bench.records import Record
-from bench.stage import Stage
+from bench.stage import BUDGET_S, Stage
 from bench.table import bar
 
 SHAPES = ((16384, 4096, 151936), (16384, 2048, 151936), (8192, 4096, 128256))  # N, H, V
@@ -23,7 +28,7 @@ CHUNK = 8192  # rows, of ours and of every peer that has chunks
 SWEEP = (1024, 2048, 4096, 8192, 16384)
 ERROR_ROWS = 1024  # rows of the float64 comparison
 ROUNDS_MS = 2500.0  # of each case, in 4 to 20 rounds
-DRY_SHAPES = ((16, 16, 97), (8, 16, 64))
+DRY_SHAPES = ((8, 16, 97), (8, 16, 40))
 PEERS_8NHV = ("Cut-Cross-Entropy", "Cut-Cross-Entropy, unfiltered", "TRL chunked log-prob")
 Case = tuple[Provider, Provider | None]  # with its limit
 
@@ -53,17 +58,46 @@ def kernels_stage(stage: Stage) -> int:
     """Every case at every shape, the important ones first."""
     accuracy_first(stage, ["logprobs"])
     shapes, chunk, sweep = (DRY_SHAPES, 8, (4, 8)) if stage.dry else (SHAPES, CHUNK, SWEEP)
-    stage.record |= {"chunk_rows": chunk, "error_rows": ERROR_ROWS, "cases": []}
+    stage.record |= {"chunk_rows": chunk, "error_rows": ERROR_ROWS, "cases": [], "probe": []}
     for phase in range(3):
         for shape in shapes:
-            p = make_problem(*shape, torch.bfloat16, device(), chunk_rows=chunk)
-            few = subset(p, min(ERROR_ROWS, len(p.targets) // 2))
-            truth = solve(few)
-            for case in list(plan(chunk, [rows for rows in sweep if rows <= shape[0]]))[phase]:
-                run_case(stage, case, p, few, truth)
-            del p, few, truth
+            try:
+                run_phase(stage, phase, shape, chunk, [rows for rows in sweep if rows <= shape[0]])
+            except Exception as error:  # the problem itself does not fit; other shapes may
+                stage.add_case(0, shape=shape, name=f"phase {phase}")["error"] = records.reason(error)
+                stage.save()
             harness.free_memory()
     return stage.finish(describe(stage.record))
+
+
+def run_phase(
+    stage: Stage, phase: int, shape: tuple[int, int, int], chunk: int, sweep: Sequence[int]
+) -> None:
+    """The cases of a phase at one shape; the first shape's first phase ends with the probe."""
+    p = make_problem(*shape, torch.bfloat16, device(), chunk_rows=chunk)
+    few = subset(p, min(ERROR_ROWS, len(p.targets) // 2))
+    truth = solve(few)
+    for case in list(plan(chunk, sweep))[phase]:
+        run_case(stage, case, p, few, truth)
+    if phase == 0 and not stage.record["probe"] and backend() == "triton":
+        few_rows = 4  # of a dry run, in Triton's interpreter
+        probe_lines(stage, subset(p, few_rows) if stage.dry else p, few_rows if stage.dry else chunk)
+
+
+def probe_lines(stage: Stage, p: LossProblem, chunk: int) -> None:
+    """bench.kernels.probe's lines, while a third of the stage's time is left for the cases after them."""
+    for line in probe.lines(p, chunk):
+        if stage.left < BUDGET_S / 3 and not stage.dry:
+            break
+        stage.record["probe"].append(probe.measure(line, device(), 1 if stage.dry else probe.ROUNDS))
+        print(probe.describe(stage.record["probe"][-1:]).splitlines()[-1])
+        stage.save()
+    if device() == "cuda":
+        try:
+            stage.record["longest_kernels"] = probe.longest_kernels(p, chunk)
+        except Exception as error:
+            stage.record["longest_kernels"] = records.reason(error)
+        stage.save()
 
 
 def plan(chunk: int, sweep: Sequence[int]) -> Iterator[list[Case]]:
@@ -73,18 +107,18 @@ def plan(chunk: int, sweep: Sequence[int]) -> Iterator[list[Case]]:
     yield [
         (whole, None),
         (Provider(f"{LIMIT}, chunked", Gemms(chunk)), None),
-        (_ours("two-pass", row_kernel="two-pass", chunk_rows=chunk), whole),
+        *((_ours(kernel, row_kernel=kernel, chunk_rows=chunk), whole) for kernel in probe.ROW_KERNELS),
         (one, None),
         (Provider("ours, scoring", partial(providers.scoring, backend=backend()), flops=2), one),
     ]
     yield [(peer, None) for peer in reversed(providers.peers("cuda"))]
     variants = [_ours("exact", exact=True, chunk_rows=chunk)]
-    for kernel in ("two-pass", "single-pass", "fused-epilogue"):
+    for kernel in probe.ROW_KERNELS:
         variants += [_ours(f"{kernel}, chunk {rows}", row_kernel=kernel, chunk_rows=rows) for rows in sweep]
     yield [(variant, whole) for variant in variants]
 
 
-def _ours(variant: str, **mode: object) -> Provider:
+def _ours(variant: str, **mode: Any) -> Provider:
     return Provider(f"ours, {variant}", partial(providers.ours, backend=backend(), **mode))
 
 
@@ -138,6 +172,8 @@ def describe(record: Record) -> str:
     for shape in dict.fromkeys(tuple(case["shape"]) for case in record["cases"]):
         cases = [case for case in record["cases"] if tuple(case["shape"]) == shape]
         parts.append("N={} H={} V={}\n".format(*shape) + harness.providers_table(cases))
+    if record.get("probe"):
+        parts.append(f"Where the time goes at the first shape:\n{probe.describe(record['probe'])}")
     return "\n\n".join((*parts, *filter(None, ["\n".join(bars(record))])))
 
 

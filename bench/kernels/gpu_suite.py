@@ -1,7 +1,8 @@
 """The GPU suite's stages; bench/gpu_suite.sh starts it and explains each argument.
 
 tests    the error of mm(out_dtype=float32) beside ours, then tests/gpu and tests/kernels
-kernels  the same error, then time, memory and gradient error of every provider and variant at three shapes
+kernels  the same error, then time, memory and gradient error of every provider and variant at three shapes,
+         and the time of every part of ours (bench.kernels.probe)
 trainer  our learner's step on Qwen3-0.6B and 4B: tokens/s, MFU, peak memory; the plain loop's after that
 
 OUT/STAGE.json is written after every case, so that a stage that is cut short keeps what it measured.

@@ -22,6 +22,7 @@ import kernels
 from bench.kernels.problem import MAX_RATIO, LossAnswer, LossProblem
 
 LIMIT = "3 bare GEMMs"
+OBJECTIVE = kernels.CISPO(MAX_RATIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,11 @@ def cispo(logp: Tensor, p: LossProblem) -> Tensor:
     return -(p.token_weights * ratio * p.advantages * logp).sum()
 
 
-def ours(p: LossProblem, backend: str, **mode: Any) -> LossAnswer:
+def ours(p: LossProblem, backend: str | None, *, objective: Any = OBJECTIVE, **mode: Any) -> LossAnswer:
     """`kernels.policy_loss`; `mode` holds its mode keywords."""
     out = kernels.policy_loss(
         p.hidden, p.weight, p.targets, logprobs_gen=p.logprobs_gen, advantages=p.advantages,
-        token_weights=p.token_weights, objective=kernels.CISPO(MAX_RATIO), backend=backend, **mode,
+        token_weights=p.token_weights, objective=objective, backend=backend, **mode,
     )  # fmt: skip
     return backward(out.loss, out.logprobs, out.entropy, p)
 
@@ -166,7 +167,7 @@ class OneGemm:
         return LossAnswer()
 
 
-def scoring(p: LossProblem, backend: str) -> LossAnswer:
+def scoring(p: LossProblem, backend: str | None) -> LossAnswer:
     """`kernels.linear_logprob`: log-probs and entropy without gradients, 2NHV."""
     logp, entropy = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
     return LossAnswer(logprobs=logp, entropy=entropy)

@@ -38,6 +38,7 @@ class Trial:
     lost: bool  # the winner was stopped
     saved: float  # share of the compute
     regret: float  # how much lower the best recipe is that was left
+    rungs: tuple[float, ...] = ()  # shares of the budget at which recipes are stopped
 
 
 def simulate(rng: np.random.Generator) -> tuple[list[Sigmoid], dict[str, list[Curve]]]:
@@ -85,7 +86,7 @@ def trial(number: int, seed: int, risk: float, target: float) -> Trial:
     rewards = np.array([float(law.reward(target)) for law in laws])
     left = max(r for r, share in zip(rewards, shares, strict=True) if share == 1)
     lost, saved = shares[int(rewards.argmax())] < 1, 1 - float(np.mean(shares))
-    return Trial(number, seed, risk, target, lost, saved, float(rewards.max() - left))
+    return Trial(number, seed, risk, target, lost, saved, float(rewards.max() - left), RUNGS)
 
 
 def replay(curves: dict[str, list[Curve]], risk: float) -> str:
@@ -124,6 +125,7 @@ def main() -> None:
     target = 1e6 if args.ceiling else 1.0
     known = [Trial(**row) for row in read_lines(args.out)] if args.out and args.out.is_file() else []
     asked = {(i, args.seed, args.risk, target) for i in range(args.sweeps)}
+    known = [one for one in known if tuple(one.rungs) == tuple(RUNGS)]  # others are of other code
     done = [one for one in known if (one.number, one.seed, one.risk, one.target) in asked]
     for number in sorted({i for i, *_ in asked} - {one.number for one in done}):
         done.append(trial(number, args.seed, args.risk, target))

@@ -143,7 +143,7 @@ def simulate(kind: str, i: int, seed: int) -> tuple[Shape, Array, Array, float]:
     """Run `i` of a kind: its shape, compute, rewards and the measured R0."""
     rng = np.random.default_rng([seed, zlib.crc32(kind.encode()), i])
     shape = {**KINDS, CONTROL: _sigmoid}[kind](rng)
-    compute = LAST / EVALUATIONS * np.arange(EVALUATIONS + 1)
+    compute: Array = LAST / EVALUATIONS * np.arange(EVALUATIONS + 1, dtype=np.float64)
     reward = np.clip(shape(compute) + rng.normal(0, NOISE, EVALUATIONS + 1), 0, 1)
     return shape, compute[1:], reward[1:], float(reward[0])
 

@@ -51,7 +51,7 @@ def test_any_key_is_overridable_and_typed() -> None:
         (["--lr", "3"], "did you mean 'learner.lr'"),
         (["--pipeline.steps", "many"], "command line: pipeline.steps: expected int, given 'many'"),
         (["--pipeline.steps", "1.5"], "pipeline.steps: expected int, given 1.5"),
-        (["--engine.kind", "sglang"], "engine.kind: expected torch | vllm, given 'sglang'"),
+        (["--engine.kind", "sglang"], "engine.kind: expected auto | torch | vllm, given 'sglang'"),
         (["--objective.drop_truncated", "maybe"], "expected true | false, given 'maybe'"),
         (["--learner.betas", "[0.9]"], "expected list of 2 float"),
         (["--recipe", "nope"], "no such recipe; give a .yaml file or one of: .*demo"),

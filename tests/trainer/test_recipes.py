@@ -230,9 +230,13 @@ def test_a_size_preset_recommends_to_a_recipe_what_the_recipe_can_have(
 
 def test_gpus_that_stay_idle_and_a_vllm_without_one_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr("trainer.launcher.notices.without_cuda", lambda: "")
     (line,) = said("--task", "arithmetic")
     assert line.startswith("engine.kind torch runs on the CPU: 2 GPUs stay idle")
     assert said("--recipe", "scalerl") == []
+    monkeypatch.setattr("trainer.launcher.notices.without_cuda", lambda: "2.13.0+cpu")
+    (line,) = said("--recipe", "scalerl")
+    assert line.startswith("torch 2.13.0+cpu is built without CUDA: 2 GPUs stay idle")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert said("--task", "arithmetic") == []
     assert said("--recipe", "scalerl") == ["no GPU on this machine: vLLM and the learner run on the CPU"]
@@ -256,6 +260,7 @@ def test_every_recipe_names_its_source_fits_its_own_task_and_resolves_on_every_o
     assert text.startswith("# ") and re.search(r"arXiv \d{4}\.\d{5}", text), "no source"
     gpus = "0" if "kind: vllm" in cli.to_yaml(cli.parse(["--recipe", path.stem]).config) else ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr("trainer.launcher.notices.without_cuda", lambda: "")
     assert said("--recipe", path.stem) == []
     for task in TASK_FILES:
         config = cli.parse(["--recipe", path.stem, "--task", task.stem]).config

@@ -160,8 +160,8 @@ class InterruptionConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    kind: Literal["torch", "vllm"] = "torch"
-    """Generator: the embedded torch engine, or vLLM (0.32.0; `make setup-vllm`, or `pip install sigmoid-rl[vllm]` on GPUs)."""
+    kind: Literal["auto", "torch", "vllm"] = "auto"
+    """Generator: the embedded torch engine, which runs on the CPU, or vLLM (0.32.0; `make setup-vllm`, or `pip install sigmoid-rl[vllm]` on GPUs). `auto`: vLLM for `urls`, and on GPUs where it is installed."""
     count: NonNegativeInt = 0
     """Engines side by side, each with its own copy of the model; 0: as many as the GPUs left by the learner hold, 1 on a CPU."""
     tensor_parallel: PositiveInt = 1

@@ -94,7 +94,7 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
         "weights": width * size.parameters,
         f"KV cache (prompts of {PROMPT_TOKENS} tokens)": kv_cache,
     }
-    if engine.kind == "torch":
+    if engine.kind != "vllm":
         fp32_head = config.model.fp32_head in ("both", "generator")
         head = 8 * size.vocabulary * size.hidden * fp32_head  # FP32 head alone
         engine_bytes["linear layers again, packed"] = 4 * size.parameters if width == 4 else head
@@ -123,7 +123,7 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> str:
         return ""
     gpu = smallest_gpu_memory()
     if gpu is None:
-        return "nvidia-smi does not show the GPUs' memory, so whether the model fits is not checked"
+        return "the driver does not tell the GPUs' memory, so whether the model fits is not checked"
     weights = memory.engine["weights"] // config.engine.tensor_parallel
     if devices.engines:
         lower = "the model, or give engine.tensor_parallel more GPUs"

@@ -1,12 +1,13 @@
 """Lines for the user about settings that are allowed and may not be meant."""
 
+import importlib.util
 from collections.abc import Iterator
 from operator import attrgetter
 
 from trainer.cli import Launch
 from trainer.config import Config
 from trainer.config.layers import FOLDERS
-from trainer.gpus import visible_gpus
+from trainer.gpus import visible_gpus, without_cuda
 
 PARTNERS = {  # by key, or start of keys: settings without one of which it has no effect
     "pipeline.minibatches": ["pipeline.scheme ppo_off_policy"],
@@ -50,10 +51,20 @@ def notices(launch: Launch) -> Iterator[str]:
     for penalty in {task.verifier.length_penalty for task in config.tasks.values()}:
         if penalty.cache_tokens and longest <= (start := penalty.max_tokens - penalty.cache_tokens):
             yield f"the length penalty begins at {start} tokens, and no completion is longer than {longest}"
-    gpus = len(visible_gpus())
-    if gpus and config.engine.kind == "torch":
-        yield f"engine.kind torch runs on the CPU: {gpus} GPUs stay idle; --engine.kind vllm takes them"
-    if not gpus and config.engine.kind == "vllm" and not config.engine.urls:
+    yield from _idle_gpus(config)
+
+
+def _idle_gpus(config: Config) -> Iterator[str]:
+    """Why a run is on the CPU: always where there are GPUs, and where vLLM looks for one."""
+    gpus, kind = len(visible_gpus()), config.engine.kind
+    if gpus and (version := without_cuda()):
+        yield f"torch {version} is built without CUDA: {gpus} GPUs stay idle; install a CUDA build of torch"
+    elif gpus and kind != "vllm":
+        vllm = "--engine.kind vllm takes them"
+        if importlib.util.find_spec("vllm") is None:
+            vllm = "vLLM takes them: pip install '.[vllm]'"
+        yield f"engine.kind torch runs on the CPU: {gpus} GPUs stay idle; {vllm}"
+    elif not gpus and kind == "vllm" and not config.engine.urls:
         yield "no GPU on this machine: vLLM and the learner run on the CPU"
 
 

@@ -1,5 +1,6 @@
 """Assigns GPUs (or cores) to the learner and the engines: as the settings say, the rest by the machine."""
 
+import importlib.util
 import os
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -91,9 +92,21 @@ def without_judges(config: Config, gpus: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(gpu for gpu in gpus if gpu not in judges)
 
 
+def with_engine(config: Config, gpus: bool) -> Config:
+    """engine.kind auto, decided: vLLM for servers and on GPUs, if it is installed; else the torch engine."""
+    if config.engine.kind != "auto":
+        return config
+    vllm = bool(config.engine.urls or (gpus and importlib.util.find_spec("vllm")))
+    return replace(config, engine=replace(config.engine, kind="vllm" if vllm else "torch"))
+
+
 def for_roles(config: Config, devices: Devices) -> Config:
     """The config for the roles, with engine.weight_push and engine.count as the devices decide them."""
-    push, count = weight_push(config, devices), len(devices.engines)
+    config, push, count = (
+        with_engine(config, devices.gpus),
+        weight_push(config, devices),
+        len(devices.engines),
+    )
     return replace(config, engine=replace(config.engine, weight_push=push, count=count))
 
 
@@ -131,7 +144,7 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
         raise ConfigError(
             f"learner.ranks is {config.learner.ranks}, but torchrun started {local} on this machine"
         )
-    if not gpus or engine.kind == "torch":  # the torch engine generates on the CPU: the learner stays there
+    if not gpus or engine.kind != "vllm":  # the torch engine generates on the CPU: the learner stays there
         if width > 1 or engine.colocate:
             setting = "engine.colocate" if engine.colocate else f"engine.tensor_parallel {width}"
             raise ConfigError(f"{setting} needs GPUs and engine.kind vllm; this run is on the CPU")

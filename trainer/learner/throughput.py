@@ -18,10 +18,12 @@ PEAK_TFLOPS = {
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """Of the device, in bf16; None: no datasheet of it is known here."""
+    """Of the device, in bf16; None: no datasheet of it is known here, or it is a part (MIG) of a card."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
+    if " MIG " in name:
+        return None
     return next((peak for known, peak in PEAK_TFLOPS.items() if known in name), None)
 
 

@@ -101,16 +101,13 @@ def kernel_shift(
 ) -> Shift:
     """What a step costs with one of KERNELS relative to another, for one of kernel_cost.MODELS.
 
-    `rates`: a record that kernel_rates.py reads, whose rates replace the published ones. The step has the
-    paper's size.
+    `rates`: a record that kernel_rates.py reads, whose bf16 rates replace the published ones. The step has
+    the paper's size.
     """
     if model not in MODELS:
         raise ConfigError(f"--model {model!r}: expected one of {', '.join(MODELS)}")
     shape = MODELS[model]
-    heads = {head.name: head for head in PUBLISHED_HEADS}
-    if rates is not None:
-        heads |= {head.name: head for head in measured_heads(rates, shape.hidden, shape.vocab)}
-    new, old = heads[KERNELS[kernel]], heads[KERNELS[measured_with]]
+    new, old = _both(kernel, measured_with, rates, shape.hidden, shape.vocab, "bfloat16")
     setting = Setting(**{name: c.value for name, c in CONSTANTS.items()})
     return Shift(cost_factor(shape, setting, new, old), shape.name, new, old)
 
@@ -123,11 +120,19 @@ def shift_of_run(folder: Path, kernel: str, measured_with: str, rates: Mapping[s
     times = run_times(folder)
     if times is None:
         return None
-    heads = {head.name: head for head in measured_heads(rates, *head_shape(folder))}
+    new, old = _both(kernel, measured_with, rates, *head_shape(folder))
+    return Shift(times.factor(old.tflops / new.tflops), "", new, old)
+
+
+def _both(
+    kernel: str, measured_with: str, rates: Mapping[str, Any] | None, hidden: int, vocab: int, dtype: str
+) -> tuple[Head, Head]:
+    """The published rates of two of KERNELS, or those of one record: both, or ConfigError."""
+    found = PUBLISHED_HEADS if rates is None else measured_heads(rates, hidden, vocab, dtype)
+    heads = {head.name: head for head in found}
     if missing := [name for name in (KERNELS[kernel], KERNELS[measured_with]) if name not in heads]:
         raise ConfigError(
-            f"--kernel-rates: it has no {' and no '.join(missing)}; for a run's own account both kernels "
-            "must have been measured, on the machine of the run"
+            f"--kernel-rates: it has no {' and no '.join(missing)} in {dtype}; both kernels must have been "
+            "measured, on one machine"
         )
-    new, old = heads[KERNELS[kernel]], heads[KERNELS[measured_with]]
-    return Shift(times.factor(old.tflops / new.tflops), "", new, old)
+    return heads[KERNELS[kernel]], heads[KERNELS[measured_with]]

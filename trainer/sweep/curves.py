@@ -41,7 +41,10 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
         kept = [{k: v for k, v in row.items() if METRICS.fullmatch(k)} for row in rows]
         (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
         books = json.loads(ledger.read_text())
-        totals = {key: books[key] for key in TOTALS} | {"roles": {}}
+        roles = {
+            name: {key: role[key] for key in ("devices", "seconds")} for name, role in books["roles"].items()
+        }
+        totals = {key: books[key] for key in TOTALS} | {"roles": roles}
         (copy / "ledger.json").write_text(json.dumps(totals) + "\n")
         config = yaml.safe_load((run.folder / CONFIG).read_text()) | {"run_dir": run.name}
         (copy / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))

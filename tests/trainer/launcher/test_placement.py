@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainer.config import Config, ConfigError, EngineConfig, JudgeConfig, LearnerConfig, VerifierConfig
-from trainer.gpus import visible_gpus
-from trainer.launcher.placement import Devices, Split, assign, for_roles, without_judges
+from trainer.launcher import placement
+from trainer.launcher.placement import Devices, Split, assign, for_roles, with_engine, without_judges
 
 GPUS = tuple("01234567")
 
@@ -152,12 +152,26 @@ def test_a_way_for_weights_that_the_devices_do_not_allow_is_one_line(given: dict
         for_roles(config, split(**given))
 
 
-@pytest.mark.parametrize(("value", "gpus"), [("", ()), ("-1", ()), ("2,5", ("2", "5"))])
-def test_hidden_gpus_are_not_given_to_anyone(
-    value: str, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("given", "gpus", "installed", "kind"),
+    [
+        ({}, True, True, "vllm"),
+        ({}, True, False, "torch"),
+        ({}, False, True, "torch"),
+        ({"urls": ("http://a:1",)}, False, False, "vllm"),
+        ({"kind": "torch"}, True, True, "torch"),
+        ({"kind": "vllm"}, False, False, "vllm"),
+    ],
+)
+def test_the_engine_is_vllm_on_gpus_where_it_is_installed(
+    given: dict[str, Any], gpus: bool, installed: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert visible_gpus() == gpus
+    monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: installed and name == "vllm")
+    config = Config(engine=EngineConfig(**given))
+    assert with_engine(config, gpus).engine.kind == kind
+    if gpus and kind == "vllm":
+        devices = assign(with_engine(config, gpus), GPUS, 4)
+        assert devices.gpus and for_roles(config, devices).engine.kind == "vllm"
 
 
 def test_a_judges_gpu_is_left_to_it_alone() -> None:

@@ -125,5 +125,6 @@ def test_mfu_is_six_flops_a_parameter_and_token_over_the_cards_peak(monkeypatch:
     for name, peak in (("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H200", 989)):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
         assert peak_tflops(torch.device("cuda")) == peak and peak in PEAK_TFLOPS.values()
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some Card")
-    assert peak_tflops(torch.device("cuda")) is None
+    for unknown in ("Some Card", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=unknown: name)
+        assert peak_tflops(torch.device("cuda")) is None

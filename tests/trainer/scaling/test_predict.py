@@ -175,15 +175,21 @@ def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
     run = write(tmp_path / "run.csv", run_of())
     suite = {
         "dry_run": False, "commit": "abc", "machine": {"card": "NVIDIA H200"},
-        "cases": [{"shape": [16384, 4096, 151936], "name": "ours, spx", "effective_tflops": 650.0}],
+        "cases": [
+            {"shape": [16384, 4096, 151936], "name": name, "effective_tflops": rate}
+            for name, rate in (("ours, spx", 650.0), ("naive FP32", 51.0))
+        ],
     }  # fmt: skip
     (tmp_path / "kernels.json").write_text(json.dumps(suite))
     rates = ["--kernel-rates", str(tmp_path / "kernels.json")]
     assert main(["predict", run, "--at", "5000", "--kernel", "ours", "--measured-with", "naive", *rates]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert (
-        "naive FP32 (55.6 TF/s, BOUND, NOT MEASURED)" in text and "650 TF/s, MEASURED on NVIDIA H200" in text
-    )
+    assert "naive FP32 (51 TF/s, MEASURED on NVIDIA H200" in text
+    assert "650 TF/s, MEASURED on NVIDIA H200" in text
+    suite["cases"].pop()  # one card, one account: its rate is never set beside another card's
+    (tmp_path / "kernels.json").write_text(json.dumps(suite))
+    assert main(["predict", run, "--at", "5000", "--kernel", "ours", "--measured-with", "naive", *rates]) == 2
+    assert "it has no naive FP32 in bfloat16" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

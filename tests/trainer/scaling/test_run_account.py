@@ -20,7 +20,7 @@ H, V = 576, 49152
 NAIVE_S, OURS_S = 2.0, 0.5  # of a pass at N = 512
 
 
-def benchmarks(**more: Any) -> dict[str, Any]:
+def benchmarks(dtype: str = "float32", **more: Any) -> dict[str, Any]:
     """As pytest-benchmark 5 writes it, without what is not read."""
 
     def row(name: str, dtype: str, median: float) -> dict[str, Any]:
@@ -29,9 +29,10 @@ def benchmarks(**more: Any) -> dict[str, Any]:
             "extra_info": {"shape": [512, H, V], "device": "cpu"}, "stats": {"median": median},
         }  # fmt: skip
 
+    other = "bfloat16" if dtype == "float32" else "float32"
     rows = [
-        row("naive FP32", "float32", NAIVE_S), row("naive FP32", "bfloat16", 9.0),
-        row("ours (cpu)", "float32", OURS_S), row("ours (torch)", "float32", 0.8),
+        row("naive FP32", dtype, NAIVE_S), row("naive FP32", other, 9.0),
+        row("ours (cpu)", dtype, OURS_S), row("ours (torch)", dtype, 0.8),
         {"name": "test_fit", "params": None, "extra_info": {}, "stats": {"median": 1.0}},
     ]  # fmt: skip
     machine = {"cpu": {"brand_raw": "A CPU"}}
@@ -127,7 +128,7 @@ def test_a_run_whose_ledger_does_not_book_the_loss_apart_is_said_to_take_the_pap
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, rates = write_run(tmp_path / "older"), tmp_path / "rates.json"
-    rates.write_text(json.dumps(benchmarks()))
+    rates.write_text(json.dumps(benchmarks("bfloat16")))
     asked = ["predict", str(run), "--at", "0.2", "--unit", "GPU-hours", "--kernel", "naive"]
     assert main([*asked, "--measured-with", "ours", "--kernel-rates", str(rates)]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -143,6 +144,9 @@ def test_without_rates_of_both_kernels_a_run_has_no_account(
     asked = ["predict", str(run), "--at", "0.2", "--kernel", "peer", "--measured-with", "ours"]
     rates.write_text(json.dumps(benchmarks()))
     assert main([*asked, "--kernel-rates", str(rates)]) == 2
-    assert "it has no best peer; for a run's own account both" in capsys.readouterr().err
+    assert "it has no best peer in float32; both kernels must" in capsys.readouterr().err
     assert main(asked) == 2
     assert "compute is in core-hours" in capsys.readouterr().err
+    naive = ["predict", str(run), "--at", "0.2", "--kernel", "naive", "--measured-with", "ours"]
+    assert main([*naive, "--kernel-rates", str(rates), "--model", "4b"]) == 2
+    assert "accounted by its own ledger" in capsys.readouterr().err

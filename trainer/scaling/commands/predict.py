@@ -31,6 +31,7 @@ from trainer.scaling.reading.read import Reading, add_input_arguments, read_inpu
 from trainer.scaling.text import amount, amounts, assumption, interval, paragraph, percent, sources, why_not
 
 DEVICE_HOURS = ("GPU-hours", "core-hours")
+MODEL = "8b"  # whose step is accounted, unless asked for another
 UNCHECKED = 10.0  # times the compute measured: no forecast that far has been validated
 EXAMPLES = """\
 examples:
@@ -64,7 +65,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     ).add_argument
     add("--kernel", choices=KERNELS, help="kernel of the run to predict")
     add("--measured-with", choices=KERNELS, help="kernel of the measured runs")
-    add("--model", default="8b", metavar="SIZE", help=f"model of both: {', '.join(MODELS)} (default: 8b)")
+    add(
+        "--model", metavar="SIZE",
+        help=f"model of both: {', '.join(MODELS)} (default: {MODEL}); not where a run's own ledger is used",
+    )  # fmt: skip
     add(
         "--kernel-rates", type=Path, metavar="FILE",
         help="rates measured on your machine, instead of published ones: kernels.json of bench/gpu_suite.sh, "
@@ -225,6 +229,11 @@ def _shift(args: argparse.Namespace, reading: Reading, rates: dict[str, Any] | N
                     f"{curve.name}: compute is in {curve.unit}; --kernel changes the device-hours of a run: "
                     "leave out --compute-column and --unit"
                 )
+            if own and args.model:
+                raise ConfigError(
+                    f"--model {args.model}: {curve.name} is accounted by its own ledger, with its own model; "
+                    "leave out --model"
+                )
             if own:
                 return own
         if curve.unit != "GPU-hours":
@@ -232,7 +241,7 @@ def _shift(args: argparse.Namespace, reading: Reading, rates: dict[str, Any] | N
                 f"{curve.name}: compute is in {curve.unit}; --kernel changes the GPU-hours of a step: give "
                 "compute in GPU-hours (--gpu-hours-per-step, --devices or --unit)"
             )
-        shift = kernel_shift(args.model, args.kernel, args.measured_with, rates)
+        shift = kernel_shift(args.model or MODEL, args.kernel, args.measured_with, rates)
         if rates is not None and (reading.path / "ledger.json").is_file():
             return replace(shift, note="Its ledger does not book the loss of the head apart.")
         return shift

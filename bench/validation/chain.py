@@ -1,0 +1,164 @@
+"""Is what the benchmarks of the loss foretell true of runs? Ours beside the textbook's loss, seed by seed.
+
+  python -m trainer.sweep scalerl bench/validation/recipes/scalerl-naive.yaml --task arithmetic --seeds 3 --out FOLDER
+  python -m bench.kernels.compare --only ours,naive --rows 1100 --threads 1 --out rates.json     on the same machine
+  python -m bench.validation.chain FOLDER --kernel-rates rates.json
+
+Predicted: from a run of ours alone, its ledger and the benchmark, the compute that it would have taken with the
+naive loss, and with it the curve, R(C / factor). Measured: the run that had the naive loss. The curves are
+compared at budgets over the second half, each the mean over seeds; the seed margin is by how much two runs of
+one recipe differ, 90 %, from these same curves.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from bench import records
+from bench.table import table
+from trainer.config import ConfigError
+from trainer.jsonl import read_lines
+from trainer.scaling.kernel_rates import measured_heads
+from trainer.scaling.run_account import run_times
+
+OURS, NAIVE = "scalerl", "scalerl-naive"
+BUDGETS = 9  # at which the curves are compared, over the second half of what all runs have
+Curve = NDArray[np.float64]  # (2, evaluations): compute and reward
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A run of each loss with one seed. Hours are device-hours, seconds those of the learner in the loss."""
+
+    seed: int
+    loss_seconds: float
+    naive_loss_seconds: float
+    hours: float
+    naive_hours: float
+    predicted: float  # factor on the compute
+
+    @property
+    def measured(self) -> float:
+        """The factor as it came."""
+        return self.naive_hours / self.hours
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Rewards at budgets, mean over seeds."""
+
+    budgets: list[float]
+    ours: list[float]
+    predicted: list[float]  # with the naive loss
+    measured: list[float]
+    seed_margin: float
+
+    @property
+    def error(self) -> float:
+        """Mean of measured − predicted."""
+        return float(np.mean(np.subtract(self.measured, self.predicted)))
+
+
+def read_pairs(folder: Path, ratio: float) -> list[Pair]:
+    """Every seed that both losses have. `ratio`: time of the naive loss over ours, as benchmarked."""
+    pairs = []
+    for ours in sorted(folder.glob(f"{OURS}-[0-9]*")):
+        naive = folder / f"{NAIVE}-{ours.name.rpartition('-')[2]}"
+        a, b = run_times(ours), run_times(naive)
+        if a is None or b is None:
+            continue
+        seed, hours = int(ours.name.rpartition("-")[2]), [_hours(path) for path in (ours, naive)]
+        pairs.append(Pair(seed, a.loss_head, b.loss_head, hours[0], hours[1], a.factor(ratio)))
+    if not pairs:
+        raise ConfigError(f"{folder}: expected runs {OURS}-N and {NAIVE}-N of the same seeds, with ledgers")
+    return pairs
+
+
+def shift(folder: Path, pairs: Sequence[Pair]) -> Shift:
+    """The curves of these pairs: ours, ours shifted by the predicted factor, and what came."""
+    ours = [_curve(folder / f"{OURS}-{pair.seed}") for pair in pairs]
+    naive = [_curve(folder / f"{NAIVE}-{pair.seed}") for pair in pairs]
+    end = min(curve[0, -1] for curve in (*ours, *naive))
+    budgets = np.linspace(end / 2, end, BUDGETS)
+    factors = [pair.predicted for pair in pairs]
+    plain = np.array([np.interp(budgets, *curve) for curve in ours])
+    shifted = [np.interp(budgets / f, *curve) for f, curve in zip(factors, ours, strict=True)]
+    came = np.array([np.interp(budgets, *curve) for curve in naive])
+    freedom = 2 * (len(pairs) - 1)
+    variance = sum(x.mean(1).var(ddof=1) for x in (plain, came)) / 2 if freedom else np.nan
+    margin = float(stats.t.ppf(0.95, freedom) * np.sqrt(2 * variance)) if freedom else np.nan
+    return Shift(
+        budgets.tolist(), plain.mean(0).tolist(), np.mean(shifted, 0).tolist(), came.mean(0).tolist(), margin
+    )
+
+
+def _curve(folder: Path) -> Curve:
+    rows = [row for row in read_lines(folder / "metrics.jsonl") if "eval/pass_rate" in row]
+    return np.array([[row["compute/total"], row["eval/pass_rate"]] for row in rows]).T
+
+
+def _hours(folder: Path) -> float:
+    return float(json.loads((folder / "ledger.json").read_text())["compute"]["total"])
+
+
+def describe(pairs: Sequence[Pair], found: Shift) -> str:
+    """Both tables, and the verdict."""
+    columns = ("seed", "loss, s", "naive loss, s", "ratio", "hours", "naive: hours", "factor", "predicted")
+    cells = [
+        [
+            str(p.seed), f"{p.loss_seconds:.1f}", f"{p.naive_loss_seconds:.1f}",
+            f"{p.naive_loss_seconds / p.loss_seconds:.2f}", f"{p.hours:.4f}", f"{p.naive_hours:.4f}",
+            f"{p.measured:.3f}", f"{p.predicted:.3f}",
+        ]
+        for p in pairs
+    ]  # fmt: skip
+    rewards = zip(found.budgets, found.ours, found.predicted, found.measured, strict=True)
+    curves = [[f"{c:.4f}", *(f"{r:.3f}" for r in row)] for c, *row in rewards]
+    within = "within" if abs(found.error) <= found.seed_margin else "beyond"
+    factors = [np.mean([getattr(p, name) for p in pairs]) for name in ("measured", "predicted")]
+    verdict = f"{found.error:+.4f}, {within} the seed margin of {found.seed_margin:.4f}"
+    return "\n\n".join([
+        table(columns, cells),
+        table(("hours", "ours", "naive, predicted", "naive, measured"), curves),
+        f"Factor on the compute: {factors[1]:.3f} predicted, {factors[0]:.3f} measured. "
+        f"Reward at equal budgets: measured − predicted {verdict}.",
+    ])  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the comparison; the exit code."""
+    p = records.parser("validation.chain", __doc__)
+    p.add_argument("folder", type=Path, help="folder of the sweep, or of its kept curves")
+    p.add_argument(
+        "--kernel-rates", type=Path, required=True, metavar="FILE", help="of bench.kernels.compare"
+    )
+    records.add_options(p, "chain-cpu.json")
+    args: argparse.Namespace = p.parse_args(argv)
+    try:
+        rates: dict[str, Any] = json.loads(args.kernel_rates.read_text())
+        heads = {
+            h.name: h for h in measured_heads(rates, rates["shape"]["H"], rates["shape"]["V"], "float32")
+        }
+        pairs = read_pairs(args.folder, heads["ours"].tflops / heads["naive FP32"].tflops)
+        found = shift(args.folder, pairs)
+    except (OSError, ConfigError, KeyError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    print(describe(pairs, found))
+    record = {"pairs": [asdict(p) for p in pairs], "shift": asdict(found), "rates": rates}
+    records.write(records.path_of(args, "chain-cpu.json"), record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
