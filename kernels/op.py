@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -154,10 +155,12 @@ class StepOutputs:
     @staticmethod
     def empty(hidden: Tensor, head: LMHead, needs_hidden: bool, needs_weight: bool) -> StepOutputs:
         """Tensors for these tokens; the first chunk writes dW, so that it need not be zero."""
-        values = hidden.new_zeros(6, len(hidden), dtype=head.dtype)
+        new = partial(hidden.new_zeros, dtype=head.dtype)
+        n = len(hidden)
+        loss, ratio, truncated, kl_ref = new((4, n))  # not the other two: an op's results share no memory
         new_weight = hidden.new_empty if len(hidden) else hidden.new_zeros
         return StepOutputs(
-            values[0], values[1], values[2], values[3], values[4], values[5],
+            new(n), new(n), loss, ratio, truncated, kl_ref,
             hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else None,
             new_weight(head.shape, dtype=head.d_weight_dtype(hidden)) if needs_weight else None,
         )  # fmt: skip
