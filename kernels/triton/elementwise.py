@@ -42,6 +42,14 @@ def as_fp32(x, INTERPRET: tl.constexpr):
 
 
 @triton.jit
+def fma(x, y, z, INTERPRET: tl.constexpr):
+    """x y + z, rounded once. The interpreter's own rounds the product, too."""
+    if INTERPRET:
+        return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(tl.float32)
+    return tl.fma(x, y, z)
+
+
+@triton.jit
 def tanh(x):
     """Relative error 2e-7: a polynomial near 0 (Cephes' tanhf), 1 − 2/(e^{2|x|} + 1) elsewhere."""
     a = tl.abs(x)
