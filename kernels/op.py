@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -18,6 +18,7 @@ from kernels.objectives import SequenceObjective, Term
 from kernels.rows import Gradient, Softmax, gradient, merge_over, softmax
 from kernels.settings import RowKernel, Settings, lookup
 from kernels.shard import shard_offset
+from kernels.tokens import Tokens
 
 STATS = (
     "ratio/mean", "ratio/min", "ratio/max", "ratio/truncated", "kl/k1", "kl/k3", "kl/ref", "entropy", "ess",
@@ -25,38 +26,6 @@ STATS = (
 CHUNK_BYTES = 128 << 20  # one chunk of logits on the CPU: larger than any cache, small beside any memory
 CUDA_CHUNK_ROWS = 8192  # each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
 WHOLE_D_WEIGHT = 1 << 24  # elements from which cuBLAS has enough tiles not to split a sum into bf16 parts
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The loss's inputs per token, (N,) each; floats have the type in which logits are accumulated."""
-
-    targets: Tensor  # int64
-    logprobs_gen: Tensor
-    advantages: Tensor
-    weights: Tensor
-    inverse_temperature: Tensor
-    logprobs_ref: Tensor | None
-    sequences: Tensor | None
-
-    def __getitem__(self, rows: slice | Tensor) -> Tokens:
-        """The inputs of some of the tokens."""
-        return self._map(lambda x: x[rows])
-
-    def to(self, dtype: torch.dtype) -> Tokens:
-        """The same with all floats in this type."""
-        return self._map(lambda x: x.to(dtype) if x.is_floating_point() else x)
-
-    def masked(self, counted: Tensor) -> Tokens:
-        """The same with 0, or temperature 1, in the tokens that do not count; their sequence ids stay."""
-        masked = self._map(lambda x: x.where(counted, 0))
-        scale = self.inverse_temperature.where(counted, 1)
-        return replace(masked, inverse_temperature=scale, sequences=self.sequences)
-
-    def _map(self, f: Callable[[Tensor], Tensor]) -> Tokens:
-        values = (getattr(self, name) for name in self.__slots__)
-        mapped: list[Any] = [None if x is None else f(x) for x in values]
-        return Tokens(*mapped)
 
 
 @dataclass(frozen=True, slots=True)

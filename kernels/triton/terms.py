@@ -90,45 +90,10 @@ def _terms(
     weight = tl.load(weights + row, mask=inside, other=0.0)
     scale = tl.load(inverse_temperature + row, mask=inside, other=1.0)
 
-    # kernels.rows.softmax
-    d = target - anchor
-    exp_y = precise_exp(d, INTERPRET)
-    total = others + exp_y
-    log_total = tl.where(d == 0.0, log1p(others, INTERPRET), precise_log(total, INTERPRET))
-    relative = others / tl.where(exp_y < 1e-30, 1e-30, exp_y)
-    logp = tl.where(d > -20.0, 0.0 - log1p(relative, INTERPRET), d - log_total)
-    entropy = log_total - (dot + exp_y * d) / total
-
-    # kernels.objectives; a comparison chooses a bound, so that NaN stays NaN
+    logp, entropy, total = softmax(target - anchor, others, dot, INTERPRET)
     log_ratio = logp - tl.load(logprobs_gen + row, mask=inside, other=0.0)
     ratio = precise_exp(tl.where(log_ratio > 80.0, 80.0, log_ratio), INTERPRET)
-    truncated = ratio < 0.0  # never
-    if OBJECTIVE == 0:  # REINFORCE
-        derivative = 0.0 - advantage
-        loss = derivative * logp
-    elif OBJECTIVE == 1:  # CISPO, TIS
-        truncated = ratio > high
-        derivative = 0.0 - tl.where(truncated, high, ratio) * advantage
-        loss = derivative * logp
-    elif OBJECTIVE == 2:  # Clip
-        free = ratio * advantage
-        bounded = tl.where(ratio < low, low, tl.where(ratio > high, high, ratio)) * advantage
-        surrogate = tl.where(bounded < free, bounded, free)
-        worst = dual * advantage
-        surrogate = tl.where((advantage < 0.0) & (surrogate < worst), worst, surrogate)
-        truncated = surrogate != free
-        derivative = tl.where(truncated, 0.0, 0.0 - free)
-        loss = 0.0 - surrogate
-    elif OBJECTIVE == 3:  # IcePop
-        truncated = (ratio < low) | (ratio > high)
-        derivative = tl.where(truncated, 0.0, 0.0 - ratio * advantage)
-        loss = derivative * logp
-    else:  # SAPO
-        tau = tl.where(advantage > 0.0, low, high)
-        gate = 1.0 / (1.0 + precise_exp(tau * (1.0 - ratio), INTERPRET))
-        rest = 1.0 / (1.0 + precise_exp(tau * (ratio - 1.0), INTERPRET))
-        derivative = -4.0 * gate * rest * ratio * advantage
-        loss = -4.0 / tau * gate * advantage
+    loss, derivative, truncated = objective(logp, ratio, advantage, low, high, dual, OBJECTIVE, INTERPRET)
     loss -= bonus * entropy
     if KL:
         log_ratio = logp - tl.load(logprobs_ref + row, mask=inside, other=0.0)
@@ -158,3 +123,53 @@ def _terms(
         tl.store(factors + 3 * rows + row, entropy - precise_log(total, INTERPRET), mask=inside)
     tl.store(factors + row, (0.0 - c) * per_total, mask=inside)
     tl.store(factors + rows + row, dz_y, mask=inside)
+
+
+@triton.jit
+def softmax(d, others, dot, INTERPRET: tl.constexpr):
+    """`kernels.rows.softmax`: log-prob, entropy and total from d = target − anchor and the sums."""
+    exp_y = precise_exp(d, INTERPRET)
+    total = others + exp_y
+    log_total = tl.where(d == 0.0, log1p(others, INTERPRET), precise_log(total, INTERPRET))
+    relative = others / tl.where(exp_y < 1e-30, 1e-30, exp_y)
+    logp = tl.where(d > -20.0, 0.0 - log1p(relative, INTERPRET), d - log_total)
+    entropy = log_total - (dot + exp_y * d) / total
+    return logp, entropy, total
+
+
+@triton.jit
+def objective(
+    logp, ratio, advantage, low, high, dual, OBJECTIVE: tl.constexpr, INTERPRET: tl.constexpr
+):  # fmt: skip
+    """`kernels.objectives`: loss, its derivative, and where a bound was active.
+
+    Comparisons choose the bounds, so that NaN stays NaN.
+    """
+    truncated = ratio < 0.0  # never
+    if OBJECTIVE == 0:  # REINFORCE
+        derivative = 0.0 - advantage
+        loss = derivative * logp
+    elif OBJECTIVE == 1:  # CISPO, TIS
+        truncated = ratio > high
+        derivative = 0.0 - tl.where(truncated, high, ratio) * advantage
+        loss = derivative * logp
+    elif OBJECTIVE == 2:  # Clip
+        free = ratio * advantage
+        bounded = tl.where(ratio < low, low, tl.where(ratio > high, high, ratio)) * advantage
+        surrogate = tl.where(bounded < free, bounded, free)
+        worst = dual * advantage
+        surrogate = tl.where((advantage < 0.0) & (surrogate < worst), worst, surrogate)
+        truncated = surrogate != free
+        derivative = tl.where(truncated, 0.0, 0.0 - free)
+        loss = 0.0 - surrogate
+    elif OBJECTIVE == 3:  # IcePop
+        truncated = (ratio < low) | (ratio > high)
+        derivative = tl.where(truncated, 0.0, 0.0 - ratio * advantage)
+        loss = derivative * logp
+    else:  # SAPO
+        tau = tl.where(advantage > 0.0, low, high)
+        gate = 1.0 / (1.0 + precise_exp(tau * (1.0 - ratio), INTERPRET))
+        rest = 1.0 / (1.0 + precise_exp(tau * (ratio - 1.0), INTERPRET))
+        derivative = -4.0 * gate * rest * ratio * advantage
+        loss = -4.0 / tau * gate * advantage
+    return loss, derivative, truncated

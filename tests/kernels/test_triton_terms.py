@@ -13,8 +13,9 @@ pytest.importorskip("triton")
 from kernels import CISPO, DAPO, GRPO, GSPO, KL, REINFORCE, SAPO, TIS, Clip, DualClip, IcePop, policy_loss
 from kernels import op as op_module
 from kernels.objectives import Objective
-from kernels.rows import Gradient
+from kernels.rows import Gradient, softmax
 from kernels.settings import Settings
+from kernels.tokens import Tokens
 from kernels.triton import backend, config
 
 pytestmark = [
@@ -28,27 +29,27 @@ SHIPPED: list[Objective] = [
 C = 300  # two programs
 
 
-def tokens(seed: int = 0) -> tuple[Tensor, op_module.Tokens]:
+def tokens(seed: int = 0) -> tuple[Tensor, Tokens]:
     """Statistics of C rows and their inputs: likely and unlikely targets, ratios on both sides of 1."""
     torch.manual_seed(seed)
     anchor, others = torch.randn(C) * 20, torch.rand(C) * torch.logspace(-12, 3, C)
     below = torch.where(torch.rand(C) < 0.3, 0.0, torch.rand(C) * torch.logspace(-3, 2, C).flip(0))
     stats = torch.stack([anchor, others, anchor - below, -others * torch.rand(C) * 5])
-    logp = op_module.softmax(stats).logp
+    logp = softmax(stats).logp
     gen, ref = (logp + scale * torch.randn(C) for scale in (0.5, 0.3))
     gen[::50], gen[1::50] = (
         -9999.0,
         0.0,
     )  # for the generator impossible, and certain
     weights = torch.rand(C) * (torch.rand(C) > 0.2)
-    t = op_module.Tokens(
+    t = Tokens(
         torch.zeros(C).long(), gen.clamp(max=0.0), torch.randn(C) * (torch.rand(C) > 0.1), weights,
         0.5 + torch.rand(C), ref, None,
     )  # fmt: skip
     return stats, t
 
 
-def both_ways(stats: Tensor, t: op_module.Tokens, settings: Settings) -> list[tuple[Gradient, Any, Tensor]]:
+def both_ways(stats: Tensor, t: Tokens, settings: Settings) -> list[tuple[Gradient, Any, Tensor]]:
     """(gradient, values, loss) by torch and by the kernel, as the op calls them."""
     found = []
     for fused in (False, True):
