@@ -10,6 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kernels.rows import Gradient
+from kernels.settings import Settings
+
 MODULES = {"cpu": "kernels.native", "triton": "kernels.triton.backend", "torch": "kernels.torch_backend"}
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
@@ -59,6 +62,22 @@ class SinglePass(Backend, Protocol):
         self, h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, logprobs_gen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The same, computed in the GEMM's epilogue: FP32 logits never reach memory."""
+
+
+class FusedTerms(Protocol):
+    """A backend that computes an objective's terms in one launch; see `kernels.op.StepOutputs`."""
+
+    def has_terms(self, settings: Settings) -> bool:
+        """Whether it can for these settings."""
+
+    def terms(
+        self, stats: Tensor, logprobs_gen: Tensor, advantages: Tensor, weights: Tensor,
+        inverse_temperature: Tensor, logprobs_ref: Tensor | None, settings: Settings, values: list[Tensor],
+    ) -> tuple[Gradient, Tensor]:  # fmt: skip
+        """(the logits' gradient, sums of weight · term) of C rows, from (4, C) statistics.
+
+        `values` are (C,) each, and are filled: log-prob, entropy, ratio, truncated, KL estimate.
+        """
 
 
 def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backend]:

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from kernels.backends import launching
 from kernels.check import check_log_probs, check_shapes, check_values, inverse
-from kernels.op import LMHead, Tokens
+from kernels.op import LMHead
 from kernels.settings import Settings
 from kernels.shard import gather_weight, shard_offset
+from kernels.tokens import Tokens
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.backends import Backend, SinglePass, choose, launching
+from kernels.backends import Backend, FusedTerms, SinglePass, choose, launching
 from kernels.check import check_log_probs, check_term, check_values
 from kernels.objectives import SequenceObjective, Term
-from kernels.rows import Softmax, gradient, merge_over, softmax
+from kernels.rows import Gradient, Softmax, gradient, merge_over, softmax
 from kernels.settings import RowKernel, Settings, lookup
 from kernels.shard import shard_offset
+from kernels.tokens import Tokens
 
 STATS = (
     "ratio/mean", "ratio/min", "ratio/max", "ratio/truncated", "kl/k1", "kl/k3", "kl/ref", "entropy", "ess",
@@ -25,38 +26,6 @@ STATS = (
 CHUNK_BYTES = 128 << 20  # one chunk of logits on the CPU: larger than any cache, small beside any memory
 CUDA_CHUNK_ROWS = 8192  # each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
 WHOLE_D_WEIGHT = 1 << 24  # elements from which cuBLAS has enough tiles not to split a sum into bf16 parts
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The loss's inputs per token, (N,) each; floats have the type in which logits are accumulated."""
-
-    targets: Tensor  # int64
-    logprobs_gen: Tensor
-    advantages: Tensor
-    weights: Tensor
-    inverse_temperature: Tensor
-    logprobs_ref: Tensor | None
-    sequences: Tensor | None
-
-    def __getitem__(self, rows: slice | Tensor) -> Tokens:
-        """The inputs of some of the tokens."""
-        return self._map(lambda x: x[rows])
-
-    def to(self, dtype: torch.dtype) -> Tokens:
-        """The same with all floats in this type."""
-        return self._map(lambda x: x.to(dtype) if x.is_floating_point() else x)
-
-    def masked(self, counted: Tensor) -> Tokens:
-        """The same with 0, or temperature 1, in the tokens that do not count; their sequence ids stay."""
-        masked = self._map(lambda x: x.where(counted, 0))
-        scale = self.inverse_temperature.where(counted, 1)
-        return replace(masked, inverse_temperature=scale, sequences=self.sequences)
-
-    def _map(self, f: Callable[[Tensor], Tensor]) -> Tokens:
-        values = (getattr(self, name) for name in self.__slots__)
-        mapped: list[Any] = [None if x is None else f(x) for x in values]
-        return Tokens(*mapped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +119,24 @@ class StepOutputs:
     kl_ref: Tensor  # (N,)
     d_hidden: Tensor | None  # (N, H) in `gradient_dtype`
     d_weight: Tensor | None  # (V, H) in `d_weight_dtype`
+    sums: list[Tensor] = field(default_factory=list)  # of weight · loss, where a kernel summed `loss`
 
     @staticmethod
     def empty(hidden: Tensor, head: LMHead, needs_hidden: bool, needs_weight: bool) -> StepOutputs:
         """Tensors for these tokens; the first chunk writes dW, so that it need not be zero."""
-        new = partial(hidden.new_zeros, len(hidden), dtype=head.dtype)
+        new = partial(hidden.new_zeros, dtype=head.dtype)
+        n = len(hidden)
+        loss, ratio, truncated, kl_ref = new((4, n))  # not the other two: an op's results share no memory
         new_weight = hidden.new_empty if len(hidden) else hidden.new_zeros
         return StepOutputs(
-            new(), new(), new(), new(), new(), new(),
+            new(n), new(n), loss, ratio, truncated, kl_ref,
             hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else None,
             new_weight(head.shape, dtype=head.d_weight_dtype(hidden)) if needs_weight else None,
         )  # fmt: skip
+
+    def loss_sum(self, weights: Tensor) -> Tensor:
+        """() Σ weight · loss over all tokens."""
+        return torch.cat(self.sums).sum() if self.sums else (self.loss * weights).sum()
 
     def record(self, rows: slice, probs: Softmax, t: Tokens, settings: Settings, term: Term) -> Tensor:
         """Store the values of some rows, whose inputs are t; return their c = dL/dlog π."""
@@ -233,6 +209,25 @@ def train(head: LMHead, hidden: Tensor, tokens: Tokens, outputs: StepOutputs) ->
         step(head, hidden[rows], tokens[rows], outputs, terms, rows, buffer[: rows.stop - rows.start])
 
 
+def _terms_and_gradient(
+    head: LMHead, stats: Tensor, t: Tokens, outputs: StepOutputs, terms: Terms, rows: slice
+) -> Gradient:
+    """Store the values of some rows, whose inputs are t; return their logits' gradient."""
+    settings, o = head.settings, outputs
+    stats = stats if settings.group is None else merge_over(settings.group, stats)
+    if hasattr(head.backend, "terms") and cast(FusedTerms, head.backend).has_terms(settings):
+        g, sums = cast(FusedTerms, head.backend).terms(
+            stats, t.logprobs_gen, t.advantages, t.weights, t.inverse_temperature, t.logprobs_ref, settings,
+            [x[rows] for x in (o.logp, o.entropy, o.ratio, o.truncated, o.kl_ref)],
+        )  # fmt: skip
+        outputs.sums.append(sums)
+        return g
+    probs = softmax(stats)
+    c = outputs.record(rows, probs, t, settings, terms(rows, probs.logp))
+    e = -settings.entropy_bonus * t.weights if settings.entropy_bonus else None
+    return gradient(probs, c, e, t.inverse_temperature)
+
+
 def _two_pass(
     head: LMHead, h: Tensor, t: Tokens, outputs: StepOutputs, terms: Terms, rows: slice, z: Tensor
 ) -> None:
@@ -240,10 +235,7 @@ def _two_pass(
     columns = t.targets - head.first
     head.logits(h, z)
     stats = head.row_stats(z, columns, t.inverse_temperature)
-    probs = softmax(stats if settings.group is None else merge_over(settings.group, stats))
-    c = outputs.record(rows, probs, t, settings, terms(rows, probs.logp))
-    e = -settings.entropy_bonus * t.weights if settings.entropy_bonus else None
-    g = gradient(probs, c, e, t.inverse_temperature)
+    g = _terms_and_gradient(head, stats, t, outputs, terms, rows)
     exact = settings.exact or torch.float32 in (h.dtype, head.weight.dtype)
     dz = backend.row_grads(
         z, columns, t.inverse_temperature, settings.cap, g.anchor, g.a, g.b, g.k, g.dz_y, exact
@@ -271,15 +263,13 @@ def _single_pass(
     else:
         head.logits(h, z)
         exp, stats = backend.single_pass(z, t.targets, t.inverse_temperature, t.logprobs_gen)
-    probs = softmax(stats)
-    c = outputs.record(rows, probs, t, head.settings, terms(rows, probs.logp))
-    scale = -c * t.inverse_temperature / probs.total
+    scale = _terms_and_gradient(head, stats, t, outputs, terms, rows).a[:, None]
     if outputs.d_hidden is not None:
         dx = h.new_empty(h.shape, dtype=head.dtype)
         backend.d_hidden(exp, head.weight, dx)
-        outputs.d_hidden[rows] = dx.mul_(scale[:, None])
+        outputs.d_hidden[rows] = dx.mul_(scale)
     if outputs.d_weight is not None:
-        backend.add_d_weight(exp, (h * scale[:, None]).to(h.dtype), outputs.d_weight, first=not rows.start)
+        backend.add_d_weight(exp, (h * scale).to(h.dtype), outputs.d_weight, first=not rows.start)
 
 
 def gradient_dtype(x: Tensor) -> torch.dtype:
@@ -337,7 +327,7 @@ def compute(
         outputs = StepOutputs.empty(hidden, head, needs_hidden, needs_weight)
         train(head, hidden, tokens, outputs)
         check_log_probs(outputs.logp, outputs.entropy)
-        loss, stats = (outputs.loss * tokens.weights).sum(), outputs.stats(tokens.logprobs_gen, counted)
+        loss, stats = outputs.loss_sum(tokens.weights), outputs.stats(tokens.logprobs_gen, counted)
     logp, entropy, d_hidden = outputs.logp, outputs.entropy, outputs.d_hidden
     if counted is not None:
         logp, entropy = logp.where(counted, 0), entropy.where(counted, 0)

@@ -1,4 +1,4 @@
-"""Is what the benchmarks of the loss foretell true of runs? Ours beside the textbook's loss, seed by seed.
+"""Is what the benchmarks of the loss predict true of runs? Ours beside the textbook's loss, seed by seed.
 
   python -m trainer.sweep scalerl bench/validation/recipes/scalerl-naive.yaml --task arithmetic --seeds 3 --out FOLDER
   python -m bench.kernels.compare --only ours,naive --rows 1100 --threads 1 --out rates.json     on the same machine

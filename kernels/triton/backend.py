@@ -17,16 +17,19 @@ if importlib.util.find_spec("triton") is not None:
     from kernels.triton.fused import fused_epilogue, score
     from kernels.triton.matmul import add_d_weight, d_hidden
     from kernels.triton.rows import row_grads, row_stats, single_pass
+    from kernels.triton.terms import has_terms, terms
 
     __all__ = [
         "add_d_weight",
         "d_hidden",
         "fused_epilogue",
+        "has_terms",
         "logits",
         "row_grads",
         "row_stats",
         "score",
         "single_pass",
+        "terms",
     ]
 
 

@@ -1,9 +1,10 @@
-"""Elementwise device functions: bf16 conversion and the soft cap."""
+"""Elementwise device functions: bf16 conversion, the soft cap, and functions as precise as torch's."""
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="import-untyped,import-not-found"
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
 """Below any logit, but still finite as a difference and over a temperature of 1e-8 or more."""
@@ -41,6 +42,14 @@ def as_fp32(x, INTERPRET: tl.constexpr):
 
 
 @triton.jit
+def fma(x, y, z, INTERPRET: tl.constexpr):
+    """x y + z, rounded once. The interpreter's own rounds the product, too."""
+    if INTERPRET:
+        return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(tl.float32)
+    return tl.fma(x, y, z)
+
+
+@triton.jit
 def tanh(x):
     """Relative error 2e-7: a polynomial near 0 (Cephes' tanhf), 1 − 2/(e^{2|x|} + 1) elsewhere."""
     a = tl.abs(x)
@@ -68,3 +77,34 @@ def cap_slope(x, cap, CAPPED: tl.constexpr):
         t = x * (1.0 / cap)
         return 1.0 - t * t
     return 1.0 + x * 0.0
+
+
+@triton.jit
+def precise_exp(x, INTERPRET: tl.constexpr):
+    """As torch on CUDA; `tl.exp` loses digits as |x| grows."""
+    return tl.exp(x) if INTERPRET else libdevice.exp(x)
+
+
+@triton.jit
+def precise_log(x, INTERPRET: tl.constexpr):
+    """As torch on CUDA; `tl.log` loses digits near 1."""
+    return tl.log(x) if INTERPRET else libdevice.log(x)
+
+
+@triton.jit
+def log1p(x, INTERPRET: tl.constexpr):
+    """log(1 + x) for x ≥ 0. The interpreter, which has none, takes log(u) x / (u − 1) with u = 1 + x."""
+    if INTERPRET:
+        u = 1.0 + x
+        return tl.where((u == 1.0) | (x > 1.0), tl.where(x > 1.0, tl.log(u), x), tl.log(u) * x / (u - 1.0))
+    return libdevice.log1p(x)
+
+
+@triton.jit
+def expm1(x, INTERPRET: tl.constexpr):
+    """e^x − 1. The interpreter, which has none, takes (u − 1) x / log(u) with u = e^x near 0."""
+    if INTERPRET:
+        u = tl.exp(x)
+        near = tl.where(u == 1.0, x, (u - 1.0) * x / tl.log(u))
+        return tl.where(tl.abs(x) < 1.0, near, u - 1.0)
+    return libdevice.expm1(x)

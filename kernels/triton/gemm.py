@@ -17,7 +17,7 @@ register across the loop, and spill.
 import triton
 import triton.language as tl
 
-from kernels.triton.elementwise import LN_2, LOG2_E, LOWEST, RAISE, as_fp32, capped, from_bf16, to_bf16
+from kernels.triton.elementwise import LN_2, LOG2_E, LOWEST, RAISE, as_fp32, capped, fma, from_bf16, to_bf16
 
 LOGITS: tl.constexpr = tl.constexpr(0)
 """out (rows, vocabulary) FP32: the logits."""
@@ -116,7 +116,7 @@ def statistics(
     exp_sums = tl.zeros((product.shape[0], PIECE), tl.float32)
     dot_sums = exp_sums
     for index in tl.static_range(SUBTILES):
-        v_2 = tl.fma(subtile(product, index, SUBTILES), scale_2[:, None], 0.0 - m_2[:, None])
+        v_2 = fma(subtile(product, index, SUBTILES), scale_2[:, None], 0.0 - m_2[:, None], INTERPRET)
         exp = tl.exp2(v_2)
         for piece in tl.static_range(PIECES):
             exp_piece = subtile(exp, piece, PIECES)
@@ -128,7 +128,7 @@ def statistics(
                 vocabulary, out_stride, TMA,
             )  # fmt: skip
     others, dot = tl.sum(exp_sums, 1), tl.sum(dot_sums, 1)
-    error = tl.fma(m, scale_2, 0.0 - m_2)
+    error = fma(m, scale_2, 0.0 - m_2, INTERPRET)
     shrink = 1.0 - error * LN_2
     plane = tl.cdiv(vocabulary, COLUMNS).to(tl.int64) * rows
     partial += column_tile.to(tl.int64) * rows + row

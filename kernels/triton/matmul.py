@@ -11,6 +11,10 @@ from torch import Tensor
 from kernels.precision import ieee_fp32
 from kernels.triton.split import split_bf16
 
+EXACT_DEPTH = 4096
+"""Products that one GEMM sums where gradients are exact. Tensor cores cut a running sum towards zero, an
+error that grows with the number of summands; between GEMMs, sums are added with FP32's own rounding."""
+
 
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
     """The weight (V, H) for the functions below; (V, parts·H) bf16 if it is FP32 and hidden is bf16."""
@@ -25,18 +29,18 @@ def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> T
 def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
     """out (C, H) FP32 = dz W: dz (C, V) bf16 or FP32, weight from `prepare`.
 
-    Products of bf16 parts below 2^-16 of the sum are left out. With a bf16 dz the first two parts of a split
+    Products of bf16 parts below 2^-16 of the sum are left out. With a bf16 dz the last two parts of a split
     weight suffice: their error is far below the rounding of dz.
     """
     width = out.shape[1]
-    weights = weight.split(width, 1)
+    *_, weight_high = weights = weight.split(width, 1)
     if weight.dtype == torch.float32:
         _mm(dz.float(), weight, out)
     elif dz.dtype == torch.bfloat16:
-        _sum_of_products([(dz, w) for w in weights[:2]], out)
+        _sum_of_products([(dz, w) for w in weights[-2:]], out)
     else:
-        high, low = split_bf16(dz, 2).split(dz.shape[1], 1)
-        _sum_of_products([*((high, w) for w in weights[:2]), (low, weights[0])], out)
+        low, high = split_bf16(dz, 2).split(dz.shape[1], 1)
+        _sum_of_products([(low, weight_high), *((high, w) for w in weights[-2:])], out, depth=EXACT_DEPTH)
 
 
 def add_d_weight(dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> None:
@@ -45,12 +49,12 @@ def add_d_weight(dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> Non
     If first, out = dzᵀ h; that may also be bf16 for bf16 dz and h.
     """
     if h.dtype == torch.float32:
-        pairs = [(dz.float().t(), h)]
+        _sum_of_products([(dz.float().t(), h)], out, first)
     elif dz.dtype == torch.bfloat16:
-        pairs = [(dz.t(), h)]
+        _sum_of_products([(dz.t(), h)], out, first)
     else:
         pairs = [(part.t(), h) for part in split_bf16(dz, 2).split(dz.shape[1], 1)]
-    _sum_of_products(pairs, out, first)
+        _sum_of_products(pairs, out, first, EXACT_DEPTH)
 
 
 def cublas_logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -59,10 +63,16 @@ def cublas_logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
     _mm(h.to(weight.dtype).repeat(1, parts) if parts > 1 else h.to(weight.dtype), weight.t(), out)
 
 
-def _sum_of_products(pairs: list[tuple[Tensor, Tensor]], out: Tensor, first: bool = True) -> None:
-    """out = Σ left right, or += unless first."""
-    for i, (left, right) in enumerate(pairs):
-        (_mm if first and not i else _add_mm)(left, right, out)
+def _sum_of_products(
+    pairs: list[tuple[Tensor, Tensor]], out: Tensor, first: bool = True, depth: int | None = None
+) -> None:
+    """out = Σ left right, or += unless first; a GEMM sums at most `depth` products of a pair."""
+    for left, right in pairs:
+        step = depth or max(1, len(right))
+        for start in range(0, max(1, len(right)), step):
+            summed = slice(start, start + step)
+            (_mm if first else _add_mm)(left[:, summed], right[summed], out)
+            first = False
 
 
 def _mm(left: Tensor, right: Tensor, out: Tensor) -> None:

@@ -15,7 +15,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.config import INTERPRET, RowConfig, row_config
-from kernels.triton.elementwise import LOWEST, RAISE, cap_slope, capped, from_bf16, to_bf16
+from kernels.triton.elementwise import (
+    LN_2,
+    LOG2_E,
+    LOWEST,
+    RAISE,
+    cap_slope,
+    capped,
+    from_bf16,
+    to_bf16,
+)
 
 
 def row_stats(
@@ -31,8 +40,8 @@ def row_stats(
     if rows:
         _row_stats[(rows,)](
             z, targets, inverse_temperature, stats, rows, vocabulary, z.stride(0), cap,
-            CAPPED=cap != 0.0, BLOCK=config.block, num_warps=config.warps, num_stages=1,
-            enable_fp_fusion=True,
+            CAPPED=cap != 0.0, BLOCK=config.block, LANES=min(32 * config.warps, config.block // 4),
+            num_warps=config.warps, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
     return stats
 
@@ -123,34 +132,48 @@ def store_tile(at, tile, inside, WHOLE: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])
 def _row_stats(
     z, targets, inverse_temperature, stats, rows, vocabulary, stride, cap,
-    CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    CAPPED: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    """Each of the LANES holds the maximum and the sums of its own columns; they are joined once a row.
+
+    A lane is a thread where a tile's columns are seen as (loads, LANES, columns of a load).
+    """
     row = tl.program_id(0).to(tl.int64)
     scale = tl.load(inverse_temperature + row)
     target = tl.load(targets + row)
     z += row * stride
     local = (target >= 0) & (target < vocabulary)
-    u_y = capped(tl.load(z + target, mask=local, other=0.0), cap, CAPPED) * scale
-    m, others, dot = LOWEST, 0.0, 0.0
+    y = tl.where(local, target, -1).to(tl.int32)
+    z_y = capped(tl.load(z + tl.maximum(y, 0)), cap, CAPPED)
+    scale_2 = scale * LOG2_E
+    m = z_y + tl.zeros((LANES,), tl.float32)  # a logit of this row, so that no lane's maximum is LOWEST
+    others, dot = m * 0.0, m * 0.0
     whole = vocabulary // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
         for start in range(whole if TAIL else 0, vocabulary if TAIL else whole, BLOCK):
             columns = start + tl.arange(0, BLOCK)
             inside = columns < vocabulary
-            u = capped(load_tile(z + columns, inside, not TAIL), cap, CAPPED) * scale
-            u = tl.where(inside, u, LOWEST)
-            highest = tl.maximum(m, tl.max(u, 0))
-            v = u - highest
-            exp = tl.where(columns == target, 0.0, tl.exp(v))
-            shift = m - highest
-            shrink = tl.exp(shift)
-            dot = shrink * (dot + shift * others) + tl.sum(exp * v, 0)
-            others = shrink * others + tl.sum(exp, 0)
+            x = capped(load_tile(z + columns, inside, not TAIL), cap, CAPPED)
+            if TAIL:
+                x = tl.where(inside, x, LOWEST)
+            if (y >= start) & (y < start + BLOCK):
+                x = tl.where(columns == y, LOWEST, x)
+            x = x.reshape(BLOCK // LANES // 4, LANES, 4)
+            highest = tl.maximum(m, tl.max(tl.max(x, 2), 0))
+            shift = (m - highest) * scale_2
+            shrink = tl.exp2(shift)
+            v = (x - highest[None, :, None]) * scale_2  # in base 2
+            exp = tl.exp2(v)
+            dot = shrink * (dot + shift * others) + tl.sum(tl.sum(exp * v, 2), 0)
+            others = shrink * others + tl.sum(tl.sum(exp, 2), 0)
             m = highest
-    tl.store(stats + row, m)
-    tl.store(stats + rows + row, others)
-    tl.store(stats + 2 * rows + row, u_y)
-    tl.store(stats + 3 * rows + row, dot)
+    highest = tl.max(m, 0)
+    shift = (m - highest) * scale_2
+    shrink = tl.exp2(shift)
+    tl.store(stats + row, highest * scale)
+    tl.store(stats + rows + row, tl.sum(shrink * others, 0))
+    tl.store(stats + 2 * rows + row, tl.where(local, z_y * scale, 0.0))
+    tl.store(stats + 3 * rows + row, LN_2 * tl.sum(shrink * (dot + shift * others), 0))
 
 
 @triton.jit

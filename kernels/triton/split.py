@@ -12,9 +12,10 @@ from kernels.triton.elementwise import from_bf16, to_bf16
 
 
 def split_bf16(x: Tensor, parts: int, block: int = 1024) -> Tensor:
-    """(R, parts·C) bf16 from x (R, C) FP32: all columns rounded, then their remainders, and so on.
+    """(R, parts·C) bf16 from x (R, C) FP32, the smallest part first: of two, remainders, then all rounded.
 
-    Two parts carry 16 bits of each number, three all 24 (for magnitudes above 2^-102).
+    Two parts carry 16 bits of each number, three all 24 (for magnitudes above 2^-102). Products with small
+    parts must be summed before those with large ones: added to a full sum, they would lose their digits.
     """
     rows, columns = x.shape
     out = x.new_empty(rows, parts * columns, dtype=torch.bfloat16)
@@ -38,5 +39,5 @@ def _split(
     out += row * PARTS * columns
     for part in tl.static_range(PARTS):
         rounded = to_bf16(rest, INTERPRET)
-        tl.store(out + part * columns + column, rounded, mask=inside)
+        tl.store(out + (PARTS - 1 - part) * columns + column, rounded, mask=inside)
         rest = rest - from_bf16(rounded, INTERPRET)  # exact

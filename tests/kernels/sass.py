@@ -58,6 +58,14 @@ def instructions_outside_products(listing: str, unit: str) -> int:
     return max(costs)
 
 
+def instructions_in_loop(listing: str) -> int:
+    """Those of one round of the loop with the most exps, by the shortest way."""
+    graph = blocks(listing)
+    rounds = [(b.mnemonics.count("MUFU.EX2"), lengths(graph, i).get(i)) for i, b in enumerate(graph)]
+    most = max(exps for exps, length in rounds if length)
+    return min(length for exps, length in rounds if length and exps == most)
+
+
 def lengths(graph: list[Block], start: int) -> dict[int, int]:
     """The number of instructions from the end of a block to the end of each that can be reached, at least."""
     found: dict[int, int] = {}

@@ -8,7 +8,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -361,6 +361,8 @@ def test_products_are_fp32s_whatever_the_caller_allows_and_his_settings_stay(
         assert seen and all(x == ["ieee", "ieee"] for x in seen) and "ieee" not in allowed
         assert [place.fp32_precision for place in places] == allowed
     finally:
+        with suppress(RuntimeError):  # it raises after a change by the newer API, and changed nothing then
+            torch.set_float32_matmul_precision("highest")
         for place, precision in zip(places, before, strict=True):
             place.fp32_precision = precision
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels.triton import backend, config
+from kernels.triton import backend, config, matmul
 from kernels.triton.matmul import ieee_fp32
 from kernels.triton.split import split_bf16
 
@@ -30,7 +30,7 @@ def test_parts_add_up_to_the_number() -> None:
     x = torch.randn(3, 37) * torch.logspace(-20, 20, 37)
     for parts, bits in ((1, 8), (2, 16), (3, 24)):
         split = split_bf16(x, parts, block=16)
-        assert split.shape == (3, parts * 37) and torch.equal(split[:, :37], x.bfloat16())
+        assert torch.equal(split, parts_of(x, parts)) and torch.equal(split[:, -37:], x.bfloat16())
         total = split.double().view(3, parts, 37).sum(1)
         assert float(((total - x.double()) / x.double()).abs().max()) <= 2.0**-bits
 
@@ -66,6 +66,59 @@ def test_exact_gradients_are_finer_than_bf16_for_every_pair_of_types(
         backend.add_d_weight(given, h, dw)
         assert error(dx, dz.double() @ weight.double()) < bound
         assert error(dw - start, dz.double().T @ h.double()) < bound
+
+
+def on_tensor_cores(left: Tensor, right: Tensor) -> Tensor:
+    """The product as tensor cores sum it: 16 products at a time, then the sum is cut to FP32 towards zero."""
+    total = torch.zeros(len(left), right.shape[1], dtype=torch.float64)
+    for i in range(0, len(right), 16):
+        total += left[:, i : i + 16].double() @ right[i : i + 16].double()
+        total = (total.view(torch.int64) >> 29 << 29).view(torch.float64)
+    return total.float()
+
+
+def parts_of(x: Tensor, parts: int) -> Tensor:
+    """`split_bf16` in torch: the interpreter would take minutes for as many rows."""
+    split = list[Tensor]()
+    for _ in range(parts):
+        split.insert(0, x.bfloat16())
+        x = x - split[0].float()
+    return torch.cat(split, 1)
+
+
+@pytest.fixture
+def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "split_bf16", parts_of)
+    monkeypatch.setattr(matmul, "_mm", lambda x, y, out: out.copy_(on_tensor_cores(x, y)))
+    monkeypatch.setattr(matmul, "_add_mm", lambda x, y, out: out.add_(on_tensor_cores(x, y)))
+
+
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("vocabulary", [50257, 151936])
+def test_exact_gradients_are_exact_although_tensor_cores_cut_their_sums(vocabulary: int) -> None:
+    torch.manual_seed(0)
+    dz, weight, dx = torch.randn(3, vocabulary), torch.randn(vocabulary, 5), torch.empty(3, 5)
+    for prepared in (weight.bfloat16(), parts_of(weight, 3)):
+        backend.d_hidden(dz, prepared, dx)
+        used = prepared.double().view(vocabulary, -1, 5).sum(1)
+        assert error(dx, dz.double() @ used) < 1e-5
+    h, dw = torch.randn(16384, 5).bfloat16(), torch.empty(3, 5)
+    for first, times in ((True, 1), (False, 2)):
+        backend.add_d_weight(dz[:, :16384].t().contiguous(), h, dw, first)
+        assert error(dw, times * (dz[:, :16384].double() @ h.double())) < 1e-5
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_an_fp32_weights_logits_are_as_good_as_a_bf16_weights_although_sums_are_cut() -> None:
+    torch.manual_seed(0)
+    h, weight, z = torch.randn(9, 4096).bfloat16(), torch.randn(11, 4096) * 0.03, torch.empty(9, 11)
+
+    def worst(prepared: Tensor, exact: Tensor) -> float:
+        matmul.cublas_logits(h, prepared, z)
+        return float((z - h.double() @ exact.double().T).abs().max())
+
+    bare = worst(weight.bfloat16(), weight.bfloat16())
+    assert worst(parts_of(weight, 3), weight) < 1.2 * bare
 
 
 @pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])

@@ -19,8 +19,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from sass import instructions_outside_products
+from sass import instructions_in_loop, instructions_outside_products
 
+pytestmark = pytest.mark.timeout(1500)  # a generation takes two minutes on two idle cores
 SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # of a block, CUDA C++ Programming Guide
 ROWS, WIDTH = 4096, 4096
 PRODUCT = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}  # the tensor cores' instruction
@@ -57,9 +58,10 @@ def launches(capability: int, part: int) -> list[tuple[str, dict[str, Any]]]:
 
 def cases() -> list[tuple[str, Any]]:
     """Calls that between them launch every kernel in every config and with every switch."""
+    from kernels import CISPO, KL, REINFORCE, SAPO, DualClip, IcePop
     from kernels.op import LMHead
     from kernels.settings import Settings
-    from kernels.triton import fused, rows, split
+    from kernels.triton import fused, rows, split, terms
 
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -102,6 +104,15 @@ def cases() -> list[tuple[str, Any]]:
             found.append((f"logits {name}", lambda h=h, w=weight: fused.logits(h, w, new(ROWS, len(w)))))
         if dtype == torch.bfloat16:
             found.append((f"fused {name}", lambda h=h, w=weight: fused.fused_epilogue(h, w, y, row, row)))
+    for objective in (REINFORCE(), CISPO(), DualClip(), IcePop(), SAPO()):
+        for settings in (
+            Settings(objective),
+            *(Settings(objective, KL(0.1, k), 0.1) for k in ("k1", "k2", "k3")),
+        ):
+            found.append((
+                f"{objective} {settings.kl}",
+                lambda s=settings: terms.terms(new(4, ROWS), row, row, row, row, row, s, [row] * 5),
+            ))  # fmt: skip
     return found + body_cases()
 
 
@@ -166,12 +177,16 @@ def compiled(
     if arguments.get("TMA") and arguments["EPILOGUE"].value:
         logits = arguments["ROWS"] * arguments["COLUMNS"] // (32 * options["num_warps"])
         epilogue = instructions_outside_products(dump, PRODUCT[capability]) / logits
+    logit = 0.0  # the instructions of a row kernel for each, in a row's main loop
+    if kernel.fn.__name__ in ("_row_stats", "_row_grads", "_single_pass"):
+        logit = instructions_in_loop(dump) * 32 * options["num_warps"] / arguments["BLOCK"]
     registers, stack = (int(re.search(rf"{k}:(\d+)", dump)[1]) for k in ("REG", "STACK"))  # type: ignore[index]
     return count | {
         "instructions": len(mnemonics), "registers": registers, "stack": stack,
         "shared": code.metadata.shared, "wgmma": code.asm["ptx"].count("wgmma.mma_async"), "order": order,
         "loops": loop_accesses(code.asm["ptx"]),
-        "epilogue": epilogue, "waits": sum(m.startswith("WARPGROUP.ARRIVE") for m in mnemonics),
+        "epilogue": epilogue, "logit": logit,
+        "waits": sum(m.startswith("WARPGROUP.ARRIVE") for m in mnemonics),
     }  # fmt: skip
 
 
@@ -276,10 +291,14 @@ def report(capability: int) -> dict[str, dict[str, Any]]:
         for part in range(PARTS)
     ]  # fmt: skip
     found: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        printed, errors = run.communicate()
-        assert run.returncode == 0, errors[-3000:]
-        found |= json.loads(printed.splitlines()[-1])
+    try:
+        for run in runs:
+            printed, errors = run.communicate()
+            assert run.returncode == 0, errors[-3000:]
+            found |= json.loads(printed.splitlines()[-1])
+    finally:  # also when the test's time is over
+        for run in runs:
+            run.kill()
     return found
 
 
@@ -294,8 +313,8 @@ generations = pytest.mark.parametrize(
 def test_no_kernel_spills_and_each_fits_the_shared_memory(capability: int) -> None:
     found = report(capability)
     assert {name.split()[0] for name in found} == {
-        "_row_stats", "_row_grads", "_single_pass", "_split", "gemm", "merge", "estimate_anchors", "settle",
-        "_rms_norm", "_rms_norm_grads", "_rope", "_rope_grads", "_swiglu", "_swiglu_grads",
+        "_row_stats", "_row_grads", "_single_pass", "_terms", "_split", "gemm", "merge", "estimate_anchors",
+        "settle", "_rms_norm", "_rms_norm_grads", "_rope", "_rope_grads", "_swiglu", "_swiglu_grads",
     }  # fmt: skip
     spilled = [n for n, code in found.items() if code["STL"] or code["LDL"] or code["stack"]]
     assert spilled == []
@@ -329,9 +348,31 @@ def test_an_epilogue_is_at_most_10_instructions_a_logit_and_no_product_of_a_step
     """On Hopper. ptxas makes every product wait if the epilogue may read their sum too early."""
     found = report(90)
     measured = {n: code["epilogue"] for n, code in found.items() if code["epilogue"] and "cap" not in n}
-    assert len(measured) == 4  # score and fused, W as one or three parts
+    assert len(measured) == 6  # score and fused: W as one or three parts, and a single column tile
     assert {n: e for n, e in measured.items() if not 5 < e <= 10} == {}
     assert {n: code["waits"] for n, code in found.items() if code["HGMMA"] and code["waits"] != 1} == {}
+
+
+def test_the_row_statistics_take_at_most_9_instructions_a_logit() -> None:
+    """On Hopper. With reductions over all threads in every tile there were 22."""
+    found = {n: code["logit"] for n, code in report(90).items() if n.startswith("_row_stats")}
+    found = {n: logit for n, logit in found.items() if "cap=0.0" in n and " V=1 " not in n}
+    assert len(found) == 3 and {n: logit for n, logit in found.items() if not 5 < logit <= 9} == {}
+
+
+def test_the_account_counts_what_was_compiled() -> None:
+    from bench.kernels.account import INSTRUCTIONS
+
+    found = report(90)
+    row = "V=151936 cap=0.0"
+    counted = {
+        "row_stats": found[f"_row_stats {row}"]["logit"],
+        "row_grads": found[f"_row_grads {row} exact=False"]["logit"],
+        "single_pass": found[f"_single_pass {row}"]["logit"],
+        "score": found["gemm score bfloat16 parts=1 H=4096 V=151936"]["epilogue"],
+        "fused_epilogue": found["gemm fused bfloat16 parts=1 H=4096 V=151936"]["epilogue"],
+    }
+    assert counted == pytest.approx(INSTRUCTIONS, rel=0.15)  # supported releases of Triton differ
 
 
 @generations
