@@ -202,9 +202,7 @@ def marginal(data: Data, noise: Noise, s: Array, ceiling: float | None = None) -
     log_weight = noise.log_prior - 0.5 * np.log(fit.determinant) - 0.5 * freedom * np.log(total)
     log_weight += 0.5 * fit.parameters * math.log(math.pi) + float(gammaln(freedom / 2))
     low, high = np.zeros(len(s)), np.ones(len(s))
-    if (
-        ceiling is None
-    ):  # the density of A's prior: 1 / (1 − R0), and 2 for R0 and A together if R0 is unknown
+    if ceiling is None:  # A's prior density: 1 / (1 − R0), or 2 for R0 and A together if R0 is unknown
         log_weight += math.log(2) if data.R0 is None else -math.log(max(1 - data.R0, LEAST_RANGE))
         low, high = (stdtr(freedom, np.clip((x - fit.A) / A_sd, -1e8, 1e8)) for x in (floor, 1.0))
     log_weight = log_weight + np.log(np.maximum(high - low, 1e-300))
