@@ -119,7 +119,7 @@ def code_length(path: Path) -> int:
 def test_kernels_and_trainer_stay_small() -> None:
     paths = modules("kernels", "trainer").values()
     assert sum(map(length, paths)) <= 26_850
-    assert sum(map(code_length, paths)) <= 19_350
+    assert sum(map(code_length, paths)) <= 19_400
 
 
 @pytest.mark.parametrize("package", ["kernels", "trainer", "bench"])

@@ -183,7 +183,7 @@ def with_room(
     """The split with the fewest learner ranks, from the usual share on, that the memory of a GPU holds.
 
     `devices_of` assigns the GPUs for a number of ranks, 0 for the usual share; ConfigError: too many. The
-    usual share where nothing is to be chosen, or where no number of ranks is enough: `check_fits` then refuses.
+    usual share where nothing is to be chosen, or where no number of ranks is enough: `check_fits` refuses.
     """
     usual = devices_of(0)
     chosen = config.learner.ranks or usual.world or usual.remote or config.engine.colocate
