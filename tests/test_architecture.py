@@ -118,7 +118,7 @@ def code_length(path: Path) -> int:
 
 def test_kernels_and_trainer_stay_small() -> None:
     paths = modules("kernels", "trainer").values()
-    assert sum(map(length, paths)) <= 26_850
+    assert sum(map(length, paths)) <= 26_900
     assert sum(map(code_length, paths)) <= 19_400
 
 

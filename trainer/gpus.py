@@ -48,9 +48,17 @@ def number_as_listed() -> None:
 
 
 def without_cuda() -> str:
-    """The version of torch if it is a build that can use no GPU; else empty."""
+    """The version of torch if it is a build that cannot use the GPUs of this machine; else empty."""
     version = importlib.metadata.version("torch")
-    return version if version.endswith("+cpu") else ""
+    return version if version.endswith("+cpu") and listed_gpus() else ""
+
+
+def usable_gpus() -> tuple[str, ...]:
+    """The visible GPUs; none if torch cannot use them, which a notice says.
+
+    Where there is no driver, those that CUDA_VISIBLE_DEVICES names: so a dry run plans for another machine.
+    """
+    return () if without_cuda() else visible_gpus()
 
 
 def visible_gpus() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
-from trainer.gpus import number_as_listed, smallest_gpu_memory, visible_gpus, without_cuda
+from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
 from trainer.launcher.memory_estimate import ModelSize, describe, known_size, with_room
 from trainer.launcher.notices import notices
 from trainer.launcher.placement import (
@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if importlib.util.find_spec(package) is None:
                 raise ConfigError(f"{package} is missing: pip install '.[train]'")
         number_as_listed()
-        launch = replace(launch, config=with_engine(launch.config, bool(usable_gpus())))
+        gpus = without_judges(launch.config, usable_gpus())
+        launch = replace(launch, config=with_engine(launch.config, len(gpus)))
         return dry_run(launch) if launch.dry_run else train(launch)
     except ConfigError as e:
         return _fail(str(e), 2)
@@ -141,11 +142,6 @@ def split(config: Config, size: ModelSize | None) -> Devices:
         return assign(asked, gpus, len(os.sched_getaffinity(0)), torchrun_ranks())
 
     return with_room(config, size, smallest_gpu_memory(), devices_of) if size else devices_of(0)
-
-
-def usable_gpus() -> tuple[str, ...]:
-    """The visible GPUs; none if torch was built without CUDA, which a notice says."""
-    return () if without_cuda() else visible_gpus()
 
 
 def _fail(message: str, code: int) -> int:

@@ -178,7 +178,7 @@ def describe(record: Record) -> str:
 
 
 def bars(record: Record) -> Iterator[str]:
-    """The bars for an H200 at the first shape, a line each; nothing about what was not measured."""
+    """The bars for an H200 or H100 at the first shape, a line each; nothing about what was not measured."""
     if record.get("dry_run") or not record["cases"]:
         return
     first = tuple(record["cases"][0]["shape"])
@@ -188,7 +188,8 @@ def bars(record: Record) -> Iterator[str]:
     if training:
         fastest = max(training, key=lambda name: rate[name])
         yield f"fastest of ours at {first}: {fastest}"
-        yield bar("  share of the bare GEMMs' rate", cases[fastest]["of_limit"], 0.90)
+        least = 0.93 if "H200" in str(record["machine"].get("card")) else 0.90
+        yield bar("  share of the bare GEMMs' rate", cases[fastest]["of_limit"], least)
         yield bar("  TF/s", rate[fastest], 700)
         if "Liger CISPO" in rate:
             yield bar("  times Liger's CISPO", rate[fastest] / rate["Liger CISPO"], 8)

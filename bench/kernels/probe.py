@@ -48,6 +48,7 @@ class Line:
     call: Callable[[], object]
     flop: float = 0.0
     moved: float = 0.0  # bytes, read and written
+    before: Callable[[], object] | None = None  # untimed, before each call: what the call overwrites
 
 
 def lines(p: LossProblem, chunk: int) -> Iterator[Line]:
@@ -86,12 +87,14 @@ def row_kernels(p: LossProblem, chunk: int) -> Iterator[Line]:
     y, ones = p.targets[:chunk], torch.ones(chunk, device=p.targets.device)
     z = torch.empty(chunk, len(p.weight), device=y.device)
     _mm(p.hidden.detach()[:chunk], p.weight.detach().T, z)
-    size, anchor = float(z.numel()), z.amax(1)
+    size, anchor, kept = float(z.numel()), z.amax(1), z.clone()
+    again = partial(z.copy_, kept)
     yield Line("rows", "row_stats", lambda: rows.row_stats(z, y, ones, 0.0), moved=4 * size)
     no = (None, None)
     grads = partial(rows.row_grads, z, y, ones, 0.0, anchor, ones, *no, ones, False)
-    yield Line("rows", "row_grads", grads, moved=6 * size)
-    yield Line("rows", "single_pass", lambda: rows.single_pass(z, y, ones, -ones), moved=6 * size)
+    yield Line("rows", "row_grads", grads, moved=6 * size, before=again)
+    single = partial(rows.single_pass, z, y, ones, -ones)
+    yield Line("rows", "single_pass", single, moved=6 * size, before=again)
 
 
 def whole_op(p: LossProblem, chunk: int) -> Iterator[Line]:
@@ -147,12 +150,15 @@ def _mm(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
 def measure(line: Line, device: str, rounds: int = ROUNDS) -> Record:
     """The line's record, after one untimed call; with an error if it fails."""
     record: Record = {"part": line.part, "name": line.name}
+    ms = []
     try:
-        line.call()
-        ms = [milliseconds(line.call, device) for _ in range(rounds)]
+        for _ in range(1 + rounds):
+            if line.before:
+                line.before()
+            ms.append(milliseconds(line.call, device))
     except Exception as error:
         return record | {"error": reason(error)}
-    record |= {"ms": summary(ms)}
+    record |= {"ms": summary(ms[1:])}
     median = record["ms"]["median"]
     if line.flop:
         record["tflop_per_s"] = line.flop / median / 1e9

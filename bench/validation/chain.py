@@ -1,13 +1,13 @@
 """Is what the benchmarks of the loss predict true of runs? Ours beside the textbook's loss, seed by seed.
 
   python -m trainer.sweep scalerl bench/validation/recipes/scalerl-naive.yaml --task arithmetic --seeds 3 --out FOLDER
-  python -m bench.kernels.compare --only ours,naive --rows 1100 --threads 1 --out rates.json     on the same machine
+  python -m bench.kernels.compare --only ours,naive --rows 420 --threads 2 --out rates.json     on the same machine
   python -m bench.validation.chain FOLDER --kernel-rates rates.json
 
 Predicted: from a run of ours alone, its ledger and the benchmark, the compute that it would have taken with the
 naive loss, and with it the curve, R(C / factor). Measured: the run that had the naive loss. The curves are
-compared at budgets over the second half, each the mean over seeds; the seed margin is by how much two runs of
-one recipe differ, 90 %, from these same curves.
+compared at budgets over the second half, each the mean over seeds; the seed margin is by how much two such means
+of one recipe differ, 90 %, from these same curves.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Shift:
     ours: list[float]
     predicted: list[float]  # with the naive loss
     measured: list[float]
-    seed_margin: float
+    seed_margin: float  # NaN with one seed
 
     @property
     def error(self) -> float:
@@ -94,9 +94,10 @@ def shift(folder: Path, pairs: Sequence[Pair]) -> Shift:
     plain = np.array([np.interp(budgets, *curve) for curve in ours])
     shifted = [np.interp(budgets / f, *curve) for f, curve in zip(factors, ours, strict=True)]
     came = np.array([np.interp(budgets, *curve) for curve in naive])
-    freedom = 2 * (len(pairs) - 1)
-    variance = sum(x.mean(1).var(ddof=1) for x in (plain, came)) / 2 if freedom else np.nan
-    margin = float(stats.t.ppf(0.95, freedom) * np.sqrt(2 * variance)) if freedom else np.nan
+    n, margin = len(pairs), np.nan
+    if n > 1:
+        variance = sum(x.mean(1).var(ddof=1) for x in (plain, came)) / 2
+        margin = float(stats.t.ppf(0.95, 2 * (n - 1)) * np.sqrt(2 * variance / n))
     return Shift(
         budgets.tolist(), plain.mean(0).tolist(), np.mean(shifted, 0).tolist(), came.mean(0).tolist(), margin
     )
@@ -125,8 +126,9 @@ def describe(pairs: Sequence[Pair], found: Shift) -> str:
     rewards = zip(found.budgets, found.ours, found.predicted, found.measured, strict=True)
     curves = [[f"{c:.4f}", *(f"{r:.3f}" for r in row)] for c, *row in rewards]
     within = "within" if abs(found.error) <= found.seed_margin else "beyond"
+    margin = f"{within} the seed margin of {found.seed_margin:.4f}" if len(pairs) > 1 else "of one seed alone"
     factors = [np.mean([getattr(p, name) for p in pairs]) for name in ("measured", "predicted")]
-    verdict = f"{found.error:+.4f}, {within} the seed margin of {found.seed_margin:.4f}"
+    verdict = f"{found.error:+.4f}, {margin}"
     return "\n\n".join([
         table(columns, cells),
         table(("hours", "ours", "naive, predicted", "naive, measured"), curves),

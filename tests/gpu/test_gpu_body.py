@@ -19,10 +19,12 @@ T = 5000  # tokens: each program of a backward has many, and the last not all
 Op = Callable[..., tuple[Tensor, ...]]
 
 
-def rope(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, ...]:
+def rope(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, backend: str) -> tuple[Tensor, ...]:
     cos, sin = rope_tables(T, q.shape[-1], 1e6, "cuda")
     positions = torch.arange(T, device="cuda").flip(0)
-    return fused_qk_norm_rope(q, k, cos, sin, positions, q_weight=q_weight, k_weight=k_weight)
+    return fused_qk_norm_rope(
+        q, k, cos, sin, positions, q_weight=q_weight, k_weight=k_weight, backend=backend
+    )
 
 
 CASES: dict[str, tuple[Op, list[tuple[int, ...]]]] = {
@@ -31,7 +33,7 @@ CASES: dict[str, tuple[Op, list[tuple[int, ...]]]] = {
     "norm 8192": (fused_add_rms_norm, [(T, 8192), (T, 8192), (8192,)]),
     "rope 32/8": (rope, [(T, 32, 128), (T, 8, 128), (128,), (128,)]),
     "rope 14/2": (rope, [(T, 14, 64), (T, 2, 64), (64,), (64,)]),
-    "swiglu": (lambda gate, up: (swiglu(gate, up),), [(T, 12288), (T, 12288)]),
+    "swiglu": (lambda gate, up, backend: (swiglu(gate, up, backend=backend),), [(T, 12288), (T, 12288)]),
 }
 
 
@@ -42,16 +44,18 @@ def test_outputs_and_gradients_are_float64s_and_the_same_twice(case: str, dtype:
     torch.manual_seed(0)
     given = [torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
 
-    def results(tensors: list[Tensor]) -> list[Tensor]:
-        out = op(*tensors)
+    def results(tensors: list[Tensor], backend: str) -> list[Tensor]:
+        out = op(*tensors, backend=backend)
         generator = torch.Generator("cuda").manual_seed(1)
         random = [torch.randn(x.shape, generator=generator, device="cuda") for x in out]
         upstream = [r.to(dtype).to(x.dtype) for r, x in zip(random, out, strict=True)]
         return [*(x.detach() for x in out), *torch.autograd.grad(out, tensors, upstream)]
 
-    found, again = results(given), results(given)
-    exact = results([x.detach().double().requires_grad_() for x in given])
-    bound = 1e-6 if dtype == torch.float32 else 2.5e-3  # rounding to bf16 alone: 1.7e-3
+    found, again = results(given, "triton"), results(given, "triton")
+    exact = results([x.detach().double().requires_grad_() for x in given], "torch")
+    bound = (
+        1e-6 if dtype == torch.float32 else 3e-3
+    )  # one rounding to bf16: 1.7e-3; with the residual's 2.5e-3
     for x, y, truth in zip(found, again, exact, strict=True):
         assert torch.equal(x, y)
         assert float((x.double() - truth).norm() / truth.norm()) < bound

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from trainer import gpus
-from trainer.gpus import listed_gpus, number_as_listed, smallest_gpu_memory, visible_gpus, without_cuda
+from trainer.gpus import (
+    listed_gpus,
+    number_as_listed,
+    smallest_gpu_memory,
+    usable_gpus,
+    visible_gpus,
+    without_cuda,
+)
 
 MIB = 2**20
 H100, H200 = "NVIDIA H100 80GB HBM3, 81559", "NVIDIA H200, 143771"
@@ -123,7 +130,12 @@ def test_cuda_numbers_gpus_as_nvidia_smi_does_unless_the_user_has(monkeypatch: p
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_a_build_of_torch_without_cuda_is_known_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version, found in (("2.13.0+cpu", "2.13.0+cpu"), ("2.13.0", ""), ("2.11.0+cu130", "")):
+def test_a_build_of_torch_without_cuda_leaves_gpus_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, named in (("2.13.0+cpu", "2.13.0+cpu"), ("2.13.0", ""), ("2.11.0+cu130", "")):
+        driver(monkeypatch, eight(H100))
         monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name, v=version: v)
-        assert without_cuda() == found
+        assert without_cuda() == named
+        assert usable_gpus() == (() if named else tuple("01234567"))
+        driver(monkeypatch, "")  # no driver: the variable says for which machine is planned
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        assert without_cuda() == "" and usable_gpus() == ("0", "1")

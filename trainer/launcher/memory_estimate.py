@@ -118,7 +118,8 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     That is in the loss, when all layers' activations are saved, or at the end of the backward, when the
     gradients of embedding and head are whole. Ranks gather these two in FP32 and keep them for the step.
     """
-    learner, ranks, ends = config.learner, len(devices.learner), 1 if size.tied else 2
+    learner, ranks = config.learner, len(devices.learner)
+    ends = 1 if size.tied or learner.vocab_parallel else 2  # a head split over the ranks is never gathered
     tokens, narrow = learner.micro_batch_tokens, config.model.dtype != "float32"
     # Bytes of a token in a layer; in 16 bits norms, RoPE and residual stream are FP32, the rest is not.
     whole = 32 * size.hidden + 8 * size.feed_forward if narrow else 48 * size.hidden + 16 * size.feed_forward
@@ -128,15 +129,15 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     rows = min(CUDA_CHUNK_ROWS, tokens)
     parts = ranks if learner.vocab_parallel else 1
     chunk = 4 * size.vocabulary * rows if devices.gpus else max(LOGITS_CHUNK, 4 * size.vocabulary)
-    logits, copies = "a chunk of logits", "the head's 16-bit copy, and its gradients"
+    logits, copies = "a chunk of logits", "the head's gradients, and its 16-bit copy"
     in_loss = {"activations of a micro-batch": activations, logits: chunk // parts}
     if not devices.gpus:  # several ranks on a CPU are a test
         return in_loss
-    if narrow:
-        in_loss[copies] = 8 * head // parts
+    # FP32: dW twice, as it is scaled. Else 2 for the copy, and dW in both types, or in bf16 alone twice.
+    in_loss[copies] = (8 if not narrow or tokens > rows else 6) * head // parts
     at_end = {"a recomputed layer": whole * tokens if checkpointed else activations // size.layers}
     if ranks > 1:
-        layer = (size.parameters - ends * head) // size.layers
+        layer = (size.parameters - (1 if size.tied else 2) * head) // size.layers
         gathered = "embedding and head, gathered whole in FP32"
         in_loss[gathered] = at_end[gathered] = 4 * ends * head
         at_end["their gradients, and those to be scattered, FP32"] = 8 * ends * head

@@ -8,6 +8,7 @@ from trainer.cli import Launch
 from trainer.config import Config
 from trainer.config.layers import FOLDERS
 from trainer.gpus import visible_gpus, without_cuda
+from trainer.launcher.placement import without_judges
 
 PARTNERS = {  # by key, or start of keys: settings without one of which it has no effect
     "pipeline.minibatches": ["pipeline.scheme ppo_off_policy"],
@@ -56,7 +57,7 @@ def notices(launch: Launch) -> Iterator[str]:
 
 def _idle_gpus(config: Config) -> Iterator[str]:
     """Why a run is on the CPU: always where there are GPUs, and where vLLM looks for one."""
-    gpus, kind = len(visible_gpus()), config.engine.kind
+    gpus, kind = len(without_judges(config, visible_gpus())), config.engine.kind
     if gpus and (version := without_cuda()):
         yield f"torch {version} is built without CUDA: {gpus} GPUs stay idle; install a CUDA build of torch"
     elif gpus and kind != "vllm":
@@ -65,7 +66,8 @@ def _idle_gpus(config: Config) -> Iterator[str]:
             vllm = "vLLM takes them: pip install '.[vllm]'"
         yield f"engine.kind torch runs on the CPU: {gpus} GPUs stay idle; {vllm}"
     elif not gpus and kind == "vllm" and not config.engine.urls:
-        yield "no GPU on this machine: vLLM and the learner run on the CPU"
+        left = " is left by the judges" if visible_gpus() else " on this machine"
+        yield f"no GPU{left}: vLLM and the learner run on the CPU"
 
 
 def _without_effect(launch: Launch) -> Iterator[str]:

@@ -94,12 +94,18 @@ def without_judges(config: Config, gpus: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(gpu for gpu in gpus if gpu not in judges)
 
 
-def with_engine(config: Config, gpus: bool) -> Config:
-    """engine.kind auto, decided: vLLM for servers and on GPUs, if it is installed; else the torch engine."""
-    if config.engine.kind != "auto":
+def with_engine(config: Config, gpus: int) -> Config:
+    """engine.kind auto, decided: vLLM for servers and on GPUs, if it is installed; else the torch engine.
+
+    On a single GPU learner and vLLM then take turns.
+    """
+    engine = config.engine
+    if engine.kind != "auto":
         return config
-    vllm = bool(config.engine.urls or (gpus and importlib.util.find_spec("vllm")))
-    return replace(config, engine=replace(config.engine, kind="vllm" if vllm else "torch"))
+    if not (engine.urls or (gpus and importlib.util.find_spec("vllm"))):
+        return replace(config, engine=replace(engine, kind="torch"))
+    colocate = engine.colocate or (gpus == 1 and not engine.urls)
+    return replace(config, engine=replace(engine, kind="vllm", colocate=colocate))
 
 
 def for_roles(config: Config, devices: Devices) -> Config:
@@ -119,6 +125,8 @@ def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ip
     best: Literal["file", "nccl", "ipc"] = "file"
     if devices.gpus and devices.remote:
         best = "nccl" if given == "nccl" else "file"  # the server needs the setting, too
+    elif devices.gpus and any(gpu.startswith("MIG-") for gpu in learner | engines):
+        best = "file"  # NCCL does not connect slices of GPUs
     elif devices.gpus and not learner & engines:
         best = "nccl"
     elif devices.gpus and engines <= learner:  # a memory handle is valid on the same GPU only
@@ -126,7 +134,7 @@ def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ip
     if given in ("nccl", "ipc") and given != best:
         raise ConfigError(
             f"engine.weight_push {given}: nccl needs learner and engines on distinct GPUs, ipc a learner "
-            "rank on each of the engines' GPUs (engine.colocate); give auto or file"
+            "rank on each of the engines' GPUs (engine.colocate), neither on slices (MIG); give auto or file"
         )
     return "file" if given == "file" else best
 
@@ -172,6 +180,10 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
             f"{ranks} learner ranks and {count} engines of {width} GPUs each need {needed} GPUs, this "
             f"machine has {free}; lower learner.ranks, engine.count or engine.tensor_parallel"
             + ("" if engine.colocate else ", or let them take turns: engine.colocate")
+        )
+    if ranks > 1 and any(gpu.startswith("MIG-") for gpu in gpus[:ranks]):
+        raise ConfigError(
+            f"{ranks} learner ranks on slices of GPUs (MIG), which NCCL does not connect; give 1"
         )
     engines = tuple(gpus[first + i * width : first + (i + 1) * width] for i in range(count))
     return Devices(cores, tuple((gpu,) for gpu in gpus[:ranks]), engines, remote, world, width)

@@ -10,6 +10,7 @@ import yaml
 
 from trainer.cli import Parser
 from trainer.config import ConfigError
+from trainer.gpus import number_as_listed
 from trainer.run_folder import complete
 from trainer.sweep.curves import keep_curves
 from trainer.sweep.executors import Cluster, Here
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if table:
         given[:1] = ["--out"]
     mark = given.index("--") if "--" in given else len(given)
+    number_as_listed()
     try:
         args = _parser().parse_intermixed_args(given[:mark])
         sweep = load(args.out) if table else _asked(args, tuple(given[mark + 1 :]))

@@ -27,7 +27,9 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
         raise ConfigError(f"--keep-curves {out} is the folder of the sweep; give another")
     out.mkdir(parents=True, exist_ok=True)
     asked = yaml.safe_load((sweep.folder / ASKED).read_text()) | {"curves_only": True}
-    asked["recipes"] = [_without_machine(recipe) for recipe in asked["recipes"]]
+    asked["task"] = _without_machine(asked["task"])
+    for several in ("recipes", "overrides"):
+        asked[several] = [_without_machine(text) for text in asked[several]]
     (out / ASKED).write_text(yaml.safe_dump(asked, sort_keys=False, allow_unicode=True))
     if (sweep.folder / STATUS).is_file():
         status = json.loads((sweep.folder / STATUS).read_text()) | {"errors": {}}
@@ -46,14 +48,17 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
         totals = {key: books[key] for key in TOTALS} | {"roles": roles}
         (copy / "ledger.json").write_text(json.dumps(totals) + "\n")
         config = yaml.safe_load((run.folder / CONFIG).read_text()) | {"run_dir": run.name}
+        for section, key in (("model", "path"), ("data", "source")):
+            if key in config.get(section, {}):
+                config[section][key] = _without_machine(config[section][key])
         (copy / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
         if (run.folder / ENDED).is_file():
             shutil.copy(run.folder / ENDED, copy / ENDED)
 
 
-def _without_machine(recipe: str) -> str:
-    """A recipe's file relative to the working directory, or by its name alone if it is elsewhere."""
-    path = Path(recipe)
+def _without_machine(text: str) -> str:
+    """A file's absolute path relative to the working directory, or its name alone if it is elsewhere."""
+    path = Path(text)
     if not path.is_absolute():
-        return recipe
+        return text
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name

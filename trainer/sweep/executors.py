@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.config import ConfigError
-from trainer.gpus import visible_gpus
+from trainer.gpus import usable_gpus
 from trainer.run_folder import complete, latest
 from trainer.sweep.spec import Run
 
@@ -44,7 +44,7 @@ class Here:
     is killed, and its next start finds them."""
 
     def __init__(self, folder: Path, jobs: int, gpus_per_run: int) -> None:
-        gpus, cores = visible_gpus(), sorted(os.sched_getaffinity(0))
+        gpus, cores = usable_gpus(), sorted(os.sched_getaffinity(0))
         width = gpus_per_run or len(gpus) // (jobs or 1)
         self.folder, self.jobs = folder, jobs or (len(gpus) // max(1, width) if gpus else 1)
         if self.jobs * width > len(gpus) or not (width if gpus else self.jobs <= len(cores)):

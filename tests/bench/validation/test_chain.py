@@ -85,10 +85,10 @@ def test_a_shift_worked_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found["ours"][-1] == pytest.approx(0.41)
     assert found["predicted"][-1] == pytest.approx(0.01 + 0.4 / factor)
     assert np.subtract(found["measured"], found["predicted"]) == pytest.approx(np.full(9, 0.001))
-    # seeds differ by .02: sd .01414, t(.95, 2) = 2.920, and two runs by √2 of that
-    assert found["seed_margin"] == pytest.approx(2.920 * 0.01414 * 2**0.5, rel=1e-3)
+    # seeds differ by .02: sd .01414, t(.95, 2) = 2.920; two means of two runs differ by sd · √2 / √2
+    assert found["seed_margin"] == pytest.approx(2.920 * 0.01414, rel=1e-3)
     out = capsys.readouterr().out
-    assert "1.139 predicted, 1.139 measured" in out and "+0.0010, within the seed margin of 0.0584" in out
+    assert "1.139 predicted, 1.139 measured" in out and "+0.0010, within the seed margin of 0.0413" in out
 
 
 def test_a_folder_without_pairs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

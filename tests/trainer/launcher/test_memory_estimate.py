@@ -138,8 +138,8 @@ def learner(tokens: int, **more: Any) -> Config:
         (BIG, 16384, True, 2, 61.0 + 9.0 + 4.64 + 4.64 + 4.64 + 1.5),
         (BIG, 16384, True, 4, 30.5 + 9.0 + 4.64 + 4.64 + 4.64 + 1.5),
         # 0.596 G x 16: 8.9. Each of 4,096 tokens takes 32 x 1,024 + 8 x 3,072 bytes in 28 layers: 6.1.
-        # Logits 4,096 x 151,936 x 4: 2.3. The head (156 M), its gradient: 1.2. Nothing is gathered.
-        (QWEN_SMALL, 4096, False, 1, 8.9 + 6.1 + 2.3 + 1.2 + 1.5),
+        # Logits 4,096 x 151,936 x 4: 2.3. The head (156 M) and dW twice in bf16: .9. Nothing is gathered.
+        (QWEN_SMALL, 4096, False, 1, 8.9 + 6.1 + 2.3 + 0.9 + 1.5),
     ],
 )  # fmt: skip
 def test_the_account_of_a_rank_is_one_made_by_hand(
@@ -156,6 +156,22 @@ def test_the_backwards_end_counts_where_it_holds_more_than_the_loss() -> None:
     ends = held["embedding and head, gathered whole in FP32"]
     ends += held["their gradients, and those to be scattered, FP32"]
     assert ends / GIB == pytest.approx(13.9, abs=0.05)
+
+
+def test_a_head_split_over_the_ranks_is_never_gathered() -> None:
+    whole, split = (
+        estimate(learner(16384, checkpoint_activations=True, vocab_parallel=given), BIG, on_gpus(4)).rank
+        for given in (False, True)
+    )
+    gathered = "embedding and head, gathered whole in FP32"
+    assert (whole[gathered] - split[gathered]) / GIB == pytest.approx(2.32, abs=0.01)  # 622 M in FP32
+    assert split["a chunk of logits"] == whole["a chunk of logits"] // 4
+
+
+def test_fp32_weights_have_a_gradient_of_the_head_twice() -> None:
+    config = replace(learner(4096), model=ModelConfig(path="big", dtype="float32"))
+    held = estimate(config, QWEN_SMALL, on_gpus(1)).rank
+    assert held["the head's gradients, and its 16-bit copy"] == 8 * 151_936 * 1024
 
 
 def test_on_gpus_a_rank_and_an_engine_must_each_fit(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

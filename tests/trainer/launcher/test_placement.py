@@ -9,7 +9,15 @@ import pytest
 
 from trainer.config import Config, ConfigError, EngineConfig, JudgeConfig, LearnerConfig, VerifierConfig
 from trainer.launcher import placement
-from trainer.launcher.placement import Devices, Split, assign, for_roles, with_engine, without_judges
+from trainer.launcher.placement import (
+    Devices,
+    Split,
+    assign,
+    for_roles,
+    weight_push,
+    with_engine,
+    without_judges,
+)
 
 GPUS = tuple("01234567")
 
@@ -155,23 +163,34 @@ def test_a_way_for_weights_that_the_devices_do_not_allow_is_one_line(given: dict
 @pytest.mark.parametrize(
     ("given", "gpus", "installed", "kind"),
     [
-        ({}, True, True, "vllm"),
-        ({}, True, False, "torch"),
-        ({}, False, True, "torch"),
-        ({"urls": ("http://a:1",)}, False, False, "vllm"),
-        ({"kind": "torch"}, True, True, "torch"),
-        ({"kind": "vllm"}, False, False, "vllm"),
+        ({}, 8, True, "vllm"),
+        ({}, 1, True, "vllm"),
+        ({}, 8, False, "torch"),
+        ({}, 0, True, "torch"),
+        ({"urls": ("http://a:1",)}, 0, False, "vllm"),
+        ({"kind": "torch"}, 8, True, "torch"),
+        ({"kind": "vllm"}, 0, False, "vllm"),
     ],
 )
 def test_the_engine_is_vllm_on_gpus_where_it_is_installed(
-    given: dict[str, Any], gpus: bool, installed: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], gpus: int, installed: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: installed and name == "vllm")
     config = Config(engine=EngineConfig(**given))
     assert with_engine(config, gpus).engine.kind == kind
     if gpus and kind == "vllm":
-        devices = assign(with_engine(config, gpus), GPUS, 4)
+        devices = assign(with_engine(config, gpus), GPUS[:gpus], 4)
         assert devices.gpus and for_roles(config, devices).engine.kind == "vllm"
+        assert bool(set(devices.learner) & set(devices.engines)) == (gpus == 1)  # one GPU: in turns
+
+
+def test_slices_of_gpus_get_weights_by_file_and_no_second_rank() -> None:
+    slices = ("MIG-a", "MIG-b", "MIG-c")
+    config = Config(engine=EngineConfig(kind="vllm"))
+    assert weight_push(config, assign(config, slices, 4)) == "file"
+    two = replace(config, learner=replace(LearnerConfig(), ranks=2))
+    with pytest.raises(ConfigError, match="2 learner ranks on slices of GPUs"):
+        assign(two, slices, 4)
 
 
 def test_a_judges_gpu_is_left_to_it_alone() -> None:

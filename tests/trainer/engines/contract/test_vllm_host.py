@@ -70,7 +70,7 @@ def test_vllm_gets_the_settings_of_a_cpu_only_where_it_will_run_on_one(
         return package
 
     if driver:
-        (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\n")
+        (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '0, GPU-1, NVIDIA H200, 143771'\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setattr(importlib.metadata, "version", version)
     own = {"TORCHDYNAMO_DISABLE", "VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS"}
