@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -46,6 +46,10 @@ class LMHead:
     ) -> LMHead:
         """Choose a backend for these tensors and prepare the weight for it."""
         name, backend = choose(hidden, weight, settings.backend)
+        if settings.row_kernel == "auto":
+            bf16 = hidden.dtype == weight.dtype == torch.bfloat16
+            single = name == "triton" and bf16 and not settings.needs_two_passes
+            settings = replace(settings, row_kernel="single-pass" if single else "two-pass")
         if settings.row_kernel != "two-pass" and name != "triton":
             raise ValueError(
                 f"row_kernel {settings.row_kernel!r} needs the backend 'triton'; the backend here is {name!r}"

@@ -48,7 +48,7 @@ def policy_loss(
     logits_dtype: torch.dtype = torch.float32,
     exact: bool = False,
     weight_parts: int = 3,
-    row_kernel: RowKernel = "two-pass",
+    row_kernel: RowKernel = "auto",
     chunk_rows: int | None = None,
     drop_masked: bool = True,
     group: dist.ProcessGroup | None = None,
@@ -64,7 +64,7 @@ def policy_loss(
     logits_dtype   bfloat16 or float16 round the logits before the softmax, to match such a generator.
     exact          FP32 gradients of the logits (on CUDA bf16 high + low parts) instead of bf16.
     weight_parts   number of bf16 parts, 2 or 3, of an FP32 weight with bf16 hidden on CUDA.
-    row_kernel     Triton: "two-pass", "single-pass" or "fused-epilogue" (no FP32 logits in memory).
+    row_kernel     Triton: "two-pass", "single-pass", "fused-epilogue"; "auto": see docs/kernels.md.
     chunk_rows     rows of logits in memory at a time; by default 128 MiB of them, on CUDA 8,192 rows.
     drop_masked    False computes tokens of weight 0 too, so that on CUDA the host need not count the others.
     group          ranks that hold consecutive shards of the vocabulary; `weight` is this rank's shard. Each

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from kernels.objectives import CISPO, KL, Objective, SequenceObjective
 
 DEFAULT = CISPO()
-RowKernel = Literal["two-pass", "single-pass", "fused-epilogue"]
+RowKernel = Literal["auto", "two-pass", "single-pass", "fused-epilogue"]
+TWO_PASSES_ONLY = ("softcap", "entropy_bonus", "exact", "group")  # settings that need the logits twice
 RENAMED_ROW_KERNELS = {"spx": "single-pass", "lean": "fused-epilogue"}
 
 
@@ -35,7 +36,7 @@ class Settings:
     logits_dtype: torch.dtype = torch.float32
     exact: bool = False
     weight_parts: int = 3
-    row_kernel: RowKernel = "two-pass"
+    row_kernel: RowKernel = "auto"
     chunk_rows: int | None = None
     drop_masked: bool = True
     group: dist.ProcessGroup | None = None
@@ -45,6 +46,11 @@ class Settings:
     def cap(self) -> float:
         """The soft cap, 0 for none."""
         return self.softcap or 0.0
+
+    @property
+    def needs_two_passes(self) -> str:
+        """A setting with which one pass over the logits is not enough; empty if there is none."""
+        return next((name for name in TWO_PASSES_ONLY if getattr(self, name)), "")
 
     def __post_init__(self) -> None:
         known = callable(self.objective) or isinstance(self.objective, SequenceObjective)
@@ -65,12 +71,8 @@ class Settings:
         if self.row_kernel not in get_args(RowKernel):
             expected = ", ".join(get_args(RowKernel))
             raise ValueError(f"row_kernel is {self.row_kernel!r}; expected one of {expected}")
-        if self.row_kernel != "two-pass":
-            for name in ("softcap", "entropy_bonus", "exact", "group"):
-                if getattr(self, name):
-                    raise ValueError(
-                        f"row_kernel {self.row_kernel!r} does not support {name}; use 'two-pass'"
-                    )
+        if self.row_kernel in ("single-pass", "fused-epilogue") and (wrong := self.needs_two_passes):
+            raise ValueError(f"row_kernel {self.row_kernel!r} does not support {wrong}; use 'two-pass'")
         if self.row_kernel == "fused-epilogue" and self.logits_dtype != torch.float32:
             raise ValueError(
                 "row_kernel 'fused-epilogue' has no logits to round to logits_dtype; use 'single-pass'"

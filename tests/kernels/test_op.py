@@ -444,6 +444,29 @@ def test_each_row_kernel_errs_by_its_rounding_alone_however_many_chunks(
         assert error(ours, expected) <= 2.8e-3
 
 
+@pytest.mark.parametrize(
+    ("backend", "dtype", "settings", "chosen"),
+    [
+        ("triton", torch.bfloat16, {}, "single-pass"),
+        ("triton", torch.bfloat16, {"objective": GSPO()}, "single-pass"),
+        ("triton", torch.bfloat16, {"entropy_bonus": 0.1}, "two-pass"),
+        ("triton", torch.bfloat16, {"softcap": 30.0}, "two-pass"),
+        ("triton", torch.bfloat16, {"exact": True}, "two-pass"),
+        ("triton", torch.bfloat16, {"row_kernel": "two-pass"}, "two-pass"),
+        ("triton", torch.float32, {}, "two-pass"),
+        ("torch", torch.bfloat16, {}, "two-pass"),
+    ],
+)
+def test_one_pass_is_the_default_where_it_applies(
+    backend: str, dtype: torch.dtype, settings: dict[str, Any], chosen: str
+) -> None:
+    if backend == "triton":
+        pytest.importorskip("triton")
+    hidden, weight = torch.zeros(2, 16, dtype=dtype), torch.zeros(20, 16, dtype=dtype)
+    head = op_module.LMHead.prepare(hidden, weight, torch.float32, Settings(backend=backend, **settings), 0)
+    assert head.settings.row_kernel == chosen
+
+
 @pytest.mark.parametrize(("old", "new"), [("spx", "single-pass"), ("lean", "fused-epilogue")])
 def test_the_old_name_of_a_row_kernel_still_works_with_a_notice(old: Any, new: str) -> None:
     with pytest.warns(UserWarning, match=f"row_kernel '{old}' is now called '{new}'"):
