@@ -130,7 +130,7 @@ def statistics(
     others, dot = tl.sum(exp_sums, 1), tl.sum(dot_sums, 1)
     error = fma(m, scale_2, 0.0 - m_2, INTERPRET)
     shrink = 1.0 - error * LN_2
-    plane = tl.cdiv(vocabulary, COLUMNS).to(tl.int64) * rows
+    plane = tl.cast(tl.cdiv(vocabulary, COLUMNS), tl.int64) * rows
     partial += column_tile.to(tl.int64) * rows + row
     tl.store(partial, m * scale, mask=inside)
     tl.store(partial + plane, shrink * others, mask=inside)
