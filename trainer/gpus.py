@@ -1,8 +1,8 @@
 """Which GPUs this process may use and how much memory they have, without importing torch.
 
-nvidia-smi says it. Where that is missing, as in containers with the driver's library alone, the library does, in a
-process of its own: a process that has started CUDA must not fork.
-"""  # noqa: E501
+nvidia-smi says it. Where that is missing, as in containers with the driver's library alone, the library does,
+in a process of its own: a process that has started CUDA must not fork.
+"""
 
 import importlib.metadata
 import os

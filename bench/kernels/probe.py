@@ -3,10 +3,10 @@
   python -m bench.kernels.probe                        on CUDA N=16384 H=4096 V=151936, in about 4 minutes
   python -m bench.kernels.probe --shape 4096 1024 151936 --out probe.json
 
-The GPU suite's stage `kernels` has the same lines. Part by part: the card's limits (a copy, cuBLAS's GEMMs), the
-row kernels beside the copy, what the epilogues add to the bare Triton GEMM and its configurations, the whole op by
-row kernel and chunk, few tokens, and the kernels of one call by time. A line that fails says why.
-"""  # noqa: E501
+The GPU suite's stage `kernels` has the same lines. Part by part: the card's limits (a copy, cuBLAS's GEMMs),
+the row kernels beside the copy, what the epilogues add to the bare Triton GEMM and its configurations, the
+whole op by row kernel and chunk, few tokens, and the kernels of one call by time. A line that fails says why.
+"""
 
 from __future__ import annotations
 

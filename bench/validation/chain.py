@@ -1,14 +1,15 @@
 """Is what the benchmarks of the loss predict true of runs? Ours beside the textbook's loss, seed by seed.
 
-  python -m trainer.sweep scalerl bench/validation/recipes/scalerl-naive.yaml --task arithmetic --seeds 3 --out FOLDER
-  python -m bench.kernels.compare --only ours,naive --rows 420 --threads 2 --out rates.json     on the same machine
+  NAIVE=bench/validation/recipes/scalerl-naive.yaml
+  python -m trainer.sweep scalerl $NAIVE --task arithmetic --seeds 3 --out FOLDER
+  python -m bench.kernels.compare --only "ours (cpu),naive FP32" --rows 420 --threads 2 --out rates.json
   python -m bench.validation.chain FOLDER --kernel-rates rates.json
 
-Predicted: from a run of ours alone, its ledger and the benchmark, the compute that it would have taken with the
-naive loss, and with it the curve, R(C / factor). Measured: the run that had the naive loss. The curves are
-compared at budgets over the second half, each the mean over seeds; the seed margin is by how much two such means
-of one recipe differ, 90 %, from these same curves.
-"""  # noqa: E501
+Predicted: from a run of ours alone, its ledger and the benchmark, the compute that it would have taken with
+the naive loss, and with it the curve, R(C / factor). Measured: the run that had the naive loss. Curves are
+compared at budgets over the second half, each the mean over seeds; the seed margin is by how much two such
+means of one recipe differ, 90 %, from these same curves. All commands on the same machine.
+"""
 
 from __future__ import annotations
 

@@ -50,12 +50,12 @@ class QKNormRoPE(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor,
         sin: Tensor, position_ids: Tensor | None, eps: float, dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        normed = q_weight is not None
+        normed = q_weight is not None and k_weight is not None
         q_out, k_out = (torch.empty(x.shape, dtype=dtype, device=x.device) for x in (q, k))
         ctx.save_for_backward(cos, sin, position_ids, *((q, k, q_weight, k_weight) if normed else ()))
         ctx.eps, ctx.types = eps, (q.dtype, k.dtype)
         q, k = _heads(q), _heads(k)
-        weights = (q_weight.contiguous(), k_weight.contiguous()) if normed else (cos, cos)  # type: ignore[union-attr]
+        weights = [cos if w is None else w.contiguous() for w in (q_weight, k_weight)]
         constants = _constants(q, position_ids, normed)
         tiles = sum(triton.cdiv(len(x) * x.shape[1], constants["ROWS"]) for x in (q, k))
         if tiles:

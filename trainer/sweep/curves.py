@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -26,10 +27,7 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
     if out.resolve() == sweep.folder.resolve():
         raise ConfigError(f"--keep-curves {out} is the folder of the sweep; give another")
     out.mkdir(parents=True, exist_ok=True)
-    asked = yaml.safe_load((sweep.folder / ASKED).read_text()) | {"curves_only": True}
-    asked["task"] = _without_machine(asked["task"])
-    for several in ("recipes", "overrides"):
-        asked[several] = [_without_machine(text) for text in asked[several]]
+    asked = _without_machine(yaml.safe_load((sweep.folder / ASKED).read_text())) | {"curves_only": True}
     (out / ASKED).write_text(yaml.safe_dump(asked, sort_keys=False, allow_unicode=True))
     if (sweep.folder / STATUS).is_file():
         status = json.loads((sweep.folder / STATUS).read_text()) | {"errors": {}}
@@ -47,18 +45,23 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
         roles = {name: role for name, role in books["roles"].items() if role["devices"]}
         totals = {key: books[key] for key in TOTALS} | {"roles": roles}
         (copy / "ledger.json").write_text(json.dumps(totals) + "\n")
-        config = yaml.safe_load((run.folder / CONFIG).read_text()) | {"run_dir": run.name}
-        for section, key in (("model", "path"), ("data", "source")):
-            if key in config.get(section, {}):
-                config[section][key] = _without_machine(config[section][key])
+        config = _without_machine(yaml.safe_load((run.folder / CONFIG).read_text())) | {"run_dir": run.name}
         (copy / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
         if (run.folder / ENDED).is_file():
             shutil.copy(run.folder / ENDED, copy / ENDED)
 
 
-def _without_machine(text: str) -> str:
-    """A file's absolute path relative to the working directory, or its name alone if it is elsewhere."""
-    path = Path(text)
-    if not path.is_absolute():
-        return text
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+def _without_machine(x: Any) -> Any:
+    """The same, with absolute paths relative to the working directory, or by their last part if elsewhere."""
+    match x:
+        case dict():
+            return {key: _without_machine(value) for key, value in x.items()}
+        case list():
+            return [_without_machine(value) for value in x]
+        case str() if x.startswith("--") and "=" in x:
+            key, _, value = x.partition("=")
+            return f"{key}={_without_machine(value)}"
+        case str() if Path(x).is_absolute():
+            path = Path(x)
+            return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+    return x

@@ -81,6 +81,7 @@ class Sweep:
 
     def check(self) -> dict[str, Config]:
         """Each recipe's configuration. ConfigError, one line, if anything is wrong."""
+        self.check_whole()
         names = [Path(r).stem for r in self.recipes]
         if repeated := {n for n in names if names.count(n) > 1}:
             raise ConfigError(f"two recipes are named {repeated.pop()!r}; expected each name once")
@@ -97,6 +98,11 @@ class Sweep:
             raise ConfigError(f"-- {own[0]}: the sweep sets this for each run; leave it out")
         return {name: parse(runs[0].start[len(TRAINER) :]).config for name, runs in self.groups.items()}
 
+    def check_whole(self) -> None:
+        """ConfigError if there are only the curves of this sweep."""
+        if self.curves_only:
+            raise ConfigError(f"{self.folder} holds kept curves only; give the --out of the sweep itself")
+
     def claim(self, configs: dict[str, Config]) -> IO[str]:
         """Write sweep.yaml, and hold the folder's lock until the returned file is closed.
 
@@ -105,8 +111,7 @@ class Sweep:
         asked = self.folder / ASKED
         if asked.is_file():
             before = load(self.folder)
-            if before.curves_only:
-                raise ConfigError(f"{self.folder} holds kept curves only; give the --out of the sweep itself")
+            before.check_whole()
             if changed := [k for k in FIXED if getattr(before, k) != getattr(self, k)]:
                 key, old = changed[0], getattr(before, changed[0])
                 raise ConfigError(

@@ -91,7 +91,7 @@ def test_a_shift_worked_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "1.139 predicted, 1.139 measured" in out and "+0.0010, within the seed margin of 0.0413" in out
 
 
-def test_a_folder_without_pairs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_pairs_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rates = tmp_path / "rates.json"
     cases = [{"name": name, "ms": {"median": 1.0}} for name in ("ours (cpu)", "naive FP32")]
     rates.write_text(json.dumps({"shape": {"N": 1, "H": 1, "V": 1}, "dtype": "float32", "cases": cases}))

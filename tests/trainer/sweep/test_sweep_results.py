@@ -54,9 +54,9 @@ def write_run(folder: Path, law: tuple[float, float, float], seed: int) -> None:
         "roles": {"learner": held},
     }
     (folder / "ledger.json").write_text(json.dumps(books))
-    (folder / "config.yaml").write_text(
-        yaml.safe_dump({"run_dir": str(folder), "model": {"path": "tiny"}, "pipeline": {"steps": 24}})
-    )
+    own = {"model": {"path": f"{folder.parent}/my-model"}, "pipeline": {"steps": 24}}
+    own |= {"run_dir": str(folder), "evaluation": {"sets": {"mine": [f"{folder.parent}/mine.jsonl"]}}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(own))
     (folder / "ended.json").write_text('{"by": "steps", "max_compute": 0}')
     (folder / "journal.jsonl").write_text("{}\n" * 10_000)
 
@@ -65,7 +65,9 @@ def write_sweep(folder: Path, recipes: list[str], seeds: int, budget: float) -> 
     folder.mkdir(parents=True, exist_ok=True)
     asked = {"recipes": recipes, "task": "addition", "seeds": seeds, "budget": budget}
     (folder / "sweep.yaml").write_text(
-        yaml.safe_dump(asked | {"rungs": [], "overrides": [], "differing": {}})
+        yaml.safe_dump(
+            asked | {"rungs": [], "overrides": [f"--model.path={folder}/my-model"], "differing": {}}
+        )
     )
     (folder / "status.json").write_text(json.dumps({"wall_s": 7200.0, "errors": {"dapo-0": f"see {folder}"}}))
 
@@ -74,7 +76,7 @@ def write_sweep(folder: Path, recipes: list[str], seeds: int, budget: float) -> 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep after `table --keep-curves`; its name holds what would end an input on the command line."""
     folder = tmp_path_factory.mktemp("sweep") / "lr@unit=hours,seeds=3"
-    write_sweep(folder, list(LAWS), 3, LAST)
+    write_sweep(folder, ["scalerl", "dapo", f"{folder.parent}/recipes/grpo.yaml"], 3, LAST)
     for i, (name, law) in enumerate(LAWS.items()):
         for seed in range(3):
             write_run(folder / f"{name}-{seed}", law, 10 * i + seed)
@@ -176,3 +178,8 @@ def test_runs_with_too_few_evaluations_are_named(tmp_path: Path, capsys: pytest.
 def test_no_path_of_this_machine_is_kept(folder: Path) -> None:
     kept = [path for path in (folder.parent / "kept").rglob("*") if path.is_file()]
     assert len(kept) > 20 and not any(str(folder.parent) in path.read_text() for path in kept)
+    asked = yaml.safe_load((folder.parent / "kept" / "sweep.yaml").read_text())
+    assert asked["recipes"] == ["scalerl", "dapo", "grpo.yaml"]
+    assert asked["overrides"] == ["--model.path=my-model"]
+    config = yaml.safe_load((folder.parent / "kept" / "grpo-0" / "config.yaml").read_text())
+    assert config["model"]["path"] == "my-model" and config["evaluation"]["sets"]["mine"] == ["mine.jsonl"]
