@@ -54,6 +54,24 @@ def test_rates_are_work_over_time() -> None:
     assert record["tb_per_s"] == pytest.approx(0.003 / seconds)
 
 
+def test_what_a_call_overwrites_is_restored_before_each_of_them() -> None:
+    z = torch.zeros(3)
+    seen: list[float] = []
+
+    def overwrite() -> None:
+        seen.append(float(z.sum()))
+        z.fill_(7)
+
+    probe.measure(probe.Line("rows", "in place", overwrite, before=z.zero_), "cpu", 3)
+    assert seen == [0, 0, 0, 0]  # one call is not timed
+
+
+def test_the_row_kernels_that_write_in_place_get_their_logits_back() -> None:
+    pytest.importorskip("triton")
+    lines = {line.name: line for line in probe.row_kernels(make_problem(4, 16, 40, torch.bfloat16), 4)}
+    assert lines["row_grads"].before and lines["single_pass"].before
+
+
 def test_without_a_gpu_it_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
