@@ -54,6 +54,10 @@ class Request:
     stop_ids: frozenset[int]
     seed: int  # the i-th completion's random numbers depend on (seed, i, position) only
     evaluation: bool = False  # counts as `evaluate` in the engine's time and goes before training requests
+    keep_kv: bool = False  # a request that continues this one follows if it ends at max_tokens
+    continues: str = (
+        ""  # the request whose prompt and completion, with keys and values, this prompt begins with
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,11 +70,11 @@ async def _interrupted(
     """Think up to a budget drawn from [lo, hi]; if still thinking then, append the phrase; then answer.
 
     The completion has at most budget + phrase + answer_tokens tokens; engine.max_new_tokens is not used.
-    The answer is a request of its own, after prompt, thinking and phrase. The phrase is not sampled.
+    The answer is a request that continues the thinking. The phrase is not sampled.
     """
     settings = ctx.config.engine.interruption
     budget = int(np.random.default_rng([request.seed, index]).integers(settings.lo, settings.hi + 1))
-    think = replace(request, request_id=f"{request.request_id}.{index}", n=1, max_tokens=budget)
+    think = replace(request, request_id=f"{request.request_id}.{index}", n=1, max_tokens=budget, keep_kv=True)
     think = replace(think, seed=request.seed * 65_537 + 2 * index)  # odd seeds are for the answers
     first = await _generate_one(ctx, think)
     ids = first.token_ids.tolist()
@@ -89,6 +89,8 @@ async def _interrupted(
         prompt_ids=(*request.prompt_ids, *ids, *phrase),
         max_tokens=settings.answer_tokens,
         seed=think.seed + 1,
+        keep_kv=False,
+        continues=think.request_id,
     )
     joined = _joined(first, phrase, await _generate_one(ctx, answer))
     (text,) = ctx.decode([joined.token_ids.tolist()])

@@ -1,4 +1,5 @@
-"""Several engines as one. Each request goes to the least busy engine; if that dies, another one repeats it.
+"""Several engines as one. Each request goes to the least busy engine, or to the one that holds the keys and
+values of the request it continues; if that dies, another one repeats it.
 
 stream ──> least busy live engine ──> completions      if it dies, the missing completions come from another
                                                         engine, at the latest from the one that replaces it
@@ -24,6 +25,7 @@ class EnginePool:
         self, engines: Sequence[EngineClient], wait_for: WaitFor, note: Callable[[str], None] = lambda _: None
     ) -> None:
         self._live = {engine: 0 for engine in engines}  # -> completions that it is generating
+        self._holders: dict[str, EngineClient] = {}  # of the keys and values of requests to be continued
         self._wait_for, self._note = wait_for, note
         self._changed = asyncio.Condition()
         self._pushing = asyncio.Lock()
@@ -34,7 +36,7 @@ class EnginePool:
         """As EngineClient.stream; each of the n completions comes exactly once, even if engines die."""
         received: set[int] = set()
         while True:
-            engine = await self._least_busy()
+            engine = await self._choose(request)
             self._live[engine] += request.n
             try:
                 async with aclosing(engine.stream(request)) as stream:
@@ -44,6 +46,8 @@ class EnginePool:
                         if new:
                             yield new
                         if len(received) == request.n:
+                            if request.keep_kv and ended[-1].finish_reason == "length":
+                                self._holders[request.request_id] = engine
                             return
             except ConnectionError:
                 self._live.pop(engine, None)
@@ -104,9 +108,10 @@ class EnginePool:
         push = engine.update_weights(version, path)
         await self._wait_for(push, f"{engine.name}: weight push of version {version}")
 
-    async def _least_busy(self) -> EngineClient:
+    async def _choose(self, request: Request) -> EngineClient:
+        holder = self._holders.pop(request.continues, None)
         async with self._changed:
             await self._changed.wait_for(lambda: self._live or self._failure)
         if self._failure:
             raise self._failure
-        return min(self._live, key=lambda engine: self._live[engine])
+        return holder if holder in self._live else min(self._live, key=lambda engine: self._live[engine])

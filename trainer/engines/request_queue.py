@@ -1,6 +1,6 @@
 """What the processes of both engines have in common: waiting requests, the controller's messages, reports.
 
-Request ──add──> RequestQueue ──take──> samples to generate, evaluations first
+Request ──add──> RequestQueue ──take──> samples to generate, continued ones first
                       └─────────abort──> empty completions of samples that never started
 """
 
@@ -32,18 +32,23 @@ class Samples:
 
 
 class RequestQueue:
-    """Samples that wait for a free slot, in order of arrival, but evaluations before training."""
+    """Samples that wait for a free slot: those that continue others, then evaluations, then training; each
+    in order of arrival. A completion that waited for its second part behind new ones would hold up its batch
+    for as long as all of them take."""
 
     def __init__(self, max_positions: int) -> None:
         self._max_positions = max_positions  # of a prompt and its completion together
-        self._training: deque[Samples] = deque()
-        self._evaluations: deque[Samples] = deque()
+        self._continued, self._evaluations, self._training = (deque[Samples]() for _ in range(3))
 
     @property
     def next_request(self) -> Request | None:
         """The request whose samples `take` returns next."""
-        queue = self._evaluations or self._training
+        queue = self._next_queue
         return queue[0].request if queue else None
+
+    @property
+    def _next_queue(self) -> deque[Samples]:
+        return self._continued or self._evaluations or self._training
 
     def add(self, request: Request) -> None:
         """Queue all samples of a request; ConfigError if the engine cannot serve it."""
@@ -59,12 +64,13 @@ class RequestQueue:
                 f"engine holds {self._max_positions} positions. Lower engine.max_new_tokens or "
                 "data.max_prompt_tokens"
             )
-        queue = self._evaluations if request.evaluation else self._training
+        ordinary = self._evaluations if request.evaluation else self._training
+        queue = self._continued if request.continues else ordinary
         queue.append(Samples(request, first=0, count=request.n))
 
     def take(self, limit: int) -> Samples:
         """Remove and return at most `limit` samples of `next_request`."""
-        queue = self._evaluations or self._training
+        queue = self._next_queue
         head = queue.popleft()
         count = min(head.count, limit)
         if count < head.count:
@@ -75,7 +81,7 @@ class RequestQueue:
         """Remove these requests; an empty completion for each of their samples."""
         no_ids, no_logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
         aborted = []
-        for queue in (self._evaluations, self._training):
+        for queue in (self._continued, self._evaluations, self._training):
             for samples in [queue.popleft() for _ in range(len(queue))]:
                 request = samples.request
                 if request.request_id not in request_ids:

@@ -274,6 +274,48 @@ def stale_kv_oracle(
     return np.array(out)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "moe"])
+def test_requests_are_continued_among_others_and_only_their_new_tokens_are_prefilled(
+    models: dict[str, str], name: str
+) -> None:
+    engine, model = engine_of(models[name], slots=6), reference(models[name])
+    engine.submit(request("other", prompt_of(70), n=2, max_tokens=60))
+    thoughts = {
+        f"t{i}": request(f"t{i}", prompt_of(5 + 3 * i), max_tokens=6 + i, keep_kv=True) for i in range(3)
+    }
+    for thought in thoughts.values():
+        engine.submit(thought)
+    done: dict[str, Completion] = {}
+    answers: dict[str, Request] = {}
+    while not engine.idle:
+        for c in engine.step():
+            done[c.request_id] = c
+            if c.request_id in thoughts:
+                prompt = (*thoughts[c.request_id].prompt_ids, *c.token_ids.tolist(), 1, 2, 3)
+                answers[f"{c.request_id}.a"] = request(
+                    f"{c.request_id}.a", prompt, continues=c.request_id, max_tokens=40
+                )
+                engine.submit(answers[f"{c.request_id}.a"])
+    assert (
+        engine.prefilled == 70 + (5 + 8 + 11) + 3 * 4
+    )  # of each continuation the newest token and the phrase
+    for key, answer in answers.items():
+        tokens = done[key].token_ids.tolist()
+        expected = teacher_forced(model, answer.prompt_ids, tokens, 1.0)
+        np.testing.assert_allclose(done[key].logprobs_gen, expected, atol=2e-5)
+
+
+def test_keys_kept_for_requests_that_are_never_continued_are_dropped(models: dict[str, str]) -> None:
+    engine = engine_of(models["qwen3"], slots=2)
+    for i in range(5):
+        engine.submit(request(f"t{i}", prompt_of(4), max_tokens=3, keep_kv=True))
+    drain(engine)
+    late = request("late", (*prompt_of(4), 1, 2, 3, 4), continues="t0")
+    engine.submit(late)
+    tokens = drain(engine)["late", 0].token_ids.tolist()
+    assert engine.prefilled == 5 * 4 + 8 and len(engine._kept) == 2 and len(tokens) == 12
+
+
 @pytest.mark.parametrize("name", ["qwen3", "untied", "moe"])
 def test_weights_swap_between_two_tokens_and_the_old_kv_stays(
     models: dict[str, str], name: str, tmp_path: Path

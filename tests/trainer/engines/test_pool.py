@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from trainer.types import Completion, Request
 class Engine:
     """Generates one completion at a time; dies when its arguments say so."""
 
-    def __init__(self, name: str, dies_after: int | None = None, dies_on_push: bool = False) -> None:
+    def __init__(
+        self, name: str, dies_after: int | None = None, dies_on_push: bool = False, reason: Any = "stop"
+    ) -> None:
+        self.reason = reason
         self.name, self.dies_after, self.dies_on_push = name, dies_after, dies_on_push
         self.version, self.path = 0, ""
         self.made: list[str] = []
@@ -37,7 +41,9 @@ class Engine:
                 self.made.append(f"{request.request_id}.{i}")
                 one = np.zeros(1, np.int32)
                 yield [
-                    Completion(request.request_id, i, one, one.astype(np.float32), one + self.version, "stop")
+                    Completion(
+                        request.request_id, i, one, one.astype(np.float32), one + self.version, self.reason
+                    )
                 ]
         finally:
             self.running -= request.n
@@ -72,6 +78,27 @@ def request(name: str, n: int = 4) -> Request:
 
 async def indices(engines: EnginePool, r: Request) -> list[int]:
     return [c.index async for ended in engines.stream(r) for c in ended]
+
+
+def test_a_request_goes_where_the_one_that_it_continues_was() -> None:
+    engines = [Engine("a", reason="length"), Engine("b", reason="length"), Engine("c", reason="length")]
+
+    async def work() -> None:
+        engine = pool(*engines)
+        for name in ("x", "y"):
+            thinking = replace(request(name, 1), keep_kv=True)
+            busy = asyncio.create_task(indices(engine, request("busy", 8)))
+            await asyncio.sleep(0)
+            await indices(engine, thinking)
+            (holder,) = (e for e in engines if f"{name}.0" in e.made)
+            busy.cancel()
+            if name == "y":
+                holder.dies_after = 0
+            await indices(engine, replace(request(f"{name}.answer", 1), continues=name))
+            (used,) = (e for e in engines if f"{name}.answer.0" in e.made)
+            assert (used is holder) == (name == "x"), name
+
+    asyncio.run(work())
 
 
 def test_requests_go_where_least_is_under_way() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from trainer.engines.request_queue import Activity
 from trainer.engines.vllm.process import Scheduler, make_completion, sample_id
-from trainer.messages import Abort, Shutdown
+from trainer.messages import Abort, Shutdown, UpdateWeights
 from trainer.telemetry import Clock
 from trainer.types import Completion, Request
 
@@ -25,7 +25,7 @@ class Slow:
         self.known: dict[str, asyncio.Event] = {}
         self.aborts = 0
 
-    async def sample(self, request: Request, index: int, version: int) -> Completion:
+    async def sample(self, request: Request, index: int, salt: int) -> Completion:
         await asyncio.sleep(0.2)
         ended = self.known[sample_id(request, index)] = asyncio.Event()
         await ended.wait()
@@ -42,6 +42,63 @@ class Slow:
 
     async def check(self) -> None:
         """The backend is alive."""
+
+
+class Recording(Slow):
+    """Ends every sample at once, and writes down in which order and with which salt it started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[tuple[str, int]] = []
+
+    async def sample(self, request: Request, index: int, salt: int) -> Completion:
+        self.started.append((request.request_id, salt))
+        await asyncio.sleep(0.01)
+        return make_completion(
+            request, index, token_ids=(5,), logprobs=np.zeros(1, np.float32), version_spans=(),
+            finish_reason="stop" if request.request_id == "ended" else "length", engine="vLLM",
+        )  # fmt: skip
+
+    async def pause(self, free_gpu: bool) -> None:
+        """Nothing runs."""
+
+    async def resume(self, free_gpu: bool) -> None:
+        """Nothing runs."""
+
+    async def load(self, version: int, path: str) -> None:
+        """There are no weights."""
+
+
+def test_what_continues_goes_first_and_has_the_salt_of_what_it_continues() -> None:
+    def request(name: str, **changes: Any) -> Request:
+        return Request(name, (1, 2), 1, 10, 1.0, frozenset(), 0, **changes)
+
+    async def body() -> list[tuple[str, int]]:
+        ours, theirs = multiprocessing.Pipe()
+        _launcher, telemetry = multiprocessing.Pipe()
+        backend: Any = Recording()
+        clock = Clock("engine", telemetry.send)
+        scheduler = Scheduler(backend, theirs, clock, Activity(clock, telemetry), slots=1)
+        serving = asyncio.create_task(scheduler.run())
+        for name in ("think", "ended"):
+            ours.send(request(name, keep_kv=True))
+            await asyncio.to_thread(ours.recv)
+        ours.send(UpdateWeights(3, ""))
+        await asyncio.to_thread(ours.recv)
+        ours.send(request("running"))
+        for name in ("new", "evaluation"):
+            ours.send(request(name, evaluation=name == "evaluation"))
+        ours.send(request("answer", continues="think"))
+        for _ in range(4):
+            await asyncio.to_thread(ours.recv)
+        ours.send(request("unknown", continues="ended"))  # it ended by itself
+        await asyncio.to_thread(ours.recv)
+        ours.send(Shutdown())
+        await serving
+        return backend.started[2:]
+
+    started = asyncio.run(body())
+    assert started == [("running", 3), ("answer", 0), ("evaluation", 3), ("new", 3), ("unknown", 3)]
 
 
 def test_an_abort_reaches_a_sample_that_vllm_is_still_receiving() -> None:

@@ -7,7 +7,8 @@
              a finished slot is overwritten by the last one, so the active slots stay contiguous
 
 Each step is one forward pass over the prompts just admitted and one token of every active sequence. Weights
-may change between any two steps: sequences continue, and their KV is kept.
+may change between any two steps: sequences continue, and their KV is kept. It is also kept for a request that
+continues another one, of which only the new tokens are prefilled.
 """
 
 from dataclasses import dataclass
@@ -35,11 +36,30 @@ SAMPLE_BLOCK = 128  # tokens of the vocabulary whose probabilities are summed be
 
 
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    """Samples that start with this step."""
+
+    samples: Samples
+    kv: Tensor | None  # (layers, 2, Hk, cached, D) of the request that they continue
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt whose KV is there."""
+        return 0 if self.kv is None else self.kv.shape[3]
+
+    @property
+    def layout(self) -> tuple[int, int]:
+        """Tokens of the prompt that are cached, and those to prefill: what one Prefill has in common."""
+        return self.cached, len(self.samples.request.prompt_ids) - self.cached
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
-    """Admitted prompts of one length."""
+    """Admitted prompts of one length, of which as many tokens are cached."""
 
     count: int
-    length: int
+    cached: int
+    length: int  # of what is not
     tokens: slice  # of the prompts, among the tokens of the step
     slots: slice  # of their samples
     slots_per_prompt: Tensor  # (count,)
@@ -71,7 +91,7 @@ def slots_attention(
 
     `attention_mask` is None, since no mask function is registered for it."""
     n, longest = step.mask.shape[0], step.mask.shape[3]  # decoding slots, KV length of the longest
-    max_length = max(longest, *(p.length for p in step.prefills), 0)
+    max_length = max(longest, *(p.cached + p.length for p in step.prefills), 0)
     window = sliding_window is not None and sliding_window < max_length
     if window or any(kwargs.get(name) is not None for name in ("softcap", "s_aux")):
         raise ValueError(
@@ -85,8 +105,14 @@ def slots_attention(
             x[0, :, p.tokens].unflatten(1, (p.count, p.length)).transpose(0, 1) for x in (query, key, value)
         )
         for cache, new in zip(kv_cache, (k, v), strict=True):
-            cache[p.slots, :, : p.length] = new.repeat_interleave(p.slots_per_prompt, 0)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
+            cache[p.slots, :, p.cached : p.cached + p.length] = new.repeat_interleave(p.slots_per_prompt, 0)
+        seen = None  # the keys that each query attends to, if there are more than the new ones
+        if p.cached:  # such a request has one sample
+            k, v = kv_cache[:, p.slots, :, : p.cached + p.length]
+            seen = torch.ones(p.length, p.cached + p.length, dtype=torch.bool).tril(p.cached)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling, enable_gqa=True
+        )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     if n:
         hq, hk, d = query.shape[1], key.shape[1], query.shape[3]
@@ -125,6 +151,7 @@ class TorchEngine:
             )
         self._queue = RequestQueue(config.max_position_embeddings)
         self._cache = self._new_cache(INITIAL_LENGTH)
+        self._kept: dict[str, Tensor] = {}  # KV of requests to be continued, the oldest first
         self._head = self._fp32_head() if fp32_head else self.model.get_output_embeddings()
         self._pack_weights()
 
@@ -194,45 +221,49 @@ class TorchEngine:
         shape = config.num_hidden_layers, 2, self.slots.capacity, heads, length, dim
         return torch.zeros(shape, dtype=self.model.dtype)
 
-    def _admit(self) -> list[Samples]:
-        """Move waiting samples to free slots; returns them by prompt, those of one prompt length together."""
-        admitted: list[Samples] = []
+    def _admit(self) -> list[Admitted]:
+        """Move waiting samples to free slots; returns them by prompt, those of one layout together."""
+        admitted: list[Admitted] = []
         budget, free = PREFILL_TOKENS, self.slots.capacity - self.slots.active
         while free and (request := self._queue.next_request):
-            if admitted and len(request.prompt_ids) > budget:
+            cached = self._kept[request.continues].shape[3] if request.continues in self._kept else 0
+            if admitted and len(request.prompt_ids) - cached > budget:
                 break
-            budget -= len(request.prompt_ids)
-            admitted.append(self._queue.take(free))
-            free -= admitted[-1].count
+            budget -= len(request.prompt_ids) - cached
+            admitted.append(Admitted(self._queue.take(free), self._kept.pop(request.continues, None)))
+            free -= admitted[-1].samples.count
         self.prefilled += PREFILL_TOKENS - budget
-        admitted.sort(key=_prompt_length)
-        for samples in admitted:
-            self.slots.add(samples)
-        need = max((_prompt_length(x) + x.request.max_tokens for x in admitted), default=0)
+        admitted.sort(key=_layout)
+        requests = [x.samples.request for x in admitted]
+        need = max((len(r.prompt_ids) + r.max_tokens for r in requests), default=0)
         if need > self._cache.shape[4]:
             old = self._cache
             self._cache = self._new_cache(max(need, 2 * old.shape[4]))
             self._cache[..., : old.shape[4], :] = old
+        for x in admitted:
+            if x.kv is not None:
+                self._cache[:, :, self.slots.active, :, : x.cached] = x.kv
+            self.slots.add(x.samples)
         return admitted
 
-    def _forward(self, decoding: int, admitted: list[Samples]) -> Tensor:
+    def _forward(self, decoding: int, admitted: list[Admitted]) -> Tensor:
         """One forward pass; returns the hidden state that predicts each slot's next token: (active, H)."""
         ids: list[int] = []
         positions: list[int] = []
         last_tokens: list[int] = []  # of the prompt of each admitted sample
         prefills = []
         slot = decoding
-        for length, same_length in groupby(admitted, key=_prompt_length):
+        for (cached, length), alike in groupby(admitted, key=_layout):
             start, first_slot, slots_per_prompt = len(ids), slot, []
-            for samples in same_length:
-                ids += samples.request.prompt_ids
-                positions += range(length)
+            for samples in (x.samples for x in alike):
+                ids += samples.request.prompt_ids[cached:]
+                positions += range(cached, cached + length)
                 last_tokens += [len(ids) - 1] * samples.count
                 slots_per_prompt.append(samples.count)
                 slot += samples.count
             tokens, slots = slice(start, len(ids)), slice(first_slot, slot)
             counts = torch.tensor(slots_per_prompt)
-            prefills.append(Prefill(len(counts), length, tokens, slots, slots_per_prompt=counts))
+            prefills.append(Prefill(len(counts), cached, length, tokens, slots, slots_per_prompt=counts))
         newest_ids, newest_positions = map(torch.from_numpy, self.slots.newest(decoding))
         longest = int(newest_positions.max()) + 1 if decoding else 0
         future_keys = torch.arange(longest)[None] > newest_positions[:, None]
@@ -270,11 +301,23 @@ class TorchEngine:
             logprobs.append(p.gather(1, token[:, None])[:, 0].double().log() - total.log())
         return torch.cat(tokens).numpy(), torch.cat(logprobs).float().numpy()
 
+    def _keep(self, ended: list[int]) -> None:
+        """Keep the KV of these slots if their requests are to be continued, but not of a request that ended
+        so long ago that a whole engine's requests ended since: its continuation will not come."""
+        cached = self.slots.newest(self.slots.active)[1]  # the newest token's is not there yet
+        for slot in ended:
+            request, _ = self.slots.requests[slot]
+            if request.keep_kv:
+                self._kept[request.request_id] = self._cache[:, :, slot, :, : int(cached[slot])].clone()
+        while len(self._kept) > self.slots.capacity:
+            del self._kept[next(iter(self._kept))]
+
     def _free(self, ended: list[tuple[int, FinishReason]]) -> list[Completion]:
         """The completions of these slots; the last slots and their KV move into them."""
         if not ended:
             return []
         completions = [self.slots.completion(slot, reason) for slot, reason in ended]
+        self._keep([slot for slot, reason in ended if reason == "length"])
         sources, targets = (torch.from_numpy(x) for x in self.slots.free([slot for slot, _ in ended]))
         if len(targets):
             longest = int(self.slots.newest(self.slots.active)[1].max())
@@ -282,8 +325,8 @@ class TorchEngine:
         return completions
 
 
-def _prompt_length(samples: Samples) -> int:
-    return len(samples.request.prompt_ids)
+def _layout(admitted: Admitted) -> tuple[int, int]:
+    return admitted.layout
 
 
 def sample_inverse_cdf(

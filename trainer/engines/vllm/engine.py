@@ -89,14 +89,14 @@ class VLLMBackend(Backend):
             )
             raise ConfigError(f"vLLM did not start: {cause}{advice * ('memory' in cause.lower())}") from e
 
-    async def sample(self, request: Request, index: int, version: int) -> Completion:
+    async def sample(self, request: Request, index: int, salt: int) -> Completion:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
         settings = sampling_parameters(request, index)
         params = SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
-        prompt = {"prompt_token_ids": list(request.prompt_ids), "cache_salt": f"v{version}"}
+        prompt = {"prompt_token_ids": list(request.prompt_ids), "cache_salt": f"v{salt}"}
         try:
             async for outputs in self._llm.generate(prompt, params, sample_id(request, index)):
                 output = outputs.outputs[0]

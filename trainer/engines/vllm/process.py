@@ -3,7 +3,8 @@
     Request ──> RequestQueue ──at most `slots` samples at once──> Backend.sample ──> Completion
 
 A sample's prefix cache is salted with the weight version at the moment it starts, so a sample that waited
-here does not read keys of older weights.
+here does not read keys of older weights. One that continues another has that one's salt: it goes on with the
+keys and values that are there.
 """
 
 import asyncio
@@ -39,8 +40,8 @@ class Backend(Protocol):
 
     limit: int  # tokens of the longest sequence
 
-    async def sample(self, request: Request, index: int, version: int) -> Completion:
-        """One completion, its prefix cache salted with `version`; after `abort`, a partial one."""
+    async def sample(self, request: Request, index: int, salt: int) -> Completion:
+        """One completion, its prefix cache salted with a version; after `abort`, a partial one."""
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         """End these; their `sample` calls return."""
@@ -105,6 +106,7 @@ class Scheduler:
         self._queue = RequestQueue(backend.limit)
         self._running: dict[str, Request] = {}  # by sample_id
         self._aborted: set[str] = set()  # that are still running
+        self._salts: dict[str, int] = {}  # of requests to be continued
         self._paused = self._updating = False
         self._booked_until = time.monotonic()
         self._ended: list[Completion] = []
@@ -186,12 +188,17 @@ class Scheduler:
         self._clock.enter(self._state)
 
     async def _run_sample(self, request: Request, index: int) -> None:
-        completion = await self._backend.sample(request, index, self.version)
+        salt = self._salts.pop(request.continues, self.version)
+        if request.keep_kv:
+            self._salts[request.request_id] = salt
+        completion = await self._backend.sample(request, index, salt)
         if not np.isfinite(completion.logprobs_gen).all():
             raise divergence_error(self.version)
         self._book_time()
         del self._running[sample_id(request, index)]
         self._aborted.discard(sample_id(request, index))
+        if completion.finish_reason != "length":
+            self._salts.pop(request.request_id, None)
         self._activity.tokens += len(completion.token_ids)
         if not self._ended:  # completions that end with the same token are sent together
             asyncio.get_running_loop().call_soon(self._send_completions)

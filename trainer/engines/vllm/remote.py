@@ -94,11 +94,11 @@ class RemoteBackend(Backend):
         await self._call("POST", "/abort_requests", json={})
         await self._call("POST", "/pause", params={"mode": "abort", "clear_cache": "true"})
 
-    async def sample(self, request: Request, index: int, version: int) -> Completion:
+    async def sample(self, request: Request, index: int, salt: int) -> Completion:
         body = {
             "request_id": sample_id(request, index),
             "token_ids": list(request.prompt_ids),
-            "cache_salt": f"v{version}",
+            "cache_salt": f"v{salt}",
             "sampling_params": sampling_parameters(request, index),
         }
         answer = await self._call("POST", "/inference/v1/generate", json=body, has_deadline=False)

@@ -248,6 +248,34 @@ def test_a_paused_engine_generates_nothing_until_it_is_resumed(engine: EnginePro
         assert c.token_ids.tolist() == free[key].token_ids.tolist()
 
 
+def test_a_request_that_continues_another_keeps_its_keys_although_the_weights_have_changed(
+    engine: EngineProcess, tied_llama: str, tmp_path: Path
+) -> None:
+    old, new, prompt, phrase = load(tied_llama), load(tied_llama), p(40), [1, 2, 3]
+    path = perturb(new, tmp_path / "new.safetensors")
+
+    async def continued(client: EngineClient) -> tuple[list[int], Completion, Completion]:
+        # 64 tokens have keys then, two of vLLM's blocks: it keeps whole ones.
+        thought = await generate(client, request("think", prompt, max_tokens=25, keep_kv=True))
+        ids = [*thought["think", 0].token_ids.tolist(), *phrase]
+        await engine.push(client, path)
+        after = (*prompt, *ids)
+        kept = await generate(client, request("kept", after, max_tokens=12, continues="think"))
+        anew = await generate(client, request("anew", after, max_tokens=12))
+        await engine.push(client, write(old, tmp_path / "old.safetensors"))
+        return ids, kept["kept", 0], anew["anew", 0]
+
+    ids, kept, anew = run(engine, continued)
+    gap = {}
+    for name, c in (("kept", kept), ("anew", anew)):
+        tokens = [*ids, *c.token_ids.tolist()]
+        stale = stale_kv(old, new, prompt, tokens, 25)
+        gap[name] = np.abs(c.logprobs_gen - stale[-12:]).max()
+        if name == "anew":
+            np.testing.assert_allclose(c.logprobs_gen, teacher_forced(new, prompt, tokens)[-12:], atol=2e-5)
+    assert gap["kept"] <= 2e-5 and gap["anew"] > 1e-2, gap
+
+
 def test_an_interrupted_completion_continues_after_the_phrase_which_carries_no_loss(
     engine: EngineProcess, tied_llama: str
 ) -> None:
