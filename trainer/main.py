@@ -70,9 +70,10 @@ def train(launch: Launch) -> int:
         model = resume["path"] if resume else resolve_model(config.model.path)
         devices = split(config, known_size(model))
         view.log(devices.describe())
-        if unchecked := check_fits(config, model, devices):
+        rank, unchecked = check_fits(config, model, devices)
+        if unchecked:
             view.log(unchecked)
-        recorder = Recorder(config, devices, view, resume["version"] if resume else None)
+        recorder = Recorder(config, devices, view, resume["version"] if resume else None, rank / 1e9)
         supervisor = Supervisor(config, model, devices, resume, recorder.handle)
         try:
             with closing(recorder):
@@ -83,7 +84,8 @@ def train(launch: Launch) -> int:
             saved = latest(config.run_dir)
             advice = f"continue from {saved.name} with --resume" if saved else "no checkpoint was written yet"
             return _fail(f"{cause}; {advice}; the results so far are in {config.run_dir}", code)
-        view.finish(finish(config, recorder.points, recorder.fit, recorder.ledger))
+        memory = recorder.peak_gb, recorder.estimated_gb
+        view.finish(finish(config, recorder.points, recorder.fit, recorder.ledger, memory))
     return 0
 
 

@@ -146,10 +146,10 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     return max(in_loss, at_end, key=lambda held: sum(held.values())) | context
 
 
-def check_fits(config: Config, model_dir: str, devices: Devices) -> str:
+def check_fits(config: Config, model_dir: str, devices: Devices) -> tuple[int, str]:
     """Raise ConfigError, with by how much, if the model cannot fit.
 
-    Returns a note if that cannot be checked, else an empty text.
+    Returns the bytes that a learner rank needs, and a note if the check is not possible, else an empty text.
     """
     size = size_of(model_dir)
     memory = estimate(config, size, devices)
@@ -159,14 +159,14 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> str:
         total = rank * len(devices.learner) + engine * len(devices.engines) + sum(memory.host.values())
         lower = "pipeline.max_lag, learner.micro_batch_tokens or engine.slots"
         _check(model, total, _ram(), "this machine", lower)
-        return ""
+        return rank, ""
     gpu = smallest_gpu_memory()
     lower = "the model, or leave out engine.colocate"
     _check(
         f"{model}, what leaves the GPUs in turns", sum(memory.host.values()), _ram(), "this machine", lower
     )
     if gpu is None:
-        return "the driver does not tell the GPUs' memory, so whether the model fits is not checked"
+        return rank, "the driver does not tell the GPUs' memory, so whether the model fits is not checked"
     weights = memory.engine["weights"] // config.engine.tensor_parallel
     if devices.engines:
         lower = "the model, or give engine.tensor_parallel more GPUs"
@@ -175,7 +175,7 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> str:
     lower = "learner.micro_batch_tokens, set checkpoint_activations, or give learner.ranks more GPUs"
     place = f"a GPU, with {SPARE:.0%} to spare,"
     _check(f"{model}, a learner rank", rank, (1 - SPARE) * gpu, place, lower)
-    return ""
+    return rank, ""
 
 
 def with_room(

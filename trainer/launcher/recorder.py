@@ -31,11 +31,20 @@ LEDGER_EVERY_S = 5.0
 class Recorder:
     """The record of one run, from the messages of its roles alone: it knows no process.
 
-    `resume_version` is the weight version of the checkpoint that a resumed run continues from.
+    `resume_version` is the weight version of the checkpoint that a resumed run continues from, and
+    `estimated_gb` what a learner rank was expected to hold at most.
     """
 
-    def __init__(self, config: Config, devices: Devices, view: View, resume_version: int | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        devices: Devices,
+        view: View,
+        resume_version: int | None,
+        estimated_gb: float = 0,
+    ) -> None:
         self.config, self.view, self.run_dir = config, view, Path(config.run_dir)
+        self.estimated_gb, self.peak_gb = estimated_gb, 0.0  # peak: measured by the learner's first rank
         self.start = self._ledger_written = time.monotonic()
         resumed = resume_version is not None
         carried = json.loads((self.run_dir / "ledger.json").read_text()) if resumed else None
@@ -81,7 +90,8 @@ class Recorder:
                 compute = self.ledger.compute(message.time)
                 self._flops += step_flops(self._parameters, self.config.objective, message.data)
                 self._versions[message.data["step"]] = message.time, compute, self._flops
-                self._write_line(message.data)
+                self.peak_gb = max(self.peak_gb, message.data.get("learner/peak_memory_gb", 0.0))
+                self._write_line(message.data | {"learner/estimated_memory_gb": self.estimated_gb})
                 ended_by = "compute" if compute.total >= self._limit else ""
             case Event(kind="eval"):
                 ended_by = self._record_evaluation(message)

@@ -18,13 +18,17 @@ from trainer.scaling.report import write_report
 from trainer.scaling.text import describe_backtest
 
 
-def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger: Ledger) -> str:
-    """Write fit.json, curve.png and report.html into the run folder; returns the summary to print."""
+def finish(
+    config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger: Ledger, memory: tuple[float, float]
+) -> str:
+    """Write fit.json, curve.png and report.html into the run folder; returns the summary to print.
+
+    `memory` is what a learner rank held at most, and what was expected, in GB."""
     run_dir = Path(config.run_dir)
     advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text
     if fit is None:
         text = "no evaluation was finished, so there is no curve yet"
-        return summary_text(run_dir, points, ledger, text, advice)
+        return summary_text(run_dir, points, ledger, text, advice, memory)
     test = backtest(curve_of(run_dir.name, ledger.unit, points))
     content = {"error_at_2x": error_at_2x(test)} | fit.to_json()
     write_atomic(run_dir / "fit.json", json.dumps(content, indent=1))
@@ -37,7 +41,7 @@ def finish(config: Config, points: Sequence[EvalPoint], fit: Fit | None, ledger:
         traceback.print_exc()
         command = f"python -m trainer.scaling report {run_dir} --out {run_dir}/report.html"
         text += f"\n\nreport.html could not be written ({e!r}). The run is complete; try again with {command}"
-    return summary_text(run_dir, points, ledger, text, advice)
+    return summary_text(run_dir, points, ledger, text, advice, memory)
 
 
 FILES = {
@@ -51,7 +55,14 @@ FILES = {
 }
 
 
-def summary_text(run_dir: Path, points: Sequence[EvalPoint], ledger: Ledger, fit: str, advice: str) -> str:
+def summary_text(
+    run_dir: Path,
+    points: Sequence[EvalPoint],
+    ledger: Ledger,
+    fit: str,
+    advice: str,
+    memory: tuple[float, float],
+) -> str:
     """The pass rate from start to end, where the compute went, the fit, the advice, and the files."""
     books, compute = ledger.to_json(), ledger.compute()
     lines = [f"{run_dir.name}: {clock(books['wall_s'])} of wall time", ""]
@@ -60,6 +71,10 @@ def summary_text(run_dir: Path, points: Sequence[EvalPoint], ledger: Ledger, fit
         lines.append("held-out pass rate  " + " → ".join(score[: len(points)]))
     others = f"{compute.evaluation:.4g} for evaluation, {compute.startup:.4g} for start-up"
     lines.append(f"compute             {compute.total:.4g} {ledger.unit}, and {others}")
+    if memory[0]:
+        lines.append(
+            f"learner's memory    {memory[0]:.3g} GB at most on a rank, {memory[1]:.3g} GB estimated"
+        )
     lines += ["", *_compute_table(books), "", *textwrap.wrap(advice, 100), "", fit.strip(), ""]
     lines.append(f"files in {run_dir}")
     lines += [f"  {name:<14} {content}" for name, content in FILES.items() if (run_dir / name).exists()]

@@ -231,7 +231,9 @@ def test_gpus_whose_memory_the_driver_does_not_tell_are_not_checked_and_that_is_
     size: float | None, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "smallest_gpu_memory", lambda: size)
-    note = check_fits(Config(engine=EngineConfig(kind="vllm")), str(tiny), Devices(64, (("0",),), (("1",),)))
+    _, note = check_fits(
+        Config(engine=EngineConfig(kind="vllm")), str(tiny), Devices(64, (("0",),), (("1",),))
+    )
     said = "the driver does not tell the GPUs' memory, so whether the model fits is not checked"
     assert note == ("" if size else said)
 

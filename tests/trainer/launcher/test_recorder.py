@@ -32,7 +32,7 @@ def step_event(step: int, at: float, rollouts: int = 100, trained: int = 50) -> 
 def make(run_dir: Path, resume_version: int | None = None, config: Config = CONFIG) -> Recorder:
     config = replace(config, run_dir=str(run_dir))
     devices = assign(config, (), len(os.sched_getaffinity(0)))
-    return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), resume_version)
+    return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), resume_version, 1.5)
 
 
 def test_the_rate_of_an_engine_that_was_started_again_counts_from_0(tmp_path: Path) -> None:
@@ -45,10 +45,21 @@ def test_the_rate_of_an_engine_that_was_started_again_counts_from_0(tmp_path: Pa
     assert rates == [0, 500, 600, 300]
 
 
+def test_the_measured_memory_stands_beside_the_estimate(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    for step, peak in enumerate((1.0, 3.0, 2.0), 1):
+        event = step_event(step, one.start)
+        event.data["learner/peak_memory_gb"] = peak
+        one.handle("controller", event)
+    rows = read_lines(tmp_path / "metrics.jsonl")
+    assert [row["learner/estimated_memory_gb"] for row in rows] == [1.5] * 3
+    assert (one.peak_gb, one.estimated_gb) == (3.0, 1.5)
+
+
 def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recorded(tmp_path: Path) -> None:
     config = replace(CONFIG, run_dir=str(tmp_path), pipeline=replace(CONFIG.pipeline, max_compute=20 / 3600))
     devices = assign(config, (), 2)
-    one = Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), None)
+    one = Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), None, 1.5)
     start = one.start
     one.handle("controller", Event("training_begins", start, {}))
     spent = []

@@ -28,10 +28,11 @@ def test_the_summary_shows_start_and_end_where_the_compute_went_and_what_is_wher
     ledger.begin_training(360.0)
     (tmp_path / "curve.png").touch()
     points: Any = [Point(0, 0.182, 0.019), Point(60, 0.861, 0.017)]
-    text = summary_text(tmp_path, points, ledger, "A = 0.93 [0.88, 0.97]", "nothing to split")
+    text = summary_text(tmp_path, points, ledger, "A = 0.93 [0.88, 0.97]", "nothing to split", (2.5, 3.25))
     assert "0.182 ± 0.019 (step 0) → 0.861 ± 0.017 (step 60)" in text
     assert "1.8 core-hours, and 0 for evaluation, 0.2 for start-up" in text
     assert re.search(r"generate +0\.9000 +90\.0% +–\n", text)
     assert re.search(r"idle +– +0\.5000 +50\.0%\n", text)
     assert "A = 0.93 [0.88, 0.97]" in text and "curve.png" in text and "report.html" not in text
-    assert summary_text(tmp_path, [], ledger, "no curve", "nothing to split")
+    assert "learner's memory    2.5 GB at most on a rank, 3.25 GB estimated" in text
+    assert "memory" not in summary_text(tmp_path, [], ledger, "no curve", "nothing to split", (0.0, 3.25))

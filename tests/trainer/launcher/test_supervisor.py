@@ -43,7 +43,7 @@ def make(
 def make_recorder(run_dir: Path) -> Recorder:
     config = replace(CONFIG, run_dir=str(run_dir))
     devices = assign(config, (), len(os.sched_getaffinity(0)))
-    return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), None)
+    return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), None, 1.5)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, role in ROLES.items():
         monkeypatch.setattr(supervisor, name, role)
     monkeypatch.setattr(
-        "trainer.launcher.memory_estimate.check_fits", lambda *args: None
+        "trainer.launcher.memory_estimate.check_fits", lambda *args: (0, "")
     )  # there is no model
 
 
@@ -66,7 +66,7 @@ def start(behaviour: str, run_dir: Path) -> subprocess.Popen[str]:
         "supervisor.ENGINES['torch'] = 'fake_roles:engine'\n"
         f"supervisor.LEARNER, supervisor.CONTROLLER = {tuple(ROLES.values())}\n"
         f"resolve.resolve_model = lambda path: {behaviour!r}\n"
-        "memory_estimate.check_fits = lambda *args: None\n"
+        "memory_estimate.check_fits = lambda *args: (0, '')\n"
         f"code = main.main(['--run-dir', {str(run_dir)!r}])\n"
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )

@@ -486,7 +486,7 @@ def test_a_run_does_not_fail_by_its_report(tmp_path: Path, capsys: pytest.Captur
     for role in ledger.devices:
         ledger.add(Spans(role, (("start-up", 0.0, 1.0), ("idle", 1.0, 9.0))))
     ledger.begin_training(1.0)
-    summary = finish(config, run.curve.evaluations, fit_run(run.curve.evaluations), ledger)
+    summary = finish(config, run.curve.evaluations, fit_run(run.curve.evaluations), ledger, (1, 2))
     assert "report.html could not be written" in summary and "samples.jsonl" in summary
     assert (folder / "fit.json").is_file() and not (folder / "report.html").exists()
     assert "Traceback" in capsys.readouterr().err
