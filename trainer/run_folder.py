@@ -45,8 +45,7 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
             f"{folder} is being written by another process; wait for it, or give another --run-dir"
         ) from e
     if not resume:
-        journal = folder / "journal.jsonl"
-        if checkpoints(folder) or (journal.exists() and journal.stat().st_size):
+        if checkpoints(folder) or any(path.stat().st_size for path in folder.glob("journal/*")):
             lock.close()
             raise in_use
         for name in ("metrics.jsonl", "timeline.jsonl"):  # these are appended to

@@ -21,12 +21,12 @@ import numpy as np
 import yaml
 
 from bench.pipeline.simulate import Outcome, Rates, Scheme, Workload
-from trainer.controller.journal import unpack
+from trainer.controller.journal import records, unpack
 from trainer.jsonl import read_lines
 from trainer.launcher.placement import Split
 
 MIN_WAIT_S = 2e-3  # anything shorter does not count as waiting
-FILES = ("config.yaml", "ledger.json", "metrics.jsonl", "timeline.jsonl", "journal.jsonl")
+FILES = ("config.yaml", "ledger.json", "metrics.jsonl", "timeline.jsonl", "journal")
 
 
 class Interval(NamedTuple):
@@ -116,7 +116,7 @@ def read_run(folder: Path, decode_step_s: float = 0.0) -> MeasuredRun:
     `decode_step_s` is the part of a decoding step that does not depend on the number of sequences, which a
     steady run's records do not separate from the rest.
     """
-    if missing := [name for name in FILES if not (folder / name).is_file()]:
+    if missing := [name for name in FILES if not (folder / name).exists()]:
         raise SystemExit(
             f"--run {folder}: has no {', '.join(missing)}; expected the folder of a training run"
         )
@@ -124,8 +124,8 @@ def read_run(folder: Path, decode_step_s: float = 0.0) -> MeasuredRun:
     if config["pipeline"].get("scheme", "pipeline_rl") != "pipeline_rl":
         raise SystemExit(f"--run {folder}: a run of PPO-off-policy; expected one of PipelineRL")
     ledger = json.loads((folder / "ledger.json").read_text())
-    rows, spans, journal = (list(read_lines(folder / name)) for name in FILES[2:])
-    groups = [r for r in journal if "finished" in r]
+    rows, spans = (list(read_lines(folder / name)) for name in FILES[2:4])
+    groups = [r for r in records(folder / "journal") if "finished" in r]
     trace = _trace(folder, rows, spans, config["pipeline"]["max_lag"] + 2)
     held = {role: books["devices"] for role, books in ledger["roles"].items() if books["devices"]}
     split = Split(round(held["learner"]), len(trace.engines))  # rates are of an engine, whatever its width

@@ -38,7 +38,8 @@ def main() -> int:
             raise ConfigError(f"--resume: {folder} holds no checkpoint")
         step = int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
         (folder / "config.yaml").write_text(to_yaml(config))
-        (folder / "journal.jsonl").write_text("{}\n")
+        (folder / "journal").mkdir(exist_ok=True)
+        (folder / "journal" / "000000.jsonl").write_text("{}\n")
         metrics = folder / "metrics.jsonl"
         rows = metrics.read_text().splitlines() if checkpoint else []
         rows = [row for row in rows if json.loads(row)["step"] <= step]

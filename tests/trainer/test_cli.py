@@ -302,10 +302,11 @@ def test_a_folder_is_in_use_only_where_there_is_something_to_lose(tmp_path: Path
     with run_folder.claim(str(run_dir), False), pytest.raises(ConfigError, match="by another process"):
         run_folder.claim(str(run_dir), False)
     assert not (run_dir / "metrics.jsonl").exists()
-    (run_dir / "journal.jsonl").write_text("{}\n")
+    (run_dir / "journal").mkdir()
+    (run_dir / "journal" / "000000.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="in use already; continue that run with --resume"):
         run_folder.claim(str(run_dir), False)
-    (run_dir / "journal.jsonl").unlink()
+    (run_dir / "journal" / "000000.jsonl").unlink()
     (run_dir / "checkpoints" / "step-000001").mkdir(parents=True)
     (run_dir / "checkpoints" / "step-000001" / "controller.json").touch()
     with pytest.raises(ConfigError, match="in use already"):

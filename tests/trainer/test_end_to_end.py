@@ -18,7 +18,7 @@ from small import command, environment, make_data, make_model
 from timeline import overlap, read_timeline
 from transformers import AutoModelForCausalLM
 
-from trainer.controller.journal import unpack
+from trainer.controller.journal import records, unpack
 from trainer.launcher import supervisor
 from trainer.main import main
 from trainer.run_folder import PREFIX, latest
@@ -47,8 +47,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
 def versions(run_dir: Path) -> list[np.ndarray]:
     """The versions of each completion's tokens, from the journal."""
     out: list[np.ndarray] = []
-    for line in (run_dir / "journal.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in records(run_dir / "journal"):
         if "finished" in record:
             lengths, flat = unpack(record)["versions"]
             out += np.split(flat, np.cumsum(lengths)[:-1])
@@ -92,7 +91,7 @@ def test_a_run_leaves_everything_it_promises_and_its_folder_is_not_overwritten(
         states = ledger["roles"][role]
         assert sum(states["states"].values()) == pytest.approx(states["wall_s"] * states["devices"], rel=0.01)
         assert states["wall_s"] == ledger["wall_s"] < finished.wall  # to the end: test_supervisor.py
-    for name in ("config.yaml", "samples.jsonl", "fit.json", "curve.png", "report.html", "journal.jsonl"):
+    for name in ("config.yaml", "samples.jsonl", "fit.json", "curve.png", "report.html", "journal"):
         assert (run_dir / name).stat().st_size > 0
     assert list(run_dir.rglob("events.out.tfevents*"))
     AutoModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "step-000004")
@@ -175,8 +174,8 @@ def test_a_round_of_ppo_off_policy_that_was_cut_short_is_begun_again(
     rows = [r for r in lines(run_dir) if "lag/max" in r]
     assert [r["step"] for r in rows] == list(range(1, stopped + 4))
     assert [r["lag/max"] for r in rows[stopped:]] == [0, 1, 2]
-    records = [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
-    spans = [(r["first"], r["last"]) for r in records if "trained" in r]
+    rows = records(run_dir / "journal")
+    spans = [(r["first"], r["last"]) for r in rows if "trained" in r]
     assert spans == [(4 * i, 4 * i + 3) for i in range(stopped + 3)]
 
 
@@ -345,7 +344,7 @@ def test_a_killed_engine_is_started_again_and_no_group_is_lost(
     finally:
         process.kill()
     assert "engine's process was killed by signal 9" in log.read_text()
-    rows = [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
+    rows = list(records(run_dir / "journal"))
     batches = [(r["first"], r["last"]) for r in rows if "trained" in r]
     assert [first for first, _ in batches] == [0, *(last + 1 for _, last in batches[:-1])]
     assert max(int(k) for r in lines(run_dir) for k in r.get("lag/histogram", {})) <= 1

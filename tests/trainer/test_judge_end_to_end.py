@@ -3,7 +3,6 @@ server goes away, the run names it and loses nothing."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +12,8 @@ import pytest
 from judges import Reply, make_reward_model, says, serve
 from small import command, environment, make_data, make_model
 from test_end_to_end import lines, run, until
+
+from trainer.controller.journal import records
 
 KEY = "sk-nobody-may-read-this"
 
@@ -85,7 +86,7 @@ def test_a_judge_by_url_trains_and_when_it_is_away_nothing_is_lost(
         done = run([*argv[:3], *more], tmp_path)
     assert done.returncode == 0, done.stderr
     assert [r["step"] for r in lines(run_dir) if "learner/loss" in r] == list(range(1, steps[-1] + 3))
-    rows = [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
+    rows = list(records(run_dir / "journal"))
     batches = [(r["first"], r["last"]) for r in rows if "trained" in r]
     assert [first for first, _ in batches] == [0, *(last + 1 for _, last in batches[:-1])]
     written = [p for p in run_dir.rglob("*") if p.is_file() and KEY.encode() in p.read_bytes()]

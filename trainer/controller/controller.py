@@ -39,6 +39,7 @@ completions have arrived. Training rollouts go on in the slots left over, and th
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -62,6 +63,7 @@ from trainer.controller.sampler import IssuedPrompt, Sampler
 from trainer.controller.scores import to_score
 from trainer.controller.weight_sync import WeightSync
 from trainer.messages import StepDone
+from trainer.run_folder import checkpoints
 from trainer.types import Group, TokenScores
 
 T = TypeVar("T")
@@ -119,8 +121,8 @@ class Controller:
         self._moments = Moments(**checkpoint.get("advantages", {}))
         self.sampler.load_state_dict(checkpoint["sampler"])
         prompts = {p.prompt_id: p for p in self.dataset.train}
-        path = Path(self.config.run_dir) / "journal.jsonl"
-        issued, finished = replay(path, self._group_id, prompts, self.version)
+        folder = Path(self.config.run_dir) / "journal"
+        issued, finished = replay(folder, self._group_id, prompts, self.version)
         self._pending = [issued[i] for i in sorted(issued) if i < checkpoint["sampler"]["group_id"]]
         self._resumed_groups = {i: g for i, g in finished.items() if self._usable(g)}
 
@@ -344,6 +346,7 @@ class Controller:
         async with self.weights.learner_turn():
             await self._wait_for(self.learner.save(path, state), f"learner: checkpoint {path}")
         self.emit("checkpoint", {"path": path, "step": self.version})
+        self.journal.prune(oldest_group(self.config.run_dir, self._group_id))
 
     def _report(self, done: StepDone, minibatch: Minibatch, stats: dict[str, float], waited: float) -> None:
         groups = minibatch.groups
@@ -369,6 +372,12 @@ class Controller:
 def rollout_tokens(groups: Sequence[Group]) -> int:
     """What the engine computes: each group's prompt once, and all completions."""
     return sum(len(g.prompt.token_ids) + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
+
+
+def oldest_group(run_dir: str, group_id: int) -> int:
+    """The first group that a resume from any of the run's checkpoints needs; `group_id` without one."""
+    states = [json.loads((path / "controller.json").read_text()) for path in checkpoints(run_dir)]
+    return min((state["group_id"] for state in states), default=group_id)
 
 
 def _due(step: int, every: int) -> bool:

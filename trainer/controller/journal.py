@@ -1,12 +1,13 @@
-"""The journal: an append-only file of every issued prompt, finished group and optimizer step.
+"""The journal: an append-only record of every issued prompt, finished group and optimizer step.
 
 A resumed run takes finished groups from it and issues the pending prompts again, so that no prompt is lost
-and none is trained twice.
+and none is trained twice. It is a folder of files of SEGMENT_GROUPS groups each, so that a resume reads only
+the groups that it needs, and a long run can delete those that no checkpoint needs any more.
 """
 
 import base64
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -20,19 +21,28 @@ from trainer.controller.sampler import IssuedPrompt
 from trainer.jsonl import append, open_to_append, read_lines
 from trainer.types import Columns, Group, Prompt, Rollout
 
+SEGMENT_GROUPS = 256  # groups of one file
+KEEP_BYTES = 2_000_000_000  # of files that no checkpoint needs; below that they are kept, for analysis
 _ARRAYS = {"token_ids": np.int32, "logprobs_gen": np.float32, "versions": np.int32, "sampled": np.bool_}
 
 
 class Journal:
-    """Writes `journal.jsonl`, a JSON line per record; each line is flushed when it is written."""
+    """Writes a JSON line per record into the file of its group; each line is flushed when it is written."""
 
-    def __init__(self, path: Path) -> None:
-        self._file: IO[str] = open_to_append(path)
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder, self._files = folder, dict[int, IO[str]]()
+
+    def _append(self, group_id: int, record: Mapping[str, Any]) -> None:
+        segment = group_id // SEGMENT_GROUPS
+        if segment not in self._files:
+            self._files[segment] = open_to_append(self._folder / f"{segment:06d}.jsonl")
+        append(self._files[segment], record)
 
     def issued(self, issued: IssuedPrompt) -> None:
         """Record a prompt handed to a rollout task."""
         record = {"issued": issued.group_id, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id}
-        append(self._file, record | {"step": issued.step})
+        self._append(issued.group_id, record | {"step": issued.step})
 
     def finished(self, group: Group) -> None:
         """Record a complete group with all its tokens."""
@@ -41,22 +51,51 @@ class Journal:
         tokens = b"".join(flat.tobytes() for _, flat in arrays.values())
         packed = base64.b64encode(zlib.compress(tokens, 1)).decode()
         record = {"finished": group.group_id, "lengths": arrays["token_ids"][0], "tokens": packed}
-        append(self._file, record | columns)
+        self._append(group.group_id, record | columns)
 
     def trained(self, step: int, minibatch: Minibatch) -> None:
         """Record which groups a step was trained on: first to last without those set aside; or, in a later
         epoch, all by id."""
         ids, aside = ([g.group_id for g in groups] for groups in (minibatch.groups, minibatch.aside))
         span = {"groups": ids} if minibatch.epoch else {"first": min(ids + aside), "last": ids[-1]}
-        append(self._file, {"trained": step} | span | ({"aside": aside} if aside else {}))
+        self._append(min(ids + aside), {"trained": step} | span | ({"aside": aside} if aside else {}))
+
+    def prune(self, first: int) -> None:
+        """Group `first` is the oldest that a checkpoint needs: of the files before its own, delete the oldest
+        once they are larger than KEEP_BYTES together."""
+        before = [path for path in segments(self._folder) if int(path.stem) < first // SEGMENT_GROUPS]
+        sizes = [path.stat().st_size for path in before]
+        while sum(sizes) > KEEP_BYTES:
+            sizes.pop(0)
+            before.pop(0).unlink()
+        for segment in [s for s in self._files if s < first // SEGMENT_GROUPS]:
+            self._files.pop(segment).close()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+
+def segments(folder: Path) -> list[Path]:
+    """The files of a journal, oldest first."""
+    return sorted(folder.glob("*.jsonl"))
+
+
+def records(folder: Path, first: int = 0) -> Iterator[dict[str, Any]]:
+    """The records of a journal, without the files that hold only groups before `first`."""
+    if (old := folder.with_suffix(".jsonl")).exists():
+        raise ConfigError(
+            f"{old}: this run was written by an older version of the trainer; a folder {folder.name}/ was "
+            "expected: start a new run"
+        )
+    for path in segments(folder):
+        if int(path.stem) >= first // SEGMENT_GROUPS:
+            yield from read_lines(path)
 
 
 def replay(
-    path: Path, first: int, prompts: Mapping[str, Prompt], step: int = 0
+    folder: Path, first: int, prompts: Mapping[str, Prompt], step: int = 0
 ) -> tuple[dict[int, IssuedPrompt], dict[int, Group]]:
     """The prompts issued from group `first` on, and the finished groups among them, both by group id.
 
@@ -65,14 +104,14 @@ def replay(
     """
     issued: dict[int, IssuedPrompt] = {}
     finished: dict[int, Group] = {}
-    for record in read_lines(path):
+    for record in records(folder, first):
         group_id = record.get("issued", record.get("finished", -1))
         if group_id < first:
             continue
         if "issued" in record:
             if (prompt := prompts.get(record["prompt_id"])) is None:
                 raise ConfigError(
-                    f"{path}: prompt {record['prompt_id']}, issued as number {group_id}, is no longer in "
+                    f"{folder}: prompt {record['prompt_id']}, issued as number {group_id}, is no longer in "
                     "the training data; resume with the data that the run began with"
                 )
             issued[group_id] = IssuedPrompt(group_id, record["epoch"], prompt, record.get("step", step))

@@ -82,7 +82,7 @@ async def _run(
             phrase_ids=phrase,
             deadline=deadline,
         )
-        journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal.jsonl")))
+        journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal")))
         sampler = sampler_of(config, dataset.train, note)
         controller = Controller(ctx, dataset, sampler, learner, journal, emit)
         info = await wait_for(learner.ready(), "learner: start")

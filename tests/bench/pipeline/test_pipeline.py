@@ -139,7 +139,7 @@ def make_run(folder: Path, cores: int = 0) -> float:
             "learner/input_tokens": 60.0, "lag/histogram": {"0": 80},
             "learner/seconds": STAGES["pack"] + STAGES["forward_backward"] + STAGES["optimizer"],
         })  # fmt: skip
-    journal = Journal(folder / "journal.jsonl")
+    journal = Journal(folder / "journal")
     prompt = Prompt("p", "1 + 1", (1, 2), "2", {})
     for group_id in range(PROMPTS * STEPS):
         versions = np.full(LENGTH, group_id // PROMPTS, np.int32)

@@ -1,7 +1,9 @@
 """Promises of the loop: the lag bound, in-flight versions, order, evaluation of one version, stop, resume."""
 
 import asyncio
+import json
 import multiprocessing
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ def controller(
 ) -> Controller:
     dataset = Dataset(prompts(20), prompts(3, start=100))
     sampler = Sampler(dataset.train, config.pipeline, config.seed)
-    journal = Journal(Path(config.run_dir) / "journal.jsonl")
+    journal = Journal(Path(config.run_dir) / "journal")
     emit = lambda kind, data: events.append((kind, data))  # noqa: E731  # a one-line spy
     return Controller(context(config, engine), dataset, sampler, learner, journal, emit)
 
@@ -100,7 +102,7 @@ def test_colocated_engines_are_paused_while_the_learner_steps(tmp_path: Path) ->
 def test_batches_take_groups_in_the_order_they_were_issued_and_none_is_lost(tmp_path: Path) -> None:
     engine = FakeEngine(lambda r, i: 40 if r.request_id.endswith("3") else 1)
     asyncio.run(controller(configured(tmp_path, 2), engine, FakeLearner(), []).run())
-    text = (tmp_path / "journal.jsonl").read_text()
+    text = (tmp_path / "journal" / "000000.jsonl").read_text()
     trained = [line for line in text.splitlines() if '"trained"' in line]
     assert trained[0] == '{"trained": 1, "first": 0, "last": 3}' and '"first": 44, "last": 47' in trained[-1]
     assert text.count('"finished"') == 48
@@ -279,7 +281,11 @@ def test_stop_ends_after_the_current_step_and_a_resume_trains_every_group_once(t
 
     asyncio.run(resumed())
     assert [b.step for b in learner.batches] == list(range(1, 13))
-    lines = [line for line in (tmp_path / "journal.jsonl").read_text().splitlines() if '"trained"' in line]
+    lines = [
+        line
+        for line in (tmp_path / "journal" / "000000.jsonl").read_text().splitlines()
+        if '"trained"' in line
+    ]
     assert [f'"first": {4 * i}' in line for i, line in enumerate(lines)] == [True] * 12
 
 
@@ -306,7 +312,7 @@ def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
     again.restore(learner.saved[-1][1])
     again.ctx.engine.version = 2  # type: ignore[attr-defined]
     asyncio.run(again.run())
-    assert '"trained": 4, "first": 14, "last": 19' in (tmp_path / "journal.jsonl").read_text()
+    assert '"trained": 4, "first": 14, "last": 19' in (tmp_path / "journal" / "000000.jsonl").read_text()
 
 
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -324,3 +330,21 @@ def test_completions_that_cannot_fit_the_model_are_refused_at_the_start(interrup
     check_lengths(engine, prompts(5), 10, 103)  # 3 tokens of prompt and 100 of completion, either way
     with pytest.raises(ConfigError, match="the model has 102 positions: lower engine"):
         check_lengths(engine, prompts(5), 10, 102)
+
+
+def test_a_checkpoint_lets_the_journal_forget_what_no_checkpoint_needs(tmp_path: Path) -> None:
+    pruned: list[int] = []
+
+    class Writing(FakeLearner):
+        async def save(self, path: str, state: dict[str, Any]) -> None:
+            Path(path).mkdir(parents=True)
+            Path(path, "controller.json").write_text(json.dumps({"group_id": state["group_id"]}))
+
+    config = configured(tmp_path, 1, steps=6)
+    config = replace(config, logging=replace(config.logging, checkpoint_every=2))
+    run = controller(config, FakeEngine(), Writing(), [])
+    run.journal.prune = pruned.append  # type: ignore[method-assign]
+    asyncio.run(run.run())
+    shutil.rmtree(tmp_path / "checkpoints" / "step-000002")  # as the learner deletes the oldest
+    asyncio.run(run.save())
+    assert pruned == [8, 8, 16]  # the first group not yet trained on, of the oldest checkpoint there is

@@ -7,7 +7,7 @@ import pytest
 from fakes import prompts
 
 from trainer.config import ConfigError
-from trainer.controller.journal import Journal, replay
+from trainer.controller.journal import SEGMENT_GROUPS, Journal, replay, segments
 from trainer.controller.rounds import Minibatch
 from trainer.controller.sampler import IssuedPrompt
 from trainer.types import Group, Rollout
@@ -36,7 +36,7 @@ def group(issued: IssuedPrompt, lengths: list[int]) -> Group:
 def test_finished_groups_come_back_bit_for_bit_and_pending_ones_are_known(tmp_path: Path) -> None:
     items = prompts(6)
     by_id = {p.prompt_id: p for p in items}
-    journal = Journal(tmp_path / "j.jsonl")
+    journal = Journal(tmp_path / "journal")
     issued = [IssuedPrompt(i, i // 4, items[i], i // 3) for i in range(6)]
     groups = {i: group(issued[i], [3, 0, 7]) for i in (1, 2, 4)}
     for one in issued:
@@ -45,7 +45,7 @@ def test_finished_groups_come_back_bit_for_bit_and_pending_ones_are_known(tmp_pa
         journal.finished(done)
     journal.trained(1, Minibatch((groups[1], groups[2]), aside=(groups[4],)))
     journal.close()
-    again, finished = replay(tmp_path / "j.jsonl", 2, by_id)
+    again, finished = replay(tmp_path / "journal", 2, by_id)
     assert again == {i: issued[i] for i in (2, 3, 4, 5)}
     assert set(finished) == {2, 4}
     for group_id, got in finished.items():
@@ -60,7 +60,7 @@ def test_finished_groups_come_back_bit_for_bit_and_pending_ones_are_known(tmp_pa
 def test_a_line_cut_by_a_crash_is_ignored_and_a_new_issue_voids_an_old_group(tmp_path: Path) -> None:
     items = prompts(2)
     by_id = {p.prompt_id: p for p in items}
-    path = tmp_path / "j.jsonl"
+    path = tmp_path / "journal"
     journal = Journal(path)
     issued = IssuedPrompt(0, 0, items[0], 0)
     journal.issued(issued)
@@ -68,11 +68,12 @@ def test_a_line_cut_by_a_crash_is_ignored_and_a_new_issue_voids_an_old_group(tmp
     journal.issued(IssuedPrompt(1, 0, items[1], 0))
     journal.finished(group(IssuedPrompt(1, 0, items[1], 0), [4]))
     journal.close()
-    whole = path.read_text()
-    path.write_text(whole[:-30])  # as if the machine died while writing the last group
+    file = path / "000000.jsonl"
+    whole = file.read_text()
+    file.write_text(whole[:-30])  # as if the machine died while writing the last group
     again, finished = replay(path, 0, by_id)
     assert set(again) == {0, 1} and set(finished) == {0}
-    path.write_text(whole)
+    file.write_text(whole)
     journal = Journal(path)
     journal.issued(issued)  # a resume issues group 0 again
     journal.close()
@@ -80,8 +81,35 @@ def test_a_line_cut_by_a_crash_is_ignored_and_a_new_issue_voids_an_old_group(tmp
 
 
 def test_a_prompt_missing_from_the_data_is_refused_in_one_line(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j.jsonl")
+    journal = Journal(tmp_path / "journal")
     journal.issued(IssuedPrompt(3, 0, prompts(1)[0], 0))
     journal.close()
     with pytest.raises(ConfigError, match=r"prompt id0000, issued as number 3, .* resume with the data"):
-        replay(tmp_path / "j.jsonl", 0, {})
+        replay(tmp_path / "journal", 0, {})
+
+
+def test_a_resume_reads_only_the_files_that_it_needs_and_the_oldest_are_deleted_beyond_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, items = tmp_path / "journal", prompts(1)
+    journal = Journal(folder)
+    for i in range(5 * SEGMENT_GROUPS):
+        journal.issued(IssuedPrompt(i, 0, items[0], 0))
+    (folder / "000001.jsonl").write_text("no JSON, so that whoever reads it fails\n")
+    first = 2 * SEGMENT_GROUPS + 7
+    issued, _ = replay(folder, first, {items[0].prompt_id: items[0]})
+    assert sorted(issued) == list(range(first, 5 * SEGMENT_GROUPS))
+    journal.prune(first)
+    assert len(segments(folder)) == 5
+    monkeypatch.setattr("trainer.controller.journal.KEEP_BYTES", 100)
+    journal.prune(first)
+    assert [path.stem for path in segments(folder)] == ["000001", "000002", "000003", "000004"]
+    journal.issued(IssuedPrompt(first, 1, items[0], 0))  # the file is still there
+    journal.close()
+    assert replay(folder, first, {items[0].prompt_id: items[0]})[0][first].epoch == 1
+
+
+def test_the_journal_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").touch()
+    with pytest.raises(ConfigError, match="an older version of the trainer"):
+        replay(tmp_path / "journal", 0, {})

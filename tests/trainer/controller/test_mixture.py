@@ -26,7 +26,7 @@ from trainer.config.verifier import check_verifiers
 from trainer.controller.controller import Controller
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import evaluate
-from trainer.controller.journal import Journal
+from trainer.controller.journal import Journal, records
 from trainer.controller.mixture import Mixture, load_tasks, sampler_of, task_metrics
 from trainer.controller.rewards import Scored
 from trainer.types import Group, Prompt, Rollout
@@ -120,7 +120,7 @@ def test_a_run_that_was_stopped_issues_the_same_prompts_as_an_unbroken_one(tmp_p
     def controller(config: Config, learner: Any, events: list[Any]) -> Controller:
         train, held_out = ((*prompts("a", 9, s), *prompts("b", 9, s)) for s in (0, 50))
         data = Dataset(train, held_out)
-        journal = Journal(Path(config.run_dir) / "journal.jsonl")
+        journal = Journal(Path(config.run_dir) / "journal")
         note: Any = events.append
         emit: Any = lambda *event: events.append(event)  # noqa: E731  # a one-line spy
         engine: Any = FakeEngine()
@@ -129,8 +129,8 @@ def test_a_run_that_was_stopped_issues_the_same_prompts_as_an_unbroken_one(tmp_p
         )
 
     def issued(folder: str) -> dict[int, str]:
-        lines = map(json.loads, (tmp_path / folder / "journal.jsonl").read_text().splitlines())
-        return {line["issued"]: line["prompt_id"] for line in lines if "issued" in line}
+        rows = records(tmp_path / folder / "journal")
+        return {row["issued"]: row["prompt_id"] for row in rows if "issued" in row}
 
     unbroken, stopped, learner = configured("unbroken"), configured("stopped"), FakeLearner(0.005)
     events: list[Any] = []

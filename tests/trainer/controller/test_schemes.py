@@ -15,6 +15,7 @@ from test_controller import configured, controller
 from test_weight_sync import Engine, Learner
 
 from trainer.config import Config, ConfigError, EvaluationConfig, KLConfig, PipelineConfig
+from trainer.controller.journal import records
 from trainer.controller.rounds import Minibatch, deal
 from trainer.messages import StepDone
 from trainer.types import TokenScores
@@ -29,8 +30,7 @@ def off_policy(tmp_path: Path, k: int, steps: int, evaluate_every: int = 100, **
 
 
 def journal(config: Config, kind: str) -> list[dict[str, Any]]:
-    records = (Path(config.run_dir) / "journal.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, records) if kind in record]
+    return [record for record in records(Path(config.run_dir) / "journal") if kind in record]
 
 
 def versions(learner: FakeLearner) -> list[set[int]]:

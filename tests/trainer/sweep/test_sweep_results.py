@@ -58,7 +58,8 @@ def write_run(folder: Path, law: tuple[float, float, float], seed: int) -> None:
     own |= {"run_dir": str(folder), "evaluation": {"sets": {"mine": [f"{folder.parent}/mine.jsonl"]}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(own))
     (folder / "ended.json").write_text('{"by": "steps", "max_compute": 0}')
-    (folder / "journal.jsonl").write_text("{}\n" * 10_000)
+    (folder / "journal").mkdir()
+    (folder / "journal" / "000000.jsonl").write_text("{}\n" * 10_000)
 
 
 def write_sweep(folder: Path, recipes: list[str], seeds: int, budget: float) -> None:
