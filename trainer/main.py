@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from trainer.checksums import damage
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
@@ -23,7 +24,7 @@ from trainer.launcher.placement import (
     with_engine,
     without_judges,
 )
-from trainer.run_folder import claim, latest
+from trainer.run_folder import checkpoints, claim, latest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,14 +108,18 @@ def follow(launch: Launch, devices: Devices) -> int:
 
 
 def checkpoint_state(config: Config) -> dict[str, Any]:
-    """The controller's state in the newest checkpoint, with the checkpoint's 'path'."""
-    path = latest(config.run_dir)
-    if path is None:
-        raise ConfigError(
-            f"--resume: {config.run_dir} holds no checkpoint; start again without --resume, in another "
-            "--run-dir if that one is in use"
-        )
-    return json.loads((path / "controller.json").read_text()) | {"path": str(path)}
+    """The controller's state in the newest checkpoint that is whole, with the checkpoint's 'path'."""
+    found = checkpoints(config.run_dir)
+    for path in reversed(found):
+        if why := damage(path):
+            print(f"note: {path} is damaged ({why}), so the checkpoint before it is used", file=sys.stderr)
+            continue
+        return json.loads((path / "controller.json").read_text()) | {"path": str(path)}
+    what = "no checkpoint that is whole" if found else "no checkpoint"
+    raise ConfigError(
+        f"--resume: {config.run_dir} holds {what}; start again without --resume, in another "
+        "--run-dir if that one is in use"
+    )
 
 
 def dry_run(launch: Launch) -> int:

@@ -4,6 +4,7 @@ model.safetensors config.json tokenizer.json ...   AutoModelForCausalLM.from_pre
 state/            weights and AdamW's state of policy and critic, version and random state, by
                   torch.distributed.checkpoint: each rank writes its shards, and any number can read them
 controller.json   the controller's state, from which main.py resumes
+checksums.json    of all these files
 """
 
 import errno
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from trainer.checksums import write_checksums
 from trainer.config import ConfigError
 from trainer.learner.optimizer import MOMENTS, ShardedAdamW
 from trainer.learner.ranks import Ranks
@@ -54,6 +56,7 @@ def save(
             model.save_pretrained(temporary, state_dict=full)
             tokenizer.save_pretrained(temporary)
             (temporary / "controller.json").write_text(json.dumps(controller_state))
+            write_checksums(temporary)
             shutil.rmtree(final, ignore_errors=True)  # an older one of the same version
             temporary.rename(final)
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as e:  # of any rank

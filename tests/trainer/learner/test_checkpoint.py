@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,11 @@ from training import MODELS, make_model, of_the_data
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from trainer import run_folder
+from trainer.checksums import damage
 from trainer.config import Config, ConfigError, LearnerConfig
 from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
+from trainer.main import checkpoint_state
 from trainer.types import TrainBatch, TrainSequence
 
 CLOCK: Any = SimpleNamespace(state=lambda name: nullcontext(), split=lambda shares: None)
@@ -158,3 +161,35 @@ def test_saving_the_same_version_again_replaces_it(model_dir: str, tmp_path: Pat
     for state in ({"version": 0, "n": 1}, {"version": 0, "n": 2}):
         save(one, tmp_path / "step-000000", state)
     assert '"n": 2' in (tmp_path / "step-000000" / "controller.json").read_text()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
+    model_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, folders = learner(model_dir), [tmp_path / "checkpoints" / f"step-{i:06d}" for i in range(5)]
+    for path in folders:
+        save(one, path, {"version": 0, "group_id": int(path.name[-1])})
+    assert not any(map(damage, folders))
+    config = Config(run_dir=str(tmp_path))
+    capsys.readouterr()
+    assert checkpoint_state(config)["group_id"] == 4 and not capsys.readouterr().err
+    (folders[4] / "model.safetensors").unlink()
+    shard = next((folders[3] / "state").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    weights = folders[2] / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1  # a single bit
+    weights.write_bytes(content)
+    (folders[1] / "checksums.json").write_text("{")
+    assert checkpoint_state(config)["group_id"] == 0
+    said = capsys.readouterr().err.splitlines()
+    for line, path, why in zip(
+        said, reversed(folders),
+        ("model.safetensors is missing", "distcp has", "model.safetensors is corrupt", "not readable"),
+        strict=False,
+    ):  # fmt: skip
+        assert str(path) in line and why in line and "the checkpoint before it is used" in line
+    assert len(said) == 4
+    shutil.rmtree(folders[0])
+    with pytest.raises(ConfigError, match="holds no checkpoint that is whole"):
+        checkpoint_state(config)
