@@ -34,7 +34,7 @@ class Ack:
 class Shutdown:
     """End the process after the current step; the controller saves a checkpoint first."""
 
-    ended_by: str = ""  # "compute", "forecast": the run is complete, and its last weights are evaluated
+    ended_by: str = ""  # such as "compute": the run is complete, and its last weights are evaluated
 
 
 @dataclass(frozen=True, slots=True)

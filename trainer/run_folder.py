@@ -55,7 +55,7 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
 
 
 def record_end(run_dir: Path, by: str, max_compute: float, why: str = "") -> None:
-    """Say in the folder that the run is complete, by "steps", "compute", "forecast" or all "solved"."""
+    """Say in the folder that the run is complete: by "steps", "compute", "forecast", "guard" or "solved"."""
     write_atomic(run_dir / ENDED, json.dumps({"by": by, "max_compute": max_compute, "why": why}))
 
 

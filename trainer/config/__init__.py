@@ -321,6 +321,12 @@ class LoggingConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GuardConfig:
+    stop: bool = False
+    """End the run in order when its metrics show for three steps in a row that training goes wrong: few effective tokens, a large KL or ratio, entropy gone, truncation or repetition above 10 %. Such warnings are always in the log, in metrics.jsonl and in the report."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """A reinforcement-learning run whose outcome can be predicted (ScaleRL)."""
 
@@ -340,6 +346,7 @@ class Config:
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     forecast: ForecastConfig = field(default_factory=ForecastConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     @property

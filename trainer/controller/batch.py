@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from kernels import token_weights
 from trainer.config import ObjectiveConfig
 from trainer.controller.gae import critic_advantages
+from trainer.controller.repetition import is_repetitive
 from trainer.controller.scores import kl_reference, mismatch_weight
 from trainer.types import Group, Rollout, TokenScores, TrainBatch, TrainSequence
 
@@ -195,6 +196,7 @@ def _stats(groups: Sequence[Group], lags: NDArray[np.int32]) -> dict[str, float]
         "train/all_right": equal.count(1) / len(groups),
         "train/all_wrong": equal.count(0) / len(groups),
         "train/truncated": np.mean([r.truncated for r in rollouts]),
+        "train/repetitive": np.mean([is_repetitive(r.token_ids) for r in rollouts]),
         "train/interrupted": np.mean([r.interrupted for r in rollouts]),
         "train/length_mean": np.mean(lengths),
         "train/length_max": max(lengths),

@@ -12,6 +12,7 @@ from trainer.cli import to_yaml
 from trainer.config import Config, ConfigError
 from trainer.jsonl import read_lines, write_atomic
 from trainer.launcher.flops import step_flops
+from trainer.launcher.guards import Guards
 from trainer.launcher.ledger import Compute, Ledger
 from trainer.launcher.metrics import MetricsWriter
 from trainer.launcher.placement import Devices
@@ -51,6 +52,7 @@ class Recorder:
         self.ledger = Ledger(devices.held(), devices.unit, self.start, carried)
         self.points: list[EvalPoint] = []
         self._flops = 0.0
+        self._guards = Guards()
         if resume_version is not None:
             self._reload_metrics(resume_version)
         self.metrics = MetricsWriter(self.run_dir, config)
@@ -62,7 +64,7 @@ class Recorder:
             )
         self._forecast = forecast(self.points, 0.0, None, self._like) if self.points else None
         self._limit = config.pipeline.max_compute or math.inf
-        self._why_stopped = ""  # by `forecast.stop`
+        self._why_stopped = ""  # by `forecast.stop` or `guard.stop`
         self._parameters = 0  # of the policy, once the learner is ready
         self._versions: dict[int, tuple[float, Compute, float]] = {}  # when made; compute, FLOPs until then
         self._last_counters: dict[str, tuple[float, float]] = {}  # engine -> tokens, busy seconds
@@ -91,8 +93,10 @@ class Recorder:
                 self._flops += step_flops(self._parameters, self.config.objective, message.data)
                 self._versions[message.data["step"]] = message.time, compute, self._flops
                 self.peak_gb = max(self.peak_gb, message.data.get("learner/peak_memory_gb", 0.0))
-                self._write_line(message.data | {"learner/estimated_memory_gb": self.estimated_gb})
-                ended_by = "compute" if compute.total >= self._limit else ""
+                warnings = self._guards.check(message.data)
+                line = message.data | {"learner/estimated_memory_gb": self.estimated_gb}
+                self._write_line(line | {f"warning/{name}": text for name, text in warnings.items()})
+                ended_by = "compute" if compute.total >= self._limit else self._warn(warnings)
             case Event(kind="eval"):
                 ended_by = self._record_evaluation(message)
             case Event(kind="sample"):
@@ -102,7 +106,7 @@ class Recorder:
                 self._update_rate(role, message.data["tokens"], message.data["busy_s"])
             case Event(kind="done"):
                 if by := message.data["ended_by"]:
-                    why = self._why_stopped if by == "forecast" else ""
+                    why = self._why_stopped if by in ("forecast", "guard") else ""
                     record_end(self.run_dir, by, self.config.pipeline.max_compute, why)
             case Event(kind="ready"):
                 self._parameters = message.data["learner"]["parameters"]
@@ -124,11 +128,22 @@ class Recorder:
         rows = [row for row in read_lines(path) if row["step"] <= version > 0]  # version 0 is evaluated again
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
         for row in rows:
+            self._guards.check(row)
             if "eval/pass_rate" in row:
                 rate, error = row["eval/pass_rate"], row["eval/pass_rate_se"]
                 self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error))
             self._flops = max(self._flops, row.get("compute/flops", 0.0))
             self.view.update(row, resumed=True)
+
+    def _warn(self, warnings: Mapping[str, str]) -> str:
+        """Show what is wrong; "guard" if that ends the run."""
+        for text in warnings.values():
+            self.view.log(f"warning: {text}")
+        if not warnings or not self.config.guard.stop:
+            return ""
+        self._why_stopped = next(iter(warnings.values()))
+        self.view.log("stopping after this step, as guard.stop asks")
+        return "guard"
 
     def _update_rate(self, role: str, tokens: float, busy_s: float) -> None:
         """An engine's tokens per second since its last report; the counters of a new process begin at 0."""

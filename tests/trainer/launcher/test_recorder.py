@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Config, ForecastConfig, KLConfig, LoggingConfig, ObjectiveConfig, PipelineConfig
+from trainer.config import (
+    Config,
+    ForecastConfig,
+    GuardConfig,
+    KLConfig,
+    LoggingConfig,
+    ObjectiveConfig,
+    PipelineConfig,
+)
 from trainer.jsonl import read_lines
 from trainer.launcher.flops import step_flops
 from trainer.launcher.placement import assign
@@ -208,3 +216,22 @@ def test_each_evaluation_comes_with_its_prediction_and_a_forecast_of_the_runs_en
     assert row["forecast/end"] == pytest.approx(end, abs=0.02)
     assert row["forecast/predicted"] == pytest.approx(rate, abs=0.02) and row["forecast/alarm"] == 0
     assert one.fit is not None and one.fit.points == 8
+
+
+def test_a_warning_is_shown_and_kept_and_ends_the_run_if_asked(tmp_path: Path) -> None:
+    for stop in (False, True):
+        folder = tmp_path / str(stop)
+        folder.mkdir()
+        one = make(folder, config=replace(CONFIG, guard=GuardConfig(stop=stop)))
+        ended = []
+        for step in range(1, 5):
+            event = step_event(step, one.start)
+            event.data["train/truncated"] = 0.5
+            ended.append(one.handle("controller", event))
+        assert ended == ["", "", "guard" if stop else "", ""]
+        rows = read_lines(folder / "metrics.jsonl")
+        assert [any(k.startswith("warning/") for k in row) for row in rows] == [False, False, True, False]
+        one.handle("controller", Event("done", one.start, {"step": 4, "ended_by": "guard" if stop else ""}))
+        assert complete(folder) == stop
+        if stop:
+            assert "50% of the completions are cut" in (folder / "ended.json").read_text()

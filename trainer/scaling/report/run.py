@@ -35,6 +35,7 @@ class Record:
     wall_s: float  # the end of the lanes
     samples: tuple[Mapping[str, Any], ...]
     config: str  # YAML
+    warnings: tuple[tuple[int, str], ...]  # (step, what was wrong)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def read_record(folder: Path) -> Record:
         wall_s=max((s["end"] for s in spans), default=0.0),
         samples=evenly_chosen(list(read_lines(samples)) if samples.is_file() else [], SAMPLES),
         config=(folder / "config.yaml").read_text(encoding="utf-8"),
+        warnings=tuple((r["step"], r[k]) for r in rows for k in r if k.startswith("warning/")),
     )
 
 

@@ -1,0 +1,65 @@
+"""Promises of the warnings: a sign is reported once it has held for three steps; healthy runs have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.launcher.guards import SIGNS, Guards
+
+# Steps 1, 13 and 25 of `--recipe tiny`.
+HEALTHY: list[dict[str, Any]] = [
+    {"ratio/ess": 1.0, "ratio/mean": 1.0, "kl/k3": 0.0, "learner/entropy": 0.8408, "train/truncated": 0.0},
+    {
+        "ratio/ess": 0.998,
+        "ratio/mean": 1.0004,
+        "kl/k3": 1e-3,
+        "learner/entropy": 0.7222,
+        "train/truncated": 2e-3,
+    },
+    {
+        "ratio/ess": 0.998,
+        "ratio/mean": 0.9999,
+        "kl/k3": 1e-3,
+        "learner/entropy": 0.6382,
+        "train/truncated": 0.0,
+    },
+]
+WRONG = {
+    "ess": {"ratio/ess": 0.31},
+    "ratio": {"ratio/mean": 1.4},
+    "kl": {"kl/k3": 0.2},
+    "entropy": {"learner/entropy": 0.02},
+    "truncation": {"train/truncated": 0.14},
+    "repetition": {"train/repetitive": 0.5},
+}
+
+
+def test_healthy_steps_give_no_warning() -> None:
+    guards = Guards()
+    assert not any(guards.check(row | {"train/repetitive": 0.0}) for row in HEALTHY * 20)
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_a_sign_is_reported_once_when_it_has_held_for_three_steps_and_again_after_a_pause(name: str) -> None:
+    guards, healthy = Guards(), HEALTHY[0]
+    rows = [healthy] * 5 + [healthy | WRONG[name]] * 6 + [healthy] + [healthy | WRONG[name]] * 3
+    reported = [i for i, row in enumerate(rows) if name in guards.check(row)]
+    assert reported == [7, 14]
+
+
+def test_a_warning_says_what_was_found_and_what_to_do() -> None:
+    guards = Guards()
+    for row in HEALTHY:
+        guards.check(row)
+    for _ in range(3):
+        found = guards.check(HEALTHY[0] | WRONG["truncation"])
+    assert found == {
+        "truncation": "14% of the completions are cut at the token limit; above 10 % runs became unstable. "
+        "Raise engine.max_new_tokens, turn on engine.interruption or a length penalty"
+    }
+
+
+def test_a_step_without_tokens_has_no_such_metrics() -> None:
+    assert Guards().check({"learner/tokens": 0.0}) == {}

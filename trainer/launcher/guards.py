@@ -1,0 +1,88 @@
+"""Signs that a training goes wrong, in the metrics of its steps; each says what to do.
+
+A sign is reported once it has held for IN_A_ROW steps, and again only after a step without it. The limits are
+far from what healthy runs show (tests/trainer/launcher/test_guards.py); that of truncation is the paper's
+(arXiv 2510.13786: runs above 10 % became unstable).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+IN_A_ROW = 3  # steps
+FIRST = 5  # steps whose mean is what later ones are compared with
+COLLAPSED = 0.05  # entropy below this share of the first steps' has collapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What is wrong with a metric, and what helps."""
+
+    metric: str
+    is_wrong: Callable[[float, float], bool]  # of the metric's value, and its mean over the first steps
+    text: str  # with {value} and {first}
+
+
+SIGNS = {
+    "ess": Sign(
+        "ratio/ess",
+        lambda value, first: value < 0.5,
+        "the importance ratios leave only {value:.0%} of the batch's tokens effective: the policy has moved "
+        "far from the weights that generated them. Lower learner.lr or pipeline.max_lag",
+    ),
+    "ratio": Sign(
+        "ratio/mean",
+        lambda value, first: not 0.8 < value < 1.25,
+        "the mean importance ratio is {value:.3g}, where 1 is expected: learner and engine disagree. Compare "
+        "the agreement that the log states at the start, and lower learner.lr",
+    ),
+    "kl": Sign(
+        "kl/k3",
+        lambda value, first: value > 0.1,
+        "the policy is {value:.2g} nats per token away from the one that generated. Lower learner.lr or "
+        "pipeline.max_lag",
+    ),
+    "entropy": Sign(
+        "learner/entropy",
+        lambda value, first: value < COLLAPSED * first,
+        "the entropy has fallen from {first:.2g} to {value:.2g} nats: completions are hardly sampled any "
+        "more. Lower learner.lr, raise objective.max_ratio or clip_high, or add an entropy bonus",
+    ),
+    "truncation": Sign(
+        "train/truncated",
+        lambda value, first: value > 0.1,
+        "{value:.0%} of the completions are cut at the token limit; above 10 % runs became unstable. Raise "
+        "engine.max_new_tokens, turn on engine.interruption or a length penalty",
+    ),
+    "repetition": Sign(
+        "train/repetitive",
+        lambda value, first: value > 0.1,
+        "{value:.0%} of the completions repeat themselves. Read samples.jsonl; lower learner.lr, and resume "
+        "from a checkpoint before it began",
+    ),
+}
+
+
+class Guards:
+    """The signs of one run, step after step."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, list[float]] = {name: [] for name in SIGNS}
+        self._held = dict.fromkeys(SIGNS, 0)  # steps in a row
+
+    def check(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """The signs that are reported with this step's metrics, by name."""
+        found = {}
+        for name, sign in SIGNS.items():
+            value = row.get(sign.metric)
+            if not isinstance(value, int | float):
+                self._held[name] = 0
+                continue
+            first = self._first[name]
+            if len(first) < FIRST:
+                first.append(float(value))
+            mean = sum(first) / len(first)
+            self._held[name] = self._held[name] + 1 if sign.is_wrong(value, mean) else 0
+            if self._held[name] == IN_A_ROW:
+                found[name] = sign.text.format(value=value, first=mean)
+        return found
