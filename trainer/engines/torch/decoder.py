@@ -30,19 +30,19 @@ class Decoder:
         self, capacity: int, device: torch.device, graphs: bool,
         body: Callable[[Tensor, Tensor, int], Tensor], head: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
-        self._body, self._head, self._with_graphs = body, head, graphs
+        self._body, self._head, self.graphs = body, head, graphs
         # Rows: newest token, its position, key and count of the random numbers, bits of the FP64 temperature.
         self._state = torch.zeros(5, capacity, dtype=torch.long, device=device)
         self._held = np.zeros((5, 0), np.int64)  # what the device holds of the slots in use
         self._result = torch.zeros(2, capacity, dtype=torch.float64, device=device)  # tokens, log-probs
         self._cache_length = 0  # tokens
-        self._graphs: dict[Shape, torch.cuda.CUDAGraph | None] = {}  # None: its first step warmed it up
+        self._captured: dict[Shape, torch.cuda.CUDAGraph | None] = {}  # None: its first step warmed it up
 
     def step(self, slots: Slots, active: int, cache: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """A token of each of the first `active` slots, and its log-prob."""
         if cache.shape[4] != self._cache_length:  # it has grown, and graphs hold its address
             self._cache_length = cache.shape[4]
-            self._graphs.clear()
+            self._captured.clear()
         temperature = slots.column("temperature")[:active].astype(np.float64)
         ids, positions = slots.newest(active)
         key, count = slots.column("key")[:active].view(np.int64), slots.column("count")[:active]
@@ -61,14 +61,14 @@ class Decoder:
 
     def _run(self, shape: Shape) -> None:
         """Compute a step: at the first one of a shape each operation is launched, later its graph."""
-        if not self._with_graphs or shape not in self._graphs:
-            self._graphs[shape] = None
+        if not self.graphs or shape not in self._captured:
+            self._captured[shape] = None
             self._compute(*shape)
             return
-        graph = self._graphs[shape]
+        graph = self._captured[shape]
         if graph is None:
-            pool = next((g.pool() for g in self._graphs.values() if g), None)  # one at a time is replayed
-            graph = self._graphs[shape] = torch.cuda.CUDAGraph()
+            pool = next((g.pool() for g in self._captured.values() if g), None)  # one at a time is replayed
+            graph = self._captured[shape] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool):  # nothing is computed while it is captured
                 self._compute(*shape)
         graph.replay()
