@@ -14,12 +14,13 @@ from trainer.checksums import damage
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
-from trainer.launcher.memory_estimate import ModelSize, describe, known_size, with_room
+from trainer.launcher.memory_estimate import ModelSize, describe, known_size, stays_on_cpu, with_room
 from trainer.launcher.notices import notices
 from trainer.launcher.placement import (
     Devices,
     assign,
     for_roles,
+    slow_dtype,
     torchrun_ranks,
     with_engine,
     without_judges,
@@ -60,6 +61,8 @@ def train(launch: Launch) -> int:
     if config.engine.kind == "vllm" and not config.engine.urls:
         check_installed()
     devices = split(config, None)
+    if slow := slow_dtype(config, devices):
+        raise ConfigError(slow)
     if devices.world and int(os.environ["RANK"]) > 0:
         return follow(launch, devices)
     with claim(config.run_dir, launch.resume), make_view(config, devices.unit) as view:
@@ -129,7 +132,7 @@ def dry_run(launch: Launch) -> int:
     config = launch.config
     size = known_size(config.model.path)
     devices = split(config, size)
-    for notice in notices(launch):
+    for notice in filter(None, (*notices(launch), slow_dtype(config, devices))):
         print(f"note: {notice}", file=sys.stderr)
     print(to_yaml(config))
     for origin, keys in launch.origins.items():
@@ -142,7 +145,7 @@ def dry_run(launch: Launch) -> int:
 
 def split(config: Config, size: ModelSize | None) -> Devices:
     """This machine's devices, assigned to the roles; more to the learner if it needs them for its memory."""
-    gpus = without_judges(config, usable_gpus())
+    gpus = () if stays_on_cpu(config) else without_judges(config, usable_gpus())
 
     def devices_of(ranks: int) -> Devices:
         asked = replace(config, learner=replace(config.learner, ranks=ranks or config.learner.ranks))

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from small import environment, make_data, make_model
 
-from trainer.launcher import supervisor
+from trainer.launcher import placement, supervisor
 from trainer.main import main
 
 ROLES = (supervisor.ENGINES["torch"], supervisor.LEARNER, supervisor.CONTROLLER)
@@ -44,6 +44,7 @@ def make_task(folder: Path, engine: str, patch: pytest.MonkeyPatch) -> Path:
     modules = [target.partition(":")[0] for target in ROLES]
     context.set_forkserver_preload([*modules, "transformers.models.qwen3.modeling_qwen3"])
     patch.setattr(supervisor, "CONTEXT", context)
+    patch.setattr(placement, "cpu_has_bfloat16", lambda: True)  # slow on other CPUs, and refused there
     environment(folder)  # writes the reward's module
     patch.syspath_prepend(folder)
     interruption = {"lo": 4, "hi": 6, "phrase": "=", "end_marker": "", "answer_tokens": 3}

@@ -70,4 +70,5 @@ def environment(tmp: Path) -> dict[str, str]:
         "    digits = [c for c in completion if c.isdigit()]\n"
         "    return float(bool(digits) and int(digits[0]) % 2 == 0)\n"
     )
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp), os.getcwd()]), "HF_HUB_OFFLINE": "1"}
+    path = os.pathsep.join([str(tmp), os.getcwd()])
+    return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}

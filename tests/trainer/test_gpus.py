@@ -16,6 +16,8 @@ from trainer.gpus import (
     visible_gpus,
     without_cuda,
 )
+from trainer.launcher import placement
+from trainer.main import main
 
 MIB = 2**20
 H100, H200 = "NVIDIA H100 80GB HBM3, 81559", "NVIDIA H200, 143771"
@@ -139,3 +141,32 @@ def test_a_build_of_torch_without_cuda_leaves_gpus_idle(monkeypatch: pytest.Monk
         driver(monkeypatch, "")  # no driver: the variable says for which machine is planned
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
         assert without_cuda() == "" and usable_gpus() == ("0", "1")
+
+
+DRY_RUNS = [  # GPUs, arguments, what is printed of devices and memory
+    (1, ["--recipe", "demo"], ["devices: GPUs: learner 0; engines 0, beside the learner;", "its old place"]),
+    (1, ["--recipe", "tiny"], ["CPU cores, shared in time by 1 learner rank and 1 engine", "packed"]),
+    (1, ["--recipe", "tiny", "--learner.ranks", "1"], ["learner 0; engines 0, beside the learner;"]),
+    (
+        1,
+        ["--recipe", "demo", "--engine.tensor_parallel", "0"],
+        ["learner 0; engines 1 on the CPU;", "packed"],
+    ),
+    (2, ["--recipe", "demo"], ["devices: GPUs: learner 0; engines 1;"]),
+]
+
+
+@pytest.mark.parametrize(("count", "arguments", "printed"), DRY_RUNS)
+def test_without_vllm_a_dry_run_plans_for_the_torch_engine(
+    count: int,
+    arguments: list[str],
+    printed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    driver(monkeypatch, "".join(eight(H100).splitlines(keepends=True)[:count]))
+    monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.11.0+cu130")
+    monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: None if name == "vllm" else name)
+    assert main([*arguments, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert all(text in out for text in printed), out

@@ -231,8 +231,13 @@ def test_a_size_preset_recommends_to_a_recipe_what_the_recipe_can_have(
 def test_gpus_that_stay_idle_and_a_vllm_without_one_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr("trainer.launcher.notices.without_cuda", lambda: "")
+    monkeypatch.setattr("trainer.launcher.notices.importlib.util.find_spec", lambda name: None)
     (line,) = said("--task", "arithmetic")
-    assert line.startswith("engine.kind torch runs on the CPU: 2 GPUs stay idle")
+    assert line.startswith("vLLM is not installed: the torch engine generates")
+    (line,) = said("--recipe", "tiny")
+    assert line.startswith("model.path tiny is too small for a GPU") and "stays on the CPU" in line
+    (line,) = said("--recipe", "tiny", "--learner.ranks", "1")
+    assert line.startswith("vLLM is not installed: the torch engine generates")
     assert said("--recipe", "scalerl") == []
     monkeypatch.setattr("trainer.launcher.notices.without_cuda", lambda: "2.13.0+cpu")
     (line,) = said("--recipe", "scalerl")

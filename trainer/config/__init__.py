@@ -161,11 +161,11 @@ class InterruptionConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     kind: Literal["auto", "torch", "vllm"] = "auto"
-    """Generator: the embedded torch engine, which runs on the CPU, or vLLM (0.32.0; `make setup-vllm`, or `pip install sigmoid-rl[vllm]` on GPUs). `auto`: vLLM for `urls`, and on GPUs where it is installed."""
+    """Generator: the embedded torch engine, or vLLM (0.32.0; `make setup-vllm`, or `pip install sigmoid-rl[vllm]` on GPUs). `auto`: vLLM for `urls`, and on GPUs where it is installed."""
     count: NonNegativeInt = 0
     """Engines side by side, each with its own copy of the model; 0: as many as the GPUs left by the learner hold, 1 on a CPU."""
-    tensor_parallel: PositiveInt = 1
-    """GPUs of one vLLM engine."""
+    tensor_parallel: NonNegativeInt = 1
+    """GPUs of one engine; more than 1 with vLLM only. 0: torch engines on the CPU, and the learner on the GPUs."""
     urls: tuple[str, ...] = ()
     """vLLM servers on other machines (started by `python -m trainer.engines.vllm_server`), instead of engines here; the shared secret is $SIGMOID_RL_SECRET."""
     colocate: bool = False

@@ -72,6 +72,13 @@ def advise_run(books: Mapping[str, Any], idle: Mapping[str, float], config: Conf
     held = {role: books["roles"][role]["devices"] for role in idle}
     engines = {role: n for role, n in held.items() if role != "learner"}
     total = sum(engines.values())
+    if total < 1 and books["unit"] != "core-hours":
+        engine_idle = sum(idle[role] for role in engines) / len(engines)
+        if total:  # torch engine and learner side by side
+            return advise_shared("GPU", idle["learner"], engine_idle)
+        return Advice(
+            f"learner idle {idle['learner']:.0%}, engine idle {engine_idle:.0%}: the engines are on the CPU"
+        )
     learner_idle, engine_idle = idle["learner"], sum(idle[role] * n for role, n in engines.items()) / total
     if books["unit"] == "core-hours" or config.engine.colocate:
         unit = "cores" if books["unit"] == "core-hours" else "GPUs"
@@ -138,6 +145,8 @@ def plan(config: Config, size: ModelSize, split: Split) -> Advice:
     """
     if config.engine.urls:
         return Advice("the engines are on other machines, so there is no split to choose")
+    if config.engine.kind == "torch" and not split.cores:
+        return Advice("no rates of the torch engine on GPUs are known, so no split is advised")
     if split.cores or config.engine.colocate:
         devices = f"{split.cores} cores" if split.cores else "GPUs"
         return Advice(NO_SPLIT.format(devices))

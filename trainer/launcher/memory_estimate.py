@@ -19,6 +19,7 @@ GIB = 2**30
 LOGITS_CHUNK = 128 << 20  # bytes of one chunk of logits in the loss, on a CPU
 CUDA_CHUNK_ROWS = 8192  # of logits, on a GPU: `kernels.op` has it
 CONTEXT = int(1.5 * GIB)  # of CUDA and NCCL, beside what torch allocates
+MIN_GPU_PARAMETERS = 2_000_000  # below, the torch engine and the learner mostly launch kernels
 SPARE = 0.08  # of a GPU, for what fragments and for longer packs
 PINNED = 4 / 3  # torch rounds each pinned block up to a power of two: a third more, on average
 PROMPT_TOKENS = 128  # assumed length of a prompt, for the KV cache
@@ -94,15 +95,7 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
     critic = size.parameters if config.objective.critic.body == "own" else 0  # an untied head is not in it
     if critic:
         rank["the critic's weights, gradients and moments, FP32"] = 16 * (critic // len(devices.learner))
-    kv_cache = 2 * size.layers * size.kv_width * width * engine.slots * tokens
-    engine_bytes = {
-        "weights": width * size.parameters,
-        f"KV cache (prompts of {PROMPT_TOKENS} tokens)": kv_cache,
-    }
-    if engine.kind != "vllm":
-        fp32_head = config.model.fp32_head in ("both", "generator")
-        head = 8 * size.vocabulary * size.hidden * fp32_head  # FP32 head alone
-        engine_bytes["linear layers again, packed"] = 4 * size.parameters if width == 4 else head
+    engine_bytes = _of_an_engine(config, size, devices, tokens, width)
     files = config.weight_files if weight_push(config, devices) == "file" else 0
     host = {"published weights (at most)": width * size.parameters * files}
     if engine.colocate:
@@ -110,6 +103,30 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
         offloaded += width * size.parameters * len(devices.engines)
         host["weights and moments offloaded from the GPUs, pinned"] = int(PINNED * offloaded)
     return MemoryEstimate(rank, engine_bytes, host)
+
+
+def _of_an_engine(
+    config: Config, size: ModelSize, devices: Devices, tokens: int, width: int
+) -> dict[str, int]:
+    """What an engine holds for sequences of so many tokens, with `width` bytes a number."""
+    engine, on_gpu = config.engine, any(devices.engines)
+    torch = engine.kind != "vllm"
+    numbers = 2 * size.layers * size.kv_width * engine.slots * tokens
+    cache = f"KV cache (prompts of {PROMPT_TOKENS} tokens)"
+    if torch and on_gpu:
+        return {
+            "weights": width * size.parameters,
+            f"{cache}, and its old place while it grows": 3 * width * numbers,  # to twice its length at most
+            "logits of a step, and their probabilities": 12 * size.vocabulary * engine.slots,
+            "CUDA": CONTEXT,
+        }
+    held = {"weights": width * size.parameters, cache: (4 if torch else width) * numbers}
+    if torch:
+        fp32_head = config.model.fp32_head in ("both", "generator") and width < 4
+        packed = 0 if config.model.dtype == "float16" else width * size.parameters
+        head = 8 * size.vocabulary * size.hidden * fp32_head
+        held["linear layers again, packed"] = packed + head
+    return held
 
 
 def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str, int]:
@@ -162,18 +179,26 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> tuple[int, s
         return rank, ""
     gpu = smallest_gpu_memory()
     lower = "the model, or leave out engine.colocate"
-    _check(
-        f"{model}, what leaves the GPUs in turns", sum(memory.host.values()), _ram(), "this machine", lower
-    )
+    host = sum(memory.host.values())
+    if any(devices.engines):
+        _check(f"{model}, what leaves the GPUs in turns", host, _ram(), "this machine", lower)
+    else:
+        held = host + engine * len(devices.engines)
+        _check(f"{model}, engines on the CPU", held, _ram(), "this machine", "engine.slots or engine.count")
     if gpu is None:
         return rank, "the driver does not tell the GPUs' memory, so whether the model fits is not checked"
-    weights = memory.engine["weights"] // config.engine.tensor_parallel
-    if devices.engines:
+    place = f"a GPU, with {SPARE:.0%} to spare,"
+    if any(devices.engines) and config.engine.kind != "vllm":
+        beside = devices.shared
+        lower = "engine.slots or learner.micro_batch_tokens, or set engine.tensor_parallel 0: on the CPU"
+        roles = "a learner rank and the engine beside it" if beside else "an engine"
+        _check(f"{model}, {roles}", engine + (rank if beside else 0), (1 - SPARE) * gpu, place, lower)
+    elif any(devices.engines):
+        weights = memory.engine["weights"] // config.engine.tensor_parallel
         lower = "the model, or give engine.tensor_parallel more GPUs"
         share = config.engine.memory * gpu
         _check(f"{model}, an engine's share of the weights", weights, share, "engine.memory of a GPU", lower)
     lower = "learner.micro_batch_tokens, set checkpoint_activations, or give learner.ranks more GPUs"
-    place = f"a GPU, with {SPARE:.0%} to spare,"
     _check(f"{model}, a learner rank", rank, (1 - SPARE) * gpu, place, lower)
     return rank, ""
 
@@ -201,6 +226,13 @@ def with_room(
             why += "stay free"
             return replace(devices, why=why) if ranks > fewer else devices
     return usual
+
+
+def stays_on_cpu(config: Config) -> bool:
+    """Whether a model is too small for a GPU to be of use. With learner.ranks given it gets one."""
+    size = known_size(config.model.path)
+    small = size is not None and size.parameters < MIN_GPU_PARAMETERS
+    return small and config.engine.kind != "vllm" and not config.learner.ranks
 
 
 def rank_bytes(config: Config, size: ModelSize, devices: Devices) -> int:

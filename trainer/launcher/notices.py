@@ -8,6 +8,7 @@ from trainer.cli import Launch
 from trainer.config import Config
 from trainer.config.layers import FOLDERS
 from trainer.gpus import visible_gpus, without_cuda
+from trainer.launcher.memory_estimate import stays_on_cpu
 from trainer.launcher.placement import without_judges
 
 PARTNERS = {  # by key, or start of keys: settings without one of which it has no effect
@@ -56,15 +57,17 @@ def notices(launch: Launch) -> Iterator[str]:
 
 
 def _idle_gpus(config: Config) -> Iterator[str]:
-    """Why a run is on the CPU: always where there are GPUs, and where vLLM looks for one."""
+    """Why GPUs stay idle, or vLLM does not use them, or looks for one."""
     gpus, kind = len(without_judges(config, visible_gpus())), config.engine.kind
     if gpus and (version := without_cuda()):
         yield f"torch {version} is built without CUDA: {gpus} GPUs stay idle; install a CUDA build of torch"
-    elif gpus and kind != "vllm":
-        vllm = "--engine.kind vllm takes them"
-        if importlib.util.find_spec("vllm") is None:
-            vllm = "vLLM takes them: pip install '.[vllm]'"
-        yield f"engine.kind torch runs on the CPU: {gpus} GPUs stay idle; {vllm}"
+    elif gpus and stays_on_cpu(config):
+        yield (
+            f"model.path {config.model.path} is too small for a GPU, which would mostly wait for launches "
+            f"of kernels: the run stays on the CPU, and GPUs idle ({gpus}); --learner.ranks 1 takes one"
+        )
+    elif gpus and kind != "vllm" and importlib.util.find_spec("vllm") is None:
+        yield "vLLM is not installed: the torch engine generates; for long completions pip install '.[vllm]'"
     elif not gpus and kind == "vllm" and not config.engine.urls:
         left = " is left by the judges" if visible_gpus() else " on this machine"
         yield f"no GPU{left}: vLLM and the learner run on the CPU"

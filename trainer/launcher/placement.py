@@ -4,11 +4,13 @@ import importlib.util
 import os
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 from trainer.config import Config, ConfigError
 from trainer.roles import role_name
 
+CPU_INFO = Path("/proc/cpuinfo")
 LEARNER_SHARE = 1 / 4  # of the GPUs, without a setting: generation takes most of a step
 
 
@@ -42,6 +44,11 @@ class Devices:
         return bool(self.learner[0])
 
     @property
+    def shared(self) -> frozenset[str]:
+        """GPUs that learner and engines both hold."""
+        return frozenset(chain(*self.learner)) & frozenset(chain(*self.engines))
+
+    @property
     def unit(self) -> str:
         """The unit of compute in the ledger."""
         return "GPU-hours" if self.gpus else "core-hours"
@@ -62,7 +69,7 @@ class Devices:
         roles = [role_name("engine", i) for i in range(self.remote or len(self.engines))]
         if not self.gpus:
             return {"learner": self.cores / 2} | {role: self.cores / 2 / len(roles) for role in roles}
-        shared = set(chain(*self.learner)) & set(chain(*self.engines))
+        shared = self.shared
         learner = (self.world or len(self.learner)) - len(shared) / 2  # ranks on other machines share nothing
         if self.remote:
             return {"learner": learner} | dict.fromkeys(roles, float(self.width))
@@ -76,7 +83,10 @@ class Devices:
             engines = _count(self.remote or len(self.engines), "remote engine" if self.remote else "engine")
             return f"{self.cores} CPU cores, shared in time by {ranks} and {engines}"
         learner = ", ".join(",".join(rank) for rank in self.learner)
-        engines = " | ".join(",".join(gpus) for gpus in self.engines) or f"{self.remote} remote"
+        engines = " | ".join(",".join(gpus) for gpus in self.engines if gpus)
+        engines = engines or (f"{self.remote} remote" if self.remote else f"{len(self.engines)} on the CPU")
+        if self.shared and len(self.learner) == len(self.engines) == 1:
+            engines += ", beside the learner"
         why = f" ({len(self.learner)} ranks: {self.why})" if self.why else ""
         return f"GPUs: learner {learner}{why}; engines {engines}"
 
@@ -97,7 +107,7 @@ def without_judges(config: Config, gpus: tuple[str, ...]) -> tuple[str, ...]:
 def with_engine(config: Config, gpus: int) -> Config:
     """engine.kind auto, decided: vLLM for servers and on GPUs, if it is installed; else the torch engine.
 
-    On a single GPU learner and vLLM then take turns.
+    On a single GPU learner and vLLM then take turns; the torch engine stays on it beside the learner.
     """
     engine = config.engine
     if engine.kind != "auto":
@@ -123,7 +133,9 @@ def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ip
     given = config.engine.weight_push
     learner, engines = set(chain(*devices.learner)), set(chain(*devices.engines))
     best: Literal["file", "nccl", "ipc"] = "file"
-    if devices.gpus and devices.remote:
+    if config.engine.kind == "torch":
+        best = "file"
+    elif devices.gpus and devices.remote:
         best = "nccl" if given == "nccl" else "file"  # the server needs the setting, too
     elif devices.gpus and any(gpu.startswith("MIG-") for gpu in learner | engines):
         best = "file"  # NCCL does not connect slices of GPUs
@@ -134,7 +146,8 @@ def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ip
     if given in ("nccl", "ipc") and given != best:
         raise ConfigError(
             f"engine.weight_push {given}: nccl needs learner and engines on distinct GPUs, ipc a learner "
-            "rank on each of the engines' GPUs (engine.colocate), neither on slices (MIG); give auto or file"
+            "rank on each of the engines' GPUs (engine.colocate), both vLLM and no slices (MIG); give auto "
+            "or file"
         )
     return "file" if given == "file" else best
 
@@ -154,10 +167,16 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
         raise ConfigError(
             f"learner.ranks is {config.learner.ranks}, but torchrun started {local} on this machine"
         )
-    if not gpus or engine.kind != "vllm":  # the torch engine generates on the CPU: the learner stays there
-        if width > 1 or engine.colocate:
-            setting = "engine.colocate" if engine.colocate else f"engine.tensor_parallel {width}"
-            raise ConfigError(f"{setting} needs GPUs and engine.kind vllm; this run is on the CPU")
+    torch = engine.kind != "vllm"
+    if (not gpus or torch) and (width > 1 or engine.colocate):
+        setting = "engine.colocate" if engine.colocate else f"engine.tensor_parallel {width}"
+        here = "is with the torch engine" if gpus else "is on the CPU"
+        raise ConfigError(f"{setting} needs GPUs and engine.kind vllm; this run {here}")
+    if not (width or torch):
+        raise ConfigError(
+            "engine.tensor_parallel 0 is for torch engines; give engine.kind torch, or 1 or more"
+        )
+    if not gpus:
         ranks = local or config.learner.ranks or 1
         count = 0 if remote else engine.count or 1
         if max(ranks, count) > cores:
@@ -168,18 +187,18 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
         return Devices(cores, ((),) * ranks, ((),) * count, remote, world)
     free = len(gpus)
     ranks = local or config.learner.ranks
-    if engine.colocate:
+    if engine.colocate or (torch and width == free):  # on a single GPU
         ranks, count = ranks or free, engine.count or max(1, free // width)
         needed, first = max(ranks, count * width), 0
     else:
         ranks = ranks or (free if remote else max(1, min(free - width, round(free * LEARNER_SHARE))))
-        count = 0 if remote else engine.count or max(1, (free - ranks) // width)
+        count = 0 if remote else engine.count or max(1, (free - ranks) // width if width else 1)
         needed, first = ranks + count * width, ranks
     if needed > free:
         raise ConfigError(
             f"{ranks} learner ranks and {count} engines of {width} GPUs each need {needed} GPUs, this "
             f"machine has {free}; lower learner.ranks, engine.count or engine.tensor_parallel"
-            + ("" if engine.colocate else ", or let them take turns: engine.colocate")
+            + ("" if engine.colocate or torch else ", or let them take turns: engine.colocate")
         )
     if ranks > 1 and any(gpu.startswith("MIG-") for gpu in gpus[:ranks]):
         raise ConfigError(
@@ -187,6 +206,29 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
         )
     engines = tuple(gpus[first + i * width : first + (i + 1) * width] for i in range(count))
     return Devices(cores, tuple((gpu,) for gpu in gpus[:ranks]), engines, remote, world, width)
+
+
+def slow_dtype(config: Config, devices: Devices) -> str:
+    """Why model.dtype is not for these devices, and what to give instead; empty if it is."""
+    roles = [] if devices.gpus else ["learner"]
+    roles += ["engine"] if devices.engines and not devices.engines[0] else []
+    if config.model.dtype != "bfloat16" or not roles or cpu_has_bfloat16():
+        return ""
+    return (
+        f"model.dtype bfloat16: the {' and the '.join(roles)} would run on this CPU, which has no "
+        "instructions for it (avx512_bf16, amx_bf16) and takes several times as long as in float32; give "
+        "--model.dtype float32"
+    )
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 by itself; taken for granted where there is no /proc/cpuinfo."""
+    try:
+        lines = CPU_INFO.read_text().splitlines()
+    except OSError:
+        return True
+    flags = {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
+    return bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
 
 
 def torchrun_ranks() -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from transformers import (
 
 from trainer.config import ConfigError
 from trainer.engines.torch.engine import TorchEngine
-from trainer.engines.torch.slots import uniforms
+from trainer.engines.torch.sampling import uniforms
 from trainer.types import Completion, Request
 
 VOCAB = 67  # no multiple of anything
@@ -148,8 +148,8 @@ def test_inverse_cdf_takes_the_token_the_uniform_falls_on(models: dict[str, str]
     with torch.no_grad():
         cdf = model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1).cumsum(-1).numpy()
     for i in range(8):
-        key = np.random.SeedSequence([3, i]).generate_state(1, np.uint64)
-        u = uniforms(key, np.zeros(1, np.int64))[0]
+        key = np.random.SeedSequence([3, i]).generate_state(1, np.uint64).view(np.int64)
+        u = float(uniforms(torch.from_numpy(key), torch.zeros(1, dtype=torch.long)))
         assert done["a", i].token_ids[0] == np.searchsorted(cdf, u)
 
 
@@ -167,6 +167,88 @@ def test_greedy_is_that_of_generate(models: dict[str, str], name: str) -> None:
     np.testing.assert_allclose(
         c.logprobs_gen, teacher_forced(model, prompt, c.token_ids.tolist(), 1.0), atol=2e-5
     )
+
+
+def test_random_numbers_are_those_of_splitmix64() -> None:
+    """The sequence of seed 1234567, as published with the algorithm; the first 53 bits count."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    found = uniforms(torch.full((4,), 1234567), torch.arange(4))
+    assert found.tolist() == [(x >> 11) / 2**53 for x in published]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "untied", "moe"])
+def test_decoding_as_on_a_gpu_gives_the_ordinary_steps_completions(
+    models: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    """Without the graphs: fixed shapes, state and random numbers on the device. Sequences come, end, are
+    aborted and outgrow the cache, and the weights change meanwhile."""
+    found = []
+    model = reference(models[name])
+    weights = {k: v.detach() * 1.1 for k, v in model.named_parameters()}
+    save_file(weights, tmp_path / "new.safetensors")
+    for decoder in (False, True):
+        engine = TorchEngine(models[name], torch.float32, True, 7, decoder=decoder)
+        done: dict[tuple[str, int], Completion] = {}
+        for step in range(400):
+            if step < 12:
+                settings = {"temperature": (1.0, 0.6, 0.0)[step % 3], "n": 1 + step % 3, "seed": step}
+                stops = frozenset({step, step + 20})
+                length = 5 + 13 * step
+                engine.submit(
+                    request(f"r{step}", prompt_of(3 + step), max_tokens=length, stop_ids=stops, **settings)
+                )
+            if step == 9:
+                aborted = engine.abort(frozenset({"r2", "r4"}))
+                done |= {(c.request_id, c.index): c for c in aborted}
+            if step == 15:
+                engine.update_weights(1, str(tmp_path / "new.safetensors"))
+            done |= {(c.request_id, c.index): c for c in engine.step()}
+        assert engine.idle
+        found.append(done)
+    ordinary, as_on_a_gpu = found
+    assert ordinary.keys() == as_on_a_gpu.keys() and len(ordinary) == 24
+    assert max(len(c.token_ids) for c in ordinary.values()) > 64  # the cache has grown
+    gaps = [np.abs(as_on_a_gpu[key].logprobs_gen - c.logprobs_gen) for key, c in ordinary.items()]
+    assert np.concatenate(gaps).mean() < 1e-6 and np.concatenate(gaps).max() < 1e-5  # a sum in FP32 errs so
+    for key, c in ordinary.items():
+        other = as_on_a_gpu[key]
+        assert other.token_ids.tolist() == c.token_ids.tolist() and other.finish_reason == c.finish_reason
+        assert other.versions.tolist() == c.versions.tolist()
+
+
+def counted(name: str, calls: list[str]) -> Callable[..., object]:
+    """A method of Tensor that also records that it was called."""
+    method = getattr(torch.Tensor, name)
+
+    def call(*args: object, **kwargs: object) -> object:
+        calls.append(name)
+        return method(*args, **kwargs)
+
+    return call
+
+
+def test_a_step_as_on_a_gpu_reads_the_device_once_and_writes_it_only_after_changes(
+    models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TorchEngine(models["qwen3"], torch.float32, True, 8, decoder=True)
+    engine.submit(request("a", prompt_of(5), n=3, max_tokens=20))
+    for _ in range(3):
+        engine.step()
+    waits: list[str] = []
+    for name in ("cpu", "item", "tolist", "nonzero", "__bool__", "__int__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, name, counted(name, waits))
+    monkeypatch.setattr("trainer.engines.torch.decoder.torch.from_numpy", None)  # nothing is uploaded
+    engine.step()
+    assert waits == ["cpu"]
+
+
+def test_completions_are_aborted_after_the_cache_has_grown(models: dict[str, str]) -> None:
+    engine = engine_of(models["qwen3"], slots=3)
+    for name in "ab":
+        engine.submit(request(name, prompt_of(5), max_tokens=100))
+    engine.step()
+    assert [len(c.token_ids) for c in engine.abort(frozenset({"a"}))] == [1]
+    assert len(drain(engine)["b", 0].token_ids) == 100
 
 
 def test_a_stop_token_ends_a_completion_and_is_its_last(models: dict[str, str]) -> None:
@@ -275,10 +357,12 @@ def stale_kv_oracle(
 
 
 @pytest.mark.parametrize("name", ["qwen3", "moe"])
+@pytest.mark.parametrize("decoder", [False, True])
 def test_requests_are_continued_among_others_and_only_their_new_tokens_are_prefilled(
-    models: dict[str, str], name: str
+    models: dict[str, str], name: str, decoder: bool
 ) -> None:
-    engine, model = engine_of(models[name], slots=6), reference(models[name])
+    engine = TorchEngine(models[name], torch.float32, True, slots=6, decoder=decoder)
+    model = reference(models[name])
     engine.submit(request("other", prompt_of(70), n=2, max_tokens=60))
     thoughts = {
         f"t{i}": request(f"t{i}", prompt_of(5 + 3 * i), max_tokens=6 + i, keep_kv=True) for i in range(3)

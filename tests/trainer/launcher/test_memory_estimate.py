@@ -66,7 +66,8 @@ def test_the_memory_estimate_counts_the_engines_packed_weights() -> None:
     parameters = SIZES["tiny"].parameters
     for dtype, expected in (
         ("float32", 2 * 4 * parameters),
-        ("bfloat16", 2 * parameters + 2 * 4 * 27 * 64),  # the FP32 head twice
+        ("bfloat16", 2 * 2 * parameters + 2 * 4 * 27 * 64),  # the FP32 head twice
+        ("float16", 2 * parameters + 2 * 4 * 27 * 64),  # not packed, but the head
     ):
         engine = estimate(Config(model=ModelConfig(dtype=dtype)), SIZES["tiny"], ONE).engine
         assert sum(size for name, size in engine.items() if "KV" not in name) == expected
@@ -242,3 +243,34 @@ def test_a_dry_run_shows_split_and_memory_and_loads_nothing() -> None:
     text = describe(Config(), ONE, SIZES["smollm2-135m"])
     assert "2 CPU cores, shared in time by 1 learner rank and 1 engine" in text
     assert "learner rank: weights, FP32" in text and "together, at most" in text
+
+
+def test_a_learner_and_the_torch_engine_beside_it_must_fit_into_a_gpu_together(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen3-0.6B: a rank of 19.7 GiB (above), and an engine of 1.1 for weights, 3 x 28 x 2 x 1,024 x 64 x 640
+    x 2 bytes for KV (13.1), logits 12 x 151,936 x 64 (.1), CUDA 1.5: 35.5 GiB, and 8 % stay free: 38.6."""
+    monkeypatch.setattr(memory, "size_of", lambda folder: QWEN_SMALL)
+    config = replace(learner(4096), engine=EngineConfig(kind="torch", max_new_tokens=512))
+    beside = Devices(64, (("0",),), (("0",),))
+    assert sum(estimate(config, QWEN_SMALL, beside).engine.values()) / GIB == pytest.approx(15.8, abs=0.1)
+    monkeypatch.setattr(memory, "smallest_gpu_memory", lambda: 39 * GIB)
+    check_fits(config, str(tiny), beside)
+    monkeypatch.setattr(memory, "smallest_gpu_memory", lambda: 38 * GIB)
+    with pytest.raises(
+        ConfigError,
+        match=r"a learner rank and the engine beside it: about 35\.\d GiB .*engine.tensor_parallel 0",
+    ):
+        check_fits(config, str(tiny), beside)
+    check_fits(config, str(tiny), Devices(64, (("0",),), (("1",),)))
+
+
+def test_engines_on_the_cpu_of_a_learner_on_a_gpu_must_fit_into_its_memory(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "size_of", lambda folder: QWEN_SMALL)
+    monkeypatch.setattr(memory, "smallest_gpu_memory", lambda: 39 * GIB)
+    monkeypatch.setattr(memory, "_ram", lambda: 8 * GIB)
+    config = replace(learner(4096), engine=EngineConfig(kind="torch", tensor_parallel=0))
+    with pytest.raises(ConfigError, match=r"engines on the CPU: about \d+\.\d GiB .* has 8\.0"):
+        check_fits(config, str(tiny), Devices(64, (("0",),), ((),)))

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer.config import Config, ConfigError, EngineConfig, JudgeConfig, LearnerConfig, VerifierConfig
+from trainer.config import (
+    Config,
+    ConfigError,
+    EngineConfig,
+    JudgeConfig,
+    LearnerConfig,
+    ModelConfig,
+    VerifierConfig,
+)
 from trainer.launcher import placement
 from trainer.launcher.placement import (
     Devices,
     Split,
     assign,
     for_roles,
+    slow_dtype,
     weight_push,
     with_engine,
     without_judges,
@@ -90,8 +100,49 @@ def test_a_run_on_a_cpu_books_every_core_once_however_many_processes_share_it() 
     assert (devices.threads(0, 2), devices.threads(0, 3), devices.threads(3, 2)) == (2, 1, 3)
 
 
-def test_the_torch_engine_keeps_the_run_on_the_cpu() -> None:
-    assert not split(kind="torch").gpus
+@pytest.mark.parametrize(
+    ("given", "held", "said"),
+    [
+        ({"gpus": 1}, {"learner": 0.5, "engine": 0.5}, "GPUs: learner 0; engines 0, beside the learner"),
+        ({"gpus": 3, "count": 1}, {"learner": 1, "engine": 1}, "GPUs: learner 0; engines 1"),
+        (
+            {"gpus": 1, "tensor_parallel": 0},
+            {"learner": 1, "engine": 0},
+            "GPUs: learner 0; engines 1 on the CPU",
+        ),
+        (
+            {"gpus": 2, "tensor_parallel": 0, "count": 3, "ranks": 2},
+            {"learner": 2, "engine": 0, "engine-1": 0, "engine-2": 0},
+            "GPUs: learner 0, 1; engines 3 on the CPU",
+        ),
+    ],
+)
+def test_the_torch_engine_is_on_the_learners_gpu_on_others_or_on_the_cpu(
+    given: dict[str, Any], held: dict[str, float], said: str
+) -> None:
+    devices = split(kind="torch", **given)
+    assert devices.held() == held and devices.describe() == said and devices.unit == "GPU-hours"
+    assert not split(kind="torch", gpus=0).gpus
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype", "devices", "roles"),
+    [
+        ("avx2 fma", "bfloat16", split(gpus=0), "the learner and the engine"),
+        ("avx2 fma", "bfloat16", split(kind="torch", gpus=1, tensor_parallel=0), "the engine"),
+        ("avx2 fma", "bfloat16", split(gpus=2), ""),
+        ("avx2 fma", "float32", split(gpus=0), ""),
+        ("avx512f avx512_bf16", "bfloat16", split(gpus=0), ""),
+        ("avx512f amx_bf16", "bfloat16", split(gpus=0), ""),
+    ],
+)
+def test_bfloat16_on_a_cpu_without_its_instructions_is_one_line(
+    flags: str, dtype: Any, devices: Devices, roles: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\nbogomips\t: 1\n")
+    monkeypatch.setattr(placement, "CPU_INFO", tmp_path / "cpuinfo")
+    text = slow_dtype(Config(model=ModelConfig(dtype=dtype)), devices)
+    assert text.startswith(f"model.dtype bfloat16: {roles} would run on this CPU") if roles else not text
 
 
 def test_ranks_made_by_torchrun_on_other_machines_are_in_the_books() -> None:
@@ -111,6 +162,13 @@ def test_ranks_made_by_torchrun_on_other_machines_are_in_the_books() -> None:
         ),
         ({"gpus": 0, "ranks": 5}, "5 learner ranks and 1 engines on 4 CPU cores"),
         ({"gpus": 0, "colocate": True}, "engine.colocate needs GPUs"),
+        (
+            {"gpus": 1, "kind": "torch", "count": 2},
+            "1 learner ranks and 2 engines of 1 GPUs each need 2 GPUs",
+        ),
+        ({"gpus": 2, "kind": "torch", "tensor_parallel": 2}, "this run is with the torch engine"),
+        ({"gpus": 2, "kind": "torch", "colocate": True}, "this run is with the torch engine"),
+        ({"gpus": 2, "tensor_parallel": 0}, "engine.tensor_parallel 0 is for torch engines"),
         ({"urls": ("http://a:1",), "count": 2}, "engine.urls"),
         ({"urls": ("http://a:1",), "kind": "torch"}, "expected engine.kind vllm"),
         ({"urls": ("http://a:1",), "colocate": True}, "give one"),
@@ -126,7 +184,8 @@ def test_a_split_that_cannot_be_is_one_line(given: dict[str, Any], said: str) ->
     ("given", "push", "count"),
     [
         ({"gpus": 0}, "file", 1),
-        ({"kind": "torch"}, "file", 1),
+        ({"kind": "torch"}, "file", 6),
+        ({"kind": "torch", "tensor_parallel": 0}, "file", 1),
         ({}, "nccl", 6),
         ({"ranks": 2, "tensor_parallel": 3}, "nccl", 2),
         ({"weight_push": "file"}, "file", 6),

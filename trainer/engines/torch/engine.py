@@ -6,9 +6,10 @@
                                │
              a finished slot is overwritten by the last one, so the active slots stay contiguous
 
-Each step is one forward pass over the prompts just admitted and one token of every active sequence. Weights
-may change between any two steps: sequences continue, and their KV is kept. It is also kept for a request that
-continues another one, of which only the new tokens are prefilled.
+Each step is one forward pass over the prompts just admitted and one token of every active sequence. On a GPU
+these are two passes: the prompts', and that of `decoder.py`, which a CUDA graph replays. Weights may change
+between any two steps: sequences continue, and their KV is kept. It is also kept for a request that continues
+another one, of which only the new tokens are prefilled.
 """
 
 from dataclasses import dataclass
@@ -25,14 +26,14 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from trainer.config import ConfigError
 from trainer.engines.request_queue import RequestQueue, Samples, divergence_error
+from trainer.engines.torch.decoder import Decoder
 from trainer.engines.torch.linear import pack_linears
-from trainer.engines.torch.slots import Slots, uniforms
+from trainer.engines.torch.sampling import sample, uniforms
+from trainer.engines.torch.slots import Slots
 from trainer.types import Completion, FinishReason, Request
 
 INITIAL_LENGTH = 64  # tokens a slot holds at first; doubled when a request needs more
 PREFILL_TOKENS = 4096  # in one step at most, a longer prompt alone: bounds memory and delay of new weights
-SAMPLED_LOGITS = 800_000  # logits sampled from at a time, few enough to stay in the CPU's cache
-SAMPLE_BLOCK = 128  # tokens of the vocabulary whose probabilities are summed before searching inside a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +106,12 @@ def slots_attention(
             x[0, :, p.tokens].unflatten(1, (p.count, p.length)).transpose(0, 1) for x in (query, key, value)
         )
         for cache, new in zip(kv_cache, (k, v), strict=True):
-            cache[p.slots, :, p.cached : p.cached + p.length] = new.repeat_interleave(p.slots_per_prompt, 0)
+            count, new_tokens = p.slots.stop - p.slots.start, slice(p.cached, p.cached + p.length)
+            cache[p.slots, :, new_tokens] = new.repeat_interleave(p.slots_per_prompt, 0, output_size=count)
         seen = None  # the keys that each query attends to, if there are more than the new ones
         if p.cached:  # such a request has one sample
-            k, v = kv_cache[:, p.slots, :, : p.cached + p.length]
-            seen = torch.ones(p.length, p.cached + p.length, dtype=torch.bool).tril(p.cached)
+            k, v = kv_cache[:, p.slots, :, : p.cached + p.length].to(q.dtype)
+            seen = torch.ones(p.length, k.shape[2], dtype=torch.bool, device=q.device).tril(p.cached)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling, enable_gqa=True
         )
@@ -119,12 +121,13 @@ def slots_attention(
         # The query heads of one KV head become query rows, so the cache is not copied.
         q = query[0, :, -n:].transpose(0, 1).reshape(n, hk, hq // hk, d)
         for cache, new in zip(kv_cache, (key, value), strict=True):
-            cache[torch.arange(n), :, step.positions] = new[0, :, -n:].transpose(0, 1)
+            rows = torch.arange(n, device=new.device)
+            cache[rows, :, step.positions] = new[0, :, -n:].transpose(0, 1).to(cache.dtype)
         k, v = kv_cache[:, :n, :, :longest]
         # Not SDPA: its CPU kernel takes twice as long for a few query rows per sequence.
-        scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scaling).add_(step.mask)
+        scores = torch.matmul(q.to(k.dtype), k.transpose(-1, -2)).mul_(scaling).add_(step.mask)
         out = torch.matmul(scores.softmax(-1, dtype=torch.float32).to(v.dtype), v)
-        outputs.append(out.reshape(n, hq, d))
+        outputs.append(out.reshape(n, hq, d).to(query.dtype))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
 
 
@@ -134,9 +137,14 @@ AttentionInterface.register("slots", slots_attention)
 class TorchEngine:
     """Generates completions for submitted requests; each `step` makes a token of every active sequence."""
 
-    def __init__(self, model_dir: str, dtype: torch.dtype, fp32_head: bool, slots: int) -> None:
+    def __init__(
+        self, model_dir: str, dtype: torch.dtype, fp32_head: bool, slots: int, device: str = "cpu",
+        decoder: bool = False,
+    ) -> None:  # fmt: skip
+        """`decoder`: sequences are decoded as on a GPU, whatever the device."""
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="slots")
-        self.model = model.eval()
+        self.device = torch.device(device)
+        self.model = model.to(self.device).eval()  # type: ignore[arg-type]  # it loses `self` under a decorator
         self.version = 0
         self.generated = self.prefilled = 0  # tokens since the start
         self.evaluation_share = 0.0  # evaluations among the sequences of the last step
@@ -152,7 +160,13 @@ class TorchEngine:
         self._queue = RequestQueue(config.max_position_embeddings)
         self._cache = self._new_cache(INITIAL_LENGTH)
         self._kept: dict[str, Tensor] = {}  # KV of requests to be continued, the oldest first
+        self._fp32_logits = fp32_head
         self._head = self._fp32_head() if fp32_head else self.model.get_output_embeddings()
+        self._decoder: Decoder | None = None
+        if decoder or self.device.type == "cuda":
+            routed = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
+            graphs = self.device.type == "cuda" and not routed  # the host waits to route tokens to experts
+            self._decoder = Decoder(slots, self.device, graphs, self._body, self._logits)
         self._pack_weights()
 
     @property
@@ -173,10 +187,16 @@ class TorchEngine:
         if not self.slots.active:
             return []
         self.evaluation_share = float(self.slots.column("evaluation").mean())
-        tokens, logprobs = self._sample(self._forward(decoding, admitted))
+        if self._decoder is None:
+            tokens, logprobs = self._sample(self._forward(decoding, admitted))
+        else:
+            tokens, logprobs = self._decode_and_prefill(self._decoder, decoding, admitted)
+        if np.isnan(logprobs).any():
+            raise divergence_error(self.version)
         self.generated += self.slots.active
         return self._free(self.slots.append(tokens, logprobs, self.version))
 
+    @torch.inference_mode()
     def abort(self, request_ids: frozenset[str]) -> list[Completion]:
         """End these requests; returns their partial completions, empty for waiting samples."""
         partial = self._free([
@@ -202,7 +222,7 @@ class TorchEngine:
     def _fp32_head(self) -> nn.Linear:
         """A head for FP32 logits: products of bf16 values are exact in FP32, so only its dtype changes."""
         head = self.model.get_output_embeddings()
-        if head.weight.dtype == torch.float32:
+        if head.weight.dtype == torch.float32 or self.device.type == "cuda":  # `_logits` needs no copy there
             return head
         return nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
 
@@ -219,7 +239,9 @@ class TorchEngine:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = config.num_hidden_layers, 2, self.slots.capacity, heads, length, dim
-        return torch.zeros(shape, dtype=self.model.dtype)
+        # FP32 on a CPU: batched products of a few 16-bit rows take several times as long there.
+        dtype = torch.float32 if self.device.type == "cpu" else self.model.dtype
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _admit(self) -> list[Admitted]:
         """Move waiting samples to free slots; returns them by prompt, those of one layout together."""
@@ -241,65 +263,86 @@ class TorchEngine:
             self._cache = self._new_cache(max(need, 2 * old.shape[4]))
             self._cache[..., : old.shape[4], :] = old
         for x in admitted:
-            if x.kv is not None:
-                self._cache[:, :, self.slots.active, :, : x.cached] = x.kv
             self.slots.add(x.samples)
         return admitted
 
     def _forward(self, decoding: int, admitted: list[Admitted]) -> Tensor:
-        """One forward pass; returns the hidden state that predicts each slot's next token: (active, H)."""
+        """One forward pass over the first `decoding` slots and the admitted ones; returns the hidden states
+        that predict the next token of each of them: (slots, H)."""
         ids: list[int] = []
         positions: list[int] = []
         last_tokens: list[int] = []  # of the prompt of each admitted sample
         prefills = []
-        slot = decoding
+        slot = self.slots.active - sum(x.samples.count for x in admitted)
         for (cached, length), alike in groupby(admitted, key=_layout):
             start, first_slot, slots_per_prompt = len(ids), slot, []
-            for samples in (x.samples for x in alike):
+            for one in alike:
+                samples = one.samples
+                if one.kv is not None:  # only now: the decoder writes into slots that are not in use as well
+                    self._cache[:, :, slot, :, :cached] = one.kv
                 ids += samples.request.prompt_ids[cached:]
                 positions += range(cached, cached + length)
                 last_tokens += [len(ids) - 1] * samples.count
                 slots_per_prompt.append(samples.count)
                 slot += samples.count
             tokens, slots = slice(start, len(ids)), slice(first_slot, slot)
-            counts = torch.tensor(slots_per_prompt)
+            counts = torch.tensor(slots_per_prompt, device=self.device)
             prefills.append(Prefill(len(counts), cached, length, tokens, slots, slots_per_prompt=counts))
         newest_ids, newest_positions = map(torch.from_numpy, self.slots.newest(decoding))
         longest = int(newest_positions.max()) + 1 if decoding else 0
-        future_keys = torch.arange(longest)[None] > newest_positions[:, None]
-        mask = torch.zeros(future_keys.shape, dtype=self.model.dtype).masked_fill_(future_keys, float("-inf"))
-        mask = mask[:, None, None]
-        step = Step(cache=self._cache, prefills=tuple(prefills), positions=newest_positions, mask=mask)
-        out = self.model.get_decoder()(
-            input_ids=torch.cat([torch.tensor(ids, dtype=torch.long), newest_ids.long()])[None],
-            position_ids=torch.cat([torch.tensor(positions, dtype=torch.long), newest_positions])[None],
-            use_cache=False,
-            step=step,
+        token_ids = torch.cat([torch.tensor(ids, dtype=torch.long), newest_ids.long()])
+        hidden = self._body(
+            token_ids.to(self.device),
+            torch.cat([torch.tensor(positions, dtype=torch.long), newest_positions]).to(self.device),
+            longest,
+            tuple(prefills),
         )
-        hidden: Tensor = out.last_hidden_state[0]
         return torch.cat([hidden[len(ids) :], hidden[last_tokens]]) if last_tokens else hidden
 
-    def _sample(self, hidden: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """A token of each active sequence and its log-prob at the request's temperature."""
-        logits = self._head(hidden.to(self._head.weight.dtype)).float()
-        temperature = torch.from_numpy(self.slots.column("temperature"))
-        random = torch.from_numpy(uniforms(self.slots.column("key"), self.slots.column("count")))
-        tokens, logprobs = [], []
-        rows = max(1, SAMPLED_LOGITS // logits.shape[1])
-        for z, t, u in zip(logits.split(rows), temperature.split(rows), random.split(rows), strict=True):
-            greedy = t == 0
-            if (t != 1).any():
-                z.div_(t.where(~greedy, 1)[:, None])
-            best = z.argmax(1) if greedy.any() else None
-            p = z.sub_(z.amax(1, keepdim=True)).exp_()
-            token, total = sample_inverse_cdf(p, u)
-            if not torch.isfinite(total).all():
-                raise divergence_error(self.version)
-            if best is not None:
-                token = token.where(~greedy, best)
-            tokens.append(token)
-            logprobs.append(p.gather(1, token[:, None])[:, 0].double().log() - total.log())
-        return torch.cat(tokens).numpy(), torch.cat(logprobs).float().numpy()
+    def _body(
+        self, ids: Tensor, positions: Tensor, longest: int, prefills: tuple[Prefill, ...] = ()
+    ) -> Tensor:
+        """Hidden states (tokens, H) of the prompts' tokens, then of one token of each of the first slots.
+
+        These tokens attend to at most `longest` tokens of their slots."""
+        decoding = positions[prefills[-1].tokens.stop if prefills else 0 :]
+        future_keys = torch.arange(longest, device=self.device)[None] > decoding[:, None]
+        mask = torch.zeros(future_keys.shape, dtype=self._cache.dtype, device=self.device)
+        mask = mask.masked_fill_(future_keys, float("-inf"))[:, None, None]
+        step = Step(cache=self._cache, prefills=prefills, positions=decoding, mask=mask)
+        out = self.model.get_decoder()(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, step=step
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """FP32 logits (rows, V) of hidden states (rows, H)."""
+        head, bias = self._head, self._head.bias
+        if self._fp32_logits and head.weight.dtype != torch.float32:  # on CUDA: exact products, FP32 sums
+            logits = torch.mm(hidden, head.weight.t(), out_dtype=torch.float32)
+            return logits if bias is None else logits.add_(bias)
+        return head(hidden.to(head.weight.dtype)).float()
+
+    def _sample(self, hidden: Tensor, first: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """A token of each sequence from slot `first` on, and its log-prob at the request's temperature."""
+        temperature, key, count = (self.slots.column(x)[first:] for x in ("temperature", "key", "count"))
+        tempered, greedy = bool((temperature != 1).any()), bool((temperature == 0).any())
+        t, keys, counts = (
+            torch.from_numpy(x).to(self.device) for x in (temperature, key.view(np.int64), count)
+        )
+        tokens, logprobs = sample(self._logits(hidden), t, uniforms(keys, counts), tempered, greedy)
+        return tokens.cpu().numpy(), logprobs.cpu().numpy()
+
+    def _decode_and_prefill(
+        self, decoder: Decoder, decoding: int, admitted: list[Admitted]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The tokens of a step on a GPU: decoding first, since it writes KV into slots not in use as well."""
+        parts = [decoder.step(self.slots, decoding, self._cache)] if decoding else []
+        if admitted:
+            parts.append(self._sample(self._forward(0, admitted), decoding))
+        tokens, logprobs = zip(*parts, strict=True)
+        return np.concatenate(tokens), np.concatenate(logprobs)
 
     def _keep(self, ended: list[int]) -> None:
         """Keep the KV of these slots if their requests are to be continued, but not of a request that ended
@@ -318,7 +361,8 @@ class TorchEngine:
             return []
         completions = [self.slots.completion(slot, reason) for slot, reason in ended]
         self._keep([slot for slot, reason in ended if reason == "length"])
-        sources, targets = (torch.from_numpy(x) for x in self.slots.free([slot for slot, _ in ended]))
+        moves = self.slots.free([slot for slot, _ in ended])
+        sources, targets = (torch.from_numpy(x).to(self.device) for x in moves)
         if len(targets):
             longest = int(self.slots.newest(self.slots.active)[1].max())
             self._cache[:, :, targets, :, :longest] = self._cache[:, :, sources, :, :longest]
@@ -327,21 +371,3 @@ class TorchEngine:
 
 def _layout(admitted: Admitted) -> tuple[int, int]:
     return admitted.layout
-
-
-def sample_inverse_cdf(
-    p: Tensor,  # (B, V) FP32, not normalised
-    uniforms: Tensor,  # (B,) FP64 in [0, 1)
-) -> tuple[Tensor, Tensor]:
-    """Tokens (B,) drawn by inverse CDF and sums of p (B,), FP64: a block is chosen, then a token in it."""
-    rows, vocab = torch.arange(len(p)), p.shape[1]
-    blocks = F.pad(p, (0, -vocab % SAMPLE_BLOCK)).view(len(p), -1, SAMPLE_BLOCK)
-    sums = blocks.sum(2).double()
-    cdf = sums.cumsum(1)
-    total = cdf[:, -1]
-    target = uniforms * total
-    block = torch.searchsorted(cdf, target[:, None], right=True)[:, 0].clamp_(max=cdf.shape[1] - 1)
-    block_cdf = blocks[rows, block].double().cumsum(1)
-    share = (target - cdf[rows, block] + sums[rows, block]) / sums[rows, block]  # of the block's sum
-    token = torch.searchsorted(block_cdf, (share * block_cdf[:, -1])[:, None], right=True)[:, 0]
-    return (block * SAMPLE_BLOCK + token).clamp_(max=vocab - 1), total

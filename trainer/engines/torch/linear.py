@@ -17,7 +17,7 @@ QKV = ("q_proj", "k_proj", "v_proj")
 
 
 class PackedLinear(nn.Linear):
-    """nn.Linear in float32, fused with others of the same input; call `pack` after their weights changed."""
+    """nn.Linear fused with others of the same input; call `pack` after their weights changed."""
 
     packed: Tensor
     packed_bias: Tensor | None
@@ -54,13 +54,17 @@ class FusedLinear(nn.Linear):
 
 
 def _packable(linear: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """Whether oneDNN can multiply by it."""
+    """Whether oneDNN can multiply by it: in bfloat16 only where the CPU has instructions for it."""
     return (
         type(linear) is nn.Linear
         and torch.backends.mkldnn.is_available()
         and linear.weight.device.type == "cpu"
-        and linear.weight.dtype == torch.float32
+        and (linear.weight.dtype == torch.float32 or (linear.weight.dtype == torch.bfloat16 and _bf16()))
     )
+
+
+def _bf16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_linears(model: nn.Module, rows: int) -> None:

@@ -27,8 +27,13 @@ def engine_main(
         torch.set_num_threads(threads)
         slots = config.engine.slots
         dtype = getattr(torch, config.model.dtype)
-        engine = TorchEngine(model_dir, dtype, config.model.fp32_head in ("both", "generator"), slots)
-        conn.send(Ready({"kind": "torch", "dtype": config.model.dtype, "threads": threads, "slots": slots}))
+        device = (
+            "cuda" if torch.cuda.is_available() else "cpu"
+        )  # the launcher shows it the GPU that it may use
+        fp32_head = config.model.fp32_head in ("both", "generator")
+        engine = TorchEngine(model_dir, dtype, fp32_head, slots, device)
+        info = {"kind": "torch", "device": device, "dtype": config.model.dtype}
+        conn.send(Ready(info | {"threads": threads, "slots": slots}))
         serve(engine, conn, clock, telemetry)
 
     try:

@@ -63,7 +63,7 @@ class Slots:
         self.active += count
 
     def append(
-        self, ids: NDArray[np.int64], logprobs: NDArray[np.float32], version: int
+        self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], version: int
     ) -> list[tuple[int, FinishReason]]:
         """Append a token to each active slot; returns the slots that end with it, and why."""
         rows = self._rows[: self.active]
@@ -101,15 +101,6 @@ class Slots:
             row = np.isin(np.arange(self._vocab), list(stop_ids))
             self._is_stop = np.concatenate([self._is_stop, row[None]])
         return self._stop_rows[stop_ids]
-
-
-def uniforms(key: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Numbers in [0, 1) for the tokens at these positions, of the SplitMix64 sequence from `key` on."""
-    z = key + (position.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2^64
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _key(seed: int, index: int) -> int:
