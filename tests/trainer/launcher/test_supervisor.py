@@ -105,6 +105,26 @@ def test_a_role_killed_amid_a_message_is_named(fakes: None, tmp_path: Path) -> N
         make(tmp_path, "stutters").run()
 
 
+def test_a_role_that_reports_a_failure_and_lives_on_is_killed(
+    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FAILED_GRACE_S", 0.5)
+    began = time.monotonic()
+    with pytest.raises(supervisor.RoleDied, match=r"^learner: the push failed \(traceback in .*failure.txt\)$"):
+        make(tmp_path, "learner fails, lives on").run()
+    assert time.monotonic() - began < 20
+
+
+def test_a_thread_does_not_keep_a_role_alive_that_has_failed(
+    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FAILED_GRACE_S", 600)  # the process ends by itself
+    began = time.monotonic()
+    with pytest.raises(supervisor.RoleDied, match="^learner: invalid literal.*the push failed"):
+        make(tmp_path, "learner fails and ends").run()
+    assert time.monotonic() - began < 20
+
+
 def test_a_record_that_cannot_be_written_is_named_and_not_taken_for_a_dead_role(
     fakes: None, tmp_path: Path
 ) -> None:
