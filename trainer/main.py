@@ -91,13 +91,15 @@ def follow(launch: Launch, devices: Devices) -> int:
     """A learner rank that torchrun started: it follows rank 0 until the run ends.
 
     torchrun sends a signal to stop to every rank; only rank 0 handles it."""
-    from trainer.launcher.supervisor import STOPS
-    from trainer.learner.process import learner_main
+    from trainer.launcher.supervisor import STOPS, learner_environment
     from trainer.models.resolve import resolve_model
 
     for stop in STOPS:
         signal.signal(stop, signal.SIG_IGN)
     config = for_roles(launch.config, devices)
+    os.environ |= {name: str(value) for name, value in learner_environment(config).items()}
+    from trainer.learner.process import learner_main  # torch: it may read them when it is imported
+
     resume = checkpoint_state(config)["path"] if launch.resume else None
     threads = devices.threads(config.learner.threads, len(devices.learner))
     learner_main(config, resume or resolve_model(config.model.path), None, threads, resume, None)

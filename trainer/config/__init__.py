@@ -259,6 +259,8 @@ class PipelineConfig:
     """Pass rate at which a prompt counts as solved."""
     deadline_s: PositiveFloat = 300.0
     """Seconds without progress (a completion, a verdict, a step, a weight push) before the run stops and names what it waited for."""
+    start_deadline_s: PositiveFloat = 1800.0
+    """Seconds that an engine or the learner, with its process groups, may take until it is ready: vLLM compiles, and rank 0 alone reads the model's files."""
 
     @property
     def off_policy(self) -> bool:

@@ -1,7 +1,9 @@
 """Assigns GPUs (or cores) to the learner and the engines: as the settings say, the rest by the machine."""
 
+import importlib.metadata
 import importlib.util
 import os
+import re
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -9,6 +11,7 @@ from typing import Literal
 from trainer.config import Config, ConfigError
 from trainer.roles import role_name
 
+COLOCATE_TORCH = (2, 13)  # the oldest that offloads the shards of several ranks
 LEARNER_SHARE = 1 / 4  # of the GPUs, without a setting: generation takes most of a step
 
 
@@ -171,6 +174,7 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
     if engine.colocate:
         ranks, count = ranks or free, engine.count or max(1, free // width)
         needed, first = max(ranks, count * width), 0
+        _check_torch(max(ranks, world))
     else:
         ranks = ranks or (free if remote else max(1, min(free - width, round(free * LEARNER_SHARE))))
         count = 0 if remote else engine.count or max(1, (free - ranks) // width)
@@ -187,6 +191,16 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
         )
     engines = tuple(gpus[first + i * width : first + (i + 1) * width] for i in range(count))
     return Devices(cores, tuple((gpu,) for gpu in gpus[:ranks]), engines, remote, world, width)
+
+
+def _check_torch(ranks: int) -> None:
+    """ConfigError if this torch cannot take several learner ranks off the GPUs."""
+    version = importlib.metadata.version("torch")
+    if ranks > 1 and tuple(map(int, re.findall(r"\d+", version)[:2])) < COLOCATE_TORCH:
+        raise ConfigError(
+            f"engine.colocate with {ranks} learner ranks needs torch {'.'.join(map(str, COLOCATE_TORCH))} or "
+            f"newer, and this is {version}: install that, give learner.ranks 1, or leave out engine.colocate"
+        )
 
 
 def torchrun_ranks() -> tuple[int, int]:

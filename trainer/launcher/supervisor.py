@@ -117,7 +117,8 @@ class Supervisor:
             conn = theirs if rank == 0 else None
             args = (self.config, self.model_dir, conn, threads, resume_path)
             several = ranks > 1 and not self.devices.world  # else torchrun's variables hold, or none
-            self._start(role_name("learner", rank), LEARNER, args, gpus, env if several else {})
+            env = (env if several else {}) | learner_environment(self.config)
+            self._start(role_name("learner", rank), LEARNER, args, gpus, env)
         theirs.close()
         return ours
 
@@ -263,6 +264,22 @@ class Supervisor:
         sweep(self.run_dir)
 
 
+def learner_environment(config: Config) -> dict[str, Any]:
+    """What torch reads in learner ranks; the user's own settings hold.
+
+    If a collective overruns its deadline, every rank writes its last NCCL calls to logs/. Segments that grow waste
+    less memory where packs differ in size, but cannot be shared with vLLM by CUDA IPC.
+    """
+    env = {
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": 1,
+        "TORCH_FR_BUFFER_SIZE": 2000,  # calls that are kept
+        "TORCH_FR_DUMP_TEMP_FILE": Path(config.run_dir).absolute() / "logs" / "nccl_trace_rank_",
+    }
+    if config.engine.weight_push != "ipc" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        env["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    return {name: value for name, value in env.items() if name not in os.environ}
+
+
 def _ensure_resource_tracker(log: Path) -> None:
     """Have the process running in which Python tracks semaphores, with its messages in a log.
 
@@ -306,7 +323,9 @@ def _role_entry(
     module, name = target.split(":")
     try:
         getattr(importlib.import_module(module), name)(*args, telemetry=telemetry)
-    except SystemExit as e:  # it has reported its error: do not wait for threads, as an interpreter's end does
+    except (
+        SystemExit
+    ) as e:  # it has reported its error: do not wait for threads, as an interpreter's end does
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(e.code if isinstance(e.code, int) else 1)

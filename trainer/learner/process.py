@@ -45,11 +45,12 @@ def learner_main(
     def work() -> None:
         nonlocal ranks
         # Half the deadline, so that a lost rank is named before the controller times out.
-        ranks = init_ranks(config.pipeline.deadline_s / 2)
+        ranks = init_ranks(config.pipeline.start_deadline_s / 2)
         if ranks.device.type == "cpu":
             keep_freed_memory()
         clock = Clock("learner", _discard if telemetry is None or ranks.rank else partial(send, telemetry))
         service = LearnerService(config, model_dir, conn, clock, resume_from, ranks)
+        ranks = ranks.started(config.pipeline.deadline_s / 2)
         reply = _discard if conn is None else conn.send
         reply(service.ready)
         clock.enter("idle")
