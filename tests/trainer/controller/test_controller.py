@@ -144,9 +144,7 @@ def test_a_start_has_a_deadline_of_its_own() -> None:
     asyncio.run(slow(start, 0.5))
     with pytest.raises(TimeoutError, match=r"engine: start: no progress for pipeline\.deadline_s = 0.1 s"):
         asyncio.run(slow(run, 0.5))
-    with pytest.raises(
-        TimeoutError, match=r"engine: start: no progress for pipeline\.start_deadline_s = 0.1 s"
-    ):
+    with pytest.raises(TimeoutError, match=r"no progress for pipeline\.start_deadline_s = 0.1 s"):
         asyncio.run(slow(Deadline(0.1, "pipeline.start_deadline_s"), 0.5))
 
 
@@ -363,5 +361,5 @@ def test_processes_that_are_ready_after_the_deadline_but_not_after_that_of_their
             await running  # both are ready, and then nobody answers
 
     asyncio.run(body())
-    kinds = [telemetry[0].recv().kind for _ in range(3)]
+    kinds = [telemetry[0].recv().kind for _ in range(3) if telemetry[0].poll()]
     assert kinds == ["phase", "data", "ready"]
