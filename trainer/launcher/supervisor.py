@@ -174,7 +174,7 @@ class Supervisor:
             process.join(max(0.0, deadline - time.monotonic()))
 
     def _kill_failed(self) -> None:
-        """Kill roles that reported an error and did not end: a thread of a library can keep a process alive."""
+        """Kill roles that reported an error and did not end: a library's thread can keep a process alive."""
         for role, when in self._failed.items():
             if time.monotonic() > when + FAILED_GRACE_S:
                 self._roles[role][0].kill()
@@ -267,8 +267,8 @@ class Supervisor:
 def learner_environment(config: Config) -> dict[str, Any]:
     """What torch reads in learner ranks; the user's own settings hold.
 
-    If a collective overruns its deadline, every rank writes its last NCCL calls to logs/. Segments that grow waste
-    less memory where packs differ in size, but cannot be shared with vLLM by CUDA IPC.
+    If a collective overruns its deadline, every rank writes its last NCCL calls to logs/. Segments that grow
+    waste less memory where packs differ in size, but cannot be shared with vLLM by CUDA IPC.
     """
     env = {
         "TORCH_NCCL_DUMP_ON_TIMEOUT": 1,
@@ -323,9 +323,7 @@ def _role_entry(
     module, name = target.split(":")
     try:
         getattr(importlib.import_module(module), name)(*args, telemetry=telemetry)
-    except (
-        SystemExit
-    ) as e:  # it has reported its error: do not wait for threads, as an interpreter's end does
+    except SystemExit as e:  # it has reported its error, and Python would wait for every thread
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(e.code if isinstance(e.code, int) else 1)

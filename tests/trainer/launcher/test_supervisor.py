@@ -122,7 +122,7 @@ def test_a_thread_does_not_keep_a_role_alive_that_has_failed(
 ) -> None:
     monkeypatch.setattr(supervisor, "FAILED_GRACE_S", 600)  # the process ends by itself
     began = time.monotonic()
-    with pytest.raises(supervisor.RoleDied, match="^learner: invalid literal.*the push failed"):
+    with pytest.raises(supervisor.RoleDied, match=r"^learner: invalid literal.*the push failed"):
         make(tmp_path, "learner fails and ends").run()
     assert time.monotonic() - began < 20
 

@@ -53,6 +53,7 @@ def _start(rank: int, size: int, folder: str, work: Callable[[Ranks], Results]) 
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ["NCCL_HOSTID"] = f"host-{rank}"  # NCCL refuses two ranks of one host on one GPU
     ranks = init_ranks(60)
     torch.save(work(ranks), f"{folder}/{rank}.pt")
     ranks.close()
