@@ -1,7 +1,7 @@
 """On a GPU: the learner computes what it does on a CPU, alone and as a rank of an NCCL group.
 
-A rank of one proves that FSDP2's wrapping changes nothing; it moves no byte by NCCL. Two ranks on one GPU do, where
-NCCL can be made to take them for two machines.
+A rank of one proves that FSDP2's wrapping changes nothing; it moves no byte by NCCL. Two ranks on one GPU do,
+where NCCL can be made to take them for two machines.
 """
 
 from __future__ import annotations
