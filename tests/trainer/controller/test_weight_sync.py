@@ -150,7 +150,8 @@ def test_the_learner_waits_at_a_version_that_is_to_be_evaluated(tmp_path: Path) 
     evaluation = replace(config.evaluation, every=2)
     config = replace(config, engine=replace(config.engine, weight_push="nccl"), evaluation=evaluation)
     log: list[str] = []
-    asyncio.run(controller(config, Engine(log, lambda r, i: 9), Learner(log), []).run())
+    engine = Engine(log, lambda r, i: 60 if r.evaluation else 3)  # long enough for three steps
+    asyncio.run(controller(config, engine, Learner(log), []).run())
     for v in (2, 4, 6):  # the learner had no later weights when it sent these
         before = log[: log.index(f"label {v}")]
         assert [entry for entry in before if entry.startswith("step")][-1] == f"step {v}"
