@@ -13,7 +13,7 @@ from typing import Any
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
-from trainer.launcher.memory_estimate import ModelSize, describe, known_size, with_room
+from trainer.launcher.memory_estimate import ModelSize, describe, known_size, with_room, with_slots
 from trainer.launcher.notices import notices
 from trainer.launcher.placement import (
     Devices,
@@ -70,6 +70,11 @@ def train(launch: Launch) -> int:
         model = resume["path"] if resume else resolve_model(config.model.path)
         devices = split(config, known_size(model))
         view.log(devices.describe())
+        config = derived_slots(launch, config, known_size(model), devices)
+        if config is not launch.config:
+            view.log(
+                f"engine.slots {config.engine.slots}: not set, so by the room for KV on an engine's GPUs"
+            )
         if unchecked := check_fits(config, model, devices):
             view.log(unchecked)
         recorder = Recorder(config, devices, view, resume["version"] if resume else None)
@@ -124,6 +129,7 @@ def dry_run(launch: Launch) -> int:
     config = launch.config
     size = known_size(config.model.path)
     devices = split(config, size)
+    config = derived_slots(launch, config, size, devices)
     for notice in notices(launch):
         print(f"note: {notice}", file=sys.stderr)
     print(to_yaml(config))
@@ -133,6 +139,13 @@ def dry_run(launch: Launch) -> int:
     if size is not None:
         print(plan(config, size, devices.split()).text)
     return 0
+
+
+def derived_slots(launch: Launch, config: Config, size: ModelSize | None, devices: Devices) -> Config:
+    """The config with engine.slots by the GPUs' memory, unless a file or the command line sets it."""
+    if any("engine.slots" in keys for keys in launch.origins.values()):
+        return config
+    return with_slots(config, size, devices, smallest_gpu_memory())
 
 
 def split(config: Config, size: ModelSize | None) -> Devices:

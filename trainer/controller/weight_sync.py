@@ -2,8 +2,8 @@
 
 `file`         the learner writes each version to a file and may go on; the engines load the newest file.
 `nccl`, `ipc`  the learner sends the weights it has at that moment, while the engines are paused, so it takes
-               no further step until the engines hold them. While they keep a version for an evaluation, it goes
-               on, and they get its newest afterwards; but it waits at a version that is to be evaluated.
+               no further step until the engines hold them. While they keep a version for an evaluation, it
+               goes on, and they get its newest afterwards; but it waits at one that is to be evaluated.
 
 With engine.colocate, learner and engines share GPUs and take turns: the engines sleep while the learner
 steps (and sends the new weights by `ipc`), scores or saves. In this mode no step begins during an evaluation.

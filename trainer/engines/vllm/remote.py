@@ -144,7 +144,7 @@ class RemoteBackend(Backend):
             await self._call("POST", "/finish_weight_update", json={})
         await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
 
-    async def check(self) -> None:
+    async def check(self) -> dict[str, float]:
         try:
             answer = await asyncio.wait_for(self._http.get("/health"), self._health_timeout_s)
         except (httpx2.HTTPError, TimeoutError) as e:
@@ -156,6 +156,7 @@ class RemoteBackend(Backend):
             raise RuntimeError(
                 f"{self._label}: its engine has died (health {answer.status_code}); see its log"
             )
+        return {}
 
     async def close(self) -> None:
         """Close the connections; the server aborts their requests and keeps running."""
