@@ -72,9 +72,7 @@ def train(launch: Launch) -> int:
         view.log(devices.describe())
         config = derived_slots(launch, config, known_size(model), devices)
         if config is not launch.config:
-            view.log(
-                f"engine.slots {config.engine.slots}: not set, so by the room for KV on an engine's GPUs"
-            )
+            view.log(f"engine.slots {config.engine.slots}: not set, so by the room for KV on its GPUs")
         if unchecked := check_fits(config, model, devices):
             view.log(unchecked)
         recorder = Recorder(config, devices, view, resume["version"] if resume else None)

@@ -93,6 +93,9 @@ class WeightSync:
         async with self._learner_turn if self._config.weight_push == "nccl" else nullcontext():
             while not self._must_push(steps[-1].version) and not self.published.empty():
                 steps.append(self.published.get_nowait())
+            for step in [s for s in steps if not s.written]:
+                wait = self._learner.written(step.weights_path)
+                await self._deadline.wait_for(wait, f"learner: write the weights of version {step.version}")
             files = [s.weights_path for s in steps if s.weights_path]  # a step without gradient writes none
             await self.push(steps[-1].version, files[-1] if files else "")
         if files:

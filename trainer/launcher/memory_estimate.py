@@ -107,6 +107,8 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
         engine_bytes["linear layers again, packed"] = 4 * size.parameters if width == 4 else head
     files = config.weight_files if weight_push(config, devices) == "file" else 0
     host = {"published weights (at most)": width * size.parameters * files}
+    if files and devices.gpus:
+        host["a pinned copy of them, which is written"] = width * size.parameters
     if engine.colocate:
         offloaded = 12 * (size.parameters + critic) + reference
         offloaded += width * size.parameters * len(devices.engines)
@@ -208,8 +210,8 @@ def with_room(
 def with_slots(config: Config, size: ModelSize | None, devices: Devices, gpu: float | None) -> Config:
     """engine.slots, where it was not set, by the room for keys and values on the GPUs of one vLLM engine.
 
-    If lengths are spread evenly up to the longest, a sequence that runs has a third of it on average. What does
-    not fit waits inside vLLM.
+    If lengths are spread evenly up to the longest, a sequence that runs has a third of it on average. What
+    does not fit waits inside vLLM.
     """
     engine = config.engine
     if size is None or gpu is None or not devices.gpus or devices.remote:

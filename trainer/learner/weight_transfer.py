@@ -97,7 +97,7 @@ class Sender:
         self._method = engine.weight_push
         source = Source(weights, dtype)
         try:
-            # Else vLLM's communicator makes a new stream this thread's, which does not wait for the learner's.
+            # Else vLLM's communicator makes a new stream this thread's, and it does not wait for the old.
             torch.cuda.set_stream(torch.cuda.current_stream())
             info = init_info(engine, source, rank)
             self._sender = WeightTransferTrainerFactory.trainer_init(info, client=Relay(conn), source=source)

@@ -12,11 +12,12 @@ import pytest
 from fakes import FakeEngine, FakeLearner
 from test_controller import configured, controller
 
-from trainer.config import ConfigError
+from trainer.config import ConfigError, EngineConfig
 from trainer.controller.deadline import Deadline
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.parity import parity_gate
-from trainer.messages import Ack, Push, Save, Transfer
+from trainer.controller.weight_sync import WeightSync
+from trainer.messages import Ack, Push, Save, StepDone, Transfer, Written
 
 CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
 
@@ -199,6 +200,38 @@ def test_the_learners_calls_reach_the_engines_one_by_one_and_nothing_else_comes_
         return made
 
     assert asyncio.run(body()) == [("update_weights", {"i": i}) for i in range(3)]
+
+
+def test_the_engines_hear_of_weights_once_their_file_is_complete_and_not_before() -> None:
+    async def body() -> None:
+        pipe, log = Pipe(), list[str]()
+
+        class Reader:
+            async def update_weights(self, version: int, path: str) -> None:
+                log.append(f"load {version} {path}")
+
+        engine: Any = Reader()
+        sync = WeightSync(EngineConfig(), engine, pipe.client, Deadline(5), lambda version: False)
+        for version in (1, 2):
+            await sync.publish(StepDone(version, f"/nowhere/{version}", {}, written=False))
+        pushed = asyncio.create_task(sync.push_newest())
+        for version in (1, 2):
+            await asyncio.sleep(0.05)
+            assert not log
+            pipe.ours.send(Written(f"/nowhere/{version}"))
+        assert await pushed == (2, 2) and log == ["load 2 /nowhere/2"]
+        pipe.ours.send(Written("/nowhere/3", "cannot publish the weights"))
+        await sync.publish(StepDone(3, "/nowhere/3", {}, written=False))
+        with pytest.raises(ConfigError, match="cannot publish the weights"):
+            await sync.push_newest()
+        await sync.publish(StepDone(4, "/nowhere/4", {}, written=False))
+        dying = asyncio.create_task(sync.push_newest())
+        await asyncio.sleep(0.05)
+        pipe.ours.close()
+        with pytest.raises(ConnectionError, match="the learner's process has died"):
+            await dying
+
+    asyncio.run(body())
 
 
 def test_after_a_push_that_failed_the_learner_gets_no_further_request() -> None:

@@ -58,8 +58,8 @@ class Backend(Protocol):
         """While paused: load the file's weights (empty path: none) and label later tokens with `version`."""
 
     async def check(self) -> dict[str, float]:
-        """Raise if the engine is dead; called every second. Returns `kv_use`, the share of the KV cache in use,
-        and `preemptions` so far, where they are known."""
+        """Raise if the engine is dead; called every second. Returns `kv_use` (the share of the KV cache in
+        use) and `preemptions` so far, where they are known."""
 
     async def close(self) -> None:
         """End the engine and every process it has started."""
