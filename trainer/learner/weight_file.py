@@ -4,8 +4,8 @@ A file has two names, `buffer-` and `version-`. The reader copies the tensors an
 has, the buffer is written again for a later version, since new pages cost more time than the copy itself.
 The folder is locked by its process: `run_folder.sweep` removes folders whose owner is dead.
 
-From a GPU the weights are copied into pinned memory, which the learner does not wait for, and a thread writes that
-copy while the next step runs: one version at a time.
+From a GPU the weights are copied into pinned memory, which the learner does not wait for, and a thread writes
+that copy while the next step runs: one version at a time.
 """
 
 import atexit
@@ -96,8 +96,8 @@ class WeightFiles:
             ) from e
 
     def _copy(self, weights: Mapping[str, Tensor]) -> tuple[list[Tensor], torch.cuda.Event | None]:
-        """A copy of the weights' bytes in blocks, and the event that it is complete. On a GPU it is ordered before
-        what changes the weights next."""
+        """A copy of the weights' bytes in blocks, and the event that it is complete. On a GPU it comes, in the
+        order of the stream, before what changes the weights next."""
         end, copied = 0, None
         for weight in weights.values():
             left = _bytes(weight, self.dtype)
