@@ -96,8 +96,8 @@ class WeightFiles:
             ) from e
 
     def _copy(self, weights: Mapping[str, Tensor]) -> tuple[list[Tensor], torch.cuda.Event | None]:
-        """A copy of the weights' bytes in blocks, and the event that it is complete. On a GPU it comes, in the
-        order of the stream, before what changes the weights next."""
+        """A copy of the weights' bytes in blocks, and the event that it is complete. On a GPU it comes
+        before what changes the weights next, in the order of the stream."""
         end, copied = 0, None
         for weight in weights.values():
             left = _bytes(weight, self.dtype)
