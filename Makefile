@@ -64,7 +64,7 @@ lint: setup-tests  ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m mypy tests/gpu  # type-checked here, since only a GPU runs them
+	MYPYPATH=tests/helpers:tests/trainer/learner $(PY) -m mypy tests/gpu tests/trainer/learner/test_learner_cuda.py  # only a GPU runs them
 
 bench: setup-tests  ## the benchmark suites, then the loss beside its peers and its limit (minutes; peers: requirements/peers.txt)
 	$(PY) -m pytest -q bench --benchmark-only --benchmark-columns=median,iqr,rounds

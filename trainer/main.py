@@ -14,7 +14,14 @@ from trainer.checksums import damage
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
-from trainer.launcher.memory_estimate import ModelSize, describe, known_size, stays_on_cpu, with_room
+from trainer.launcher.memory_estimate import (
+    ModelSize,
+    describe,
+    known_size,
+    stays_on_cpu,
+    with_room,
+    with_slots,
+)
 from trainer.launcher.notices import notices
 from trainer.launcher.placement import (
     Devices,
@@ -74,6 +81,9 @@ def train(launch: Launch) -> int:
         model = resume["path"] if resume else resolve_model(config.model.path)
         devices = split(config, known_size(model))
         view.log(devices.describe())
+        config = derived_slots(launch, config, known_size(model), devices)
+        if config is not launch.config:
+            view.log(f"engine.slots {config.engine.slots}: not set, so by the room for KV on its GPUs")
         rank, unchecked = check_fits(config, model, devices)
         if unchecked:
             view.log(unchecked)
@@ -97,13 +107,15 @@ def follow(launch: Launch, devices: Devices) -> int:
     """A learner rank that torchrun started: it follows rank 0 until the run ends.
 
     torchrun sends a signal to stop to every rank; only rank 0 handles it."""
-    from trainer.launcher.supervisor import STOPS
-    from trainer.learner.process import learner_main
+    from trainer.launcher.supervisor import STOPS, learner_environment
     from trainer.models.resolve import resolve_model
 
     for stop in STOPS:
         signal.signal(stop, signal.SIG_IGN)
     config = for_roles(launch.config, devices)
+    os.environ |= {name: str(value) for name, value in learner_environment(config).items()}
+    from trainer.learner.process import learner_main  # torch: it may read them when it is imported
+
     resume = checkpoint_state(config)["path"] if launch.resume else None
     threads = devices.threads(config.learner.threads, len(devices.learner))
     learner_main(config, resume or resolve_model(config.model.path), None, threads, resume, None)
@@ -132,6 +144,7 @@ def dry_run(launch: Launch) -> int:
     config = launch.config
     size = known_size(config.model.path)
     devices = split(config, size)
+    config = derived_slots(launch, config, size, devices)
     for notice in filter(None, (*notices(launch), slow_dtype(config, devices))):
         print(f"note: {notice}", file=sys.stderr)
     print(to_yaml(config))
@@ -141,6 +154,13 @@ def dry_run(launch: Launch) -> int:
     if size is not None:
         print(plan(config, size, devices.split()).text)
     return 0
+
+
+def derived_slots(launch: Launch, config: Config, size: ModelSize | None, devices: Devices) -> Config:
+    """The config with engine.slots by the GPUs' memory, unless a file or the command line sets it."""
+    if any("engine.slots" in keys for keys in launch.origins.values()):
+        return config
+    return with_slots(config, size, devices, smallest_gpu_memory())
 
 
 def split(config: Config, size: ModelSize | None) -> Devices:

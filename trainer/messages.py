@@ -5,7 +5,7 @@
     controller --- Request, UpdateWeights, Transfer, Abort, Pause, Resume, Shutdown --->  engine
     engine     --- Ready, Completion, WeightsHeld, Ack --->                               controller
     controller --- TrainBatch, Push, Ack, Score, Save, Shutdown --->     learner
-    learner    --- Ready, StepDone, Refused, Transfer, Scored, Ack --->  controller
+    learner    --- Ready, StepDone, Written, Refused, Transfer, Scored, Ack --->  controller
 
 A closed pipe means the other side is dead: `recv` raises EOFError at once. A role that fails sends
 `Failed` on its telemetry pipe before it exits, so the launcher can name it and the error in one line.
@@ -104,6 +104,15 @@ class StepDone:
     version: int
     weights_path: str
     metrics: dict[str, Any]  # numbers, and under lag/ numbers by lag (learner version − token version)
+    written: bool = True  # False: the file is still being written, and Written follows
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The weights at `path` are complete; or they cannot be, for this `problem`."""
+
+    path: str
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from trainer import run_folder
 from trainer.config import Config
 from trainer.messages import Event, Failed
+from trainer.roles import run_role
 from trainer.telemetry import Clock
 
 time.sleep(0.3)  # as imports take
@@ -39,6 +41,12 @@ def engine(
 def learner(
     config: Config, model_dir: str, conn: Connection, threads: int, resume: str | None, telemetry: Connection
 ) -> None:
+    if "fails" in model_dir:
+        Thread(target=time.sleep, args=(600,)).start()  # as vLLM's in a call that an engine never answers
+    if "lives on" in model_dir:
+        telemetry.send(Failed("learner", "the push failed", "", user_error=False))
+    if "and ends" in model_dir:
+        run_role("learner", telemetry, lambda: int("the push failed"))
     folder = Path(tempfile.mkdtemp(prefix=run_folder.PREFIX, dir=config.run_dir))
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -51,6 +59,8 @@ def controller(
 ) -> None:  # fmt: skip
     telemetry.send(Event("training_begins", time.monotonic(), {}))
     if "deaf" in model_dir:
+        signal.pause()
+    if "learner fails" in model_dir:
         signal.pause()
     if "waits" in model_dir:
         telemetry.recv()

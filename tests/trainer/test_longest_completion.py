@@ -60,3 +60,6 @@ def test_vllm_makes_room_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda path: model)
     settings = vllm_settings(CONFIG, str(tmp_path))
     assert settings["max_model_len"] == CONFIG.data.max_prompt_tokens + LONGEST
+    assert settings["max_num_batched_tokens"] == 8192  # of a step: vLLM's own default is a quarter
+    many = replace(CONFIG, engine=replace(ENGINE, slots=9000))
+    assert vllm_settings(many, str(tmp_path))["max_num_batched_tokens"] == 9000  # vLLM takes no fewer

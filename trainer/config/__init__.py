@@ -175,7 +175,7 @@ class EngineConfig:
     memory: Annotated[float, Range(above=0, most=1)] = 0.9
     """Share of a GPU's memory that vLLM takes for weights and KV cache."""
     slots: PositiveInt = 64
-    """Sequences generated at once by an engine; further requests queue."""
+    """Sequences generated at once by an engine; further requests queue. Not set for vLLM on GPUs: as many as its KV cache holds while lengths are spread evenly up to the longest."""
     max_new_tokens: PositiveInt = 512
     """Longest completion, in tokens. Not used with interruption on: the limit is then budget + phrase + answer_tokens."""
     temperature: Annotated[float, Range(above=0, reason="RL needs samples, not the argmax")] = 1.0
@@ -259,6 +259,8 @@ class PipelineConfig:
     """Pass rate at which a prompt counts as solved."""
     deadline_s: PositiveFloat = 300.0
     """Seconds without progress (a completion, a verdict, a step, a weight push) before the run stops and names what it waited for."""
+    start_deadline_s: PositiveFloat = 1800.0
+    """Seconds that an engine or the learner, with its process groups, may take until it is ready: vLLM compiles, and rank 0 alone reads the model's files."""
 
     @property
     def off_policy(self) -> bool:

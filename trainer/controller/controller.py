@@ -85,7 +85,7 @@ class Controller:
         self.config: Config = ctx.config
         self.ctx, self.dataset, self.sampler = ctx, dataset, sampler
         self.learner, self.journal, self.emit = learner, journal, emit
-        self.weights = WeightSync(ctx.config.engine, ctx.engine, learner, ctx.deadline)
+        self.weights = WeightSync(ctx.config.engine, ctx.engine, learner, ctx.deadline, self._evaluates)
         self._wait_for = ctx.deadline.wait_for
         self.stop = asyncio.Event()  # set: stop after the current optimizer step
         self.complete_by = ""  # why `stop` makes the run complete, such as "compute"; empty: it does not
@@ -313,11 +313,12 @@ class Controller:
     async def _sync_loop(self) -> None:
         """Push new weights to the engines, free slots for new groups, evaluate where it is due."""
         while True:
-            version, steps = await self.weights.push_newest(self._evaluates)
+            version, steps = await self.weights.push_newest()
             if version == self._round_end or not self.config.pipeline.off_policy:
                 self._free_slots(version)
             if self._evaluates(version):
-                await self._evaluate(version)
+                with self.weights.kept():
+                    await self._evaluate(version)
             for _ in range(steps):
                 self.weights.published.task_done()
 
@@ -351,6 +352,7 @@ class Controller:
     def _report(self, done: StepDone, minibatch: Minibatch, stats: dict[str, float], waited: float) -> None:
         groups = minibatch.groups
         progress = {"train/solved_share": self.sampler.solved_share, "train/epoch": groups[-1].epoch}
+        progress["engine/push_s"] = self.weights.push_s
         progress["train/rollout_tokens"] = 0 if minibatch.epoch else rollout_tokens(minibatch.generated)
         progress |= task_metrics(groups, minibatch.aside, self.config.mixture)
         self.emit("step", {"step": done.version, "train/wait_s": waited} | progress | stats | done.metrics)

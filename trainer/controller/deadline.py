@@ -1,4 +1,5 @@
-"""The deadline of everything the controller waits for: no progress for pipeline.deadline_s ends the run."""
+"""The deadlines of all that the controller waits for: no progress for pipeline.deadline_s ends the run, and a
+process that is not ready after pipeline.start_deadline_s."""
 
 import asyncio
 import time
@@ -12,8 +13,8 @@ T = TypeVar("T")
 class Deadline:
     """Every completion and every verdict restarts the deadline of all waits."""
 
-    def __init__(self, deadline_s: float) -> None:
-        self._deadline_s, self._restarted = deadline_s, time.monotonic()
+    def __init__(self, deadline_s: float, key: str = "pipeline.deadline_s") -> None:
+        self._deadline_s, self._key, self._restarted = deadline_s, key, time.monotonic()
         self.verifying = 0  # completions that wait for a verdict
 
     def restart(self) -> None:
@@ -39,7 +40,7 @@ class Deadline:
                 if left <= 0:
                     stage = "verify: " if self.verifying else ""
                     raise TimeoutError(
-                        f"{stage}{name}: no progress for pipeline.deadline_s = {self._deadline_s:g} s; "
+                        f"{stage}{name}: no progress for {self._key} = {self._deadline_s:g} s; "
                         "raise it if this machine is only slow"
                     )
                 await asyncio.wait({task}, timeout=left)

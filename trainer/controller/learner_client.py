@@ -1,6 +1,7 @@
 """The controller's client of the learner: one request at a time over a pipe."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from multiprocessing.connection import Connection
@@ -21,6 +22,7 @@ class LearnerClient:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._replies: asyncio.Queue[Any] = asyncio.Queue()
+        self._written: defaultdict[str, asyncio.Future[str]] = defaultdict(asyncio.Future)  # by path
         self._unanswered = False
         self._turn = asyncio.Lock()
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
@@ -32,6 +34,13 @@ class LearnerClient:
     async def train(self, batch: TrainBatch) -> messages.StepDone:
         """One optimizer step."""
         return await self._ask(batch, messages.StepDone)
+
+    async def written(self, path: str) -> None:
+        """Return once the weights at this path are complete; ConfigError if they cannot be."""
+        problem = await self._written[path]
+        del self._written[path]
+        if problem:
+            raise ConfigError(problem)
 
     async def push(
         self, transfer: Callable[[str, dict[str, Any]], Awaitable[None]], deadline: Deadline
@@ -86,10 +95,18 @@ class LearnerClient:
 
     def _receive(self) -> None:
         try:
-            self._replies.put_nowait(self._conn.recv())
+            message = self._conn.recv()
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(self._conn.fileno())
-            self._replies.put_nowait(ConnectionError("the learner's process has died"))
+            dead = ConnectionError("the learner's process has died")
+            self._replies.put_nowait(dead)
+            for file in [f for f in self._written.values() if not f.done()]:
+                file.set_exception(dead)
+            return
+        if isinstance(message, messages.Written):
+            self._written[message.path].set_result(message.problem)
+        else:
+            self._replies.put_nowait(message)
 
 
 def _checked(reply: object, kind: type[R]) -> R:

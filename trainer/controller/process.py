@@ -60,6 +60,7 @@ async def _run(
         clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
         deadline = Deadline(config.pipeline.deadline_s)
         wait_for = deadline.wait_for
+        start = Deadline(config.pipeline.start_deadline_s, "pipeline.start_deadline_s")
         engines = stack.enter_context(closing(EnginePool(clients, wait_for, note)))
         emit("phase", {"name": "loading data and models"})
         from transformers import AutoConfig, AutoTokenizer  # takes seconds, so the pipes are open before
@@ -85,9 +86,9 @@ async def _run(
         journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal")))
         sampler = sampler_of(config, dataset.train, note)
         controller = Controller(ctx, dataset, sampler, learner, journal, emit)
-        info = await wait_for(learner.ready(), "learner: start")
+        info = await start.wait_for(learner.ready(), "learner: start")
         controller.weights.wake_engines()
-        infos = [await wait_for(e.ready(), f"{e.name}: start") for e in clients]
+        infos = [await start.wait_for(e.ready(), f"{e.name}: start") for e in clients]
         emit("ready", {"learner": info, "engine": infos[0]})
         if resume is not None:
             controller.restore(resume)
@@ -95,7 +96,7 @@ async def _run(
         await controller.weights.push(controller.version)
         gate = parity_gate(ctx, learner, controller.weights, dataset.held_out)
         emit("parity", await wait_for(gate, "parity gate: learner and engine on the same tokens"))
-        on_message = partial(_on_launcher_message, telemetry, controller, engines)
+        on_message = partial(_on_launcher_message, telemetry, controller, engines, start)
         asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
         gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
         await controller.run()
@@ -122,7 +123,9 @@ def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
     send(telemetry, Event(kind, time.monotonic(), data))
 
 
-def _on_launcher_message(telemetry: Connection, controller: Controller, engines: EnginePool) -> None:
+def _on_launcher_message(
+    telemetry: Connection, controller: Controller, engines: EnginePool, start: Deadline
+) -> None:
     """Take in an engine that the launcher has restarted, or stop. A dead launcher means stop, too.
 
     Ctrl-C can still follow the message that the run is complete: then the last weights are not evaluated.
@@ -132,7 +135,8 @@ def _on_launcher_message(telemetry: Connection, controller: Controller, engines:
     except (EOFError, OSError):
         message = Shutdown()
     if isinstance(message, Replacement):
-        task = asyncio.create_task(engines.replace(EngineClient(message.conn, message.role)))
+        engine = EngineClient(message.conn, message.role)
+        task = asyncio.create_task(engines.replace(engine, start.wait_for))
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
     else:

@@ -75,10 +75,10 @@ class EnginePool:
         for engine in self._live:
             engine.resume()
 
-    async def replace(self, engine: EngineClient) -> None:
+    async def replace(self, engine: EngineClient, wait_for_start: WaitFor) -> None:
         """Add an engine that replaces a dead one, once it is ready and has the weights of the others."""
         try:
-            await self._wait_for(engine.ready(), f"{engine.name}: start after its death")
+            await wait_for_start(engine.ready(), f"{engine.name}: start after its death")
             async with self._pushing:
                 await self._update(engine, self._version, self._path)
                 self._live[engine] = 0

@@ -100,6 +100,7 @@ class Activity:
     def __init__(self, clock: Clock, telemetry: Connection) -> None:
         self._clock, self._telemetry = clock, telemetry
         self.tokens, self.busy_s = 0, 0.0
+        self._observed: dict[str, float] = {}  # since the last report
         self._reported, self._reported_at = 0, time.monotonic()
 
     def book(self, seconds: float, evaluation_share: float) -> None:
@@ -108,11 +109,19 @@ class Activity:
         if evaluation_share:
             self._clock.split({"generate": 1 - evaluation_share, "evaluate": evaluation_share})
 
+    def observe(self, statistics: dict[str, float]) -> None:
+        """Keep the highest of each of these numbers for the next report."""
+        self._observed = {k: max(x, self._observed.get(k, x)) for k, x in statistics.items()}
+
     def report(self, idle: bool) -> None:
         """Send the counts if there are new tokens: every second, and at once when the engine becomes idle."""
         now = time.monotonic()
         if self.tokens > self._reported and (idle or now - self._reported_at >= REPORT_EVERY_S):
-            send(self._telemetry, Event("engine", now, {"tokens": self.tokens, "busy_s": self.busy_s}))
+            send(
+                self._telemetry,
+                Event("engine", now, {"tokens": self.tokens, "busy_s": self.busy_s} | self._observed),
+            )
+            self._observed = {}
             self._reported, self._reported_at = self.tokens, now
 
 

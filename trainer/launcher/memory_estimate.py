@@ -23,6 +23,8 @@ MIN_GPU_PARAMETERS = 2_000_000  # below, the torch engine and the learner mostly
 SPARE = 0.08  # of a GPU, for what fragments and for longer packs
 PINNED = 4 / 3  # torch rounds each pinned block up to a power of two: a third more, on average
 PROMPT_TOKENS = 128  # assumed length of a prompt, for the KV cache
+ENGINE_WORK = 3.5e9  # bytes of a GPU for vLLM's activations and CUDA graphs, as in its own profiles of an 8 B
+MOST_SLOTS = 512  # vLLM captures CUDA graphs of no more sequences
 CONFIG_KEYS = {  # in config.json; the second is GPT-2's
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden": ("hidden_size", "n_embd"),
@@ -98,6 +100,8 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
     engine_bytes = _of_an_engine(config, size, devices, tokens, width)
     files = config.weight_files if weight_push(config, devices) == "file" else 0
     host = {"published weights (at most)": width * size.parameters * files}
+    if files and devices.gpus:
+        host["a pinned copy of them, which is written"] = width * size.parameters
     if engine.colocate:
         offloaded = 12 * (size.parameters + critic) + reference
         offloaded += width * size.parameters * len(devices.engines)
@@ -233,6 +237,27 @@ def stays_on_cpu(config: Config) -> bool:
     size = known_size(config.model.path)
     small = size is not None and size.parameters < MIN_GPU_PARAMETERS
     return small and config.engine.kind != "vllm" and not config.learner.ranks
+
+
+def with_slots(config: Config, size: ModelSize | None, devices: Devices, gpu: float | None) -> Config:
+    """engine.slots, where it was not set, by the room for keys and values on the GPUs of one vLLM engine.
+
+    If lengths are spread evenly up to the longest, a sequence that runs has a third of it on average. What
+    does not fit waits inside vLLM.
+    """
+    engine = config.engine
+    if engine.kind != "vllm" or size is None or gpu is None or not devices.gpus or devices.remote:
+        return config
+    room = kv_tokens(config, size, gpu) / (PROMPT_TOKENS + engine.longest_completion() / 3)
+    slots = min(MOST_SLOTS, max(8, int(room) // 8 * 8))
+    return replace(config, engine=replace(engine, slots=slots))
+
+
+def kv_tokens(config: Config, size: ModelSize, gpu: float) -> int:
+    """How many tokens' keys and values one vLLM engine holds on GPUs with so many bytes."""
+    width, engine = 4 if config.model.dtype == "float32" else 2, config.engine
+    room = engine.tensor_parallel * (engine.memory * gpu - ENGINE_WORK) - width * size.parameters
+    return max(0, int(room / (2 * size.layers * size.kv_width * width)))
 
 
 def rank_bytes(config: Config, size: ModelSize, devices: Devices) -> int:

@@ -1,7 +1,9 @@
 """Assigns GPUs (or cores) to the learner and the engines: as the settings say, the rest by the machine."""
 
+import importlib.metadata
 import importlib.util
 import os
+import re
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -11,6 +13,7 @@ from trainer.config import Config, ConfigError
 from trainer.roles import role_name
 
 CPU_INFO = Path("/proc/cpuinfo")
+COLOCATE_TORCH = (2, 13)  # the oldest that offloads the shards of several ranks
 LEARNER_SHARE = 1 / 4  # of the GPUs, without a setting: generation takes most of a step
 
 
@@ -190,6 +193,7 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
     if engine.colocate or (torch and width == free):  # on a single GPU
         ranks, count = ranks or free, engine.count or max(1, free // width)
         needed, first = max(ranks, count * width), 0
+        _check_torch(max(ranks, world))
     else:
         ranks = ranks or (free if remote else max(1, min(free - width, round(free * LEARNER_SHARE))))
         count = 0 if remote else engine.count or max(1, (free - ranks) // width if width else 1)
@@ -229,6 +233,16 @@ def cpu_has_bfloat16() -> bool:
         return True
     flags = {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
     return bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
+
+
+def _check_torch(ranks: int) -> None:
+    """ConfigError if this torch cannot take several learner ranks off the GPUs."""
+    version = importlib.metadata.version("torch")
+    if ranks > 1 and tuple(map(int, re.findall(r"\d+", version)[:2])) < COLOCATE_TORCH:
+        raise ConfigError(
+            f"engine.colocate with {ranks} learner ranks needs torch {'.'.join(map(str, COLOCATE_TORCH))} or "
+            f"newer, and this is {version}: install that, give learner.ranks 1, or leave out engine.colocate"
+        )
 
 
 def torchrun_ranks() -> tuple[int, int]:

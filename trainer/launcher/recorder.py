@@ -69,6 +69,8 @@ class Recorder:
         self._versions: dict[int, tuple[float, Compute, float]] = {}  # when made; compute, FLOPs until then
         self._last_counters: dict[str, tuple[float, float]] = {}  # engine -> tokens, busy seconds
         self._tokens_per_s: dict[str, float] = {}  # by engine
+        self._kv_use: list[float] = []  # shares of engines' KV caches in use, since the last line
+        self._preemptions: dict[str, float] = {}  # by engine, so far
 
     @property
     def fit(self) -> Fit | None:
@@ -104,6 +106,9 @@ class Recorder:
                 self.view.sample(message.data)
             case Event(kind="engine"):
                 self._update_rate(role, message.data["tokens"], message.data["busy_s"])
+                if "kv_use" in message.data:
+                    self._kv_use.append(message.data["kv_use"])
+                    self._preemptions[role] = message.data["preemptions"]
             case Event(kind="done"):
                 if by := message.data["ended_by"]:
                     why = self._why_stopped if by in ("forecast", "guard") else ""
@@ -163,6 +168,12 @@ class Recorder:
             "compute/flops": flops,
             "engine/tokens_per_s": sum(self._tokens_per_s.values()),
         }
+        if self._kv_use:
+            line |= {
+                "engine/kv_use": max(self._kv_use),
+                "engine/preemptions": sum(self._preemptions.values()),
+            }
+            self._kv_use = []
         idle = self.ledger.idle_shares()
         for kind in ("learner", "engine"):
             shares = [share for role, share in idle.items() if role_kind(role) == kind]

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from trainer.roles import role_index, role_kind, role_name
 from trainer.run_folder import sweep
 
 GRACE_S = 20.0  # for a role to end by itself once the run is over; then it is killed
+FAILED_GRACE_S = 5.0  # the same, once it has reported the error that ends it
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # each stops the run after the current step
 MAX_RESPAWNS = 3  # of one engine between two optimizer steps
 ENGINES = {
@@ -64,6 +66,7 @@ class Supervisor:
         self._roles: dict[str, tuple[SpawnProcess, Connection]] = {}
         self._signals: list[int] = []
         self._failure: Failed | None = None
+        self._failed: dict[str, float] = {}  # roles that have reported an error -> when
         self._deaths: Counter[str] = Counter()  # of engines, since the last optimizer step
         self._ready = self._done = self._complete = False
 
@@ -114,7 +117,8 @@ class Supervisor:
             conn = theirs if rank == 0 else None
             args = (self.config, self.model_dir, conn, threads, resume_path)
             several = ranks > 1 and not self.devices.world  # else torchrun's variables hold, or none
-            self._start(role_name("learner", rank), LEARNER, args, gpus, env if several else {})
+            env = (env if several else {}) | learner_environment(self.config)
+            self._start(role_name("learner", rank), LEARNER, args, gpus, env)
         theirs.close()
         return ours
 
@@ -157,6 +161,7 @@ class Supervisor:
                         pipes[self._roles[role][1]] = role
                 else:
                     self._handle(pipes[conn], message)
+            self._kill_failed()
             if self._done:
                 deadline = min(deadline, time.monotonic() + GRACE_S)
             if self._signals.count(signal.SIGINT) > 1:
@@ -168,11 +173,18 @@ class Supervisor:
         for process, _ in self._roles.values():
             process.join(max(0.0, deadline - time.monotonic()))
 
+    def _kill_failed(self) -> None:
+        """Kill roles that reported an error and did not end: a library's thread can keep a process alive."""
+        for role, when in self._failed.items():
+            if time.monotonic() > when + FAILED_GRACE_S:
+                self._roles[role][0].kill()
+
     def _handle(self, role: str, message: object) -> None:
         """Take from a message what matters for the processes, and pass it on."""
         match message:
             case Failed():
                 self._failure = self._failure or message
+                self._failed[role] = time.monotonic()
             case Event(kind="ready"):
                 self._ready = True
             case Event(kind="step"):
@@ -193,6 +205,7 @@ class Supervisor:
         if final or tied or role_kind(role) != "engine":
             raise cause
         self._failure = None
+        self._failed.pop(role, None)
         self._note(f"{cause}; it is started again")
         conn = self._start_engine(role_index(role))
         self._send_controller(Replacement(role, conn))
@@ -207,7 +220,7 @@ class Supervisor:
         process = self._roles[role][0]
         process.join(5)
         code, failure = process.exitcode, self._failure
-        if code is not None and code < 0:
+        if code is not None and code < 0 and role not in self._failed:
             hint = "; the kernel may have run out of memory" if code == -signal.SIGKILL else ""
             return RoleDied(f"the {role}'s process was killed by signal {-code}{hint}")
         if failure is None:
@@ -251,6 +264,22 @@ class Supervisor:
         sweep(self.run_dir)
 
 
+def learner_environment(config: Config) -> dict[str, Any]:
+    """What torch reads in learner ranks; the user's own settings hold.
+
+    If a collective overruns its deadline, every rank writes its last NCCL calls to logs/. Segments that grow
+    waste less memory where packs differ in size, but cannot be shared with vLLM by CUDA IPC.
+    """
+    env = {
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": 1,
+        "TORCH_FR_BUFFER_SIZE": 2000,  # calls that are kept
+        "TORCH_FR_DUMP_TEMP_FILE": Path(config.run_dir).absolute() / "logs" / "nccl_trace_rank_",
+    }
+    if config.engine.weight_push != "ipc" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        env["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    return {name: value for name, value in env.items() if name not in os.environ}
+
+
 def _ensure_resource_tracker(log: Path) -> None:
     """Have the process running in which Python tracks semaphores, with its messages in a log.
 
@@ -292,4 +321,9 @@ def _role_entry(
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     module, name = target.split(":")
-    getattr(importlib.import_module(module), name)(*args, telemetry=telemetry)
+    try:
+        getattr(importlib.import_module(module), name)(*args, telemetry=telemetry)
+    except SystemExit as e:  # it has reported its error, and Python would wait for every thread
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(e.code if isinstance(e.code, int) else 1)

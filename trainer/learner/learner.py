@@ -93,18 +93,18 @@ class Learner:
             yield
             return
         self._offload.reload(self._stored(moments))
-        try:
-            yield
-        finally:
-            self.leave_device()
+        yield
+        self.leave_device()
 
     def leave_device(self) -> None:
-        """Keep weights and moments in the host's memory."""
+        """Keep weights and moments in the host's memory; returns once every rank's are there, since engines
+        take the GPUs of all ranks as soon as rank 0 answers."""
         for model in (self.model, self.reference, self.critic and self.critic.model):
             for module in model.modules() if model else ():
                 if isinstance(module, FSDPModule):
                     module.reshard()  # scoring leaves the embeddings gathered
         self._offload.offload(self._stored(moments=True))
+        self.ranks.gather(None)
 
     def _stored(self, moments: bool) -> list[torch.Tensor]:
         """This rank's shards of all networks, and the moments of those that are trained."""

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from trainer.learner.learner import Learner
 from trainer.learner.ranks import Ranks, init_ranks
 from trainer.learner.sharding import full_tensor
 from trainer.learner.weight_file import WeightFiles
-from trainer.messages import Ack, Push, Ready, Refused, Save, Score, Scored, StepDone
+from trainer.messages import Ack, Event, Push, Ready, Refused, Save, Score, Scored, StepDone, Written
 from trainer.roles import run_role
 from trainer.telemetry import Clock, send
 from trainer.types import TrainBatch
@@ -45,16 +46,18 @@ def learner_main(
     def work() -> None:
         nonlocal ranks
         # Half the deadline, so that a lost rank is named before the controller times out.
-        ranks = init_ranks(config.pipeline.deadline_s / 2)
+        ranks = init_ranks(config.pipeline.start_deadline_s / 2)
         if ranks.device.type == "cpu":
             keep_freed_memory()
         clock = Clock("learner", _discard if telemetry is None or ranks.rank else partial(send, telemetry))
         service = LearnerService(config, model_dir, conn, clock, resume_from, ranks)
-        reply = _discard if conn is None else conn.send
-        reply(service.ready)
+        ranks = ranks.started(config.pipeline.deadline_s / 2)
+        if telemetry is not None and service.note:
+            send(telemetry, Event("note", time.monotonic(), {"text": service.note}))
+        service.send(service.ready)
         clock.enter("idle")
         for message in ranks.messages(conn):
-            reply(service.answer(message))
+            service.send(service.answer(message))
         service.close()
         clock.flush()
         ranks.close()
@@ -96,6 +99,7 @@ class LearnerService:
                 "checkpoint: give another --run-dir"
             )
         self._config, self._conn, self._clock, self._ranks = config, conn, clock, ranks
+        self._sending = Lock()
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._learner = Learner(config, model_dir, clock, resume_from, ranks)
         self._tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -105,7 +109,10 @@ class LearnerService:
         self._weight_files: WeightFiles | None = None
         if ranks.rank == 0 and not config.engine.direct_push:
             size = parameters * self._dtype.itemsize
-            self._weight_files = WeightFiles(config.run_dir, size, config.weight_files, self._dtype)
+            # On a GPU the next step starts while a file is written; on a CPU both would need the same cores.
+            behind = self._send_written if ranks.device.type == "cuda" else None
+            self._weight_files = WeightFiles(config.run_dir, size, config.weight_files, self._dtype, behind)
+        self.note = self._weight_files.note if self._weight_files else ""  # for the user
         self._changed = False  # since the last weight file
         self._sender: Any = None  # a weight_transfer.Sender, made at the first Push
         seconds = time.monotonic() - start
@@ -131,6 +138,15 @@ class LearnerService:
                     return Ack()
         raise TypeError(f"the learner has no answer to {type(message).__name__}")
 
+    def send(self, message: object) -> None:
+        """To the controller, from rank 0; the thread that writes weight files sends as well."""
+        if self._conn is not None:
+            with self._sending:
+                self._conn.send(message)
+
+    def _send_written(self, path: str, problem: str) -> None:
+        self.send(Written(path, problem))
+
     def close(self) -> None:
         """Remove the weight files."""
         if self._weight_files is not None:
@@ -147,7 +163,8 @@ class LearnerService:
         if self._changed and batch.publish and not self._config.engine.direct_push:
             with self._clock.state("publish"):
                 path, self._changed = self._publish(), False
-        return StepDone(self._learner.version, path, metrics)
+        written = not path or self._weight_files is None or not self._weight_files.behind
+        return StepDone(self._learner.version, path, metrics, written)
 
     def _publish(self) -> str:
         """Write the weights to a file; its path on rank 0. All ranks take part: gathering is a collective."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -41,6 +41,7 @@ class Ranks:
     device: torch.device
     mesh: DeviceMesh | None  # (ranks,), or (nodes, ranks per node): sharded in a node, replicated over nodes
     deadline_s: float  # of every collective
+    deadline_key: str = "pipeline.start_deadline_s"  # the setting that it is half of
 
     @classmethod
     def single(cls) -> Ranks:
@@ -134,13 +135,20 @@ class Ranks:
         names = f"learner rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         return RankLost(
             f"{names} died, hung or cannot be reached for {self.deadline_s:g} s "
-            f"(half of pipeline.deadline_s): {error}"
+            f"(half of {self.deadline_key}): {error}"
         )
 
     def _keep_store_alive(self) -> None:
         """Give the other ranks time to read the store, which rank 0's process holds."""
         if self.rank == 0:
             time.sleep(1.0)
+
+    def started(self, deadline_s: float) -> Ranks:
+        """These ranks once all are ready: from now on every collective has this deadline."""
+        if self.mesh is not None:
+            for group in dist.distributed_c10d._world.pg_map:
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=deadline_s), group)
+        return replace(self, deadline_s=deadline_s, deadline_key="pipeline.deadline_s")
 
     def close(self) -> None:
         """End the process group after a successful run."""

@@ -3,13 +3,17 @@
 A file has two names, `buffer-` and `version-`. The reader copies the tensors and deletes the version; once it
 has, the buffer is written again for a later version, since new pages cost more time than the copy itself.
 The folder is locked by its process: `run_folder.sweep` removes folders whose owner is dead.
+
+From a GPU the weights are copied into pinned memory, which the learner does not wait for, and a thread writes
+that copy while the next step runs: one version at a time.
 """
 
 import atexit
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -20,48 +24,117 @@ from trainer.config import ConfigError
 from trainer.learner.sharding import full_tensor
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+BLOCK = 256 << 20  # bytes of a pinned block: a power of two, to which torch rounds them up
 
 
 class WeightFiles:
-    """Writes weights of `size` bytes as `dtype`; up to `files` files exist at the same time."""
+    """Writes weights of `size` bytes as `dtype`; up to `files` files exist at the same time.
 
-    def __init__(self, run_dir: str, size: int, files: int, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    With `behind`, a thread writes the files, and calls it with a file's path and an empty text once that is
+    complete, or with the error's.
+    """
+
+    def __init__(
+        self, run_dir: str, size: int, files: int, dtype: torch.dtype,
+        behind: Callable[[str, str], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.dtype, self.behind, self.note = dtype, behind, ""
         self._buffers: list[Path] = []
+        self._blocks: list[Tensor] = []  # the copy that the thread writes
+        self._writer: Thread | None = None
         run_folder.sweep(Path(run_dir))  # before free space is measured
         shared = run_folder.SHARED
-        fits = shared.is_dir() and shutil.disk_usage(shared).free > size * files
+        free = shutil.disk_usage(shared).free if shared.is_dir() else 0
+        fits = free > size * files
+        if not fits:
+            self.note = f"new weights go through files in {run_dir}, not shared memory: {shared} has "
+            self.note += (
+                f"{free / 2**30:.1f} GiB free, and {files} files of {size / 2**30:.1f} GiB may be needed"
+            )
         self.folder, self._lock = run_folder.weight_folder(shared if fits else Path(run_dir))
         atexit.register(self.close)
 
     def write(self, weights: Mapping[str, Tensor], version: int) -> str:
-        """Write an unused buffer, then link it under the version's name; returns that path.
+        """Write an unused buffer, then link it under the version's name; returns that path, which exists from
+        then on.
 
         Weights may be sharded: each is gathered, in order, and the other ranks must gather them as well.
         """
         path = self.folder / f"version-{version:06d}.safetensors"
+        header = _header(weights, self.dtype)
+        if self.behind is None:
+            self._publish(path, header, (_bytes(w, self.dtype).cpu() for w in weights.values()))
+        else:
+            self._join()
+            parts, copied = self._copy(weights)
+            self._writer = Thread(target=self._write_behind, args=(path, header, parts, copied), daemon=True)
+            self._writer.start()
+        return str(path)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        self._join()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+    def _join(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
+
+    def _publish(self, path: Path, header: bytes, parts: Iterable[Tensor]) -> None:
         buffer = next((b for b in self._buffers if b.stat().st_nlink == 1), None)
         try:
             if buffer is None:
                 buffer = self.folder / f"buffer-{len(self._buffers)}"
                 buffer.touch()
                 self._buffers.append(buffer)
-            _write(buffer, weights, self.dtype)
+            _write(buffer, header, parts)
             path.hardlink_to(buffer)
         except OSError as e:
             raise ConfigError(
                 f"cannot publish the weights to {self.folder}: {e.strerror}; free space there, then --resume"
             ) from e
-        return str(path)
 
-    def close(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.close()
+    def _copy(self, weights: Mapping[str, Tensor]) -> tuple[list[Tensor], torch.cuda.Event | None]:
+        """A copy of the weights' bytes in blocks, and the event that it is complete. On a GPU it comes
+        before what changes the weights next, in the order of the stream."""
+        end, copied = 0, None
+        for weight in weights.values():
+            left = _bytes(weight, self.dtype)
+            if left.is_cuda and copied is None:
+                copied = torch.cuda.Event()
+            while len(left):
+                block, at = divmod(end, BLOCK)
+                if block == len(self._blocks):
+                    self._blocks.append(torch.empty(BLOCK, dtype=torch.uint8, pin_memory=left.is_cuda))
+                size = min(len(left), BLOCK - at)
+                self._blocks[block][at : at + size].copy_(left[:size], non_blocking=True)
+                left, end = left[size:], end + size
+        if copied is not None:
+            copied.record()
+        return [b[: end - i * BLOCK] for i, b in enumerate(self._blocks)], copied
+
+    def _write_behind(
+        self, path: Path, header: bytes, parts: list[Tensor], copied: torch.cuda.Event | None
+    ) -> None:
+        assert self.behind is not None
+        problem = ""
+        try:
+            if copied is not None:
+                copied.synchronize()
+            self._publish(path, header, parts)
+        except Exception as e:  # whatever it is: the controller waits for this file
+            problem = str(e) or repr(e)
+        self.behind(str(path), problem)
 
 
-def _write(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Write the safetensors format tensor by tensor, without a copy of the whole model."""
+def _bytes(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The whole weight's bytes in this type, where it is. A collective if it is sharded."""
+    return full_tensor(weight, dtype).contiguous().view(-1).view(torch.uint8)
+
+
+def _header(weights: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
+    """The beginning of a safetensors file with these weights, in order."""
     header: dict[str, Any] = {}
     start = 0
     for name, w in weights.items():
@@ -70,9 +143,14 @@ def _write(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Non
         start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # data must start at a multiple of 8
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write(path: Path, header: bytes, parts: Iterable[Tensor]) -> None:
+    """Write part by part, without a copy of the whole model."""
     with path.open("rb+", buffering=0) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for w in weights.values():
-            view = full_tensor(w, dtype).cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+        file.write(header)
+        for part in parts:
+            view = part.numpy().data
             while view:
                 view = view[file.write(view) :]

@@ -19,6 +19,7 @@ from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+from vllm.utils import torch_utils  # noqa: F401  it replaces torch.cuda.set_stream, to notice which is set
 from vllm.utils.network_utils import get_open_port
 
 from trainer.config import EngineConfig
@@ -96,6 +97,8 @@ class Sender:
         self._method = engine.weight_push
         source = Source(weights, dtype)
         try:
+            # Else vLLM's communicator makes a new stream this thread's, and it does not wait for the old.
+            torch.cuda.set_stream(torch.cuda.current_stream())
             info = init_info(engine, source, rank)
             self._sender = WeightTransferTrainerFactory.trainer_init(info, client=Relay(conn), source=source)
             group = getattr(self._sender, "model_update_group", None)
@@ -109,6 +112,7 @@ class Sender:
         try:
             torch.cuda.synchronize()  # vLLM packs on its own streams, which do not wait for the step's
             self._sender.send_weights()
+            torch.cuda.empty_cache()  # what vLLM packed on streams of its own, no other stream can use
         except Exception as e:
             raise self._failure("failed", e) from e
 

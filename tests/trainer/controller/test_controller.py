@@ -15,9 +15,12 @@ from fakes import FakeEngine, FakeLearner, context, prompts, saved_when_stopped
 from trainer.config import Config, ConfigError, EngineConfig, InterruptionConfig
 from trainer.controller.controller import Controller
 from trainer.controller.data import Dataset
+from trainer.controller.deadline import Deadline
 from trainer.controller.journal import Journal
-from trainer.controller.process import check_lengths, send_event
+from trainer.controller.process import _run, check_lengths, send_event
 from trainer.controller.sampler import Sampler
+from trainer.messages import Ready
+from trainer.models.resolve import resolve_model
 
 
 def configured(tmp_path: Path, k: int, steps: int = 12, prompts_per_step: int = 4, **pipeline: Any) -> Config:
@@ -132,6 +135,19 @@ def test_an_engine_that_does_not_answer_is_named_within_the_deadline(tmp_path: P
     config = replace(config, engine=replace(config.engine, max_new_tokens=10_000))
     with pytest.raises(TimeoutError, match=r"generate: step 1: no progress for pipeline.deadline_s = 0.2 s"):
         asyncio.run(asyncio.wait_for(controller(config, engine, FakeLearner(), []).run(), 10))
+
+
+def test_a_start_has_a_deadline_of_its_own() -> None:
+    run, start = Deadline(0.1), Deadline(2.0, "pipeline.start_deadline_s")
+
+    async def slow(deadline: Deadline, seconds: float) -> None:
+        await deadline.wait_for(asyncio.sleep(seconds), "engine: start")
+
+    asyncio.run(slow(start, 0.5))
+    with pytest.raises(TimeoutError, match=r"engine: start: no progress for pipeline\.deadline_s = 0.1 s"):
+        asyncio.run(slow(run, 0.5))
+    with pytest.raises(TimeoutError, match=r"no progress for pipeline\.start_deadline_s = 0.1 s"):
+        asyncio.run(slow(Deadline(0.1, "pipeline.start_deadline_s"), 0.5))
 
 
 def test_an_evaluation_may_last_longer_than_the_deadline_while_completions_come(tmp_path: Path) -> None:
@@ -348,3 +364,26 @@ def test_a_checkpoint_lets_the_journal_forget_what_no_checkpoint_needs(tmp_path:
     shutil.rmtree(tmp_path / "checkpoints" / "step-000002")  # as the learner deletes the oldest
     asyncio.run(run.save())
     assert pruned == [8, 8, 16]  # the first group not yet trained on, of the oldest checkpoint there is
+
+
+def test_processes_that_are_ready_after_the_deadline_but_not_after_that_of_their_start_live(
+    tmp_path: Path,
+) -> None:
+    config = configured(tmp_path, 0, deadline_s=0.5, start_deadline_s=60.0)
+    data = {"source": "reasoning_gym:basic_arithmetic", "size": 60, "held_out": 5}
+    config = replace(config, data=replace(config.data, **data))  # type: ignore[arg-type]
+    engine, learner, telemetry = (multiprocessing.Pipe() for _ in range(3))
+
+    async def body() -> None:
+        work = _run(config, resolve_model("tiny"), [engine[1]], learner[1], None, telemetry[1])
+        running = asyncio.create_task(work)
+        await asyncio.sleep(1.0)
+        for conn in (learner[0], engine[0]):
+            await asyncio.sleep(1.0)
+            conn.send(Ready({"parameters": 1}))
+        with pytest.raises(TimeoutError, match=r"no progress for pipeline\.deadline_s = 0.5 s"):
+            await running  # both are ready, and then nobody answers
+
+    asyncio.run(body())
+    kinds = [telemetry[0].recv().kind for _ in range(3) if telemetry[0].poll()]
+    assert kinds == ["phase", "data", "ready"]

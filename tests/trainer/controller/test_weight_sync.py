@@ -12,11 +12,12 @@ import pytest
 from fakes import FakeEngine, FakeLearner
 from test_controller import configured, controller
 
-from trainer.config import ConfigError
+from trainer.config import ConfigError, EngineConfig
 from trainer.controller.deadline import Deadline
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.parity import parity_gate
-from trainer.messages import Ack, Push, Save, Transfer
+from trainer.controller.weight_sync import WeightSync
+from trainer.messages import Ack, Push, Save, StepDone, Transfer, Written
 
 CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
 
@@ -98,9 +99,63 @@ def test_between_distinct_gpus_engines_pause_for_the_push_only(tmp_path: Path) -
     steps = [entry for entry in log if entry.startswith("step")]
     assert steps == [f"step {i}" for i in range(1, 9)]
     pushes = [entry for entry in log if not entry.startswith("step")]
-    assert pushes == [entry for v in range(9) for entry in push(v)]
-    for v in range(1, 8):  # the engines hold each version before the next step
+    versions = [int(entry.split()[1]) for entry in pushes if entry.startswith("label")]
+    assert pushes == [entry for v in versions for entry in push(v)]
+    assert {0, 4, 8} <= set(versions) and versions == sorted(set(versions))  # those that are evaluated
+    for v in versions[1:]:  # the engines hold what the learner has, and no step comes in between
+        before = log[: log.index(f"label {v}")]
+        assert [entry for entry in before if entry.startswith("step")][-1] == f"step {v}"
+    for v in (1, 2, 3):  # before the first evaluation, each version before the next step
         assert log.index(f"label {v}") < log.index(f"step {v + 1}")
+
+
+@pytest.mark.parametrize("weight_push", ["nccl", "file"])
+def test_an_evaluation_does_not_stop_the_learner_before_the_lag_bound(
+    weight_push: Any, tmp_path: Path
+) -> None:
+    log: list[str] = []
+
+    class Slow(Engine):
+        async def stream(self, request: Any) -> Any:
+            if request.request_id.startswith("e4."):
+                log.append("evaluates")
+                await asyncio.sleep(1.5)
+                log.append("evaluated")
+            async for ended in super().stream(request):
+                yield ended
+
+        async def update_weights(self, version: int, path: str) -> None:
+            await FakeEngine.update_weights(self, version, path)
+            log.append(f"label {version}")
+
+    config = configured(tmp_path, 2, steps=12)
+    config = replace(
+        config,
+        engine=replace(config.engine, weight_push=weight_push),
+        evaluation=replace(config.evaluation, every=4),
+    )
+    asyncio.run(controller(config, Slow(log, lambda r, i: 9), Learner(log), []).run())
+    during = log[log.index("evaluates") : log.index("evaluated")]
+    # Version 4 is held: with k = 2 batches 5, 6 and 7 may be full.
+    assert [entry for entry in during if entry.startswith(("step", "label"))] == [
+        "step 5",
+        "step 6",
+        "step 7",
+    ]
+    assert "label 7" in log and "label 5" not in log
+    assert [entry for entry in log if entry.startswith("step")] == [f"step {i}" for i in range(1, 13)]
+
+
+def test_the_learner_waits_at_a_version_that_is_to_be_evaluated(tmp_path: Path) -> None:
+    config = configured(tmp_path, 3, steps=6)
+    evaluation = replace(config.evaluation, every=2)
+    config = replace(config, engine=replace(config.engine, weight_push="nccl"), evaluation=evaluation)
+    log: list[str] = []
+    engine = Engine(log, lambda r, i: 60 if r.evaluation else 3)  # long enough for three steps
+    asyncio.run(controller(config, engine, Learner(log), []).run())
+    for v in (2, 4, 6):  # the learner had no later weights when it sent these
+        before = log[: log.index(f"label {v}")]
+        assert [entry for entry in before if entry.startswith("step")][-1] == f"step {v}"
 
 
 def test_on_shared_gpus_engines_sleep_once_for_a_step_and_its_push(tmp_path: Path) -> None:
@@ -145,6 +200,38 @@ def test_the_learners_calls_reach_the_engines_one_by_one_and_nothing_else_comes_
         return made
 
     assert asyncio.run(body()) == [("update_weights", {"i": i}) for i in range(3)]
+
+
+def test_the_engines_hear_of_weights_once_their_file_is_complete_and_not_before() -> None:
+    async def body() -> None:
+        pipe, log = Pipe(), list[str]()
+
+        class Reader:
+            async def update_weights(self, version: int, path: str) -> None:
+                log.append(f"load {version} {path}")
+
+        engine: Any = Reader()
+        sync = WeightSync(EngineConfig(), engine, pipe.client, Deadline(5), lambda version: False)
+        for version in (1, 2):
+            await sync.publish(StepDone(version, f"/nowhere/{version}", {}, written=False))
+        pushed = asyncio.create_task(sync.push_newest())
+        for version in (1, 2):
+            await asyncio.sleep(0.05)
+            assert not log
+            pipe.ours.send(Written(f"/nowhere/{version}"))
+        assert await pushed == (2, 2) and log == ["load 2 /nowhere/2"]
+        pipe.ours.send(Written("/nowhere/3", "cannot publish the weights"))
+        await sync.publish(StepDone(3, "/nowhere/3", {}, written=False))
+        with pytest.raises(ConfigError, match="cannot publish the weights"):
+            await sync.push_newest()
+        await sync.publish(StepDone(4, "/nowhere/4", {}, written=False))
+        dying = asyncio.create_task(sync.push_newest())
+        await asyncio.sleep(0.05)
+        pipe.ours.close()
+        with pytest.raises(ConnectionError, match="the learner's process has died"):
+            await dying
+
+    asyncio.run(body())
 
 
 def test_after_a_push_that_failed_the_learner_gets_no_further_request() -> None:

@@ -40,8 +40,9 @@ class Slow:
             if sample in self.known:
                 self.known[sample].set()
 
-    async def check(self) -> None:
+    async def check(self) -> dict[str, float]:
         """The backend is alive."""
+        return {"kv_use": 0.5, "preemptions": 0.0}
 
 
 class Recording(Slow):
@@ -120,3 +121,15 @@ def test_an_abort_reaches_a_sample_that_vllm_is_still_receiving() -> None:
         return {(c.request_id, c.index) for c in ended}, aborts
 
     assert asyncio.run(body()) == ({("a", 0), ("a", 1)}, 2)
+
+
+def test_a_report_has_the_highest_of_what_vllm_said_since_the_one_before() -> None:
+    ours, telemetry = multiprocessing.Pipe()
+    activity = Activity(Clock("engine", telemetry.send), telemetry)
+    for use, preempted in ((0.4, 0.0), (0.9, 2.0), (0.5, 3.0)):
+        activity.observe({"kv_use": use, "preemptions": preempted})
+    for tokens in (5, 8):
+        activity.tokens = tokens
+        activity.report(idle=True)
+    assert ours.recv().data == {"tokens": 5, "busy_s": 0.0, "kv_use": 0.9, "preemptions": 3.0}
+    assert ours.recv().data == {"tokens": 8, "busy_s": 0.0}

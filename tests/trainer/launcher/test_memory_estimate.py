@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from trainer.cli import parse
 from trainer.config import (
     Config,
     ConfigError,
     CriticConfig,
     EngineConfig,
+    InterruptionConfig,
     KLConfig,
     LearnerConfig,
     ModelConfig,
@@ -27,10 +29,13 @@ from trainer.launcher.memory_estimate import (
     check_fits,
     describe,
     estimate,
+    kv_tokens,
     size_of,
     with_room,
+    with_slots,
 )
 from trainer.launcher.placement import Devices, assign
+from trainer.main import derived_slots
 from trainer.models.tiny import make_model
 
 ONE = Devices(2, ((),), ((),))
@@ -274,3 +279,29 @@ def test_engines_on_the_cpu_of_a_learner_on_a_gpu_must_fit_into_its_memory(
     config = replace(learner(4096), engine=EngineConfig(kind="torch", tensor_parallel=0))
     with pytest.raises(ConfigError, match=r"engines on the CPU: about \d+\.\d GiB .* has 8\.0"):
         check_fits(config, str(tiny), Devices(64, (("0",),), ((),)))
+
+
+def test_the_slots_of_an_8b_are_those_whose_sequences_fit_on_average() -> None:
+    """By hand, from vLLM's own start-up lines on these cards: 387 and 785 thousand tokens."""
+    budget = InterruptionConfig(enabled=True, lo=10_000, hi=12_000, phrase="x" * 86, answer_tokens=2048)
+    engine = EngineConfig(kind="vllm", interruption=budget)
+    config = Config(model=ModelConfig(dtype="bfloat16"), engine=engine)
+    devices = assign(config, tuple(map(str, range(8))), 32)
+    for mib, tokens, slots in ((81_559, 387e3, 80), (143_771, 785e3, 160)):
+        assert kv_tokens(config, BIG, mib * 2**20) == pytest.approx(tokens, rel=0.01)
+        # 128 + 14134 / 3 = 4839 tokens a sequence, in multiples of 8
+        assert with_slots(config, BIG, devices, mib * 2**20).engine.slots == slots
+    assert with_slots(config, QWEN_SMALL, devices, 143_771 * 2**20).engine.slots == 232
+    short = replace(config, engine=EngineConfig(kind="vllm", max_new_tokens=256))
+    assert with_slots(short, QWEN_SMALL, devices, 143_771 * 2**20).engine.slots == 512  # of a CUDA graph
+    for unknown in (with_slots(config, BIG, ONE, 8e10), with_slots(config, BIG, devices, None)):
+        assert unknown.engine.slots == 64
+
+
+def test_slots_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.main.smallest_gpu_memory", lambda: 8e10)
+    for given, slots in (([], 512), (["--engine.slots", "64"], 64)):
+        launch = parse(["--data.source", "mine.jsonl", "--engine.kind", "vllm", *given])
+        config = replace(launch.config, engine=replace(launch.config.engine, max_new_tokens=256))
+        devices = assign(config, ("0", "1"), 32)
+        assert derived_slots(launch, config, QWEN_SMALL, devices).engine.slots == slots

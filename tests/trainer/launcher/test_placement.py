@@ -180,6 +180,19 @@ def test_a_split_that_cannot_be_is_one_line(given: dict[str, Any], said: str) ->
         split(**given)
 
 
+def test_sharing_gpus_on_several_ranks_needs_a_torch_that_offloads_shards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "2.11.0+cu130")
+    assert len(split(colocate=True, ranks=1).learner) == 1
+    with pytest.raises(
+        ConfigError, match=r"with 8 learner ranks needs torch 2\.13 or newer.*2\.11\.0\+cu130"
+    ):
+        split(colocate=True)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "2.13.0")
+    assert len(split(colocate=True).learner) == 8
+
+
 @pytest.mark.parametrize(
     ("given", "push", "count"),
     [

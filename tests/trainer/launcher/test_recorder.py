@@ -64,6 +64,19 @@ def test_the_measured_memory_stands_beside_the_estimate(tmp_path: Path) -> None:
     assert (one.peak_gb, one.estimated_gb) == (3.0, 1.5)
 
 
+def test_a_line_has_the_most_kv_in_use_since_the_line_before_and_all_preemptions(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    one.handle("learner", step_event(1, one.start))
+    for role, use, preempted in (("engine", 0.9, 3), ("engine-1", 0.4, 0), ("engine", 0.5, 4)):
+        counts = {"tokens": 1, "busy_s": 1.0, "kv_use": use, "preemptions": preempted}
+        one.handle(role, Event("engine", one.start, counts))
+    for step in (2, 3):
+        one.handle("learner", step_event(step, one.start))
+    rows = list(read_lines(tmp_path / "metrics.jsonl"))
+    assert [row.get("engine/kv_use") for row in rows] == [None, 0.9, None]
+    assert rows[1]["engine/preemptions"] == 4
+
+
 def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recorded(tmp_path: Path) -> None:
     config = replace(CONFIG, run_dir=str(tmp_path), pipeline=replace(CONFIG.pipeline, max_compute=20 / 3600))
     devices = assign(config, (), 2)

@@ -105,6 +105,28 @@ def test_a_role_killed_amid_a_message_is_named(fakes: None, tmp_path: Path) -> N
         make(tmp_path, "stutters").run()
 
 
+def test_a_role_that_reports_a_failure_and_lives_on_is_killed(
+    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FAILED_GRACE_S", 0.5)
+    began = time.monotonic()
+    with pytest.raises(
+        supervisor.RoleDied, match=r"^learner: the push failed \(traceback in .*failure.txt\)$"
+    ):
+        make(tmp_path, "learner fails, lives on").run()
+    assert time.monotonic() - began < 20
+
+
+def test_a_thread_does_not_keep_a_role_alive_that_has_failed(
+    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FAILED_GRACE_S", 600)  # the process ends by itself
+    began = time.monotonic()
+    with pytest.raises(supervisor.RoleDied, match=r"^learner: invalid literal.*the push failed"):
+        make(tmp_path, "learner fails and ends").run()
+    assert time.monotonic() - began < 20
+
+
 def test_a_record_that_cannot_be_written_is_named_and_not_taken_for_a_dead_role(
     fakes: None, tmp_path: Path
 ) -> None:
@@ -131,6 +153,7 @@ def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: 
         lambda *args: during.extend(signal.getsignal(stop) for stop in supervisor.STOPS),
     )
     monkeypatch.setattr("trainer.models.resolve.resolve_model", lambda path: path)
+    monkeypatch.setattr(os, "environ", environment := dict(os.environ))
     before = {stop: signal.getsignal(stop) for stop in supervisor.STOPS}
     try:
         launch = parse(["--run-dir", str(tmp_path)])
@@ -139,6 +162,26 @@ def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: 
         for stop, handler in before.items():
             signal.signal(stop, handler)
     assert during == [signal.SIG_IGN] * len(supervisor.STOPS)
+    assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+
+
+@pytest.mark.parametrize("push", ["nccl", "ipc"])
+def test_learner_ranks_trace_nccl_and_share_memory_with_vllm_where_they_must(
+    push: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    one, given = make(tmp_path), list[dict[str, Any]]()
+    engine: Any = {"weight_push": push}
+    one.config = replace(one.config, engine=replace(one.config.engine, **engine))
+    monkeypatch.setattr(one, "_start", lambda role, target, args, gpus, env: given.append(env))
+    one._start_learner().close()
+    assert given[0]["TORCH_NCCL_DUMP_ON_TIMEOUT"] == 1 and given[0]["TORCH_FR_BUFFER_SIZE"] > 0
+    assert given[0]["TORCH_FR_DUMP_TEMP_FILE"].parent == tmp_path / "logs"
+    assert ("PYTORCH_ALLOC_CONF" in given[0]) == (push == "nccl")  # memory that grows has no IPC handle
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
+    one._start_learner().close()
+    assert "PYTORCH_ALLOC_CONF" not in given[1]
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:

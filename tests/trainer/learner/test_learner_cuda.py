@@ -1,20 +1,25 @@
-"""On a GPU: the learner computes what it does on a CPU, alone and as a rank of an NCCL group."""
+"""On a GPU: the learner computes what it does on a CPU, alone and as a rank of an NCCL group.
+
+A rank of one proves that FSDP2's wrapping changes nothing; it moves no byte by NCCL. Two ranks on one GPU do,
+where NCCL can be made to take them for two machines.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_ranks import Group, free_port, one_step
+from test_ranks import Group, free_port, on_ranks, one_step
 from training import MODELS, NoClock, config, error, make_model, oracle, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer.config import ModelConfig
 from trainer.learner.learner import Learner
-from trainer.learner.ranks import init_ranks
+from trainer.learner.ranks import Ranks, init_ranks
 from trainer.messages import Ack, Save, Shutdown, StepDone
 from trainer.types import TrainBatch
 
@@ -49,6 +54,31 @@ def test_a_rank_of_one_does_what_the_learner_alone_does(
     ranks.close()
     assert error(ranked["gradient"], alone["gradient"]) < 1e-4
     assert error(ranked["weights"], alone["weights"]) < 1e-5
+
+
+def by_nccl(model_dir: str, ranks: Ranks) -> dict[str, Any]:
+    """A step, or why NCCL refuses the GPU."""
+    try:
+        torch.distributed.all_reduce(torch.ones(1, device=ranks.device))
+    except torch.distributed.DistError as e:
+        return {"refused": str(e)}
+    c = config(micro_batch_tokens=45, checkpoint_activations=True)
+    return one_step(model_dir, c, sequences(), ranks)
+
+
+def test_two_ranks_do_by_nccl_what_the_learner_alone_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_dir = make_model("tied", tmp_path)
+    for name, value in {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    got = on_ranks(2, tmp_path, partial(by_nccl, model_dir), monkeypatch)
+    if refusal := got[0].get("refused"):
+        pytest.skip(f"NCCL takes no two ranks of one GPU: {refusal.splitlines()[0]}")
+    alone = one_step(model_dir, config(micro_batch_tokens=45, checkpoint_activations=True), sequences(), None)
+    assert error(got[0]["gradient"], alone["gradient"]) < 1e-4
+    for ranked in got:
+        assert error(ranked["weights"], alone["weights"]) < 1e-5
 
 
 def test_the_process_steps_and_saves_from_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ from transformers.utils import logging as transformers_logging
 import trainer.learner.learner
 from trainer.config import Config, ConfigError, ModelConfig, PipelineConfig
 from trainer.learner import checkpoint
-from trainer.learner.learner import Learner
-from trainer.learner.process import learner_main
+from trainer.learner.learner import Learner, Offload
+from trainer.learner.process import LearnerService, learner_main
 from trainer.learner.ranks import Ranks, init_ranks
 from trainer.learner.schedule import DUMMY, schedule
 from trainer.learner.sharding import as_dtensor, full_tensor
@@ -53,6 +53,7 @@ def _start(rank: int, size: int, folder: str, work: Callable[[Ranks], Results]) 
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ["NCCL_HOSTID"] = f"host-{rank}"  # NCCL refuses two ranks of one host on one GPU
     ranks = init_ranks(60)
     torch.save(work(ranks), f"{folder}/{rank}.pt")
     ranks.close()
@@ -329,6 +330,56 @@ def test_a_rank_that_fails_is_named_by_the_others_and_a_controller_that_ends_is_
     group.conn.close()
     assert not group.failures(0) and not group.failures(1)
     assert [p.exitcode for p in group.processes] == [0, 0]
+
+
+def late_while_starting_and_after(ranks: Ranks) -> Results:
+    """Rank 1 comes 4 s late to a collective before all are ready, and to one after that."""
+    result: Results = {}
+    for phase in ("start", "run"):
+        ranks.broadcast(None)
+        time.sleep(4.0 * ranks.rank)
+        try:
+            result[phase] = ranks.gather(ranks.rank)
+        except RuntimeError as e:
+            result[phase] = str(e)
+        ranks = ranks.started(1.5)
+    return result
+
+
+def test_a_rank_may_be_late_while_it_starts_and_not_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient, _ = on_ranks(2, tmp_path, late_while_starting_and_after, monkeypatch)
+    assert patient["start"] == [0, 1]
+    assert "1500" in patient["run"]  # gloo's message: timed out waiting 1500ms
+
+
+def answers(model_dir: str, folder: Path, ranks: Ranks) -> Results:
+    """When rank 0 answers a request and when each rank's memory is free, with a slow rank 1."""
+    freed: list[float] = []
+    offload = Offload.offload
+
+    def slow(self: Offload, tensors: Any) -> None:
+        time.sleep(1.5 * ranks.rank)
+        offload(self, tensors)
+        freed.append(time.monotonic())
+
+    Offload.offload = slow  # type: ignore[method-assign]
+    c = replace(TIED, run_dir=str(folder), engine=replace(TIED.engine, colocate=True))
+    service = LearnerService(c, model_dir, None, NoClock(), None, ranks)  # type: ignore[arg-type]
+    ready = time.monotonic()
+    service.answer(Score(sequences()[:2]))
+    answered = time.monotonic()
+    service.close()
+    return {"freed": freed, "answered": [ready, answered]}
+
+
+def test_on_shared_gpus_no_answer_comes_before_every_rank_has_freed_its_memory(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = on_ranks(2, tmp_path, partial(answers, models["tied"], tmp_path), monkeypatch)
+    for answered, freed in zip(first["answered"], second["freed"], strict=True):
+        assert answered >= freed
 
 
 def test_without_its_companions_a_rank_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -73,3 +75,44 @@ def test_a_full_disk_at_publishing_is_one_line_and_names_no_half_file(
         files.write({"w": torch.ones(3)}, 1)
     assert not list(files.folder.glob("version-*"))
     files.close()
+
+
+def test_a_file_written_behind_the_next_step_has_the_weights_of_its_own_and_no_name_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_file, "BLOCK", 7)  # weights that span several blocks
+    may_write, done, write = threading.Event(), SimpleQueue[tuple[str, str]](), weight_file._write
+
+    def slow(*args: Any) -> None:
+        may_write.wait(30)
+        write(*args)
+
+    monkeypatch.setattr(weight_file, "_write", slow)
+    files = WeightFiles(str(tmp_path), 100, 2, torch.bfloat16, lambda *file: done.put(file))
+    weights = {"a": torch.arange(11.0), "empty": torch.zeros(0), "b": torch.full((2, 3), -1.0)}
+    first = files.write(weights, 1)
+    for w in weights.values():
+        w += 100  # the next step
+    assert done.empty() and not Path(first).exists()
+    may_write.set()
+    second = files.write(weights, 2)  # waits for the first
+    assert done.get(timeout=30) == (first, "")
+    assert load_file(first)["a"].tolist() == list(range(11)) and (load_file(first)["b"] == -1).all()
+    assert done.get(timeout=30) == (second, "")
+    assert load_file(second)["a"].tolist() == list(range(100, 111))
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(weight_file, "_write", full)
+    third = files.write(weights, 3)
+    path, problem = done.get(timeout=30)
+    assert path == third and "No space left" in problem and "--resume" in problem
+    assert not Path(third).exists()
+    files.close()
+
+
+def test_files_on_disk_are_said_to_be(tmp_path: Path) -> None:
+    disk, shared = (WeightFiles(str(tmp_path), size, 2, torch.float32) for size in (10**18, 1))
+    assert "not shared memory" in disk.note and not shared.note
+    disk.close(), shared.close()

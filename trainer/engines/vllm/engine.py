@@ -31,6 +31,10 @@ SECRET = "SIGMOID_RL_SECRET"  # environment variable: what a run and its vLLM se
 KV_BLOCK = 32  # tokens of a KV block on a CPU, the smallest that vLLM takes: only whole blocks are shared
 # Tokens of one step on a CPU, or one for each sequence if that is more: bounds the delay of a weight update.
 STEP_TOKENS = 2048
+GPU_STEP_TOKENS = (
+    8192  # the same on a GPU, where vLLM's own default for AsyncLLM is 2,048: prompts would queue
+)
+STATISTICS = {"vllm:kv_cache_usage_perc": "kv_use", "vllm:num_preemptions": "preemptions"}
 PROMPT_TOKENS = 128  # assumed prompt length for the CPU's KV cache; with longer prompts, fewer samples run
 
 
@@ -161,9 +165,13 @@ class VLLMBackend(Backend):
         """Label all later tokens with this version."""
         await self._llm.update_weight_version(str(version))
 
-    async def check(self) -> None:
+    async def check(self) -> dict[str, float]:
+        from vllm.v1.metrics.reader import get_metrics_snapshot
+
         if self._llm.errored:
             raise RuntimeError(self._death())
+        values = {m.name: m for m in get_metrics_snapshot() if m.name in STATISTICS}
+        return {STATISTICS[name]: float(m.value) for name, m in values.items()}
 
     async def close(self) -> None:
         self._llm.shutdown(timeout=5)
@@ -212,6 +220,7 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
         }
     else:
         device = {
+            "max_num_batched_tokens": max(GPU_STEP_TOKENS, engine.slots),
             "gpu_memory_utilization": engine.memory,
             "enable_sleep_mode": engine.colocate,
             "tensor_parallel_size": engine.tensor_parallel,
@@ -229,7 +238,7 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "weight_transfer_config": WeightTransferConfig(backend=transfer),
         "worker_extension_cls": WORKER_EXTENSION,
-        "disable_log_stats": True,
+        "disable_log_stats": False,  # `VLLMBackend.check` reads them
     }
 
 
@@ -252,7 +261,7 @@ def _kv_bytes(config: Config, model: Any, tokens: int) -> int:
 
 def set_environment(threads: int) -> None:
     """Set the environment variables that vLLM and its processes read; before vLLM is imported."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if _on_cpu() else "INFO")  # to logs/ENGINE.log
     os.environ |= {
         "HF_HUB_OFFLINE": "1",  # the model is a folder
         "VLLM_NO_USAGE_STATS": "1",

@@ -58,8 +58,9 @@ class Backend(Protocol):
     async def load(self, version: int, path: str) -> None:
         """While paused: load the file's weights (empty path: none) and label later tokens with `version`."""
 
-    async def check(self) -> None:
-        """Raise if the engine is dead; called every second."""
+    async def check(self) -> dict[str, float]:
+        """Raise if the engine is dead; called every second. Returns `kv_use` (the share of the KV cache in
+        use) and `preemptions` so far, where they are known."""
 
     async def close(self) -> None:
         """End the engine and every process it has started."""
@@ -233,7 +234,7 @@ class Scheduler:
         """
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
-            await self._backend.check()
+            self._activity.observe(await self._backend.check())
             if self._aborted:
                 await self._backend.abort(frozenset(self._aborted))
             self._book_time()

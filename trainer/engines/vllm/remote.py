@@ -41,7 +41,7 @@ def engine_main(
             if not await backend.answers():
                 text = f"waiting for the server of {role} at {url}"
                 send(telemetry, Event("note", time.monotonic(), {"text": text}))
-                await backend.wait_for_server()
+                await backend.wait_for_server(config.pipeline.start_deadline_s / 2)
             await backend.connect()
             if config.engine.weight_push == "nccl":
                 await backend.transfer("shutdown_weight_transfer_engine", {})  # of an earlier run
@@ -81,9 +81,9 @@ class RemoteBackend(Backend):
             return False
         return True
 
-    async def wait_for_server(self) -> None:
-        """Wait until the server answers, at most half the deadline: it may start together with the run."""
-        end = time.monotonic() + self._deadline_s / 2
+    async def wait_for_server(self, seconds: float) -> None:
+        """Wait until the server answers, at most so long: it may start together with the run."""
+        end = time.monotonic() + seconds
         while time.monotonic() < end and not await self.answers():
             await asyncio.sleep(1)
 
@@ -144,7 +144,7 @@ class RemoteBackend(Backend):
             await self._call("POST", "/finish_weight_update", json={})
         await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
 
-    async def check(self) -> None:
+    async def check(self) -> dict[str, float]:
         try:
             answer = await asyncio.wait_for(self._http.get("/health"), self._health_timeout_s)
         except (httpx2.HTTPError, TimeoutError) as e:
@@ -156,6 +156,7 @@ class RemoteBackend(Backend):
             raise RuntimeError(
                 f"{self._label}: its engine has died (health {answer.status_code}); see its log"
             )
+        return {}
 
     async def close(self) -> None:
         """Close the connections; the server aborts their requests and keeps running."""

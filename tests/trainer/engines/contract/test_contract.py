@@ -349,6 +349,15 @@ def test_an_engine_reports_every_token_once_it_is_idle_and_books_all_of_its_time
     assert info["dtype"] == "float32" and info["slots"] == 8
 
 
+def test_vllm_says_how_much_of_its_kv_cache_was_in_use(engine: EngineProcess, kind: str) -> None:
+    if kind != "vllm":
+        pytest.skip("a slot of the torch engine has room for a whole sequence: nothing is preempted")
+    run(engine, lambda client: generate(client, request("long", p(9), n=8, max_tokens=1900)))
+    time.sleep(1.0)
+    said = [e.data for e in engine.events if "kv_use" in e.data]
+    assert 0 < max(data["kv_use"] for data in said) <= 1 and said[-1]["preemptions"] == 0
+
+
 def test_two_engines_run_concurrently_in_bfloat16_under_an_fp32_head(
     engine: EngineProcess, second: EngineProcess, untied_llama: str, tmp_path: Path
 ) -> None:

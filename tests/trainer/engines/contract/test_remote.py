@@ -90,7 +90,9 @@ def free_port() -> int:
 
 def remote(model: str, run_dir: Path, url: str, deadline_s: float = 300.0) -> EngineProcess:
     config = settings(model, run_dir, "vllm")
-    config = replace(config, pipeline=replace(config.pipeline, deadline_s=deadline_s))
+    config = replace(
+        config, pipeline=replace(config.pipeline, deadline_s=deadline_s, start_deadline_s=deadline_s)
+    )
     return EngineProcess(config, "engine-3", REMOTE, url)
 
 

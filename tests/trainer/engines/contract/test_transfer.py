@@ -99,8 +99,9 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[str, torch.
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     properties = type("Properties", (), {"uuid": "GPU-0"})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    for name in ("synchronize", "ipc_collect"):
+    for name in ("synchronize", "ipc_collect", "current_stream", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     return sent
 
 
