@@ -83,6 +83,7 @@ class PolicyModel(nn.Module):
         prepare(self.lm, checkpoint_activations)
         self.vocabulary_group: dist.ProcessGroup | None = None  # of the ranks that share the head, if any
         self.value_head: nn.Linear | None = None  # of a critic that shares the body; no part of `lm`
+        self.body_ops = ""  # which of them are fused, on a GPU
         self.times: PartTimes | None = None  # of forward and backward, if they are to be measured
 
     def freeze(self) -> None:
