@@ -147,7 +147,7 @@ def value_term(
 def _value_model(config: Config, model_dir: str, ranks: Ranks) -> ValueModel:
     """The network on this rank's device: whole, or its shard."""
     model = ValueModel(model_dir, config, empty=ranks.mesh is not None)
-    fuse_on(ranks.device, model.body, model.dtype)  # type: ignore[arg-type]  # it is the body of an LM
+    fuse_on(ranks.device, model.body, model.dtype, False)  # type: ignore[arg-type]  # it is the body of an LM
     if ranks.mesh is None:
         return model.to(ranks.device)
     shard_module(model, ranks.mesh, model.dtype, [], set(model.head.parameters()))

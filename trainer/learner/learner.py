@@ -289,7 +289,7 @@ def make_policy(model_dir: str, config: Config, ranks: Ranks, frozen: bool = Fal
     policy = PolicyModel(model_dir, config.model, checkpointed, empty=ranks.mesh is not None)
     if frozen:
         policy.freeze()
-    policy.body_ops = fuse_on(ranks.device, policy.lm, policy.dtype)
+    policy.body_ops = fuse_on(ranks.device, policy.lm, policy.dtype, config.model.match_engine)
     if ranks.mesh is None:
         return policy.to(ranks.device)
     shard(policy, ranks.mesh, config.learner.vocab_parallel)
