@@ -110,7 +110,7 @@ class LearnerService:
         self._sender: Any = None  # a weight_transfer.Sender, made at the first Push
         seconds = time.monotonic() - start
         info = {"parameters": parameters, "dtype": config.model.dtype, "seconds": seconds}
-        self.ready = Ready(info | {"kernels": self._learner.model.body_ops})
+        self.ready = Ready(info | {"kernels": self._learner.model.kernels})
 
     def answer(self, message: object) -> object:
         """Do what the message asks for; returns the reply."""
