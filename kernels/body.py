@@ -53,7 +53,8 @@ def fused_add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """(rms_norm(residual + x), residual + x), the sum in the residual's type.
 
-    What is normed is the sum as it was rounded. The other arguments are those of `rms_norm`.
+    What is normed is the sum before it is rounded, as in vLLM's compiled models; only the backward of the
+    Triton kernel takes the rounded one, which is all that is kept. The other arguments are `rms_norm`'s.
     """
     _check_floats({"x": x, "residual": residual, "weight": weight})
     _check_shape("residual", residual, x.shape, "x")
@@ -64,11 +65,8 @@ def fused_add_rms_norm(
 
         _check_width("x", x, MAX_WIDTH, MAX_ODD_WIDTH)
         return kernel.fused_add_rms_norm(x, residual, weight, eps, dtype)
-    exact = _wide(x) + _wide(residual)
-    total = exact.to(residual.dtype)
-    if total.dtype != exact.dtype:
-        exact = exact + (total - exact).detach()  # the value of total, but its gradient is not rounded
-    return _normed(exact, weight, eps).to(dtype), total
+    total = _wide(x) + _wide(residual)
+    return _normed(total, weight, eps).to(dtype), total.to(residual.dtype)
 
 
 def fused_qk_norm_rope(

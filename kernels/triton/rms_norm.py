@@ -3,8 +3,9 @@
     rstd = 1 / √(mean(h²) + eps)      ĥ = h rstd      y = ĥ w
     dh = rstd (w dy − ĥ mean(ĥ w dy)) [+ the new residual's gradient]      dw = Σ_rows ĥ dy
 
-The backward recomputes rstd from h, which is x or the new residual: nothing else is kept. Program p of it
-takes rows p, p + programs, … and sums its part of dw in registers; the parts are added up in a fixed order.
+The backward recomputes rstd from x, or from the new residual as it was rounded: nothing else is kept. Program
+p of it takes rows p, p + programs, … and sums its part of dw in registers; the parts are added up in a fixed
+order.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="import-untyped,import-not-found"
@@ -36,7 +37,7 @@ def fused_add_rms_norm(
 
 
 class RMSNorm(torch.autograd.Function):
-    """y, and with a residual the new residual h too. `h` below is what is normed."""
+    """y, and with a residual the new residual too, which is `h` in the backward."""
 
     @staticmethod
     def forward(
@@ -123,9 +124,7 @@ def _rms_norm(
     h = as_fp32(tl.load(x + row * stride + columns, mask=inside, other=0.0), INTERPRET)
     if ADD:
         h += as_fp32(tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0), INTERPRET)
-        kept = rounded(h, total, INTERPRET)
-        tl.store(total + row * width + columns, kept, mask=inside)
-        h = as_fp32(kept, INTERPRET)
+        tl.store(total + row * width + columns, rounded(h, total, INTERPRET), mask=inside)
     w = as_fp32(tl.load(weight + columns, mask=inside, other=0.0), INTERPRET)
     rstd = tl.rsqrt(tl.sum(h * h, 0) / width + eps)
     tl.store(out + row * width + columns, rounded(h * rstd * w, out, INTERPRET), mask=inside)

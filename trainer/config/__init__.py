@@ -22,6 +22,8 @@ class ModelConfig:
     """Compute type of body and generator. The master weights are FP32 in all cases (mixed precision); float16 scales the loss."""
     fp32_head: Literal["both", "learner", "generator", "neither"] = "both"
     """Where the LM head's logits are FP32 (ScaleRL: both). Elsewhere they are rounded to `dtype`."""
+    match_engine: bool | None = None
+    """Residual stream, norms and RoPE tables of the learner in bfloat16, as the engine has them: less mismatch, and fewer bytes. Null: where the learner is on a GPU, `dtype` is bfloat16 and the family's layers are built as Llama's are. True on a CPU, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -145,7 +145,9 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     # Bytes of a token in a layer; in 16 bits norms, RoPE and residual stream are FP32, the rest is not.
     whole = 32 * size.hidden + 8 * size.feed_forward if narrow else 48 * size.hidden + 16 * size.feed_forward
     checkpointed = learner.checkpoint_activations
-    activations = size.layers * tokens * (4 * size.hidden if checkpointed else whole)
+    # Between layers there are two tensors on a GPU (learner/fused_body.py), of 16 bits unless set otherwise.
+    between = 8 if devices.gpus and not (narrow and config.model.match_engine is not False) else 4
+    activations = size.layers * tokens * (between * size.hidden if checkpointed else whole)
     head = size.vocabulary * size.hidden
     rows = min(CUDA_CHUNK_ROWS, tokens)
     parts = ranks if learner.vocab_parallel else 1

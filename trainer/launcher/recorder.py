@@ -114,7 +114,10 @@ class Recorder:
                     why = self._why_stopped if by in ("forecast", "guard") else ""
                     record_end(self.run_dir, by, self.config.pipeline.max_compute, why)
             case Event(kind="ready"):
-                self._parameters = message.data["learner"]["parameters"]
+                learner = message.data["learner"]
+                self._parameters = learner["parameters"]
+                if learner.get("kernels"):
+                    self.view.log(f"learner: {learner['kernels']}")
             case Event():
                 self.view.log(_sentence(message))
         if time.monotonic() - self._ledger_written >= LEDGER_EVERY_S:

@@ -9,12 +9,12 @@ The query heads of one KV head become further query rows, so K and V are not rep
 since SDPA would convert a boolean one in every layer.
 """
 
-import importlib.util
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -142,7 +142,7 @@ def packed_attention(
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Tensor:
     """(T, Hq, D)."""
-    kernel = flash_kernel() if q.is_cuda and q.dtype in FLASH_DTYPES and not packed.batches else None
+    kernel = flash_kernel()[0] if q.is_cuda and q.dtype in FLASH_DTYPES and not packed.batches else None
     if kernel is not None:
         return by_flash(kernel, q, k, v, packed, scaling)
     results = [_batch_attention(q, k, v, rows, mask, scaling) for rows, mask in packed.batches]
@@ -224,29 +224,49 @@ class _Gather(torch.autograd.Function):
 
 
 @cache
-def flash_kernel() -> Flash | None:
-    """flash-attn's variable-length kernel, else torch's; None without either."""
-    if importlib.util.find_spec("flash_attn") is not None:
-        from flash_attn import flash_attn_varlen_func
+def flash_kernel() -> tuple[Flash | None, str]:
+    """The first variable-length flash kernel that can be imported, None without any; and a line that says
+    which it is, and why not one before it.
 
-        return lambda q, k, v, cq, ck, mq, mk, scaling: flash_attn_varlen_func(
-            q, k, v, cq, ck, mq, mk, softmax_scale=scaling, causal=True
-        )
-    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return None
-    from torch.nn.attention.varlen import varlen_attn
+    A package is imported to find out: one that is found may not load, and the fourth generation alone is a
+    package `flash_attn`, too. All of the kernels take fewer heads of keys and values than of queries.
+    """
+    failed = []
+    for name, module, function in KERNELS:
+        try:
+            kernel = getattr(importlib.import_module(module), function)
+        except Exception as e:  # of any kind: a compiled extension that does not fit raises what it likes
+            if not isinstance(e, ModuleNotFoundError) or e.name not in (module, module.partition(".")[0]):
+                failed.append(f"{name} cannot be imported: {(str(e) or repr(e)).splitlines()[0]}")
+            continue
+        call = _call_torch if module.startswith("torch") else _call_flash_attn
+        return partial(call, kernel), "; ".join([f"attention by {name}", *failed])
+    return None, "; ".join(["attention by blocks of masked SDPA, for want of a flash kernel", *failed])
 
-    grouped = "enable_gqa" in inspect.signature(varlen_attn).parameters  # not in torch 2.11
-    options: dict[str, Any] = {"window_size": (-1, 0)} | ({"enable_gqa": True} if grouped else {})
 
-    def torch_varlen(
-        q: Tensor, k: Tensor, v: Tensor, cq: Tensor, ck: Tensor, mq: int, mk: int, scaling: float
-    ) -> Any:
-        if not grouped:
-            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-        return varlen_attn(q, k, v, cq, ck, mq, mk, scale=scaling, **options)
+# In the order of their speed on Hopper; the fourth generation is also for Blackwell, the second for any card.
+KERNELS = (
+    ("FlashAttention 3", "flash_attn_interface", "flash_attn_varlen_func"),
+    ("FlashAttention 4", "flash_attn.cute", "flash_attn_varlen_func"),
+    ("FlashAttention 2", "flash_attn", "flash_attn_varlen_func"),
+    ("torch.nn.attention.varlen", "torch.nn.attention.varlen", "varlen_attn"),
+)
 
-    return torch_varlen
+
+def _call_flash_attn(
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, cq: Tensor, ck: Tensor, mq: int, mk: int, scaling: float
+) -> Tensor:
+    options = {"cu_seqlens_q": cq, "cu_seqlens_k": ck, "max_seqlen_q": mq, "max_seqlen_k": mk}
+    out = kernel(q, k, v, **options, softmax_scale=scaling, causal=True)
+    return out[0] if isinstance(out, tuple) else out  # some versions return the log-sums, too
+
+
+def _call_torch(
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, cq: Tensor, ck: Tensor, mq: int, mk: int, scaling: float
+) -> Tensor:
+    # torch 2.11 has no `enable_gqa`, and takes grouped keys and values all the same.
+    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(kernel).parameters else {}
+    return kernel(q, k, v, cq, ck, mq, mk, scale=scaling, window_size=(-1, 0), **grouped)
 
 
 AttentionInterface.register("packed", packed_attention)

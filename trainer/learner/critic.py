@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trainer.config import Config
+from trainer.learner.fused_body import fuse_on
 from trainer.learner.optimizer import LossScale, ShardedAdamW
 from trainer.learner.packing import MicroBatch
 from trainer.learner.policy_model import PolicyModel, PolicyOutput, hidden_states, load, prepare
@@ -146,6 +147,7 @@ def value_term(
 def _value_model(config: Config, model_dir: str, ranks: Ranks) -> ValueModel:
     """The network on this rank's device: whole, or its shard."""
     model = ValueModel(model_dir, config, empty=ranks.mesh is not None)
+    fuse_on(ranks.device, model.body, model.dtype, False)  # type: ignore[arg-type]  # it is the body of an LM
     if ranks.mesh is None:
         return model.to(ranks.device)
     shard_module(model, ranks.mesh, model.dtype, [], set(model.head.parameters()))

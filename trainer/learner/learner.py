@@ -18,7 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from trainer.config import Config, ConfigError
 from trainer.learner import checkpoint
+from trainer.learner.attention import FLASH_DTYPES, flash_kernel
 from trainer.learner.critic import NO_SUMS, Critic, Sums, overflowed, value_metrics
+from trainer.learner.fused_body import fuse_on
 from trainer.learner.objective import make_kl, make_objective
 from trainer.learner.optimizer import LossScale, ShardedAdamW, lr_share
 from trainer.learner.packing import MicroBatch
@@ -288,6 +290,10 @@ def make_policy(model_dir: str, config: Config, ranks: Ranks, frozen: bool = Fal
     policy = PolicyModel(model_dir, config.model, checkpointed, empty=ranks.mesh is not None)
     if frozen:
         policy.freeze()
+    lines = [fuse_on(ranks.device, policy.lm, policy.dtype, config.model.match_engine)]
+    if ranks.device.type == "cuda":
+        lines.append(flash_kernel()[1] if policy.dtype in FLASH_DTYPES else "attention in float32, by blocks")
+    policy.kernels = "; ".join(filter(None, lines))
     if ranks.mesh is None:
         return policy.to(ranks.device)
     shard(policy, ranks.mesh, config.learner.vocab_parallel)

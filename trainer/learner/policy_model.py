@@ -83,6 +83,7 @@ class PolicyModel(nn.Module):
         prepare(self.lm, checkpoint_activations)
         self.vocabulary_group: dist.ProcessGroup | None = None  # of the ranks that share the head, if any
         self.value_head: nn.Linear | None = None  # of a critic that shares the body; no part of `lm`
+        self.kernels = ""  # on a GPU: which ops are fused, and what computes attention
         self.times: PartTimes | None = None  # of forward and backward, if they are to be measured
 
     def freeze(self) -> None:
@@ -163,7 +164,7 @@ def hidden_states(
     device = next(body.parameters()).device
     arrays = (batch.input_ids, batch.position_ids, batch.rows)
     ids, positions, rows = (torch.from_numpy(x).to(device, non_blocking=True) for x in arrays)
-    flash = device.type == "cuda" and dtype in FLASH_DTYPES and flash_kernel() is not None
+    flash = device.type == "cuda" and dtype in FLASH_DTYPES and flash_kernel()[0] is not None
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         packed = layout(batch.segments, flash, device)
         out = body(

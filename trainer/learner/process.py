@@ -116,7 +116,8 @@ class LearnerService:
         self._changed = False  # since the last weight file
         self._sender: Any = None  # a weight_transfer.Sender, made at the first Push
         seconds = time.monotonic() - start
-        self.ready = Ready({"parameters": parameters, "dtype": config.model.dtype, "seconds": seconds})
+        info = {"parameters": parameters, "dtype": config.model.dtype, "seconds": seconds}
+        self.ready = Ready(info | {"kernels": self._learner.model.kernels})
 
     def answer(self, message: object) -> object:
         """Do what the message asks for; returns the reply."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -225,38 +228,93 @@ def test_what_a_flash_kernel_is_given_is_the_same_attention(kind: str) -> None:
         )  # rows taken many times are summed in FP32 or above
 
 
-@pytest.mark.parametrize("grouped", [True, False])
-def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
-    grouped: bool, monkeypatch: pytest.MonkeyPatch
+Q, K = torch.randn(7, 4, 8), torch.randn(9, 2, 8)  # four heads of queries share two of keys
+ENDS = torch.tensor([0, 3, 7], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+
+
+def chosen(
+    monkeypatch: pytest.MonkeyPatch, packages: dict[str, types.ModuleType | None]
+) -> tuple[attention.Flash | None, str]:
+    """What is chosen where these packages are installed; one that is None is not."""
+    for _, module, _ in attention.KERNELS[:3]:
+        monkeypatch.setitem(sys.modules, module, packages.get(module))
+    for name in {"flash_attn", "torch.nn.attention.varlen"} & packages.keys():
+        monkeypatch.setitem(sys.modules, name, packages[name])
+    attention.flash_kernel.cache_clear()
+    try:
+        return attention.flash_kernel()
+    finally:
+        attention.flash_kernel.cache_clear()
+
+
+def flash_attn(returns_pair: bool = False) -> types.ModuleType:
+    """A module with the function that the three generations of FlashAttention share."""
+
+    def flash_attn_varlen_func(  # type: ignore[no-untyped-def]
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal
+    ):
+        assert causal and k.shape[1] == 2
+        out = varlen_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale)
+        return (out, None) if returns_pair else out
+
+    module = types.ModuleType("fake")
+    module.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
+    return module
+
+
+def test_flash_kernels_are_tried_in_their_order_and_a_broken_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torch 2.13 takes fewer KV heads than query heads, torch 2.11 does not."""
+    importlib.import_module("torch.nn.attention.varlen")  # before a module is broken: its import looks at all
+    three, four, two = "flash_attn_interface", "flash_attn.cute", "flash_attn"
+    alone = types.ModuleType("flash_attn")  # a package of the fourth generation's files only
+    broken = types.ModuleType("broken")
+    broken.__getattr__ = lambda name: (_ for _ in ()).throw(OSError("undefined symbol: x\nmore"))  # type: ignore[method-assign]
+    torchs = "torch.nn.attention.varlen"
+    cases: list[tuple[dict[str, types.ModuleType | None], str]] = [
+        ({three: flash_attn(), four: flash_attn(True), two: flash_attn()}, "attention by FlashAttention 3"),
+        ({four: flash_attn(True), two: alone}, "attention by FlashAttention 4"),
+        ({two: flash_attn()}, "attention by FlashAttention 2"),
+        ({three: broken, two: flash_attn()}, "attention by FlashAttention 2; FlashAttention 3 cannot be "
+         "imported: undefined symbol: x"),
+        ({four: broken, two: alone}, f"attention by {torchs}; FlashAttention 4 cannot be imported: undefined "
+         "symbol: x; FlashAttention 2 cannot be imported: module 'flash_attn' has no attribute "
+         "'flash_attn_varlen_func'"),
+        ({}, f"attention by {torchs}"),
+    ]  # fmt: skip
+    for packages, expected in cases:
+        kernel, line = chosen(monkeypatch, packages)
+        assert line == expected and kernel is not None
+        if torchs not in line:
+            assert torch.equal(kernel(Q, K, K, *ENDS, 4, 5, 0.3), varlen_reference(Q, K, K, *ENDS, 4, 5, 0.3))
+    kernel, line = chosen(monkeypatch, {torchs: None})
+    assert kernel is None and line == "attention by blocks of masked SDPA, for want of a flash kernel"
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
+    newer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.13 wants to be told of fewer KV heads than query heads, torch 2.11 does not; neither wants them
+    repeated."""
     from torch.nn.attention import varlen
 
     real = list(inspect.signature(varlen.varlen_attn).parameters)
     assert real[:3] == ["query", "key", "value"] and {"scale", "window_size", "enable_gqa"} < set(real)
     assert real[3:7] == ["cu_seq_q", "cu_seq_k", "max_q", "max_k"]
 
-    def newer(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]
-        assert window_size == (-1, 0) and enable_gqa
+    def of_2_13(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]
+        assert window_size == (-1, 0) and enable_gqa and k.shape[1] == v.shape[1] == 2
         return varlen_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale)
 
-    def older(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):  # type: ignore[no-untyped-def]
-        assert window_size == (-1, 0) and q.shape[1] == k.shape[1] == v.shape[1]
+    def of_2_11(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):  # type: ignore[no-untyped-def]
+        assert window_size == (-1, 0) and k.shape[1] == v.shape[1] == 2
         return varlen_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale)
 
-    monkeypatch.setattr(varlen, "varlen_attn", newer if grouped else older)
-    monkeypatch.setattr(
-        attention.importlib.util, "find_spec", lambda name: None if name == "flash_attn" else name
-    )
-    attention.flash_kernel.cache_clear()
-    try:
-        kernel = attention.flash_kernel()
-    finally:
-        attention.flash_kernel.cache_clear()
-    q, k = torch.randn(7, 4, 8), torch.randn(9, 2, 8)
-    ends = torch.tensor([0, 3, 7], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+    monkeypatch.setattr(varlen, "varlen_attn", of_2_13 if newer else of_2_11)
+    kernel, _ = chosen(monkeypatch, {})
     assert kernel is not None
-    torch.testing.assert_close(kernel(q, k, k, *ends, 4, 5, 0.3), varlen_reference(q, k, k, *ends, 4, 5, 0.3))
+    torch.testing.assert_close(kernel(Q, K, K, *ENDS, 4, 5, 0.3), varlen_reference(Q, K, K, *ENDS, 4, 5, 0.3))
 
 
 def test_attention_it_cannot_do_is_refused() -> None:
