@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
 
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, default_token_budget
 from trainer.learner import checkpoint
 from trainer.learner.attention import FLASH_DTYPES, flash_kernel
 from trainer.learner.critic import NO_SUMS, Critic, Sums, overflowed, value_metrics
 from trainer.learner.fused_body import fuse_on
+from trainer.learner.inputs import Inputs, prefetch
 from trainer.learner.objective import make_kl, make_objective
 from trainer.learner.optimizer import LossScale, ShardedAdamW, lr_share
 from trainer.learner.packing import MicroBatch
@@ -65,6 +66,9 @@ class Learner:
         self._objective, self._kl = make_objective(config.objective), make_kl(config.objective)
         self.ranks = Ranks.single() if ranks is None else ranks
         settings = config.learner
+        self._token_budget = settings.micro_batch_tokens or default_token_budget(
+            self.ranks.device.type == "cuda"
+        )
         torch.manual_seed(config.seed)
         self.model = make_policy(model_dir, config, self.ranks)
         self.times = self.model.times = PartTimes(self.ranks.device)
@@ -120,7 +124,7 @@ class Learner:
         start = time.monotonic()
         lags = self._check(batch)
         with self.clock.state("pack"):
-            steps = schedule(batch.sequences, self.config.learner.micro_batch_tokens, self.ranks.size)
+            steps = schedule(batch.sequences, self._token_budget, self.ranks.size)
         self._part_seconds = {}
         metrics = {"learner/loss": 0.0, "learner/lr": self._learning_rate(), "learner/tokens": 0.0}
         if steps:
@@ -150,7 +154,7 @@ class Learner:
         if self.reference is not None:
             models["logprobs_ref"] = self.reference
         with torch.no_grad():
-            for step in schedule(weighted, self.config.learner.micro_batch_tokens, self.ranks.size):
+            for step in schedule(weighted, self._token_budget, self.ranks.size):
                 m = step[self.ranks.rank]
                 outputs = {name: model(m, None, temperature, step) for name, model in models.items()}
                 scored = {name: out.logprobs.cpu().numpy() for name, out in outputs.items()}
@@ -203,11 +207,11 @@ class Learner:
         """Forward and backward of every micro-batch, the loss times the loss scale; the ranks' statistics."""
         outputs, value_sums = list[tuple[MicroBatch, PolicyOutput]](), list[torch.Tensor]()
         with self.clock.state("forward_backward"), self._parts_booked(), self.times.measuring():
-            for step in steps:
+            for step, inputs in self._prepared(steps):
                 m = step[self.ranks.rank]
                 out = self.model(
                     m, self._objective, self.config.engine.temperature, step,
-                    self._kl, self.config.objective.entropy_bonus,
+                    self._kl, self.config.objective.entropy_bonus, inputs,
                 )  # fmt: skip
                 loss = out.loss
                 if self.critic is not None and out.values is not None:
@@ -221,6 +225,16 @@ class Learner:
             ours = self._rank_stats(outputs, critic)
         with self.clock.state("optimizer"):
             return self.ranks.gather(ours)
+
+    def _prepared(self, steps: Sequence[MicroStep]) -> Iterator[tuple[MicroStep, Inputs]]:
+        """The micro-steps and this rank's tensors of each; on a GPU those of the next are made meanwhile."""
+        cuda = self.ranks.device.type == "cuda"
+        columns = self.model.columns(self._objective, self._kl)
+
+        def make(step: MicroStep) -> Inputs:
+            return self.model.inputs(step[self.ranks.rank], step, columns)
+
+        return zip(steps, prefetch(make, steps) if cuda else map(make, steps), strict=True)
 
     @contextmanager
     def _parts_booked(self) -> Iterator[None]:
