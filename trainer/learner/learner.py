@@ -32,6 +32,7 @@ from trainer.learner.schedule import DUMMY, MicroStep, imbalance, rank_tokens, s
 from trainer.learner.sharding import load_from_rank0, local_shard, shard
 from trainer.learner.statistics import RatioStats, merge, ratio_metrics, stats_by_lag
 from trainer.learner.throughput import peak_memory_gb, peak_tflops, throughput
+from trainer.mismatch import RANGES, means_by_position, sums_by_position
 from trainer.models.resolve import resolve_model
 from trainer.telemetry import Clock
 from trainer.types import TokenScores, TrainBatch, TrainSequence
@@ -47,6 +48,7 @@ class RankStats:
     reported: dict[str, float]  # sums over tokens of what the loss itself counts
     problem: str  # why the numbers are missing, if they are
     critic: Sums  # zeros where there is none
+    by_position: NDArray[np.float64]  # how far learner and generator lie apart
 
     @property
     def overflowed(self) -> bool:
@@ -195,12 +197,15 @@ class Learner:
             loss, norm = self._update(stats)
         by_lag = merge(s.by_lag for s in stats)
         tokens = sum(s.tokens for s in by_lag.values())
-        metrics = {name: sum(s.reported[name] for s in stats) / tokens for name in stats[0].reported}
+        metrics: dict[str, Any] = {
+            name: sum(s.reported[name] for s in stats) / tokens for name in stats[0].reported
+        }
         metrics |= {"learner/loss": loss, "learner/grad_norm": norm, "learner/tokens": float(tokens)}
         if self.critic is not None:
             metrics |= value_metrics(np.sum([s.critic for s in stats], 0))
         if self.policy.scale.dynamic:
             metrics |= {"learner/loss_scale": self.policy.scale.value, "learner/overflows": float(overflows)}
+        metrics["mismatch/by_position"] = means_by_position(np.sum([s.by_position for s in stats], 0))
         return metrics | ratio_metrics(by_lag)
 
     def _gradients(self, steps: Sequence[MicroStep]) -> list[RankStats]:
@@ -248,18 +253,21 @@ class Learner:
         self._part_seconds = {name: self._part_seconds.get(name, 0.0) + x for name, x in parts.items()}
 
     def _rank_stats(self, outputs: Sequence[tuple[MicroBatch, PolicyOutput]], critic: Sums) -> RankStats:
-        by_lag, loss = [], 0.0
+        by_lag, loss, by_position = [], 0.0, np.zeros((len(RANGES), 2))
         # Of the objective's own ratio, which is not to the generator where the anchor is recomputed.
         reported = dict.fromkeys(("ratio/truncated", "kl/ref")[: 1 if self._kl is None else 2], 0.0)
         for m, out in outputs:
             loss += float(out.loss) / self.model.loss_replicas  # type: ignore[arg-type]  # never None here
             if m is not DUMMY and not out.problem:
                 logprobs, entropy = out.logprobs.cpu().numpy(), out.entropy.cpu().numpy()
+                positions = m.position_ids[m.rows] + 1
+                by_position += sums_by_position(np.abs(logprobs - m.logprobs_gen), positions)
                 by_lag.append(stats_by_lag(logprobs, m.logprobs_gen, entropy, self.version - m.versions))
                 for name in reported:
                     reported[name] += len(logprobs) * float(out.stats[name])
         problem = next((out.problem for _, out in outputs if out.problem), "")
-        return RankStats(loss, self.policy.squared_norm(), merge(by_lag), reported, problem, critic)
+        norm = self.policy.squared_norm()
+        return RankStats(loss, norm, merge(by_lag), reported, problem, critic, by_position)
 
     def _update(self, stats: Sequence[RankStats]) -> tuple[float, float]:
         """Clip and step; returns the loss and the gradient's norm before clipping.
