@@ -35,7 +35,7 @@ def test_flash_over_branches_equals_the_same_in_float32() -> None:
     results = []
     for dtype in (torch.float32, torch.bfloat16):
         given = [x.bfloat16().to(dtype).requires_grad_() for x in (q, k, v)]
-        packed = attention.layout(m.segments, flash=True, device="cuda")
+        packed = attention.layout(m.segments, flash=True).map(torch.Tensor.cuda)
         query, key, value = (x.transpose(0, 1)[None] for x in given)
         out, _ = attention.packed_attention(
             torch.nn.Identity(), query, key, value, None, 0.125, packed=packed

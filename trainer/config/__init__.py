@@ -205,6 +205,11 @@ class EngineConfig:
         return interruption.hi + phrase + interruption.answer_tokens
 
 
+def default_token_budget(gpu: bool) -> int:
+    """What learner.micro_batch_tokens of 0 stands for."""
+    return 16_384 if gpu else 4096
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
     lr: PositiveFloat = 1e-5
@@ -223,8 +228,8 @@ class LearnerConfig:
     """AdamW weight decay (paper)."""
     grad_clip: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
-    micro_batch_tokens: PositiveInt = 4096
-    """Token budget of one packed micro-batch; it bounds memory and never changes the gradient."""
+    micro_batch_tokens: NonNegativeInt = 0
+    """Token budget of one packed micro-batch; it bounds memory and never changes the gradient. 0: 16384 on a GPU, which smaller ones leave waiting for the host, 4096 on a CPU."""
     ranks: NonNegativeInt = 0
     """Processes of the learner: one per GPU; on a CPU (gloo) each has a share of the cores. 0: derived from the GPUs, 1 on a CPU."""
     vocab_parallel: bool = False

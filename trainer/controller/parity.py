@@ -6,6 +6,7 @@ every step.
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from trainer.controller.learner_client import LearnerClient
 from trainer.controller.rollout import RolloutContext, rollout_prompt
 from trainer.controller.scores import scorable
 from trainer.controller.weight_sync import WeightSync
+from trainer.mismatch import means_by_position, sums_by_position
 from trainer.types import Prompt
 
 # Bounds on mean |learner − engine| in nats, which separate right settings from wrong ones. Measured with
@@ -25,8 +27,9 @@ PROMPTS, SAMPLES = 8, 2
 
 async def parity_gate(
     ctx: RolloutContext, learner: LearnerClient, weights: WeightSync, prompts: Sequence[Prompt]
-) -> dict[str, float]:
-    """Mean and maximum of |log π_learner − log π_engine| in nats, over the tokens of a few completions.
+) -> dict[str, Any]:
+    """Mean and maximum of |log π_learner − log π_engine| in nats, over the tokens of a few completions, and
+    the mean by position.
 
     ConfigError above the threshold."""
     prompts = prompts[:PROMPTS]
@@ -39,7 +42,9 @@ async def parity_gate(
         scores = await learner.score(sequences, logprobs=True)
     logprobs = [(x.logprobs, s) for x, s in zip(scores, sequences, strict=True)]
     gaps = [(np.abs(logp - s.logprobs_gen), s) for logp, s in logprobs if logp is not None]
-    gap = np.concatenate([g[s.token_weights > 0] for g, s in gaps])
+    counted = [(s.token_weights > 0, g, s) for g, s in gaps]
+    gap = np.concatenate([g[mask] for mask, g, _ in counted])
+    positions = np.concatenate([len(s.prompt_ids) + np.flatnonzero(mask) for mask, _, s in counted])
     mean, largest = float(gap.mean()), float(gap.max())
     bound = PARITY_NATS[ctx.config.model.dtype]
     if not mean <= bound:
@@ -49,4 +54,5 @@ async def parity_gate(
             "must have the same weights, dtype and FP32 head, and log-probs of the sampled distribution: at "
             "engine.temperature, without top-p or top-k"
         )
-    return {"mean": mean, "max": largest, "tokens": len(gap)}
+    by_position = means_by_position(sums_by_position(gap, positions))
+    return {"mean": mean, "max": largest, "tokens": len(gap), "by_position": by_position}

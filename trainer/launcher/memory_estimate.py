@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, default_token_budget
 from trainer.gpus import smallest_gpu_memory
 from trainer.launcher.placement import Devices, weight_push
 
@@ -141,7 +141,8 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     """
     learner, ranks = config.learner, len(devices.learner)
     ends = 1 if size.tied or learner.vocab_parallel else 2  # a head split over the ranks is never gathered
-    tokens, narrow = learner.micro_batch_tokens, config.model.dtype != "float32"
+    tokens = learner.micro_batch_tokens or default_token_budget(devices.gpus)
+    narrow = config.model.dtype != "float32"
     # Bytes of a token in a layer; in 16 bits norms, RoPE and residual stream are FP32, the rest is not.
     whole = 32 * size.hidden + 8 * size.feed_forward if narrow else 48 * size.hidden + 16 * size.feed_forward
     checkpointed = learner.checkpoint_activations

@@ -223,7 +223,8 @@ def _sentence(event: Event) -> str:
             return f"{data['train']} training prompts, {data['held_out']} held out"
         case "parity":
             gap = f"{data['mean']:.1e} nats (max {data['max']:.1e})"
-            return f"learner and engine agree on {data['tokens']} tokens to {gap}"
+            means = ", ".join(f"{name} {mean:.1e}" for name, mean in data["by_position"].items())
+            return f"learner and engine agree on {data['tokens']} tokens to {gap}; by position {means}"
         case "checkpoint":
             return f"checkpoint {data['path']}"
         case "note":

@@ -13,7 +13,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -58,14 +58,18 @@ class Layout:
     max_queries: int  # own rows of a branch
     max_keys: int  # rows of any path, those of short segments included
 
+    def map(self, put: Callable[[Tensor], Tensor]) -> "Layout":
+        """The same with every tensor as `put` returns it."""
+        return replace(
+            self, batches=tuple((put(rows), put(mask)) for rows, mask in self.batches),
+            query_rows=put(self.query_rows), key_rows=put(self.key_rows), cumulative=put(self.cumulative),
+            restore=None if self.restore is None else put(self.restore),
+        )  # fmt: skip
 
-def layout(segments: Sequence[Segment], flash: bool = False, device: torch.device | str = "cpu") -> Layout:
+
+def layout(segments: Sequence[Segment], flash: bool = False) -> Layout:
     """Decide for each segment how it is computed; with `flash`, no segment is batched."""
-
-    def put(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    starts = np.cumsum([0, *(s.length for s in segments)])
+    put, starts = torch.from_numpy, np.cumsum([0, *(s.length for s in segments)])
     short: list[tuple[int, Segment]] = []
     branches: list[Branch] = []  # of the others, with paths in rows of the micro-batch
     for start, segment in zip(starts, segments, strict=False):

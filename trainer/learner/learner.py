@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
 
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, default_token_budget
 from trainer.learner import checkpoint
 from trainer.learner.attention import FLASH_DTYPES, flash_kernel
 from trainer.learner.critic import NO_SUMS, Critic, Sums, overflowed, value_metrics
 from trainer.learner.fused_body import fuse_on
+from trainer.learner.inputs import Inputs, prefetch
 from trainer.learner.objective import make_kl, make_objective
 from trainer.learner.optimizer import LossScale, ShardedAdamW, lr_share
 from trainer.learner.packing import MicroBatch
@@ -31,6 +32,7 @@ from trainer.learner.schedule import DUMMY, MicroStep, imbalance, rank_tokens, s
 from trainer.learner.sharding import load_from_rank0, local_shard, shard
 from trainer.learner.statistics import RatioStats, merge, ratio_metrics, stats_by_lag
 from trainer.learner.throughput import peak_memory_gb, peak_tflops, throughput
+from trainer.mismatch import RANGES, means_by_position, sums_by_position
 from trainer.models.resolve import resolve_model
 from trainer.telemetry import Clock
 from trainer.types import TokenScores, TrainBatch, TrainSequence
@@ -46,6 +48,7 @@ class RankStats:
     reported: dict[str, float]  # sums over tokens of what the loss itself counts
     problem: str  # why the numbers are missing, if they are
     critic: Sums  # zeros where there is none
+    by_position: NDArray[np.float64]  # how far learner and generator lie apart
 
     @property
     def overflowed(self) -> bool:
@@ -65,6 +68,9 @@ class Learner:
         self._objective, self._kl = make_objective(config.objective), make_kl(config.objective)
         self.ranks = Ranks.single() if ranks is None else ranks
         settings = config.learner
+        self._token_budget = settings.micro_batch_tokens or default_token_budget(
+            self.ranks.device.type == "cuda"
+        )
         torch.manual_seed(config.seed)
         self.model = make_policy(model_dir, config, self.ranks)
         self.times = self.model.times = PartTimes(self.ranks.device)
@@ -120,7 +126,7 @@ class Learner:
         start = time.monotonic()
         lags = self._check(batch)
         with self.clock.state("pack"):
-            steps = schedule(batch.sequences, self.config.learner.micro_batch_tokens, self.ranks.size)
+            steps = schedule(batch.sequences, self._token_budget, self.ranks.size)
         self._part_seconds = {}
         metrics = {"learner/loss": 0.0, "learner/lr": self._learning_rate(), "learner/tokens": 0.0}
         if steps:
@@ -150,7 +156,7 @@ class Learner:
         if self.reference is not None:
             models["logprobs_ref"] = self.reference
         with torch.no_grad():
-            for step in schedule(weighted, self.config.learner.micro_batch_tokens, self.ranks.size):
+            for step in schedule(weighted, self._token_budget, self.ranks.size):
                 m = step[self.ranks.rank]
                 outputs = {name: model(m, None, temperature, step) for name, model in models.items()}
                 scored = {name: out.logprobs.cpu().numpy() for name, out in outputs.items()}
@@ -191,23 +197,26 @@ class Learner:
             loss, norm = self._update(stats)
         by_lag = merge(s.by_lag for s in stats)
         tokens = sum(s.tokens for s in by_lag.values())
-        metrics = {name: sum(s.reported[name] for s in stats) / tokens for name in stats[0].reported}
+        metrics: dict[str, Any] = {
+            name: sum(s.reported[name] for s in stats) / tokens for name in stats[0].reported
+        }
         metrics |= {"learner/loss": loss, "learner/grad_norm": norm, "learner/tokens": float(tokens)}
         if self.critic is not None:
             metrics |= value_metrics(np.sum([s.critic for s in stats], 0))
         if self.policy.scale.dynamic:
             metrics |= {"learner/loss_scale": self.policy.scale.value, "learner/overflows": float(overflows)}
+        metrics["mismatch/by_position"] = means_by_position(np.sum([s.by_position for s in stats], 0))
         return metrics | ratio_metrics(by_lag)
 
     def _gradients(self, steps: Sequence[MicroStep]) -> list[RankStats]:
         """Forward and backward of every micro-batch, the loss times the loss scale; the ranks' statistics."""
         outputs, value_sums = list[tuple[MicroBatch, PolicyOutput]](), list[torch.Tensor]()
         with self.clock.state("forward_backward"), self._parts_booked(), self.times.measuring():
-            for step in steps:
+            for step, inputs in self._prepared(steps):
                 m = step[self.ranks.rank]
                 out = self.model(
                     m, self._objective, self.config.engine.temperature, step,
-                    self._kl, self.config.objective.entropy_bonus,
+                    self._kl, self.config.objective.entropy_bonus, inputs,
                 )  # fmt: skip
                 loss = out.loss
                 if self.critic is not None and out.values is not None:
@@ -222,6 +231,16 @@ class Learner:
         with self.clock.state("optimizer"):
             return self.ranks.gather(ours)
 
+    def _prepared(self, steps: Sequence[MicroStep]) -> Iterator[tuple[MicroStep, Inputs]]:
+        """The micro-steps and this rank's tensors of each; on a GPU those of the next are made meanwhile."""
+        cuda = self.ranks.device.type == "cuda"
+        columns = self.model.columns(self._objective, self._kl)
+
+        def make(step: MicroStep) -> Inputs:
+            return self.model.inputs(step[self.ranks.rank], step, columns)
+
+        return zip(steps, prefetch(make, steps) if cuda else map(make, steps), strict=True)
+
     @contextmanager
     def _parts_booked(self) -> Iterator[None]:
         """Book the parts of the block, which waits for its device in the end, as states of their own."""
@@ -234,18 +253,21 @@ class Learner:
         self._part_seconds = {name: self._part_seconds.get(name, 0.0) + x for name, x in parts.items()}
 
     def _rank_stats(self, outputs: Sequence[tuple[MicroBatch, PolicyOutput]], critic: Sums) -> RankStats:
-        by_lag, loss = [], 0.0
+        by_lag, loss, by_position = [], 0.0, np.zeros((len(RANGES), 2))
         # Of the objective's own ratio, which is not to the generator where the anchor is recomputed.
         reported = dict.fromkeys(("ratio/truncated", "kl/ref")[: 1 if self._kl is None else 2], 0.0)
         for m, out in outputs:
             loss += float(out.loss) / self.model.loss_replicas  # type: ignore[arg-type]  # never None here
             if m is not DUMMY and not out.problem:
                 logprobs, entropy = out.logprobs.cpu().numpy(), out.entropy.cpu().numpy()
+                positions = m.position_ids[m.rows] + 1
+                by_position += sums_by_position(np.abs(logprobs - m.logprobs_gen), positions)
                 by_lag.append(stats_by_lag(logprobs, m.logprobs_gen, entropy, self.version - m.versions))
                 for name in reported:
                     reported[name] += len(logprobs) * float(out.stats[name])
         problem = next((out.problem for _, out in outputs if out.problem), "")
-        return RankStats(loss, self.policy.squared_norm(), merge(by_lag), reported, problem, critic)
+        norm = self.policy.squared_norm()
+        return RankStats(loss, norm, merge(by_lag), reported, problem, critic, by_position)
 
     def _update(self, stats: Sequence[RankStats]) -> tuple[float, float]:
         """Clip and step; returns the loss and the gradient's norm before clipping.

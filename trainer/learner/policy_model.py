@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -24,7 +25,8 @@ from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_f
 
 from kernels import KL, NonFiniteError, Objective, SequenceObjective, linear_logprob, policy_loss
 from trainer.config import ConfigError, ModelConfig
-from trainer.learner.attention import FLASH_DTYPES, flash_kernel, layout
+from trainer.learner.attention import FLASH_DTYPES, flash_kernel
+from trainer.learner.inputs import Inputs, make_inputs
 from trainer.learner.packing import MicroBatch
 from trainer.learner.part_times import LOSS_HEAD, PartTimes
 
@@ -107,10 +109,13 @@ class PolicyModel(nn.Module):
         peers: Sequence[MicroBatch] = (),  # the micro-batch of every rank, this one included
         kl: KL | None = None,
         entropy_bonus: float = 0.0,
+        inputs: Inputs | None = None,  # the micro-batch's, if they are made already
     ) -> PolicyOutput:
         """Loss, log-probs and entropy of the micro-batch; without an objective it only scores."""
-        times = self.times
-        hidden, weight = hidden_states(self.lm.base_model, batch, self.dtype, times), self._head()
+        times, device = self.times, self.lm.device
+        columns = self.columns(objective, kl)
+        inputs = (inputs or self.inputs(batch, peers, columns)).to(device)
+        hidden, weight = hidden_states(self.lm.base_model, inputs, self.dtype, times), self._head()
         values = None if self.value_head is None else self.value_head(hidden.float()).sum(1)
         hidden, weight = hidden.to(self.dtype), weight.to(self.dtype)  # as the engine rounds them
         group, ours = self.vocabulary_group, slice(None)
@@ -119,32 +124,44 @@ class PolicyModel(nn.Module):
             hidden = _GatherHidden.apply(hidden, ends, group)
             ours = slice(*ends[dist.get_rank(group) :][:2])
 
-        def tokens(name: str) -> Tensor:
-            values = [getattr(b, name) for b in (peers if group is not None else (batch,))]
-            return torch.from_numpy(np.concatenate(values)).to(hidden.device, non_blocking=True)
-
+        of_tokens: dict[str, Any] = dict(inputs.columns)
         options: dict[str, Any] = {
             "temperature": temperature, "logits_dtype": self.logits_dtype, "group": group,
         }  # fmt: skip
         if objective is None:
-            logprobs, entropy = linear_logprob(hidden, weight, tokens("targets"), **options)
+            logprobs, entropy = linear_logprob(hidden, weight, **options, **of_tokens)
             return PolicyOutput(None, logprobs[ours], entropy[ours], values)
         options |= {"objective": objective, "kl": kl, "entropy_bonus": entropy_bonus}
-        columns = {"logprobs_gen": "anchor", "advantages": "advantages", "token_weights": "token_weights"}
-        if isinstance(objective, SequenceObjective):
-            columns["sequences"] = "owners"
-        if kl is not None:
-            columns["logprobs_ref"] = "logprobs_ref"
         try:
-            per_token: dict[str, Any] = {name: tokens(column) for name, column in columns.items()}
             with times.part(LOSS_HEAD) if times else nullcontext():
-                out = policy_loss(hidden, weight, tokens("targets"), **per_token, **options)
+                out = policy_loss(hidden, weight, **options, **of_tokens)
         except NonFiniteError as e:
             zeros = hidden.detach().new_zeros(len(batch.targets))
             return PolicyOutput(0 * (hidden.sum() + weight.sum()), zeros, zeros, values, str(e))
         if times:
             times.backward_of(LOSS_HEAD, hidden, out.loss)
         return PolicyOutput(out.loss, out.logprobs[ours], out.entropy[ours], values, stats=out.stats)
+
+    @staticmethod
+    def columns(objective: Objective | SequenceObjective | None, kl: KL | None) -> dict[str, str]:
+        """Which columns of a micro-batch the loss, or scoring, takes: by its arguments, their names there."""
+        columns = {"targets": "targets"}
+        if objective is not None:
+            columns |= {"logprobs_gen": "anchor"} | {n: n for n in ("advantages", "token_weights")}
+        if isinstance(objective, SequenceObjective):
+            columns["sequences"] = "owners"
+        if kl is not None:
+            columns["logprobs_ref"] = "logprobs_ref"
+        return columns
+
+    def inputs(self, batch: MicroBatch, peers: Sequence[MicroBatch], columns: Mapping[str, str]) -> Inputs:
+        """The tensors of a micro-batch in the host's memory; the columns are those of all ranks that share
+        the head."""
+        sharing = peers if self.vocabulary_group is not None else (batch,)
+        arrays = {
+            name: np.concatenate([getattr(b, column) for b in sharing]) for name, column in columns.items()
+        }
+        return body_inputs(batch, self.dtype, self.lm.device, arrays)
 
     def _head(self) -> Tensor:
         """The head's weight, or this rank's rows of it."""
@@ -157,20 +174,25 @@ class PolicyModel(nn.Module):
         return shards[dist.get_rank(self.vocabulary_group)]
 
 
+def body_inputs(
+    batch: MicroBatch, dtype: torch.dtype, device: torch.device, columns: Mapping[str, NDArray[Any]] = {}
+) -> Inputs:
+    """What a body in this type, on this device, takes of a micro-batch, in the host's memory."""
+    cuda = device.type == "cuda"
+    flash = cuda and dtype in FLASH_DTYPES and flash_kernel()[0] is not None
+    return make_inputs(batch, columns, flash, pinned=cuda)
+
+
 def hidden_states(
-    body: nn.Module, batch: MicroBatch, dtype: torch.dtype, times: PartTimes | None = None
+    body: nn.Module, inputs: Inputs, dtype: torch.dtype, times: PartTimes | None = None
 ) -> Tensor:
     """The body's hidden states (N, H) that predict the loss tokens, computed in this type."""
-    device = next(body.parameters()).device
-    arrays = (batch.input_ids, batch.position_ids, batch.rows)
-    ids, positions, rows = (torch.from_numpy(x).to(device, non_blocking=True) for x in arrays)
-    flash = device.type == "cuda" and dtype in FLASH_DTYPES and flash_kernel()[0] is not None
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-        packed = layout(batch.segments, flash, device)
+    with torch.autocast(inputs.ids.device.type, dtype, enabled=dtype != torch.float32):
         out = body(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, packed=packed, times=times
-        )
-    return out.last_hidden_state[0].index_select(0, rows)
+            input_ids=inputs.ids[None], position_ids=inputs.positions[None], use_cache=False,
+            packed=inputs.packed, times=times,
+        )  # fmt: skip
+    return out.last_hidden_state[0].index_select(0, inputs.rows)
 
 
 class _GatherHidden(torch.autograd.Function):

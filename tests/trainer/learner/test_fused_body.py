@@ -22,7 +22,7 @@ from trainer.learner import critic, fused_body, learner
 from trainer.learner.attention import layout, packed_attention
 from trainer.learner.fused_body import fuse, fuse_on
 from trainer.learner.packing import MicroBatch, pack
-from trainer.learner.policy_model import hidden_states, load, prepare
+from trainer.learner.policy_model import body_inputs, hidden_states, load, prepare
 from trainer.learner.ranks import init_ranks
 
 CONFIGS: dict[str, tr.PretrainedConfig] = {
@@ -63,6 +63,11 @@ def micro_batch() -> MicroBatch:
     return m
 
 
+def states(lm: tr.PreTrainedModel, dtype: torch.dtype) -> Tensor:
+    """Hidden states of the micro-batch's loss tokens."""
+    return hidden_states(lm.base_model, body_inputs(micro_batch(), dtype, lm.device), dtype)
+
+
 def run(
     folder: str,
     dtype: torch.dtype = torch.float32,
@@ -75,7 +80,7 @@ def run(
     prepare(lm, checkpointed)
     if fused:
         assert fuse(lm, dtype, match_engine)
-    hidden = hidden_states(lm.base_model, micro_batch(), dtype).to(dtype).float()
+    hidden = states(lm, dtype).to(dtype).float()
     logits = hidden @ lm.get_output_embeddings().weight.to(dtype).float().T  # as PolicyModel rounds them
     upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(5))
     (logits * upstream).sum().backward()
@@ -291,9 +296,9 @@ def test_weights_and_master_gradients_of_a_matched_model_stay_fp32(folders: Call
     lm = load(folders("qwen3"))
     before = {name: p.detach().clone() for name, p in lm.named_parameters()}
     fuse(lm, torch.bfloat16, match_engine=True)
-    states: list[torch.dtype] = []
-    lm.model.layers[1].register_forward_hook(lambda module, args, out: states.extend(x.dtype for x in out))
-    hidden_states(lm.base_model, micro_batch(), torch.bfloat16).float().sum().backward()
-    assert states == [torch.bfloat16] * 2
+    streams: list[torch.dtype] = []
+    lm.model.layers[1].register_forward_hook(lambda module, args, out: streams.extend(x.dtype for x in out))
+    states(lm, torch.bfloat16).float().sum().backward()
+    assert streams == [torch.bfloat16] * 2
     for name, p in lm.named_parameters():
         assert torch.equal(p, before[name]) and (p.grad is None or p.grad.dtype == torch.float32)

@@ -143,7 +143,9 @@ def test_logits_are_fp32_exactly_where_the_head_is(
     one = Learner(c, model_dir, NoClock())  # type: ignore[arg-type]
     (m,) = pack(sequences(), 4096)
     with torch.no_grad():
-        hidden = hidden_states(one.model.lm.base_model, m, torch.bfloat16).bfloat16()
+        hidden = hidden_states(
+            one.model.lm.base_model, one.model.inputs(m, (), {}), torch.bfloat16
+        ).bfloat16()
     weight = one.model.lm.get_output_embeddings().weight.detach().bfloat16()
     assert_logprobs(
         one.model(m, None, 1.0).logprobs, hidden, weight, torch.from_numpy(m.targets),

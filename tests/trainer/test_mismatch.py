@@ -1,0 +1,78 @@
+"""The promise of the mismatch by position: the mean of each range, however the tokens are packed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from training import NoClock, config, make_model, sequences
+
+from trainer.controller import parity
+from trainer.launcher.recorder import _sentence
+from trainer.learner.learner import Learner
+from trainer.messages import Event
+from trainer.mismatch import means_by_position, sums_by_position
+from trainer.types import TokenScores, TrainBatch, TrainSequence
+
+
+def test_means_are_those_of_each_range_and_sums_add_up() -> None:
+    positions = np.array([0, 1023, 1024, 4095, 4096, 16384, 40000])
+    gaps = np.array([1.0, 2.0, 3.0, 5.0, 7.0, 8.0, 10.0])
+    sums = sums_by_position(gaps[:3], positions[:3]) + sums_by_position(gaps[3:], positions[3:])
+    assert means_by_position(sums) == {"0-1K": 1.5, "1-4K": 4.0, "4-16K": 7.0, "16K+": 9.0}
+    assert means_by_position(sums_by_position(gaps[:1], positions[:1])) == {"0-1K": 1.0}
+
+
+@pytest.mark.parametrize("tokens", [4096, 40])
+def test_a_step_reports_it_by_the_positions_in_the_sequences(
+    tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.mismatch.EDGES", (4, 8, 12))
+    one = Learner(config(micro_batch_tokens=tokens), make_model("tied", tmp_path), NoClock())  # type: ignore[arg-type]
+    batch = sequences()
+    scores, by_range = one.score(batch), dict[str, list[float]]()
+    for s, x in zip(batch, scores, strict=True):
+        assert x.logprobs is not None
+        for i in np.flatnonzero(s.token_weights).tolist():
+            name = ("0-1K", "1-4K", "4-16K", "16K+")[
+                sum(len(s.prompt_ids) + i >= edge for edge in (4, 8, 12))
+            ]
+            by_range.setdefault(name, []).append(abs(float(x.logprobs[i] - s.logprobs_gen[i])))
+    metrics = one.train(TrainBatch(1, batch, {}))
+    expected = {name: math.fsum(gaps) / len(gaps) for name, gaps in by_range.items()}
+    assert len(expected) == 4 and metrics["mismatch/by_position"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_parity_gate_reports_it_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.mismatch.EDGES", (6, 8, 12))
+    one, zero = np.ones(4, np.float32), np.zeros(4, np.int32)
+    s = TrainSequence(np.zeros(4, np.int32), zero, -one, zero, np.array([1, 1, 1, 0], np.float32), one)
+
+    class LearnerThatScores:
+        async def score(self, sequences: Any, logprobs: bool) -> Any:
+            return (TokenScores(np.array([-1.01, -1.02, -1.03, 9], np.float32)),)
+
+    class Turn:
+        async def __aenter__(self) -> None: ...
+        async def __aexit__(self, *error: object) -> None: ...
+
+    async def no_rollouts(*args: Any, **options: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(parity, "rollout_prompt", no_rollouts)
+    monkeypatch.setattr(parity, "scorable", lambda prompt, rollouts: [s])
+    ctx: Any = type("Context", (), {"config": replace(config())})()
+    weights: Any = type("Weights", (), {"learner_turn": lambda self: Turn()})()
+    prompts: Any = ["one prompt"]
+    learner: Any = LearnerThatScores()
+    monkeypatch.setitem(parity.PARITY_NATS, "float32", 0.05)
+    found = asyncio.run(parity.parity_gate(ctx, learner, weights, prompts))
+    assert found["tokens"] == 3
+    assert found["by_position"] == pytest.approx({"0-1K": 0.015, "1-4K": 0.03}, rel=1e-4)
+    line = _sentence(Event("parity", 0.0, found))
+    assert line.endswith("3 tokens to 2.0e-02 nats (max 3.0e-02); by position 0-1K 1.5e-02, 1-4K 3.0e-02")

@@ -1,0 +1,28 @@
+"""How far learner and engine lie apart on the same tokens, by the tokens' positions.
+
+Each token's value is rounded alike; one that lies farther apart the later it stands points to what depends on
+the position: RoPE, attention, or caches.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+EDGES = (1024, 4096, 16384)  # positions at which the next range begins
+RANGES = ("0-1K", "1-4K", "4-16K", "16K+")
+
+
+def sums_by_position(
+    gaps: NDArray[np.floating[Any]],  # (N,) |learner − engine| in nats
+    positions: NDArray[np.integer[Any]],  # (N,) in the sequence, the prompt included
+) -> NDArray[np.float64]:
+    """(ranges, 2) the number of tokens in each range and the sum of their gaps; they add up over batches."""
+    index = np.searchsorted(EDGES, positions, side="right")
+    size = len(RANGES)
+    return np.stack([np.bincount(index, minlength=size), np.bincount(index, gaps, size)], 1).astype(float)
+
+
+def means_by_position(sums: NDArray[np.float64]) -> dict[str, float]:
+    """The mean gap in each range that has tokens, in nats."""
+    return {name: total / n for name, (n, total) in zip(RANGES, sums.tolist(), strict=True) if n}
