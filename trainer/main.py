@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from trainer.checksums import damage
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
@@ -32,7 +31,7 @@ from trainer.launcher.placement import (
     with_engine,
     without_judges,
 )
-from trainer.run_folder import checkpoints, claim, latest
+from trainer.run_folder import checkpoints, claim, damage, latest
 
 
 def main(argv: Sequence[str] | None = None) -> int:

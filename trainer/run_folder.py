@@ -1,10 +1,12 @@
 """The run's folder: claimed by one process at a time, never overwritten; what dead runs left is removed."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -12,6 +14,7 @@ from trainer.config import ConfigError
 from trainer.jsonl import write_atomic
 
 SHARED = Path("/dev/shm")
+CHECKSUMS = "checksums.json"  # in the folder of a checkpoint: of all its files
 ENDED = "ended.json"  # in the folder of a run that is complete
 PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders through which weights are sent
 
@@ -78,6 +81,45 @@ def checkpoints(run_dir: str | Path) -> list[Path]:
 def latest(run_dir: str | Path) -> Path | None:
     """The newest complete checkpoint."""
     return max(checkpoints(run_dir), default=None)
+
+
+def write_checksums(folder: Path) -> None:
+    """Write size and SHA-256 of each file in the folder."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS]
+    with ThreadPoolExecutor() as pool:
+        digests = pool.map(_sha256, files)
+        content = {
+            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(files, digests, strict=True)
+        }
+    write_atomic(folder / CHECKSUMS, json.dumps(content, indent=1))
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with the folder's files, or nothing; nothing, too, if an older version wrote it."""
+    try:
+        known = json.loads((folder / CHECKSUMS).read_text())
+    except FileNotFoundError:
+        return ""
+    except ValueError:
+        return f"{CHECKSUMS} is not readable"
+    for name, file in known.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (size := path.stat().st_size) != file["bytes"]:
+            return f"{name} has {size} bytes, {file['bytes']} were written"
+    with ThreadPoolExecutor() as pool:
+        digests = pool.map(_sha256, [folder / name for name in known])
+        for (name, file), digest in zip(known.items(), digests, strict=True):
+            if digest != file["sha256"]:
+                return f"{name} is corrupt: its SHA-256 differs"
+    return ""
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sweep(run_dir: Path) -> None:

@@ -22,12 +22,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trainer.checksums import write_checksums
 from trainer.config import ConfigError
 from trainer.learner.optimizer import MOMENTS, ShardedAdamW
 from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import as_dtensor, full_tensor, local_shard
-from trainer.run_folder import checkpoints
+from trainer.run_folder import checkpoints, write_checksums
 
 
 def save(

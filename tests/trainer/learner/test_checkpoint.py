@@ -16,11 +16,11 @@ from training import MODELS, make_model, of_the_data
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from trainer import run_folder
-from trainer.checksums import damage
 from trainer.config import Config, ConfigError, LearnerConfig
 from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
 from trainer.main import checkpoint_state
+from trainer.run_folder import damage
 from trainer.types import TrainBatch, TrainSequence
 
 CLOCK: Any = SimpleNamespace(state=lambda name: nullcontext(), split=lambda shares: None)
