@@ -40,7 +40,7 @@ stage() { # NAME SECONDS STAGE [ARGUMENTS]: run a stage of bench.first, and note
 stage machine 60 machine
 stage flash 120 tests tests/gpu/test_attention.py tests/trainer/learner/test_learner_cuda.py
 stage kernels 150 tests tests/gpu/test_gpu.py tests/gpu/test_gpu_body.py
-stage engine-tests 90 tests tests/gpu/test_engine.py
+stage engine-tests 90 tests tests/gpu/test_torch_engine_cuda.py
 stage engine 60 engine
 stage learner-0.6b 90 profile qwen3-0.6b
 stage learner-4b 120 profile qwen3-4b
