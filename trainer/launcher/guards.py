@@ -1,8 +1,8 @@
 """Signs that a training goes wrong, in the metrics of its steps; each says what to do.
 
 A sign is reported once it has held for IN_A_ROW steps, and again only after a step without it. The limits are
-far from what healthy runs show (tests/trainer/launcher/test_training_guards.py); that of truncation is the paper's
-(arXiv 2510.13786: runs above 10 % became unstable).
+far from what healthy runs show; that of truncation is the paper's (arXiv 2510.13786: runs above 10 % became
+unstable).
 """
 
 from collections.abc import Callable, Mapping
