@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -74,7 +75,7 @@ def train(launch: Launch) -> int:
     with claim(config.run_dir, launch.resume), make_view(config, devices.unit) as view:
         for notice in notices(launch):
             view.log(notice)
-        resume = checkpoint_state(config) if launch.resume else None
+        resume = checkpoint_state(config, set_aside=True) if launch.resume else None
         if resume is None:
             view.phase("preparing the model")
         model = resume["path"] if resume else resolve_model(config.model.path)
@@ -115,18 +116,24 @@ def follow(launch: Launch, devices: Devices) -> int:
     os.environ |= {name: str(value) for name, value in learner_environment(config).items()}
     from trainer.learner.process import learner_main  # torch: it may read them when it is imported
 
-    resume = checkpoint_state(config)["path"] if launch.resume else None
+    resume = checkpoint_state(config, set_aside=False)["path"] if launch.resume else None
     threads = devices.threads(config.learner.threads, len(devices.learner))
     learner_main(config, resume or resolve_model(config.model.path), None, threads, resume, None)
     return 0
 
 
-def checkpoint_state(config: Config) -> dict[str, Any]:
-    """The controller's state in the newest checkpoint that is whole, with the checkpoint's 'path'."""
+def checkpoint_state(config: Config, set_aside: bool) -> dict[str, Any]:
+    """The controller's state in the newest checkpoint that is whole, with the checkpoint's 'path'.
+
+    `set_aside`: damaged ones are renamed, so that they count as checkpoints no longer."""
     found = checkpoints(config.run_dir)
     for path in reversed(found):
         if why := damage(path):
             print(f"note: {path} is damaged ({why}), so the checkpoint before it is used", file=sys.stderr)
+            if set_aside:
+                aside = path.with_name(f"damaged-{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
             continue
         return json.loads((path / "controller.json").read_text()) | {"path": str(path)}
     what = "no checkpoint that is whole" if found else "no checkpoint"

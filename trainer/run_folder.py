@@ -48,7 +48,8 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
             f"{folder} is being written by another process; wait for it, or give another --run-dir"
         ) from e
     if not resume:
-        if checkpoints(folder) or any(path.stat().st_size for path in folder.glob("journal/*")):
+        journal = (*folder.glob("journal/*"), *folder.glob("journal.jsonl"))  # the latter of an older version
+        if checkpoints(folder) or any(path.stat().st_size for path in journal):
             lock.close()
             raise in_use
         for name in ("metrics.jsonl", "timeline.jsonl"):  # these are appended to

@@ -307,6 +307,10 @@ def test_a_folder_is_in_use_only_where_there_is_something_to_lose(tmp_path: Path
     with pytest.raises(ConfigError, match="in use already; continue that run with --resume"):
         run_folder.claim(str(run_dir), False)
     (run_dir / "journal" / "000000.jsonl").unlink()
+    (run_dir / "journal.jsonl").write_text("{}\n")  # of an older version
+    with pytest.raises(ConfigError, match="in use already"):
+        run_folder.claim(str(run_dir), False)
+    (run_dir / "journal.jsonl").unlink()
     (run_dir / "checkpoints" / "step-000001").mkdir(parents=True)
     (run_dir / "checkpoints" / "step-000001" / "controller.json").touch()
     with pytest.raises(ConfigError, match="in use already"):

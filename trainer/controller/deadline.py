@@ -16,6 +16,17 @@ class Deadline:
     def __init__(self, deadline_s: float, key: str = "pipeline.deadline_s") -> None:
         self._deadline_s, self._key, self._restarted = deadline_s, key, time.monotonic()
         self.verifying = 0  # completions that wait for a verdict
+        self._starting: list[float] = []  # deadlines of engines that start again
+
+    @contextmanager
+    def starting(self, start_deadline_s: float) -> Iterator[None]:
+        """While an engine starts again, of which all else may be waiting."""
+        self._starting.append(start_deadline_s)
+        try:
+            yield
+        finally:
+            self._starting.remove(start_deadline_s)
+            self.restart()
 
     def restart(self) -> None:
         """A completion or a verdict has arrived."""
@@ -36,7 +47,8 @@ class Deadline:
         task, began = asyncio.ensure_future(work), time.monotonic()
         try:
             while not task.done():
-                left = max(began, self._restarted) + self._deadline_s - time.monotonic()
+                deadline_s = max(self._deadline_s, *self._starting, 0)
+                left = max(began, self._restarted) + deadline_s - time.monotonic()
                 if left <= 0:
                     stage = "verify: " if self.verifying else ""
                     raise TimeoutError(

@@ -23,6 +23,7 @@ class LearnerClient:
         self._conn = conn
         self._replies: asyncio.Queue[Any] = asyncio.Queue()
         self._written: defaultdict[str, asyncio.Future[str]] = defaultdict(asyncio.Future)  # by path
+        self._dead: ConnectionError | None = None
         self._unanswered = False
         self._turn = asyncio.Lock()
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
@@ -37,6 +38,8 @@ class LearnerClient:
 
     async def written(self, path: str) -> None:
         """Return once the weights at this path are complete; ConfigError if they cannot be."""
+        if self._dead is not None:
+            raise self._dead
         problem = await self._written[path]
         del self._written[path]
         if problem:
@@ -98,7 +101,7 @@ class LearnerClient:
             message = self._conn.recv()
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(self._conn.fileno())
-            dead = ConnectionError("the learner's process has died")
+            self._dead = dead = ConnectionError("the learner's process has died")
             self._replies.put_nowait(dead)
             for file in [f for f in self._written.values() if not f.done()]:
                 file.set_exception(dead)

@@ -136,7 +136,7 @@ def _on_launcher_message(
         message = Shutdown()
     if isinstance(message, Replacement):
         engine = EngineClient(message.conn, message.role)
-        task = asyncio.create_task(engines.replace(engine, start.wait_for))
+        task = asyncio.create_task(_replace(controller, engines, engine, start))
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
     else:
@@ -144,6 +144,13 @@ def _on_launcher_message(
         if not message.ended_by:
             asyncio.get_running_loop().remove_reader(telemetry.fileno())
         controller.stop.set()
+
+
+async def _replace(
+    controller: Controller, engines: EnginePool, engine: EngineClient, start: Deadline
+) -> None:
+    with controller.ctx.deadline.starting(controller.config.pipeline.start_deadline_s):
+        await engines.replace(engine, start.wait_for)
 
 
 def decoder(tokenizer: Any) -> Callable[[list[list[int]]], list[str]]:

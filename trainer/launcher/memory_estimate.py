@@ -114,17 +114,18 @@ def _of_an_engine(
 ) -> dict[str, int]:
     """What an engine holds for sequences of so many tokens, with `width` bytes a number."""
     engine, on_gpu = config.engine, any(devices.engines)
-    torch = engine.kind != "vllm"
+    torch, kept = engine.kind != "vllm", int(engine.interruption.enabled)
     numbers = 2 * size.layers * size.kv_width * engine.slots * tokens
     cache = f"KV cache (prompts of {PROMPT_TOKENS} tokens)"
     if torch and on_gpu:
         return {
             "weights": width * size.parameters,
-            f"{cache}, and its old place while it grows": 3 * width * numbers,  # to twice its length at most
+            # To twice its length at most; and what is kept between thinking and answer.
+            f"{cache}, and its old place while it grows": (3 + kept) * width * numbers,
             "logits of a step, and their probabilities": 12 * size.vocabulary * engine.slots,
             "CUDA": CONTEXT,
         }
-    held = {"weights": width * size.parameters, cache: (4 if torch else width) * numbers}
+    held = {"weights": width * size.parameters, cache: (4 * (1 + kept) if torch else width) * numbers}
     if torch:
         fp32_head = config.model.fp32_head in ("both", "generator") and width < 4
         packed = 0 if config.model.dtype == "float16" else width * size.parameters
@@ -245,13 +246,14 @@ def stays_on_cpu(config: Config) -> bool:
 def with_slots(config: Config, size: ModelSize | None, devices: Devices, gpu: float | None) -> Config:
     """engine.slots, where it was not set, by the room for keys and values on the GPUs of one vLLM engine.
 
-    If lengths are spread evenly up to the longest, a sequence that runs has a third of it on average. What
-    does not fit waits inside vLLM.
+    If lengths are spread evenly up to the longest, a sequence that runs has a third of it on average; if most
+    reach the longest, as with interruption, half. While more have come far, vLLM preempts some.
     """
     engine = config.engine
     if engine.kind != "vllm" or size is None or gpu is None or not devices.gpus or devices.remote:
         return config
-    room = kv_tokens(config, size, gpu) / (PROMPT_TOKENS + engine.longest_completion() / 3)
+    share = 2 if engine.interruption.enabled else 3
+    room = kv_tokens(config, size, gpu) / (PROMPT_TOKENS + engine.longest_completion() / share)
     slots = min(MOST_SLOTS, max(8, int(room) // 8 * 8))
     return replace(config, engine=replace(engine, slots=slots))
 

@@ -193,7 +193,8 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
     if engine.colocate or (torch and width == free):  # on a single GPU
         ranks, count = ranks or free, engine.count or max(1, free // width)
         needed, first = max(ranks, count * width), 0
-        _check_torch(max(ranks, world))
+        if engine.colocate:
+            _check_torch(max(ranks, world))
     else:
         ranks = ranks or (free if remote else max(1, min(free - width, round(free * LEARNER_SHARE))))
         count = 0 if remote else engine.count or max(1, (free - ranks) // width if width else 1)

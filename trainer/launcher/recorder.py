@@ -12,11 +12,11 @@ from trainer.cli import to_yaml
 from trainer.config import Config, ConfigError
 from trainer.jsonl import read_lines, write_atomic
 from trainer.launcher.flops import step_flops
-from trainer.launcher.guards import Guards
 from trainer.launcher.ledger import Compute, Ledger
 from trainer.launcher.metrics import MetricsWriter
 from trainer.launcher.placement import Devices
 from trainer.launcher.terminal import View
+from trainer.launcher.warning_signs import Guards
 from trainer.messages import Event, Spans
 from trainer.roles import role_kind
 from trainer.run_folder import record_end
@@ -108,7 +108,7 @@ class Recorder:
                 self._update_rate(role, message.data["tokens"], message.data["busy_s"])
                 if "kv_use" in message.data:
                     self._kv_use.append(message.data["kv_use"])
-                    self._preemptions[role] = message.data["preemptions"]
+                    self._preemptions[role] = message.data.get("preemptions", 0.0)
             case Event(kind="done"):
                 if by := message.data["ended_by"]:
                     why = self._why_stopped if by in ("forecast", "guard") else ""
@@ -136,7 +136,8 @@ class Recorder:
         rows = [row for row in read_lines(path) if row["step"] <= version > 0]  # version 0 is evaluated again
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
         for row in rows:
-            self._guards.check(row)
+            if "train/pass_rate" in row:  # a step, no evaluation
+                self._guards.check(row)
             if "eval/pass_rate" in row:
                 rate, error = row["eval/pass_rate"], row["eval/pass_rate_se"]
                 self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error))
@@ -147,10 +148,10 @@ class Recorder:
         """Show what is wrong; "guard" if that ends the run."""
         for text in warnings.values():
             self.view.log(f"warning: {text}")
-        if not warnings or not self.config.guard.stop:
+        if not warnings or not self.config.guard.stop or self._why_stopped:
             return ""
         self._why_stopped = next(iter(warnings.values()))
-        self.view.log("stopping after this step, as guard.stop asks")
+        self.view.log("stopping, as guard.stop asks")
         return "guard"
 
     def _update_rate(self, role: str, tokens: float, busy_s: float) -> None:

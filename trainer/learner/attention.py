@@ -229,14 +229,17 @@ class _Gather(torch.autograd.Function):
 
 @cache
 def flash_kernel() -> tuple[Flash | None, str]:
-    """The first variable-length flash kernel that can be imported, None without any; and a line that says
-    which it is, and why not one before it.
+    """The first variable-length flash kernel for this card that can be imported, None without any; and a line
+    that says which it is, and why not one before it.
 
     A package is imported to find out: one that is found may not load, and the fourth generation alone is a
     package `flash_attn`, too. All of the kernels take fewer heads of keys and values than of queries.
     """
     failed = []
-    for name, module, function in KERNELS:
+    card = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else None
+    for name, module, function, cards in KERNELS:
+        if card is not None and card not in cards:
+            continue
         try:
             kernel = getattr(importlib.import_module(module), function)
         except Exception as e:  # of any kind: a compiled extension that does not fit raises what it likes
@@ -248,12 +251,13 @@ def flash_kernel() -> tuple[Flash | None, str]:
     return None, "; ".join(["attention by blocks of masked SDPA, for want of a flash kernel", *failed])
 
 
-# In the order of their speed on Hopper; the fourth generation is also for Blackwell, the second for any card.
+# In the order of their speed on Hopper, with the major compute capabilities that each is for: Ampere is 8,
+# Hopper 9, Blackwell 10 and more.
 KERNELS = (
-    ("FlashAttention 3", "flash_attn_interface", "flash_attn_varlen_func"),
-    ("FlashAttention 4", "flash_attn.cute", "flash_attn_varlen_func"),
-    ("FlashAttention 2", "flash_attn", "flash_attn_varlen_func"),
-    ("torch.nn.attention.varlen", "torch.nn.attention.varlen", "varlen_attn"),
+    ("FlashAttention 3", "flash_attn_interface", "flash_attn_varlen_func", range(8, 10)),
+    ("FlashAttention 4", "flash_attn.cute", "flash_attn_varlen_func", range(9, 12)),
+    ("FlashAttention 2", "flash_attn", "flash_attn_varlen_func", range(8, 100)),
+    ("torch.nn.attention.varlen", "torch.nn.attention.varlen", "varlen_attn", range(8, 100)),
 )
 
 

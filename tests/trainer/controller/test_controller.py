@@ -150,6 +150,18 @@ def test_a_start_has_a_deadline_of_its_own() -> None:
         asyncio.run(slow(Deadline(0.1, "pipeline.start_deadline_s"), 0.5))
 
 
+def test_the_run_waits_for_an_engine_that_starts_again_as_long_as_for_its_first_start() -> None:
+    deadline = Deadline(0.1)
+
+    async def waits() -> None:
+        with deadline.starting(5.0):
+            await deadline.wait_for(asyncio.sleep(0.4), "generate: step 5")
+        await deadline.wait_for(asyncio.sleep(0.3), "generate: step 5")
+
+    with pytest.raises(TimeoutError, match=r"generate: step 5: no progress for pipeline\.deadline_s = 0.1 s"):
+        asyncio.run(waits())
+
+
 def test_an_evaluation_may_last_longer_than_the_deadline_while_completions_come(tmp_path: Path) -> None:
     config = configured(tmp_path, 0, deadline_s=0.4, steps=4)
     config = replace(config, evaluation=replace(config.evaluation, samples=10))

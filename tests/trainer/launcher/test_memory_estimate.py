@@ -287,11 +287,11 @@ def test_the_slots_of_an_8b_are_those_whose_sequences_fit_on_average() -> None:
     engine = EngineConfig(kind="vllm", interruption=budget)
     config = Config(model=ModelConfig(dtype="bfloat16"), engine=engine)
     devices = assign(config, tuple(map(str, range(8))), 32)
-    for mib, tokens, slots in ((81_559, 387e3, 80), (143_771, 785e3, 160)):
+    for mib, tokens, slots in ((81_559, 387e3, 48), (143_771, 785e3, 104)):
         assert kv_tokens(config, BIG, mib * 2**20) == pytest.approx(tokens, rel=0.01)
-        # 128 + 14134 / 3 = 4839 tokens a sequence, in multiples of 8
+        # 128 + 14134 / 2 = 7195 tokens a sequence, in multiples of 8
         assert with_slots(config, BIG, devices, mib * 2**20).engine.slots == slots
-    assert with_slots(config, QWEN_SMALL, devices, 143_771 * 2**20).engine.slots == 232
+    assert with_slots(config, QWEN_SMALL, devices, 143_771 * 2**20).engine.slots == 152
     short = replace(config, engine=EngineConfig(kind="vllm", max_new_tokens=256))
     assert with_slots(short, QWEN_SMALL, devices, 143_771 * 2**20).engine.slots == 512  # of a CUDA graph
     for unknown in (with_slots(config, BIG, ONE, 8e10), with_slots(config, BIG, devices, None)):

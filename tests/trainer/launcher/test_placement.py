@@ -189,6 +189,8 @@ def test_sharing_gpus_on_several_ranks_needs_a_torch_that_offloads_shards(
         ConfigError, match=r"with 8 learner ranks needs torch 2\.13 or newer.*2\.11\.0\+cu130"
     ):
         split(colocate=True)
+    config = Config(engine=EngineConfig(kind="torch"))
+    assert assign(config, ("0",), 8, torchrun=(1, 2)).world == 2  # nothing is offloaded
     monkeypatch.setattr("importlib.metadata.version", lambda package: "2.13.0")
     assert len(split(colocate=True).learner) == 8
 

@@ -239,7 +239,7 @@ def test_a_warning_is_shown_and_kept_and_ends_the_run_if_asked(tmp_path: Path) -
         ended = []
         for step in range(1, 5):
             event = step_event(step, one.start)
-            event.data["train/truncated"] = 0.5
+            event.data["ratio/ess"] = 0.3
             ended.append(one.handle("controller", event))
         assert ended == ["", "", "guard" if stop else "", ""]
         rows = read_lines(folder / "metrics.jsonl")
@@ -247,4 +247,34 @@ def test_a_warning_is_shown_and_kept_and_ends_the_run_if_asked(tmp_path: Path) -
         one.handle("controller", Event("done", one.start, {"step": 4, "ended_by": "guard" if stop else ""}))
         assert complete(folder) == stop
         if stop:
-            assert "50% of the completions are cut" in (folder / "ended.json").read_text()
+            assert "leave only 30% of the batch" in (folder / "ended.json").read_text()
+
+
+def test_a_warning_after_the_end_was_decided_does_not_change_why(tmp_path: Path) -> None:
+    one = make(tmp_path, config=replace(CONFIG, guard=GuardConfig(stop=True)))
+    one._why_stopped = "the forecast says so"
+    for step in range(1, 4):
+        event = step_event(step, one.start)
+        event.data["ratio/ess"] = 0.1
+        assert one.handle("controller", event) == ""
+    one.handle("controller", Event("done", one.start, {"step": 3, "ended_by": "forecast"}))
+    assert "the forecast says so" in (tmp_path / "ended.json").read_text()
+
+
+def test_a_resumed_run_does_not_repeat_a_warning(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    one.handle("controller", Event("training_begins", one.start, {}))
+    result = {"pass_rate": 0.5, "pass_rate_se": 0.1}
+    for step in range(1, 5):
+        event = step_event(step, one.start + step)
+        event.data.update({"ratio/ess": 0.1, "train/pass_rate": 0.5})
+        one.handle("controller", event)
+        one.handle("controller", Event("eval", one.start + step, {"step": step} | result))
+    one.close()
+    resumed = make(tmp_path, resume_version=4)
+    for step in range(5, 9):
+        event = step_event(step, resumed.start + step)
+        event.data["ratio/ess"] = 0.1
+        resumed.handle("controller", event)
+    rows = [row for row in read_lines(tmp_path / "metrics.jsonl") if "warning/ess" in row]
+    assert [row["step"] for row in rows] == [3]

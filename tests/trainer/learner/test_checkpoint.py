@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from trainer import run_folder
 from trainer.config import Config, ConfigError, LearnerConfig
+from trainer.controller.controller import oldest_group
 from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
 from trainer.main import checkpoint_state
-from trainer.run_folder import damage
+from trainer.run_folder import checkpoints, damage
 from trainer.types import TrainBatch, TrainSequence
 
 CLOCK: Any = SimpleNamespace(state=lambda name: nullcontext(), split=lambda shares: None)
@@ -163,16 +164,17 @@ def test_saving_the_same_version_again_replaces_it(model_dir: str, tmp_path: Pat
     assert '"n": 2' in (tmp_path / "step-000000" / "controller.json").read_text()
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
+def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_one_before_it_is_used(
     model_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, folders = learner(model_dir), [tmp_path / "checkpoints" / f"step-{i:06d}" for i in range(5)]
+    one, folders = learner(model_dir), [tmp_path / "checkpoints" / f"step-{i:06d}" for i in range(6)]
     for path in folders:
         save(one, path, {"version": 0, "group_id": int(path.name[-1])})
     assert not any(map(damage, folders))
     config = Config(run_dir=str(tmp_path))
     capsys.readouterr()
-    assert checkpoint_state(config)["group_id"] == 4 and not capsys.readouterr().err
+    assert checkpoint_state(config, set_aside=True)["group_id"] == 5 and not capsys.readouterr().err
+    (folders[5] / "controller.json").write_text('{"group')
     (folders[4] / "model.safetensors").unlink()
     shard = next((folders[3] / "state").glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -181,15 +183,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
     content[-3] ^= 1  # a single bit
     weights.write_bytes(content)
     (folders[1] / "checksums.json").write_text("{")
-    assert checkpoint_state(config)["group_id"] == 0
-    said = capsys.readouterr().err.splitlines()
-    for line, path, why in zip(
-        said, reversed(folders),
-        ("model.safetensors is missing", "distcp has", "model.safetensors is corrupt", "not readable"),
-        strict=False,
-    ):  # fmt: skip
+    assert checkpoint_state(config, set_aside=False)["group_id"] == 0 and len(checkpoints(tmp_path)) == 6
+    assert checkpoint_state(config, set_aside=True)["group_id"] == 0
+    said = capsys.readouterr().err.splitlines()[5:]
+    expected = (
+        "controller.json has", "model.safetensors is missing", "distcp has", "model.safetensors is corrupt",
+        "not readable",
+    )  # fmt: skip
+    for line, path, why in zip(said, reversed(folders[1:]), expected, strict=True):
         assert str(path) in line and why in line and "the checkpoint before it is used" in line
-    assert len(said) == 4
+    assert checkpoints(tmp_path) == folders[:1] and oldest_group(str(tmp_path), 9) == 0
     shutil.rmtree(folders[0])
+    save(one, folders[1])
+    (folders[1] / "tokenizer.json").write_text("{ }")
     with pytest.raises(ConfigError, match="holds no checkpoint that is whole"):
-        checkpoint_state(config)
+        checkpoint_state(config, set_aside=True)

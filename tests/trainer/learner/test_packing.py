@@ -236,7 +236,7 @@ def chosen(
     monkeypatch: pytest.MonkeyPatch, packages: dict[str, types.ModuleType | None]
 ) -> tuple[attention.Flash | None, str]:
     """What is chosen where these packages are installed; one that is None is not."""
-    for _, module, _ in attention.KERNELS[:3]:
+    for _, module, *_ in attention.KERNELS[:3]:
         monkeypatch.setitem(sys.modules, module, packages.get(module))
     for name in {"flash_attn", "torch.nn.attention.varlen"} & packages.keys():
         monkeypatch.setitem(sys.modules, name, packages[name])
@@ -325,3 +325,15 @@ def test_attention_it_cannot_do_is_refused() -> None:
             attention.packed_attention(
                 torch.nn.Identity(), x, x, x, None, 1.0, packed=attention.layout(m.segments), **odd
             )
+
+
+@pytest.mark.parametrize(
+    ("major", "name"), [(8, "FlashAttention 2"), (9, "FlashAttention 4"), (10, "FlashAttention 4")]
+)
+def test_a_card_gets_a_kernel_that_is_made_for_it(
+    major: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 0))
+    packages = {"flash_attn.cute": flash_attn(), "flash_attn": flash_attn()}
+    assert chosen(monkeypatch, packages)[1].startswith(f"attention by {name}")

@@ -2,9 +2,9 @@
 
     Request ──> RequestQueue ──at most `slots` samples at once──> Backend.sample ──> Completion
 
-A sample's prefix cache is salted with the weight version at the moment it starts, so a sample that waited
-here does not read keys of older weights. One that continues another has that one's salt: it goes on with the
-keys and values that are there.
+A sample's prefix cache is salted with the weight version at the moment it goes to vLLM, so a sample that
+waited here does not read keys of older weights. vLLM takes them first come, first served. One that continues
+another has that one's salt: it goes on with the keys and values that are there.
 """
 
 import asyncio

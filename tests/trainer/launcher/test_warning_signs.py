@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.launcher.guards import SIGNS, Guards
+from trainer.launcher.warning_signs import SIGNS, Guards
 
 # Steps 1, 13 and 25 of `--recipe tiny`.
 HEALTHY: list[dict[str, Any]] = [
@@ -59,6 +59,11 @@ def test_a_warning_says_what_was_found_and_what_to_do() -> None:
         "truncation": "14% of the completions are cut at the token limit; above 10 % runs became unstable. "
         "Raise engine.max_new_tokens, turn on engine.interruption or a length penalty"
     }
+
+
+def test_completions_that_are_cut_from_the_start_are_a_setting_and_no_change() -> None:
+    guards = Guards()
+    assert not any(guards.check(HEALTHY[0] | {"train/truncated": 1.0 - i / 50}) for i in range(50))
 
 
 def test_a_step_without_tokens_has_no_such_metrics() -> None:

@@ -50,7 +50,7 @@ SIGNS = {
     ),
     "truncation": Sign(
         "train/truncated",
-        lambda value, first: value > 0.1,
+        lambda value, first: value > max(0.1, 1.5 * first),  # a low limit at the start is no change
         "{value:.0%} of the completions are cut at the token limit; above 10 % runs became unstable. Raise "
         "engine.max_new_tokens, turn on engine.interruption or a length penalty",
     ),
