@@ -28,7 +28,7 @@ def test_two_runs_end_at_their_compute_with_an_evaluation(
     monkeypatch.setenv("PYTHONPATH", environment(tmp_path)["PYTHONPATH"])
     folder = tmp_path / "sweep"
     asked = ["reinforce", "scalerl", "--task", str(task), "--seeds", "1", "--out", str(folder)]
-    lr = ["--", "--learner.warmup_steps", "0"]
+    lr = ["--", "--learner.warmup_steps", "0", "--model.dtype", "float32"]
     assert main([*asked, "--budget", str(BUDGET), *lr]) == 0
     for run in ("reinforce-0", "scalerl-0"):
         rows = list(read_lines(folder / run / "metrics.jsonl"))
