@@ -120,6 +120,8 @@ def balance(sizes: Sequence[int], groups: Sequence[int], prompts: Sequence[int],
     capacity = max(totals.sum() / bins, (size + prompt[group]).max())
     while (placed := _fill(size, group, prompt, order, np.zeros(bins), capacity)) is None:
         capacity *= GROWTH
+    while move := _worthwhile_move(size, group, prompt, placed, bins):
+        placed[move[0]] = move[1]
     return placed
 
 
@@ -140,6 +142,27 @@ def _fill(
             return None
         placed[i], loads[chosen], has_prompt[chosen] = chosen, after[chosen], True
     return placed
+
+
+def _worthwhile_move(
+    size: Floats, group: Rows, prompt: Floats, placed: Rows, bins: int
+) -> tuple[int, int] | None:
+    """A completion of the longest bin and the bin to move it to, if that shortens the longest by a tenth."""
+    held = np.zeros((len(prompt), bins), int)  # completions of each group
+    np.add.at(held, (group, placed), 1)
+    loads = np.bincount(placed, size, bins) + (prompt[:, None] * (held > 0)).sum(0)
+    longest = int(loads.argmax())
+    moved = np.flatnonzero(placed == longest)
+    g = group[moved]
+    left = loads[longest] - size[moved] - np.where(held[g, longest] == 1, prompt[g], 0)
+    after = loads + size[moved, None] + np.where(held[g] > 0, 0, prompt[g, None])  # (moved, bins)
+    after[:, longest] = np.inf
+    others = np.delete(loads, longest).max(initial=0)
+    lengths = np.maximum(np.maximum(after.min(1), left), others)  # of the longest bin, after each move
+    best = int(lengths.argmin())
+    if lengths[best] >= 0.9 * loads[longest]:
+        return None
+    return int(moved[best]), int(after[best].argmin())
 
 
 @dataclass(frozen=True, slots=True)

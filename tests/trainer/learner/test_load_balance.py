@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainer.learner.packing import balance
@@ -21,7 +21,8 @@ def loads(sizes: list[int], groups: list[int], prompts: list[int], bins: np.ndar
 
 
 @settings(max_examples=60, deadline=None)
-@given(GROUPS, st.integers(0, 300), st.integers(1, 7))
+@given(batch=GROUPS, prompt=st.integers(0, 300), count=st.integers(1, 7))
+@example(batch=[[0, 13], [0, 0, 30, 30], [0, 0, 0, 23, 5], [28]], prompt=0, count=4)
 def test_every_completion_has_a_bin_and_no_single_move_shortens_the_longest_by_a_tenth(
     batch: list[list[int]], prompt: int, count: int
 ) -> None:
