@@ -41,7 +41,7 @@ def engine_main(
             if not await backend.answers():
                 text = f"waiting for the server of {role} at {url}"
                 send(telemetry, Event("note", time.monotonic(), {"text": text}))
-                await backend.wait_for_server(config.pipeline.start_deadline_s / 2)
+                await backend.wait_for_server(config.pipeline.deadline_s / 2)
             await backend.connect()
             if config.engine.weight_push == "nccl":
                 await backend.transfer("shutdown_weight_transfer_engine", {})  # of an earlier run
