@@ -32,6 +32,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,7 @@ def machine_stage(arguments: Sequence[str]) -> Record:
     for name, host in hosts.items():
         copies |= {f"to the card, {name}": (card, host), f"from the card, {name}": (host, card)}
     record["gb_per_s"] = {
-        name: size / 1e6 / statistics.median(_times(lambda a=a, b=b: a.copy_(b)))  # type: ignore[misc]
-        for name, (a, b) in copies.items()
+        name: size / 1e6 / statistics.median(_times(partial(a.copy_, b))) for name, (a, b) in copies.items()
     }
     return record
 
@@ -136,7 +136,7 @@ def profile_stage(arguments: Sequence[str]) -> Record:
 def _memory(p: StepProblem, folder: str) -> Record:
     """The peak of torch's allocator, and what the launcher expects of it."""
     config = Config(
-        model=ModelConfig(path=folder, dtype=p.dtype),  # type: ignore[arg-type]
+        model=ModelConfig(path=folder, dtype=p.dtype),  # type: ignore[arg-type]  # MODELS names dtypes of the config
         learner=LearnerConfig(micro_batch_tokens=p.micro_batch_tokens, checkpoint_activations=p.checkpoint),
     )
     devices = Devices(1, (("0",) if DEVICE == "cuda" else (),), (("1",) if DEVICE == "cuda" else (),))

@@ -79,7 +79,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._select, self._selector.select = self._selector.select, self._jump  # type: ignore[attr-defined]
+        selector = self._selector  # type: ignore[attr-defined]  # asyncio's own, which the stubs leave out
+        self._select, selector.select = selector.select, self._jump
 
     def time(self) -> float:
         """Virtual seconds."""

@@ -33,7 +33,7 @@ def test_a_step_reports_it_by_the_positions_in_the_sequences(
     tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.mismatch.EDGES", (4, 8, 12))
-    one = Learner(config(micro_batch_tokens=tokens), make_model("tied", tmp_path), NoClock())  # type: ignore[arg-type]
+    one = Learner(config(micro_batch_tokens=tokens), make_model("tied", tmp_path), NoClock())  # type: ignore[arg-type]  # as much of a clock as it needs
     batch = sequences()
     scores, by_range = one.score(batch), dict[str, list[float]]()
     for s, x in zip(batch, scores, strict=True):

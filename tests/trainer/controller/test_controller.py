@@ -371,7 +371,7 @@ def test_a_checkpoint_lets_the_journal_forget_what_no_checkpoint_needs(tmp_path:
     config = configured(tmp_path, 1, steps=6)
     config = replace(config, logging=replace(config.logging, checkpoint_every=2))
     run = controller(config, FakeEngine(), Writing(), [])
-    run.journal.prune = pruned.append  # type: ignore[method-assign]
+    run.journal.prune = pruned.append  # type: ignore[method-assign]  # a spy
     asyncio.run(run.run())
     shutil.rmtree(tmp_path / "checkpoints" / "step-000002")  # as the learner deletes the oldest
     asyncio.run(run.save())
@@ -383,7 +383,7 @@ def test_processes_that_are_ready_after_the_deadline_but_not_after_that_of_their
 ) -> None:
     config = configured(tmp_path, 0, deadline_s=0.5, start_deadline_s=60.0)
     data = {"source": "reasoning_gym:basic_arithmetic", "size": 60, "held_out": 5}
-    config = replace(config, data=replace(config.data, **data))  # type: ignore[arg-type]
+    config = replace(config, data=replace(config.data, **data))  # type: ignore[arg-type]  # settings by name
     engine, learner, telemetry = (multiprocessing.Pipe() for _ in range(3))
 
     async def body() -> None:

@@ -134,7 +134,7 @@ def test_with_every_engine_dead_requests_wait_for_a_new_one_which_first_gets_the
         task = asyncio.create_task(indices(one, request("r")))
         await asyncio.sleep(0.05)
         assert not task.done()
-        await one.replace(new, within)  # type: ignore[arg-type]
+        await one.replace(new, within)  # type: ignore[arg-type]  # as much of a client as it needs
         return await asyncio.wait_for(task, 2), new.version
 
     got, version = asyncio.run(work())
@@ -160,7 +160,7 @@ def test_a_new_engine_that_dies_of_its_first_push_is_not_said_to_be_back() -> No
     async def work() -> list[int]:
         both = EnginePool([Engine("a"), Engine("b")], within, notes.append)  # type: ignore[list-item]
         await both.update_weights(1, "file-1")
-        await both.replace(Engine("c", dies_on_push=True), within)  # type: ignore[arg-type]
+        await both.replace(Engine("c", dies_on_push=True), within)  # type: ignore[arg-type]  # as much of a client as it needs
         return await indices(both, request("r"))
 
     assert len(asyncio.run(work())) == 4 and not notes
@@ -184,7 +184,7 @@ def test_a_new_engine_that_fails_for_good_ends_the_wait_with_its_reason() -> Non
         one = pool(Engine("a", dies_after=0))
         task = asyncio.create_task(indices(one, request("r")))
         await asyncio.sleep(0.02)
-        await one.replace(Broken("a"), within)  # type: ignore[arg-type]
+        await one.replace(Broken("a"), within)  # type: ignore[arg-type]  # as much of a client as it needs
         await asyncio.wait_for(task, 2)
 
     with pytest.raises(RuntimeError, match="no such model"):

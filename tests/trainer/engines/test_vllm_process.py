@@ -70,17 +70,23 @@ class Recording(Slow):
         """There are no weights."""
 
 
+def serve(backend: Any, slots: int) -> tuple[Any, asyncio.Task[None]]:
+    """The controller's end of the pipe to a scheduler of this backend, and the scheduler's task."""
+    ours, theirs = multiprocessing.Pipe()
+    launcher, telemetry = multiprocessing.Pipe()
+    clock = Clock("engine", telemetry.send)
+    task = asyncio.create_task(Scheduler(backend, theirs, clock, Activity(clock, telemetry), slots).run())
+    task.add_done_callback(lambda _: launcher.close())  # open until then
+    return ours, task
+
+
 def test_what_continues_goes_first_and_has_the_salt_of_what_it_continues() -> None:
     def request(name: str, **changes: Any) -> Request:
         return Request(name, (1, 2), 1, 10, 1.0, frozenset(), 0, **changes)
 
     async def body() -> list[tuple[str, int]]:
-        ours, theirs = multiprocessing.Pipe()
-        _launcher, telemetry = multiprocessing.Pipe()
-        backend: Any = Recording()
-        clock = Clock("engine", telemetry.send)
-        scheduler = Scheduler(backend, theirs, clock, Activity(clock, telemetry), slots=1)
-        serving = asyncio.create_task(scheduler.run())
+        backend = Recording()
+        ours, serving = serve(backend, slots=1)
         for name in ("think", "ended"):
             ours.send(request(name, keep_kv=True))
             await asyncio.to_thread(ours.recv)
@@ -104,12 +110,8 @@ def test_what_continues_goes_first_and_has_the_salt_of_what_it_continues() -> No
 
 def test_an_abort_reaches_a_sample_that_vllm_is_still_receiving() -> None:
     async def body() -> tuple[Any, int]:
-        ours, theirs = multiprocessing.Pipe()
-        _launcher, telemetry = multiprocessing.Pipe()
-        backend: Any = Slow()
-        clock = Clock("engine", telemetry.send)
-        scheduler = Scheduler(backend, theirs, clock, Activity(clock, telemetry), slots=8)
-        serving = asyncio.create_task(scheduler.run())
+        backend = Slow()
+        ours, serving = serve(backend, slots=8)
         ours.send(Request("a", (1, 2), 2, 10, 1.0, frozenset(), 0))
         ours.send(Abort(frozenset({"a"})))
         there = await asyncio.to_thread(ours.poll, 10)

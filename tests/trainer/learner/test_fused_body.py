@@ -164,7 +164,7 @@ def test_what_cannot_be_fused_is_left_alone_and_named(monkeypatch: pytest.Monkey
 
     def model(config: tr.PretrainedConfig) -> tr.PreTrainedModel:
         with torch.device("meta"):
-            return tr.AutoModelForCausalLM.from_config(config)  # type: ignore[no-any-return]
+            return tr.AutoModelForCausalLM.from_config(config)  # type: ignore[no-any-return]  # transformers leaves it untyped
 
     llama, bf16 = model(CONFIGS["llama"]), torch.bfloat16
     wide = model(tr.LlamaConfig(**SHAPE | {"hidden_size": 16384}))

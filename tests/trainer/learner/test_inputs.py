@@ -42,7 +42,7 @@ def test_a_step_of_prepared_micro_batches_is_bitwise_the_same(tmp_path: Path) ->
     folder, c = make_model("tied", tmp_path), config(micro_batch_tokens=40)
     results = []
     for ahead in (False, True):
-        one = Learner(c, folder, NoClock())  # type: ignore[arg-type]
+        one = Learner(c, folder, NoClock())  # type: ignore[arg-type]  # as much of a clock as it needs
         made: list[Inputs] = []
         if ahead:
 
@@ -50,7 +50,7 @@ def test_a_step_of_prepared_micro_batches_is_bitwise_the_same(tmp_path: Path) ->
                 made.append(one.model.inputs(step[0], step, one.model.columns(one._objective, one._kl)))
                 return made[-1]
 
-            one._prepared = lambda steps, make=make: zip(steps, prefetch(make, steps), strict=True)  # type: ignore[method-assign,misc]
+            one._prepared = lambda steps, make=make: zip(steps, prefetch(make, steps), strict=True)  # type: ignore[method-assign,misc]  # another way to prepare them
         metrics = one.train(TrainBatch(1, sequences(), {}))
         assert len(made) == ahead * metrics["learner/micro_batches"] and metrics["learner/micro_batches"] > 2
         results.append((of_the_data(metrics), [p.detach().clone() for p in one.parameters]))

@@ -250,7 +250,7 @@ def chosen(
 def flash_attn(returns_pair: bool = False) -> types.ModuleType:
     """A module with the function that the three generations of FlashAttention share."""
 
-    def flash_attn_varlen_func(  # type: ignore[no-untyped-def]
+    def flash_attn_varlen_func(  # type: ignore[no-untyped-def]  # as in the package
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal
     ):
         assert causal and k.shape[1] == 2
@@ -258,7 +258,7 @@ def flash_attn(returns_pair: bool = False) -> types.ModuleType:
         return (out, None) if returns_pair else out
 
     module = types.ModuleType("fake")
-    module.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
+    module.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]  # a module made here
     return module
 
 
@@ -269,7 +269,7 @@ def test_flash_kernels_are_tried_in_their_order_and_a_broken_one_is_named(
     three, four, two = "flash_attn_interface", "flash_attn.cute", "flash_attn"
     alone = types.ModuleType("flash_attn")  # a package of the fourth generation's files only
     broken = types.ModuleType("broken")
-    broken.__getattr__ = lambda name: (_ for _ in ()).throw(OSError("undefined symbol: x\nmore"))  # type: ignore[method-assign]
+    broken.__getattr__ = lambda name: (_ for _ in ()).throw(OSError("undefined symbol: x\nmore"))  # type: ignore[method-assign]  # a module that fails
     torchs = "torch.nn.attention.varlen"
     cases: list[tuple[dict[str, types.ModuleType | None], str]] = [
         ({three: flash_attn(), four: flash_attn(True), two: flash_attn()}, "attention by FlashAttention 3"),
@@ -295,7 +295,7 @@ def test_flash_kernels_are_tried_in_their_order_and_a_broken_one_is_named(
 def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
     newer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch 2.13 wants to be told of fewer KV heads than query heads, torch 2.11 does not; neither wants them
+    """torch 2.13 takes an argument for fewer KV heads than query heads, torch 2.11 none; neither wants them
     repeated."""
     from torch.nn.attention import varlen
 
@@ -303,11 +303,11 @@ def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
     assert real[:3] == ["query", "key", "value"] and {"scale", "window_size", "enable_gqa"} < set(real)
     assert real[3:7] == ["cu_seq_q", "cu_seq_k", "max_q", "max_k"]
 
-    def of_2_13(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]
+    def of_2_13(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]  # as in torch
         assert window_size == (-1, 0) and enable_gqa and k.shape[1] == v.shape[1] == 2
         return varlen_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale)
 
-    def of_2_11(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):  # type: ignore[no-untyped-def]
+    def of_2_11(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):  # type: ignore[no-untyped-def]  # as in torch
         assert window_size == (-1, 0) and k.shape[1] == v.shape[1] == 2
         return varlen_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale)
 

@@ -364,9 +364,9 @@ def answers(model_dir: str, folder: Path, ranks: Ranks) -> Results:
         offload(self, tensors)
         freed.append(time.monotonic())
 
-    Offload.offload = slow  # type: ignore[method-assign]
+    Offload.offload = slow  # type: ignore[method-assign]  # a slow stand-in
     c = replace(TIED, run_dir=str(folder), engine=replace(TIED.engine, colocate=True))
-    service = LearnerService(c, model_dir, None, NoClock(), None, ranks)  # type: ignore[arg-type]
+    service = LearnerService(c, model_dir, None, NoClock(), None, ranks)  # type: ignore[arg-type]  # as much of a clock as it needs
     ready = time.monotonic()
     service.answer(Score(sequences()[:2]))
     answered = time.monotonic()
