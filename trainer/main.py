@@ -87,7 +87,7 @@ def train(launch: Launch) -> int:
         rank, unchecked = check_fits(config, model, devices)
         if unchecked:
             view.log(unchecked)
-        recorder = Recorder(config, devices, view, resume["version"] if resume else None, rank / 1e9)
+        recorder = Recorder(config, devices, view, resume, rank / 1e9)
         supervisor = Supervisor(config, model, devices, resume, recorder.handle)
         try:
             with closing(recorder):

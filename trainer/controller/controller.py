@@ -41,6 +41,7 @@ completions have arrived. Training rollouts go on in the slots left over, and th
 import asyncio
 import json
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -62,6 +63,7 @@ from trainer.controller.rounds import Minibatch, deal
 from trainer.controller.sampler import IssuedPrompt, Sampler
 from trainer.controller.scores import to_score
 from trainer.controller.weight_sync import WeightSync
+from trainer.jsonl import nan_to_null
 from trainer.messages import StepDone
 from trainer.run_folder import checkpoints
 from trainer.types import Group, TokenScores
@@ -102,6 +104,7 @@ class Controller:
         self._exhausted = False  # every prompt is solved
         self._limit_noted = False  # that a batch reached objective.resample_limit
         self._stepped = False  # in this process
+        self._recent: deque[dict[str, Any]] = deque(maxlen=32)  # events, for the next checkpoint
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the run ends
         self._resumed_groups: dict[int, Group] = {}
         self._pending: list[IssuedPrompt] = []
@@ -150,7 +153,7 @@ class Controller:
     async def _run(self) -> None:
         if self.version == 0:
             await self._evaluate(0)
-        self.emit("training_begins", {})
+        self._record("training_begins", {"step": self.version})
         self._free_slots(self.version)
         sync = self._spawn(self._sync_loop(), "sync loop")
         issue = self._spawn(self._issue_loop(), "issue loop")
@@ -336,13 +339,13 @@ class Controller:
         began = time.monotonic()
         work = evaluate(self.ctx, self.dataset, version)
         result = await self._wait_for(work, f"evaluate: version {version}")
-        self.emit("eval", {"step": version, "seconds": time.monotonic() - began} | result)
+        self._record("eval", {"step": version, "seconds": time.monotonic() - began} | result)
 
     async def save(self) -> None:
         """Write a checkpoint of the present version, with the state that a resume needs."""
         sampler = self.sampler.state_dict()
         state = {"version": self.version, "group_id": self._group_id, "sampler": sampler}
-        state["advantages"] = asdict(self._moments)
+        state |= {"advantages": asdict(self._moments), "events": list(self._recent)}
         path = str(Path(self.config.run_dir) / "checkpoints" / f"step-{self.version:06d}")
         async with self.weights.learner_turn():
             await self._wait_for(self.learner.save(path, state), f"learner: checkpoint {path}")
@@ -355,9 +358,14 @@ class Controller:
         progress["engine/push_s"] = self.weights.push_s
         progress["train/rollout_tokens"] = 0 if minibatch.epoch else rollout_tokens(minibatch.generated)
         progress |= task_metrics(groups, minibatch.aside, self.config.mixture)
-        self.emit("step", {"step": done.version, "train/wait_s": waited} | progress | stats | done.metrics)
+        self._record("step", {"step": done.version, "train/wait_s": waited} | progress | stats | done.metrics)
         for group in groups[: self.config.logging.samples_per_step]:
             self.emit("sample", sample_record(group, done.version))
+
+    def _record(self, kind: str, data: dict[str, Any]) -> None:
+        """Emit an event and keep it for the next checkpoint: a killed launcher may not have written it."""
+        self._recent.append({"kind": kind, "time": time.monotonic(), "data": nan_to_null(data)})
+        self.emit(kind, data)
 
     async def _first_of(self, work: Awaitable[None], *background: asyncio.Task[Any]) -> None:
         """Wait for `work`, but raise at once if a background task fails."""

@@ -15,7 +15,7 @@ and engine share the cores in time, so each holds half of them, and the unit is 
 import json
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -83,6 +83,20 @@ class Ledger:
         for role, open_ in self._open.items():
             self._open[role] = [s._replace(start=max(s.start, settled)) for s in open_ if s.end > settled]
         self._settled_until = settled
+
+    def carry(self, total: float) -> None:
+        """Book as "unrecorded" what a killed launcher did not write, if C had reached `total` before."""
+        missing = total - self._past.total
+        if missing <= 0:
+            return
+        self._past = replace(self._past, total=total)
+        seconds = missing * 3600 / sum(self.devices.values())
+        self._past_wall += seconds
+        for role, devices in self.devices.items():
+            past = self._past_roles.setdefault(role, {"wall_s": 0.0, "states": {}, "seconds": {}})
+            past["wall_s"] += seconds
+            past["states"] = _sum(past["states"], {"unrecorded": seconds * devices})
+            past["seconds"] = _sum(past["seconds"], {"unrecorded": seconds})
 
     def begin_training(self, at: float) -> None:
         """Compute counts from this moment (monotonic clock) on."""

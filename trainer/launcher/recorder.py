@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from trainer.launcher.ledger import Compute, Ledger
 from trainer.launcher.metrics import MetricsWriter
 from trainer.launcher.placement import Devices
 from trainer.launcher.terminal import View
+from trainer.launcher.unwritten import unwritten_rows
 from trainer.launcher.warning_signs import Guards
 from trainer.messages import Event, Spans
 from trainer.roles import role_kind
@@ -32,8 +33,8 @@ LEDGER_EVERY_S = 5.0
 class Recorder:
     """The record of one run, from the messages of its roles alone: it knows no process.
 
-    `resume_version` is the weight version of the checkpoint that a resumed run continues from, and
-    `estimated_gb` what a learner rank was expected to hold at most.
+    `resume` is the controller's state in the checkpoint that a resumed run continues from, and `estimated_gb`
+    what a learner rank was expected to hold at most.
     """
 
     def __init__(
@@ -41,20 +42,20 @@ class Recorder:
         config: Config,
         devices: Devices,
         view: View,
-        resume_version: int | None,
+        resume: Mapping[str, Any] | None,
         estimated_gb: float = 0,
     ) -> None:
         self.config, self.view, self.run_dir = config, view, Path(config.run_dir)
         self.estimated_gb, self.peak_gb = estimated_gb, 0.0  # peak: measured by the learner's first rank
         self.start = self._ledger_written = time.monotonic()
-        resumed = resume_version is not None
-        carried = json.loads((self.run_dir / "ledger.json").read_text()) if resumed else None
+        carried = json.loads((self.run_dir / "ledger.json").read_text()) if resume else None
         self.ledger = Ledger(devices.held(), devices.unit, self.start, carried)
         self.points: list[EvalPoint] = []
         self._flops = 0.0
         self._guards = Guards()
-        if resume_version is not None:
-            self._reload_metrics(resume_version)
+        self._unwritten: list[dict[str, Any]] = []  # lines that a killed launcher did not write
+        if resume:
+            self._reload_metrics(resume["version"], resume.get("events", ()))
         self.metrics = MetricsWriter(self.run_dir, config)
         self._like = learn_from(config.forecast.like) if config.forecast.like else None
         if self._like and self._like.unit != self.ledger.unit:
@@ -116,6 +117,7 @@ class Recorder:
             case Event(kind="ready"):
                 learner = message.data["learner"]
                 self._parameters = learner["parameters"]
+                self._write_unwritten()
                 if learner.get("kernels"):
                     self.view.log(f"learner: {learner['kernels']}")
             case Event():
@@ -130,19 +132,37 @@ class Recorder:
         self.ledger.close(self.run_dir, time.monotonic())
         self.metrics.close()
 
-    def _reload_metrics(self, version: int) -> None:
+    def _reload_metrics(self, version: int, events: Sequence[Mapping[str, Any]]) -> None:
         """Read back curve and history; drop the steps after the checkpoint, which will be made again."""
         path = self.run_dir / "metrics.jsonl"
-        rows = [row for row in read_lines(path) if row["step"] <= version > 0]  # version 0 is evaluated again
+        found = list(read_lines(path))
+        self.ledger.carry(max((row.get("compute/total", 0.0) for row in found), default=0.0))
+        rows = [row for row in found if row["step"] <= version > 0]  # version 0 is evaluated again
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
         for row in rows:
-            if "train/pass_rate" in row:  # a step, no evaluation
-                self._guards.check(row)
-            if "eval/pass_rate" in row:
-                rate, error = row["eval/pass_rate"], row["eval/pass_rate_se"]
-                self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error))
-            self._flops = max(self._flops, row.get("compute/flops", 0.0))
-            self.view.update(row, resumed=True)
+            self._reload(row)
+        self._unwritten = unwritten_rows(rows, events, version, sum(self.ledger.devices.values()))
+
+    def _write_unwritten(self) -> None:
+        """Complete metrics.jsonl. FLOPs need the number of parameters, so this waits for the learner."""
+        for row in self._unwritten:
+            if "eval/pass_rate" not in row:
+                self._flops += step_flops(self._parameters, self.config.objective, row)
+            row["compute/flops"] = self._flops
+            self.metrics.write(row)
+            self.ledger.carry(row["compute/total"])
+            self._reload(row)
+        self._unwritten = []
+
+    def _reload(self, row: Mapping[str, Any]) -> None:
+        """Take in a line that this or an earlier process has written."""
+        if "train/pass_rate" in row:  # a step, no evaluation
+            self._guards.check(row)
+        if "eval/pass_rate" in row:
+            rate, error = row["eval/pass_rate"], row["eval/pass_rate_se"]
+            self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error))
+        self._flops = max(self._flops, row.get("compute/flops", 0.0))
+        self.view.update(row, resumed=True)
 
     def _warn(self, warnings: Mapping[str, str]) -> str:
         """Show what is wrong; "guard" if that ends the run."""

@@ -343,6 +343,17 @@ def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
     assert '"trained": 4, "first": 14, "last": 19' in (tmp_path / "journal" / "000000.jsonl").read_text()
 
 
+def test_a_checkpoint_holds_the_last_steps_and_evaluations_as_they_were_reported(tmp_path: Path) -> None:
+    learner, events = FakeLearner(), list[tuple[str, dict[str, Any]]]()
+    run = controller(configured(tmp_path, 0, steps=4), FakeEngine(), learner, events)
+    asyncio.run(run.run())
+    asyncio.run(run.save())
+    kept = [(event["kind"], event["data"]["step"]) for event in learner.saved[-1][1]["events"]]
+    reported = [(kind, data) for kind, data in events if kind in ("training_begins", "step", "eval")]
+    assert kept == [(kind, data["step"]) for kind, data in reported] and len(kept) == 1 + 4 + 2
+    json.dumps(learner.saved[-1][1])
+
+
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
     config = configured(tmp_path, 0)
     run = controller(config, FakeEngine(), FakeLearner(), [])

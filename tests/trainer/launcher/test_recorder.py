@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,10 +38,13 @@ def step_event(step: int, at: float, rollouts: int = 100, trained: int = 50) -> 
     return Event("step", at, {"step": step, **tokens})
 
 
-def make(run_dir: Path, resume_version: int | None = None, config: Config = CONFIG) -> Recorder:
+def make(
+    run_dir: Path, resume_version: int | None = None, config: Config = CONFIG, **resume: Any
+) -> Recorder:
     config = replace(config, run_dir=str(run_dir))
     devices = assign(config, (), len(os.sched_getaffinity(0)))
-    return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), resume_version, 1.5)
+    state = None if resume_version is None else {"version": resume_version} | resume
+    return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), state, 1.5)
 
 
 def test_the_rate_of_an_engine_that_was_started_again_counts_from_0(tmp_path: Path) -> None:
@@ -278,3 +282,61 @@ def test_a_resumed_run_does_not_repeat_a_warning(tmp_path: Path) -> None:
         resumed.handle("controller", event)
     rows = [row for row in read_lines(tmp_path / "metrics.jsonl") if "warning/ess" in row]
     assert [row["step"] for row in rows] == [3]
+
+
+@pytest.mark.parametrize("written", [0, 1, 2, 3, 4])
+def test_a_resume_writes_the_lines_that_a_killed_launcher_did_not(written: int, tmp_path: Path) -> None:
+    """Five messages of an unbroken run's controller, of which the launcher wrote the first few."""
+    result = {"pass_rate": 0.5, "pass_rate_se": 0.1}
+
+    def events(start: float) -> list[Event]:
+        return [
+            Event("training_begins", start, {"step": 0}),
+            step_event(1, start + 2),
+            step_event(2, start + 5),
+            Event("eval", start + 6, {"step": 2} | result),
+            step_event(3, start + 9),
+        ]
+
+    def played(folder: Path, until: int) -> Recorder:
+        folder.mkdir()
+        one = make(folder)
+        one.handle("controller", Event("ready", one.start, {"learner": {"parameters": 10}}))
+        one.handle("controller", Event("eval", one.start, {"step": 0} | result))
+        for event in events(one.start)[: until + 1]:
+            for role in one.ledger.devices:
+                one.handle(role, Spans(role, (("generate", one.start, event.time),)))
+            one.handle("controller", event)
+        return one
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    played(whole, 4).close()
+    killed = played(broken, written)
+    killed.ledger.write(broken)
+    kept = [{"kind": e.kind, "time": e.time, "data": e.data} for e in events(1000.0)]
+    again = make(broken, 3, events=kept)
+    again.handle("controller", Event("ready", again.start, {"learner": {"parameters": 10}}))
+
+    def rows(folder: Path) -> list[dict[str, Any]]:
+        wanted = ("step", "eval/pass_rate", "compute/total", "compute/flops", "learner/input_tokens")
+        return [{k: row[k] for k in wanted if k in row} for row in read_lines(folder / "metrics.jsonl")]
+
+    assert len(rows(broken)) == 5
+    for got, expected in zip(rows(broken), rows(whole), strict=True):
+        assert got == pytest.approx(expected)
+    assert [p.step for p in again.points] == [0, 2]
+    cores = sum(again.ledger.devices.values())
+    assert again.ledger.compute(again.start).total == pytest.approx(9 * cores / 3600)
+    again.handle("controller", Event("training_begins", again.start, {"step": 3}))
+    again.handle("controller", step_event(4, again.start + 1))
+    assert rows(broken)[-1]["compute/total"] == pytest.approx(10 * cores / 3600)
+    assert rows(broken)[-1]["compute/flops"] == 4 * rows(broken)[1]["compute/flops"]
+
+
+def test_compute_that_the_ledger_had_not_written_is_booked_by_a_resume(tmp_path: Path) -> None:
+    make(tmp_path).close()
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "compute/total": 0.25}) + "\n")
+    books = make(tmp_path, 1).ledger.to_json()
+    assert books["compute"]["total"] == 0.25
+    spent = sum(role["states"].get("unrecorded", 0.0) for role in books["roles"].values())
+    assert spent == pytest.approx(0.25 * 3600)
