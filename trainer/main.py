@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trainer.cli import Launch, parse, to_yaml
@@ -37,6 +38,7 @@ from trainer.run_folder import checkpoints, claim, damage, latest
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: trained (or stopped by Ctrl-C and saved). 2: wrong input. 1: a failure, with its cause."""
+    launch = None
     try:
         launch = parse(sys.argv[1:] if argv is None else argv)
         for package in ("torch", "transformers"):  # `pip install .` brings the curve alone
@@ -49,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as e:
         return _fail(str(e), 2)
     except OSError as e:
-        return _fail(f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}", 1)
+        where = e.filename or (launch and f"while writing to {launch.config.run_dir}")
+        return _fail(f"{e.strerror or e}{f': {where}' if where else ''}", 1)
     except KeyboardInterrupt:
         return _fail("ended by Ctrl-C", 130)
 
@@ -77,6 +80,8 @@ def train(launch: Launch) -> int:
             view.log(notice)
         resume = checkpoint_state(config, set_aside=True) if launch.resume else None
         if resume is None:
+            if launch.resume:
+                view.log("this run has no checkpoint yet: it starts from its beginning")
             view.phase("preparing the model")
         model = resume["path"] if resume else resolve_model(config.model.path)
         devices = split(config, known_size(model))
@@ -116,14 +121,16 @@ def follow(launch: Launch, devices: Devices) -> int:
     os.environ |= {name: str(value) for name, value in learner_environment(config).items()}
     from trainer.learner.process import learner_main  # torch: it may read them when it is imported
 
-    resume = checkpoint_state(config, set_aside=False)["path"] if launch.resume else None
+    state = checkpoint_state(config, set_aside=False) if launch.resume else None
+    resume = state["path"] if state else None
     threads = devices.threads(config.learner.threads, len(devices.learner))
     learner_main(config, resume or resolve_model(config.model.path), None, threads, resume, None)
     return 0
 
 
-def checkpoint_state(config: Config, set_aside: bool) -> dict[str, Any]:
-    """The controller's state in the newest checkpoint that is whole, with the checkpoint's 'path'.
+def checkpoint_state(config: Config, set_aside: bool) -> dict[str, Any] | None:
+    """The controller's state in the newest checkpoint that is whole, with the checkpoint's 'path'; None for a
+    run without any.
 
     `set_aside`: damaged ones are renamed, so that they count as checkpoints no longer."""
     found = checkpoints(config.run_dir)
@@ -136,10 +143,10 @@ def checkpoint_state(config: Config, set_aside: bool) -> dict[str, Any]:
                 path.rename(aside)
             continue
         return json.loads((path / "controller.json").read_text()) | {"path": str(path)}
-    what = "no checkpoint that is whole" if found else "no checkpoint"
+    if not found and not list(Path(config.run_dir).glob("checkpoints/damaged-*")):
+        return None
     raise ConfigError(
-        f"--resume: {config.run_dir} holds {what}; start again without --resume, in another "
-        "--run-dir if that one is in use"
+        f"--resume: {config.run_dir} holds no checkpoint that is whole; start a new run, in another --run-dir"
     )
 
 

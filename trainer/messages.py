@@ -140,7 +140,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Telemetry: something happened. kind: 'step', 'eval', 'sample', 'log', 'progress', 'done'."""
+    """Telemetry: something happened. kind: 'step', 'eval', 'sample', 'log', 'progress', 'alive', 'done'."""
 
     kind: str
     time: float  # monotonic seconds

@@ -22,7 +22,8 @@ PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders through which weights ar
 def claim(run_dir: str, resume: bool) -> IO[str]:
     """Create or reopen the run folder and hold its lock; the lock ends with the returned file or process.
 
-    A start that failed before the first prompt has no results to lose: the next start takes its folder.
+    A start that failed before the first prompt has no results to lose: the next start takes its folder. And a
+    run that ended before its first checkpoint is resumed from its beginning.
     """
     folder = Path(run_dir)
     in_use = ConfigError(
@@ -47,13 +48,13 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
         raise ConfigError(
             f"{folder} is being written by another process; wait for it, or give another --run-dir"
         ) from e
-    if not resume:
-        journal = (*folder.glob("journal/*"), *folder.glob("journal.jsonl"))  # the latter of an older version
-        if checkpoints(folder) or any(path.stat().st_size for path in journal):
-            lock.close()
-            raise in_use
-        for name in ("metrics.jsonl", "timeline.jsonl"):  # these are appended to
-            (folder / name).unlink(missing_ok=True)
+    journal = (*folder.glob("journal/*"), *folder.glob("journal.jsonl"))  # the latter of an older version
+    if not resume and (checkpoints(folder) or any(path.stat().st_size for path in journal)):
+        lock.close()
+        raise in_use
+    if not any(folder.glob("checkpoints/[!.]*")):  # whole or damaged
+        for path in (*journal, *(folder / name for name in ("metrics.jsonl", "timeline.jsonl"))):
+            path.unlink(missing_ok=True)  # these are appended to
     (folder / ENDED).unlink(missing_ok=True)
     return lock
 

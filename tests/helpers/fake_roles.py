@@ -62,6 +62,12 @@ def controller(
         signal.pause()
     if "learner fails" in model_dir:
         signal.pause()
+    if "freezes" in model_dir:
+        telemetry.send(Event("ready", time.monotonic(), {"learner": {"parameters": 1}}))
+        for _ in range(4):  # it lives for twice the deadline of the test
+            telemetry.send(Event("alive", time.monotonic(), {}))
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGSTOP)
     if "waits" in model_dir:
         telemetry.recv()
     if "stutters" in model_dir:

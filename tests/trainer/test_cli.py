@@ -311,6 +311,11 @@ def test_a_folder_is_in_use_only_where_there_is_something_to_lose(tmp_path: Path
     with pytest.raises(ConfigError, match="in use already"):
         run_folder.claim(str(run_dir), False)
     (run_dir / "journal.jsonl").unlink()
+    (run_dir / "journal" / "000000.jsonl").write_text("{}\n")
+    (run_dir / "config.yaml").touch()
+    (run_dir / "metrics.jsonl").write_text("{}\n")
+    run_folder.claim(str(run_dir), True).close()  # before its first checkpoint a run starts over
+    assert not (run_dir / "metrics.jsonl").exists() and not list(run_dir.glob("journal/*"))
     (run_dir / "checkpoints" / "step-000001").mkdir(parents=True)
     (run_dir / "checkpoints" / "step-000001" / "controller.json").touch()
     with pytest.raises(ConfigError, match="in use already"):

@@ -26,6 +26,7 @@ from trainer.roles import role_name, run_role
 from trainer.telemetry import send
 from trainer.types import Prompt
 
+ALIVE_EVERY_S = 2.0
 _tasks: set[asyncio.Task[None]] = set()  # the event loop holds tasks by weak references only
 
 
@@ -98,6 +99,7 @@ async def _run(
         emit("parity", await wait_for(gate, "parity gate: learner and engine on the same tokens"))
         on_message = partial(_on_launcher_message, telemetry, controller, engines, start)
         asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
+        _tasks.add(asyncio.create_task(_say_alive(telemetry)))
         gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
         await controller.run()
         await controller.save()
@@ -121,6 +123,13 @@ def check_lengths(
 def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
     """Send the launcher an event of this moment."""
     send(telemetry, Event(kind, time.monotonic(), data))
+
+
+async def _say_alive(telemetry: Connection) -> None:
+    """Let the launcher know that this process is not frozen: all others wait for it."""
+    while True:
+        send_event(telemetry, "alive", {})
+        await asyncio.sleep(ALIVE_EVERY_S)
 
 
 def _on_launcher_message(

@@ -69,6 +69,7 @@ class Supervisor:
         self._failed: dict[str, float] = {}  # roles that have reported an error -> when
         self._deaths: Counter[str] = Counter()  # of engines, since the last optimizer step
         self._ready = self._done = self._complete = False
+        self._silent_s = 0.0  # since the controller's last message, while this process was not stopped
 
     def run(self) -> None:
         """Run to the end. RoleDied or ConfigError if a role fails, KeyboardInterrupt on a second Ctrl-C."""
@@ -145,9 +146,11 @@ class Supervisor:
     def _watch(self) -> None:
         """Pass messages on until every pipe is closed; GRACE_S after `done` at the latest."""
         pipes = {conn: role for role, (_, conn) in self._roles.items()}
-        deadline, stop_sent = float("inf"), False
+        deadline, stop_sent, looked = float("inf"), False, time.monotonic()
         while pipes and time.monotonic() < deadline:
             ready = wait(list(pipes), timeout=0.25)
+            last, looked = looked, time.monotonic()
+            self._silent_s += min(looked - last, 1.0)
             for conn in [c for c in pipes if c in ready]:
                 if not conn.poll():
                     continue  # it was drained meanwhile
@@ -162,6 +165,7 @@ class Supervisor:
                 else:
                     self._handle(pipes[conn], message)
             self._kill_failed()
+            self._check_controller()
             if self._done:
                 deadline = min(deadline, time.monotonic() + GRACE_S)
             if self._signals.count(signal.SIGINT) > 1:
@@ -179,9 +183,21 @@ class Supervisor:
             if time.monotonic() > when + FAILED_GRACE_S:
                 self._roles[role][0].kill()
 
+    def _check_controller(self) -> None:
+        """RoleDied if it is frozen: every other role is watched by it."""
+        pipeline = self.config.pipeline
+        limit = pipeline.deadline_s if self._ready else pipeline.start_deadline_s
+        if self._silent_s > limit and not self._done:
+            key = "pipeline.deadline_s" if self._ready else "pipeline.start_deadline_s"
+            raise RoleDied(f"the controller has given no sign of life for {key} = {limit:g} s")
+
     def _handle(self, role: str, message: object) -> None:
         """Take from a message what matters for the processes, and pass it on."""
+        if role == "controller":
+            self._silent_s = 0.0
         match message:
+            case Event(kind="alive"):
+                return
             case Failed():
                 self._failure = self._failure or message
                 self._failed[role] = time.monotonic()

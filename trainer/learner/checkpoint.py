@@ -59,11 +59,16 @@ def save(
             shutil.rmtree(final, ignore_errors=True)  # an older one of the same version
             temporary.rename(final)
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as e:  # of any rank
-        if not _no_space(e):
-            raise
-        raise ConfigError(
-            f"no space left for the checkpoint {final}; older ones are whole: free space, then --resume"
-        ) from e
+        cause = _cause(e)
+        if _no_space(e) or isinstance(cause, OSError):
+            why = "no space left for" if _no_space(e) else f"cannot write ({cause})"
+            advice = "free space" if _no_space(e) else "mend that"
+            raise ConfigError(
+                f"{why} the checkpoint {final}; older ones are whole: {advice}, then --resume"
+            ) from e
+        if cause is not e:
+            raise RuntimeError(f"the checkpoint {final} failed: {cause}") from e
+        raise
     finally:
         if not ranks.rank:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -86,7 +91,10 @@ def load(path: str | Path, networks: Mapping[str, ShardedAdamW], ranks: Ranks) -
     for name, own in by_network.items():
         if (f"{name}.scale" if name != "policy" else "scale") not in saved:  # it was no float16 run
             own.pop("scale", None)
-    dcp.load(state, checkpoint_id=folder, no_dist=ranks.mesh is None)
+    try:
+        dcp.load(state, checkpoint_id=folder, no_dist=ranks.mesh is None)
+    except CheckpointException as e:
+        raise ConfigError(f"{folder}: cannot be read: {_cause(e)}") from e
     for name, network in networks.items():
         own = by_network[name]
         for i, (weight, parameter) in enumerate(zip(network.weights, network.parameters, strict=True)):
@@ -118,6 +126,11 @@ def _network_state(network: ShardedAdamW) -> dict[str, Any]:
         "steps": torch.tensor([float(s.get("step", 0)) for s in states]),
         **({"scale": network.scale.state} if network.scale.dynamic else {}),
     }
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What failed on the first rank that failed. torch's own exception is none of Python's `Exception`s."""
+    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
 
 
 def _no_space(error: BaseException) -> bool:

@@ -105,6 +105,21 @@ def test_a_role_killed_amid_a_message_is_named(fakes: None, tmp_path: Path) -> N
         make(tmp_path, "stutters").run()
 
 
+def test_a_frozen_controller_ends_the_run_with_its_name(
+    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "test_supervisor.CONFIG", replace(CONFIG, pipeline=PipelineConfig(steps=10, deadline_s=1.0))
+    )
+    began = time.monotonic()
+    with pytest.raises(
+        supervisor.RoleDied,
+        match=r"^the controller has given no sign of life for pipeline\.deadline_s = 1 s$",
+    ):
+        make(tmp_path, "freezes").run()
+    assert time.monotonic() - began < 20
+
+
 def test_a_role_that_reports_a_failure_and_lives_on_is_killed(
     fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,24 @@ def test_no_space_is_one_line_and_leaves_the_older_checkpoint(
     assert learner(model_dir, str(folder / "step-000001")).version == 0
 
 
+def test_what_cannot_be_written_or_read_is_one_line_with_its_cause(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, folder = learner(model_dir), tmp_path / "checkpoints"
+    save(one, folder / "step-000001")
+    shard = next((folder / "step-000001" / "state").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(ConfigError, match="state: cannot be read: "):
+        learner(model_dir, str(folder / "step-000001"))
+
+    def read_only(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(torch, "save", read_only)  # torch wraps it in an exception that is no `Exception`
+    with pytest.raises(ConfigError, match=r"cannot write .*Read-only file system.* older ones are whole"):
+        save(one, folder / "step-000002")
+
+
 def test_latest_is_the_newest_whole_one_and_prune_keeps_it(model_dir: str, tmp_path: Path) -> None:
     assert run_folder.latest(tmp_path) is None
     one = learner(model_dir)

@@ -1,0 +1,116 @@
+"""The fault matrix: every process of a run, in every phase, is killed or frozen at random instants; disks are
+full, folders read-only, the clock jumps. Each run must recover or end in one clear line that names the
+culprit, within its deadline; be resumed; and its books must add up: no prompt lost, none trained on twice,
+no process, shared memory or semaphore left.
+
+    python -m bench.faults --out FILE               the whole matrix: hours; goes on where FILE ends
+    python -m bench.faults --only learner --instants 3
+    python -m bench.faults --table FILE             the table of docs/reliability.md
+
+Disks and read-only folders need root, who alone can mount them; without it their cells are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import records
+from bench.faults.cells import FULL, KILLED, PHASES, READ_ONLY, Cell, all_cells
+from bench.faults.trial import try_cell
+from trainer.jsonl import append, open_to_append, read_lines
+
+Row = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 1 if a cell has failed."""
+    p = records.parser("faults", __doc__)
+    p.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="append the rows here; cells that are there are not tried again",
+    )
+    p.add_argument(
+        "--table", type=Path, metavar="FILE", help="print the table of these rows, and try nothing"
+    )
+    p.add_argument("--only", default="", metavar="TEXT", help="only cells whose name contains this text")
+    p.add_argument(
+        "--instants", type=int, default=0, help="of each cell (default: 20 for a kill, 3 for another fault)"
+    )
+    p.add_argument("--seed", type=int, default=0)
+    args = p.parse_args(argv)
+    if args.table:
+        rows = list(read_lines(args.table))
+        print(table(rows))
+        return 0
+    rows = list(read_lines(args.out)) if args.out and args.out.exists() else []
+    file = open_to_append(args.out) if args.out else None
+    known = {Cell(row["role"], row["phase"], row["fault"]) for row in rows}
+    mounts = os.geteuid() == 0
+    wanted = [c for c in all_cells() if args.only in c.name and (mounts or c.fault not in (FULL, READ_ONLY))]
+    for cell in [c for c in wanted if c not in known]:
+        row = try_cell(cell, args.instants or (20 if cell.fault == KILLED else 3), args.seed)
+        rows.append(row)
+        if file:
+            append(file, row)
+        ends = ", ".join(f"{n} {ended}" for ended, n in Counter(i["ended"] for i in row["instants"]).items())
+        records.say(f"{cell.name}: {ends}; {'; '.join(failures(row)) or 'no failure'}")
+    print(table(rows))
+    return int(any(map(failures, rows)))
+
+
+def failures(row: Row) -> list[str]:
+    """What must not be, of one cell."""
+    cell = Cell(row["role"], row["phase"], row["fault"])
+    found = [*row["end"]["problems"], *(f"orphan: {line}" for line in row["end"]["orphans"])]
+    found += [f"left in shared memory: {name}" for name in row["leaked"]]
+    for i in row["instants"]:
+        ended = i["ended"]
+        if ended in ("hang", "missed") or (ended == "error" and not cell.fatal):
+            found.append(f"{ended} {i['line']}".strip())
+        if ended == "error" and not _names(cell, i["line"]):
+            found.append(f"the culprit is not named: {i['line']!r}")
+        found += [f"orphan: {line}" for line in i.get("orphans", ())]
+    return found
+
+
+def _names(cell: Cell, line: str) -> bool:
+    """Whether an error line names the process, or what is wrong with the disk."""
+    words = {
+        "run folder": ("space", "Read-only", "read-only"),
+        "fork server": ("verif",),
+        "verifier worker": ("verif",),
+    }
+    return any(word in line for word in words.get(cell.role, (cell.role,)))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: by role and fault, what became of the run, how soon, and how often something was wrong."""
+    lines = [
+        "| process | fault | instants | recovered | ended in one line | seconds, median (most) | failures |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    keys = dict.fromkeys((row["role"], row["fault"]) for row in rows)
+    for role, fault in keys:
+        cells = [row for row in rows if (row["role"], row["fault"]) == (role, fault)]
+        instants = [i for row in cells for i in row["instants"]]
+        ended = Counter(i["ended"] for i in instants)
+        seconds = [i["seconds"] for i in instants] or [0.0]
+        failed = sum(len(failures(row)) for row in cells)
+        lines.append(
+            f"| {role} | {fault} | {len(instants)} in {len(cells)} of {len(PHASES)} phases "
+            f"| {ended['recovered'] + ended['complete']} | {ended['error'] + ended['killed']} "
+            f"| {statistics.median(seconds):.1f} ({max(seconds):.1f}) | {failed} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Do the books of a finished run add up? Read from its journal and metrics alone, not the trainer's state.
+
+Each step was trained once, on the next P groups; each of them is there, with tokens no older than the lag
+allows; and within an epoch no prompt comes twice and, until the last, none is missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from trainer.controller.journal import records, unpack
+from trainer.jsonl import read_lines
+
+
+def problems(run_dir: Path, prompts: int, prompts_per_step: int, lag: int) -> list[str]:
+    """What is wrong, one line each; of a run without no-positive-resampling or groups set aside."""
+    rows = list(read_lines(run_dir / "metrics.jsonl"))
+    steps = [row["step"] for row in rows if "eval/pass_rate" not in row]
+    evaluated = Counter(row["step"] for row in rows if "eval/pass_rate" in row)
+    last = max(steps, default=0)
+    found = [] if steps == list(range(1, last + 1)) else [f"metrics.jsonl has the steps {steps}"]
+    found += [f"step {step} was evaluated {n} times" for step, n in evaluated.items() if n > 1]
+    issued: dict[int, dict[str, Any]] = {}
+    finished: dict[int, dict[str, Any]] = {}
+    trained: dict[int, dict[str, Any]] = {}
+    for record in records(run_dir / "journal"):  # what a resume repeats replaces what came before
+        if "issued" in record:
+            issued[record["issued"]] = record
+        elif "finished" in record:
+            finished[record["finished"]] = record
+        else:
+            trained[record["trained"]] = record
+    epochs: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for step in range(1, last + 1):
+        first = (step - 1) * prompts_per_step
+        groups = range(first, first + prompts_per_step)
+        record = trained.get(step, {})
+        if (record.get("first"), record.get("last")) != (groups[0], groups[-1]):
+            found.append(f"step {step} was trained on {record}, not on groups {groups[0]} to {groups[-1]}")
+        for group in groups:
+            if group not in issued or group not in finished:
+                found.append(f"group {group} of step {step} is not in the journal")
+                continue
+            epochs[issued[group]["epoch"]][issued[group]["prompt_id"]] += 1
+            versions = unpack(finished[group])["versions"][1]
+            if not step - 1 - lag <= versions.min() <= versions.max() <= step - 1:
+                found.append(f"group {group} has tokens of versions {set(versions.tolist())} in step {step}")
+    for epoch, counts in epochs.items():
+        found += [f"epoch {epoch} has prompt {p} {n} times" for p, n in counts.items() if n > 1]
+        if epoch < max(epochs) and len(counts) != prompts:
+            found.append(f"epoch {epoch} has {len(counts)} of {prompts} prompts")
+    return found

@@ -1,0 +1,58 @@
+"""The cells of the fault matrix: which process meets which fault, in which phase of a run.
+
+A phase begins when a role enters a state (the ledger's states); the fault comes a random time after that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROLES = (
+    "launcher", "controller", "learner", "learner-1", "engine", "engine-1", "fork server", "verifier worker",
+)  # fmt: skip
+# phase -> the role and state that it begins with, and how long after that a fault comes at most, in seconds
+PHASES = {
+    "start-up": ("", "", 8.0),
+    "generating": ("engine", "generate", 0.05),
+    "pushing weights": ("engine", "weight_update", 0.01),
+    "training": ("learner", "forward_backward", 0.08),
+    "writing a checkpoint": ("learner", "checkpoint", 0.2),
+    "evaluating": ("engine", "evaluate", 0.1),
+    "ending": ("", "", 0.8),
+}
+KILLED, FROZEN, FULL, READ_ONLY, CLOCK = "killed", "frozen", "disk full", "read-only folder", "clock jumps"
+FATAL = ("launcher", "controller", "learner", "learner-1")  # whose death ends the run, to be resumed
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell; `name` is unique."""
+
+    role: str
+    phase: str
+    fault: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}, {self.phase}, {self.fault}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """A second rank or engine for the cells that are about it."""
+        if self.role == "learner-1":
+            return ("--learner.ranks", "2")
+        return ("--engine.count", "2") if self.role == "engine-1" else ("--engine.count", "1")
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the run may end, if it says why: without a role that cannot be replaced while it works, or
+        before everything works."""
+        return self.fault == FROZEN or self.role in FATAL or self.phase in ("start-up", "ending")
+
+
+def all_cells() -> list[Cell]:
+    """The matrix. Disks are full, and folders read-only, where something is written."""
+    cells = [Cell(role, phase, fault) for fault in (KILLED, FROZEN) for role in ROLES for phase in PHASES]
+    cells += [Cell("run folder", phase, FULL) for phase in ("generating", "writing a checkpoint", "ending")]
+    cells += [Cell("run folder", "writing a checkpoint", READ_ONLY)]
+    return [*cells, Cell("machine", "generating", CLOCK)]

@@ -1,0 +1,57 @@
+"""What a run leaves on the machine: its processes, and files in shared memory.
+
+Every process of a run inherits a PATH that begins with a mark of this trial, also the verifiers' fork server,
+which gets hardly anything else of the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+SHARED = Path("/dev/shm")
+
+
+def processes(mark: str) -> dict[int, str]:
+    """Living processes with this mark: their command lines by id. Zombies hold nothing and are left out."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() not in (folder / "environ").read_bytes():
+                continue
+            if (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                continue
+            found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except (OSError, ProcessLookupError):
+            continue  # it has just ended
+    return found
+
+
+def parent(pid: int) -> int:
+    """The parent's id; 0 if the process has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ProcessLookupError):
+        return 0
+
+
+def verifiers(mark: str) -> tuple[int, list[int]]:
+    """The verifiers' fork server (0 without one) and its workers."""
+    found = [pid for pid, line in processes(mark).items() if "trainer.verifiers.fork_server" in line]
+    servers = [pid for pid in found if parent(pid) not in found]
+    return (servers[0] if servers else 0), [pid for pid in found if pid not in servers]
+
+
+def shared_files() -> set[str]:
+    """What lies in shared memory: weight folders, semaphores, blocks."""
+    return {path.name for path in SHARED.iterdir()}
+
+
+def kill_all(mark: str) -> None:
+    """End whatever a trial has left."""
+    for pid in processes(mark):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue

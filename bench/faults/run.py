@@ -1,0 +1,152 @@
+"""A training run under test: started as a user starts it, and watched from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+from bench.faults import machine
+from bench.records import ROOT
+from trainer.jsonl import read_lines
+
+HOOK = Path(__file__).parent / "hook"
+DEADLINE_S = 20  # pipeline.deadline_s
+START_DEADLINE_S = 90
+PROMPTS, HELD_OUT, PROMPTS_PER_STEP, LAG = 80, 20, 8, 1
+
+
+def write_data(path: Path) -> None:
+    """Sums; the math verifier decides on them in its worker processes."""
+    sums = [(a, b) for a in range(10, 20) for b in range(10, 20)]
+    rows = ({"question": f"Calculate {a} + {b}.", "answer": str(a + b)} for a, b in sums)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+class Run:
+    """A run in `folder`/run; `mark` tells its processes from all others."""
+
+    def __init__(self, folder: Path, more: tuple[str, ...], environment: dict[str, str]) -> None:
+        self.folder, self.dir, self.mark = folder, folder / "run", folder.name
+        self.states: dict[str, str] = {}  # role -> what it does
+        self.entered: Counter[tuple[str, str]] = Counter()  # (role, state) -> how often
+        self.lines: list[tuple[float, str]] = []  # what the run has printed, and when
+        data, address = folder / "sums.jsonl", str(folder / "states")
+        if not data.exists():
+            write_data(data)
+        Path(address).unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address)
+        flags: dict[str, object] = {
+            "--run-dir": self.dir, "--model.path": "tiny", "--data.source": data, "--data.held_out": HELD_OUT,
+            "--verifier.kind": "math", "--verifier.timeout_s": 2, "--verifier.workers": 2,
+            "--engine.kind": "torch", "--engine.max_new_tokens": 5,
+            "--pipeline.prompts_per_step": PROMPTS_PER_STEP, "--pipeline.completions_per_prompt": 4,
+            "--pipeline.max_lag": LAG, "--pipeline.no_positive_resampling": "false",
+            "--pipeline.deadline_s": DEADLINE_S, "--pipeline.start_deadline_s": START_DEADLINE_S,
+            "--objective.zero_variance": "keep",
+            "--evaluation.every": 3, "--evaluation.samples": 2,
+            "--logging.checkpoint_every": 2, "--logging.tensorboard": "false",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "trainer.main", *(str(x) for pair in flags.items() for x in pair)]
+        path = os.pathsep.join([str(folder), os.environ["PATH"]])  # the mark: see machine.py
+        python = os.pathsep.join([str(HOOK), str(ROOT)])
+        env = os.environ | {"PATH": path, "PYTHONPATH": python, "FAULTS_SOCKET": address} | environment
+        resume = ("--resume",) if (self.dir / "config.yaml").exists() else ()
+        (self.dir / "pids.json").unlink(missing_ok=True)  # of the process before
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [*command, *more, *resume], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self._threads = [
+            Thread(target=self._listen, daemon=True),
+            Thread(target=self._read, args=(self.process.stdout,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                role, state = self._socket.recv(256).decode().split()
+            except OSError:
+                return
+            self.states[role] = state
+            self.entered[role, state] += 1
+
+    def _read(self, out: IO[str]) -> None:
+        for line in out:
+            self.lines.append((time.monotonic(), line.rstrip()))
+
+    def printed(self, pattern: str, since: float = 0.0) -> float | None:
+        """When a line with this pattern was printed first."""
+        return next((at for at, line in list(self.lines) if at >= since and re.search(pattern, line)), None)
+
+    @property
+    def error(self) -> str:
+        """The last line that begins with "error:"."""
+        return next((line for _, line in reversed(self.lines) if line.startswith("error:")), "")
+
+    def until(self, condition: Callable[[], object], seconds: float) -> bool:
+        """Wait for the condition; False if the run ends, or the time is up, before it holds."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                return bool(condition())
+            time.sleep(0.002)
+        return True
+
+    def pid(self, role: str) -> int:
+        """The process of a role; 0 if there is none."""
+        if role == "launcher":
+            return self.process.pid
+        if role in ("fork server", "verifier worker"):
+            server, workers = machine.verifiers(self.mark)
+            return server if role == "fork server" else min(workers, default=0)
+        try:
+            return int(json.loads((self.dir / "pids.json").read_text()).get(role, 0))
+        except FileNotFoundError:
+            return 0
+
+    def last_step(self) -> int:
+        """The last step in metrics.jsonl."""
+        path = self.dir / "metrics.jsonl"
+        return max((row["step"] for row in read_lines(path)), default=0) if path.exists() else 0
+
+    def signal(self, role: str, number: int) -> bool:
+        """Send a role's process a signal; False if there is no such process."""
+        pid = self.pid(role)
+        if pid:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                return False
+        return bool(pid)
+
+    def left(self, seconds: float) -> dict[int, str]:
+        """The processes that are still there after so long."""
+        end = time.monotonic() + seconds
+        while (found := machine.processes(self.mark)) and time.monotonic() < end:
+            time.sleep(0.05)
+        return found
+
+    def close(self) -> None:
+        """End what is left of it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        machine.kill_all(self.mark)
+        self.process.wait()
+        self._socket.close()
+        self._threads[1].join(5)

@@ -1,0 +1,192 @@
+"""One cell of the matrix: a run that meets its fault several times, is resumed each time, and is audited."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.faults import books, machine
+from bench.faults.cells import CLOCK, FROZEN, FULL, KILLED, PHASES, READ_ONLY, Cell
+from bench.faults.run import DEADLINE_S, LAG, PROMPTS, PROMPTS_PER_STEP, START_DEADLINE_S, Run
+
+GRACE_S = 25.0  # beyond the deadline, for the launcher to end what is left
+FROZEN_LAUNCHER_S = 5.0  # it is stopped and continued, as by Ctrl-Z and fg
+ORPHANS_S = DEADLINE_S + GRACE_S  # for the roles to end after their launcher was killed
+ROUNDS = 4  # optimizer steps after which a run is at work again: more than can have been under way
+MORE_STEPS = 4
+DISK_BYTES = 100_000_000
+Row = dict[str, Any]
+
+
+def try_cell(cell: Cell, instants: int, seed: int) -> Row:
+    """The cell's row: what became of the run at each instant, and what its books lack at the end."""
+    rng, rows = random.Random(f"{seed} {cell.name}"), list[Row]()
+    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as name:
+        folder, before = Path(name), machine.shared_files()
+        with _disk(folder, cell.fault):
+            while len(rows) < instants:
+                rows.append(_meet(cell, folder, rng))
+                if rows[-1]["ended"] in ("hang", "missed"):
+                    break
+            end = _finish(cell, folder)
+            leaked = sorted(machine.shared_files() - before)
+        return asdict(cell) | {"instants": rows, "end": end, "leaked": leaked}
+
+
+def _meet(cell: Cell, folder: Path, rng: random.Random) -> Row:
+    """Start or resume the run, let the fault happen at a random instant of the phase, and watch."""
+    jump = {"FAULTS_CLOCK_JUMP": "86400"} if cell.fault == CLOCK else {}
+    last = _steps(folder)
+    steps = last + MORE_STEPS if cell.phase == "ending" or cell.fault == CLOCK else 100_000
+    run = Run(folder, (*cell.flags, "--pipeline.steps", str(steps)), jump)
+    try:
+        if cell.fault == CLOCK:
+            run.until(lambda: False, 120)
+            return _outcome(cell, run, run.began, "")
+        if not _reach(cell, run, rng, steps):
+            return {"ended": "missed", "line": run.error or "the phase did not come", "seconds": 0.0}
+        state = run.states.get(cell.role, "")
+        began, step = time.monotonic(), run.last_step()
+        undo = _cause(cell, run)
+        try:
+            at_work = _at_work(cell, run, began, step)
+            run.until(at_work, DEADLINE_S + (START_DEADLINE_S if cell.phase == "start-up" else 0) + GRACE_S)
+            if run.process.poll() is None and at_work():
+                row = {"ended": "recovered", "seconds": time.monotonic() - began, "line": "", "state": state}
+                run.process.send_signal(signal.SIGINT)
+                run.until(lambda: False, DEADLINE_S + GRACE_S)
+                if run.process.poll() is None:
+                    row = row | {"ended": "hang", "line": "it did not end after Ctrl-C"}
+                return row | _after(run)
+            return _outcome(cell, run, began, state)
+        finally:
+            undo()
+    finally:
+        run.close()
+
+
+def _reach(cell: Cell, run: Run, rng: random.Random, steps: int) -> bool:
+    """Wait for the phase, and then for a random part of its longest delay."""
+    role, state, delay = PHASES[cell.phase]
+    if cell.phase == "start-up":
+        reached = run.until(lambda: run.pid("controller"), 60)
+    elif cell.phase == "ending":
+        reached = run.until(lambda: run.printed(rf"\] evaluation at step {steps}:"), 120)
+    else:
+        if not run.until(lambda: run.printed(r"\] training \.\.\."), START_DEADLINE_S):
+            return False
+        if not run.until(lambda: run.entered["learner", "optimizer"] >= rng.randint(1, 3), 60):
+            return False
+        entered = run.entered[role, state]
+        reached = run.until(lambda: run.entered[role, state] > entered, 60)
+    if not reached:
+        return False
+    time.sleep(rng.uniform(0, delay))
+    if cell.role == "run folder" or cell.phase == "ending":  # then some processes have ended already
+        return True
+    return run.until(lambda: run.pid(cell.role), 10)
+
+
+@contextmanager
+def _disk(folder: Path, fault: str) -> Iterator[None]:
+    """A small disk of its own for a run whose disk is to be full. Only root can mount it."""
+    if fault != FULL:
+        yield
+        return
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def _fill(folder: Path) -> Callable[[], object]:
+    """Leave no byte free; returns what frees them."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        for size in (1 << 20, 1 << 12, 1):
+            with suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+    return ballast.unlink
+
+
+def _cause(cell: Cell, run: Run) -> Callable[[], object]:
+    """Let the fault happen; returns what ends it."""
+    if cell.fault == KILLED:
+        run.signal(cell.role, signal.SIGKILL)
+    elif cell.fault == FROZEN:
+        run.signal(cell.role, signal.SIGSTOP)
+        if cell.role == "launcher":
+            time.sleep(FROZEN_LAUNCHER_S)
+            run.signal(cell.role, signal.SIGCONT)
+    elif cell.fault == FULL:
+        return _fill(run.folder)
+    elif cell.fault == READ_ONLY:
+        folder = run.dir / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        subprocess.run(["mount", "--bind", folder, folder], check=True)
+        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
+        return lambda: subprocess.run(["umount", "-l", folder], check=True)
+    return lambda: None
+
+
+def _at_work(cell: Cell, run: Run, began: float, step: int) -> Callable[[], bool]:
+    """Whether the run has recovered: optimizer steps follow, and an engine that was killed is back."""
+
+    def check() -> bool:
+        if run.last_step() < step + ROUNDS:
+            return False
+        killed_engine = cell.fault == KILLED and cell.role.startswith("engine")
+        return not killed_engine or run.printed(rf"{cell.role} is back", began) is not None
+
+    return check
+
+
+def _outcome(cell: Cell, run: Run, began: float, state: str) -> Row:
+    """What became of a run that has not recovered."""
+    code, seconds = run.process.poll(), time.monotonic() - began
+    killed = cell.role == "launcher" and code == -signal.SIGKILL
+    if code is None:
+        ended = "hang"
+    elif code == 0 or killed:
+        ended = "complete" if code == 0 else "killed"
+    else:
+        ended = "error"
+    row = {"ended": ended, "code": code, "line": run.error, "seconds": seconds, "state": state}
+    return row | _after(run)
+
+
+def _after(run: Run) -> Row:
+    """What is left after the launcher's end."""
+    began = time.monotonic()
+    orphans = run.left(ORPHANS_S)
+    return {"alone_s": time.monotonic() - began, "orphans": sorted(orphans.values())}
+
+
+def _finish(cell: Cell, folder: Path) -> Row:
+    """Let the run end in order, a few steps later, and audit it."""
+    steps = _steps(folder) + MORE_STEPS
+    run = Run(folder, (*cell.flags, "--pipeline.steps", str(steps)), {})
+    try:
+        run.until(lambda: False, START_DEADLINE_S + 60)
+        code, line, orphans = run.process.poll(), run.error, sorted(run.left(5).values())
+    finally:
+        run.close()
+    found = [] if code == 0 else [f"the last resume ended with {code}: {line}"]
+    if code == 0:
+        found += books.problems(run.dir, PROMPTS, PROMPTS_PER_STEP, LAG)
+    return {"steps": steps, "problems": found, "orphans": orphans}
+
+
+def _steps(folder: Path) -> int:
+    saved = (folder / "run" / "checkpoints").glob("step-*/controller.json")
+    return max((int(path.parent.name.removeprefix("step-")) for path in saved), default=0)

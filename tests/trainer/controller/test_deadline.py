@@ -1,0 +1,27 @@
+"""Promises of the controller's deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from trainer.controller import deadline
+from trainer.controller.deadline import Deadline
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-Z: the clock goes on, and nothing runs."""
+    monkeypatch.setattr(deadline, "LOOK_S", 0.05)
+
+    async def stopped(seconds: float) -> None:
+        await asyncio.sleep(0.1)
+        time.sleep(seconds)
+        await asyncio.sleep(0.1)
+
+    asyncio.run(Deadline(0.5).wait_for(stopped(1.0), "a stop"))
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"a wait: no progress for pipeline\.deadline_s = 0\.5 s"):
+        asyncio.run(Deadline(0.5).wait_for(asyncio.sleep(60), "a wait"))
+    assert time.monotonic() - began >= 0.5
