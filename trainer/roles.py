@@ -1,5 +1,8 @@
 """The names of the role processes, and how each of them reports the error that ends it."""
 
+import ctypes
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -8,6 +11,9 @@ from multiprocessing.connection import Connection
 from trainer.config import ConfigError
 from trainer.messages import Failed
 from trainer.telemetry import send
+
+PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
+_ends_with_launcher = False
 
 
 def role_name(kind: str, index: int) -> str:
@@ -23,6 +29,26 @@ def role_kind(role: str) -> str:
 def role_index(role: str) -> int:
     """2 of `engine-2`, 0 of `engine`."""
     return int(role.partition("-")[2] or 0)
+
+
+def end_with_launcher(launcher: int) -> None:
+    """Have the kernel end this process, which is starting, with the launcher; Linux only."""
+    global _ends_with_launcher
+    _ends_with_launcher = True
+    _signal_at_death_of_parent(signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(1)
+
+
+def started() -> None:
+    """From now on the role outlives the launcher: the step under way is finished and saved."""
+    if _ends_with_launcher:  # torchrun's ranks have another parent
+        _signal_at_death_of_parent(0)
+
+
+def _signal_at_death_of_parent(number: int) -> None:
+    if prctl := getattr(ctypes.CDLL(None), "prctl", None):
+        prctl(PR_SET_PDEATHSIG, number)
 
 
 def run_role(

@@ -3,7 +3,7 @@ full, folders read-only, the clock jumps. Each run must recover or end in one cl
 culprit, within its deadline; be resumed; and its books must add up: no prompt lost, none trained on twice,
 no process, shared memory or semaphore left.
 
-    python -m bench.faults --out FILE               the whole matrix: hours; goes on where FILE ends
+    python -m bench.faults --out FILE               the whole matrix: hours; goes on with what FILE lacks
     python -m bench.faults --only learner --instants 3
     python -m bench.faults --table FILE             the table of docs/reliability.md
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out",
         type=Path,
         metavar="FILE",
-        help="append the rows here; cells that are there are not tried again",
+        help="append the rows here; instants that are there count",
     )
     p.add_argument(
         "--table", type=Path, metavar="FILE", help="print the table of these rows, and try nothing"
@@ -52,11 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     rows = list(read_lines(args.out)) if args.out and args.out.exists() else []
     file = open_to_append(args.out) if args.out else None
-    known = {Cell(row["role"], row["phase"], row["fault"]) for row in rows}
+    tried: Counter[Cell] = Counter()
+    for row in rows:
+        tried[Cell(row["role"], row["phase"], row["fault"])] += len(row["instants"])
     mounts = os.geteuid() == 0
     wanted = [c for c in all_cells() if args.only in c.name and (mounts or c.fault not in (FULL, READ_ONLY))]
-    for cell in [c for c in wanted if c not in known]:
-        row = try_cell(cell, args.instants or (20 if cell.fault == KILLED else 3), args.seed)
+    for cell in wanted:
+        left = (args.instants or (20 if cell.fault == KILLED else 3)) - tried[cell]
+        if left <= 0:
+            continue
+        row = try_cell(cell, left, f"{args.seed} {tried[cell]}")
         rows.append(row)
         if file:
             append(file, row)

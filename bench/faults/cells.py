@@ -45,9 +45,12 @@ class Cell:
 
     @property
     def fatal(self) -> bool:
-        """Whether the run may end, if it says why: without a role that cannot be replaced while it works, or
-        before everything works."""
-        return self.fault == FROZEN or self.role in FATAL or self.phase in ("start-up", "ending")
+        """Whether the run may end, if it says why: a role is missing that cannot be replaced, or not all is up."""
+        return (
+            self.fault == FROZEN
+            or self.role in (*FATAL, "run folder")
+            or self.phase in ("start-up", "ending")
+        )
 
 
 def all_cells() -> list[Cell]:

@@ -33,6 +33,26 @@ def write_data(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def command(folder: Path) -> list[str]:
+    """What starts it."""
+    data = folder / "sums.jsonl"
+    if not data.exists():
+        write_data(data)
+    flags: dict[str, object] = {
+        "--run-dir": folder / "run", "--model.path": "tiny",
+        "--data.source": data, "--data.held_out": HELD_OUT,
+        "--verifier.kind": "math", "--verifier.timeout_s": 2, "--verifier.workers": 2,
+        "--engine.kind": "torch", "--engine.max_new_tokens": 5,
+        "--pipeline.prompts_per_step": PROMPTS_PER_STEP, "--pipeline.completions_per_prompt": 4,
+        "--pipeline.max_lag": LAG, "--pipeline.no_positive_resampling": "false",
+        "--pipeline.deadline_s": DEADLINE_S, "--pipeline.start_deadline_s": START_DEADLINE_S,
+        "--objective.zero_variance": "keep",
+        "--evaluation.every": 3, "--evaluation.samples": 2,
+        "--logging.checkpoint_every": 2, "--logging.tensorboard": "false",
+    }  # fmt: skip
+    return [sys.executable, "-m", "trainer.main", *(str(x) for pair in flags.items() for x in pair)]
+
+
 class Run:
     """A run in `folder`/run; `mark` tells its processes from all others."""
 
@@ -41,24 +61,10 @@ class Run:
         self.states: dict[str, str] = {}  # role -> what it does
         self.entered: Counter[tuple[str, str]] = Counter()  # (role, state) -> how often
         self.lines: list[tuple[float, str]] = []  # what the run has printed, and when
-        data, address = folder / "sums.jsonl", str(folder / "states")
-        if not data.exists():
-            write_data(data)
+        address = str(folder / "states")
         Path(address).unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address)
-        flags: dict[str, object] = {
-            "--run-dir": self.dir, "--model.path": "tiny", "--data.source": data, "--data.held_out": HELD_OUT,
-            "--verifier.kind": "math", "--verifier.timeout_s": 2, "--verifier.workers": 2,
-            "--engine.kind": "torch", "--engine.max_new_tokens": 5,
-            "--pipeline.prompts_per_step": PROMPTS_PER_STEP, "--pipeline.completions_per_prompt": 4,
-            "--pipeline.max_lag": LAG, "--pipeline.no_positive_resampling": "false",
-            "--pipeline.deadline_s": DEADLINE_S, "--pipeline.start_deadline_s": START_DEADLINE_S,
-            "--objective.zero_variance": "keep",
-            "--evaluation.every": 3, "--evaluation.samples": 2,
-            "--logging.checkpoint_every": 2, "--logging.tensorboard": "false",
-        }  # fmt: skip
-        command = [sys.executable, "-m", "trainer.main", *(str(x) for pair in flags.items() for x in pair)]
         path = os.pathsep.join([str(folder), os.environ["PATH"]])  # the mark: see machine.py
         python = os.pathsep.join([str(HOOK), str(ROOT)])
         env = os.environ | {"PATH": path, "PYTHONPATH": python, "FAULTS_SOCKET": address} | environment
@@ -66,8 +72,9 @@ class Run:
         (self.dir / "pids.json").unlink(missing_ok=True)  # of the process before
         self.began = time.monotonic()
         self.process = subprocess.Popen(
-            [*command, *more, *resume], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, start_new_session=True,
+            [*machine.with_shared_memory(folder), *command(folder), *more, *resume],
+            cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
         )  # fmt: skip
         assert self.process.stdout is not None
         self._threads = [

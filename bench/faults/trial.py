@@ -26,18 +26,18 @@ DISK_BYTES = 100_000_000
 Row = dict[str, Any]
 
 
-def try_cell(cell: Cell, instants: int, seed: int) -> Row:
+def try_cell(cell: Cell, instants: int, seed: str) -> Row:
     """The cell's row: what became of the run at each instant, and what its books lack at the end."""
     rng, rows = random.Random(f"{seed} {cell.name}"), list[Row]()
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as name:
-        folder, before = Path(name), machine.shared_files()
+        folder = Path(name)
         with _disk(folder, cell.fault):
             while len(rows) < instants:
                 rows.append(_meet(cell, folder, rng))
                 if rows[-1]["ended"] in ("hang", "missed"):
                     break
             end = _finish(cell, folder)
-            leaked = sorted(machine.shared_files() - before)
+            leaked = sorted(machine.shared_files(folder))
         return asdict(cell) | {"instants": rows, "end": end, "leaked": leaked}
 
 
@@ -133,9 +133,14 @@ def _cause(cell: Cell, run: Run) -> Callable[[], object]:
     elif cell.fault == READ_ONLY:
         folder = run.dir / "checkpoints"
         folder.mkdir(exist_ok=True)
-        subprocess.run(["mount", "--bind", folder, folder], check=True)
-        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
-        return lambda: subprocess.run(["umount", "-l", folder], check=True)
+        for mount in (["--bind", folder, folder], ["-o", "remount,ro,bind", folder]):
+            inside = [
+                "nsenter",
+                "--mount",
+                "--target",
+                str(run.process.pid),
+            ]  # see machine.with_shared_memory
+            subprocess.run([*inside, "mount", *mount], check=True)
     return lambda: None
 
 

@@ -22,7 +22,7 @@ from trainer.controller.rollout import RolloutContext
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
 from trainer.messages import Event, Replacement, Shutdown
-from trainer.roles import role_name, run_role
+from trainer.roles import role_name, run_role, started
 from trainer.telemetry import send
 from trainer.types import Prompt
 
@@ -60,9 +60,8 @@ async def _run(
         learner = stack.enter_context(closing(LearnerClient(learner_conn)))
         clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
         deadline = Deadline(config.pipeline.deadline_s)
-        wait_for = deadline.wait_for
         start = Deadline(config.pipeline.start_deadline_s, "pipeline.start_deadline_s")
-        engines = stack.enter_context(closing(EnginePool(clients, wait_for, note)))
+        engines = stack.enter_context(closing(EnginePool(clients, deadline.wait_for, note)))
         emit("phase", {"name": "loading data and models"})
         from transformers import AutoConfig, AutoTokenizer  # takes seconds, so the pipes are open before
 
@@ -96,14 +95,20 @@ async def _run(
         # The engines have these weights. A way to push that does not work fails here, not at the first step.
         await controller.weights.push(controller.version)
         gate = parity_gate(ctx, learner, controller.weights, dataset.held_out)
-        emit("parity", await wait_for(gate, "parity gate: learner and engine on the same tokens"))
+        emit("parity", await deadline.wait_for(gate, "parity gate: learner and engine on the same tokens"))
         on_message = partial(_on_launcher_message, telemetry, controller, engines, start)
         asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
         _tasks.add(asyncio.create_task(_say_alive(telemetry)))
-        gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
-        await controller.run()
-        await controller.save()
+        await _train(controller)
         emit("done", {"step": controller.version, "ended_by": controller.ended_by})
+
+
+async def _train(controller: Controller) -> None:
+    """Train, and save at the end."""
+    gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
+    started()
+    await controller.run()
+    await controller.save()
 
 
 def check_lengths(

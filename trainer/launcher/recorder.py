@@ -54,7 +54,9 @@ class Recorder:
         self._flops = 0.0
         self._guards = Guards()
         self._unwritten: list[dict[str, Any]] = []  # lines that a killed launcher did not write
-        if resume:
+        if resume is None:
+            self._write_config()
+        else:
             self._reload_metrics(resume["version"], resume.get("events", ()))
         self.metrics = MetricsWriter(self.run_dir, config)
         self._like = learn_from(config.forecast.like) if config.forecast.like else None
@@ -88,8 +90,7 @@ class Recorder:
                 self.view.phase(message.data["name"])
             case Event(kind="training_begins"):
                 self.ledger.begin_training(message.time)
-                # Only now, since a folder with config.yaml can be resumed.
-                write_atomic(self.run_dir / "config.yaml", to_yaml(self.config))
+                self._write_config()  # in a resume only now: settings that do not start must not stay
                 self.view.phase("training")
             case Event(kind="step"):
                 compute = self.ledger.compute(message.time)
@@ -131,6 +132,9 @@ class Recorder:
         """Close the ledger and the files, once every role has ended."""
         self.ledger.close(self.run_dir, time.monotonic())
         self.metrics.close()
+
+    def _write_config(self) -> None:
+        write_atomic(self.run_dir / "config.yaml", to_yaml(self.config))
 
     def _reload_metrics(self, version: int, events: Sequence[Mapping[str, Any]]) -> None:
         """Read back curve and history; drop the steps after the checkpoint, which will be made again."""

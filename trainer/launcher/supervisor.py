@@ -23,7 +23,7 @@ from trainer.config import Config, ConfigError
 from trainer.jsonl import write_atomic
 from trainer.launcher.placement import Devices, for_roles
 from trainer.messages import Event, Failed, Replacement, Shutdown
-from trainer.roles import role_index, role_kind, role_name
+from trainer.roles import end_with_launcher, role_index, role_kind, role_name
 from trainer.run_folder import sweep
 
 GRACE_S = 20.0  # for a role to end by itself once the run is over; then it is killed
@@ -130,9 +130,8 @@ class Supervisor:
         ours, theirs = CONTEXT.Pipe()
         logs = self.run_dir / "logs"
         env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} | (dict.fromkeys(RENDEZVOUS) if env is None else env)
-        process = CONTEXT.Process(
-            target=_role_entry, args=(target, theirs, args, str(logs / f"{role}.log"), env), name=role
-        )
+        given = os.getpid(), target, theirs, args, str(logs / f"{role}.log"), env
+        process = CONTEXT.Process(target=_role_entry, args=given, name=role)
         _ensure_resource_tracker(logs / "resource_tracker.log")  # else `start` does it, and unblocks STOPS
         # A terminal's Ctrl-C reaches every process, but only the launcher answers it: see `_role_entry`.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -319,12 +318,13 @@ def _free_port() -> int:
 
 
 def _role_entry(
-    target: str, telemetry: Connection, args: tuple[Any, ...], log: str, env: dict[str, Any]
+    launcher: int, target: str, telemetry: Connection, args: tuple[Any, ...], log: str, env: dict[str, Any]
 ) -> None:
     """Entry of every spawned process; what libraries print goes to its log, not into the live view.
 
     The target is passed by name, so that the launcher itself never imports torch.
     """
+    end_with_launcher(launcher)
     for stop in STOPS:
         signal.signal(stop, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # `_start` blocked them until they are ignored

@@ -24,7 +24,7 @@ from trainer.learner.ranks import Ranks, init_ranks
 from trainer.learner.sharding import full_tensor
 from trainer.learner.weight_file import WeightFiles
 from trainer.messages import Ack, Event, Push, Ready, Refused, Save, Score, Scored, StepDone, Written
-from trainer.roles import run_role
+from trainer.roles import run_role, started
 from trainer.telemetry import Clock, send
 from trainer.types import TrainBatch
 
@@ -54,6 +54,7 @@ def learner_main(
         ranks = ranks.started(config.pipeline.deadline_s / 2)
         if telemetry is not None and service.note:
             send(telemetry, Event("note", time.monotonic(), {"text": service.note}))
+        started()
         service.send(service.ready)
         clock.enter("idle")
         for message in ranks.messages(conn):

@@ -12,9 +12,15 @@ from contextlib import suppress
 
 
 def _report_states(address: str) -> None:
+    from trainer.engines.request_queue import RequestQueue
     from trainer.telemetry import Clock
+    from trainer.types import Request
 
-    enter, to = Clock.enter, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    add, enter, to = (
+        RequestQueue.add,
+        Clock.enter,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK),
+    )
 
     def reporting(self: Clock, state: str) -> str:
         left = enter(self, state)
@@ -24,6 +30,14 @@ def _report_states(address: str) -> None:
         return left
 
     Clock.enter = reporting  # type: ignore[method-assign]  # this is the point of the module
+
+    def adding(self: RequestQueue, request: Request) -> None:
+        if request.evaluation:  # the clock says so only afterwards
+            with suppress(OSError):
+                to.sendto(b"engine evaluate", address)
+        add(self, request)
+
+    RequestQueue.add = adding  # type: ignore[method-assign]  # as above
 
 
 def _let_the_wall_clock_jump(seconds: float) -> None:

@@ -12,7 +12,7 @@ from trainer.config import Config
 from trainer.engines.request_queue import Activity, read_messages
 from trainer.engines.torch.engine import TorchEngine
 from trainer.messages import Abort, Ack, Pause, Ready, Resume, Shutdown, UpdateWeights, WeightsHeld
-from trainer.roles import run_role
+from trainer.roles import run_role, started
 from trainer.telemetry import Clock, send
 from trainer.types import Columns, Request
 
@@ -33,6 +33,7 @@ def engine_main(
         fp32_head = config.model.fp32_head in ("both", "generator")
         engine = TorchEngine(model_dir, dtype, fp32_head, slots, device)
         info = {"kind": "torch", "device": device, "dtype": config.model.dtype}
+        started()
         conn.send(Ready(info | {"threads": threads, "slots": slots}))
         serve(engine, conn, clock, telemetry)
 

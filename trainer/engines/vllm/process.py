@@ -28,7 +28,7 @@ from trainer.engines.request_queue import (
     read_messages,
 )
 from trainer.messages import Ack, Ready, WeightsHeld
-from trainer.roles import run_role
+from trainer.roles import run_role, started
 from trainer.telemetry import Clock, send
 from trainer.types import Columns, Completion, FinishReason, Request
 
@@ -84,6 +84,7 @@ async def _serve(conn: Connection, telemetry: Connection, clock: Clock, slots: i
     began = time.monotonic()
     backend, info = await start()
     try:
+        started()
         conn.send(Ready(info | {"slots": slots, "start_s": round(time.monotonic() - began, 1)}))
         await Scheduler(backend, conn, clock, Activity(clock, telemetry), slots).run()
     except BaseExceptionGroup as group:
