@@ -45,7 +45,7 @@ class Cell:
 
     @property
     def fatal(self) -> bool:
-        """Whether the run may end, if it says why: a role is missing that cannot be replaced, or not all is up."""
+        """Whether the run may end, if it says why."""
         return (
             self.fault == FROZEN
             or self.role in (*FATAL, "run folder")
