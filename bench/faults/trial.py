@@ -133,14 +133,10 @@ def _cause(cell: Cell, run: Run) -> Callable[[], object]:
     elif cell.fault == READ_ONLY:
         folder = run.dir / "checkpoints"
         folder.mkdir(exist_ok=True)
-        for mount in (["--bind", folder, folder], ["-o", "remount,ro,bind", folder]):
-            inside = [
-                "nsenter",
-                "--mount",
-                "--target",
-                str(run.process.pid),
-            ]  # see machine.with_shared_memory
-            subprocess.run([*inside, "mount", *mount], check=True)
+        path, pid = str(folder), str(run.process.pid)
+        for mount in (["--bind", path, path], ["-o", "remount,ro,bind", path]):
+            # Among the mounts that the run sees: machine.with_shared_memory gives it its own.
+            subprocess.run(["nsenter", "--mount", "--target", pid, "mount", *mount], check=True)
     return lambda: None
 
 

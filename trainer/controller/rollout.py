@@ -118,13 +118,14 @@ async def _generate_one(ctx: RolloutContext, request: Request) -> Completion:
 
 async def _verify(
     ctx: RolloutContext, prompt: Prompt, step: int | None, completion: Completion, text: str,
-    phrase: slice = slice(0),
+    phrase: slice | None = None,
 ) -> Rollout:  # fmt: skip
-    """The completion with its reward; the tokens of `phrase` were not sampled."""
+    """The completion with its reward; the tokens of `phrase`, if it was interrupted, were not sampled."""
     with ctx.deadline.verification():
         scored = await ctx.rewards[prompt.task].score(prompt, text, len(completion.token_ids), step)
     sampled = np.ones(len(completion.token_ids), np.bool_)
-    sampled[phrase] = False
+    if phrase:
+        sampled[phrase] = False
     return Rollout(
         token_ids=completion.token_ids,
         logprobs_gen=completion.logprobs_gen,
@@ -134,7 +135,7 @@ async def _verify(
         reward=scored.reward,
         outcome=scored.outcome,
         truncated=completion.finish_reason == "length",
-        interrupted=not sampled.all(),
+        interrupted=phrase is not None and phrase.stop > phrase.start,
         scores=scored.scores,
     )
 
