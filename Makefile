@@ -12,7 +12,7 @@ TEST_REQUIREMENTS := requirements/tests.txt requirements/examples.txt
 VLLM_PY := .venv-vllm/bin/python
 VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests test test-slow test-triton setup-vllm test-vllm lint bench clean
+.PHONY: help setup run setup-tests test test-slow test-triton setup-vllm test-vllm lint bench soak clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -69,6 +69,9 @@ lint: setup-tests  ## ruff and mypy
 bench: setup-tests  ## the benchmark suites, then the loss beside its peers and its limit (minutes; peers: requirements/peers.txt)
 	$(PY) -m pytest -q bench --benchmark-only --benchmark-columns=median,iqr,rounds
 	$(PY) -m bench.kernels.compare --rows 512 --rounds 5 --max-seconds 20
+
+soak: setup  ## an hour under random faults: nothing lost, nothing left, nothing growing
+	$(PY) -m bench.faults.soak --minutes 60
 
 clean:  ## remove what was built and cached; runs/ and .venv stay
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

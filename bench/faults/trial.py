@@ -36,7 +36,7 @@ def try_cell(cell: Cell, instants: int, seed: str) -> Row:
                 rows.append(_meet(cell, folder, rng))
                 if rows[-1]["ended"] in ("hang", "missed"):
                     break
-            end = _finish(cell, folder)
+            end = audit(folder, cell.flags)
             leaked = sorted(machine.shared_files(folder))
         return asdict(cell) | {"instants": rows, "end": end, "leaked": leaked}
 
@@ -173,10 +173,10 @@ def _after(run: Run) -> Row:
     return {"alone_s": time.monotonic() - began, "orphans": sorted(orphans.values())}
 
 
-def _finish(cell: Cell, folder: Path) -> Row:
-    """Let the run end in order, a few steps later, and audit it."""
+def audit(folder: Path, flags: tuple[str, ...]) -> Row:
+    """Let the run end in order, a few steps later, and read its books."""
     steps = _steps(folder) + MORE_STEPS
-    run = Run(folder, (*cell.flags, "--pipeline.steps", str(steps)), {})
+    run = Run(folder, (*flags, "--pipeline.steps", str(steps)), {})
     try:
         run.until(lambda: False, START_DEADLINE_S + 60)
         code, line, orphans = run.process.poll(), run.error, sorted(run.left(5).values())

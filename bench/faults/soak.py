@@ -1,0 +1,147 @@
+"""A long run under random faults: are memory, files, threads and shared memory flat, and the books right?
+
+  python -m bench.faults.soak --minutes 60      `make soak`
+
+Every 20 to 60 seconds a process is killed: mostly an engine, the verifiers' fork server or a worker, which
+the run must survive; one time in six the launcher, the controller or the learner, after which it is resumed.
+In between the resources of every process are sampled. Growth is that of the median of the last quarter of a
+process's life over that of its second quarter, for the longest life of each role.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import records
+from bench.faults import machine
+from bench.faults.run import START_DEADLINE_S, Run
+from bench.faults.trial import audit
+from bench.table import table
+
+SURVIVED, FATAL = (
+    ("engine", "engine-1", "fork server", "verifier worker"),
+    ("launcher", "controller", "learner"),
+)
+FATAL = ("launcher", "controller", "learner")  # whose growth counts
+SAMPLE_S = 2.0
+FLAGS = ("--engine.count", "2", "--pipeline.steps", "1000000")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a process holds."""
+
+    memory_mb: float
+    files: int
+    threads: int
+    shared_mb: float  # of the whole run
+
+
+def sample(pid: int, folder: Path) -> Sample | None:
+    """None if the process has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    shared = sum(path.stat().st_size for path in (folder / "shm").rglob("*") if path.is_file())
+    return Sample(int(fields["RssAnon"].split()[0]) / 1e3, files, int(fields["Threads"]), shared / 1e6)
+
+
+def soak(minutes: float, seed: int) -> tuple[list[list[Sample]], list[str], list[str]]:
+    """The samples of the longest lives, by FATAL; the faults; and what was wrong."""
+    lives: defaultdict[tuple[str, int], list[Sample]] = defaultdict(list)
+    faults, wrong, rng = list[str](), list[str](), random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as name:
+        folder, end = Path(name), time.monotonic() + 60 * minutes
+        while time.monotonic() < end and not wrong:
+            run = Run(folder, FLAGS, {})
+            try:
+                wrong += _live(run, rng, end, lives, faults)
+            finally:
+                run.close()
+        final = audit(folder, FLAGS[:2])
+        wrong += final["problems"] + final["orphans"]
+        wrong += [f"left in shared memory: {name}" for name in machine.shared_files(folder)]
+    by_role = [max((s for (r, _), s in lives.items() if r == role), key=len, default=[]) for role in FATAL]
+    return by_role, faults, wrong
+
+
+def _live(
+    run: Run, rng: random.Random, end: float, lives: dict[tuple[str, int], list[Sample]], faults: list[str]
+) -> Iterator[str]:
+    """One process of the launcher, until a fault ends it or the time is up; yields what is wrong."""
+    if not run.until(lambda: run.printed(r"\] training \.\.\."), START_DEADLINE_S):
+        yield f"it did not start: {run.error}"
+        return
+    step, fault_at = 0, time.monotonic() + rng.uniform(20, 60)
+    while time.monotonic() < end:
+        run.until(lambda: False, SAMPLE_S)
+        if run.process.poll() is not None:
+            yield f"it ended: {run.error}"
+            return
+        for role in FATAL:
+            if (pid := run.pid(role)) and (found := sample(pid, run.folder)):
+                lives[role, pid].append(found)
+        if time.monotonic() < fault_at:
+            continue
+        last, step = step, run.last_step()
+        if step == last:
+            yield f"no step since step {step}, after the fault {faults[-1:]}"
+            return
+        role = rng.choice(SURVIVED if rng.random() < 5 / 6 else FATAL)
+        fault_at = time.monotonic() + rng.uniform(20, 60)
+        if run.signal(role, signal.SIGKILL):
+            faults.append(role)
+            if role in FATAL:
+                run.until(lambda: False, 60)
+                if left := run.left(60):
+                    yield f"left after {role}: {left}"
+                return
+    run.process.send_signal(signal.SIGINT)
+    if not run.until(lambda: run.process.poll() is not None, 60) or run.process.returncode:
+        yield f"it did not end in order: {run.error}"
+
+
+def growth(samples: Sequence[float]) -> float:
+    """Of the last quarter's median over the second's, as a share."""
+    quarter = len(samples) // 4
+    if not quarter or not (before := statistics.median(samples[quarter : 2 * quarter])):
+        return 0.0
+    return statistics.median(samples[-quarter:]) / before - 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 1 if anything was wrong."""
+    p = records.parser("faults.soak", __doc__)
+    p.add_argument("--minutes", type=float, default=60)
+    p.add_argument("--seed", type=int, default=0)
+    args = p.parse_args(argv)
+    lives, faults, wrong = soak(args.minutes, args.seed)
+    rows = []
+    for role, samples in zip(FATAL, lives, strict=True):
+        columns = list(zip(*((s.memory_mb, s.files, s.threads, s.shared_mb) for s in samples), strict=True))
+        cells = [f"{statistics.median(c):.4g} ({growth(c):+.1%})" for c in columns]
+        rows.append([role, f"{len(samples) * SAMPLE_S / 60:.1f}", *(cells or ["-"] * 4)])
+    print(
+        table(
+            ["process", "longest life, minutes", "memory MB (growth)", "files", "threads", "shared MB"], rows
+        )
+    )
+    counts = ", ".join(f"{role} {faults.count(role)}" for role in (*SURVIVED, *FATAL))
+    print(f"\n{len(faults)} killed: {counts}. Wrong: {'; '.join(wrong) or 'nothing'}.")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
