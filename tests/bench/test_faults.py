@@ -1,0 +1,138 @@
+"""Promises of the fault matrix: it sees what is wrong, and a sample of its cells has no failure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.faults import __main__ as matrix
+from bench.faults import books
+from bench.faults.cells import FROZEN, KILLED, Cell, all_cells
+from bench.faults.soak import growth, soak
+from bench.faults.trial import try_cell
+from trainer.controller.journal import Journal
+from trainer.controller.rounds import Minibatch
+from trainer.controller.sampler import IssuedPrompt
+from trainer.types import Group, Prompt, Rollout
+
+PROMPTS = 4
+
+
+def write(run_dir: Path, steps: int, version: int = 0) -> None:
+    """The books of a run of two groups a step, with every token of step s from version s − 1 − `version`."""
+    (run_dir / "journal").mkdir(parents=True)
+    journal = Journal(run_dir / "journal")
+    prompts = [Prompt(f"p{i}", "", (1,), "", {}) for i in range(PROMPTS)]
+    rows: list[dict[str, Any]] = [{"step": 0, "eval/pass_rate": 0.5}]
+    for step in range(1, steps + 1):
+        groups = []
+        for group_id in (2 * step - 2, 2 * step - 1):
+            prompt, epoch = prompts[group_id % PROMPTS], group_id // PROMPTS
+            ones = np.ones(2, np.int32)
+            versions = ones * (step - 1 - version)
+            rollout = Rollout(
+                ones, ones.astype(np.float32), versions, ones > 0, "", 1.0, "correct", False, False
+            )
+            groups.append(Group(group_id, epoch, prompt, (rollout,)))
+            journal.issued(IssuedPrompt(group_id, epoch, prompt, step - 1))
+            journal.finished(groups[-1])
+        journal.trained(step, Minibatch(tuple(groups), ()))
+        rows.append({"step": step})
+    journal.close()
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def found(run_dir: Path, lag: int = 1) -> list[str]:
+    return books.problems(run_dir, PROMPTS, 2, lag)
+
+
+def test_books_that_are_in_order_have_no_problem(tmp_path: Path) -> None:
+    write(tmp_path / "a", 5)
+    write(tmp_path / "b", 5, version=1)
+    assert found(tmp_path / "a") == [] and found(tmp_path / "b") == []
+
+
+def changed(run_dir: Path, old: str, new: str, name: str = "journal/000000.jsonl") -> Path:
+    """The run's books with something changed in one file."""
+    path = run_dir / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return run_dir
+
+
+def test_what_is_lost_or_twice_or_too_old_is_found(tmp_path: Path) -> None:
+    metrics, evaluated = "metrics.jsonl", '{"step": 0, "eval/pass_rate": 1}'
+    for number, (old, new, problem, *name) in enumerate([
+        ('{"step": 3}\n', "", "has the steps [1, 2, 4, 5]", metrics),
+        ('{"step": 3}\n', '{"step": 3}\n{"step": 3}\n', "has the steps [1, 2, 3, 3", metrics),
+        ('{"step": 5}\n', f'{{"step": 5}}\n{evaluated}\n', "step 0 was evaluated 2 times", metrics),
+        ('"finished": 5,', '"finished": 55,', "group 5 of step 3 is not in the journal"),
+        ('"trained": 2, "first": 2', '"trained": 2, "first": 1', "step 2 was trained on"),
+        ('"epoch": 0, "prompt_id": "p3"', '"epoch": 0, "prompt_id": "p2"', "prompt p2 2 times"),
+    ]):  # fmt: skip
+        run_dir = tmp_path / str(number)
+        write(run_dir, 5)
+        assert any(problem in line for line in found(changed(run_dir, old, new, *name))), problem
+    write(tmp_path / "old", 5, version=1)
+    assert "tokens of versions {-1} in step 1" in found(tmp_path / "old", lag=0)[0]
+
+
+def row(cell: Cell, instant: dict[str, Any], **more: Any) -> dict[str, Any]:
+    end, leaked = {"problems": [], "orphans": []} | more, more.get("leaked", [])
+    return asdict(cell) | {"instants": [instant], "end": end, "leaked": leaked}
+
+
+def test_a_failure_is_a_hang_an_orphan_a_leak_or_a_line_without_the_culprit() -> None:
+    learner, engine = Cell("learner", "training", KILLED), Cell("engine", "training", KILLED)
+    error = {
+        "ended": "error",
+        "line": "error: the learner's process was killed",
+        "seconds": 1.0,
+        "orphans": [],
+    }
+    assert matrix.failures(row(learner, error)) == []
+    assert matrix.failures(row(learner, error | {"line": "error: something"}))
+    assert matrix.failures(row(learner, error | {"orphans": ["python"]}))
+    assert matrix.failures(row(learner, error | {"ended": "hang"}))
+    assert matrix.failures(row(learner, error, leaked=["sem.x"]))
+    assert matrix.failures(row(learner, error, problems=["step 3 is missing"]))
+    assert matrix.failures(row(engine, error | {"line": "error: the engine's process was killed"}))
+    assert matrix.failures(row(engine, error | {"ended": "recovered", "line": ""})) == []
+    assert "| learner | killed | 1 in 1 of 7 phases | 0 | 1 | 1.0 (1.0) | 0 |" in matrix.table(
+        [row(learner, error)]
+    )
+    assert len({cell.name for cell in all_cells()}) == len(all_cells())
+
+
+def test_growth_is_of_the_last_quarter_over_the_second() -> None:
+    assert growth([5.0] * 10 + [10.0] * 20 + [11.0] * 10) == pytest.approx(0.1)
+    assert growth([1.0, 2.0]) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell("launcher", "start-up", KILLED),
+        Cell("launcher", "writing a checkpoint", KILLED),
+        Cell("learner", "pushing weights", KILLED),
+        Cell("engine", "evaluating", KILLED),
+        Cell("fork server", "generating", KILLED),
+        Cell("controller", "generating", FROZEN),
+    ],
+    ids=lambda cell: cell.name,
+)
+def test_a_sample_of_the_matrix_has_no_failure(cell: Cell) -> None:
+    assert matrix.failures(try_cell(cell, 1, "ci")) == []
+
+
+@pytest.mark.slow
+def test_two_minutes_under_random_faults_leave_nothing_lost_and_nothing_behind() -> None:
+    _, faults, wrong = soak(2.0, 1)
+    assert faults and not wrong
