@@ -22,7 +22,7 @@ from trainer.jsonl import read_lines
 
 HOOK = Path(__file__).parent / "hook"
 DEADLINE_S = 20  # pipeline.deadline_s
-START_DEADLINE_S = 90
+START_DEADLINE_S = 120
 PROMPTS, HELD_OUT, PROMPTS_PER_STEP, LAG = 80, 20, 8, 1
 
 
