@@ -68,7 +68,7 @@ def parse(argv: Sequence[str]) -> Launch:
     _check_tasks(config)
     check_verifiers(config)
     _check_schedule(config)
-    _ = config.forecast.rule  # ConfigError if it is no rule
+    _ = config.forecast.rule, config.logging.next_kept  # ConfigError if it is no rule
     return dataclasses.replace(launch, config=config, resume=resume, dry_run=dry_run)
 
 

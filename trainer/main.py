@@ -89,6 +89,7 @@ def train(launch: Launch) -> int:
             view.log(unchecked)
         recorder = Recorder(config, devices, view, resume, rank / 1e9)
         supervisor = Supervisor(config, model, devices, resume, recorder.handle)
+        recorder.ask = supervisor.send_controller
         try:
             with closing(recorder):
                 supervisor.run()

@@ -79,6 +79,12 @@ def checkpoints(run_dir: str | Path) -> list[Path]:
     )
 
 
+def kept(checkpoint: Path) -> float:
+    """The compute at which it was written to be kept for good (`logging.keep_at`); 0 if it was not."""
+    compute: float = json.loads((checkpoint / "controller.json").read_text()).get("kept", 0.0)
+    return compute
+
+
 def latest(run_dir: str | Path) -> Path | None:
     """The newest complete checkpoint."""
     return max(checkpoints(run_dir), default=None)

@@ -39,7 +39,6 @@ completions have arrived. Training rollouts go on in the slots left over, and th
 """
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -55,7 +54,7 @@ from trainer.config import Config, ConfigError
 from trainer.controller.batch import Moments, build_batch, zero_variance
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import evaluate
-from trainer.controller.journal import Journal, replay
+from trainer.controller.journal import Journal, oldest_group, replay
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.mixture import Mixture, task_metrics
 from trainer.controller.rollout import RolloutContext, rollout_group, sample_record
@@ -65,7 +64,6 @@ from trainer.controller.scores import to_score
 from trainer.controller.weight_sync import WeightSync
 from trainer.jsonl import nan_to_null
 from trainer.messages import StepDone
-from trainer.run_folder import checkpoints
 from trainer.types import Group, TokenScores
 
 T = TypeVar("T")
@@ -90,6 +88,8 @@ class Controller:
         self.weights = WeightSync(ctx.config.engine, ctx.engine, learner, ctx.deadline, self._evaluates)
         self._wait_for = ctx.deadline.wait_for
         self.stop = asyncio.Event()  # set: stop after the current optimizer step
+        self.keep = 0.0  # the compute at which the launcher asked for a checkpoint that is kept for good
+        self._kept = 0, 0.0  # the version of the newest such checkpoint, and that compute
         self.complete_by = ""  # why `stop` makes the run complete, such as "compute"; empty: it does not
         self.version = 0  # the learner's
         self._group_id = 0  # the first not yet trained on
@@ -121,6 +121,7 @@ class Controller:
                 "by an older version of the trainer and cannot be resumed: start a new run"
             )
         self.version, self._group_id = checkpoint["version"], checkpoint["group_id"]
+        self._kept = self.version, checkpoint.get("kept", 0.0)
         self._moments = Moments(**checkpoint.get("advantages", {}))
         self.sampler.load_state_dict(checkpoint["sampler"])
         prompts = {p.prompt_id: p for p in self.dataset.train}
@@ -221,6 +222,8 @@ class Controller:
             for minibatch in minibatches:
                 if self.stop.is_set() and not self.complete_by:  # the engines need a round's last version
                     return
+                if self.keep:
+                    await self.save()
                 await self.weights.before_step()
                 # A task of its own, so that it ends and can be saved when something else fails meanwhile.
                 self._step = asyncio.create_task(self._train_step(minibatch, unscored, waited))
@@ -346,6 +349,10 @@ class Controller:
         sampler = self.sampler.state_dict()
         state = {"version": self.version, "group_id": self._group_id, "sampler": sampler}
         state |= {"advantages": asdict(self._moments), "events": list(self._recent)}
+        if self.keep:
+            self._kept, self.keep = (self.version, self.keep), 0.0
+        if self._kept[0] == self.version:  # also when it is written again
+            state["kept"] = self._kept[1]
         path = str(Path(self.config.run_dir) / "checkpoints" / f"step-{self.version:06d}")
         async with self.weights.learner_turn():
             await self._wait_for(self.learner.save(path, state), f"learner: checkpoint {path}")
@@ -382,12 +389,6 @@ class Controller:
 def rollout_tokens(groups: Sequence[Group]) -> int:
     """What the engine computes: each group's prompt once, and all completions."""
     return sum(len(g.prompt.token_ids) + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
-
-
-def oldest_group(run_dir: str, group_id: int) -> int:
-    """The first group that a resume from any of the run's checkpoints needs; `group_id` without one."""
-    states = [json.loads((path / "controller.json").read_text()) for path in checkpoints(run_dir)]
-    return min((state["group_id"] for state in states), default=group_id)
 
 
 def _due(step: int, every: int) -> bool:

@@ -6,6 +6,7 @@ the groups that it needs, and a long run can delete those that no checkpoint nee
 """
 
 import base64
+import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -19,6 +20,7 @@ from trainer.config import ConfigError
 from trainer.controller.rounds import Minibatch
 from trainer.controller.sampler import IssuedPrompt
 from trainer.jsonl import append, open_to_append, read_lines
+from trainer.run_folder import checkpoints, kept
 from trainer.types import Columns, Group, Prompt, Rollout
 
 SEGMENT_GROUPS = 256  # groups of one file
@@ -75,6 +77,14 @@ class Journal:
         """Close the files."""
         for file in self._files.values():
             file.close()
+
+
+def oldest_group(run_dir: str, group_id: int) -> int:
+    """The first group that a resume needs, from any checkpoint but those kept for good, which would hold the
+    whole journal; `group_id` without one."""
+    paths = [path for path in checkpoints(run_dir) if not kept(path)]
+    states = (json.loads((path / "controller.json").read_text()) for path in paths)
+    return min((state["group_id"] for state in states), default=group_id)
 
 
 def segments(folder: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from trainer.controller.rewards import Judges, Rewards
 from trainer.controller.rollout import RolloutContext
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
-from trainer.messages import Event, Replacement, Shutdown
+from trainer.messages import Event, Keep, Replacement, Shutdown
 from trainer.roles import role_name, run_role
 from trainer.telemetry import send
 from trainer.types import Prompt
@@ -126,7 +126,7 @@ def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
 def _on_launcher_message(
     telemetry: Connection, controller: Controller, engines: EnginePool, start: Deadline
 ) -> None:
-    """Take in an engine that the launcher has restarted, or stop. A dead launcher means stop, too.
+    """Take in an engine that the launcher has restarted, keep a checkpoint, or stop, also if it is dead.
 
     Ctrl-C can still follow the message that the run is complete: then the last weights are not evaluated.
     """
@@ -139,6 +139,8 @@ def _on_launcher_message(
         task = asyncio.create_task(_replace(controller, engines, engine, start))
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
+    elif isinstance(message, Keep):
+        controller.keep = message.compute
     else:
         controller.complete_by = message.ended_by
         if not message.ended_by:

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from trainer.launcher.placement import Devices
 from trainer.launcher.terminal import View
 from trainer.launcher.unwritten import unwritten_rows
 from trainer.launcher.warning_signs import Guards
-from trainer.messages import Event, Spans
+from trainer.messages import Event, Keep, Spans
 from trainer.roles import role_kind
-from trainer.run_folder import record_end
+from trainer.run_folder import checkpoints, kept, record_end
 from trainer.scaling import EvalPoint, Fit, curve_of
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands import learn_from
@@ -51,6 +51,9 @@ class Recorder:
         carried = json.loads((self.run_dir / "ledger.json").read_text()) if resume else None
         self.ledger = Ledger(devices.held(), devices.unit, self.start, carried)
         self.points: list[EvalPoint] = []
+        self.ask: Callable[[object], None] = lambda message: None  # sends the controller a message
+        kept_before = map(kept, checkpoints(self.run_dir)) if resume else ()
+        self._kept = max(kept_before, default=0.0)  # points of `logging.keep_at` up to here are done with
         self._flops = 0.0
         self._guards = Guards()
         self._unwritten: list[dict[str, Any]] = []  # lines that a killed launcher did not write
@@ -99,6 +102,9 @@ class Recorder:
                 warnings = self._guards.check(message.data)
                 line = message.data | {"learner/estimated_memory_gb": self.estimated_gb}
                 self._write_line(line | {f"warning/{name}": text for name, text in warnings.items()})
+                if compute.total >= self.config.logging.next_kept(self._kept):
+                    self._kept = compute.total
+                    self.ask(Keep(compute.total))
                 ended_by = "compute" if compute.total >= self._limit else self._warn(warnings)
             case Event(kind="eval"):
                 ended_by = self._record_evaluation(message)

@@ -169,7 +169,7 @@ class Supervisor:
             if self._signals and not stop_sent:
                 stop_sent = True
                 self._note("stopping after this step and saving a checkpoint; Ctrl-C again ends at once")
-                self._send_controller(Shutdown())
+                self.send_controller(Shutdown())
         for process, _ in self._roles.values():
             process.join(max(0.0, deadline - time.monotonic()))
 
@@ -193,7 +193,7 @@ class Supervisor:
                 self._done = True
         if (ended_by := self.on_event(role, message)) and not self._complete:
             self._complete = True
-            self._send_controller(Shutdown(ended_by))
+            self.send_controller(Shutdown(ended_by))
 
     def _respawn(self, role: str) -> None:
         """Start a dead engine again. The death of another role ends the run, and so does that of an engine
@@ -208,7 +208,7 @@ class Supervisor:
         self._failed.pop(role, None)
         self._note(f"{cause}; it is started again")
         conn = self._start_engine(role_index(role))
-        self._send_controller(Replacement(role, conn))
+        self.send_controller(Replacement(role, conn))
         conn.close()
         self._write_pids()
 
@@ -243,7 +243,8 @@ class Supervisor:
     def _note(self, text: str) -> None:
         self.on_event("launcher", Event("note", time.monotonic(), {"text": text}))
 
-    def _send_controller(self, message: object) -> None:
+    def send_controller(self, message: object) -> None:
+        """Send the controller a message; nothing happens if it is dead."""
         with suppress(OSError):  # if it is dead, its closed pipe will be noticed
             self._roles["controller"][1].send(message)
 
