@@ -34,6 +34,7 @@ class Launch:
     config: Config
     resume: bool
     dry_run: bool
+    branch: str = ""  # RUN@STEP, whose state the run begins with
     notices: tuple[str, ...] = ()  # on settings of another task than the data's; more: launcher/notices.py
     origins: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # keys by where they were set
     recommended: dict[str, tuple[str, Any, Any]] = dataclasses.field(default_factory=dict)
@@ -48,11 +49,20 @@ def parse(argv: Sequence[str]) -> Launch:
     given = {key: raw for key, raw in vars(_parser().parse_args(argv)).items() if raw is not None}
     resume, dry_run = given.pop("resume"), given.pop("dry_run")
     recipe, task = given.pop("recipe", None), given.pop("task", None)
+    branch = given.pop("branch_from", "")
+    source = _source(branch, resume, "run_dir" in given) if branch else None
+    if source and not (recipe or task):
+        recipe = str(source)
     if recipe is None and (task or not {"data.source", "mixture"} & given.keys()):
         recipe = DEFAULT_TASK_RECIPE if task else DEFAULT_RECIPE
     overrides = {key: from_text(fields()[key][0], raw) for key, raw in given.items()}
     launch = _resolve(recipe, task, overrides)
     config = launch.config
+    if source and config.model.path != (path := _resolve(str(source), None, {}).config.model.path):
+        raise ConfigError(
+            f"--branch-from {branch}: model.path is {config.model.path}, that run's is {path}; expected the "
+            "same, since the weights are the checkpoint's"
+        )
     if not config.run_dir:
         names = [Path(name).stem for name in (recipe, task) if name] or config.mixture
         name = "-".join(names) or _short_name(config.data.source)
@@ -69,7 +79,20 @@ def parse(argv: Sequence[str]) -> Launch:
     check_verifiers(config)
     _check_schedule(config)
     _ = config.forecast.rule, config.logging.next_kept  # ConfigError if it is no rule
-    return dataclasses.replace(launch, config=config, resume=resume, dry_run=dry_run)
+    return dataclasses.replace(launch, config=config, resume=resume, dry_run=dry_run, branch=branch)
+
+
+def _source(branch: str, resume: bool, named: bool) -> Path:
+    """The config.yaml of the run in RUN@STEP."""
+    run, _, step = branch.rpartition("@")
+    if not run or not step.isdecimal():
+        raise ConfigError(f"--branch-from: expected RUN@STEP, such as runs/demo-0@40; given {branch!r}")
+    if resume or not named:
+        wrong = "cannot go with --resume: a branch is resumed as any run" if resume else "needs a --run-dir"
+        raise ConfigError(f"--branch-from {wrong}, for the folder of the new run")
+    if not (path := Path(run, "config.yaml")).is_file():
+        raise ConfigError(f"--branch-from: {run} holds no run (no config.yaml); give the --run-dir of one")
+    return path
 
 
 def _check_tasks(config: Config) -> None:
@@ -182,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m trainer.main",
         usage="%(prog)s [--recipe NAME_OR_FILE] [--task NAME_OR_FILE] [--run-dir DIR] [--seed N] "
-        "[--resume] [--dry-run] [--SECTION.KEY VALUE ...]",
+        "[--resume] [--branch-from RUN@STEP] [--dry-run] [--SECTION.KEY VALUE ...]",
         allow_abbrev=False,
         formatter_class=argparse.RawTextHelpFormatter,
         description="Trains a language model by reinforcement learning (ScaleRL), keeps a ledger of the\n"
@@ -208,6 +231,14 @@ def _parser() -> argparse.ArgumentParser:
         help=textwrap.fill(f"task to train on: a .yaml file or one of {shipped('task')}", 84),
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
+    parser.add_argument(
+        "--branch-from", metavar="RUN@STEP",
+        help=textwrap.fill(
+            "begin a new run with the checkpoint of that step of another run: weights, optimizer, sampler "
+            "and random state; steps and compute go on from there. Settings are RUN's, or those of --recipe "
+            "and --task, under the command line's", 84,
+        ),
+    )  # fmt: skip
     parser.add_argument(
         "--dry-run",
         action="store_true",

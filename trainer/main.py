@@ -14,6 +14,7 @@ from typing import Any
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
+from trainer.launcher import branch
 from trainer.launcher.memory_estimate import (
     ModelSize,
     describe,
@@ -32,7 +33,7 @@ from trainer.launcher.placement import (
     with_engine,
     without_judges,
 )
-from trainer.run_folder import checkpoints, claim, damage, latest
+from trainer.run_folder import checkpoints, claim, damage, latest, origin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,10 +73,15 @@ def train(launch: Launch) -> int:
         raise ConfigError(slow)
     if devices.world and int(os.environ["RANK"]) > 0:
         return follow(launch, devices)
+    source = branch.find(launch.branch) if launch.branch else None
     with claim(config.run_dir, launch.resume), make_view(config, devices.unit) as view:
         for notice in notices(launch):
             view.log(notice)
-        resume = checkpoint_state(config, set_aside=True) if launch.resume else None
+        if source is not None:
+            branch.begin(config, source, devices.unit)
+        resume = checkpoint_state(config, set_aside=True) if launch.resume or source else None
+        if text := origin(config.run_dir).get("text"):
+            view.log(text)
         if resume is None:
             view.phase("preparing the model")
         model = resume["path"] if resume else resolve_model(config.model.path)
@@ -117,7 +123,9 @@ def follow(launch: Launch, devices: Devices) -> int:
     os.environ |= {name: str(value) for name, value in learner_environment(config).items()}
     from trainer.learner.process import learner_main  # torch: it may read them when it is imported
 
-    resume = checkpoint_state(config, set_aside=False)["path"] if launch.resume else None
+    resume = str(branch.find(launch.branch)) if launch.branch else None
+    if launch.resume:
+        resume = checkpoint_state(config, set_aside=False)["path"]
     threads = devices.threads(config.learner.threads, len(devices.learner))
     learner_main(config, resume or resolve_model(config.model.path), None, threads, resume, None)
     return 0
@@ -155,8 +163,8 @@ def dry_run(launch: Launch) -> int:
     for notice in filter(None, (*notices(launch), slow_dtype(config, devices))):
         print(f"note: {notice}", file=sys.stderr)
     print(to_yaml(config))
-    for origin, keys in launch.origins.items():
-        print(f"set by {origin}: {', '.join(keys)}")
+    for source, keys in launch.origins.items():
+        print(f"set by {source}: {', '.join(keys)}")
     print(describe(config, devices, size))
     if size is not None:
         print(plan(config, size, devices.split()).text)

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from trainer.config import ConfigError
 from trainer.jsonl import write_atomic
@@ -16,6 +16,7 @@ from trainer.jsonl import write_atomic
 SHARED = Path("/dev/shm")
 CHECKSUMS = "checksums.json"  # in the folder of a checkpoint: of all its files
 ENDED = "ended.json"  # in the folder of a run that is complete
+ORIGIN = "origin.json"  # in the folder of a run that began from another one
 PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders through which weights are sent
 
 
@@ -54,6 +55,7 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
             raise in_use
         for name in ("metrics.jsonl", "timeline.jsonl"):  # these are appended to
             (folder / name).unlink(missing_ok=True)
+        (folder / ORIGIN).unlink(missing_ok=True)
     (folder / ENDED).unlink(missing_ok=True)
     return lock
 
@@ -61,6 +63,17 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
 def record_end(run_dir: Path, by: str, max_compute: float, why: str = "") -> None:
     """Say in the folder that the run is complete: by "steps", "compute", "forecast", "guard" or "solved"."""
     write_atomic(run_dir / ENDED, json.dumps({"by": by, "max_compute": max_compute, "why": why}))
+
+
+def record_origin(run_dir: Path, where: dict[str, Any]) -> None:
+    """Say in the folder from which run it began; `text` is for people."""
+    write_atomic(run_dir / ORIGIN, json.dumps(where))
+
+
+def origin(run_dir: str | Path) -> dict[str, Any]:
+    """What `record_origin` wrote; empty if the run began by itself."""
+    path = Path(run_dir, ORIGIN)
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def complete(run_dir: Path, max_compute: float = 0.0) -> bool:

@@ -54,7 +54,7 @@ from trainer.config import Config, ConfigError
 from trainer.controller.batch import Moments, build_batch, zero_variance
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import evaluate
-from trainer.controller.journal import Journal, oldest_group, replay
+from trainer.controller.journal import Journal, issued_prompt, issued_record, oldest_group, replay
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.mixture import Mixture, task_metrics
 from trainer.controller.rollout import RolloutContext, rollout_group, sample_record
@@ -108,6 +108,7 @@ class Controller:
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the run ends
         self._resumed_groups: dict[int, Group] = {}
         self._pending: list[IssuedPrompt] = []
+        self._issued: dict[int, IssuedPrompt] = {}  # and not trained on when the last checkpoint was written
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Resume from the state in a checkpoint: keep finished groups and issue pending prompts again.
@@ -126,8 +127,11 @@ class Controller:
         self.sampler.load_state_dict(checkpoint["sampler"])
         prompts = {p.prompt_id: p for p in self.dataset.train}
         folder = Path(self.config.run_dir) / "journal"
-        issued, finished = replay(folder, self._group_id, prompts, self.version)
-        self._pending = [issued[i] for i in sorted(issued) if i < checkpoint["sampler"]["group_id"]]
+        self._issued, finished = replay(folder, self._group_id, prompts, self.version)
+        for record in checkpoint.get("pending", ()):  # not in the journal of a run that branches here
+            self._issued[record["issued"]] = issued_prompt(record, prompts, checkpoint["path"])
+        last = checkpoint["sampler"]["group_id"]
+        self._pending = [self._issued[i] for i in sorted(self._issued) if i < last]
         self._resumed_groups = {i: g for i, g in finished.items() if self._usable(g)}
 
     def _usable(self, group: Group) -> bool:
@@ -184,6 +188,7 @@ class Controller:
             issued = self._pending.pop(0) if self._pending else self.sampler.next(step)
             if issued is None:
                 break
+            self._issued[issued.group_id] = issued
             self._groups.put_nowait(self._spawn(self._rollout(issued), f"group {issued.group_id}"))
         self._groups.put_nowait(None)
         await asyncio.Future()  # wait to be cancelled
@@ -348,6 +353,8 @@ class Controller:
         """Write a checkpoint of the present version, with the state that a resume needs."""
         sampler = self.sampler.state_dict()
         state = {"version": self.version, "group_id": self._group_id, "sampler": sampler}
+        self._issued = {i: issued for i, issued in self._issued.items() if i >= self._group_id}
+        state["pending"] = list(map(issued_record, self._issued.values()))
         state |= {"advantages": asdict(self._moments), "events": list(self._recent)}
         if self.keep:
             self._kept, self.keep = (self.version, self.keep), 0.0
@@ -363,7 +370,7 @@ class Controller:
         groups = minibatch.groups
         progress = {"train/solved_share": self.sampler.solved_share, "train/epoch": groups[-1].epoch}
         progress["engine/push_s"] = self.weights.push_s
-        progress["train/rollout_tokens"] = 0 if minibatch.epoch else rollout_tokens(minibatch.generated)
+        progress["train/rollout_tokens"] = minibatch.generated_tokens
         progress |= task_metrics(groups, minibatch.aside, self.config.mixture)
         self._record("step", {"step": done.version, "train/wait_s": waited} | progress | stats | done.metrics)
         for group in groups[: self.config.logging.samples_per_step]:
@@ -384,11 +391,6 @@ class Controller:
                 await main
         for task in done:
             task.result()
-
-
-def rollout_tokens(groups: Sequence[Group]) -> int:
-    """What the engine computes: each group's prompt once, and all completions."""
-    return sum(len(g.prompt.token_ids) + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
 
 
 def _due(step: int, every: int) -> bool:

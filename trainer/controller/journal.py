@@ -43,8 +43,7 @@ class Journal:
 
     def issued(self, issued: IssuedPrompt) -> None:
         """Record a prompt handed to a rollout task."""
-        record = {"issued": issued.group_id, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id}
-        self._append(issued.group_id, record | {"step": issued.step})
+        self._append(issued.group_id, issued_record(issued))
 
     def finished(self, group: Group) -> None:
         """Record a complete group with all its tokens."""
@@ -77,6 +76,12 @@ class Journal:
         """Close the files."""
         for file in self._files.values():
             file.close()
+
+
+def issued_record(issued: IssuedPrompt) -> dict[str, Any]:
+    """An issued prompt, as the journal and checkpoints have it."""
+    record = {"issued": issued.group_id, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id}
+    return record | {"step": issued.step}
 
 
 def oldest_group(run_dir: str, group_id: int) -> int:
@@ -119,16 +124,24 @@ def replay(
         if group_id < first:
             continue
         if "issued" in record:
-            if (prompt := prompts.get(record["prompt_id"])) is None:
-                raise ConfigError(
-                    f"{folder}: prompt {record['prompt_id']}, issued as number {group_id}, is no longer in "
-                    "the training data; resume with the data that the run began with"
-                )
-            issued[group_id] = IssuedPrompt(group_id, record["epoch"], prompt, record.get("step", step))
+            issued[group_id] = issued_prompt(record, prompts, folder, step)
             finished.pop(group_id, None)
         else:
             finished[group_id] = _group(issued[group_id], record)
     return issued, finished
+
+
+def issued_prompt(
+    record: Mapping[str, Any], prompts: Mapping[str, Prompt], where: str | Path, step: int = 0
+) -> IssuedPrompt:
+    """The prompt of an `issued_record`, found `where`; ConfigError if it is not among `prompts`."""
+    number = record["issued"]
+    if (prompt := prompts.get(record["prompt_id"])) is None:
+        raise ConfigError(
+            f"{where}: prompt {record['prompt_id']}, issued as number {number}, is no longer in the training "
+            "data; resume with the data that the run began with"
+        )
+    return IssuedPrompt(number, record["epoch"], prompt, record.get("step", step))
 
 
 def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:

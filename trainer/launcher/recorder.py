@@ -20,7 +20,7 @@ from trainer.launcher.unwritten import unwritten_rows
 from trainer.launcher.warning_signs import Guards
 from trainer.messages import Event, Keep, Spans
 from trainer.roles import role_kind
-from trainer.run_folder import checkpoints, kept, record_end
+from trainer.run_folder import checkpoints, kept, origin, record_end
 from trainer.scaling import EvalPoint, Fit, curve_of
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands import learn_from
@@ -48,17 +48,20 @@ class Recorder:
         self.config, self.view, self.run_dir = config, view, Path(config.run_dir)
         self.estimated_gb, self.peak_gb = estimated_gb, 0.0  # peak: measured by the learner's first rank
         self.start = self._ledger_written = time.monotonic()
-        carried = json.loads((self.run_dir / "ledger.json").read_text()) if resume else None
+        books = self.run_dir / "ledger.json"  # a branch begins without
+        carried = json.loads(books.read_text()) if resume and books.exists() else None
         self.ledger = Ledger(devices.held(), devices.unit, self.start, carried)
         self.points: list[EvalPoint] = []
         self.ask: Callable[[object], None] = lambda message: None  # sends the controller a message
-        kept_before = map(kept, checkpoints(self.run_dir)) if resume else ()
-        self._kept = max(kept_before, default=0.0)  # points of `logging.keep_at` up to here are done with
+        done = map(kept, checkpoints(self.run_dir)) if resume else ()
+        # Points of `logging.keep_at` up to here are done with.
+        self._kept = max((origin(self.run_dir).get("compute", 0.0), *done))
         self._flops = 0.0
         self._guards = Guards()
         self._unwritten: list[dict[str, Any]] = []  # lines that a killed launcher did not write
         if resume:
-            self._reload_metrics(resume["version"], resume.get("events", ()))
+            state = "unrecorded" if carried else "before branch"
+            self._reload_metrics(resume["version"], resume.get("events", ()), state)
         self.metrics = MetricsWriter(self.run_dir, config)
         self._like = learn_from(config.forecast.like) if config.forecast.like else None
         if self._like and self._like.unit != self.ledger.unit:
@@ -138,11 +141,12 @@ class Recorder:
         self.ledger.close(self.run_dir, time.monotonic())
         self.metrics.close()
 
-    def _reload_metrics(self, version: int, events: Sequence[Mapping[str, Any]]) -> None:
-        """Read back curve and history; drop the steps after the checkpoint, which will be made again."""
+    def _reload_metrics(self, version: int, events: Sequence[Mapping[str, Any]], state: str) -> None:
+        """Read back curve and history; drop the steps after the checkpoint, which will be made again.
+        Compute that the ledger lacks is booked under `state`."""
         path = self.run_dir / "metrics.jsonl"
         found = list(read_lines(path))
-        self.ledger.carry(max((row.get("compute/total", 0.0) for row in found), default=0.0))
+        self.ledger.carry(max((row.get("compute/total", 0.0) for row in found), default=0.0), state)
         rows = [row for row in found if row["step"] <= version > 0]  # version 0 is evaluated again
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
         for row in rows:
