@@ -124,7 +124,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Answer to a TrainBatch whose step would not be finite: nothing was updated."""
+    """Answer to a TrainBatch whose step would not be finite, the third in a row: nothing was updated."""
 
     message: str
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,14 +24,14 @@ MAIN = [sys.executable, "-m", "trainer.main"]
 
 
 def run(argv: list[str], tmp: Path) -> str:
-    done = subprocess.run(argv, env=environment(tmp), capture_output=True, text=True, timeout=150)
+    done = subprocess.run(argv, env=environment(tmp), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def refused(argv: list[str], tmp: Path) -> str:
     """The one line of a command that is wrong."""
-    done = subprocess.run(argv, env=environment(tmp), capture_output=True, text=True, timeout=150)
+    done = subprocess.run(argv, env=environment(tmp), capture_output=True, text=True, timeout=400)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     return done.stderr
 
@@ -106,6 +107,62 @@ def test_a_branch_that_cannot_be_is_refused_in_one_line(
     argv = [*MAIN, "--run-dir", str(tmp_path / "new"), *(text.format(run=unbroken) for text in more)]
     assert says in refused(argv, tmp_path)
     assert "needs a --run-dir" in refused([*MAIN, "--branch-from", f"{unbroken}@2"], tmp_path)
+
+
+def test_a_replay_has_the_losses_of_the_run_and_says_what_it_changes(unbroken: Path, tmp_path: Path) -> None:
+    same, other = tmp_path / "same", tmp_path / "other"
+    said = run([*MAIN, "--replay", str(unbroken), "--run-dir", str(same)], tmp_path)
+    assert f"the losses up to step {STEPS} are bit for bit those of the replayed run" in said
+    assert losses(same) == losses(unbroken) and weights(same) == weights(unbroken)
+    rows = list(read_lines(same / "metrics.jsonl"))
+    assert [row["replay/off_policy"] for row in rows] == [0] * STEPS
+    assert json.loads((same / "pids.json").read_text()).keys() == {"learner", "controller"}
+    assert json.loads((same / "ledger.json").read_text())["compute"]["total"] > 0
+    said = run([*MAIN, "--replay", str(unbroken), "--run-dir", str(other), "--learner.lr", "5e-4"], tmp_path)
+    assert said.count("off-policy: its samples are not those of a policy with another learner.lr") == 2
+    assert "the loss of step 2 is the first that is not bit for bit the replayed run's" in said
+    assert losses(other)[1] == losses(unbroken)[1] and losses(other)[8] != losses(unbroken)[8]
+    assert {row["replay/off_policy"] for row in read_lines(other / "metrics.jsonl")} == {1}
+    resumed = refused([*MAIN, "--resume", "--run-dir", str(same)], tmp_path)
+    assert f"is a replay of {unbroken}" in resumed
+
+
+def test_a_replay_begins_where_the_journal_does(unbroken: Path, tmp_path: Path) -> None:
+    pruned, journal = tmp_path / "pruned", tmp_path / "pruned" / "journal" / "000000.jsonl"
+    shutil.copytree(unbroken, pruned)
+    kinds = ("issued", "finished", "first")
+    later = [r for r in read_lines(journal) if min(r.get(kind, 99) for kind in kinds) > 14]
+    journal.write_text("".join(json.dumps(record) + "\n" for record in later))
+    said = run([*MAIN, "--replay", str(pruned), "--run-dir", str(tmp_path / "new")], tmp_path)
+    assert f"replay of {pruned} after step 4: its journal holds no step before, up to step {STEPS}" in said
+    assert losses(tmp_path / "new") == {s: x for s, x in losses(unbroken).items() if s > 4}
+    journal.write_text("")
+    said = refused([*MAIN, "--replay", str(pruned), "--run-dir", str(tmp_path / "none")], tmp_path)
+    assert "holds no step after its start or one of its checkpoints" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--pipeline.max_lag", "1"],
+        [
+            "--pipeline.scheme=ppo_off_policy", "--pipeline.minibatches=2", "--pipeline.epochs=2",
+            "--objective.anchor=recomputed", "--objective.advantage_norm=running",
+        ],
+    ],
+    ids=["k1", "ppo"],
+)  # fmt: skip
+def test_a_replay_of_lagged_samples_is_bit_for_bit_too(
+    more: list[str], begin: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    run([*begin(tmp_path / "run"), *more], tmp_path)
+    run([*MAIN, "--replay", str(tmp_path / "run"), "--run-dir", str(tmp_path / "again")], tmp_path)
+    ours, theirs = (list(read_lines(tmp_path / name / "metrics.jsonl")) for name in ("again", "run"))
+    lags = [row["lag/histogram"] for row in theirs if "lag/histogram" in row]
+    assert [row["lag/histogram"] for row in ours] == lags and any(set(lag) - {"0"} for lag in lags)
+    assert losses(tmp_path / "again") == losses(tmp_path / "run")
+    assert weights(tmp_path / "again") == weights(tmp_path / "run")
 
 
 @pytest.mark.slow

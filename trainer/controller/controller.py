@@ -107,8 +107,8 @@ class Controller:
         self._recent: deque[dict[str, Any]] = deque(maxlen=32)  # events, for the next checkpoint
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the run ends
         self._resumed_groups: dict[int, Group] = {}
-        self._pending: list[IssuedPrompt] = []
-        self._issued: dict[int, IssuedPrompt] = {}  # and not trained on when the last checkpoint was written
+        self._pending = list[IssuedPrompt]()
+        self._issued = dict[int, IssuedPrompt]()  # and not trained on when the last checkpoint was written
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Resume from the state in a checkpoint: keep finished groups and issue pending prompts again.
@@ -121,18 +121,21 @@ class Controller:
                 f"{checkpoint['path']}: no 'group_id' in the controller's state; this checkpoint was written "
                 "by an older version of the trainer and cannot be resumed: start a new run"
             )
-        self.version, self._group_id = checkpoint["version"], checkpoint["group_id"]
-        self._kept = self.version, checkpoint.get("kept", 0.0)
-        self._moments = Moments(**checkpoint.get("advantages", {}))
+        self.restore_learning(checkpoint)
         self.sampler.load_state_dict(checkpoint["sampler"])
         prompts = {p.prompt_id: p for p in self.dataset.train}
-        folder = Path(self.config.run_dir) / "journal"
-        self._issued, finished = replay(folder, self._group_id, prompts, self.version)
+        self._issued, finished = replay(self.journal.folder, self._group_id, prompts, self.version)
         for record in checkpoint.get("pending", ()):  # not in the journal of a run that branches here
             self._issued[record["issued"]] = issued_prompt(record, prompts, checkpoint["path"])
         last = checkpoint["sampler"]["group_id"]
         self._pending = [self._issued[i] for i in sorted(self._issued) if i < last]
         self._resumed_groups = {i: g for i, g in finished.items() if self._usable(g)}
+
+    def restore_learning(self, checkpoint: dict[str, Any]) -> None:
+        """The part of the state that does not concern the groups to come."""
+        self.version, self._group_id = checkpoint["version"], checkpoint["group_id"]
+        self._kept = self.version, checkpoint.get("kept", 0.0)
+        self._moments = Moments(**checkpoint.get("advantages", {}))
 
     def _usable(self, group: Group) -> bool:
         """Whether a finished group may be trained on, in its turn, after a resume at the present version."""
@@ -234,7 +237,7 @@ class Controller:
                 self._step = asyncio.create_task(self._train_step(minibatch, unscored, waited))
                 await asyncio.shield(self._step)
                 unscored, waited = [], 0.0
-                if self.version < pipeline.steps and _due(self.version, self.config.logging.checkpoint_every):
+                if self.version < pipeline.steps and due(self.version, self.config.logging.checkpoint_every):
                     await self.save()
         if self._exhausted:
             text = f"training ends after step {self.version}: {self.sampler.exhausted}"
@@ -340,7 +343,7 @@ class Controller:
         return reached or self.complete_by or ("solved" if self._exhausted else "")
 
     def _evaluates(self, version: int) -> bool:
-        return version == self.config.pipeline.steps or _due(version, self.config.evaluation.every)
+        return version == self.config.pipeline.steps or due(version, self.config.evaluation.every)
 
     async def _evaluate(self, version: int) -> None:
         """Score the weights that the engines hold by mean@k."""
@@ -358,8 +361,7 @@ class Controller:
         state |= {"advantages": asdict(self._moments), "events": list(self._recent)}
         if self.keep:
             self._kept, self.keep = (self.version, self.keep), 0.0
-        if self._kept[0] == self.version:  # also when it is written again
-            state["kept"] = self._kept[1]
+        state["kept"] = self._kept[1] if self._kept[0] == self.version else 0.0  # also if written again
         path = str(Path(self.config.run_dir) / "checkpoints" / f"step-{self.version:06d}")
         async with self.weights.learner_turn():
             await self._wait_for(self.learner.save(path, state), f"learner: checkpoint {path}")
@@ -393,5 +395,6 @@ class Controller:
             task.result()
 
 
-def _due(step: int, every: int) -> bool:
+def due(step: int, every: int) -> bool:
+    """Whether what happens every so many steps, or never (0), falls on this one."""
     return every > 0 and step % every == 0

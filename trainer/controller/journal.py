@@ -8,7 +8,7 @@ the groups that it needs, and a long run can delete those that no checkpoint nee
 import base64
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -33,12 +33,12 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        self._folder, self._files = folder, dict[int, IO[str]]()
+        self.folder, self._files = folder, dict[int, IO[str]]()
 
     def _append(self, group_id: int, record: Mapping[str, Any]) -> None:
         segment = group_id // SEGMENT_GROUPS
         if segment not in self._files:
-            self._files[segment] = open_to_append(self._folder / f"{segment:06d}.jsonl")
+            self._files[segment] = open_to_append(self.folder / f"{segment:06d}.jsonl")
         append(self._files[segment], record)
 
     def issued(self, issued: IssuedPrompt) -> None:
@@ -64,7 +64,7 @@ class Journal:
     def prune(self, first: int) -> None:
         """Group `first` is the oldest that a checkpoint needs: of the files before its own, delete the oldest
         once they are larger than KEEP_BYTES together."""
-        before = [path for path in segments(self._folder) if int(path.stem) < first // SEGMENT_GROUPS]
+        before = [path for path in segments(self.folder) if int(path.stem) < first // SEGMENT_GROUPS]
         sizes = [path.stat().st_size for path in before]
         while sum(sizes) > KEEP_BYTES:
             sizes.pop(0)
@@ -117,9 +117,16 @@ def replay(
     A half-written last line is ignored. The last record of a group counts: an earlier resume may have issued
     it again. `step`: of the prompts of an older journal, which names none.
     """
+    return read_groups(records(folder, first), first, prompts, folder, step)
+
+
+def read_groups(
+    rows: Iterable[dict[str, Any]], first: int, prompts: Mapping[str, Prompt], folder: Path, step: int = 0
+) -> tuple[dict[int, IssuedPrompt], dict[int, Group]]:
+    """As `replay`, from the records themselves."""
     issued: dict[int, IssuedPrompt] = {}
     finished: dict[int, Group] = {}
-    for record in records(folder, first):
+    for record in rows:
         group_id = record.get("issued", record.get("finished", -1))
         if group_id < first:
             continue

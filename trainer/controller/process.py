@@ -96,7 +96,7 @@ async def _run(
         await controller.weights.push(controller.version)
         gate = parity_gate(ctx, learner, controller.weights, dataset.held_out)
         emit("parity", await wait_for(gate, "parity gate: learner and engine on the same tokens"))
-        on_message = partial(_on_launcher_message, telemetry, controller, engines, start)
+        on_message = partial(on_launcher_message, telemetry, controller, engines, start)
         asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
         gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
         await controller.run()
@@ -123,7 +123,7 @@ def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
     send(telemetry, Event(kind, time.monotonic(), data))
 
 
-def _on_launcher_message(
+def on_launcher_message(
     telemetry: Connection, controller: Controller, engines: EnginePool, start: Deadline
 ) -> None:
     """Take in an engine that the launcher has restarted, keep a checkpoint, or stop, also if it is dead.

@@ -78,7 +78,7 @@ def _without_effect(launch: Launch) -> Iterator[str]:
     config, given = launch.config, launch.origins.get("the command line", [])
     shipped = {f"{kind} {path.stem}" for kind, folder in FOLDERS.items() for path in folder.glob("*.yaml")}
     own = [key for name in launch.origins.keys() - shipped for key in launch.origins[name]]
-    begun = launch.resume or launch.branch
+    begun = launch.resume or launch.branch or launch.replay
     changed = [k for k in own if not begun and attrgetter(k)(config) != attrgetter(k)(Config())]
     for start, partners in PARTNERS.items():
         wants = [partner.split() for partner in partners]

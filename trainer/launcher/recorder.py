@@ -17,7 +17,7 @@ from trainer.launcher.metrics import MetricsWriter
 from trainer.launcher.placement import Devices
 from trainer.launcher.terminal import View
 from trainer.launcher.unwritten import unwritten_rows
-from trainer.launcher.warning_signs import Guards
+from trainer.launcher.warning_signs import SIGNS, Guards
 from trainer.messages import Event, Keep, Spans
 from trainer.roles import role_kind
 from trainer.run_folder import checkpoints, kept, origin, record_end
@@ -178,9 +178,10 @@ class Recorder:
         """Show what is wrong; "guard" if that ends the run."""
         for text in warnings.values():
             self.view.log(f"warning: {text}")
-        if not warnings or not self.config.guard.stop or self._why_stopped:
+        lasting = [text for name, text in warnings.items() if SIGNS[name].in_a_row > 1]
+        if not lasting or not self.config.guard.stop or self._why_stopped:
             return ""
-        self._why_stopped = next(iter(warnings.values()))
+        self._why_stopped = lasting[0]
         self.view.log("stopping, as guard.stop asks")
         return "guard"
 
@@ -211,7 +212,7 @@ class Recorder:
         idle = self.ledger.idle_shares()
         for kind in ("learner", "engine"):
             shares = [share for role, share in idle.items() if role_kind(role) == kind]
-            line[f"idle/{kind}"] = sum(shares) / len(shares)
+            line[f"idle/{kind}"] = sum(shares) / max(1, len(shares))  # a replay has no engine
         self.metrics.write(line)
         self.view.update(line)
 

@@ -370,7 +370,7 @@ def test_a_checkpoint_that_is_asked_for_is_written_before_the_next_step_and_stay
         await run.save()
 
     asyncio.run(stopped())
-    assert [(path[-1], state.get("kept")) for path, state in learner.saved] == [("3", 0.25), ("6", None)]
+    assert [(path[-1], state["kept"]) for path, state in learner.saved] == [("3", 0.25), ("6", 0)]
     again = controller(config, FakeEngine(), FakeLearner(), [])
     again.restore(learner.saved[0][1])
     asyncio.run(again.save())  # stopped before its first step

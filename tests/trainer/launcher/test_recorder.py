@@ -270,10 +270,11 @@ def test_a_warning_is_shown_and_kept_and_ends_the_run_if_asked(tmp_path: Path) -
         for step in range(1, 5):
             event = step_event(step, one.start)
             event.data["ratio/ess"] = 0.3
+            event.data["learner/skipped_steps"] = float(step == 2)  # which ends no run
             ended.append(one.handle("controller", event))
         assert ended == ["", "", "guard" if stop else "", ""]
         rows = read_lines(folder / "metrics.jsonl")
-        assert [any(k.startswith("warning/") for k in row) for row in rows] == [False, False, True, False]
+        assert [any(k.startswith("warning/") for k in row) for row in rows] == [False, True, True, False]
         one.handle("controller", Event("done", one.start, {"step": 4, "ended_by": "guard" if stop else ""}))
         assert complete(folder) == stop
         if stop:

@@ -195,7 +195,7 @@ class TorchEngine:
             tokens, logprobs = self._sample(self._forward(decoding, admitted))
         else:
             tokens, logprobs = self._decode_and_prefill(self._decoder, decoding, admitted)
-        if np.isnan(logprobs).any():
+        if not np.isfinite(logprobs).all():
             raise divergence_error(self.version)
         self.generated += self.slots.active
         return self._free(self.slots.append(tokens, logprobs, self.version))
