@@ -40,13 +40,13 @@ class Launch:
     config: Config
     resume: bool
     dry_run: bool
-    branch: str = ""  # RUN@STEP, whose state the run begins with
-    replay: str = ""  # RUN, whose journal is trained on
-    changed: tuple[str, ...] = ()  # keys with which a replay learns otherwise than RUN
     notices: tuple[str, ...] = ()  # on settings of another task than the data's; more: launcher/notices.py
     origins: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # keys by where they were set
     recommended: dict[str, tuple[str, Any, Any]] = dataclasses.field(default_factory=dict)
     """Who recommends which least and greatest value, by key."""
+    branch: str = ""  # RUN@STEP, whose state the run begins with
+    replay: str = ""  # RUN, whose journal is trained on
+    changed: tuple[str, ...] = ()  # keys with which a replay learns otherwise than RUN
 
 
 def parse(argv: Sequence[str]) -> Launch:
