@@ -126,7 +126,7 @@ class Controller:
         prompts = {p.prompt_id: p for p in self.dataset.train}
         self._issued, finished = replay(self.journal.folder, self._group_id, prompts, self.version)
         for record in checkpoint.get("pending", ()):  # not in the journal of a run that branches here
-            self._issued[record["issued"]] = issued_prompt(record, prompts, checkpoint["path"])
+            self._issued[record["issued"]] = issued_prompt(record, prompts, "the checkpoint")
         last = checkpoint["sampler"]["group_id"]
         self._pending = [self._issued[i] for i in sorted(self._issued) if i < last]
         self._resumed_groups = {i: g for i, g in finished.items() if self._usable(g)}

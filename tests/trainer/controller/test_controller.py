@@ -318,6 +318,24 @@ def test_stop_ends_after_the_current_step_and_a_resume_trains_every_group_once(t
     assert [f'"first": {4 * i}' in line for i, line in enumerate(lines)] == [True] * 12
 
 
+def test_a_checkpoint_holds_the_prompts_that_were_issued_beyond_it(tmp_path: Path) -> None:
+    config, learner = configured(tmp_path, 2), FakeLearner(0.01)
+
+    async def interrupted() -> dict[str, Any]:
+        return await saved_when_stopped(controller(config, FakeEngine(), learner, []), learner, 3)
+
+    state = asyncio.run(interrupted())
+    shutil.rmtree(tmp_path / "journal")  # as in a branch, or where a kept checkpoint's groups are deleted
+    again = controller(config, FakeEngine(), FakeLearner(), [])
+    again.restore(state)
+    again.ctx.engine.version = state["version"]  # type: ignore[attr-defined]
+    asyncio.run(again.run())
+    first, journal = state["group_id"], (tmp_path / "journal" / "000000.jsonl").read_text()
+    assert state["sampler"]["group_id"] > first
+    assert [f'"issued": {i},' in journal for i in range(first, 48)] == [True] * (48 - first)
+    assert f'"trained": {state["version"] + 1}, "first": {first}' in journal
+
+
 def test_a_restored_group_of_another_prompt_is_not_taken(tmp_path: Path) -> None:
     config = configured(tmp_path, 0, steps=2)
     asyncio.run(controller(config, FakeEngine(), FakeLearner(), []).run())
