@@ -26,6 +26,12 @@ DEFAULT_RECIPE, DEFAULT_TASK_RECIPE = "demo", "scalerl"
 NAME, NAME_CHARACTERS = r"[\w.-]+", "of letters, digits, '_', '-' and '.'"  # of tasks and held-out sets
 TASK_KEYS = ("data.", "verifier.kind", "engine.stop", "engine.max_new_tokens")  # what fits one task only
 
+LEARNING_KEYS = ("learner.", "objective.", "model.", "engine.temperature")  # these decide what is learned
+MACHINE_KEYS = (  # but for these, of the learner's devices
+    "learner.threads", "learner.ranks", "learner.micro_batch_tokens", "learner.vocab_parallel",
+    "learner.checkpoint_activations",
+)  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launch:
@@ -38,6 +44,9 @@ class Launch:
     origins: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # keys by where they were set
     recommended: dict[str, tuple[str, Any, Any]] = dataclasses.field(default_factory=dict)
     """Who recommends which least and greatest value, by key."""
+    branch: str = ""  # RUN@STEP, whose state the run begins with
+    replay: str = ""  # RUN, whose journal is trained on
+    changed: tuple[str, ...] = ()  # keys with which a replay learns otherwise than RUN
 
 
 def parse(argv: Sequence[str]) -> Launch:
@@ -48,11 +57,26 @@ def parse(argv: Sequence[str]) -> Launch:
     given = {key: raw for key, raw in vars(_parser().parse_args(argv)).items() if raw is not None}
     resume, dry_run = given.pop("resume"), given.pop("dry_run")
     recipe, task = given.pop("recipe", None), given.pop("task", None)
+    branch = given.pop("branch_from", "")
+    replay = given.pop("replay", "")
+    if (branch or replay) and (resume or bool(replay and (branch or recipe or task))):
+        raise ConfigError("expected one of --resume, --branch-from and --replay; --replay takes no recipe")
+    source = _source(branch, replay, "run_dir" in given) if branch or replay else None
+    if source and not (recipe or task):
+        recipe = str(source)
     if recipe is None and (task or not {"data.source", "mixture"} & given.keys()):
         recipe = DEFAULT_TASK_RECIPE if task else DEFAULT_RECIPE
     overrides = {key: from_text(fields()[key][0], raw) for key, raw in given.items()}
     launch = _resolve(recipe, task, overrides)
     config = launch.config
+    theirs = _resolve(str(source), None, {}).config if source else config
+    if config.model.path != theirs.model.path:
+        raise ConfigError(
+            f"model.path is {config.model.path}, that of {branch or replay} is {theirs.model.path}; expected "
+            "the same, since the new run goes on from its weights or samples"
+        )
+    learning = [key for key in fields() if key.startswith(LEARNING_KEYS) and not key.startswith(MACHINE_KEYS)]
+    changed = tuple(key for key in learning if attrgetter(key)(config) != attrgetter(key)(theirs))
     if not config.run_dir:
         names = [Path(name).stem for name in (recipe, task) if name] or config.mixture
         name = "-".join(names) or _short_name(config.data.source)
@@ -68,8 +92,22 @@ def parse(argv: Sequence[str]) -> Launch:
     _check_tasks(config)
     check_verifiers(config)
     _check_schedule(config)
-    _ = config.forecast.rule  # ConfigError if it is no rule
-    return dataclasses.replace(launch, config=config, resume=resume, dry_run=dry_run)
+    _ = config.forecast.rule, config.logging.next_kept  # ConfigError if it is no rule
+    begun = {"resume": resume, "branch": branch, "replay": replay, "changed": changed}
+    return dataclasses.replace(launch, config=config, dry_run=dry_run, **begun)
+
+
+def _source(branch: str, replay: str, named: bool) -> Path:
+    """The config.yaml of the run that a branch, or a replay, begins from."""
+    run, _, step = branch.rpartition("@") if branch else (replay, "", "0")
+    if not run or not step.isdecimal():
+        raise ConfigError(f"--branch-from: expected RUN@STEP, such as runs/demo-0@40; given {branch!r}")
+    flag = "--branch-from" if branch else "--replay"
+    if not named:
+        raise ConfigError(f"{flag} needs a --run-dir, for the folder of the new run")
+    if not (path := Path(run, "config.yaml")).is_file():
+        raise ConfigError(f"{flag}: {run} holds no run (no config.yaml); give the --run-dir of one")
+    return path
 
 
 def _check_tasks(config: Config) -> None:
@@ -182,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m trainer.main",
         usage="%(prog)s [--recipe NAME_OR_FILE] [--task NAME_OR_FILE] [--run-dir DIR] [--seed N] "
-        "[--resume] [--dry-run] [--SECTION.KEY VALUE ...]",
+        "[--resume] [--branch-from RUN@STEP] [--replay RUN] [--dry-run] [--SECTION.KEY VALUE ...]",
         allow_abbrev=False,
         formatter_class=argparse.RawTextHelpFormatter,
         description="Trains a language model by reinforcement learning (ScaleRL), keeps a ledger of the\n"
@@ -208,6 +246,21 @@ def _parser() -> argparse.ArgumentParser:
         help=textwrap.fill(f"task to train on: a .yaml file or one of {shipped('task')}", 84),
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
+    parser.add_argument(
+        "--branch-from", metavar="RUN@STEP",
+        help=textwrap.fill(
+            "begin a new run with the checkpoint of that step of another run: weights, optimizer, sampler "
+            "and random state; steps and compute go on from there. Settings are RUN's, or those of --recipe "
+            "and --task, under the command line's", 84,
+        ),
+    )  # fmt: skip
+    parser.add_argument(
+        "--replay", metavar="RUN",
+        help=textwrap.fill(
+            "train again on the samples of another run's journal, without engines: bit for bit the same, or "
+            "with other learner settings, for which these samples are off-policy", 84,
+        ),
+    )  # fmt: skip
     parser.add_argument(
         "--dry-run",
         action="store_true",

@@ -14,7 +14,9 @@ from typing import Any
 
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
+from trainer.controller.recorded import Recorded
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
+from trainer.launcher import branch
 from trainer.launcher.memory_estimate import (
     ModelSize,
     describe,
@@ -33,7 +35,7 @@ from trainer.launcher.placement import (
     with_engine,
     without_judges,
 )
-from trainer.run_folder import checkpoints, claim, damage, latest
+from trainer.run_folder import checkpoints, claim, damage, latest, origin, record_origin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"{package} is missing: pip install '.[train]'")
         number_as_listed()
         gpus = without_judges(launch.config, usable_gpus())
+        if launch.replay:  # no engine that the learner would have to make room for
+            engine = replace(launch.config.engine, kind="torch", urls=(), colocate=False, weight_push="auto")
+            launch = replace(launch, config=replace(launch.config, engine=engine))
         launch = replace(launch, config=with_engine(launch.config, len(gpus)))
         return dry_run(launch) if launch.dry_run else train(launch)
     except ConfigError as e:
@@ -63,7 +68,7 @@ def train(launch: Launch) -> int:
     from trainer.launcher.memory_estimate import check_fits
     from trainer.launcher.recorder import Recorder  # takes a second, which --help need not wait for
     from trainer.launcher.summary import finish
-    from trainer.launcher.supervisor import RoleDied, Supervisor
+    from trainer.launcher.supervisor import CONTROLLER, REPLAY, RoleDied, Supervisor
     from trainer.launcher.terminal import make_view
     from trainer.models.resolve import resolve_model
 
@@ -75,16 +80,26 @@ def train(launch: Launch) -> int:
         raise ConfigError(slow)
     if devices.world and int(os.environ["RANK"]) > 0:
         return follow(launch, devices)
+    source = branch.find(launch.branch) if launch.branch else None
+    recorded = Recorded(Path(launch.replay)) if launch.replay else None
     with claim(config.run_dir, launch.resume), make_view(config, devices.unit) as view:
         for notice in notices(launch):
             view.log(notice)
-        resume = checkpoint_state(config, set_aside=True) if launch.resume else None
-        if resume is None:
-            if launch.resume:
-                view.log("this run has no checkpoint yet: it starts from its beginning")
+        if source is not None:
+            branch.begin(config, source, devices.unit)
+        if recorded is not None:
+            begin_replay(launch, recorded)
+        resume = checkpoint_state(config, set_aside=True) if launch.resume or source else None
+        if launch.resume and resume is None:
+            view.log("this run has no checkpoint yet: it starts from its beginning")
+        start = {"path": str(recorded.start)} if recorded and recorded.start else resume
+        if text := origin(config.run_dir).get("text"):
+            view.log(text)
+        if start is None:
             view.phase("preparing the model")
-        model = resume["path"] if resume else resolve_model(config.model.path)
+        model = start["path"] if start else resolve_model(config.model.path)
         devices = split(config, known_size(model))
+        devices = replace(devices, engines=()) if recorded else devices
         view.log(devices.describe())
         config = derived_slots(launch, config, known_size(model), devices)
         if config is not launch.config:
@@ -93,7 +108,9 @@ def train(launch: Launch) -> int:
         if unchecked:
             view.log(unchecked)
         recorder = Recorder(config, devices, view, resume, rank / 1e9)
-        supervisor = Supervisor(config, model, devices, resume, recorder.handle)
+        controller = REPLAY if recorded else CONTROLLER
+        supervisor = Supervisor(config, model, devices, start, recorder.handle, controller)
+        recorder.ask = supervisor.send_controller
         try:
             with closing(recorder):
                 supervisor.run()
@@ -106,6 +123,18 @@ def train(launch: Launch) -> int:
         memory = recorder.peak_gb, recorder.estimated_gb
         view.finish(finish(config, recorder.points, recorder.fit, recorder.ledger, memory))
     return 0
+
+
+def begin_replay(launch: Launch, recorded: Recorded) -> None:
+    """Say in the new run's folder what is replayed, and from where."""
+    after = f" after step {recorded.first}: its journal holds no step before" if recorded.first else ""
+    text = f"replay of {launch.replay}{after}, up to step {recorded.last}"
+    if launch.changed:
+        text += (
+            f"; off-policy: its samples are not those of a policy with another {', '.join(launch.changed)}"
+        )
+    where = {"replay": launch.replay, "step": recorded.first, "changed": launch.changed, "text": text}
+    record_origin(Path(launch.config.run_dir), where)
 
 
 def follow(launch: Launch, devices: Devices) -> int:
@@ -121,8 +150,10 @@ def follow(launch: Launch, devices: Devices) -> int:
     os.environ |= {name: str(value) for name, value in learner_environment(config).items()}
     from trainer.learner.process import learner_main  # torch: it may read them when it is imported
 
-    state = checkpoint_state(config, set_aside=False) if launch.resume else None
-    resume = state["path"] if state else None
+    resume = str(branch.find(launch.branch)) if launch.branch else None
+    if launch.resume:
+        state = checkpoint_state(config, set_aside=False)
+        resume = state["path"] if state else None
     threads = devices.threads(config.learner.threads, len(devices.learner))
     learner_main(config, resume or resolve_model(config.model.path), None, threads, resume, None)
     return 0
@@ -134,6 +165,10 @@ def checkpoint_state(config: Config, set_aside: bool) -> dict[str, Any] | None:
 
     `set_aside`: damaged ones are renamed, so that they count as checkpoints no longer."""
     found = checkpoints(config.run_dir)
+    if replayed := origin(config.run_dir).get("replay"):
+        raise ConfigError(
+            f"--resume: {config.run_dir} is a replay of {replayed}; begin it again, with another --run-dir"
+        )
     for path in reversed(found):
         if why := damage(path):
             print(f"note: {path} is damaged ({why}), so the checkpoint before it is used", file=sys.stderr)
@@ -161,8 +196,8 @@ def dry_run(launch: Launch) -> int:
     for notice in filter(None, (*notices(launch), slow_dtype(config, devices))):
         print(f"note: {notice}", file=sys.stderr)
     print(to_yaml(config))
-    for origin, keys in launch.origins.items():
-        print(f"set by {origin}: {', '.join(keys)}")
+    for source, keys in launch.origins.items():
+        print(f"set by {source}: {', '.join(keys)}")
     print(describe(config, devices, size))
     if size is not None:
         print(plan(config, size, devices.split()).text)

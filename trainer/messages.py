@@ -1,7 +1,7 @@
 """The messages between the processes, sent through pipes (frozen dataclasses, pickled).
 
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
-    launcher  --- Shutdown, Replacement --->  controller
+    launcher  --- Shutdown, Keep, Replacement --->  controller
     controller --- Request, UpdateWeights, Transfer, Abort, Pause, Resume, Shutdown --->  engine
     engine     --- Ready, Completion, WeightsHeld, Ack --->                               controller
     controller --- TrainBatch, Push, Ack, Score, Save, Shutdown --->     learner
@@ -35,6 +35,13 @@ class Shutdown:
     """End the process after the current step; the controller saves a checkpoint first."""
 
     ended_by: str = ""  # such as "compute": the run is complete, and its last weights are evaluated
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write a checkpoint before the next step and never delete it: the first after a chosen compute."""
+
+    compute: float  # device-hours when this was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Answer to a TrainBatch whose step would not be finite: nothing was updated."""
+    """Answer to a TrainBatch whose step would not be finite, the third in a row: nothing was updated."""
 
     message: str
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from trainer.config import ConfigError
 from trainer.jsonl import write_atomic
@@ -16,6 +16,7 @@ from trainer.jsonl import write_atomic
 SHARED = Path("/dev/shm")
 CHECKSUMS = "checksums.json"  # in the folder of a checkpoint: of all its files
 ENDED = "ended.json"  # in the folder of a run that is complete
+ORIGIN = "origin.json"  # in the folder of a run that began from another one
 PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders through which weights are sent
 
 
@@ -55,6 +56,8 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
     if not any(folder.glob("checkpoints/[!.]*")):  # whole or damaged
         for path in (*journal, *(folder / name for name in ("metrics.jsonl", "timeline.jsonl"))):
             path.unlink(missing_ok=True)  # these are appended to
+    if not resume:
+        (folder / ORIGIN).unlink(missing_ok=True)
     (folder / ENDED).unlink(missing_ok=True)
     return lock
 
@@ -62,6 +65,17 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
 def record_end(run_dir: Path, by: str, max_compute: float, why: str = "") -> None:
     """Say in the folder that the run is complete: by "steps", "compute", "forecast", "guard" or "solved"."""
     write_atomic(run_dir / ENDED, json.dumps({"by": by, "max_compute": max_compute, "why": why}))
+
+
+def record_origin(run_dir: Path, where: dict[str, Any]) -> None:
+    """Say in the folder from which run it began; `text` is for people."""
+    write_atomic(run_dir / ORIGIN, json.dumps(where))
+
+
+def origin(run_dir: str | Path) -> dict[str, Any]:
+    """What `record_origin` wrote; empty if the run began by itself."""
+    path = Path(run_dir, ORIGIN)
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def complete(run_dir: Path, max_compute: float = 0.0) -> bool:
@@ -78,6 +92,12 @@ def checkpoints(run_dir: str | Path) -> list[Path]:
     return sorted(
         p for p in (Path(run_dir) / "checkpoints").glob("step-*") if (p / "controller.json").is_file()
     )
+
+
+def kept(checkpoint: Path) -> float:
+    """The compute at which it was written to be kept for good (`logging.keep_at`); 0 if it was not."""
+    compute: float = json.loads((checkpoint / "controller.json").read_text()).get("kept", 0.0)
+    return compute
 
 
 def latest(run_dir: str | Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import math
 import re
 import shlex
 from pathlib import Path
@@ -58,6 +59,8 @@ def test_any_key_is_overridable_and_typed() -> None:
         (["--pipeline.completions_per_prompt", "1"], "expected 2 or more: the advantage is relative to"),
         (["--engine.temperature", "0"], "engine.temperature is 0.0; expected above 0: RL needs samples"),
         (["--pipeline.steps"], "expected one argument"),
+        (["--logging.keep_at", "every 0"], r"keep_at: expected a list of device-hours, .*; given 'every 0'"),
+        (["--logging.keep_at", "every 1x from 2"], "with a factor above 1, such as 'every 2x from 0.5'"),
         (["--logging.keep_checkpoints", "0"], "logging.keep_checkpoints is 0; expected 1 or more"),
         (["--seed", "-1"], "seed is -1; expected 0 or more"),
         (["--pipeline.epochs", "2"], "pipeline.epochs is 2; expected 1 with scheme pipeline_rl"),
@@ -172,6 +175,25 @@ def test_a_wrong_setting_is_one_clear_line_and_exit_code_2(
     assert main(argv) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("keep_at", "expected"),
+    [
+        ("[2, .5, 1]", [0.5, 1, 2, math.inf]),
+        ("every 0.5", [0.5, 1, 1.5, 2]),
+        ("every 2x from .5", [0.5, 1, 2, 4]),
+        ("[]", [math.inf]),
+    ],
+)
+def test_compute_at_which_checkpoints_are_kept_is_a_list_or_a_grid(
+    keep_at: str, expected: list[float]
+) -> None:
+    follows = cli.parse(["--logging.keep_at", keep_at]).config.logging.next_kept
+    points = [0.0]
+    for _ in expected:
+        points.append(follows(points[-1]))
+    assert points[1:] == expected and follows(0.49) == expected[0]
 
 
 def test_a_bound_may_be_infinite() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from trainer.config.forecast import ForecastConfig as ForecastConfig
+from trainer.config.logging import LoggingConfig as LoggingConfig
 from trainer.config.objective import CriticConfig as CriticConfig
 from trainer.config.objective import KLConfig as KLConfig
 from trainer.config.objective import ObjectiveConfig
@@ -313,20 +314,6 @@ class EvaluationConfig:
     """k of best@k: whether the one of k completions that the judge scores highest is right; for tasks whose verifier has a `judge`, be it as an extra scorer of weight 0."""
     sets: dict[str, str] = field(default_factory=dict)
     """Further held-out sets, `{NAME: source}` with a source as in data.source, read and verified like `data`; each has a curve of its own, `eval/NAME/pass_rate`. In a mixture, NAME is TASK/NAME."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoggingConfig:
-    checkpoint_every: NonNegativeInt = 25
-    """Steps between checkpoints; there is always one at the end and on Ctrl-C. 0: only those."""
-    keep_checkpoints: PositiveInt = 2
-    """Checkpoints kept; older ones are deleted once a newer one is complete."""
-    samples_per_step: NonNegativeInt = 2
-    """Groups whose completions are written to samples.jsonl at each step."""
-    tensorboard: bool = True
-    """Write TensorBoard events."""
-    wandb: bool = False
-    """Log to Weights & Biases as well (needs `pip install wandb`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

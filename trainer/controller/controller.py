@@ -39,7 +39,6 @@ completions have arrived. Training rollouts go on in the slots left over, and th
 """
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -55,7 +54,7 @@ from trainer.config import Config, ConfigError
 from trainer.controller.batch import Moments, build_batch, zero_variance
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import evaluate
-from trainer.controller.journal import Journal, replay
+from trainer.controller.journal import Journal, issued_prompt, issued_record, oldest_group, replay
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.mixture import Mixture, task_metrics
 from trainer.controller.rollout import RolloutContext, rollout_group, sample_record
@@ -65,7 +64,6 @@ from trainer.controller.scores import to_score
 from trainer.controller.weight_sync import WeightSync
 from trainer.jsonl import nan_to_null
 from trainer.messages import StepDone
-from trainer.run_folder import checkpoints
 from trainer.types import Group, TokenScores
 
 T = TypeVar("T")
@@ -90,6 +88,8 @@ class Controller:
         self.weights = WeightSync(ctx.config.engine, ctx.engine, learner, ctx.deadline, self._evaluates)
         self._wait_for = ctx.deadline.wait_for
         self.stop = asyncio.Event()  # set: stop after the current optimizer step
+        self.keep = 0.0  # the compute at which the launcher asked for a checkpoint that is kept for good
+        self._kept = 0, 0.0  # the version of the newest such checkpoint, and that compute
         self.complete_by = ""  # why `stop` makes the run complete, such as "compute"; empty: it does not
         self.version = 0  # the learner's
         self._group_id = 0  # the first not yet trained on
@@ -107,7 +107,8 @@ class Controller:
         self._recent: deque[dict[str, Any]] = deque(maxlen=32)  # events, for the next checkpoint
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the run ends
         self._resumed_groups: dict[int, Group] = {}
-        self._pending: list[IssuedPrompt] = []
+        self._pending = list[IssuedPrompt]()
+        self._issued = dict[int, IssuedPrompt]()  # and not trained on when the last checkpoint was written
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Resume from the state in a checkpoint: keep finished groups and issue pending prompts again.
@@ -120,14 +121,21 @@ class Controller:
                 f"{checkpoint['path']}: no 'group_id' in the controller's state; this checkpoint was written "
                 "by an older version of the trainer and cannot be resumed: start a new run"
             )
-        self.version, self._group_id = checkpoint["version"], checkpoint["group_id"]
-        self._moments = Moments(**checkpoint.get("advantages", {}))
+        self.restore_learning(checkpoint)
         self.sampler.load_state_dict(checkpoint["sampler"])
         prompts = {p.prompt_id: p for p in self.dataset.train}
-        folder = Path(self.config.run_dir) / "journal"
-        issued, finished = replay(folder, self._group_id, prompts, self.version)
-        self._pending = [issued[i] for i in sorted(issued) if i < checkpoint["sampler"]["group_id"]]
+        self._issued, finished = replay(self.journal.folder, self._group_id, prompts, self.version)
+        for record in checkpoint.get("pending", ()):  # not in the journal of a run that branches here
+            self._issued[record["issued"]] = issued_prompt(record, prompts, "the checkpoint")
+        last = checkpoint["sampler"]["group_id"]
+        self._pending = [self._issued[i] for i in sorted(self._issued) if i < last]
         self._resumed_groups = {i: g for i, g in finished.items() if self._usable(g)}
+
+    def restore_learning(self, checkpoint: dict[str, Any]) -> None:
+        """The part of the state that does not concern the groups to come."""
+        self.version, self._group_id = checkpoint["version"], checkpoint["group_id"]
+        self._kept = self.version, checkpoint.get("kept", 0.0)
+        self._moments = Moments(**checkpoint.get("advantages", {}))
 
     def _usable(self, group: Group) -> bool:
         """Whether a finished group may be trained on, in its turn, after a resume at the present version."""
@@ -183,6 +191,7 @@ class Controller:
             issued = self._pending.pop(0) if self._pending else self.sampler.next(step)
             if issued is None:
                 break
+            self._issued[issued.group_id] = issued
             self._groups.put_nowait(self._spawn(self._rollout(issued), f"group {issued.group_id}"))
         self._groups.put_nowait(None)
         await asyncio.Future()  # wait to be cancelled
@@ -221,12 +230,14 @@ class Controller:
             for minibatch in minibatches:
                 if self.stop.is_set() and not self.complete_by:  # the engines need a round's last version
                     return
+                if self.keep:
+                    await self.save()
                 await self.weights.before_step()
                 # A task of its own, so that it ends and can be saved when something else fails meanwhile.
                 self._step = asyncio.create_task(self._train_step(minibatch, unscored, waited))
                 await asyncio.shield(self._step)
                 unscored, waited = [], 0.0
-                if self.version < pipeline.steps and _due(self.version, self.config.logging.checkpoint_every):
+                if self.version < pipeline.steps and due(self.version, self.config.logging.checkpoint_every):
                     await self.save()
         if self._exhausted:
             text = f"training ends after step {self.version}: {self.sampler.exhausted}"
@@ -332,7 +343,7 @@ class Controller:
         return reached or self.complete_by or ("solved" if self._exhausted else "")
 
     def _evaluates(self, version: int) -> bool:
-        return version == self.config.pipeline.steps or _due(version, self.config.evaluation.every)
+        return version == self.config.pipeline.steps or due(version, self.config.evaluation.every)
 
     async def _evaluate(self, version: int) -> None:
         """Score the weights that the engines hold by mean@k."""
@@ -345,7 +356,12 @@ class Controller:
         """Write a checkpoint of the present version, with the state that a resume needs."""
         sampler = self.sampler.state_dict()
         state = {"version": self.version, "group_id": self._group_id, "sampler": sampler}
+        self._issued = {i: issued for i, issued in self._issued.items() if i >= self._group_id}
+        state["pending"] = list(map(issued_record, self._issued.values()))
         state |= {"advantages": asdict(self._moments), "events": list(self._recent)}
+        if self.keep:
+            self._kept, self.keep = (self.version, self.keep), 0.0
+        state["kept"] = self._kept[1] if self._kept[0] == self.version else 0.0  # also if written again
         path = str(Path(self.config.run_dir) / "checkpoints" / f"step-{self.version:06d}")
         async with self.weights.learner_turn():
             await self._wait_for(self.learner.save(path, state), f"learner: checkpoint {path}")
@@ -356,7 +372,7 @@ class Controller:
         groups = minibatch.groups
         progress = {"train/solved_share": self.sampler.solved_share, "train/epoch": groups[-1].epoch}
         progress["engine/push_s"] = self.weights.push_s
-        progress["train/rollout_tokens"] = 0 if minibatch.epoch else rollout_tokens(minibatch.generated)
+        progress["train/rollout_tokens"] = minibatch.generated_tokens
         progress |= task_metrics(groups, minibatch.aside, self.config.mixture)
         self._record("step", {"step": done.version, "train/wait_s": waited} | progress | stats | done.metrics)
         for group in groups[: self.config.logging.samples_per_step]:
@@ -379,16 +395,6 @@ class Controller:
             task.result()
 
 
-def rollout_tokens(groups: Sequence[Group]) -> int:
-    """What the engine computes: each group's prompt once, and all completions."""
-    return sum(len(g.prompt.token_ids) + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
-
-
-def oldest_group(run_dir: str, group_id: int) -> int:
-    """The first group that a resume from any of the run's checkpoints needs; `group_id` without one."""
-    states = [json.loads((path / "controller.json").read_text()) for path in checkpoints(run_dir)]
-    return min((state["group_id"] for state in states), default=group_id)
-
-
-def _due(step: int, every: int) -> bool:
+def due(step: int, every: int) -> bool:
+    """Whether what happens every so many steps, or never (0), falls on this one."""
     return every > 0 and step % every == 0

@@ -6,8 +6,9 @@ the groups that it needs, and a long run can delete those that no checkpoint nee
 """
 
 import base64
+import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +20,7 @@ from trainer.config import ConfigError
 from trainer.controller.rounds import Minibatch
 from trainer.controller.sampler import IssuedPrompt
 from trainer.jsonl import append, open_to_append, read_lines
+from trainer.run_folder import checkpoints, kept
 from trainer.types import Columns, Group, Prompt, Rollout
 
 SEGMENT_GROUPS = 256  # groups of one file
@@ -31,18 +33,17 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        self._folder, self._files = folder, dict[int, IO[str]]()
+        self.folder, self._files = folder, dict[int, IO[str]]()
 
     def _append(self, group_id: int, record: Mapping[str, Any]) -> None:
         segment = group_id // SEGMENT_GROUPS
         if segment not in self._files:
-            self._files[segment] = open_to_append(self._folder / f"{segment:06d}.jsonl")
+            self._files[segment] = open_to_append(self.folder / f"{segment:06d}.jsonl")
         append(self._files[segment], record)
 
     def issued(self, issued: IssuedPrompt) -> None:
         """Record a prompt handed to a rollout task."""
-        record = {"issued": issued.group_id, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id}
-        self._append(issued.group_id, record | {"step": issued.step})
+        self._append(issued.group_id, issued_record(issued))
 
     def finished(self, group: Group) -> None:
         """Record a complete group with all its tokens."""
@@ -63,7 +64,7 @@ class Journal:
     def prune(self, first: int) -> None:
         """Group `first` is the oldest that a checkpoint needs: of the files before its own, delete the oldest
         once they are larger than KEEP_BYTES together."""
-        before = [path for path in segments(self._folder) if int(path.stem) < first // SEGMENT_GROUPS]
+        before = [path for path in segments(self.folder) if int(path.stem) < first // SEGMENT_GROUPS]
         sizes = [path.stat().st_size for path in before]
         while sum(sizes) > KEEP_BYTES:
             sizes.pop(0)
@@ -75,6 +76,20 @@ class Journal:
         """Close the files."""
         for file in self._files.values():
             file.close()
+
+
+def issued_record(issued: IssuedPrompt) -> dict[str, Any]:
+    """An issued prompt, as the journal and checkpoints have it."""
+    record = {"issued": issued.group_id, "epoch": issued.epoch, "prompt_id": issued.prompt.prompt_id}
+    return record | {"step": issued.step}
+
+
+def oldest_group(run_dir: str, group_id: int) -> int:
+    """The first group that a resume needs, from any checkpoint but those kept for good, which would hold the
+    whole journal; `group_id` without one."""
+    paths = [path for path in checkpoints(run_dir) if not kept(path)]
+    states = (json.loads((path / "controller.json").read_text()) for path in paths)
+    return min((state["group_id"] for state in states), default=group_id)
 
 
 def segments(folder: Path) -> list[Path]:
@@ -102,23 +117,38 @@ def replay(
     A half-written last line is ignored. The last record of a group counts: an earlier resume may have issued
     it again. `step`: of the prompts of an older journal, which names none.
     """
+    return read_groups(records(folder, first), first, prompts, folder, step)
+
+
+def read_groups(
+    rows: Iterable[dict[str, Any]], first: int, prompts: Mapping[str, Prompt], folder: Path, step: int = 0
+) -> tuple[dict[int, IssuedPrompt], dict[int, Group]]:
+    """As `replay`, from the records themselves."""
     issued: dict[int, IssuedPrompt] = {}
     finished: dict[int, Group] = {}
-    for record in records(folder, first):
+    for record in rows:
         group_id = record.get("issued", record.get("finished", -1))
         if group_id < first:
             continue
         if "issued" in record:
-            if (prompt := prompts.get(record["prompt_id"])) is None:
-                raise ConfigError(
-                    f"{folder}: prompt {record['prompt_id']}, issued as number {group_id}, is no longer in "
-                    "the training data; resume with the data that the run began with"
-                )
-            issued[group_id] = IssuedPrompt(group_id, record["epoch"], prompt, record.get("step", step))
+            issued[group_id] = issued_prompt(record, prompts, folder, step)
             finished.pop(group_id, None)
         else:
             finished[group_id] = _group(issued[group_id], record)
     return issued, finished
+
+
+def issued_prompt(
+    record: Mapping[str, Any], prompts: Mapping[str, Prompt], where: str | Path, step: int = 0
+) -> IssuedPrompt:
+    """The prompt of an `issued_record`, found `where`; ConfigError if it is not among `prompts`."""
+    number = record["issued"]
+    if (prompt := prompts.get(record["prompt_id"])) is None:
+        raise ConfigError(
+            f"{where}: prompt {record['prompt_id']}, issued as number {number}, is no longer in the training "
+            "data; resume with the data that the run began with"
+        )
+    return IssuedPrompt(number, record["epoch"], prompt, record.get("step", step))
 
 
 def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:

@@ -21,7 +21,7 @@ from trainer.controller.rewards import Judges, Rewards
 from trainer.controller.rollout import RolloutContext
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
-from trainer.messages import Event, Replacement, Shutdown
+from trainer.messages import Event, Keep, Replacement, Shutdown
 from trainer.roles import role_name, run_role, started
 from trainer.telemetry import send
 from trainer.types import Prompt
@@ -96,19 +96,11 @@ async def _run(
         await controller.weights.push(controller.version)
         gate = parity_gate(ctx, learner, controller.weights, dataset.held_out)
         emit("parity", await deadline.wait_for(gate, "parity gate: learner and engine on the same tokens"))
-        on_message = partial(_on_launcher_message, telemetry, controller, engines, start)
-        asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
-        _tasks.add(asyncio.create_task(_say_alive(telemetry)))
-        await _train(controller)
+        listen(telemetry, controller, engines, start)
+        gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
+        await controller.run()
+        await controller.save()
         emit("done", {"step": controller.version, "ended_by": controller.ended_by})
-
-
-async def _train(controller: Controller) -> None:
-    """Train, and save at the end."""
-    gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
-    started()
-    await controller.run()
-    await controller.save()
 
 
 def check_lengths(
@@ -130,6 +122,14 @@ def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
     send(telemetry, Event(kind, time.monotonic(), data))
 
 
+def listen(telemetry: Connection, controller: Controller, engines: EnginePool, start: Deadline) -> None:
+    """From now on the launcher is heard, hears that this process is alive, and may die: see `roles.started`."""
+    on_message = partial(_on_launcher_message, telemetry, controller, engines, start)
+    asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
+    _tasks.add(asyncio.create_task(_say_alive(telemetry)))
+    started()
+
+
 async def _say_alive(telemetry: Connection) -> None:
     """Let the launcher know that this process is not frozen: all others wait for it."""
     while True:
@@ -140,7 +140,7 @@ async def _say_alive(telemetry: Connection) -> None:
 def _on_launcher_message(
     telemetry: Connection, controller: Controller, engines: EnginePool, start: Deadline
 ) -> None:
-    """Take in an engine that the launcher has restarted, or stop. A dead launcher means stop, too.
+    """Take in an engine that the launcher has restarted, keep a checkpoint, or stop, also if it is dead.
 
     Ctrl-C can still follow the message that the run is complete: then the last weights are not evaluated.
     """
@@ -153,6 +153,8 @@ def _on_launcher_message(
         task = asyncio.create_task(_replace(controller, engines, engine, start))
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
+    elif isinstance(message, Keep):
+        controller.keep = message.compute
     else:
         controller.complete_by = message.ended_by
         if not message.ended_by:

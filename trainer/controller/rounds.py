@@ -25,6 +25,12 @@ class Minibatch:
         """All groups that were generated for it."""
         return (*self.groups, *self.aside)
 
+    @property
+    def generated_tokens(self) -> int:
+        """What the engine computed for it: each group's prompt once, and all completions; once in a round."""
+        groups = () if self.epoch else self.generated
+        return sum(len(g.prompt.token_ids) + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
+
 
 def deal(minibatches: Sequence[Minibatch], epochs: int, seed: Sequence[int]) -> Iterator[Minibatch]:
     """The minibatches of all epochs of a round, in the order in which they are trained on."""

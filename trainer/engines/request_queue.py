@@ -128,7 +128,7 @@ class Activity:
 def divergence_error(version: int) -> ConfigError:
     """The error for log-probs that are not finite."""
     return ConfigError(
-        f"the logits of weights version {version} are not finite: training has diverged. "
+        f"the engine's log-probs by weights version {version} are not finite: training has diverged. "
         "Lower learner.lr, then --resume from an earlier checkpoint"
     )
 

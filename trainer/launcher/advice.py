@@ -72,6 +72,8 @@ def advise_run(books: Mapping[str, Any], idle: Mapping[str, float], config: Conf
     held = {role: books["roles"][role]["devices"] for role in idle}
     engines = {role: n for role, n in held.items() if role != "learner"}
     total = sum(engines.values())
+    if not engines:
+        return Advice(f"learner idle {idle['learner']:.0%}; there is no engine")
     if total < 1 and books["unit"] != "core-hours":
         engine_idle = sum(idle[role] for role in engines) / len(engines)
         if total:  # torch engine and learner side by side

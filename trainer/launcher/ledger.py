@@ -84,8 +84,8 @@ class Ledger:
             self._open[role] = [s._replace(start=max(s.start, settled)) for s in open_ if s.end > settled]
         self._settled_until = settled
 
-    def carry(self, total: float) -> None:
-        """Book as "unrecorded" what a killed launcher did not write, if C had reached `total` before."""
+    def carry(self, total: float, state: str = "unrecorded") -> None:
+        """Book in this state what a killed launcher did not write, if C had reached `total` before."""
         missing = total - self._past.total
         if missing <= 0:
             return
@@ -95,8 +95,8 @@ class Ledger:
         for role, devices in self.devices.items():
             past = self._past_roles.setdefault(role, {"wall_s": 0.0, "states": {}, "seconds": {}})
             past["wall_s"] += seconds
-            past["states"] = _sum(past["states"], {"unrecorded": seconds * devices})
-            past["seconds"] = _sum(past["seconds"], {"unrecorded": seconds})
+            past["states"] = _sum(past["states"], {state: seconds * devices})
+            past["seconds"] = _sum(past["seconds"], {state: seconds})
 
     def begin_training(self, at: float) -> None:
         """Compute counts from this moment (monotonic clock) on."""

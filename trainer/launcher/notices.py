@@ -78,7 +78,8 @@ def _without_effect(launch: Launch) -> Iterator[str]:
     config, given = launch.config, launch.origins.get("the command line", [])
     shipped = {f"{kind} {path.stem}" for kind, folder in FOLDERS.items() for path in folder.glob("*.yaml")}
     own = [key for name in launch.origins.keys() - shipped for key in launch.origins[name]]
-    changed = [k for k in own if not launch.resume and attrgetter(k)(config) != attrgetter(k)(Config())]
+    begun = launch.resume or launch.branch or launch.replay
+    changed = [k for k in own if not begun and attrgetter(k)(config) != attrgetter(k)(Config())]
     for start, partners in PARTNERS.items():
         wants = [partner.split() for partner in partners]
         met = any(str(attrgetter(k)(config)) in v if v else attrgetter(k)(config) for k, *v in wants)

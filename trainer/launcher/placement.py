@@ -71,6 +71,8 @@ class Devices:
         """Devices by role, for the ledger. What learner and engines share in time counts half for each."""
         roles = [role_name("engine", i) for i in range(self.remote or len(self.engines))]
         if not self.gpus:
+            if not roles:  # a replay
+                return {"learner": float(self.cores)}
             return {"learner": self.cores / 2} | {role: self.cores / 2 / len(roles) for role in roles}
         shared = self.shared
         learner = (self.world or len(self.learner)) - len(shared) / 2  # ranks on other machines share nothing

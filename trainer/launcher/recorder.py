@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from trainer.launcher.metrics import MetricsWriter
 from trainer.launcher.placement import Devices
 from trainer.launcher.terminal import View
 from trainer.launcher.unwritten import unwritten_rows
-from trainer.launcher.warning_signs import Guards
-from trainer.messages import Event, Spans
+from trainer.launcher.warning_signs import SIGNS, Guards
+from trainer.messages import Event, Keep, Spans
 from trainer.roles import role_kind
-from trainer.run_folder import record_end
+from trainer.run_folder import checkpoints, kept, origin, record_end
 from trainer.scaling import EvalPoint, Fit, curve_of
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands import learn_from
@@ -48,16 +48,22 @@ class Recorder:
         self.config, self.view, self.run_dir = config, view, Path(config.run_dir)
         self.estimated_gb, self.peak_gb = estimated_gb, 0.0  # peak: measured by the learner's first rank
         self.start = self._ledger_written = time.monotonic()
-        carried = json.loads((self.run_dir / "ledger.json").read_text()) if resume else None
+        books = self.run_dir / "ledger.json"  # a branch begins without
+        carried = json.loads(books.read_text()) if resume and books.exists() else None
         self.ledger = Ledger(devices.held(), devices.unit, self.start, carried)
         self.points: list[EvalPoint] = []
+        self.ask: Callable[[object], None] = lambda message: None  # sends the controller a message
+        done = map(kept, checkpoints(self.run_dir)) if resume else ()
+        # Points of `logging.keep_at` up to here are done with.
+        self._kept = max((origin(self.run_dir).get("compute", 0.0), *done))
         self._flops = 0.0
         self._guards = Guards()
         self._unwritten: list[dict[str, Any]] = []  # lines that a killed launcher did not write
-        if resume is None:
+        if carried is None:
             self._write_config()
-        else:
-            self._reload_metrics(resume["version"], resume.get("events", ()))
+        if resume:
+            state = "unrecorded" if carried else "before branch"
+            self._reload_metrics(resume["version"], resume.get("events", ()), state)
         self.metrics = MetricsWriter(self.run_dir, config)
         self._like = learn_from(config.forecast.like) if config.forecast.like else None
         if self._like and self._like.unit != self.ledger.unit:
@@ -100,6 +106,9 @@ class Recorder:
                 warnings = self._guards.check(message.data)
                 line = message.data | {"learner/estimated_memory_gb": self.estimated_gb}
                 self._write_line(line | {f"warning/{name}": text for name, text in warnings.items()})
+                if compute.total >= self.config.logging.next_kept(self._kept):
+                    self._kept = compute.total
+                    self.ask(Keep(compute.total))
                 ended_by = "compute" if compute.total >= self._limit else self._warn(warnings)
             case Event(kind="eval"):
                 ended_by = self._record_evaluation(message)
@@ -136,11 +145,12 @@ class Recorder:
     def _write_config(self) -> None:
         write_atomic(self.run_dir / "config.yaml", to_yaml(self.config))
 
-    def _reload_metrics(self, version: int, events: Sequence[Mapping[str, Any]]) -> None:
-        """Read back curve and history; drop the steps after the checkpoint, which will be made again."""
+    def _reload_metrics(self, version: int, events: Sequence[Mapping[str, Any]], state: str) -> None:
+        """Read back curve and history; drop the steps after the checkpoint, which will be made again.
+        Compute that the ledger lacks is booked under `state`."""
         path = self.run_dir / "metrics.jsonl"
         found = list(read_lines(path))
-        self.ledger.carry(max((row.get("compute/total", 0.0) for row in found), default=0.0))
+        self.ledger.carry(max((row.get("compute/total", 0.0) for row in found), default=0.0), state)
         rows = [row for row in found if row["step"] <= version > 0]  # version 0 is evaluated again
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
         for row in rows:
@@ -172,9 +182,10 @@ class Recorder:
         """Show what is wrong; "guard" if that ends the run."""
         for text in warnings.values():
             self.view.log(f"warning: {text}")
-        if not warnings or not self.config.guard.stop or self._why_stopped:
+        lasting = [text for name, text in warnings.items() if SIGNS[name].in_a_row > 1]
+        if not lasting or not self.config.guard.stop or self._why_stopped:
             return ""
-        self._why_stopped = next(iter(warnings.values()))
+        self._why_stopped = lasting[0]
         self.view.log("stopping, as guard.stop asks")
         return "guard"
 
@@ -205,7 +216,7 @@ class Recorder:
         idle = self.ledger.idle_shares()
         for kind in ("learner", "engine"):
             shares = [share for role, share in idle.items() if role_kind(role) == kind]
-            line[f"idle/{kind}"] = sum(shares) / len(shares)
+            line[f"idle/{kind}"] = sum(shares) / max(1, len(shares))  # a replay has no engine
         self.metrics.write(line)
         self.view.update(line)
 

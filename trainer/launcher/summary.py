@@ -12,6 +12,7 @@ from trainer.jsonl import write_atomic
 from trainer.launcher.advice import advise_run
 from trainer.launcher.ledger import Ledger
 from trainer.launcher.terminal_plot import clock
+from trainer.run_folder import origin
 from trainer.scaling import EvalPoint, Fit, curve_of, explain, plot_curve
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.report import write_report
@@ -66,6 +67,8 @@ def summary_text(
     """The pass rate from start to end, where the compute went, the fit, the advice, and the files."""
     books, compute = ledger.to_json(), ledger.compute()
     lines = [f"{run_dir.name}: {clock(books['wall_s'])} of wall time", ""]
+    if text := origin(run_dir).get("text"):
+        lines.append(text)
     if points:
         score = [f"{p.pass_rate:.3f} ± {p.pass_rate_se:.3f} (step {p.step})" for p in (points[0], points[-1])]
         lines.append("held-out pass rate  " + " → ".join(score[: len(points)]))

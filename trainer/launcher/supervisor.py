@@ -37,6 +37,7 @@ ENGINES = {
 REMOTE = "trainer.engines.vllm.remote:engine_main"
 LEARNER = "trainer.learner.process:learner_main"
 CONTROLLER = "trainer.controller.process:controller_main"
+REPLAY = "trainer.controller.replay:replay_main"
 RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of torch.distributed
 CONTEXT = multiprocessing.get_context("spawn")
 # For torch on CPUs. Engine and learner share the cores, so idle OpenMP threads must soon sleep, but not at
@@ -53,13 +54,15 @@ class Supervisor:
     """The processes of one run. `run` returns once the controller has reported `done` and all have ended.
 
     `on_event(role, message)` gets every message of a role's telemetry, in order, on the calling thread; it
-    returns why the run is complete from now on, such as "compute"; empty: it goes on.
+    returns why the run is complete from now on, such as "compute"; empty: it goes on. `controller`: another
+    entry of its process than the usual one.
     """
 
     def __init__(
         self, config: Config, model_dir: str, devices: Devices, resume: dict[str, Any] | None,
-        on_event: Callable[[str, object], str | None],
+        on_event: Callable[[str, object], str | None], controller: str = CONTROLLER,
     ) -> None:  # fmt: skip
+        self._controller = controller
         self.config = for_roles(config, devices)
         self.model_dir, self.devices, self.resume, self.on_event = model_dir, devices, resume, on_event
         self.run_dir = Path(config.run_dir)
@@ -89,7 +92,8 @@ class Supervisor:
         count = len(self.config.engine.urls) or len(self.devices.engines)
         engines = [self._start_engine(i) for i in range(count)]
         learner = self._start_learner()
-        self._start("controller", CONTROLLER, (self.config, self.model_dir, engines, learner, self.resume))
+        args = (self.config, self.model_dir, engines, learner, self.resume)
+        self._start("controller", self._controller, args)
         for conn in (*engines, learner):
             conn.close()  # only the role holds its end now, so its death closes the pipe
         self._write_pids()
@@ -172,7 +176,7 @@ class Supervisor:
             if self._signals and not stop_sent:
                 stop_sent = True
                 self._note("stopping after this step and saving a checkpoint; Ctrl-C again ends at once")
-                self._send_controller(Shutdown())
+                self.send_controller(Shutdown())
         for process, _ in self._roles.values():
             process.join(max(0.0, deadline - time.monotonic()))
 
@@ -208,7 +212,7 @@ class Supervisor:
                 self._done = True
         if (ended_by := self.on_event(role, message)) and not self._complete:
             self._complete = True
-            self._send_controller(Shutdown(ended_by))
+            self.send_controller(Shutdown(ended_by))
 
     def _respawn(self, role: str) -> None:
         """Start a dead engine again. The death of another role ends the run, and so does that of an engine
@@ -223,7 +227,7 @@ class Supervisor:
         self._failed.pop(role, None)
         self._note(f"{cause}; it is started again")
         conn = self._start_engine(role_index(role))
-        self._send_controller(Replacement(role, conn))
+        self.send_controller(Replacement(role, conn))
         conn.close()
         self._write_pids()
 
@@ -258,7 +262,8 @@ class Supervisor:
     def _note(self, text: str) -> None:
         self.on_event("launcher", Event("note", time.monotonic(), {"text": text}))
 
-    def _send_controller(self, message: object) -> None:
+    def send_controller(self, message: object) -> None:
+        """Send the controller a message; nothing happens if it is dead."""
         with suppress(OSError):  # if it is dead, its closed pipe will be noticed
             self._roles["controller"][1].send(message)
 

@@ -1,8 +1,8 @@
 """Signs that a training goes wrong, in the metrics of its steps; each says what to do.
 
-A sign is reported once it has held for IN_A_ROW steps, and again only after a step without it. The limits are
-far from what healthy runs show; that of truncation is the paper's (arXiv 2510.13786: runs above 10 % became
-unstable).
+A sign is reported once it has held for IN_A_ROW steps (a skipped step at once), and again only after a step
+without it. The limits are far from what healthy runs show; that of truncation is the paper's (arXiv
+2510.13786: runs above 10 % became unstable).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,9 +21,17 @@ class Sign:
     metric: str
     is_wrong: Callable[[float, float], bool]  # of the metric's value, and its mean over the first steps
     text: str  # with {value} and {first}
+    in_a_row: int = IN_A_ROW  # steps for which it must hold
 
 
 SIGNS = {
+    "skipped": Sign(
+        "learner/skipped_steps",
+        lambda value, first: value > 0,
+        "loss or gradient were not finite, so the step was skipped and the weights are those before it; the "
+        "third in a row ends the run (learner/skipped_why). Lower learner.lr",
+        in_a_row=1,
+    ),
     "ess": Sign(
         "ratio/ess",
         lambda value, first: value < 0.5,
@@ -83,6 +91,6 @@ class Guards:
                 first.append(float(value))
             mean = sum(first) / len(first)
             self._held[name] = self._held[name] + 1 if sign.is_wrong(value, mean) else 0
-            if self._held[name] == IN_A_ROW:
+            if self._held[name] == sign.in_a_row:
                 found[name] = sign.text.format(value=value, first=mean)
         return found

@@ -26,7 +26,7 @@ from trainer.config import ConfigError
 from trainer.learner.optimizer import MOMENTS, ShardedAdamW
 from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import as_dtensor, full_tensor, local_shard
-from trainer.run_folder import checkpoints, write_checksums
+from trainer.run_folder import checkpoints, kept, write_checksums
 
 
 def save(
@@ -141,8 +141,8 @@ def _no_space(error: BaseException) -> bool:
 
 
 def prune(run_dir: str | Path, keep: int) -> None:
-    """Delete all but the newest `keep`, and incomplete ones that a killed process left."""
-    folders = checkpoints(run_dir)
+    """Delete all but the newest `keep` and those kept for good, and incomplete ones of a killed process."""
+    folders = [folder for folder in checkpoints(run_dir) if not kept(folder)]
     for old in folders[: max(0, len(folders) - keep)]:
         shutil.rmtree(old)
     for temporary in (Path(run_dir) / "checkpoints").glob(".step-*"):

@@ -37,6 +37,8 @@ from trainer.models.resolve import resolve_model
 from trainer.telemetry import Clock
 from trainer.types import TokenScores, TrainBatch, TrainSequence
 
+MAX_SKIPPED = 3  # steps in a row without finite numbers end the run
+
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
@@ -75,6 +77,7 @@ class Learner:
         self.model = make_policy(model_dir, config, self.ranks)
         self.times = self.model.times = PartTimes(self.ranks.device)
         self._part_seconds: dict[str, float] = {}  # of the step under way
+        self._skipped = 0  # steps in a row
         self.reference: PolicyModel | None = None
         if config.objective.kl.coefficient:
             initial = model_dir if resume_from is None else resolve_model(config.model.path)
@@ -122,13 +125,17 @@ class Learner:
         return [*frozen, *(p for network in trained for p in network.parameters), *states]
 
     def train(self, batch: TrainBatch) -> dict[str, Any]:
-        """One optimizer step; returns its metrics. A ConfigError means that nothing was changed."""
+        """One optimizer step; returns its metrics. A ConfigError means that nothing was changed.
+
+        A step whose numbers are not finite is skipped: as for a batch without tokens, the next version has
+        the same weights and moments. So its groups count as trained on, and no lag changes."""
         start = time.monotonic()
         lags = self._check(batch)
         with self.clock.state("pack"):
             steps = schedule(batch.sequences, self._token_budget, self.ranks.size)
         self._part_seconds = {}
         metrics = {"learner/loss": 0.0, "learner/lr": self._learning_rate(), "learner/tokens": 0.0}
+        metrics["learner/skipped_steps"] = 0.0
         if steps:
             metrics |= self._optimizer_step(steps)
         self.version += 1
@@ -187,12 +194,19 @@ class Learner:
 
         The token weights are those of the whole batch, so losses and gradients are summed, never averaged.
         """
+        scales = [(s, s.state.clone()) for s in {network.scale for network in self.networks.values()}]
         stats, overflows = self._gradients(steps), 0
         while (any(s.overflowed for s in stats) and self.policy.scale.lower()) or (
             any(overflowed(s.critic) for s in stats) and self.networks["critic"].scale.lower()
         ):
             self._drop_gradients()
             stats, overflows = self._gradients(steps), overflows + 1
+        problem, key = self._problem(stats)
+        if problem:
+            for scale, before in scales:  # a lower one did not help
+                scale.state.copy_(before)
+            return self._skip(problem, key)
+        self._skipped = 0
         with self.clock.state("optimizer"):
             loss, norm = self._update(stats)
         by_lag = merge(s.by_lag for s in stats)
@@ -269,28 +283,39 @@ class Learner:
         norm = self.policy.squared_norm()
         return RankStats(loss, norm, merge(by_lag), reported, problem, critic, by_position)
 
-    def _update(self, stats: Sequence[RankStats]) -> tuple[float, float]:
-        """Clip and step; returns the loss and the gradient's norm before clipping.
-
-        ConfigError if they are not finite. Every rank has the same numbers, so all step or none.
-        """
-        loss, norm = sum(s.loss for s in stats), math.sqrt(sum(s.squared_norm for s in stats))
+    def _problem(self, stats: Sequence[RankStats]) -> tuple[str, str]:
+        """What of the step is not finite, or nothing, and the learning rate to lower. Every rank has the same
+        numbers, so all step or none."""
+        loss, norm = _loss_and_norm(stats)
         critic = value_metrics(np.sum([s.critic for s in stats], 0))
         value_loss, value_norm = critic["critic/loss"], critic["critic/grad_norm"]
-        problem, key = next((s.problem for s in stats if s.problem), ""), "learner.lr"
-        if not problem and not (math.isfinite(value_loss) and math.isfinite(value_norm)):
-            problem = f"the critic's loss is {value_loss:g}, its gradient norm is {value_norm:g}"
-            key = "objective.critic.lr"
-        if problem or not (math.isfinite(loss) and math.isfinite(norm)):
-            self._drop_gradients()
+        if problem := next((s.problem for s in stats if s.problem), ""):
+            return problem, "learner.lr"
+        if not (math.isfinite(value_loss) and math.isfinite(value_norm)):
+            text = f"the critic's loss is {value_loss:g}, its gradient norm is {value_norm:g}"
+            return text, "objective.critic.lr"
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        return "" if finite else f"loss is {loss:g}, the gradient norm is {norm:g}", "learner.lr"
+
+    def _skip(self, problem: str, key: str) -> dict[str, Any]:
+        """Leave the weights as they are; the step's metrics. ConfigError if it is the last of MAX_SKIPPED."""
+        self._drop_gradients()
+        self._skipped += 1
+        if self._skipped == MAX_SKIPPED:
             raise ConfigError(
-                f"step {self.version + 1}: {problem or f'loss is {loss:g}, the gradient norm is {norm:g}'}; "
-                f"expected finite numbers, so nothing was updated. Lower {key} or raise "
-                "learner.warmup_steps, then --resume from the last checkpoint"
+                f"step {self.version + 1}: {problem}; expected finite numbers, and it is the {MAX_SKIPPED}rd "
+                f"step in a row without, so nothing was updated. Lower {key} or raise learner.warmup_steps, "
+                "then --resume from an earlier checkpoint"
             )
+        return {"learner/loss": math.nan, "learner/skipped_steps": 1.0, "learner/skipped_why": problem}
+
+    def _update(self, stats: Sequence[RankStats]) -> tuple[float, float]:
+        """Clip and step; returns the loss and the gradient's norm before clipping."""
+        loss, norm = _loss_and_norm(stats)
         rate = self._learning_rate()
         self.policy.step(norm, rate)
         if self.critic is not None:
+            value_norm = value_metrics(np.sum([s.critic for s in stats], 0))["critic/grad_norm"]
             self.critic.optimizer.step(value_norm, self.critic.settings.lr * rate / self.config.learner.lr)
         for scale in {network.scale for network in self.networks.values()}:  # a shared body's once
             scale.record_step()
@@ -321,6 +346,10 @@ def make_policy(model_dir: str, config: Config, ranks: Ranks, frozen: bool = Fal
     shard(policy, ranks.mesh, config.learner.vocab_parallel)
     load_from_rank0(policy.lm, load(model_dir) if ranks.rank == 0 else None)
     return policy
+
+
+def _loss_and_norm(stats: Sequence[RankStats]) -> tuple[float, float]:
+    return sum(s.loss for s in stats), math.sqrt(sum(s.squared_norm for s in stats))
 
 
 def lag_histogram(batch: TrainBatch, version: int) -> dict[int, int]:

@@ -19,8 +19,9 @@ from trainer.controller.deadline import Deadline
 from trainer.controller.journal import Journal
 from trainer.controller.process import _run, check_lengths, send_event
 from trainer.controller.sampler import Sampler
-from trainer.messages import Ready
+from trainer.messages import Ready, StepDone
 from trainer.models.resolve import resolve_model
+from trainer.types import TrainBatch
 
 
 def configured(tmp_path: Path, k: int, steps: int = 12, prompts_per_step: int = 4, **pipeline: Any) -> Config:
@@ -317,6 +318,24 @@ def test_stop_ends_after_the_current_step_and_a_resume_trains_every_group_once(t
     assert [f'"first": {4 * i}' in line for i, line in enumerate(lines)] == [True] * 12
 
 
+def test_a_checkpoint_holds_the_prompts_that_were_issued_beyond_it(tmp_path: Path) -> None:
+    config, learner = configured(tmp_path, 2), FakeLearner(0.01)
+
+    async def interrupted() -> dict[str, Any]:
+        return await saved_when_stopped(controller(config, FakeEngine(), learner, []), learner, 3)
+
+    state = asyncio.run(interrupted())
+    shutil.rmtree(tmp_path / "journal")  # as in a branch, or where a kept checkpoint's groups are deleted
+    again = controller(config, FakeEngine(), FakeLearner(), [])
+    again.restore(state)
+    again.ctx.engine.version = state["version"]  # type: ignore[attr-defined]
+    asyncio.run(again.run())
+    first, journal = state["group_id"], (tmp_path / "journal" / "000000.jsonl").read_text()
+    assert state["sampler"]["group_id"] > first
+    assert [f'"issued": {i},' in journal for i in range(first, 48)] == [True] * (48 - first)
+    assert f'"trained": {state["version"] + 1}, "first": {first}' in journal
+
+
 def test_a_restored_group_of_another_prompt_is_not_taken(tmp_path: Path) -> None:
     config = configured(tmp_path, 0, steps=2)
     asyncio.run(controller(config, FakeEngine(), FakeLearner(), []).run())
@@ -352,6 +371,28 @@ def test_a_checkpoint_holds_the_last_steps_and_evaluations_as_they_were_reported
     reported = [(kind, data) for kind, data in events if kind in ("training_begins", "step", "eval")]
     assert kept == [(kind, data["step"]) for kind, data in reported] and len(kept) == 1 + 4 + 2
     json.dumps(learner.saved[-1][1])
+
+
+def test_a_checkpoint_that_is_asked_for_is_written_before_the_next_step_and_stays_one(tmp_path: Path) -> None:
+    class Asking(FakeLearner):
+        async def train(self, batch: TrainBatch) -> StepDone:
+            done = await super().train(batch)
+            run.keep = 0.25 if batch.step == 3 else 0.0
+            return done
+
+    learner, config = Asking(), configured(tmp_path, 0, steps=6)
+    run = controller(config, FakeEngine(), learner, [])
+
+    async def stopped() -> None:
+        await run.run()
+        await run.save()
+
+    asyncio.run(stopped())
+    assert [(path[-1], state["kept"]) for path, state in learner.saved] == [("3", 0.25), ("6", 0)]
+    again = controller(config, FakeEngine(), FakeLearner(), [])
+    again.restore(learner.saved[0][1])
+    asyncio.run(again.save())  # stopped before its first step
+    assert again.learner.saved[-1][1]["kept"] == 0.25  # type: ignore[attr-defined]
 
 
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:

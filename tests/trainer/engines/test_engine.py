@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -281,6 +282,30 @@ def test_a_samples_randomness_does_not_depend_on_concurrent_sequences(models: di
         for key, c in expected.items():
             assert done[key].token_ids.tolist() == c.token_ids.tolist()
             np.testing.assert_allclose(done[key].logprobs_gen, c.logprobs_gen, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "untied", "llama"])
+def test_the_bits_of_a_completion_do_not_depend_on_what_is_generated_beside_it(
+    models: dict[str, str], name: str
+) -> None:
+    def generate(arrivals: Sequence[int]) -> dict[tuple[str, int], Completion]:
+        """Completions of requests that arrive at these steps."""
+        engine, done = engine_of(models[name], slots=12), dict[tuple[str, int], Completion]()
+        todo = deque(enumerate(arrivals))
+        for step in range(10_000):
+            while todo and (todo[0][1] <= step):
+                i, _ = todo.popleft()
+                engine.submit(request(f"{i}", prompt_of(3 + 9 * i), n=3, max_tokens=20 + 15 * i, seed=i))
+            done |= {(c.request_id, c.index): c for c in engine.step()}
+            if engine.idle and not todo:
+                return done
+        raise AssertionError("the engine never became idle")
+
+    expected = generate((0, 0, 0, 0, 0))
+    for arrivals in ((0, 1, 2, 3, 4), (0, 7, 7, 40, 41), (0, 100, 200, 300, 400)):
+        for key, c in generate(arrivals).items():
+            assert np.array_equal(c.token_ids, expected[key].token_ids)
+            assert np.array_equal(c.logprobs_gen, expected[key].logprobs_gen)
 
 
 def test_more_requests_than_slots_all_end_and_evaluations_go_first(models: dict[str, str]) -> None:

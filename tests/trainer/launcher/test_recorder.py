@@ -26,7 +26,7 @@ from trainer.launcher.flops import step_flops
 from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
 from trainer.launcher.terminal import make_view
-from trainer.messages import Event, Spans
+from trainer.messages import Event, Keep, Spans
 from trainer.run_folder import claim, complete
 from trainer.scaling import Sigmoid
 
@@ -39,12 +39,12 @@ def step_event(step: int, at: float, rollouts: int = 100, trained: int = 50) -> 
 
 
 def make(
-    run_dir: Path, resume_version: int | None = None, config: Config = CONFIG, **resume: Any
+    run_dir: Path, resume_version: int | None = None, config: Config = CONFIG, devices: int = 0, **resume: Any
 ) -> Recorder:
     config = replace(config, run_dir=str(run_dir))
-    devices = assign(config, (), len(os.sched_getaffinity(0)))
+    held = assign(config, (), devices or len(os.sched_getaffinity(0)))
     state = None if resume_version is None else {"version": resume_version} | resume
-    return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), state, 1.5)
+    return Recorder(config, held, make_view(config, "core-hours", stream=StringIO()), state, 1.5)
 
 
 def test_the_rate_of_an_engine_that_was_started_again_counts_from_0(tmp_path: Path) -> None:
@@ -101,6 +101,32 @@ def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recor
     assert complete(tmp_path, 20 / 3600) and not complete(tmp_path, 21 / 3600) and not complete(tmp_path)
     claim(str(tmp_path), resume=True).close()
     assert not complete(tmp_path, 20 / 3600)  # it goes on
+
+
+def test_a_checkpoint_is_asked_for_once_after_each_chosen_compute_also_after_a_resume(tmp_path: Path) -> None:
+    logging = replace(CONFIG.logging, keep_at=(5 / 3600, 7 / 3600, 20 / 3600))
+    config = replace(CONFIG, logging=logging)
+
+    def asked(one: Recorder, ends: tuple[int, ...]) -> list[object]:
+        """What the record asks for with each step, whose two roles have held a core until that second."""
+        messages: list[object] = []
+        one.ask = lambda message: messages.append((step, message))
+        one.handle("controller", Event("training_begins", one.start, {}))
+        for step, end in enumerate(ends, 1):
+            for role in ("engine", "learner"):
+                one.handle(role, Spans(role, (("generate", one.start, one.start + end),)))
+            one.handle("controller", step_event(step, one.start + end))
+        one.close()
+        return messages
+
+    first = make(tmp_path, config=config, devices=2)
+    assert asked(first, (2, 4, 5, 6)) == [(2, Keep(8 / 3600))]  # after 4, 8, 10 and 12 core-seconds
+    folder = tmp_path / "checkpoints" / "step-000003"
+    folder.mkdir(parents=True)
+    (folder / "controller.json").write_text(json.dumps({"version": 3, "kept": 8 / 3600}))
+    again = make(tmp_path, 3, config=config, devices=2)
+    ((step, message),) = asked(again, (1, 3, 6, 9))  # 12 seconds were spent before
+    assert step == 3 and message == Keep(pytest.approx(24 / 3600))
 
 
 def test_the_compute_of_an_evaluation_is_that_when_its_weights_were_made(tmp_path: Path) -> None:
@@ -244,10 +270,11 @@ def test_a_warning_is_shown_and_kept_and_ends_the_run_if_asked(tmp_path: Path) -
         for step in range(1, 5):
             event = step_event(step, one.start)
             event.data["ratio/ess"] = 0.3
+            event.data["learner/skipped_steps"] = float(step == 2)  # which ends no run
             ended.append(one.handle("controller", event))
         assert ended == ["", "", "guard" if stop else "", ""]
         rows = read_lines(folder / "metrics.jsonl")
-        assert [any(k.startswith("warning/") for k in row) for row in rows] == [False, False, True, False]
+        assert [any(k.startswith("warning/") for k in row) for row in rows] == [False, True, True, False]
         one.handle("controller", Event("done", one.start, {"step": 4, "ended_by": "guard" if stop else ""}))
         assert complete(folder) == stop
         if stop:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from trainer import run_folder
 from trainer.config import Config, ConfigError, LearnerConfig
-from trainer.controller.controller import oldest_group
+from trainer.controller.journal import oldest_group
 from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
 from trainer.main import checkpoint_state
@@ -173,6 +173,18 @@ def test_latest_is_the_newest_whole_one_and_prune_keeps_it(model_dir: str, tmp_p
     assert run_folder.latest(tmp_path) == folder / "step-000010"
     checkpoint.prune(tmp_path, 2)
     assert sorted(p.name for p in folder.iterdir()) == ["step-000009", "step-000010", "step-000011"]
+
+
+def test_checkpoints_kept_for_good_are_not_pruned_and_do_not_hold_the_journal(
+    model_dir: str, tmp_path: Path
+) -> None:
+    one = learner(model_dir)
+    for step in range(1, 6):
+        state = {"version": 0, "group_id": step} | ({"kept": 0.5} if step in (2, 5) else {})
+        save(one, tmp_path / "checkpoints" / f"step-{step:06d}", state)
+    checkpoint.prune(tmp_path, 1)
+    assert [int(p.name[-1]) for p in checkpoints(tmp_path)] == [2, 4, 5]
+    assert oldest_group(str(tmp_path), 6) == 4
 
 
 def test_saving_the_same_version_again_replaces_it(model_dir: str, tmp_path: Path) -> None:

@@ -172,19 +172,22 @@ def test_float16_scales_its_loss_and_repeats_a_step_that_overflows(model_dir: st
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_a_step_whose_value_loss_is_not_finite_is_refused_and_changes_nothing(
+def test_a_step_whose_value_loss_is_not_finite_is_skipped_and_changes_nothing(
     model_dir: str, body: str
 ) -> None:
     one, b = learner(model_dir, settings(body)), batch()
     assert b.sequences[0].returns is not None
     b.sequences[0].returns[0] = np.inf
     before = [p.detach().clone() for network in one.networks.values() for p in network.parameters]
-    with pytest.raises(ConfigError, match=r"step 1: the critic's loss is inf.* Lower objective\.critic\.lr"):
-        one.train(b)
+    for step in (1, 2):
+        why = one.train(replace(b, step=step))["learner/skipped_why"]
+        assert why.startswith("the critic's loss is inf")
+    with pytest.raises(ConfigError, match=r"step 3: the critic's loss is inf.* Lower objective\.critic\.lr"):
+        one.train(replace(b, step=3))
     after = [p for network in one.networks.values() for p in network.parameters]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert one.version == 0 and not any(network.adamw.state for network in one.networks.values())
-    one.train(batch())
+    assert one.version == 2 and not any(network.adamw.state for network in one.networks.values())
+    assert one.train(replace(batch(), step=3))["learner/skipped_steps"] == 0
 
 
 @pytest.mark.parametrize(("body", "dtype"), [("own", "float16"), ("shared", "float32")])

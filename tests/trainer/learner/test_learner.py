@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from training import NoClock, config, error, make_model, oracle, sequences
+from training import NoClock, config, error, make_model, of_the_data, oracle, sequences
 from transformers import AutoModelForCausalLM
 
 from kernels import NonFiniteError
@@ -116,7 +117,7 @@ def test_warm_up_is_linear_then_constant(model_dir: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["advantage", "weights", "loss", "gradient"])
-def test_a_non_finite_step_is_refused_and_changes_nothing(model_dir: str, where: str) -> None:
+def test_a_non_finite_step_is_skipped_and_the_third_in_a_row_refused(model_dir: str, where: str) -> None:
     one = learner(model_dir)
     first, *rest = sequences()
     problem = {"loss": "loss is -?inf", "gradient": "the gradient norm is nan"}.get(where, "NaN or infinity")
@@ -133,9 +134,13 @@ def test_a_non_finite_step_is_refused_and_changes_nothing(model_dir: str, where:
     else:
         one.parameters[0].register_hook(lambda g: g * np.nan)
     before = [p.detach().clone() for p in one.parameters]
-    with pytest.raises(ConfigError, match=rf"step 1: .*{problem}.* nothing was updated\. Lower learner\.lr"):
-        one.train(TrainBatch(1, (first, *rest), {}))
-    assert one.version == 0 and not one.optimizer.state
+    for step in (1, 2):
+        metrics = one.train(TrainBatch(step, (first, *rest), {}))
+        assert metrics["learner/skipped_steps"] == 1 and re.search(problem, metrics["learner/skipped_why"])
+        assert np.isnan(metrics["learner/loss"]) and metrics["learner/tokens"] == 0 and one.version == step
+    with pytest.raises(ConfigError, match=rf"step 3: .*{problem}.* nothing was updated\. Lower learner\.lr"):
+        one.train(TrainBatch(3, (first, *rest), {}))
+    assert one.version == 2 and not one.optimizer.state
     assert all(torch.equal(a, b) for a, b in zip(before, one.parameters, strict=True))
 
 
@@ -151,11 +156,24 @@ def test_a_refusal_depends_on_the_class_of_the_kernels_error_and_not_on_its_text
         monkeypatch.setattr("trainer.learner.policy_model.policy_loss", loss)
 
     fail_with(NonFiniteError("the head overflows"))
-    with pytest.raises(ConfigError, match=r"step 1: the head overflows; .* nothing was updated"):
-        one.train(TrainBatch(1, sequences(), {}))
+    assert one.train(TrainBatch(1, sequences(), {}))["learner/skipped_why"] == "the head overflows"
     fail_with(ValueError("targets hold ids that are no token, NaN or infinity"))
     with pytest.raises(ValueError, match="targets hold ids"):
-        one.train(TrainBatch(1, sequences(), {}))
+        one.train(TrainBatch(2, sequences(), {}))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_after_a_skipped_step_the_next_is_as_if_it_had_not_been(model_dir: str, dtype: str) -> None:
+    one, other = (learner(model_dir, replace(config(), model=ModelConfig(dtype=dtype))) for _ in range(2))
+    other.train(TrainBatch(1, (), {}))
+    hook = one.parameters[0].register_hook(lambda g: g * np.nan)
+    assert one.train(TrainBatch(1, sequences(), {}))["learner/skipped_steps"] == 1
+    hook.remove()
+    assert one.policy.scale.value == other.policy.scale.value
+    for step in (2, 3, 4):  # and they count as skipped in a row no more
+        ours, theirs = (x.train(TrainBatch(step, sequences(step, step - 1), {})) for x in (one, other))
+        assert of_the_data(ours) == of_the_data(theirs) and ours["learner/skipped_steps"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters, other.parameters, strict=True))
 
 
 def test_a_batch_too_old_or_out_of_order_is_refused_with_its_numbers(model_dir: str) -> None:

@@ -109,9 +109,13 @@ def test_a_refused_step_is_answered_and_the_weights_before_it_can_be_saved(
 ) -> None:
     process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
     first = sequences()[0]
-    refused = process.ask(TrainBatch(1, (replace(first, advantages=first.advantages * np.inf),), {}))
-    assert isinstance(refused, Refused) and refused.message.startswith("step 1: advantages holds NaN")
-    path = tmp_path / "checkpoints" / "step-000000"
+    bad = (replace(first, advantages=first.advantages * np.inf),)
+    for step in (1, 2):
+        skipped = process.ask(TrainBatch(step, bad, {}))
+        assert (skipped.version, skipped.weights_path) == (step, "")  # the engines' weights are the newest
+    refused = process.ask(TrainBatch(3, bad, {}))
+    assert isinstance(refused, Refused) and refused.message.startswith("step 3: advantages holds NaN")
+    path = tmp_path / "checkpoints" / "step-000002"
     assert process.ask(Save(str(path), {})) == Ack()
     before, saved = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model_dir, path))
     assert all(torch.equal(before[n], saved[n]) for n in before)

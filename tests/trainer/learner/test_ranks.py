@@ -279,18 +279,20 @@ def test_ranks_refuse_alike_step_publish_score_save_and_end(
     group = Group(replace(TIED, run_dir=str(tmp_path)), models["tied"], monkeypatch)
     first, *rest = sequences()
     bad = (replace(first, advantages=first.advantages * np.nan), *rest)  # in one rank's micro-batch
-    refused = group.ask(TrainBatch(1, bad, {}))
+    for step in (1, 2):
+        assert "advantages holds NaN" in group.ask(TrainBatch(step, bad, {})).metrics["learner/skipped_why"]
+    refused = group.ask(TrainBatch(3, bad, {}))
     assert isinstance(refused, Refused) and "advantages holds NaN" in refused.message
     scored = group.ask(Score(sequences()))
     assert [len(x.logprobs) for x in scored.scores] == [len(s.token_ids) for s in sequences()]
-    done = group.ask(TrainBatch(1, sequences(), {}))
-    assert isinstance(done, StepDone) and done.version == 1
-    path = tmp_path / "checkpoints" / "step-000001"
-    assert group.ask(Save(str(path), {"version": 1})) == Ack()
+    done = group.ask(TrainBatch(3, sequences(version=2), {}))
+    assert isinstance(done, StepDone) and done.version == 3
+    path = tmp_path / "checkpoints" / "step-000003"
+    assert group.ask(Save(str(path), {"version": 3})) == Ack()
     saved = dict(AutoModelForCausalLM.from_pretrained(path).named_parameters())
     published = load_file(done.weights_path)
     assert all(torch.equal(w, saved[n]) for n, w in published.items()) and len(published) == len(saved)
-    assert group.ask(TrainBatch(2, (), {})).weights_path == ""
+    assert group.ask(TrainBatch(4, (), {})).weights_path == ""
     group.conn.send(Shutdown())
     assert not group.failures(0) and not group.failures(1)
     assert [p.exitcode for p in group.processes] == [0, 0]

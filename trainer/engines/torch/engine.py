@@ -10,6 +10,9 @@ Each step is one forward pass over the prompts just admitted and one token of ev
 these are two passes: the prompts', and that of `decoder.py`, which a CUDA graph replays. Weights may change
 between any two steps: sequences continue, and their KV is kept. It is also kept for a request that continues
 another one, of which only the new tokens are prefilled.
+
+In float32 on a CPU a completion's tokens and log-probs depend, bit for bit, on its request and the weights
+alone, and not on what is generated beside it: a resumed run then goes on exactly as if nothing had happened.
 """
 
 from dataclasses import dataclass
@@ -32,6 +35,7 @@ from trainer.engines.torch.sampling import sample, uniforms
 from trainer.engines.torch.slots import Slots
 from trainer.types import Completion, FinishReason, Request
 
+KEY_BLOCK = 16  # attended keys are a multiple of this: so a sum's order does not depend on other sequences
 INITIAL_LENGTH = 64  # tokens a slot holds at first; doubled when a request needs more
 PREFILL_TOKENS = 4096  # in one step at most, a longer prompt alone: bounds memory and delay of new weights
 
@@ -191,7 +195,7 @@ class TorchEngine:
             tokens, logprobs = self._sample(self._forward(decoding, admitted))
         else:
             tokens, logprobs = self._decode_and_prefill(self._decoder, decoding, admitted)
-        if np.isnan(logprobs).any():
+        if not np.isfinite(logprobs).all():
             raise divergence_error(self.version)
         self.generated += self.slots.active
         return self._free(self.slots.append(tokens, logprobs, self.version))
@@ -260,7 +264,7 @@ class TorchEngine:
         need = max((len(r.prompt_ids) + r.max_tokens for r in requests), default=0)
         if need > self._cache.shape[4]:
             old = self._cache
-            self._cache = self._new_cache(max(need, 2 * old.shape[4]))
+            self._cache = self._new_cache(_whole_blocks(max(need, 2 * old.shape[4])))
             self._cache[..., : old.shape[4], :] = old
         for x in admitted:
             self.slots.add(x.samples)
@@ -289,7 +293,7 @@ class TorchEngine:
             counts = torch.tensor(slots_per_prompt, device=self.device)
             prefills.append(Prefill(len(counts), cached, length, tokens, slots, slots_per_prompt=counts))
         newest_ids, newest_positions = map(torch.from_numpy, self.slots.newest(decoding))
-        longest = int(newest_positions.max()) + 1 if decoding else 0
+        longest = _whole_blocks(int(newest_positions.max()) + 1) if decoding else 0
         token_ids = torch.cat([torch.tensor(ids, dtype=torch.long), newest_ids.long()])
         hidden = self._body(
             token_ids.to(self.device),
@@ -367,6 +371,10 @@ class TorchEngine:
             longest = int(self.slots.newest(self.slots.active)[1].max())
             self._cache[:, :, targets, :, :longest] = self._cache[:, :, sources, :, :longest]
         return completions
+
+
+def _whole_blocks(keys: int) -> int:
+    return -(-keys // KEY_BLOCK) * KEY_BLOCK
 
 
 def _layout(admitted: Admitted) -> tuple[int, int]:

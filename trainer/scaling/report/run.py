@@ -11,6 +11,7 @@ import numpy as np
 
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
+from trainer.run_folder import origin
 from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
 from trainer.scaling.sigmoid import Curve
@@ -35,7 +36,7 @@ class Record:
     wall_s: float  # the end of the lanes
     samples: tuple[Mapping[str, Any], ...]
     config: str  # YAML
-    warnings: tuple[tuple[int, str], ...]  # (step, what was wrong)
+    warnings: tuple[tuple[int, str], ...]  # (step, what was wrong, or from which run this one began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,10 @@ def read_record(folder: Path) -> Record:
         wall_s=max((s["end"] for s in spans), default=0.0),
         samples=evenly_chosen(list(read_lines(samples)) if samples.is_file() else [], SAMPLES),
         config=(folder / "config.yaml").read_text(encoding="utf-8"),
-        warnings=tuple((r["step"], r[k]) for r in rows for k in r if k.startswith("warning/")),
+        warnings=(
+            *((begun["step"], begun["text"]) for begun in [origin(folder)] if begun),
+            *((r["step"], r[k]) for r in rows for k in r if k.startswith("warning/")),
+        ),
     )
 
 
