@@ -90,10 +90,9 @@ def train(launch: Launch) -> int:
         if recorded is not None:
             begin_replay(launch, recorded)
         resume = checkpoint_state(config, set_aside=True) if launch.resume or source else None
-        if launch.resume and resume is None:
-            view.log("this run has no checkpoint yet: it starts from its beginning")
         start = {"path": str(recorded.start)} if recorded and recorded.start else resume
-        if text := origin(config.run_dir).get("text"):
+        over = launch.resume and not resume and "this run has no checkpoint yet: it starts from its beginning"
+        for text in filter(None, (origin(config.run_dir).get("text"), over)):
             view.log(text)
         if start is None:
             view.phase("preparing the model")

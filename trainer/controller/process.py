@@ -123,7 +123,7 @@ def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
 
 
 def listen(telemetry: Connection, controller: Controller, engines: EnginePool, start: Deadline) -> None:
-    """From now on the launcher is heard, hears that this process is alive, and may die: see `roles.started`."""
+    """Hear the launcher from now on, let it hear that this process is alive, and outlive it."""
     on_message = partial(_on_launcher_message, telemetry, controller, engines, start)
     asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
     _tasks.add(asyncio.create_task(_say_alive(telemetry)))
