@@ -1,0 +1,1 @@
+"""What must not stop a run, or be believed by it."""
