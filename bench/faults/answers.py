@@ -193,7 +193,8 @@ async def judge(asked: VerifierPool | Judge, case: Case, prompt: Prompt, text: s
     global _audited
     start = time.perf_counter()
     if isinstance(asked, VerifierPool) and not case.kind.startswith("bench."):
-        _audited = events = []
+        events: list[str] = []
+        _audited = events
         asked.quick(text, prompt.answer)
         if case.kind in VOTING:
             hash(vote(case.kind, text, prompt))

@@ -196,8 +196,8 @@ def _init_process_group(backend: str, timeout: timedelta, rank: int, size: int) 
     if host != "127.0.0.1" or "TORCHELASTIC_RUN_ID" in os.environ:
         return dist.init_process_group(backend, timeout=timeout)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    listener = {} if rank else {"master_listen_fd": socket.create_server((host, port)).detach()}
-    store = dist.TCPStore(host, port, size, not rank, timeout, **listener)
+    listener = None if rank else socket.create_server((host, port)).detach()
+    store = dist.TCPStore(host, port, size, not rank, timeout, master_listen_fd=listener)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
