@@ -19,6 +19,7 @@ import yaml
 from trainer.config import Config, ConfigError
 from trainer.config.layers import DATA_KEYS, RECIPE_KEYS, nested, read_layers, shipped
 from trainer.config.objective import check_objective
+from trainer.config.secrets import check_secrets
 from trainer.config.typed import build, fields, from_text, suggest, type_name
 from trainer.config.verifier import check_verifiers
 
@@ -88,6 +89,7 @@ def parse(argv: Sequence[str]) -> Launch:
     budget = config.engine.interruption
     if budget.lo > budget.hi:
         raise ConfigError(f"engine.interruption: expected lo <= hi, given lo {budget.lo}, hi {budget.hi}")
+    check_secrets(config)
     check_objective(config.objective)
     _check_tasks(config)
     check_verifiers(config)

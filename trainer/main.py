@@ -222,7 +222,8 @@ def split(config: Config, size: ModelSize | None) -> Devices:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    text = "".join(c if c.isprintable() or c == "\n" else "·" for c in message)  # a server's, or a model's
+    print(f"error: {text}", file=sys.stderr)
     return code
 
 

@@ -1,1 +1,1 @@
-"""Faults on purpose: whatever is killed, frozen or full, a run recovers or ends in one clear line."""
+"""What must not stop a run, or be believed by it: processes that die, full disks, hostile answers."""

@@ -298,13 +298,13 @@ def describe(config: Config, devices: Devices, size: ModelSize | None) -> str:
 
 
 def _parameters(folder: Path) -> int:
-    """Parameters in a folder's safetensors files; older formats are taken for 16 bits a parameter."""
+    """Parameters in a folder's safetensors files."""
     total = 0
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         total += sum(math.prod(t["shape"]) for name, t in header.items() if name != "__metadata__")
-    return total or sum(path.stat().st_size for path in folder.glob("pytorch_model*.bin")) // 2
+    return total
 
 
 def _check(item: str, needed: float, available: float, place: str, lower: str) -> None:

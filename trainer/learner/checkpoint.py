@@ -10,9 +10,11 @@ checksums.json    of all these files
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import Unpickler, UnpicklingError
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainer.config import ConfigError
@@ -27,6 +30,44 @@ from trainer.learner.optimizer import MOMENTS, ShardedAdamW
 from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import as_dtensor, full_tensor, local_shard
 from trainer.run_folder import checkpoints, kept, write_checksums
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_NAMED = {"torch.Size", "torch.serialization._get_layout", "pathlib.PosixPath", "pathlib.WindowsPath"}
+_NAMED |= {"torch.distributed.checkpoint.filesystem._StorageInfo", "collections.OrderedDict"}
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reads checkpoints of unknown origin: torch's own reader unpickles whatever `.metadata` names."""
+
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        """As torch's, from descriptions of tensors only. ConfigError if there is anything else."""
+        path = Path(self.path) / ".metadata"
+        with path.open("rb") as file:
+            try:
+                metadata: Metadata = _Unpickler(file).load()
+                if any(
+                    not isinstance(m, TensorStorageMetadata) for m in metadata.state_dict_metadata.values()
+                ):
+                    raise UnpicklingError("it describes more than tensors")  # torch would unpickle that, too
+                if any("/" in info.relative_path for info in metadata.storage_data.values()):
+                    raise UnpicklingError("it names a file outside")
+            except (UnpicklingError, AttributeError, TypeError) as e:
+                raise ConfigError(f"{path}: {e}; expected tensors of a checkpoint: it is not used") from e
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Unpickler(Unpickler):
+    """Builds what describes tensors, and nothing that could act."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A data class of torch's metadata, a dtype, a path."""
+        named = f"{module}.{name}"
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not (dtype or named in _NAMED or re.fullmatch(rf"{_METADATA}\.\w+", named)):
+            raise UnpicklingError(f"it names {named}")
+        return super().find_class(module, name)
 
 
 def save(
@@ -80,7 +121,7 @@ def load(path: str | Path, networks: Mapping[str, ShardedAdamW], ranks: Ranks) -
     The optimizers' settings stay as they are, since a resume may change them.
     """
     folder = Path(path) / "state"
-    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    saved = _Reader(folder).read_metadata().state_dict_metadata
     if missing := [name for name in networks if name != "policy" and f"{name}.steps" not in saved]:
         raise ConfigError(
             f"{path}: the checkpoint holds no {', '.join(missing)}; resume with the objective.critic.body of "
@@ -92,7 +133,7 @@ def load(path: str | Path, networks: Mapping[str, ShardedAdamW], ranks: Ranks) -
         if (f"{name}.scale" if name != "policy" else "scale") not in saved:  # it was no float16 run
             own.pop("scale", None)
     try:
-        dcp.load(state, checkpoint_id=folder, no_dist=ranks.mesh is None)
+        dcp.load(state, storage_reader=_Reader(folder), no_dist=ranks.mesh is None)
     except CheckpointException as e:
         raise ConfigError(f"{folder}: cannot be read: {_cause(e)}") from e
     for name, network in networks.items():

@@ -50,7 +50,7 @@ def load(model_dir: str, empty: bool = False) -> PreTrainedModel:
     options: dict[str, Any] = {"attn_implementation": "packed", "experts_implementation": "autocast"}
     options["dtype"] = torch.float32
     if not empty:
-        return AutoModelForCausalLM.from_pretrained(model_dir, **options)
+        return AutoModelForCausalLM.from_pretrained(model_dir, use_safetensors=True, **options)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir), **options)
 

@@ -8,6 +8,8 @@ rank and no process group.
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -172,8 +174,8 @@ def init_ranks(deadline_s: float) -> Ranks:
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=deadline_s))
-    except dist.DistError as e:
+        _init_process_group(backend, timedelta(seconds=deadline_s), rank, size)
+    except (dist.DistError, OSError) as e:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ConfigError(
             f"learner rank {rank} of {size} did not meet the others at {address} after {deadline_s:g} s: "
@@ -185,6 +187,18 @@ def init_ranks(deadline_s: float) -> Ranks:
     )
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     return Ranks(rank, size, device, mesh, deadline_s)
+
+
+def _init_process_group(backend: str, timeout: timedelta, rank: int, size: int) -> None:
+    """With ranks that the launcher has started here, store and gloo listen on the loopback only: torch's own
+    store listens on every interface, whatever MASTER_ADDR is, and has no secret."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if host != "127.0.0.1" or "TORCHELASTIC_RUN_ID" in os.environ:
+        return dist.init_process_group(backend, timeout=timeout)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    listener = None if rank else socket.create_server((host, port)).detach()
+    store = dist.TCPStore(host, port, size, not rank, timeout, master_listen_fd=listener)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _is_collective(error: Exception) -> bool:

@@ -46,8 +46,9 @@ def check_folder(folder: Path) -> None:
     heads = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
     if architectures and not any(name.endswith(heads) for name in architectures):
         raise ConfigError(f"{where}: a {architectures[0]}; expected a causal language model (...ForCausalLM)")
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
-        raise ConfigError(f"{where}: no weights in it; expected *.safetensors (or pytorch_model*.bin)")
+    if not any(folder.glob("*.safetensors")):
+        advice = "; pickled weights (*.bin) can execute code: convert them" * any(folder.glob("*.bin"))
+        raise ConfigError(f"{where}: no weights in it; expected *.safetensors{advice}")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise ConfigError(f"{where}: no tokenizer in it; save one there with tokenizer.save_pretrained")
 

@@ -44,6 +44,7 @@ class Judge:
 
     async def score(self, prompt: Prompt, completion: str) -> Verdict:
         """The score, and whether it reaches the threshold; without a score: 0, `unparsable`."""
+        completion = completion.encode(errors="replace").decode()  # half a surrogate pair cannot be sent
         request: Request = [
             {"role": "user", "content": prompt.text}, {"role": "assistant", "content": completion}
         ]  # fmt: skip
@@ -52,6 +53,8 @@ class Judge:
         try:
             if not math.isfinite(value := await self._cached(request)):
                 raise NoScoreError(f"its score is {value}")
+            if self._template is GRADE and not 0 <= value <= 1:
+                raise NoScoreError(f"its grade is {value}, which is not from 0 to 1")
         except NoScoreError as e:
             self._failures += 1
             if self._failures == 1:

@@ -18,7 +18,7 @@ def load(path: str, device: str, gpu: str) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     dtype = "float32" if device == "cpu" else "auto"
-    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype)
+    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, use_safetensors=True)
     if model.config.num_labels != 1:
         raise ValueError(f"it has {model.config.num_labels} outputs; expected a reward model with one")
     tokenizer = AutoTokenizer.from_pretrained(path)

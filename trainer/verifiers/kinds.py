@@ -12,7 +12,7 @@ from trainer.verifiers.choice import chosen_letter
 from trainer.verifiers.code_tests import parse_tests
 from trainer.verifiers.math_answer import answer_part, judge_math_quick, judge_math_slow, math_vote
 from trainer.verifiers.number import first_number, fold, judge_number, literal_number
-from trainer.verifiers.reasoning_gym import decode
+from trainer.verifiers.reasoning_gym import decode, may_be_scored
 
 Scorer = Callable[[str, Any, dict[str, Any]], Verdict]  # the answer: text, or a list of accepted ones
 _INERT = re.compile(r"[0-9\s+*/^().,%$-]*|[A-Za-z0-9\s+*/^,;!?'%$-]*")
@@ -154,8 +154,11 @@ def _judge_reasoning_gym(completion: str, answer: str, metadata: dict[str, Any])
     if key not in _tasks:
         _tasks[key] = reasoning_gym.create_dataset(origin["task"], **origin["arguments"])
     item = decode({name: metadata[name] for name in ("question", "answer", "metadata")})
+    given = _reasoning_gym_answer(completion)
     try:
-        score = _tasks[key].score_answer(answer=_reasoning_gym_answer(completion), entry=item)
+        if not may_be_scored(origin["task"], given, item):
+            return UNPARSABLE
+        score = _tasks[key].score_answer(answer=given, entry=item)
     except Exception:  # some scorers raise on text they cannot parse
         return UNPARSABLE
     return CORRECT if score >= 1.0 else WRONG

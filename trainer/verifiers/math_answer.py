@@ -5,7 +5,8 @@
    `=`, `:`, `#` or ` is `; there the only number among words is taken, so `71 or 72` is not an answer.
 3. The same text after normalisation is correct. If the gold answer is a plain number, the candidate must be
    a literal number too, so `17+25`, `4!` and `1=1` are not accepted. Neither check needs a worker.
-4. Otherwise math-verify decides, in a worker, on at most MAX_CHARS characters. It evaluates: the gold answer
+4. An integral, sum, limit, factorial or the like that the gold answer does not have is a task, not an answer.
+5. Otherwise math-verify decides, in a worker, on at most MAX_CHARS characters. It evaluates: the gold answer
    \\frac{\\pi}{4} is also matched by \\arctan(1), which its form does not distinguish from an answer.
 """
 
@@ -19,7 +20,12 @@ _CHOICE = re.compile(r"\bor\b")
 _CHANGES = re.compile(  # words that change the number beside them
     r"hundred|thousand|million|billion|dozen|half|minus|negative|sqrt|\b(?:sin|cos|tan|log|ln|pi|not)\b"
 )
+_TASK = re.compile(
+    r"\\(?:i+nt|oint|sum|prod|lim|[dt]?binom|min|max|gcd|det|[bp]mod|[lr]floor|[lr]ceil)(?![A-Za-z])"
+    r"|(?<!\\)!|\\[dt]?frac\s*\{\s*d\s*\}\s*\{\s*d"
+)
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textnormal)\s*\{([^{}]*)\}")
+_BRACE = re.compile(r"[{}]")
 _UNIT = re.compile(
     r"(?:\\[ ,;!]|\s)*"
     r"(?:\\(?:text|mathrm|mbox|textnormal)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?|\\?%|\^\{?\\circ\}?)$"
@@ -42,10 +48,10 @@ def last_boxed(text: str) -> str | None:
     if start < 0:
         return None
     depth = 0
-    for end in range(start + 6, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
+    for brace in _BRACE.finditer(text, start + 6):
+        depth += 1 if brace[0] == "{" else -1
         if depth == 0:
-            return text[start + 7 : end]
+            return text[start + 7 : brace.start()]
     return None
 
 
@@ -105,7 +111,7 @@ def judge_math_quick(completion: str, answer: str) -> Verdict | None:
     if gold is not None:
         number = plain_number(given)
         return UNPARSABLE if number is None else CORRECT if number == gold else WRONG
-    if _CHOICE.search(given) and not _CHOICE.search(answer):
+    if any(form.search(given) and not form.search(answer) for form in (_CHOICE, _TASK)):
         return UNPARSABLE
     return None
 

@@ -8,28 +8,44 @@ Any other word or sign is refused, such as `17+25`, `4!`, `1=1`, `1/2`, `71 or 7
 import re
 import unicodedata
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from trainer.types import CORRECT, UNPARSABLE, WRONG, Verdict
 
 MAX_CHARS = 300  # of an answer
+MAX_MARKS = 30  # combining marks in a row, as in Unicode's Stream-Safe Text Format
 _NUMBER = re.compile(
     r"(?P<sign>[+-]?)(?:\\?\$)?(?P<inner>[+-]?)(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)\.?",
     re.ASCII,
 )
-_MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-------")
+_MINUS = re.compile("[\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d]")
 
 
 def fold(text: str) -> str:
     """The text with fullwidth forms and Unicode minus signs as ASCII, stripped."""
-    return unicodedata.normalize("NFKC", text.translate(_MINUS)).strip()
+    text = _MINUS.sub("-", text)
+    if len(text) > MAX_CHARS and not text.isascii():
+        mark, run = _marks()
+        if mark.search(text[::MAX_MARKS]):  # without one there, no run is as long
+            text = run.sub(lambda match: match[0][:MAX_MARKS], text)
+    return unicodedata.normalize("NFKC", text).strip()
+
+
+@cache
+def _marks() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """One combining mark, and more than MAX_MARKS in a row: their normalisation takes quadratic time."""
+    normal = ((i, unicodedata.normalize("NFKC", chr(i))) for i in range(0x300, 0x1F000))
+    marks = re.escape("".join(chr(i) for i, text in normal if unicodedata.combining(text[0])))
+    return re.compile(f"[{marks}]"), re.compile(f"[{marks}]{{{MAX_MARKS + 1},}}")
+
+
+def literal_number(text: str) -> Decimal | None:
+    """The literal number, or None."""
+    return _literal_number(text) if len(text) <= MAX_CHARS else None
 
 
 @lru_cache(4096)  # gold answers, and frequent answers of a small model
-def literal_number(text: str) -> Decimal | None:
-    """The literal number, or None."""
-    if len(text) > MAX_CHARS:
-        return None
+def _literal_number(text: str) -> Decimal | None:
     match = _NUMBER.fullmatch(fold(text))
     if match is None or (match["sign"] and match["inner"]):
         return None

@@ -3,19 +3,38 @@
 The controller generates and encodes the items; the worker that scores them decodes. Several tasks draw from
 Python sets, so their items depend on the interpreter's hash seed: the subprocess sets it to 0, for the same
 items in every run. Several scorers distinguish tuples from lists, which JSON does not: `encode` marks them.
+
+`may_be_scored` keeps from reasoning-gym 0.1.25's scorers what they must not get: nine execute the text with
+eval, and four of all give full marks to some answer that is wrong for every item.
 """
 
 import dataclasses
 import difflib
 import json
 import os
+import re
 import subprocess
 import sys
+from fractions import Fraction
 from typing import Any
 
 from trainer.config import ConfigError
 
 DEADLINE_S = 600.0
+# Scorers that execute the text. No call and no attribute is possible in what these patterns accept, but
+# elementary functions of an expression: Integral(f, x) is no integral, expand((x+1)*(x+2)) no product.
+_EXPRESSION = re.compile(
+    r"(?:\d+(?:\.\d+)?(?![\w(])|[A-Za-z](?!\w|\s*\()|pi\b|[\s+*/^-]|\(|\)(?!\s*\()"
+    r"|(?:a?(?:sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|Abs)(?=\())*",
+    re.ASCII,
+)
+_LIST = re.compile(r"[\w\s,\[\]'\"-]*", re.ASCII)
+EXECUTED = dict.fromkeys(
+    ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _LIST
+) | dict.fromkeys(
+    ("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),
+    _EXPRESSION,
+)
 
 
 def generate(task: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
@@ -65,6 +84,23 @@ def decode(value: Any) -> Any:
             return {decode(k): decode(v) for k, v in value["__dict__"]}
         return {k: decode(v) for k, v in value.items()}
     return value
+
+
+def may_be_scored(task: str, answer: str, item: dict[str, Any]) -> bool:
+    """Whether the task's scorer may get this text; only in a worker, since a number in it may be enormous."""
+    if (pattern := EXECUTED.get(task)) and not pattern.fullmatch(answer):
+        return False
+    if task == "puzzle24":  # the scorer accepts any numbers, and what rounds down to 24
+        from sympy import parse_expr
+
+        numbers = sorted(map(int, re.findall(r"\d+", answer)))
+        return numbers == sorted(item["metadata"]["numbers"]) and parse_expr(answer) == 24
+    if task == "game_of_life_halting":  # the scorer compares whether both texts are empty
+        return answer.casefold() == item["answer"].casefold()
+    if task == "coin_flip":  # the scorer accepts the first digit, and 0 for a small probability
+        gold = Fraction(item["answer"])
+        return abs(Fraction(answer) - gold) <= min(Fraction(1, 10_000), gold / 100)
+    return task != "complex_arithmetic" or "n" not in answer.lower()  # the scorer accepts nan
 
 
 def _items(task: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ Three layers, none of which needs root:
 - on Linux (x86-64, arm64) a seccomp filter: the kernel refuses the same calls from native code, too.
 
 Not covered: files stay readable (so make secrets unreadable for the user who trains; the environment is
-empty), and text executed in the scorer's process can forge its own verdict. Outside Linux there is no
-seccomp filter, and native code can bypass the audit hook.
+empty), and text that an own function executes in the scorer's process can forge its own verdict. Outside
+Linux there is no seccomp filter, and native code can bypass the audit hook.
 """
 
 import ctypes

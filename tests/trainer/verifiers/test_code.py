@@ -307,6 +307,27 @@ def test_tests_of_an_unknown_form_are_refused_at_the_start(case: str) -> None:
         check_answers("code", [Prompt("0", "What?", (1,), UNKNOWN[case], {})])
 
 
+def test_a_result_much_longer_than_the_expected_one_is_not_read(
+    pool: VerifierPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding a megabyte takes the controller's time, and sets of equal hashes take its square."""
+    sizes: list[int] = []
+    decode = code_sandbox.code_runner.decode
+
+    def measured(value: Any, get_object: Any) -> Any:
+        sizes.append(len(str(value)))
+        return decode(value, get_object)
+
+    monkeypatch.setattr(code_sandbox.code_runner, "decode", measured)
+    calls = CALL_TESTS["TACO"][0]
+    for result in ("'x' * (1 << 20)", "set(i * (2**61 - 1) for i in range(2000))", "[[]] * 100_000"):
+        assert outcome(pool, f"def add(a, b): return {result}", calls) == "wrong"
+    assert outcome(pool, ADD, calls) == "correct"
+    assert max(sizes) < 5000
+    long = json.dumps([{"input": [[0.1] * 999, 3], "output": [0.3] * 999, "fn_name": "f"}])
+    assert outcome(pool, "def f(x, y): return [v * y for v in x]", long) == "correct"
+
+
 def test_expected_outputs_are_not_sent_into_the_sandbox() -> None:
     tests = parse_tests(json.dumps({"inputs": ["1"], "outputs": ["secret"]}), {})
     assert all("secret" not in str(sent) for sent, _ in tests.cases)

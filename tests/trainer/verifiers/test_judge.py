@@ -93,8 +93,7 @@ def test_a_model_with_two_outputs_is_no_judge(folder: Path, tmp_path: Path) -> N
     [
         ("0.7", 0.7),
         ("The answer is off by 1, so I give 0.25.", 0.25),
-        ("Score: 8/10", 8.0),
-        ("<think>2 + 2 is 4</think>\n-1.5", -1.5),
+        ("<think>2 + 2 is 4</think>\n0", 0.0),
         (".5", 0.5),
         ("1", 1.0),
     ],
@@ -106,6 +105,21 @@ def test_a_language_models_score_is_the_last_number_it_writes(reply: str, score:
     ((route, body),) = server.requests
     assert (route, body["model"], body["temperature"]) == ("/v1/chat/completions", "judge", 0)
     assert all(part in body["messages"][0]["content"] for part in ("2+2=", "4", "four"))
+
+
+@pytest.mark.parametrize(("reply", "score"), [("Score: 8/10", 8.0), ("-1.5", -1.5), ("9" * 300, 1e300)])
+def test_a_grade_outside_0_to_1_counts_only_under_a_template_of_ones_own(reply: str, score: float) -> None:
+    with serve(lambda route, body: says(reply)) as server:
+        config = replace(CONFIG, url=server.url)
+        (own,) = ask(replace(config, template="Grade {completion} from -9 to 9."), "4")
+        assert ask(config, "4") == [Verdict(0.0, "unparsable")]
+    assert own.score == pytest.approx(score)
+
+
+def test_half_a_surrogate_pair_does_not_end_the_run() -> None:
+    with serve(lambda route, body: says("1")) as server:
+        assert ask(replace(CONFIG, url=server.url), "4\ud800") == [Verdict(1.0, "correct")]
+    assert "4?" in server.requests[0][1]["messages"][0]["content"]
 
 
 def test_a_reply_without_a_number_scores_0_and_a_judge_that_never_scores_ends_the_run() -> None:

@@ -104,7 +104,7 @@ def test_kind_exact_ignores_case_and_space() -> None:
     assert judge_exact("New York City", "new york")[1] == "wrong"
 
 
-MATH = [  # completion, gold, outcome; none of these needs a worker
+MATH = [  # completion, gold, outcome; None: a worker must decide
     (r"so \boxed{42}", "42", "correct"),
     (r"\boxed{41} no, \boxed{42}", "42", "correct"),
     (r"\boxed{42} no, \boxed{41}", "42", "wrong"),
@@ -144,14 +144,24 @@ MATH = [  # completion, gold, outcome; none of these needs a worker
     (r"\boxed{41}</think> \boxed{42}", "42", "correct"),
     (r"\boxed{42", "42", "unparsable"),
     ("", "42", "unparsable"),
+    # Tasks instead of answers, unless the gold answer is written so.
+    (r"\boxed{\int_0^1 x^2 dx}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{\sum_{n=1}^\infty 4^{-n}}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{\lim_{x\to 0} \frac{1}{3+x}}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{\frac{2!}{3!}}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{\max(0,\frac{1}{3})}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{\frac{d}{dx}\frac{x}{3}}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{n!}", "n!", "correct"),
+    (r"\boxed{\frac{d}{2}\!}", r"\frac{d}{3}", None),
+    (r"\boxed{\binom{n}{2}}", r"\binom{n}{3}", None),
     ("\\boxed{" + "1" * 1000 + "}", "42", "unparsable"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("completion", "gold", "expected"), MATH)
-def test_kind_math_without_a_worker(completion: str, gold: str, expected: str) -> None:
+def test_kind_math_without_a_worker(completion: str, gold: str, expected: str | None) -> None:
     verdict = judge_math_quick(completion, gold)
-    assert verdict is not None and verdict[1] == expected
+    assert (verdict and verdict.outcome) == expected
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +193,7 @@ def test_a_hundred_at_once_on_two_workers_are_all_answered(math_pool: VerifierPo
 
 def test_an_answer_that_hangs_in_c_is_killed_and_the_pool_goes_on() -> None:
     pool = VerifierPool(VerifierConfig(kind="math", workers=1, timeout_s=1.5))
-    tower = (r"\boxed{7^{7^{7^{7}}} \pmod{10}}", r"\frac{3}{7}", {})
+    tower = (r"\boxed{7^{7^{7^{7}}}}", r"\frac{3}{7}", {})
     third = (r"\boxed{\frac{2}{6}}", r"\frac{1}{3}", {})
     assert outcomes(pool, third, tower, third, tower, third) == [
         "correct", "timeout", "correct", "timeout", "correct",
@@ -358,8 +368,8 @@ def test_reasoning_gym_scorers_that_execute_text_are_contained(tmp_path: Path) -
         f"<think>hm</think> <answer> {gold} </answer>": "correct",
         f"({gold})": "correct",
         "0": "wrong",
-        f"__import__('os').system('touch {path}')": "wrong",
-        f"open({str(path)!r}, 'w').write('x')": "wrong",
+        f"__import__('os').system('touch {path}')": "unparsable",
+        f"open({str(path)!r}, 'w').write('x')": "unparsable",
         "9**9**9": "timeout",
         gold + " " * 4000 + "+0": "unparsable",
         f"{gold}</think>": "unparsable",

@@ -146,7 +146,9 @@ class TorchEngine:
         decoder: bool = False,
     ) -> None:  # fmt: skip
         """`decoder`: sequences are decoded as on a GPU, whatever the device."""
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="slots")
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, attn_implementation="slots", use_safetensors=True
+        )
         self.device = torch.device(device)
         self.model = model.to(self.device).eval()  # type: ignore[arg-type]  # it loses `self` under a decorator
         self.version = 0
