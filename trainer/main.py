@@ -66,7 +66,7 @@ def train(launch: Launch) -> int:
     from trainer.launcher.memory_estimate import check_fits
     from trainer.launcher.recorder import Recorder  # takes a second, which --help need not wait for
     from trainer.launcher.summary import finish
-    from trainer.launcher.supervisor import CONTROLLER, REPLAY, RoleDied, Supervisor
+    from trainer.launcher.supervisor import REPLAY, RoleDied, Supervisor
     from trainer.launcher.terminal import make_view
     from trainer.models.resolve import resolve_model
 
@@ -104,7 +104,7 @@ def train(launch: Launch) -> int:
         if unchecked:
             view.log(unchecked)
         recorder = Recorder(config, devices, view, resume, rank / 1e9)
-        controller = REPLAY if recorded else CONTROLLER
+        controller = REPLAY if recorded else ""
         supervisor = Supervisor(config, model, devices, start, recorder.handle, controller)
         recorder.ask = supervisor.send_controller
         try:
