@@ -118,8 +118,8 @@ def code_length(path: Path) -> int:
 
 def test_kernels_and_trainer_stay_small() -> None:
     paths = modules("kernels", "trainer").values()
-    assert sum(map(length, paths)) <= 29_000
-    assert sum(map(code_length, paths)) <= 21_000
+    assert sum(map(length, paths)) <= 29_400
+    assert sum(map(code_length, paths)) <= 21_300
 
 
 @pytest.mark.parametrize("package", ["kernels", "trainer", "bench"])

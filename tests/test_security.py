@@ -69,6 +69,29 @@ def test_models_are_loaded_from_safetensors_only(tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
+def test_a_checkpoints_description_cannot_change_a_class(tmp_path: Path) -> None:
+    """Found by a reviewer: dataclass() executes the names of the fields that such a change gives it."""
+
+    def text(value: str) -> bytes:
+        return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+    def named(name: str) -> bytes:
+        return f"ctorch.distributed.checkpoint.metadata\n{name}\n".encode()
+
+    for function in ("dataclass", "StorageMeta"):
+        field = f"a=__import__('os').system('touch {tmp_path}/executed')):#"
+        state = b"N}" + text("__annotations__") + b"}" + text(field) + text("InitVar") + b"ss"
+        state += text("__module__") + text("dataclasses") + b"s\x86b0"
+        call = named(function) + named("StorageMeta") + b"\x85R."
+        (tmp_path / ".metadata").write_bytes(b"\x80\x02" + named("StorageMeta") + state + call)
+        with pytest.raises(ConfigError, match="it is not used"):
+            _Reader(tmp_path).read_metadata()
+    (tmp_path / ".metadata").write_bytes(b"\x80\x02")  # cut off
+    with pytest.raises(ConfigError, match="it is not used"):
+        _Reader(tmp_path).read_metadata()
+    assert not (tmp_path / "executed").exists()
+
+
 @pytest.mark.parametrize("what", ["metadata", "an entry", "a file outside"])
 def test_a_checkpoint_of_unknown_origin_executes_nothing(what: str, tmp_path: Path) -> None:
     malice = Malice(tmp_path / "executed")
@@ -95,7 +118,8 @@ SECRETS = {
     "--engine.urls": "http://me:hunter2@node:8000",
     "--data.source": "https://host/data.jsonl?access_token=hunter2",
     "--model.path": "https://user:hunter2@host/model",
-    "--data.options": "{token: hunter2}",
+    "--data.options": "{storage_options: {aws_secret_access_key: hunter2}}",
+    "--verifier.judge.model": "https://host/model?X-Amz-Security-Token=hunter2",
     "--verifier.judge.api_key_env": "sk-hunter2",
 }
 

@@ -27,7 +27,9 @@ DEFAULT_RECIPE, DEFAULT_TASK_RECIPE = "demo", "scalerl"
 NAME, NAME_CHARACTERS = r"[\w.-]+", "of letters, digits, '_', '-' and '.'"  # of tasks and held-out sets
 TASK_KEYS = ("data.", "verifier.kind", "engine.stop", "engine.max_new_tokens")  # what fits one task only
 
-LEARNING_KEYS = ("learner.", "objective.", "model.", "engine.temperature")  # these decide what is learned
+LEARNING_KEYS = (  # these decide what is learned
+    "learner.", "objective.", "model.", "engine.temperature", "pipeline.scheme", "pipeline.epochs",
+)  # fmt: skip
 MACHINE_KEYS = (  # but for these, of the learner's devices
     "learner.threads", "learner.ranks", "learner.micro_batch_tokens", "learner.vocab_parallel",
     "learner.checkpoint_activations",

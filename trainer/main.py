@@ -150,6 +150,8 @@ def follow(launch: Launch, devices: Devices) -> int:
     from trainer.learner.process import learner_main  # torch: it may read them when it is imported
 
     resume = str(branch.find(launch.branch)) if launch.branch else None
+    if launch.replay and (first := Recorded(Path(launch.replay)).start):
+        resume = str(first)
     if launch.resume:
         state = checkpoint_state(config, set_aside=False)
         resume = state["path"] if state else None
@@ -164,10 +166,6 @@ def checkpoint_state(config: Config, set_aside: bool) -> dict[str, Any] | None:
 
     `set_aside`: damaged ones are renamed, so that they count as checkpoints no longer."""
     found = checkpoints(config.run_dir)
-    if replayed := origin(config.run_dir).get("replay"):
-        raise ConfigError(
-            f"--resume: {config.run_dir} is a replay of {replayed}; begin it again, with another --run-dir"
-        )
     for path in reversed(found):
         if why := damage(path):
             print(f"note: {path} is damaged ({why}), so the checkpoint before it is used", file=sys.stderr)

@@ -53,13 +53,38 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
     if not resume and (checkpoints(folder) or any(path.stat().st_size for path in journal)):
         lock.close()
         raise in_use
+    if resume:
+        _check_begun(folder)
     if not any(folder.glob("checkpoints/[!.]*")):  # whole or damaged
-        for path in (*journal, *(folder / name for name in ("metrics.jsonl", "timeline.jsonl"))):
-            path.unlink(missing_ok=True)  # these are appended to
+        _set_aside(folder)
     if not resume:
         (folder / ORIGIN).unlink(missing_ok=True)
     (folder / ENDED).unlink(missing_ok=True)
     return lock
+
+
+def _check_begun(folder: Path) -> None:
+    """ConfigError for a run that no resume can go on with."""
+    begun, advice = origin(folder), "begin it again, with another --run-dir"
+    if replayed := begun.get("replay"):
+        raise ConfigError(f"--resume: {folder} is a replay of {replayed}; {advice}")
+    if any(folder.glob("checkpoints/[!.]*")):
+        return
+    if run := begun.get("run"):
+        raise ConfigError(f"--resume: {folder} was to branch from {run}, whose checkpoint it lacks; {advice}")
+    if (folder / ENDED).exists():
+        raise ConfigError(f"--resume: {folder} holds a complete run whose checkpoints are gone; {advice}")
+
+
+def _set_aside(folder: Path) -> None:
+    """Move what a run without a checkpoint has recorded to before-N/, since it starts from its beginning."""
+    names = ("journal", "metrics.jsonl", "samples.jsonl", "timeline.jsonl", "ledger.json", "tensorboard")
+    found = [path for name in names if (path := folder / name).exists()]
+    if found:
+        aside = folder / f"before-{1 + len(list(folder.glob('before-*')))}"
+        aside.mkdir()
+        for path in found:
+            path.rename(aside / path.name)
 
 
 def record_end(run_dir: Path, by: str, max_compute: float, why: str = "") -> None:

@@ -9,6 +9,7 @@ import signal
 import struct
 import tempfile
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -17,7 +18,7 @@ from typing import Any
 from trainer import run_folder
 from trainer.config import Config
 from trainer.messages import Event, Failed
-from trainer.roles import run_role
+from trainer.roles import run_role, started
 from trainer.telemetry import Clock
 
 time.sleep(0.3)  # as imports take
@@ -29,6 +30,8 @@ def engine(
     clock = Clock(role, telemetry.send)
     clock.enter("generate")
     clock.flush()
+    if "still starting" in model_dir:
+        signal.pause()
     if "semaphores" in model_dir:
         lock = multiprocessing.RLock()  # as tqdm makes one
         conn.send(lock.acquire())
@@ -58,6 +61,15 @@ def controller(
     telemetry: Connection,
 ) -> None:  # fmt: skip
     telemetry.send(Event("training_begins", time.monotonic(), {}))
+    if "still starting" in model_dir:
+        signal.pause()
+    if "at work" in model_dir:
+        started()
+        with suppress(EOFError):
+            telemetry.recv()  # until the launcher is dead
+        time.sleep(1)  # the rest of the step
+        Path(config.run_dir, "saved").touch()
+        return
     if "deaf" in model_dir:
         signal.pause()
     if "learner fails" in model_dir:
@@ -84,6 +96,7 @@ def controller(
 
 
 def _until_closed(conn: Connection) -> None:
+    started()
     try:
         conn.recv()
     except EOFError:

@@ -96,8 +96,8 @@ def test_a_branch_goes_on_bit_for_bit_and_its_compute_and_curve_with_it(
         (["--branch-from", "{run}@3"], "has no checkpoint of step 3; it has those of 2, 4, 6, 8"),
         (["--branch-from", "{run}/none@2"], "none holds no run (no config.yaml)"),
         (["--branch-from", "{run}"], "expected RUN@STEP, such as"),
-        (["--branch-from", "{run}@2", "--model.path", "tiny"], "model.path is tiny, that run's is /"),
-        (["--branch-from", "{run}@2", "--resume"], "cannot go with --resume"),
+        (["--branch-from", "{run}@2", "--model.path", "tiny"], "model.path is tiny, that of "),
+        (["--branch-from", "{run}@2", "--resume"], "expected one of --resume, --branch-from and --replay"),
         (["--branch-from", "{run}@2", "--run-dir", "{run}"], "is in use already"),
     ],
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 from trainer.config import Config, ConfigError
 
-_NAME = r"(?:\w*[_-])?(?:token|secret|password|passwd|credential|api_?key)s?"
+_KIND = r"token|secret|password|passwd|credential|(?:api_?)?key|sig(?:nature)?|auth(?:orization)?"
+_NAME = rf"(?:[\w-]*[_-])?(?:{_KIND})s?"
 _IN_URL = re.compile(rf"(?i)://[^/\s@]*@|[?&]{_NAME}=")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

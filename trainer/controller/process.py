@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainer.telemetry import send
 from trainer.types import Prompt
 
 ALIVE_EVERY_S = 2.0
+_sending = threading.Lock()
 _tasks: set[asyncio.Task[None]] = set()  # the event loop holds tasks by weak references only
 
 
@@ -56,7 +58,7 @@ async def _run(
     def note(text: str) -> None:
         emit("note", {"text": text})
 
-    with ExitStack() as stack:
+    with alive(telemetry), ExitStack() as stack:
         learner = stack.enter_context(closing(LearnerClient(learner_conn)))
         clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
         deadline = Deadline(config.pipeline.deadline_s)
@@ -119,22 +121,32 @@ def check_lengths(
 
 def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
     """Send the launcher an event of this moment."""
-    send(telemetry, Event(kind, time.monotonic(), data))
+    with _sending:
+        send(telemetry, Event(kind, time.monotonic(), data))
 
 
 def listen(telemetry: Connection, controller: Controller, engines: EnginePool, start: Deadline) -> None:
-    """Hear the launcher from now on, let it hear that this process is alive, and outlive it."""
+    """Hear the launcher from now on, and outlive it."""
     on_message = partial(_on_launcher_message, telemetry, controller, engines, start)
     asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
-    _tasks.add(asyncio.create_task(_say_alive(telemetry)))
     started()
 
 
-async def _say_alive(telemetry: Connection) -> None:
-    """Let the launcher know that this process is not frozen: all others wait for it."""
-    while True:
-        send_event(telemetry, "alive", {})
-        await asyncio.sleep(ALIVE_EVERY_S)
+@contextmanager
+def alive(telemetry: Connection) -> Iterator[None]:
+    """Let the launcher know that this process is not frozen: all others wait for it. A thread says so, since
+    loading data, or a long journal, may take the event loop's thread for minutes."""
+    ended = threading.Event()
+
+    def say() -> None:
+        while not ended.wait(ALIVE_EVERY_S):
+            send_event(telemetry, "alive", {})
+
+    threading.Thread(target=say, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _on_launcher_message(

@@ -39,7 +39,8 @@ class Recorded:
             )
         self.first, self.start = found[0]
         self.last = self.first
-        while self._holds(self.last + 1):
+        made = {row["step"] for row in read_lines(run / "metrics.jsonl") if "learner/loss" in row}
+        while self._holds(self.last + 1) and self.last + 1 in made:  # a crash may have undone later ones
             self.last += 1
 
     def rounds(self, prompts: Mapping[str, Prompt], off_policy: bool) -> Iterator[list[Minibatch]]:

@@ -20,7 +20,7 @@ from trainer.controller.deadline import Deadline
 from trainer.controller.journal import Journal
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.mixture import load_tasks, sampler_of
-from trainer.controller.process import listen, send_event
+from trainer.controller.process import alive, listen, send_event
 from trainer.controller.recorded import Recorded
 from trainer.controller.rollout import RolloutContext
 from trainer.engines.pool import EnginePool
@@ -59,6 +59,8 @@ class Replay(Controller):
             for minibatch in minibatches:
                 if self.stop.is_set() or self.version >= self.config.pipeline.steps:
                     return
+                if self.keep:
+                    await self.save()
                 self._step = asyncio.create_task(self._train_step(minibatch, unscored, 0.0))
                 await asyncio.shield(self._step)
                 unscored = []
@@ -90,7 +92,7 @@ class Replay(Controller):
 async def _run(config: Config, model_dir: str, learner_conn: Connection, telemetry: Connection) -> None:
     emit = partial(send_event, telemetry)
     begun = origin(config.run_dir)
-    with ExitStack() as stack:
+    with alive(telemetry), ExitStack() as stack:
         learner = stack.enter_context(closing(LearnerClient(learner_conn)))
         deadline = Deadline(config.pipeline.deadline_s)
         start = Deadline(config.pipeline.start_deadline_s, "pipeline.start_deadline_s")

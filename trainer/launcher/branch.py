@@ -25,6 +25,12 @@ def find(branch: str) -> Path:
         raise ConfigError(f"--branch-from: {run} has no checkpoint of step {step}; {there}")
     if why := damage(path):
         raise ConfigError(f"--branch-from: {path} is damaged ({why}); give another step")
+    state = json.loads((path / "controller.json").read_text())
+    if "pending" not in state:
+        raise ConfigError(
+            f"--branch-from: {path} was written by an older version of the trainer, which did not keep there "
+            "which prompts were under way; go on with that run and give a later step"
+        )
     if origin(run).get("replay"):
         raise ConfigError(f"--branch-from: {run} is a replay, without engines; give the run that it replays")
     return path

@@ -14,7 +14,7 @@ def unwritten_rows(
     """The missing lines up to `version`, in order, without FLOPs.
 
     `events` are the controller's last ones, among them some whose lines were written. A step's compute is
-    that of the step before, and what all `devices` have spent between the two events.
+    that of the step before, and what all `devices` have spent between the two events, without evaluations.
     """
     steps = {row["step"]: dict(row) for row in rows if "eval/pass_rate" not in row}
     evaluated = {row["step"] for row in rows if "eval/pass_rate" in row}
@@ -25,13 +25,14 @@ def unwritten_rows(
         if step > version:
             break
         if event["kind"] == "eval":
+            before = None if before is None else before + data.get("seconds", 0.0)
             if step not in evaluated and step in steps:
                 results = {f"eval/{name}": value for name, value in data.items() if name != "step"}
                 missing.append({"step": step} | _when(steps[step]) | results)
             continue
         if event["kind"] == "step" and step not in steps:
             last = {"time": 0.0, "compute/total": 0.0} | _when(steps.get(step - 1, {}))
-            seconds = at - before if before is not None else 0.0
+            seconds = max(0.0, at - before) if before is not None else 0.0
             last["time"] += seconds
             last["compute/total"] += devices * seconds / 3600
             steps[step] = data | last

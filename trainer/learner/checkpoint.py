@@ -10,12 +10,12 @@ checksums.json    of all these files
 import errno
 import json
 import os
-import re
+import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import Unpickler, UnpicklingError
-from typing import Any
+from pickle import UnpicklingError
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -34,6 +34,13 @@ from trainer.run_folder import checkpoints, kept, write_checksums
 _METADATA = "torch.distributed.checkpoint.metadata"
 _NAMED = {"torch.Size", "torch.serialization._get_layout", "pathlib.PosixPath", "pathlib.WindowsPath"}
 _NAMED |= {"torch.distributed.checkpoint.filesystem._StorageInfo", "collections.OrderedDict"}
+_NAMED |= {
+    f"{_METADATA}.{name}"
+    for name in (
+        "Metadata", "MetadataIndex", "ChunkStorageMetadata", "TensorStorageMetadata", "BytesStorageMetadata",
+        "TensorProperties", "StorageMeta", "_MEM_FORMAT_ENCODING",
+    )
+}  # fmt: skip
 
 
 class _Reader(dcp.FileSystemReader):
@@ -51,21 +58,32 @@ class _Reader(dcp.FileSystemReader):
                     raise UnpicklingError("it describes more than tensors")  # torch would unpickle that, too
                 if any("/" in info.relative_path for info in metadata.storage_data.values()):
                     raise UnpicklingError("it names a file outside")
-            except (UnpicklingError, AttributeError, TypeError) as e:
+            except Exception as e:  # whatever a hostile or broken file leads to
                 raise ConfigError(f"{path}: {e}; expected tensors of a checkpoint: it is not used") from e
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
 
-class _Unpickler(Unpickler):
+class _Unpickler(pickle._Unpickler):
     """Builds what describes tensors, and nothing that could act."""
+
+    dispatch: ClassVar[Any] = dict(pickle._Unpickler.dispatch)  # typeshed leaves out what follows
+
+    def load_build(self) -> None:
+        """Set attributes of an object, but not of a class or function, which others would then use."""
+        changed = self.stack[-2]  # type: ignore[attr-defined]  # see above
+        if not type(changed).__module__.startswith("torch.distributed.checkpoint."):
+            raise UnpicklingError(f"it changes {changed!r}")
+        super().load_build()  # type: ignore[misc]  # see above
+
+    dispatch[pickle.BUILD[0]] = load_build
 
     def find_class(self, module: str, name: str) -> Any:
         """A data class of torch's metadata, a dtype, a path."""
         named = f"{module}.{name}"
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if not (dtype or named in _NAMED or re.fullmatch(rf"{_METADATA}\.\w+", named)):
+        if not (dtype or named in _NAMED):
             raise UnpicklingError(f"it names {named}")
         return super().find_class(module, name)
 

@@ -14,6 +14,7 @@ import pytest
 
 from trainer.config import (
     Config,
+    ConfigError,
     ForecastConfig,
     GuardConfig,
     KLConfig,
@@ -99,6 +100,9 @@ def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recor
     assert not complete(tmp_path, 20 / 3600)
     one.handle("controller", Event("done", start + 12, {"step": 3, "ended_by": "compute"}))
     assert complete(tmp_path, 20 / 3600) and not complete(tmp_path, 21 / 3600) and not complete(tmp_path)
+    with pytest.raises(ConfigError, match="a complete run whose checkpoints are gone"):
+        claim(str(tmp_path), resume=True)
+    (tmp_path / "checkpoints" / "step-000003").mkdir(parents=True)
     claim(str(tmp_path), resume=True).close()
     assert not complete(tmp_path, 20 / 3600)  # it goes on
 

@@ -105,6 +105,33 @@ def test_a_role_killed_amid_a_message_is_named(fakes: None, tmp_path: Path) -> N
         make(tmp_path, "stutters").run()
 
 
+@pytest.mark.parametrize("what", ["still starting", "at work"])
+def test_a_killed_launcher_takes_with_it_what_is_starting_and_lets_others_finish(
+    what: str, tmp_path: Path
+) -> None:
+    process = start(what, tmp_path)
+    pids = json.loads((tmp_path / "pids.json").read_text())
+    assert process.stdout is not None
+    while "training" not in (line := process.stdout.readline()):
+        assert line
+    time.sleep(1)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 20
+    while any(alive(pid) for pid in pids.values()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert (tmp_path / "saved").exists() == (what == "at work")
+
+
+def alive(pid: int) -> bool:
+    """Whether it is neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_frozen_controller_ends_the_run_with_its_name(
     fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
