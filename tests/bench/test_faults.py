@@ -121,9 +121,7 @@ def test_growth_is_of_the_last_quarter_over_the_second() -> None:
     [
         Cell("launcher", "start-up", KILLED),
         Cell("launcher", "writing a checkpoint", KILLED),
-        Cell("learner", "pushing weights", KILLED),
         Cell("engine", "evaluating", KILLED),
-        Cell("fork server", "generating", KILLED),
         Cell("controller", "generating", FROZEN),
     ],
     ids=lambda cell: cell.name,
