@@ -79,7 +79,9 @@ class EngineProcess:
         env = {"CUDA_VISIBLE_DEVICES": "", **launcher.CPU_ENVIRONMENT}
         target = target or launcher.ENGINES[config.engine.kind]
         self.process = launcher.CONTEXT.Process(
-            target=launcher._role_entry, args=(target, sender, args, str(self.log), env), name=role
+            target=launcher._role_entry,
+            args=(os.getpid(), target, sender, args, str(self.log), env),
+            name=role,
         )
         self.process.start()
         self.running.add(self)
