@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from trainer.config import ConfigError
 from trainer.messages import Failed
@@ -32,17 +33,18 @@ def role_index(role: str) -> int:
 
 
 def end_with_launcher(launcher: int) -> None:
-    """Have the kernel end this process, which is starting, with the launcher; Linux only."""
+    """Have the kernel end this process, which is starting, with the launcher; on Linux, for its children."""
     global _ends_with_launcher
-    _ends_with_launcher = True
-    _signal_at_death_of_parent(signal.SIGKILL)
-    if os.getppid() != launcher:
-        os._exit(1)
+    _ends_with_launcher = os.getppid() == launcher
+    if _ends_with_launcher:
+        _signal_at_death_of_parent(signal.SIGKILL)
+    if os.getppid() != launcher and not Path(f"/proc/{launcher}").exists():
+        os._exit(1)  # it died before
 
 
 def started() -> None:
     """From now on the role outlives the launcher: the step under way is finished and saved."""
-    if _ends_with_launcher:  # torchrun's ranks have another parent
+    if _ends_with_launcher:
         _signal_at_death_of_parent(0)
 
 
