@@ -127,7 +127,7 @@ class _Judge(Judge):
 
     def __init__(self) -> None:
         super().__init__(JudgeConfig(url="http://127.0.0.1:1"), lambda line: None)
-        self._scored, self._backend = True, self  # type: ignore[assignment]
+        self._scored, self._backend = True, self  # type: ignore[assignment]  # it answers itself
         self.close = lambda: None
 
     async def score(self, prompt: Prompt, completion: str) -> Verdict:

@@ -336,8 +336,19 @@ def test_a_folder_is_in_use_only_where_there_is_something_to_lose(tmp_path: Path
     (run_dir / "journal" / "000000.jsonl").write_text("{}\n")
     (run_dir / "config.yaml").touch()
     (run_dir / "metrics.jsonl").write_text("{}\n")
+    for begun, problem in (
+        ({"run": "runs/other"}, "was to branch from runs/other, whose checkpoint it lacks"),
+        ({"replay": "runs/other"}, "is a replay of runs/other"),
+    ):
+        run_folder.record_origin(run_dir, begun)
+        with pytest.raises(ConfigError, match=problem):
+            run_folder.claim(str(run_dir), True)
+        (run_dir / run_folder.ORIGIN).unlink()
+    assert (run_dir / "metrics.jsonl").exists()
     run_folder.claim(str(run_dir), True).close()  # before its first checkpoint a run starts over
     assert not (run_dir / "metrics.jsonl").exists() and not list(run_dir.glob("journal/*"))
+    assert {path.name for path in (run_dir / "before-2").iterdir()} == {"journal", "metrics.jsonl"}
+    (run_dir / "journal").mkdir()
     (run_dir / "checkpoints" / "step-000001").mkdir(parents=True)
     (run_dir / "checkpoints" / "step-000001" / "controller.json").touch()
     with pytest.raises(ConfigError, match="in use already"):

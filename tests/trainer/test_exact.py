@@ -17,7 +17,10 @@ import pytest
 from safetensors.numpy import load_file
 from small import command, environment, make_data, make_model
 
+from trainer.config import ConfigError
+from trainer.controller.recorded import Recorded
 from trainer.jsonl import read_lines
+from trainer.launcher import branch
 
 STEPS = 8
 MAIN = [sys.executable, "-m", "trainer.main"]
@@ -68,21 +71,21 @@ def test_a_branch_goes_on_bit_for_bit_and_its_compute_and_curve_with_it(
     unbroken: Path, begin: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     branches = [tmp_path / "a", tmp_path / "b"]
-    for branch in branches:
-        said = run([*MAIN, "--branch-from", f"{unbroken}@4", "--run-dir", str(branch)], tmp_path)
+    for folder in branches:
+        said = run([*MAIN, "--branch-from", f"{unbroken}@4", "--run-dir", str(folder)], tmp_path)
         assert f"branched from {unbroken}@4, at " in said
-        assert losses(branch) == losses(unbroken) and len(losses(branch)) == STEPS
-        assert weights(branch) == weights(unbroken)
-        ours, theirs = ([r for r in read_lines(d / "metrics.jsonl")] for d in (branch, unbroken))
+        assert losses(folder) == losses(unbroken) and len(losses(folder)) == STEPS
+        assert weights(folder) == weights(unbroken)
+        ours, theirs = ([r for r in read_lines(d / "metrics.jsonl")] for d in (folder, unbroken))
         count = sum(row["step"] <= 4 for row in theirs)
         assert ours[:count] == theirs[:count] and [r["step"] for r in ours] == [r["step"] for r in theirs]
         compute = [row["compute/total"] for row in ours]
         assert compute == sorted(compute) and compute[count] > compute[count - 1]
-        books = json.loads((branch / "ledger.json").read_text())
+        books = json.loads((folder / "ledger.json").read_text())
         for role in ("learner", "engine"):
             states, wall = books["roles"][role], books["wall_s"]
             assert sum(states["seconds"].values()) == pytest.approx(wall, rel=0.01)
-        assert "branched from" in (branch / "report.html").read_text()
+        assert "branched from" in (folder / "report.html").read_text()
 
     other = tmp_path / "other"
     run([*begin(other), "--learner.lr", "1e-2", "--branch-from", f"{branches[0]}@6"], tmp_path)
@@ -139,6 +142,27 @@ def test_a_replay_begins_where_the_journal_does(unbroken: Path, tmp_path: Path) 
     journal.write_text("")
     said = refused([*MAIN, "--replay", str(pruned), "--run-dir", str(tmp_path / "none")], tmp_path)
     assert "holds no step after its start or one of its checkpoints" in said
+
+
+def test_steps_that_a_crash_has_undone_are_not_replayed(unbroken: Path, tmp_path: Path) -> None:
+    """Their groups may be there again, generated anew, while metrics.jsonl lacks them."""
+    run = tmp_path / "run"
+    shutil.copytree(unbroken, run)
+    assert Recorded(run).last == STEPS
+    rows = (row for row in read_lines(unbroken / "metrics.jsonl") if row["step"] <= 6)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert Recorded(run).last == 6
+
+
+def test_a_branch_needs_a_checkpoint_that_names_the_prompts_under_way(unbroken: Path, tmp_path: Path) -> None:
+    shutil.copytree(unbroken, tmp_path / "run")
+    folder = branch.find(f"{tmp_path / 'run'}@4")
+    state = json.loads((folder / "controller.json").read_text())
+    del state["pending"]  # as an older version wrote it, without checksums
+    (folder / "controller.json").write_text(json.dumps(state))
+    (folder / "checksums.json").unlink()
+    with pytest.raises(ConfigError, match=r"written by an older version.* give a later step"):
+        branch.find(f"{tmp_path / 'run'}@4")
 
 
 @pytest.mark.slow

@@ -392,7 +392,7 @@ def test_a_checkpoint_that_is_asked_for_is_written_before_the_next_step_and_stay
     again = controller(config, FakeEngine(), FakeLearner(), [])
     again.restore(learner.saved[0][1])
     asyncio.run(again.save())  # stopped before its first step
-    assert again.learner.saved[-1][1]["kept"] == 0.25  # type: ignore[attr-defined]
+    assert again.learner.saved[-1][1]["kept"] == 0.25  # type: ignore[attr-defined]  # it is a fake
 
 
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -449,5 +449,8 @@ def test_processes_that_are_ready_after_the_deadline_but_not_after_that_of_their
             await running  # both are ready, and then nobody answers
 
     asyncio.run(body())
-    kinds = [telemetry[0].recv().kind for _ in range(3) if telemetry[0].poll()]
-    assert kinds == ["phase", "data", "ready"]
+    kinds = []
+    while telemetry[0].poll():
+        kinds.append(telemetry[0].recv().kind)
+    # The signs of life come from a thread, whenever it is their turn.
+    assert [kind for kind in kinds if kind != "alive"][:3] == ["phase", "data", "ready"]

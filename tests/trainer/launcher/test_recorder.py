@@ -27,6 +27,7 @@ from trainer.launcher.flops import step_flops
 from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
 from trainer.launcher.terminal import make_view
+from trainer.launcher.unwritten import unwritten_rows
 from trainer.messages import Event, Keep, Spans
 from trainer.run_folder import claim, complete
 from trainer.scaling import Sigmoid
@@ -371,3 +372,17 @@ def test_compute_that_the_ledger_had_not_written_is_booked_by_a_resume(tmp_path:
     assert books["compute"]["total"] == 0.25
     spent = sum(role["states"].get("unrecorded", 0.0) for role in books["roles"].values())
     assert spent == pytest.approx(0.25 * 3600)
+
+
+def test_the_compute_of_a_line_that_was_not_written_is_without_evaluations() -> None:
+    rows = [{"step": 0, "eval/pass_rate": 0.1}, {"step": 1, "time": 5.0, "compute/total": 1.0}]
+    result = {"pass_rate": 0.5, "pass_rate_se": 0.1, "seconds": 3600.0}
+    kept = [
+        {"kind": "step", "time": 100.0, "data": {"step": 1}},
+        {"kind": "eval", "time": 3700.0, "data": {"step": 1} | result},
+        {"kind": "step", "time": 3700.0 + 1800.0, "data": {"step": 2}},
+        {"kind": "step", "time": 9000.0, "data": {"step": 3}},  # after the checkpoint
+    ]
+    evaluated, made = unwritten_rows(rows, kept, version=2, devices=4)
+    assert (evaluated["step"], evaluated["compute/total"], evaluated["eval/pass_rate"]) == (1, 1.0, 0.5)
+    assert made == {"step": 2, "time": 1805.0, "compute/total": 3.0}  # half an hour of four devices
