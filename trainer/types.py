@@ -164,6 +164,9 @@ class Columns(Generic[T]):
             columns[name] = ([len(v) for v in values], np.concatenate(values)) if arrays else values
         return cls(type(records[0]) if records else object, columns)  # type: ignore[arg-type]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Columns, (self.kind, self.columns)
+
     def to_records(self) -> list[T]:
         """The records; their arrays are views of the columns."""
         columns = [split(*c) if isinstance(c, tuple) else c for c in self.columns.values()]

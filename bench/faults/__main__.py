@@ -7,11 +7,13 @@ no process, shared memory or semaphore left.
     python -m bench.faults --only learner --instants 3
     python -m bench.faults --table FILE             the table of docs/reliability.md
 
-Disks and read-only folders need root, who alone can mount them; without it their cells are left out.
+Disks and read-only folders need root, who alone can mount them, and vLLM's cells an environment with vLLM
+(`.venv-vllm/bin/python -m bench.faults --only vLLM`); without them these cells are left out.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import statistics
 import sys
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import records
-from bench.faults.cells import FULL, KILLED, PHASES, READ_ONLY, Cell, all_cells
+from bench.faults.cells import FULL, KILLED, READ_ONLY, VLLM, Cell, all_cells
 from bench.faults.trial import try_cell
 from trainer.jsonl import append, open_to_append, read_lines
 
@@ -55,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     tried: Counter[Cell] = Counter()
     for row in rows:
         tried[Cell(row["role"], row["phase"], row["fault"])] += len(row["instants"])
-    mounts = os.geteuid() == 0
-    wanted = [c for c in all_cells() if args.only in c.name and (mounts or c.fault not in (FULL, READ_ONLY))]
-    for cell in wanted:
+    for cell in all_cells():
+        if args.only not in cell.name or not _possible(cell):
+            continue
         left = (args.instants or (20 if cell.fault == KILLED else 3)) - tried[cell]
         if left <= 0:
             continue
@@ -69,6 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         records.say(f"{cell.name}: {ends}; {'; '.join(failures(row)) or 'no failure'}")
     print(table(rows))
     return int(any(map(failures, rows)))
+
+
+def _possible(cell: Cell) -> bool:
+    """Whether this user, in this environment, can try it."""
+    if cell.role == VLLM:
+        return importlib.util.find_spec("vllm") is not None
+    return os.geteuid() == 0 or cell.fault not in (FULL, READ_ONLY)
 
 
 def failures(row: Row) -> list[str]:
@@ -93,7 +102,7 @@ def _names(cell: Cell, line: str) -> bool:
         "fork server": ("verif",),
         "verifier worker": ("verif",),
     }
-    return any(word in line for word in words.get(cell.role, (cell.role,)))
+    return any(word in line for word in words.get(cell.role, (cell.process,)))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -103,14 +112,16 @@ def table(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     keys = dict.fromkeys((row["role"], row["fault"]) for row in rows)
+    phases = Counter((cell.role, cell.fault) for cell in all_cells())
     for role, fault in keys:
         cells = [row for row in rows if (row["role"], row["fault"]) == (role, fault)]
         instants = [i for row in cells for i in row["instants"]]
         ended = Counter(i["ended"] for i in instants)
         seconds = [i["seconds"] for i in instants] or [0.0]
         failed = sum(len(failures(row)) for row in cells)
+        tried = f"{len({row['phase'] for row in cells})} of {phases[role, fault]} phases"
         lines.append(
-            f"| {role} | {fault} | {len(instants)} in {len(cells)} of {len(PHASES)} phases "
+            f"| {role} | {fault} | {len(instants)} in {tried} "
             f"| {ended['recovered'] + ended['complete']} | {ended['error'] + ended['killed']} "
             f"| {statistics.median(seconds):.1f} ({max(seconds):.1f}) | {failed} |"
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.faults import books, machine
-from bench.faults.cells import CLOCK, FROZEN, FULL, KILLED, PHASES, READ_ONLY, Cell
+from bench.faults.cells import CLOCK, FROZEN, FULL, INF, KILLED, NAN, PHASES, READ_ONLY, VLLM, Cell
 from bench.faults.run import DEADLINE_S, LAG, PROMPTS, PROMPTS_PER_STEP, START_DEADLINE_S, Run
 
 GRACE_S = 25.0  # beyond the deadline, for the launcher to end what is left
@@ -53,12 +53,13 @@ def _meet(cell: Cell, folder: Path, rng: random.Random) -> Row:
             return _outcome(cell, run, run.began, "")
         if not _reach(cell, run, rng, steps):
             return {"ended": "missed", "line": run.error or "the phase did not come", "seconds": 0.0}
-        state = run.states.get(cell.role, "")
+        state = run.states.get(cell.process, "")
         began, step = time.monotonic(), run.last_step()
         undo = _cause(cell, run)
         try:
             at_work = _at_work(cell, run, began, step)
-            run.until(at_work, DEADLINE_S + (START_DEADLINE_S if cell.phase == "start-up" else 0) + GRACE_S)
+            starts = cell.phase == "start-up" or cell.role == VLLM
+            run.until(at_work, DEADLINE_S + (START_DEADLINE_S if starts else 0) + GRACE_S)
             if run.process.poll() is None and at_work():
                 row = {"ended": "recovered", "seconds": time.monotonic() - began, "line": "", "state": state}
                 run.process.send_signal(signal.SIGINT)
@@ -92,7 +93,7 @@ def _reach(cell: Cell, run: Run, rng: random.Random, steps: int) -> bool:
     time.sleep(rng.uniform(0, delay))
     if cell.role == "run folder" or cell.phase == "ending":  # then some processes have ended already
         return True
-    return run.until(lambda: run.pid(cell.role), 10)
+    return run.until(lambda: run.pid(cell.process), 10)
 
 
 @contextmanager
@@ -122,14 +123,16 @@ def _fill(folder: Path) -> Callable[[], object]:
 def _cause(cell: Cell, run: Run) -> Callable[[], object]:
     """Let the fault happen; returns what ends it."""
     if cell.fault == KILLED:
-        run.signal(cell.role, signal.SIGKILL)
+        run.signal(cell.process, signal.SIGKILL)
     elif cell.fault == FROZEN:
-        run.signal(cell.role, signal.SIGSTOP)
+        run.signal(cell.process, signal.SIGSTOP)
         if cell.role == "launcher":
             time.sleep(FROZEN_LAUNCHER_S)
-            run.signal(cell.role, signal.SIGCONT)
+            run.signal(cell.process, signal.SIGCONT)
     elif cell.fault == FULL:
         return _fill(run.folder)
+    elif cell.fault in (NAN, INF):
+        (run.folder / "states.poison").write_text(cell.process)
     elif cell.fault == READ_ONLY:
         folder = run.dir / "checkpoints"
         folder.mkdir(exist_ok=True)
@@ -145,6 +148,8 @@ def _at_work(cell: Cell, run: Run, began: float, step: int) -> Callable[[], bool
 
     def check() -> bool:
         if run.last_step() < step + ROUNDS:
+            return False
+        if cell.fault == NAN and not run.printed("the step was skipped", began):
             return False
         killed_engine = cell.fault == KILLED and cell.role.startswith("engine")
         return not killed_engine or run.printed(rf"{cell.role} is back", began) is not None

@@ -12,7 +12,7 @@ import pytest
 
 from bench.faults import __main__ as matrix
 from bench.faults import books
-from bench.faults.cells import FROZEN, KILLED, Cell, all_cells
+from bench.faults.cells import FROZEN, INF, KILLED, NAN, Cell, all_cells
 from bench.faults.soak import growth, soak
 from bench.faults.trial import try_cell
 from trainer.controller.journal import Journal
@@ -123,6 +123,8 @@ def test_growth_is_of_the_last_quarter_over_the_second() -> None:
         Cell("launcher", "writing a checkpoint", KILLED),
         Cell("engine", "evaluating", KILLED),
         Cell("controller", "generating", FROZEN),
+        Cell("learner", "training", NAN),
+        Cell("engine", "generating", INF),
     ],
     ids=lambda cell: cell.name,
 )
