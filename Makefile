@@ -42,7 +42,7 @@ test: setup-tests  ## the tests that take seconds each, and every benchmark once
 	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable
 
 test-slow: setup-tests  ## the tests that take longer
-	$(PY) -m pytest -q -m slow
+	$(PY) -m pytest -q -n 2 --dist loadfile -m slow
 
 test-triton: setup-tests  ## compile every Triton kernel with the newest Triton supported, too
 	$(PIP) install --quiet --no-deps --upgrade --target .venv/triton-newest 'triton>=3.6,<3.10'

@@ -41,6 +41,7 @@ def test_every_stages_command_exists() -> None:
             assert path.strip('"').startswith("--") or (ROOT / path).is_file(), path
 
 
+@pytest.mark.slow
 def test_a_failing_stage_stops_no_other_and_is_in_the_status(tmp_path: Path) -> None:
     broken = tmp_path / "python"  # its second stage fails
     broken.write_text(f'#!/bin/sh\n[ "$4" != "{tmp_path}/ipc.json" ] || exit 3\nexec {sys.executable} "$@"\n')

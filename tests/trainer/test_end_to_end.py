@@ -108,6 +108,7 @@ def test_at_k_0_in_fp32_the_first_batch_has_ratio_1(finished: Finished) -> None:
     assert all(len(set(v.tolist())) <= 1 for v in versions(finished.folder))
 
 
+@pytest.mark.slow
 def test_at_k_4_versions_mix_within_completions_both_sides_work_at_once_and_a_resume_goes_on(
     model_dir: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_at_k_4_versions_mix_within_completions_both_sides_work_at_once_and_a_re
     assert after == sorted(after)
 
 
+@pytest.mark.slow
 def test_ppo_off_policy_trains_in_rounds_on_real_processes(
     model_dir: Path, data: Path, tmp_path: Path
 ) -> None:

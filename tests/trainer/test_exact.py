@@ -22,6 +22,7 @@ from trainer.controller.recorded import Recorded
 from trainer.jsonl import read_lines
 from trainer.launcher import branch
 
+pytestmark = pytest.mark.slow
 STEPS = 8
 MAIN = [sys.executable, "-m", "trainer.main"]
 
@@ -165,7 +166,6 @@ def test_a_branch_needs_a_checkpoint_that_names_the_prompts_under_way(unbroken: 
         branch.find(f"{tmp_path / 'run'}@4")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -189,7 +189,6 @@ def test_a_replay_of_lagged_samples_is_bit_for_bit_too(
     assert weights(tmp_path / "again") == weights(tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_anywhere_and_resumed_is_bit_for_bit_the_unbroken_one(
     unbroken: Path, begin: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def suite(out: Path, stage: str) -> tuple[int, dict[str, Any]]:
     return status, found
 
 
+@pytest.mark.slow
 def test_stage_kernels_runs_dry_with_every_case_and_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
