@@ -20,7 +20,10 @@ def problems(run_dir: Path, prompts: int, prompts_per_step: int, lag: int) -> li
     steps = [row["step"] for row in rows if "eval/pass_rate" not in row]
     evaluated = Counter(row["step"] for row in rows if "eval/pass_rate" in row)
     last = max(steps, default=0)
-    found = [] if steps == list(range(1, last + 1)) else [f"metrics.jsonl has the steps {steps}"]
+    lacks, again = sorted({*range(1, last + 1)} - {*steps}), [s for s, n in Counter(steps).items() if n > 1]
+    found = [f"metrics.jsonl lacks the steps {lacks}"] if lacks else []
+    found += [f"metrics.jsonl has the steps {again} again"] if again else []
+    found += ["the steps in metrics.jsonl are not in order"] if steps != sorted(steps) else []
     found += [f"step {step} was evaluated {n} times" for step, n in evaluated.items() if n > 1]
     issued: dict[int, dict[str, Any]] = {}
     finished: dict[int, dict[str, Any]] = {}

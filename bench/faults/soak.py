@@ -27,10 +27,7 @@ from bench.faults.run import START_DEADLINE_S, Run
 from bench.faults.trial import audit
 from bench.table import table
 
-SURVIVED, FATAL = (
-    ("engine", "engine-1", "fork server", "verifier worker"),
-    ("launcher", "controller", "learner"),
-)
+SURVIVED = ("engine", "engine-1", "fork server", "verifier worker")
 FATAL = ("launcher", "controller", "learner")  # whose growth counts
 SAMPLE_S = 2.0
 FLAGS = ("--engine.count", "2", "--pipeline.steps", "1000000")

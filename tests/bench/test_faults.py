@@ -69,8 +69,9 @@ def changed(run_dir: Path, old: str, new: str, name: str = "journal/000000.jsonl
 def test_what_is_lost_or_twice_or_too_old_is_found(tmp_path: Path) -> None:
     metrics, evaluated = "metrics.jsonl", '{"step": 0, "eval/pass_rate": 1}'
     for number, (old, new, problem, *name) in enumerate([
-        ('{"step": 3}\n', "", "has the steps [1, 2, 4, 5]", metrics),
-        ('{"step": 3}\n', '{"step": 3}\n{"step": 3}\n', "has the steps [1, 2, 3, 3", metrics),
+        ('{"step": 3}\n', "", "lacks the steps [3]", metrics),
+        ('{"step": 3}\n{"step": 4}\n', '{"step": 4}\n{"step": 3}\n', "not in order", metrics),
+        ('{"step": 3}\n', '{"step": 3}\n{"step": 3}\n', "has the steps [3] again", metrics),
         ('{"step": 5}\n', f'{{"step": 5}}\n{evaluated}\n', "step 0 was evaluated 2 times", metrics),
         ('"finished": 5,', '"finished": 55,', "group 5 of step 3 is not in the journal"),
         ('"trained": 2, "first": 2', '"trained": 2, "first": 1', "step 2 was trained on"),

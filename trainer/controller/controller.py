@@ -104,7 +104,7 @@ class Controller:
         self._exhausted = False  # every prompt is solved
         self._limit_noted = False  # that a batch reached objective.resample_limit
         self._stepped = False  # in this process
-        self._recent: deque[dict[str, Any]] = deque(maxlen=32)  # events, for the next checkpoint
+        self._recent: deque[dict[str, Any]] = deque(maxlen=100)  # events, more than a pipe holds
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the run ends
         self._resumed_groups: dict[int, Group] = {}
         self._pending = list[IssuedPrompt]()

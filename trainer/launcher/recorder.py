@@ -28,6 +28,7 @@ from trainer.scaling.forecast import describe_recommendation, forecast
 from trainer.scaling.stop import reason_to_stop
 
 LEDGER_EVERY_S = 5.0
+BEHIND_S = 2.0  # an evaluation that has waited for longer is not fitted
 
 
 class Recorder:
@@ -72,6 +73,7 @@ class Recorder:
                 f"{self.ledger.unit}; expected runs on the same kind of device"
             )
         self._forecast = forecast(self.points, 0.0, None, self._like) if self.points else None
+        self._forecast_due = False  # points have come since
         self._limit = config.pipeline.max_compute or math.inf
         self._why_stopped = ""  # by `forecast.stop` or `guard.stop`
         self._parameters = 0  # of the policy, once the learner is ready
@@ -84,6 +86,8 @@ class Recorder:
     @property
     def fit(self) -> Fit | None:
         """The curve so far."""
+        if self._forecast_due:
+            self._forecast, self._forecast_due = forecast(self.points, 0.0, self._forecast, self._like), False
         return self._forecast.fit if self._forecast else None
 
     def handle(self, role: str, message: object) -> str:
@@ -221,7 +225,11 @@ class Recorder:
         self.view.update(line)
 
     def _record_evaluation(self, event: Event) -> str:
-        """An evaluation is a point of the curve: fit and forecast again; "forecast" if that ends the run."""
+        """An evaluation is a point of the curve: fit and forecast again; "forecast" if that ends the run.
+
+        A launcher that is behind, since evaluations come faster than fits, only writes it down: a full pipe
+        would hold the run up, and what is in it is lost if the launcher is killed.
+        """
         data = {k: v for k, v in event.data.items() if k != "step"}
         step = event.data["step"]
         if step == 0:
@@ -231,6 +239,10 @@ class Recorder:
         line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
         if compute:
             line["eval/gain_per_hour"] = (data["pass_rate"] - self.points[0].pass_rate) / compute
+        self._forecast_due = time.monotonic() - event.time > BEHIND_S
+        if self._forecast_due:
+            self._write_line(line)
+            return ""
         end = min(compute / step * self.config.pipeline.steps, self._limit) if step else 0.0
         before, self._forecast = self._forecast, forecast(self.points, end, self._forecast, self._like)
         if (error := error_at_2x(backtest(curve_of("", self.ledger.unit, self.points)))) is not None:

@@ -266,6 +266,26 @@ def test_each_evaluation_comes_with_its_prediction_and_a_forecast_of_the_runs_en
     assert one.fit is not None and one.fit.points == 8
 
 
+def test_a_launcher_that_is_behind_writes_evaluations_down_and_fits_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(tmp_path)
+    law = Sigmoid(0.1, 0.9, 2.0, 0.02)
+    for step in range(7):
+        train(one, step, law)
+    before = one.fit
+    monkeypatch.setattr("trainer.launcher.recorder.BEHIND_S", -1e6)  # every event counts as old
+    for step in (7, 8):
+        _, row = train(one, step, law), list(read_lines(tmp_path / "metrics.jsonl"))[-1]
+        assert row["step"] == step and "eval/pass_rate" in row and "compute/total" in row
+        assert not any(name.startswith("forecast/") for name in row)
+    assert before is not None and one.fit is not None
+    assert (before.points, one.fit.points) == (6, 8)
+    monkeypatch.undo()
+    train(one, 9, law)
+    assert "forecast/end" in list(read_lines(tmp_path / "metrics.jsonl"))[-1]
+
+
 def test_a_warning_is_shown_and_kept_and_ends_the_run_if_asked(tmp_path: Path) -> None:
     for stop in (False, True):
         folder = tmp_path / str(stop)
