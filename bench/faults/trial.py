@@ -93,7 +93,8 @@ def _reach(cell: Cell, run: Run, rng: random.Random, steps: int) -> bool:
     time.sleep(rng.uniform(0, delay))
     if cell.role == "run folder" or cell.phase == "ending":  # then some processes have ended already
         return True
-    return run.until(lambda: run.pid(cell.process), 10)
+    patience = START_DEADLINE_S if cell.phase == "start-up" else 10  # some start when all else has
+    return run.until(lambda: run.pid(cell.process), patience)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Promises of the repetition check."""
 
 import numpy as np
+import pytest
 
-from trainer.controller.repetition import is_repetitive
+from trainer.controller.repetition import LENGTH, count_distinct, is_repetitive
 
 RNG = np.random.default_rng(0)
 
@@ -17,3 +18,11 @@ def test_loops_are_repetitive_and_text_is_not() -> None:
 
 def test_an_array_need_not_be_contiguous() -> None:
     assert not is_repetitive(np.arange(200, dtype=np.int32)[::2])
+
+
+@pytest.mark.parametrize("vocabulary", [2, 5, 50, 1000, 150_000])
+def test_the_sequences_are_counted_as_one_by_one(vocabulary: int) -> None:
+    for length in (64, 500, 12_000):
+        ids = RNG.integers(0, vocabulary, length, np.int32)
+        sequences = {tuple(ids[i : i + LENGTH].tolist()) for i in range(length - LENGTH + 1)}
+        assert count_distinct(ids) == len(sequences)
