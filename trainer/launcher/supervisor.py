@@ -24,7 +24,7 @@ from trainer.jsonl import write_atomic
 from trainer.launcher.placement import Devices, for_roles
 from trainer.messages import Event, Failed, Replacement, Shutdown
 from trainer.roles import end_with_launcher, role_index, role_kind, role_name
-from trainer.run_folder import sweep
+from trainer.run_folder import latest, sweep
 
 GRACE_S = 20.0  # for a role to end by itself once the run is over; then it is killed
 FAILED_GRACE_S = 5.0  # the same, once it has reported the error that ends it
@@ -103,13 +103,19 @@ class Supervisor:
         engine, role = self.config.engine, role_name("engine", index)
         ours, theirs = CONTEXT.Pipe()
         if engine.urls:
-            self._start(role, REMOTE, (self.config, self.model_dir, theirs, engine.urls[index], role))
+            self._start(role, REMOTE, (self.config, self._loadable(), theirs, engine.urls[index], role))
         else:
             threads = self.devices.threads(engine.threads, len(self.devices.engines))
-            args = (self.config, self.model_dir, theirs, threads, role)
+            args = (self.config, self._loadable(), theirs, threads, role)
             self._start(role, ENGINES[engine.kind], args, self.devices.engines[index])
         theirs.close()
         return ours
+
+    def _loadable(self) -> str:
+        """The folder from which an engine loads the model. That of a resumed run is a checkpoint, which newer
+        ones replace in time; then the newest will do: its weights give way to those of the other engines."""
+        newest = latest(self.run_dir) if self.resume and not Path(self.model_dir).exists() else None
+        return str(newest or self.model_dir)
 
     def _start_learner(self) -> Connection:
         """Start the learner's ranks that torchrun has not made; returns the controller's end of the pipe."""

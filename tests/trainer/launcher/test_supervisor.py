@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -205,6 +206,22 @@ def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: 
             signal.signal(stop, handler)
     assert during == [signal.SIG_IGN] * len(supervisor.STOPS)
     assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+
+
+def test_an_engine_of_a_resumed_run_starts_again_also_when_that_checkpoint_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (tmp_path / "checkpoints" / f"step-{step:06d}" for step in (2, 6))
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "controller.json").write_text("{}")
+    one, loaded = make(tmp_path, str(old)), list[str]()
+    one.resume = {"path": str(old)}
+    monkeypatch.setattr(one, "_start", lambda role, target, args, gpus: loaded.append(args[1]))
+    one._start_engine(0).close()
+    shutil.rmtree(old)  # the learner keeps the newest
+    one._start_engine(0).close()
+    assert loaded == [str(old), str(new)]
 
 
 @pytest.mark.parametrize("push", ["nccl", "ipc"])
