@@ -99,6 +99,7 @@ def _names(cell: Cell, line: str) -> bool:
     """Whether an error line names the process, or what is wrong with the disk."""
     words = {
         "run folder": ("space", "Read-only", "read-only"),
+        "learner-1": ("learner-1", "learner rank 1"),
         "fork server": ("verif",),
         "verifier worker": ("verif",),
     }

@@ -182,7 +182,8 @@ class VerifierPool:
         except TimeoutError as e:
             self.close()
             raise ConfigError(f"verifier.kind {self._config.kind}: no import within {START_S:g} s") from e
-        error = json.loads(reply).get("error") if reply else "its process died at its start"
+        died = f"verifier.kind {self._config.kind}: the fork server died at its start"
+        error = json.loads(reply).get("error") if reply else died
         if error:
             self.close()
             raise ConfigError(error)
