@@ -168,7 +168,8 @@ def _outcome(cell: Cell, run: Run, began: float, state: str) -> Row:
         ended = "complete" if code == 0 else "killed"
     else:
         ended = "error"
-    row = {"ended": ended, "code": code, "line": run.error, "seconds": seconds, "state": state}
+    line = run.error.replace(f"{run.folder}/", "")  # rows of all machines are alike
+    row = {"ended": ended, "code": code, "line": line, "seconds": seconds, "state": state}
     return row | _after(run)
 
 

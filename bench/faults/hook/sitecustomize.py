@@ -44,7 +44,7 @@ def _report_states(address: str) -> None:
                 to.sendto(b"engine evaluate", address)
         add(self, request)
 
-    RequestQueue.add = adding  # type: ignore[method-assign]  # as above
+    RequestQueue.add = adding  # type: ignore[method-assign]  # it also reports
 
 
 _POISONED = {("learner", "forward_backward"), ("engine", "generate")}  # where a role begins to compute
