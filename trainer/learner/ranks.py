@@ -134,9 +134,8 @@ class Ranks:
             return self._rank_lost([0], error)
 
     def _rank_lost(self, missing: list[int], error: Exception) -> RankLost:
-        names = f"learner rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         return RankLost(
-            f"{names} died, hung or cannot be reached for {self.deadline_s:g} s "
+            f"{_named(missing)} died, hung or cannot be reached for {self.deadline_s:g} s "
             f"(half of {self.deadline_key}): {error}"
         )
 
@@ -174,13 +173,16 @@ def init_ranks(deadline_s: float) -> Ranks:
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     try:
-        _init_process_group(backend, timedelta(seconds=deadline_s), rank, size)
+        missing_ranks = _init_process_group(backend, timedelta(seconds=deadline_s), rank, size)
+        cause = f"{_named(missing_ranks)} did not come" if missing_ranks else ""
     except (dist.DistError, OSError) as e:
+        cause = str(e).splitlines()[0]
+    if cause:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ConfigError(
             f"learner rank {rank} of {size} did not meet the others at {address} after {deadline_s:g} s: "
-            f"start all ranks, with a MASTER_PORT that is free and reachable ({str(e).splitlines()[0]})"
-        ) from e
+            f"{cause}. Start all ranks, with a MASTER_PORT that is free and reachable"
+        )
     local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     shape, names = (
         ((size,), ("shard",)) if local == size else ((size // local, local), ("replicate", "shard"))
@@ -189,16 +191,33 @@ def init_ranks(deadline_s: float) -> Ranks:
     return Ranks(rank, size, device, mesh, deadline_s)
 
 
-def _init_process_group(backend: str, timeout: timedelta, rank: int, size: int) -> None:
-    """With ranks that the launcher has started here, store and gloo listen on the loopback only: torch's own
-    store listens on every interface, whatever MASTER_ADDR is, and has no secret."""
+def _init_process_group(backend: str, timeout: timedelta, rank: int, size: int) -> list[int]:
+    """Join the process group once all ranks are there; else the missing ranks, if rank 0 is not among them.
+
+    With ranks that the launcher has started here, store and gloo listen on the loopback only: torch's own
+    store listens on every interface, whatever MASTER_ADDR is, and has no secret.
+    """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if host != "127.0.0.1" or "TORCHELASTIC_RUN_ID" in os.environ:
-        return dist.init_process_group(backend, timeout=timeout)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    listener = None if rank else socket.create_server((host, port)).detach()
-    store = dist.TCPStore(host, port, size, not rank, timeout, master_listen_fd=listener)
+        store, *_ = next(dist.rendezvous("env://", timeout=timeout))
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+        listener = None if rank else socket.create_server((host, port)).detach()
+        store = dist.TCPStore(
+            host, port, size, not rank, timeout, wait_for_workers=False, master_listen_fd=listener
+        )
+    store.set(f"here/{rank}", "")
+    try:
+        store.wait([f"here/{r}" for r in range(size)], timeout)
+    except dist.DistStoreError:
+        if missing := [r for r in range(size) if not store.check([f"here/{r}"])]:
+            return missing
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    return []
+
+
+def _named(ranks: list[int]) -> str:
+    return f"learner rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _is_collective(error: Exception) -> bool:
