@@ -7,10 +7,14 @@
     controller --- TrainBatch, Push, Ack, Score, Save, Shutdown --->     learner
     learner    --- Ready, StepDone, Written, Refused, Transfer, Scored, Ack --->  controller
 
-A closed pipe means the other side is dead: `recv` raises EOFError at once. A role that fails sends
-`Failed` on its telemetry pipe before it exits, so the launcher can name it and the error in one line.
+A closed pipe means the other side is dead: `recv` raises EOFError at once. A frozen side leaves it full, and
+`limit_send` ends a `send` that waits for it. A role that fails sends `Failed` on its telemetry pipe before it
+exits, so the launcher can name it and the error in one line.
 """
 
+import os
+import socket
+import struct
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -170,3 +174,17 @@ class Failed:
     message: str
     traceback: str
     user_error: bool
+
+
+def limit_send(conn: Connection, seconds: float) -> None:
+    """From now on `conn.send` raises BlockingIOError if the pipe is full for so long (a frozen reader)."""
+    with socket.socket(fileno=os.dup(conn.fileno())) as pipe:  # every descriptor of the pipe has the limit
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def not_reading(role: str) -> TimeoutError:
+    """The error after such a BlockingIOError: a part of the message is sent, so nothing can follow it."""
+    return TimeoutError(
+        f"{role} has read no message for pipeline.deadline_s; raise it if this machine is only slow"
+    )

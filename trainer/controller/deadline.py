@@ -6,7 +6,7 @@ Time during which the controller itself was stopped, as by Ctrl-Z, does not coun
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -19,6 +19,9 @@ class Deadline:
 
     def __init__(self, deadline_s: float, key: str = "pipeline.deadline_s") -> None:
         self._deadline_s, self._key = deadline_s, key
+        self.silent: Callable[[float], list[str]] = (
+            lambda seconds: []
+        )  # engines that have sent nothing so long
         self._looked, self._running = time.monotonic(), 0.0  # seconds in which this process was not stopped
         self._restarted = 0.0
         self.verifying = 0  # completions that wait for a verdict
@@ -57,8 +60,10 @@ class Deadline:
                 left = max(began, self._restarted) + deadline_s - self._now()
                 if left <= 0:
                     stage = "verify: " if self.verifying else ""
+                    silent = ", ".join(self.silent(self._deadline_s / 2))
                     raise TimeoutError(
-                        f"{stage}{name}: no progress for {self._key} = {self._deadline_s:g} s; "
+                        f"{stage}{name}: no progress for {self._key} = {self._deadline_s:g} s"
+                        f"{f' (no answer from {silent})' * bool(silent)}; "
                         "raise it if this machine is only slow"
                     )
                 await asyncio.wait({task}, timeout=min(left, LOOK_S))

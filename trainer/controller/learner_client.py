@@ -23,7 +23,7 @@ class LearnerClient:
         self._conn = conn
         self._replies: asyncio.Queue[Any] = asyncio.Queue()
         self._written: defaultdict[str, asyncio.Future[str]] = defaultdict(asyncio.Future)  # by path
-        self._dead: ConnectionError | None = None
+        self._dead: OSError | None = None
         self._unanswered = False
         self._turn = asyncio.Lock()
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
@@ -71,8 +71,9 @@ class LearnerClient:
     def close(self) -> None:
         """Ask the process to end."""
         asyncio.get_running_loop().remove_reader(self._conn.fileno())
-        with suppress(OSError):  # it has ended already
-            self._conn.send(messages.Shutdown())
+        if self._dead is None:
+            with suppress(OSError):  # it has ended already
+                self._conn.send(messages.Shutdown())
 
     async def _ask(self, message: object, kind: type[R]) -> R:
         async with self._request():
@@ -92,6 +93,9 @@ class LearnerClient:
     async def _exchange(self, message: object) -> Any:
         try:
             self._conn.send(message)
+        except BlockingIOError as e:
+            self._dead = messages.not_reading("learner")
+            raise self._dead from e
         except OSError as e:
             raise ConnectionError("the learner's process has died") from e
         return await self._replies.get()

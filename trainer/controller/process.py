@@ -64,6 +64,7 @@ async def _run(
         deadline = Deadline(config.pipeline.deadline_s)
         start = Deadline(config.pipeline.start_deadline_s, "pipeline.start_deadline_s")
         engines = stack.enter_context(closing(EnginePool(clients, deadline.wait_for, note)))
+        deadline.silent = engines.silent
         emit("phase", {"name": "loading data and models"})
         from transformers import AutoConfig, AutoTokenizer  # takes seconds, so the pipes are open before
 

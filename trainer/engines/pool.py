@@ -90,6 +90,10 @@ class EnginePool:
         async with self._changed:
             self._changed.notify_all()
 
+    def silent(self, seconds: float) -> list[str]:
+        """The names of the engines that owe an answer and have sent nothing for so long."""
+        return [engine.name for engine in self._live if engine.silent_s() >= seconds]
+
     def close(self) -> None:
         """Ask all engine processes to end."""
         for engine in self._live:

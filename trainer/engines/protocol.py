@@ -1,13 +1,14 @@
 """The controller's end of the pipe to an engine's process."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from trainer import messages
-from trainer.messages import Ack, Ready, WeightsHeld
+from trainer.messages import Ack, Ready, WeightsHeld, not_reading
 from trainer.types import Columns, Completion, Request
 
 
@@ -21,6 +22,8 @@ class EngineClient:
         kinds = (Ready, WeightsHeld, Ack)
         self._replies: dict[type[Any], asyncio.Queue[Any]] = {kind: asyncio.Queue() for kind in kinds}
         self._dead: Exception | None = None
+        self._awaited = 0  # answers that calls wait for, besides those of streams
+        self._silent_since = time.monotonic()  # the latest message, or the request after which it owes one
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
 
     async def ready(self) -> dict[str, Any]:
@@ -31,6 +34,8 @@ class EngineClient:
         """Yield the request's n completions as they end; those that end with the same token come together.
         Leaving the loop early aborts the rest."""
         queue: asyncio.Queue[list[Completion] | Exception] = asyncio.Queue()
+        if not self._owes:
+            self._silent_since = time.monotonic()
         self._streams[request.request_id] = queue
         left = request.n
         try:
@@ -68,24 +73,40 @@ class EngineClient:
         """Continue after `pause`."""
         self._send(messages.Resume())
 
+    def silent_s(self) -> float:
+        """For how many seconds it has owed an answer and sent nothing."""
+        return time.monotonic() - self._silent_since if self._owes else 0.0
+
     def close(self) -> None:
         """Ask the process to end."""
         asyncio.get_running_loop().remove_reader(self._conn.fileno())
-        with suppress(ConnectionError):
+        with suppress(OSError):  # it is dead or frozen
             self._send(messages.Shutdown())
+
+    @property
+    def _owes(self) -> bool:
+        return bool(self._streams or self._awaited)
 
     def _send(self, message: object) -> None:
         if self._dead is not None:
             raise self._dead
         try:
             self._conn.send(message)
+        except BlockingIOError as e:
+            raise self._end(not_reading(self.name)) from e
         except OSError as e:
             raise self._mark_dead() from e
 
     async def _reply(self, kind: type[Any]) -> Any:
         if self._dead is not None:
             raise self._dead
-        reply = await self._replies[kind].get()
+        if not self._owes:
+            self._silent_since = time.monotonic()
+        self._awaited += 1
+        try:
+            reply = await self._replies[kind].get()
+        finally:
+            self._awaited -= 1
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -97,6 +118,7 @@ class EngineClient:
             asyncio.get_running_loop().remove_reader(self._conn.fileno())
             self._mark_dead()
             return
+        self._silent_since = time.monotonic()
         if isinstance(message, Columns):
             ended: dict[str, list[Completion]] = {}
             for completion in message.to_records():
@@ -107,8 +129,11 @@ class EngineClient:
         else:
             self._replies[type(message)].put_nowait(message)
 
-    def _mark_dead(self) -> ConnectionError:
-        self._dead = error = ConnectionError(f"{self.name}'s process has died")
+    def _mark_dead(self) -> Exception:
+        return self._end(ConnectionError(f"{self.name}'s process has died"))
+
+    def _end(self, error: Exception) -> Exception:
+        self._dead = error
         for queue in (*self._streams.values(), *self._replies.values()):
             queue.put_nowait(error)
         return error

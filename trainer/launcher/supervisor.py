@@ -22,7 +22,7 @@ from typing import Any
 from trainer.config import Config, ConfigError
 from trainer.jsonl import write_atomic
 from trainer.launcher.placement import Devices, for_roles
-from trainer.messages import Event, Failed, Replacement, Shutdown
+from trainer.messages import Event, Failed, Replacement, Shutdown, limit_send
 from trainer.roles import end_with_launcher, role_index, role_kind, role_name
 from trainer.run_folder import latest, sweep
 
@@ -101,7 +101,7 @@ class Supervisor:
     def _start_engine(self, index: int) -> Connection:
         """Start the engine with this index; returns the controller's end of its pipe."""
         engine, role = self.config.engine, role_name("engine", index)
-        ours, theirs = CONTEXT.Pipe()
+        ours, theirs = self._controllers_pipe()
         if engine.urls:
             self._start(role, REMOTE, (self.config, self._loadable(), theirs, engine.urls[index], role))
         else:
@@ -110,6 +110,12 @@ class Supervisor:
             self._start(role, ENGINES[engine.kind], args, self.devices.engines[index])
         theirs.close()
         return ours
+
+    def _controllers_pipe(self) -> tuple[Connection, Connection]:
+        """The controller's end of a pipe, and the other role's, which may not be frozen without end."""
+        ours, theirs = CONTEXT.Pipe()
+        limit_send(ours, self.config.pipeline.deadline_s)
+        return ours, theirs
 
     def _loadable(self) -> str:
         """The folder from which an engine loads the model. That of a resumed run is a checkpoint, which newer
@@ -120,7 +126,7 @@ class Supervisor:
     def _start_learner(self) -> Connection:
         """Start the learner's ranks that torchrun has not made; returns the controller's end of the pipe."""
         ranks, resume_path = len(self.devices.learner), self.resume["path"] if self.resume else None
-        ours, theirs = CONTEXT.Pipe()
+        ours, theirs = self._controllers_pipe()
         threads = self.devices.threads(self.config.learner.threads, ranks)
         port = _free_port() if ranks > 1 else 0
         for rank, gpus in enumerate(self.devices.learner[: 1 if self.devices.world else ranks]):

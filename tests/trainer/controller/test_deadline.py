@@ -25,3 +25,10 @@ def test_time_in_which_the_process_was_stopped_does_not_count(monkeypatch: pytes
     with pytest.raises(TimeoutError, match=r"a wait: no progress for pipeline\.deadline_s = 0\.5 s"):
         asyncio.run(Deadline(0.5).wait_for(asyncio.sleep(60), "a wait"))
     assert time.monotonic() - began >= 0.5
+
+
+def test_engines_that_do_not_answer_are_named() -> None:
+    deadline = Deadline(0.2)
+    deadline.silent = lambda seconds: ["engine-1", "engine-3"] if seconds <= 0.2 else []
+    with pytest.raises(TimeoutError, match=r"= 0\.2 s \(no answer from engine-1, engine-3\); raise"):
+        asyncio.run(deadline.wait_for(asyncio.sleep(60), "evaluate: version 3"))

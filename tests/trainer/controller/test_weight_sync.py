@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from trainer.controller.deadline import Deadline
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.parity import parity_gate
 from trainer.controller.weight_sync import WeightSync
-from trainer.messages import Ack, Push, Save, StepDone, Transfer, Written
+from trainer.messages import Ack, Push, Save, StepDone, Transfer, Written, limit_send
 
 CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
 
@@ -248,6 +250,26 @@ def test_after_a_push_that_failed_the_learner_gets_no_further_request() -> None:
             await pipe.client.save("folder", {})
 
     asyncio.run(body())
+
+
+def test_a_learner_that_does_not_read_is_named_even_if_the_pipe_is_full() -> None:
+    """As when it is frozen and a batch is larger than the pipe's buffer."""
+
+    async def body() -> None:
+        ours, _unread = multiprocessing.Pipe()
+        limit_send(ours, 0.3)
+        client = LearnerClient(ours)
+        with pytest.raises(TimeoutError, match=r"learner has read no message for pipeline\.deadline_s"):
+            await client.save("folder", {"large": bytes(10_000_000)})
+        began = time.monotonic()
+        client.close()
+        assert time.monotonic() - began < 0.3  # it does not wait for the learner once more
+
+    thread = threading.Thread(target=lambda: results.append(asyncio.run(body())), daemon=True)
+    results: list[None] = []
+    thread.start()
+    thread.join(20)
+    assert results
 
 
 def test_colocated_engines_are_resumed_when_the_parity_gate_cannot_score(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import asyncio
 import multiprocessing
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from trainer.engines.protocol import EngineClient
 from trainer.engines.torch.process import serve
+from trainer.messages import WeightsHeld, limit_send
 from trainer.telemetry import Clock
 from trainer.types import Completion, Request
 
@@ -80,6 +83,54 @@ def test_thousands_of_completions_meet_hundreds_of_requests_without_a_deadlock()
     asker.start()
     asker.join(TIMEOUT_S)
     assert not asker.is_alive() and len(got) == 4396
+
+
+def test_an_engine_that_does_not_read_is_named_even_if_the_pipe_is_full() -> None:
+    """As when it is frozen: without a limit, `send` would hold up the controller for ever."""
+    conn, _unread = multiprocessing.Pipe()
+    limit_send(conn, 0.3)
+
+    async def ask() -> None:
+        client = EngineClient(conn, "engine-1")
+        large = replace(request("r", 1), prompt_ids=tuple(range(1_000_000)))
+        with pytest.raises(TimeoutError, match=r"engine-1 has read no message for pipeline\.deadline_s"):
+            await anext(client.stream(large))
+        with pytest.raises(TimeoutError, match=r"engine-1 has read no message"):
+            await client.update_weights(1, "")
+        client.close()
+
+    asker = threading.Thread(target=lambda: asyncio.run(ask()), daemon=True)
+    asker.start()
+    asker.join(TIMEOUT_S)
+    assert not asker.is_alive()
+
+
+def test_an_engine_is_silent_only_while_it_owes_an_answer() -> None:
+    """An idle engine sends nothing, and neither does one that has just been asked."""
+
+    async def scenario() -> list[float]:
+        ours, theirs = multiprocessing.Pipe()
+        client = EngineClient(ours, "engine")
+        await asyncio.sleep(0.2)
+        silent = [client.silent_s()]
+        push = asyncio.create_task(client.update_weights(1, ""))
+        await asyncio.sleep(0.05)
+        silent.append(client.silent_s())
+        await asyncio.sleep(0.2)
+        silent.append(client.silent_s())
+        theirs.send(WeightsHeld(1))
+        await push
+        silent.append(client.silent_s())
+        stream = asyncio.create_task(anext(client.stream(request("a", 1))))
+        await asyncio.sleep(0.2)
+        silent.append(client.silent_s())
+        stream.cancel()
+        await asyncio.gather(stream, return_exceptions=True)
+        return [*silent, client.silent_s()]
+
+    idle, asked, pushing, pushed, generating, aborted = asyncio.run(scenario())
+    assert idle == pushed == aborted == 0.0
+    assert 0 < asked < pushing and pushing >= 0.2 and generating >= 0.19
 
 
 def test_an_engine_whose_controller_is_dead_ends() -> None:
