@@ -13,6 +13,7 @@ exits, so the launcher can name it and the error in one line.
 """
 
 import os
+import select
 import socket
 import struct
 from dataclasses import dataclass
@@ -178,9 +179,17 @@ class Failed:
 
 def limit_send(conn: Connection, seconds: float) -> None:
     """From now on `conn.send` raises BlockingIOError if the pipe is full for so long (a frozen reader)."""
+    wait = seconds / 2  # what a large message has begun to write, it tries once more to end
     with socket.socket(fileno=os.dup(conn.fileno())) as pipe:  # every descriptor of the pipe has the limit
-        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        limit = struct.pack("ll", int(wait), int(wait % 1 * 1e6))
         pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def has_room(conn: Connection) -> bool:
+    """Whether a small message can be sent without waiting for the reader."""
+    poll = select.poll()
+    poll.register(conn, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def not_reading(role: str) -> TimeoutError:

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from trainer import messages
-from trainer.messages import Ack, Ready, WeightsHeld, not_reading
+from trainer.messages import Ack, Ready, WeightsHeld, has_room, not_reading
 from trainer.types import Columns, Completion, Request
 
 
@@ -22,6 +22,7 @@ class EngineClient:
         kinds = (Ready, WeightsHeld, Ack)
         self._replies: dict[type[Any], asyncio.Queue[Any]] = {kind: asyncio.Queue() for kind in kinds}
         self._dead: Exception | None = None
+        self._paused = False
         self._awaited = 0  # answers that calls wait for, besides those of streams
         self._silent_since = time.monotonic()  # the latest message, or the request after which it owes one
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
@@ -48,7 +49,7 @@ class EngineClient:
                 yield item
         finally:
             del self._streams[request.request_id]
-            if left and self._dead is None:
+            if left and self._dead is None and has_room(self._conn):  # a full pipe is not read
                 self._send(messages.Abort(frozenset({request.request_id})))
 
     async def update_weights(self, version: int, path: str) -> None:
@@ -68,10 +69,12 @@ class EngineClient:
         `resume` then recomputes the KV with the weights of that moment."""
         self._send(messages.Pause())
         await self._reply(Ack)
+        self._paused = True
 
     def resume(self) -> None:
         """Continue after `pause`."""
         self._send(messages.Resume())
+        self._paused, self._silent_since = False, time.monotonic()
 
     def silent_s(self) -> float:
         """For how many seconds it has owed an answer and sent nothing."""
@@ -80,12 +83,13 @@ class EngineClient:
     def close(self) -> None:
         """Ask the process to end."""
         asyncio.get_running_loop().remove_reader(self._conn.fileno())
-        with suppress(OSError):  # it is dead or frozen
-            self._send(messages.Shutdown())
+        if self._dead is None and has_room(self._conn):  # the end of the pipe says the same
+            with suppress(OSError):
+                self._send(messages.Shutdown())
 
     @property
     def _owes(self) -> bool:
-        return bool(self._streams or self._awaited)
+        return bool(self._awaited or (self._streams and not self._paused))
 
     def _send(self, message: object) -> None:
         if self._dead is not None:

@@ -173,16 +173,14 @@ def init_ranks(deadline_s: float) -> Ranks:
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     try:
-        missing_ranks = _init_process_group(backend, timedelta(seconds=deadline_s), rank, size)
-        cause = f"{_named(missing_ranks)} did not come" if missing_ranks else ""
+        _init_process_group(backend, timedelta(seconds=deadline_s), rank, size)
     except (dist.DistError, OSError) as e:
-        cause = str(e).splitlines()[0]
-    if cause:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        cause = (str(e).splitlines() or [repr(e)])[0].rstrip(".")
         raise ConfigError(
             f"learner rank {rank} of {size} did not meet the others at {address} after {deadline_s:g} s: "
             f"{cause}. Start all ranks, with a MASTER_PORT that is free and reachable"
-        )
+        ) from e
     local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     shape, names = (
         ((size,), ("shard",)) if local == size else ((size // local, local), ("replicate", "shard"))
@@ -191,29 +189,35 @@ def init_ranks(deadline_s: float) -> Ranks:
     return Ranks(rank, size, device, mesh, deadline_s)
 
 
-def _init_process_group(backend: str, timeout: timedelta, rank: int, size: int) -> list[int]:
-    """Join the process group once all ranks are there; else the missing ranks, if rank 0 is not among them.
+def _init_process_group(backend: str, timeout: timedelta, rank: int, size: int) -> None:
+    """Join the process group once all ranks are there; else a DistStoreError that names those missing."""
+    store = _store(timeout, rank, size)
+    store.set(f"here/{rank}", "")
+    try:
+        store.wait([f"here/{r}" for r in range(size)], timeout)
+    except dist.DistStoreError as e:
+        if missing := [r for r in range(size) if not store.check([f"here/{r}"])]:
+            raise dist.DistStoreError(f"{_named(missing)} did not come") from e
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def _store(timeout: timedelta, rank: int, size: int) -> dist.Store:
+    """torchrun's store, or one in rank 0's process.
 
     With ranks that the launcher has started here, store and gloo listen on the loopback only: torch's own
     store listens on every interface, whatever MASTER_ADDR is, and has no secret.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if host != "127.0.0.1" or "TORCHELASTIC_RUN_ID" in os.environ:
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store, *_ = next(dist.rendezvous("env://", timeout=timeout))
-    else:
+        return store
+    listener = None
+    if host == "127.0.0.1" and "TORCHELASTIC_RUN_ID" not in os.environ:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
         listener = None if rank else socket.create_server((host, port)).detach()
-        store = dist.TCPStore(
-            host, port, size, not rank, timeout, wait_for_workers=False, master_listen_fd=listener
-        )
-    store.set(f"here/{rank}", "")
-    try:
-        store.wait([f"here/{r}" for r in range(size)], timeout)
-    except dist.DistStoreError:
-        if missing := [r for r in range(size) if not store.check([f"here/{r}"])]:
-            return missing
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    return []
+    return dist.TCPStore(
+        host, port, size, not rank, timeout, wait_for_workers=False, master_listen_fd=listener
+    )
 
 
 def _named(ranks: list[int]) -> str:

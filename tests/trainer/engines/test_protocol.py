@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import socket
 import threading
 import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from trainer.engines.protocol import EngineClient
 from trainer.engines.torch.process import serve
-from trainer.messages import WeightsHeld, limit_send
+from trainer.messages import Ack, WeightsHeld, limit_send
 from trainer.telemetry import Clock
 from trainer.types import Completion, Request
 
 TIMEOUT_S = 20
+T = TypeVar("T")
 
 
 class AtOnce:
@@ -90,7 +95,7 @@ def test_an_engine_that_does_not_read_is_named_even_if_the_pipe_is_full() -> Non
     conn, _unread = multiprocessing.Pipe()
     limit_send(conn, 0.3)
 
-    async def ask() -> None:
+    async def ask() -> str:
         client = EngineClient(conn, "engine-1")
         large = replace(request("r", 1), prompt_ids=tuple(range(1_000_000)))
         with pytest.raises(TimeoutError, match=r"engine-1 has read no message for pipeline\.deadline_s"):
@@ -98,11 +103,41 @@ def test_an_engine_that_does_not_read_is_named_even_if_the_pipe_is_full() -> Non
         with pytest.raises(TimeoutError, match=r"engine-1 has read no message"):
             await client.update_weights(1, "")
         client.close()
+        return "ended"
 
-    asker = threading.Thread(target=lambda: asyncio.run(ask()), daemon=True)
-    asker.start()
-    asker.join(TIMEOUT_S)
-    assert not asker.is_alive()
+    assert in_a_thread(ask) == "ended"
+
+
+def test_the_end_of_a_run_does_not_wait_for_an_engine_that_does_not_read() -> None:
+    """Neither do the aborts of what was asked, nor the message that it shall end."""
+    conn, _unread = multiprocessing.Pipe()
+    limit_send(conn, 2 * TIMEOUT_S)
+
+    async def give_up() -> float:
+        client = EngineClient(conn, "engine-1")
+        streams = [asyncio.create_task(anext(client.stream(request(f"r{i}", 1)))) for i in range(3)]
+        await asyncio.sleep(0)
+        with socket.socket(fileno=os.dup(conn.fileno())) as pipe, suppress(BlockingIOError):
+            while True:
+                pipe.send(bytes(100), socket.MSG_DONTWAIT)
+        began = time.monotonic()
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        client.close()
+        return time.monotonic() - began
+
+    took = in_a_thread(give_up)
+    assert took is not None and took < 5
+
+
+def in_a_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+    """The result of what must not block; None after TIMEOUT_S."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(asyncio.run(work())), daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    return results[0] if results else None
 
 
 def test_an_engine_is_silent_only_while_it_owes_an_answer() -> None:
@@ -124,13 +159,22 @@ def test_an_engine_is_silent_only_while_it_owes_an_answer() -> None:
         stream = asyncio.create_task(anext(client.stream(request("a", 1))))
         await asyncio.sleep(0.2)
         silent.append(client.silent_s())
+        pause = asyncio.create_task(client.pause())
+        await asyncio.sleep(0)
+        theirs.send(Ack())
+        await pause
+        await asyncio.sleep(0.05)
+        silent.append(client.silent_s())  # it sleeps while the learner works
+        client.resume()
+        await asyncio.sleep(0.2)
+        silent.append(client.silent_s())
         stream.cancel()
         await asyncio.gather(stream, return_exceptions=True)
         return [*silent, client.silent_s()]
 
-    idle, asked, pushing, pushed, generating, aborted = asyncio.run(scenario())
-    assert idle == pushed == aborted == 0.0
-    assert 0 < asked < pushing and pushing >= 0.2 and generating >= 0.19
+    idle, asked, pushing, pushed, generating, paused, resumed, aborted = asyncio.run(scenario())
+    assert idle == pushed == paused == aborted == 0.0
+    assert 0 < asked < pushing and pushing >= 0.2 and generating >= 0.1 and resumed >= 0.2
 
 
 def test_an_engine_whose_controller_is_dead_ends() -> None:

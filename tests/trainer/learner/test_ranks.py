@@ -403,6 +403,7 @@ def test_without_its_companions_a_rank_says_where_it_looked(monkeypatch: pytest.
     with pytest.raises(ConfigError, match=r"rank 0 of 2.*after 1 s: learner rank 1 did not come\."):
         init_ranks(1)
     monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")  # as set by hand, or by srun
     monkeypatch.setenv("MASTER_PORT", free_port())
     with pytest.raises(ConfigError, match=r"rank 0 of 3.*after 1 s: learner ranks 1, 2 did not come\."):
         init_ranks(1)
