@@ -8,8 +8,8 @@
 Predicted: from a run of ours alone, its ledger and the benchmark, the compute that it would have taken with
 the naive loss, and with it the curve, R(C / factor). Measured: the run that had the naive loss. Curves are
 compared at budgets over the second half, each the mean over seeds; the seed margin is by how much two such
-means of one recipe differ, 90 %, from these same curves. All commands on the same machine, and the benchmark as the
-learner runs: as many rows and threads, in the environment that the launcher gives it (docs/gpu-hours.md).
+means of one recipe differ, 90 %, from these same curves. All commands on the same machine, and the benchmark
+as the learner runs: as many rows and threads, and the environment of the launcher (docs/gpu-hours.md).
 """
 
 from __future__ import annotations
