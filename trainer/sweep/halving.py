@@ -22,7 +22,7 @@ from trainer.sweep.results import read
 from trainer.sweep.spec import Status, Sweep
 
 RUNGS = (0.25, 0.375, 0.5, 0.75)  # shares of the budget
-RISK = 0.025  # probability at each rung that the best recipe is stopped, if the forecasts are right
+RISK = 0.02  # probability at each rung that the best recipe is stopped, if the forecasts are right
 
 
 def forecasts(groups: Mapping[str, Sequence[Curve]]) -> dict[str, list[Average]]:
