@@ -62,7 +62,7 @@ def folder(module: str) -> str:
 def test_each_process_has_a_folder_and_few_modules_are_shared() -> None:
     top = ROOT / "trainer"
     assert {p.parent.name for p in top.glob("*/__init__.py")} == FOLDERS | SHARED
-    assert len(list(top.glob("*.py"))) <= 12
+    assert len(list(top.glob("*.py"))) <= 13
 
 
 def test_no_folder_imports_what_it_must_not() -> None:

@@ -7,15 +7,11 @@
     controller --- TrainBatch, Push, Ack, Score, Save, Shutdown --->     learner
     learner    --- Ready, StepDone, Written, Refused, Transfer, Scored, Ack --->  controller
 
-A closed pipe means the other side is dead: `recv` raises EOFError at once. A frozen side leaves it full, and
-`limit_send` ends a `send` that waits for it. A role that fails sends `Failed` on its telemetry pipe before it
-exits, so the launcher can name it and the error in one line.
+A closed pipe means the other side is dead: `recv` raises EOFError at once. A frozen side leaves it full: see
+pipes.py. A role that fails sends `Failed` on its telemetry pipe before it exits, so the launcher can name it
+and the error in one line.
 """
 
-import os
-import select
-import socket
-import struct
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -175,25 +171,3 @@ class Failed:
     message: str
     traceback: str
     user_error: bool
-
-
-def limit_send(conn: Connection, seconds: float) -> None:
-    """From now on `conn.send` raises BlockingIOError if the pipe is full for so long (a frozen reader)."""
-    wait = seconds / 2  # what a large message has begun to write, it tries once more to end
-    with socket.socket(fileno=os.dup(conn.fileno())) as pipe:  # every descriptor of the pipe has the limit
-        limit = struct.pack("ll", int(wait), int(wait % 1 * 1e6))
-        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-
-
-def has_room(conn: Connection) -> bool:
-    """Whether a small message can be sent without waiting for the reader."""
-    poll = select.poll()
-    poll.register(conn, select.POLLOUT)
-    return bool(poll.poll(0))
-
-
-def not_reading(role: str) -> TimeoutError:
-    """The error after such a BlockingIOError: a part of the message is sent, so nothing can follow it."""
-    return TimeoutError(
-        f"{role} has read no message for pipeline.deadline_s; raise it if this machine is only slow"
-    )

@@ -124,6 +124,7 @@ def test_growth_is_of_the_last_quarter_over_the_second() -> None:
         Cell("launcher", "writing a checkpoint", KILLED),
         Cell("engine", "evaluating", KILLED),
         Cell("controller", "generating", FROZEN),
+        Cell("engine-1", "evaluating", FROZEN),
         Cell("learner", "training", NAN),
         Cell("engine", "generating", INF),
     ],

@@ -19,9 +19,8 @@ class Deadline:
 
     def __init__(self, deadline_s: float, key: str = "pipeline.deadline_s") -> None:
         self._deadline_s, self._key = deadline_s, key
-        self.silent: Callable[[float], list[str]] = (
-            lambda seconds: []
-        )  # engines that have sent nothing so long
+        # The names of the engines that owe an answer and have sent nothing for so many seconds.
+        self.silent: Callable[[float], list[str]] = lambda seconds: []
         self._looked, self._running = time.monotonic(), 0.0  # seconds in which this process was not stopped
         self._restarted = 0.0
         self.verifying = 0  # completions that wait for a verdict

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from trainer import messages
 from trainer.config import ConfigError
 from trainer.controller.deadline import Deadline
+from trainer.pipes import not_reading
 from trainer.types import TokenScores, TrainBatch, TrainSequence
 
 R = TypeVar("R")
@@ -94,7 +95,7 @@ class LearnerClient:
         try:
             self._conn.send(message)
         except BlockingIOError as e:
-            self._dead = messages.not_reading("learner")
+            self._dead = not_reading("learner")
             raise self._dead from e
         except OSError as e:
             raise ConnectionError("the learner's process has died") from e

@@ -8,7 +8,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from trainer import messages
-from trainer.messages import Ack, Ready, WeightsHeld, has_room, not_reading
+from trainer.messages import Ack, Ready, WeightsHeld
+from trainer.pipes import has_room, not_reading
 from trainer.types import Columns, Completion, Request
 
 
@@ -49,7 +50,7 @@ class EngineClient:
                 yield item
         finally:
             del self._streams[request.request_id]
-            if left and self._dead is None and has_room(self._conn):  # a full pipe is not read
+            if left and self._dead is None and has_room(self._conn):  # else it reads nothing
                 self._send(messages.Abort(frozenset({request.request_id})))
 
     async def update_weights(self, version: int, path: str) -> None:

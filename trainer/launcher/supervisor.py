@@ -22,7 +22,8 @@ from typing import Any
 from trainer.config import Config, ConfigError
 from trainer.jsonl import write_atomic
 from trainer.launcher.placement import Devices, for_roles
-from trainer.messages import Event, Failed, Replacement, Shutdown, limit_send
+from trainer.messages import Event, Failed, Replacement, Shutdown
+from trainer.pipes import limit_send
 from trainer.roles import end_with_launcher, role_index, role_kind, role_name
 from trainer.run_folder import latest, sweep
 
@@ -112,7 +113,7 @@ class Supervisor:
         return ours
 
     def _controllers_pipe(self) -> tuple[Connection, Connection]:
-        """The controller's end of a pipe, and the other role's, which may not be frozen without end."""
+        """The controller's end of a pipe, on which it never waits without end, and the other role's."""
         ours, theirs = CONTEXT.Pipe()
         limit_send(ours, self.config.pipeline.deadline_s)
         return ours, theirs

@@ -19,7 +19,8 @@ from trainer.controller.deadline import Deadline
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.parity import parity_gate
 from trainer.controller.weight_sync import WeightSync
-from trainer.messages import Ack, Push, Save, StepDone, Transfer, Written, limit_send
+from trainer.messages import Ack, Push, Save, StepDone, Transfer, Written
+from trainer.pipes import limit_send
 
 CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
 

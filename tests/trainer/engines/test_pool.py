@@ -101,6 +101,13 @@ def test_a_request_goes_where_the_one_that_it_continues_was() -> None:
     asyncio.run(work())
 
 
+def test_engines_that_have_been_silent_for_longer_are_named() -> None:
+    engines = [Engine("a"), Engine("b"), Engine("c")]
+    for engine, seconds in zip(engines, (0.0, 5.0, 20.0), strict=True):
+        engine.silent_s = lambda seconds=seconds: seconds  # type: ignore[attr-defined]  # as an EngineClient has it
+    assert pool(*engines).silent(10) == ["c"] and pool(*engines).silent(5) == ["b", "c"]
+
+
 def test_requests_go_where_least_is_under_way() -> None:
     engines = [Engine("a"), Engine("b"), Engine("c")]
 

@@ -18,7 +18,8 @@ import pytest
 
 from trainer.engines.protocol import EngineClient
 from trainer.engines.torch.process import serve
-from trainer.messages import Ack, WeightsHeld, limit_send
+from trainer.messages import Ack, WeightsHeld
+from trainer.pipes import limit_send
 from trainer.telemetry import Clock
 from trainer.types import Completion, Request
 

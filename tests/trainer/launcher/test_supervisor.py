@@ -101,6 +101,21 @@ def test_roles_that_end_as_they_were_asked_to_are_not_taken_for_dead(
     assert one._done and not one._deaths
 
 
+@pytest.mark.parametrize("deadline_s", [0.2, float("inf")])
+def test_the_controller_has_a_deadline_to_send_to_each_role(tmp_path: Path, deadline_s: float) -> None:
+    config = replace(CONFIG, run_dir=str(tmp_path), pipeline=PipelineConfig(deadline_s=deadline_s))
+    one = Supervisor(config, "", assign(config, (), 2), None, lambda role, message: None)
+    held: list[int] = []  # the role's end of each pipe, which `_start` would give to a process
+    one._start = lambda role, target, args, *more: held.append(os.dup(args[2].fileno()))  # type: ignore[method-assign]  # no process
+    for conn in (one._start_engine(0), one._start_learner()):
+        if deadline_s < 1:
+            with pytest.raises(BlockingIOError):
+                conn.send(bytes(10_000_000))  # nobody reads
+    assert len(held) == 2
+    for end in held:
+        os.close(end)
+
+
 def test_a_role_killed_amid_a_message_is_named(fakes: None, tmp_path: Path) -> None:
     with pytest.raises(supervisor.RoleDied, match="the controller's process was killed by signal 9"):
         make(tmp_path, "stutters").run()
