@@ -17,7 +17,7 @@ SHARED = Path("/dev/shm")
 CHECKSUMS = "checksums.json"  # in the folder of a checkpoint: of all its files
 ENDED = "ended.json"  # in the folder of a run that is complete
 ORIGIN = "origin.json"  # in the folder of a run that began from another one
-PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders through which weights are sent
+PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders in shared memory: weights, and vLLM's sockets
 
 
 def claim(run_dir: str, resume: bool) -> IO[str]:
@@ -170,8 +170,8 @@ def _sha256(path: Path) -> str:
 
 
 def sweep(run_dir: Path) -> None:
-    """Remove this user's weight folders whose owner is dead: its lock ended with it."""
-    for folder in (*SHARED.glob(f"{PREFIX}*"), *run_dir.glob(f"{PREFIX}*")):
+    """Remove this user's folders in shared memory and under `run_dir` whose owner is dead."""
+    for folder in (*shared().glob(f"{PREFIX}*"), *run_dir.glob(f"{PREFIX}*")):
         try:
             with (folder / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,8 +180,14 @@ def sweep(run_dir: Path) -> None:
             continue  # its owner is alive, or has not locked it yet
 
 
-def weight_folder(where: Path) -> tuple[Path, IO[str]]:
-    """A new weight folder under `where`, and its lock; once that is closed, `sweep` may remove the folder."""
+def shared() -> Path:
+    """Shared memory, or the folder for temporary files where there is none."""
+    return SHARED if SHARED.is_dir() else Path(tempfile.gettempdir())
+
+
+def own_folder(where: Path) -> tuple[Path, IO[str]]:
+    """A new folder of this process under `where`, and its lock; `sweep` may remove it once that is closed,
+    as by the death of the process."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
     aside = folder / "lock.part"
     lock = aside.open("w")

@@ -67,7 +67,7 @@ class EngineProcess:
     running: ClassVar[set[EngineProcess]] = set()  # closed by a fixture if a test fails
 
     def __init__(self, config: Config, role: str = "engine", target: str = "", where: int | str = 1) -> None:
-        self.role, self.version = role, 0
+        self.role, self.version, self.kind = role, 0, config.engine.kind
         self.spans: list[Spans] = []
         self.events: list[Event] = []
         self.failure: Failed | None = None
@@ -154,6 +154,14 @@ class EngineProcess:
                         self.failure = message
         except (EOFError, OSError):
             pass
+
+
+def sockets(pids: set[int]) -> list[Path]:
+    """The files at which these processes listen."""
+    targets = {os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    bound = [line for line in lines if len(line) > 7 and line[7].startswith("/")]
+    return [Path(path) for *_, inode, path in bound if f"socket:[{inode}]" in targets]
 
 
 def alive(pids: set[int]) -> set[int]:

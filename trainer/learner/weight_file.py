@@ -51,7 +51,7 @@ class WeightFiles:
             self.note += (
                 f"{free / 2**30:.1f} GiB free, and {files} files of {size / 2**30:.1f} GiB may be needed"
             )
-        self.folder, self._lock = run_folder.weight_folder(shared if fits else Path(run_dir))
+        self.folder, self._lock = run_folder.own_folder(shared if fits else Path(run_dir))
         atexit.register(self.close)
 
     def write(self, weights: Mapping[str, Tensor], version: int) -> str:

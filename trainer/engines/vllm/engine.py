@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer import run_folder
 from trainer.config import Config, ConfigError, EngineConfig
 from trainer.engines.vllm.process import Backend, make_completion, run_engine, sample_id, sampling_parameters
 from trainer.gpus import visible_gpus
@@ -73,7 +75,8 @@ class VLLMBackend(Backend):
         self._engine, self._nccl_rank = config.engine, first_nccl_rank(config.engine, index)
         self._log = log
         self._log_start = log.stat().st_size if log.is_file() else 0
-        set_environment(threads)
+        self._sockets, self._lock = run_folder.own_folder(run_folder.shared())
+        set_environment(threads, self._sockets)
         if config.engine.weight_push == "ipc":  # CUDA handles arrive pickled
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         from vllm import AsyncEngineArgs
@@ -175,6 +178,8 @@ class VLLMBackend(Backend):
 
     async def close(self) -> None:
         self._llm.shutdown(timeout=5)
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        self._lock.close()
 
     def _death(self) -> str:
         return f"vLLM's engine core has died: {self._logged_error() or 'it logged no error; was it killed?'}"
@@ -259,12 +264,14 @@ def _kv_bytes(config: Config, model: Any, tokens: int) -> int:
     return int(2 * model.num_hidden_layers * width * element * blocks * KV_BLOCK)
 
 
-def set_environment(threads: int) -> None:
-    """Set the environment variables that vLLM and its processes read; before vLLM is imported."""
+def set_environment(threads: int, sockets: Path) -> None:
+    """Set the environment variables that vLLM and its processes read; before vLLM is imported. Its processes
+    meet at files in the folder `sockets`, which they do not remove when they are killed."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if _on_cpu() else "INFO")  # to logs/ENGINE.log
     os.environ |= {
         "HF_HUB_OFFLINE": "1",  # the model is a folder
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_RPC_BASE_PATH": str(sockets),
         ENGINE_PID: str(os.getpid()),
     }
     if _on_cpu():

@@ -15,7 +15,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,10 +95,9 @@ def serve(host: str, port: int, settings: Sequence[str]) -> None:
     check_port(host, port)
     config = parse(settings).config
     folder = resolve_model(config.model.path)
-    base = run_folder.SHARED if run_folder.SHARED.is_dir() else Path(tempfile.gettempdir())
-    run_folder.sweep(base)  # folders of servers that were killed
-    uploads, lock = run_folder.weight_folder(base)
-    set_environment(config.engine.threads or len(os.sched_getaffinity(0)))
+    run_folder.sweep(run_folder.shared())  # folders of servers that were killed
+    uploads, lock = run_folder.own_folder(run_folder.shared())
+    set_environment(config.engine.threads or len(os.sched_getaffinity(0)), uploads)
     # VLLM_SERVER_DEV_MODE opens vLLM's routes for weights and pauses; Guard protects them.
     os.environ |= {"VLLM_SERVER_DEV_MODE": "1", UPLOADS: str(uploads)}
     try:

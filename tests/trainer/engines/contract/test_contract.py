@@ -26,6 +26,7 @@ from engine_process import (
     prompt_of,
     request,
     settings,
+    sockets,
     stale_kv,
     teacher_forced,
     wait_until_gone,
@@ -35,6 +36,7 @@ from engine_process import (
 from trainer.controller.deadline import Deadline
 from trainer.controller.rollout import RolloutContext, rollout_prompt
 from trainer.engines.protocol import EngineClient
+from trainer.run_folder import sweep
 from trainer.types import Completion, Prompt, Request
 
 LONG = 5900  # tokens of a completion that is still running when a short one has ended
@@ -381,15 +383,22 @@ def test_two_engines_run_concurrently_in_bfloat16_under_an_fp32_head(
         assert gap.mean() <= 0.02
 
 
-def test_an_engine_that_is_killed_leaves_no_process(second: EngineProcess) -> None:
+def test_an_engine_that_is_killed_leaves_no_process_and_no_socket(
+    second: EngineProcess, tmp_path: Path
+) -> None:
     pids = second.processes()
+    paths = sockets(pids)
     os.kill(second.process.pid, signal.SIGKILL)  # type: ignore[arg-type]
     second.process.join()
     wait_until_gone(pids)
+    sweep(tmp_path)  # as the launcher does
+    assert [path for path in paths if path.exists()] == []
 
 
 def test_a_busy_engine_ends_with_its_controller_and_leaves_no_process(engine: EngineProcess) -> None:
     pids = engine.processes()
+    paths = sockets(pids)
+    assert bool(paths) == (engine.kind == "vllm")
     engine.conn.send(request("endless", p(5), n=8, max_tokens=LONG))
     time.sleep(0.5)
     assert alive(pids) == pids
@@ -397,3 +406,4 @@ def test_a_busy_engine_ends_with_its_controller_and_leaves_no_process(engine: En
     engine.process.join(60)
     assert engine.process.exitcode == 0, engine.failure
     wait_until_gone(pids)
+    assert [path for path in paths if path.exists()] == []

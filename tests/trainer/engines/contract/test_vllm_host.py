@@ -76,7 +76,7 @@ def test_vllm_gets_the_settings_of_a_cpu_only_where_it_will_run_on_one(
     own = {"TORCHDYNAMO_DISABLE", "VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS"}
     given = {"PATH": str(tmp_path)} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     with patch.dict(os.environ, given, clear=True):
-        set_environment(3)
+        set_environment(3, tmp_path)
         assert own & set(os.environ) == (own if on_cpu else set())
 
 
