@@ -17,7 +17,7 @@ SHARED = Path("/dev/shm")
 CHECKSUMS = "checksums.json"  # in the folder of a checkpoint: of all its files
 ENDED = "ended.json"  # in the folder of a run that is complete
 ORIGIN = "origin.json"  # in the folder of a run that began from another one
-PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of the folders in shared memory: weights, and vLLM's sockets
+PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of folders in shared memory: of weights, vLLM, verifiers
 
 
 def claim(run_dir: str, resume: bool) -> IO[str]:

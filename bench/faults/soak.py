@@ -44,14 +44,16 @@ class Sample:
 
 
 def sample(pid: int, folder: Path) -> Sample | None:
-    """None if the process has ended."""
+    """None if the process has ended, or files went while they were counted."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+        shared = sum(path.stat().st_size for path in (folder / "shm").rglob("*") if path.is_file())
     except OSError:
         return None
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    shared = sum(path.stat().st_size for path in (folder / "shm").rglob("*") if path.is_file())
+    if "RssAnon" not in fields:  # a zombie has no memory
+        return None
     return Sample(int(fields["RssAnon"].split()[0]) / 1e3, files, int(fields["Threads"]), shared / 1e6)
 
 

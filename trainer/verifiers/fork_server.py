@@ -11,13 +11,15 @@ has no threads. It has neither the run's main script nor its environment nor its
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import struct
 import sys
-import tempfile
+from pathlib import Path
 from typing import Any
 
+from trainer import run_folder
 from trainer.config import ConfigError
 from trainer.config.verifier import BUILT_IN
 from trainer.types import Outcome
@@ -38,7 +40,10 @@ def main(fd: int, kind: str, cpu_seconds: int) -> None:
         return
     control.sendall(b"{}")
     workers: dict[int, int] = {}
-    with tempfile.TemporaryDirectory(prefix="verifier-") as empty:
+    # If this process is killed, the launcher removes the folder.
+    folder, lock = run_folder.own_folder(run_folder.shared())
+    try:
+        (empty := folder / "empty").mkdir()
         while True:
             message, fds, _, _ = socket.recv_fds(control, LENGTH.size, 1)
             if len(message) < LENGTH.size or not fds:
@@ -48,11 +53,14 @@ def main(fd: int, kind: str, cpu_seconds: int) -> None:
             pid = os.fork()
             if pid == 0:
                 control.close()
+                lock.close()
                 _work(fds[0], scorer, kind, empty, cpu_seconds)
             os.close(fds[0])
             workers[slot] = pid
         for pid in workers.values():
             _kill(pid)
+    finally:
+        shutil.rmtree(folder)
 
 
 def _kill(pid: int | None) -> None:
@@ -62,7 +70,7 @@ def _kill(pid: int | None) -> None:
         os.waitpid(pid, 0)
 
 
-def _work(fd: int, scorer: Scorer, kind: str, empty: str, cpu_seconds: int) -> None:
+def _work(fd: int, scorer: Scorer, kind: str, empty: Path, cpu_seconds: int) -> None:
     """Run the worker; never returns."""
     try:
         os.chdir(empty)
@@ -75,7 +83,7 @@ def _work(fd: int, scorer: Scorer, kind: str, empty: str, cpu_seconds: int) -> N
                 payload = json.dumps(_judge(scorer, kind, *item)).encode()
                 os.write(fd, LENGTH.pack(len(payload)) + payload)
     finally:
-        os._exit(0)  # skips the fork server's clean-up, which removes the folder
+        os._exit(0)  # skips the fork server's clean-up
 
 
 def _judge(

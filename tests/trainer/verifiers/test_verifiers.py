@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from trainer.config import ConfigError, VerifierConfig
+from trainer.run_folder import sweep
 from trainer.types import Prompt, Verdict
 from trainer.verifiers.kinds import check_answers, judge_exact, judge_quick, may_execute
 from trainer.verifiers.math_answer import judge_math_quick
@@ -294,6 +295,25 @@ def test_the_pool_survives_the_death_of_its_fork_server(user_module: Path) -> No
     first, second = outcomes(pool, ("a", "a", {}), ("a", "a", {}))
     assert first in ("crash", "correct") and second == "correct"
     pool.close()
+
+
+def test_a_fork_servers_folder_goes_with_the_pool_or_the_launcher(user_module: Path, tmp_path: Path) -> None:
+    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=5.0))
+    left = []
+    for _ in range(2):
+        assert (
+            outcomes(pool, ("a", "a", {}), ("a", "a", {}))[1] == "correct" and pool._fork_server is not None
+        )
+        links = [os.readlink(fd) for fd in Path(f"/proc/{pool._fork_server.pid}/fd").iterdir()]
+        left += [Path(link).parent for link in links if link.endswith(f"{os.sep}lock")]
+        if len(left) == 1:
+            pool._fork_server.kill()
+            pool._fork_server.wait()
+    killed, closed = left
+    pool.close()
+    assert killed.exists() and not closed.exists()
+    sweep(tmp_path)  # as the launcher does
+    assert not killed.exists()
 
 
 def test_closing_the_pool_kills_a_looping_worker(user_module: Path) -> None:
