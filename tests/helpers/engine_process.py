@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -67,7 +69,7 @@ class EngineProcess:
     running: ClassVar[set[EngineProcess]] = set()  # closed by a fixture if a test fails
 
     def __init__(self, config: Config, role: str = "engine", target: str = "", where: int | str = 1) -> None:
-        self.role, self.version, self.kind = role, 0, config.engine.kind
+        self.role, self.version = role, 0
         self.spans: list[Spans] = []
         self.events: list[Event] = []
         self.failure: Failed | None = None
@@ -76,7 +78,8 @@ class EngineProcess:
         self.conn, theirs = launcher.CONTEXT.Pipe()
         self.telemetry, sender = launcher.CONTEXT.Pipe()
         args = (config, config.model.path, theirs, where, role)
-        env = {"CUDA_VISIBLE_DEVICES": "", **launcher.CPU_ENVIRONMENT}
+        self.temporary = Path(tempfile.mkdtemp(prefix="engine-"))  # short enough for the paths of sockets
+        env = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(self.temporary), **launcher.CPU_ENVIRONMENT}
         target = target or launcher.ENGINES[config.engine.kind]
         self.process = launcher.CONTEXT.Process(
             target=launcher._role_entry,
@@ -141,6 +144,7 @@ class EngineProcess:
             self.process.kill()
             self.process.join()
         self.conn.close()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _listen(self) -> None:
         try:
@@ -154,14 +158,6 @@ class EngineProcess:
                         self.failure = message
         except (EOFError, OSError):
             pass
-
-
-def sockets(pids: set[int]) -> list[Path]:
-    """The files at which these processes listen."""
-    targets = {os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()}
-    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    bound = [line for line in lines if len(line) > 7 and line[7].startswith("/")]
-    return [Path(path) for *_, inode, path in bound if f"socket:[{inode}]" in targets]
 
 
 def alive(pids: set[int]) -> set[int]:

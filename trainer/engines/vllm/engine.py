@@ -75,8 +75,8 @@ class VLLMBackend(Backend):
         self._engine, self._nccl_rank = config.engine, first_nccl_rank(config.engine, index)
         self._log = log
         self._log_start = log.stat().st_size if log.is_file() else 0
-        self._sockets, self._lock = run_folder.own_folder(run_folder.shared())
-        set_environment(threads, self._sockets)
+        self._own, self._lock = run_folder.own_folder(run_folder.shared())
+        set_environment(threads, self._own)
         if config.engine.weight_push == "ipc":  # CUDA handles arrive pickled
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         from vllm import AsyncEngineArgs
@@ -178,7 +178,7 @@ class VLLMBackend(Backend):
 
     async def close(self) -> None:
         self._llm.shutdown(timeout=5)
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        shutil.rmtree(self._own, ignore_errors=True)
         self._lock.close()
 
     def _death(self) -> str:
@@ -264,14 +264,14 @@ def _kv_bytes(config: Config, model: Any, tokens: int) -> int:
     return int(2 * model.num_hidden_layers * width * element * blocks * KV_BLOCK)
 
 
-def set_environment(threads: int, sockets: Path) -> None:
-    """Set the environment variables that vLLM and its processes read; before vLLM is imported. Its processes
-    meet at files in the folder `sockets`, which they do not remove when they are killed."""
+def set_environment(threads: int, own: Path) -> None:
+    """Set the environment variables that vLLM and its processes read; before vLLM is imported. They do not
+    remove all of the sockets and files by which they meet, so these are put in the folder `own`."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if _on_cpu() else "INFO")  # to logs/ENGINE.log
     os.environ |= {
         "HF_HUB_OFFLINE": "1",  # the model is a folder
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_RPC_BASE_PATH": str(sockets),
+        "VLLM_RPC_BASE_PATH": str(own),
         ENGINE_PID: str(os.getpid()),
     }
     if _on_cpu():
@@ -280,6 +280,7 @@ def set_environment(threads: int, sockets: Path) -> None:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker runs in the engine core's process
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner uses the same cores
             "OMP_NUM_THREADS": str(threads),
+            "TMPDIR": str(own),  # on a GPU compilers may need more room than shared memory has
         }
 
 

@@ -26,7 +26,6 @@ from engine_process import (
     prompt_of,
     request,
     settings,
-    sockets,
     stale_kv,
     teacher_forced,
     wait_until_gone,
@@ -383,22 +382,21 @@ def test_two_engines_run_concurrently_in_bfloat16_under_an_fp32_head(
         assert gap.mean() <= 0.02
 
 
-def test_an_engine_that_is_killed_leaves_no_process_and_no_socket(
+def test_an_engine_that_is_killed_leaves_no_process_and_no_file(
     second: EngineProcess, tmp_path: Path
 ) -> None:
     pids = second.processes()
-    paths = sockets(pids)
     os.kill(second.process.pid, signal.SIGKILL)  # type: ignore[arg-type]
     second.process.join()
     wait_until_gone(pids)
     sweep(tmp_path)  # as the launcher does
-    assert [path for path in paths if path.exists()] == []
+    assert list(second.temporary.iterdir()) == []
 
 
-def test_a_busy_engine_ends_with_its_controller_and_leaves_no_process(engine: EngineProcess) -> None:
+def test_a_busy_engine_ends_with_its_controller_and_leaves_no_process_and_no_file(
+    engine: EngineProcess,
+) -> None:
     pids = engine.processes()
-    paths = sockets(pids)
-    assert bool(paths) == (engine.kind == "vllm")
     engine.conn.send(request("endless", p(5), n=8, max_tokens=LONG))
     time.sleep(0.5)
     assert alive(pids) == pids
@@ -406,4 +404,4 @@ def test_a_busy_engine_ends_with_its_controller_and_leaves_no_process(engine: En
     engine.process.join(60)
     assert engine.process.exitcode == 0, engine.failure
     wait_until_gone(pids)
-    assert [path for path in paths if path.exists()] == []
+    assert list(engine.temporary.iterdir()) == []
