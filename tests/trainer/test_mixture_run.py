@@ -22,6 +22,7 @@ def even(route: str, body: Any) -> Reply:
     return says("1" if digits and int(digits[0]) % 2 == 0 else "0.5")
 
 
+@pytest.mark.slow
 def test_a_run_on_two_tasks_leaves_a_curve_of_each_and_of_each_further_set(tmp_path: Path) -> None:
     with serve(even) as server:
         rows, stdout = trained(tmp_path, server.url)

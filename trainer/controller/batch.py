@@ -85,9 +85,8 @@ def build_batch(
     penalty = kl.coefficient * np.array([p.sum(dtype=np.float64) for p in penalties])
     rewards = np.array([r.reward for r in rollouts]) - penalty  # (C,)
     surviving = (loss_tokens > 0) & _kept(rollouts, rewards, group, objective)
-    counted = surviving | (objective.std_over == "all")
     advantages, returns = _advantages(
-        rollouts, rewards, scores, penalties, group, counted, objective, moments
+        rollouts, rewards, scores, penalties, group, surviving, objective, moments
     )
     weights = np.zeros(len(sampled), np.float32)
     weights[sampled & surviving[rollout]] = token_weights(
@@ -96,9 +95,10 @@ def build_batch(
     if objective.aggregation == "sum":
         weights /= max(1, surviving.sum()) * longest
     own = [slice(end - n, end) for n, end in zip(lengths, np.cumsum(lengths), strict=True)]  # its tokens
+    prompt_ids = [np.asarray(g.prompt.token_ids, np.int32) for g in groups]
     sequences = [
         TrainSequence(
-            prompt_ids=np.asarray(groups[group[i]].prompt.token_ids, np.int32),
+            prompt_ids=prompt_ids[group[i]],
             token_ids=rollouts[i].token_ids,
             logprobs_gen=rollouts[i].logprobs_gen,
             versions=rollouts[i].versions,
@@ -145,11 +145,12 @@ def _advantages(
     scores: Sequence[TokenScores],
     penalties: Sequence[NDArray[np.float32]],  # per rollout and token, or empty
     group: NDArray[np.int64],  # (C,)
-    counted: NDArray[np.bool_],  # (C,)
+    surviving: NDArray[np.bool_],  # (C,)
     objective: ObjectiveConfig,
     moments: Moments | None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
     """(T,) advantages of all tokens, of dropped completions too; with a critic also the returns."""
+    counted = surviving | (objective.std_over == "all")
     rollout = np.repeat(np.arange(len(rollouts)), [len(r.token_ids) for r in rollouts])
     if objective.has_critic:
         advantages, returns = critic_advantages(rollouts, scores, penalties, objective)

@@ -1,6 +1,7 @@
 """The controller's end of the pipe to an engine's process."""
 
 import asyncio
+import select
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -11,6 +12,8 @@ from trainer import messages
 from trainer.messages import Ack, Ready, WeightsHeld
 from trainer.pipes import has_room, not_reading
 from trainer.types import Columns, Completion, Request
+
+MESSAGES_AT_ONCE = 64  # read before other work gets its turn
 
 
 class EngineClient:
@@ -26,6 +29,8 @@ class EngineClient:
         self._paused = False
         self._awaited = 0  # answers that calls wait for, besides those of streams
         self._silent_since = time.monotonic()  # the latest message, or the request after which it owes one
+        self._arrived = select.poll()
+        self._arrived.register(conn, select.POLLIN)
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
 
     async def ready(self) -> dict[str, Any]:
@@ -117,22 +122,28 @@ class EngineClient:
         return reply
 
     def _receive(self) -> None:
+        """Deliver what has arrived; completions of one request together, to wake its rollout up once."""
+        ended: dict[str, list[Completion]] = {}
+        died = False
         try:
-            message = self._conn.recv()
+            for _ in range(MESSAGES_AT_ONCE):
+                message = self._conn.recv()
+                self._silent_since = time.monotonic()
+                if isinstance(message, Columns):
+                    for completion in message.to_records():
+                        ended.setdefault(completion.request_id, []).append(completion)
+                else:
+                    self._replies[type(message)].put_nowait(message)
+                if not self._arrived.poll(0):
+                    break
         except (EOFError, OSError):
+            died = True
+        for request_id, completions in ended.items():
+            if queue := self._streams.get(request_id):  # None: aborted
+                queue.put_nowait(completions)
+        if died:  # after what it sent before its death
             asyncio.get_running_loop().remove_reader(self._conn.fileno())
             self._mark_dead()
-            return
-        self._silent_since = time.monotonic()
-        if isinstance(message, Columns):
-            ended: dict[str, list[Completion]] = {}
-            for completion in message.to_records():
-                ended.setdefault(completion.request_id, []).append(completion)
-            for request_id, completions in ended.items():
-                if queue := self._streams.get(request_id):  # None: aborted
-                    queue.put_nowait(completions)
-        else:
-            self._replies[type(message)].put_nowait(message)
 
     def _mark_dead(self) -> Exception:
         return self._end(ConnectionError(f"{self.name}'s process has died"))

@@ -13,6 +13,7 @@ from bench.validation.curve_doc import BLOCK, DOCUMENT, EXAMPLE, commands
 from trainer.scaling.__main__ import COMMANDS, main
 
 
+@pytest.mark.slow
 def test_every_command_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = DOCUMENT.read_text()

@@ -7,6 +7,7 @@ import pytest
 from bench.pipeline.virtual_run import MAX_LAG, SPEEDS, Speeds, closed_form, run
 
 
+@pytest.mark.slow
 def test_interrupted_completions_do_not_wait_behind_new_ones() -> None:
     slots, fast = 384, 1e6
     result = run(Speeds("a token a second in each slot", 1, slots, slots, fast, push_s=0), steps=24)

@@ -21,7 +21,7 @@ from trainer.engines.torch.process import serve
 from trainer.messages import Ack, WeightsHeld
 from trainer.pipes import limit_send
 from trainer.telemetry import Clock
-from trainer.types import Completion, Request
+from trainer.types import Columns, Completion, Request
 
 TIMEOUT_S = 20
 T = TypeVar("T")
@@ -216,3 +216,44 @@ def test_a_paused_engine_makes_no_step_and_continues_where_it_stopped() -> None:
 
     before, still, ended = asyncio.run(scenario())
     assert 3 <= before == still < 10 and engine.steps == 10 and ended == 2
+
+
+def test_completions_that_wait_in_the_pipe_arrive_together_and_before_the_engines_death() -> None:
+    async def main() -> tuple[list[list[int]], str]:
+        ours, theirs = multiprocessing.Pipe()
+        client = EngineClient(ours, "engine")
+        received: list[list[int]] = []
+
+        async def read() -> None:
+            async for ended in client.stream(request("a", 4)):
+                received.append([c.index for c in ended])
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0)  # the request is sent
+        ids = np.arange(3, dtype=np.int32)
+        for i in range(3):  # each in a message of its own
+            done = Completion("a", i, ids, np.zeros(3, np.float32), ids, "stop")
+            theirs.send(Columns.from_records([done]))
+        theirs.close()  # it dies with one completion to go
+        try:
+            await asyncio.wait_for(reading, TIMEOUT_S)
+        except ConnectionError as e:
+            return received, str(e)
+        return received, ""
+
+    received, error = asyncio.run(main())
+    assert received == [[0, 1, 2]]
+    assert error == "engine's process has died"
+
+
+def test_arrays_come_through_a_pipe_as_they_were_and_can_be_written_to() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    arrays = np.arange(5, dtype=np.int32), np.linspace(-1, 0, 5, dtype=np.float32)
+    sent = [Completion("a", i, arrays[0][i:], arrays[1][i:], arrays[0][i:] * 0, "stop") for i in (0, 5, 2)]
+    theirs.send(Columns.from_records(sent))
+    for before, after in zip(sent, ours.recv().to_records(), strict=True):
+        for field in ("token_ids", "logprobs_gen", "versions"):
+            x, y = getattr(before, field), getattr(after, field)
+            assert x.dtype == y.dtype and np.array_equal(x, y)
+            assert y.flags.writeable  # torch.from_numpy warns otherwise
+        assert (before.request_id, before.index) == (after.request_id, after.index)

@@ -348,6 +348,7 @@ def late_while_starting_and_after(ranks: Ranks) -> Results:
     return result
 
 
+@pytest.mark.slow
 def test_a_rank_may_be_late_while_it_starts_and_not_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +377,7 @@ def answers(model_dir: str, folder: Path, ranks: Ranks) -> Results:
     return {"freed": freed, "answered": [ready, answered]}
 
 
+@pytest.mark.slow
 def test_on_shared_gpus_no_answer_comes_before_every_rank_has_freed_its_memory(
     models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_equal_recipes_are_not_told_apart() -> None:
     assert re.fullmatch(r"Reward at 8,000 h, to which all have data: not distinguished, r0 less r1 .*", says)
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_reward_at_a_budget_holds_that_of_the_recipe() -> None:
     inside = []
     for first in range(0, 40, 2):

@@ -50,6 +50,7 @@ def test_amounts_of_compute_are_easy_to_read() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_up_to_8k_gpu_hours_the_ceiling_is_found_and_its_interval_covers() -> None:
     fits = simulate(PAPER, np.arange(1500, 8001, 250.0), 0.005, 100)
     errors = np.abs([f.A.value - PAPER.A for f in fits])

@@ -36,6 +36,7 @@ def noisy(seed: int, compute: np.ndarray) -> np.ndarray:
     return LAW.reward(compute) + np.random.default_rng(seed).normal(0, SD, len(compute))
 
 
+@pytest.mark.slow
 def test_nine_in_ten_evaluations_are_within_their_interval_and_raise_no_alarm() -> None:
     compute = np.linspace(0.012, 0.3, 16)
     seen = []
