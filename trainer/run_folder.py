@@ -181,8 +181,8 @@ def sweep(run_dir: Path) -> None:
 
 
 def shared() -> Path:
-    """Shared memory, or the folder for temporary files where there is none."""
-    return SHARED if SHARED.is_dir() else Path(tempfile.gettempdir())
+    """Shared memory, or the folder for temporary files where there is none that can be written."""
+    return SHARED if os.access(SHARED, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 
 def own_folder(where: Path) -> tuple[Path, IO[str]]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from trainer import messages
 from trainer.config import ConfigError
 from trainer.controller.deadline import Deadline
-from trainer.pipes import not_reading
+from trainer.pipes import half_sent, not_reading
 from trainer.types import TokenScores, TrainBatch, TrainSequence
 
 R = TypeVar("R")
@@ -104,9 +104,10 @@ class LearnerClient:
     def _receive(self) -> None:
         try:
             message = self._conn.recv()
-        except (EOFError, OSError):
+        except (EOFError, OSError) as e:
             asyncio.get_running_loop().remove_reader(self._conn.fileno())
-            self._dead = dead = ConnectionError("the learner's process has died")
+            died = ConnectionError("the learner's process has died")
+            self._dead = dead = half_sent("learner") if isinstance(e, BlockingIOError) else died
             self._replies.put_nowait(dead)
             for file in [f for f in self._written.values() if not f.done()]:
                 file.set_exception(dead)

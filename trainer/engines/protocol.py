@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer import messages
 from trainer.messages import Ack, Ready, WeightsHeld
-from trainer.pipes import has_room, not_reading
+from trainer.pipes import half_sent, has_room, not_reading
 from trainer.types import Columns, Completion, Request
 
 MESSAGES_AT_ONCE = 64  # read before other work gets its turn
@@ -29,7 +29,7 @@ class EngineClient:
         self._paused = False
         self._awaited = 0  # answers that calls wait for, besides those of streams
         self._silent_since = time.monotonic()  # the latest message, or the request after which it owes one
-        self._arrived = select.poll()
+        self._arrived = select.poll()  # whether a message waits to be read
         self._arrived.register(conn, select.POLLIN)
         asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
 
@@ -38,7 +38,7 @@ class EngineClient:
         return (await self._reply(Ready)).info
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Completion]]:
-        """Yield the request's n completions as they end; those that end with the same token come together.
+        """Yield the request's n completions as they end; those that have arrived together come together.
         Leaving the loop early aborts the rest."""
         queue: asyncio.Queue[list[Completion] | Exception] = asyncio.Queue()
         if not self._owes:
@@ -105,7 +105,7 @@ class EngineClient:
         except BlockingIOError as e:
             raise self._end(not_reading(self.name)) from e
         except OSError as e:
-            raise self._mark_dead() from e
+            raise self._end(self._died()) from e
 
     async def _reply(self, kind: type[Any]) -> Any:
         if self._dead is not None:
@@ -124,7 +124,7 @@ class EngineClient:
     def _receive(self) -> None:
         """Deliver what has arrived; completions of one request together, to wake its rollout up once."""
         ended: dict[str, list[Completion]] = {}
-        died = False
+        dead: OSError | None = None
         try:
             for _ in range(MESSAGES_AT_ONCE):
                 message = self._conn.recv()
@@ -136,17 +136,20 @@ class EngineClient:
                     self._replies[type(message)].put_nowait(message)
                 if not self._arrived.poll(0):
                     break
+        except BlockingIOError:
+            dead = half_sent(self.name)
         except (EOFError, OSError):
-            died = True
-        for request_id, completions in ended.items():
-            if queue := self._streams.get(request_id):  # None: aborted
-                queue.put_nowait(completions)
-        if died:  # after what it sent before its death
+            dead = self._died()
+        finally:
+            for request_id, completions in ended.items():
+                if queue := self._streams.get(request_id):  # None: aborted
+                    queue.put_nowait(completions)
+        if dead:  # after what it sent before its death
             asyncio.get_running_loop().remove_reader(self._conn.fileno())
-            self._mark_dead()
+            self._end(dead)
 
-    def _mark_dead(self) -> Exception:
-        return self._end(ConnectionError(f"{self.name}'s process has died"))
+    def _died(self) -> ConnectionError:
+        return ConnectionError(f"{self.name}'s process has died")
 
     def _end(self, error: Exception) -> Exception:
         self._dead = error

@@ -23,7 +23,7 @@ from trainer.config import Config, ConfigError
 from trainer.jsonl import write_atomic
 from trainer.launcher.placement import Devices, for_roles
 from trainer.messages import Event, Failed, Replacement, Shutdown
-from trainer.pipes import limit_send
+from trainer.pipes import limit_waits
 from trainer.roles import end_with_launcher, role_index, role_kind, role_name
 from trainer.run_folder import latest, sweep
 
@@ -115,7 +115,7 @@ class Supervisor:
     def _controllers_pipe(self) -> tuple[Connection, Connection]:
         """The controller's end of a pipe, on which it never waits without end, and the other role's."""
         ours, theirs = CONTEXT.Pipe()
-        limit_send(ours, self.config.pipeline.deadline_s)
+        limit_waits(ours, self.config.pipeline.deadline_s)
         return ours, theirs
 
     def _loadable(self) -> str:
@@ -288,7 +288,7 @@ class Supervisor:
         write_atomic(self.run_dir / "pids.json", json.dumps(pids))
 
     def _kill(self) -> None:
-        """Kill every role that still runs, and remove the weight files it left in shared memory."""
+        """Kill every role that still runs, and remove what it left in shared memory."""
         for process, conn in self._roles.values():
             if process.is_alive():
                 process.kill()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import struct
 import threading
 import time
 from dataclasses import replace
@@ -20,7 +22,7 @@ from trainer.controller.learner_client import LearnerClient
 from trainer.controller.parity import parity_gate
 from trainer.controller.weight_sync import WeightSync
 from trainer.messages import Ack, Push, Save, StepDone, Transfer, Written
-from trainer.pipes import limit_send
+from trainer.pipes import limit_waits
 
 CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
 
@@ -258,13 +260,29 @@ def test_a_learner_that_does_not_read_is_named_even_if_the_pipe_is_full() -> Non
 
     async def body() -> None:
         ours, _unread = multiprocessing.Pipe()
-        limit_send(ours, 0.3)
+        limit_waits(ours, 0.3)
         client = LearnerClient(ours)
         with pytest.raises(TimeoutError, match=r"learner has read no message for pipeline\.deadline_s"):
             await client.save("folder", {"large": bytes(10_000_000)})
         began = time.monotonic()
         client.close()
         assert time.monotonic() - began < 0.3  # it does not wait for the learner once more
+
+    thread = threading.Thread(target=lambda: results.append(asyncio.run(body())), daemon=True)
+    results: list[None] = []
+    thread.start()
+    thread.join(20)
+    assert results
+
+
+def test_a_learner_that_stops_within_a_message_is_named() -> None:
+    async def body() -> None:
+        ours, theirs = multiprocessing.Pipe()
+        limit_waits(ours, 0.3)
+        client = LearnerClient(ours)
+        os.write(theirs.fileno(), struct.pack("!i", 1000) + b"a part")
+        with pytest.raises(TimeoutError, match="learner has sent a part of a message and nothing more"):
+            await client.save("folder", {})
 
     thread = threading.Thread(target=lambda: results.append(asyncio.run(body())), daemon=True)
     results: list[None] = []

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -19,7 +20,7 @@ import pytest
 from trainer.engines.protocol import EngineClient
 from trainer.engines.torch.process import serve
 from trainer.messages import Ack, WeightsHeld
-from trainer.pipes import limit_send
+from trainer.pipes import limit_waits
 from trainer.telemetry import Clock
 from trainer.types import Columns, Completion, Request
 
@@ -94,7 +95,7 @@ def test_thousands_of_completions_meet_hundreds_of_requests_without_a_deadlock()
 def test_an_engine_that_does_not_read_is_named_even_if_the_pipe_is_full() -> None:
     """As when it is frozen: without a limit, `send` would hold up the controller for ever."""
     conn, _unread = multiprocessing.Pipe()
-    limit_send(conn, 0.3)
+    limit_waits(conn, 0.3)
 
     async def ask() -> str:
         client = EngineClient(conn, "engine-1")
@@ -109,10 +110,31 @@ def test_an_engine_that_does_not_read_is_named_even_if_the_pipe_is_full() -> Non
     assert in_a_thread(ask) == "ended"
 
 
+def test_an_engine_that_stops_within_a_message_is_named_and_what_came_before_is_delivered() -> None:
+    """As when it is frozen: without a limit, `recv` would hold up the controller for ever."""
+    conn, theirs = multiprocessing.Pipe()
+    limit_waits(conn, 0.3)
+
+    async def ask() -> list[str]:
+        client = EngineClient(conn, "engine-1")
+        stream = client.stream(request("r", 2))
+        first = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        ids = np.arange(4, dtype=np.int32)
+        theirs.send(Columns.from_records([Completion("r", 0, ids, ids.astype(np.float32), ids * 0, "stop")]))
+        os.write(theirs.fileno(), struct.pack("!i", 1000) + b"a part")
+        got = [c.request_id for c in await first]
+        with pytest.raises(TimeoutError, match=r"engine-1 has sent a part of a message and nothing more"):
+            await anext(stream)
+        return got
+
+    assert in_a_thread(ask) == ["r"]
+
+
 def test_the_end_of_a_run_does_not_wait_for_an_engine_that_does_not_read() -> None:
     """Neither do the aborts of what was asked, nor the message that it shall end."""
     conn, _unread = multiprocessing.Pipe()
-    limit_send(conn, 2 * TIMEOUT_S)
+    limit_waits(conn, 2 * TIMEOUT_S)
 
     async def give_up() -> float:
         client = EngineClient(conn, "engine-1")
