@@ -85,6 +85,9 @@ def controller(
     if "stutters" in model_dir:
         os.write(telemetry.fileno(), struct.pack("!i", 1000) + b"the first bytes of a message")
         os.kill(os.getpid(), signal.SIGKILL)
+    if "hesitates" in model_dir:
+        os.write(telemetry.fileno(), struct.pack("!i", 1000) + b"the first bytes of a message")
+        os.kill(os.getpid(), signal.SIGSTOP)
     if "semaphores" in model_dir:
         engines[0].recv()
         telemetry.send(Failed("controller", "the data are wrong", "", user_error=True))

@@ -23,7 +23,7 @@ from trainer.config import Config, ConfigError
 from trainer.jsonl import write_atomic
 from trainer.launcher.placement import Devices, for_roles
 from trainer.messages import Event, Failed, Replacement, Shutdown
-from trainer.pipes import limit_waits
+from trainer.pipes import half_sent, limit_waits
 from trainer.roles import end_with_launcher, role_index, role_kind, role_name
 from trainer.run_folder import latest, sweep
 
@@ -145,6 +145,7 @@ class Supervisor:
         env: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         ours, theirs = CONTEXT.Pipe()
+        limit_waits(ours, self.config.pipeline.deadline_s)
         logs = self.run_dir / "logs"
         env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} | (dict.fromkeys(RENDEZVOUS) if env is None else env)
         given = os.getpid(), target, theirs, args, str(logs / f"{role}.log"), env
@@ -172,6 +173,8 @@ class Supervisor:
                     continue  # it was drained meanwhile
                 try:
                     message = conn.recv()
+                except BlockingIOError as e:
+                    raise RoleDied(str(half_sent(pipes[conn]))) from e
                 except (EOFError, OSError):
                     role = pipes.pop(conn)
                     self._drain("controller", 0)  # it reports `done` before it asks the others to end

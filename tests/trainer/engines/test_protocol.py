@@ -268,6 +268,21 @@ def test_completions_that_wait_in_the_pipe_arrive_together_and_before_the_engine
     assert error == "engine's process has died"
 
 
+def test_completions_are_delivered_although_a_later_message_cannot_be_read() -> None:
+    async def main() -> list[int]:
+        ours, theirs = multiprocessing.Pipe()
+        client = EngineClient(ours, "engine")
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # it would be logged
+        first = asyncio.create_task(anext(client.stream(request("a", 2))))
+        await asyncio.sleep(0)  # the request is sent
+        ids = np.arange(3, dtype=np.int32)
+        theirs.send(Columns.from_records([Completion("a", 0, ids, np.zeros(3, np.float32), ids, "stop")]))
+        theirs.send_bytes(b"no pickle")
+        return [c.index for c in await asyncio.wait_for(first, TIMEOUT_S)]
+
+    assert asyncio.run(main()) == [0]
+
+
 def test_arrays_come_through_a_pipe_as_they_were_and_can_be_written_to() -> None:
     ours, theirs = multiprocessing.Pipe()
     arrays = np.arange(5, dtype=np.int32), np.linspace(-1, 0, 5, dtype=np.float32)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -119,6 +120,21 @@ def test_the_controller_has_a_deadline_to_send_to_each_role(tmp_path: Path, dead
 def test_a_role_killed_amid_a_message_is_named(fakes: None, tmp_path: Path) -> None:
     with pytest.raises(supervisor.RoleDied, match="the controller's process was killed by signal 9"):
         make(tmp_path, "stutters").run()
+
+
+def test_a_role_frozen_amid_a_message_to_the_launcher_is_named(
+    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a limit, `recv` would hold the launcher up for ever."""
+    monkeypatch.setattr(
+        "test_supervisor.CONFIG", replace(CONFIG, pipeline=PipelineConfig(steps=10, deadline_s=1.0))
+    )
+    one = make(tmp_path, "hesitates")
+    watchdog = threading.Timer(20, lambda: one._roles["controller"][0].kill())
+    watchdog.start()
+    with pytest.raises(supervisor.RoleDied, match="controller has sent a part of a message and nothing more"):
+        one.run()
+    watchdog.cancel()
 
 
 @pytest.mark.parametrize("what", ["still starting", "at work"])
