@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.scaling import Curve, EvalPoint, Sigmoid
+from trainer.scaling import Curve, EvalPoint, Sigmoid, simulate
 from trainer.scaling.__main__ import main
 
 
@@ -16,13 +16,15 @@ def simulated(sigmoid: Sigmoid, compute: np.ndarray, sd: float, seed: int | None
     """A run that follows the sigmoid, with noise if there is a seed; its errors are always `sd`."""
     c = np.concatenate([[0.0], compute])
     noise = np.zeros(len(c)) if seed is None else np.random.default_rng(seed).normal(0, sd, len(c))
-    return _curve(c, np.clip(sigmoid.reward(c) + noise, 0, 1), sd, name)
+    return simulate.simulated(sigmoid.reward, c, noise, sd, name)
 
 
 def falling() -> Curve:
     """A run that rises for half of its compute and then falls."""
-    steps = np.arange(22)
-    return _curve(500.0 * steps, 0.3 + 0.02 * np.minimum(steps, 24 - steps), 0.005, "falling")
+    compute = 500.0 * np.arange(22)
+    return simulate.simulated(
+        lambda c: 0.3 + 0.02 * np.minimum(c, 12_000 - c) / 500, compute, 0.0, 0.005, "falling"
+    )
 
 
 def with_rewards(run: Curve, change: dict[int, float]) -> Curve:
@@ -44,10 +46,3 @@ def assert_one_line_and_exit_code_2(argv: list[str], says: str, capsys: pytest.C
     assert main(argv) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
-
-
-def _curve(compute: np.ndarray, reward: np.ndarray, sd: float, name: str) -> Curve:
-    points = [
-        EvalPoint(i, float(c), float(r), sd) for i, (c, r) in enumerate(zip(compute, reward, strict=True))
-    ]
-    return Curve(name, "GPU-hours", tuple(points[1:]), points[0])

@@ -24,6 +24,7 @@ from trainer.scaling.fit import (
 from trainer.scaling.marginal import typical_gap
 from trainer.scaling.points import MAX_POINTS, averaged, checked
 from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid
+from trainer.scaling.simulate import autocorrelated, simulated
 
 Array = NDArray[np.float64]
 
@@ -187,29 +188,19 @@ def _trial(task: tuple[Prospect, int, float, int, float]) -> tuple[bool, float]:
     rng = np.random.default_rng([i, n])  # the same noise at every budget, for smoother tables
     start = seen.points[-1].compute if seen.points else 0.0
     compute = np.linspace(start, budget, n + 1)[1:]
-    reward = np.clip(truth.reward(compute) + _errors(prospect, truth, compute, rng), 0, 1)
-    points = [
-        EvalPoint(0, float(c), float(r), prospect.reported_se) for c, r in zip(compute, reward, strict=True)
-    ]
+    white, rho, before = rng.normal(0, prospect.noise, n), prospect.autocorrelation, None
+    if (
+        prospect.correlation_length
+    ):  # errors go on from that of the pilot's last point, which can be an outlier
+        likely = 2 * prospect.noise  # that point can be an outlier
+        before = float(np.clip(seen.points[-1].pass_rate - truth.reward(start), -likely, likely))
+        rho = math.exp(-(compute[0] - start) / prospect.correlation_length)
+    new = simulated(truth.reward, compute, autocorrelated(white, rho, before), prospect.reported_se)
     R0 = seen.R0
     if isinstance(R0, EvalPoint) and not seen.points:  # with a pilot it has been measured
         R0 = replace(R0, pass_rate=float(np.clip(truth.R0 + rng.normal(0, prospect.noise), 0, 1)))
-    fit = fit_curve(Curve("", "", (*seen.points, *points), R0), check_shape=False)
+    fit = fit_curve(replace(new, points=(*seen.points, *new.points), R0=R0), check_shape=False)
     return is_known(fit, within), abs(fit.A.value - truth.A)
-
-
-def _errors(prospect: Prospect, truth: Sigmoid, compute: Array, rng: np.random.Generator) -> Array:
-    """(n,) errors of evaluations at equal distances; after a pilot they start from that of its last point."""
-    errors = rng.normal(0, prospect.noise, len(compute))
-    rho, before, first = prospect.autocorrelation, float(errors[0]), 1
-    if prospect.correlation_length:
-        last = prospect.seen.points[-1]
-        likely = 2 * prospect.noise  # the last point can be an outlier
-        before = float(np.clip(last.pass_rate - truth.reward(last.compute), -likely, likely))
-        rho, first = math.exp(-(compute[0] - last.compute) / prospect.correlation_length), 0
-    for i in range(first, len(errors)):
-        errors[i] = before = rho * before + (1 - rho**2) ** 0.5 * float(errors[i])
-    return errors
 
 
 def _residual_sd(pilot: Curve, fit: Fit, reported: float) -> float:

@@ -71,16 +71,7 @@ def test_the_prior_covers_its_ranges_evenly_and_is_the_same_every_time() -> None
     assert np.all(np.abs(mid - np.linspace(2.025, 3.975, 40)) <= 0.026) and ranged.C_mid == 1000
 
 
-def test_without_a_pilot_errors_are_as_correlated_as_assumed_at_any_distance() -> None:
-    from trainer.scaling.plan import _errors
-
-    for rho in (0.0, 0.6):
-        prospect = prior(C_MID, 0.3, 0.01, 1, autocorrelation=rho)
-        for last in (100, 1e6):
-            c = np.linspace(0, last, 40_001)[1:]
-            errors = _errors(prospect, prospect.sigmoids[0], c, np.random.default_rng(0))
-            assert np.corrcoef(errors[:-1], errors[1:])[0, 1] == pytest.approx(rho, abs=0.02)
-            assert errors.std() == pytest.approx(0.01, rel=0.05)
+def test_correlated_evaluations_say_less_of_the_ceiling() -> None:
     apart, together = (
         simulate(prior(C_MID, 0.3, 0.005, 10, autocorrelation=rho), [12_000], [40])[0] for rho in (0.0, 0.8)
     )
@@ -141,20 +132,6 @@ def test_a_dense_pilot_is_planned_on_from_as_its_fit_sees_it() -> None:
     prospect, fit = after_pilot(with_rewards(dense, dict(enumerate(r.tolist()))), 12)
     assert len(prospect.seen.points) == 150
     assert np.exp(-40 / prospect.correlation_length) == pytest.approx(fit.autocorrelation)
-
-
-def test_correlated_errors_decay_over_compute_and_start_from_the_pilots_last() -> None:
-    from trainer.scaling.plan import _errors
-
-    prospect = replace(after_pilot(pilot(4000, 16), 5)[0], noise=0.01, correlation_length=500.0)
-    law = replace(SCALERL, A=0.9)  # far above the pilot's last point: no more than 2 noises are believed
-    near, far = (np.linspace(4000, 4000 + 40_000 * d, 40_001)[1:] for d in (50, 5000))
-    close, wide = (_errors(prospect, law, c, np.random.default_rng(0)) for c in (near, far))
-    assert np.corrcoef(close[:-1], close[1:])[0, 1] == pytest.approx(np.exp(-0.1), abs=0.02)
-    assert np.corrcoef(wide[:-1], wide[1:])[0, 1] == pytest.approx(0, abs=0.02)
-    assert close.std() == pytest.approx(0.01, rel=0.1) and wide.std() == pytest.approx(0.01, rel=0.1)
-    starts = [_errors(prospect, law, near[:1], np.random.default_rng(i))[0] for i in range(200)]
-    assert np.mean(starts) == pytest.approx(-0.02 * np.exp(-0.1), abs=0.001)
 
 
 def test_a_pilot_s_points_count() -> None:
