@@ -38,6 +38,6 @@ def simulated(
     unit: str = "GPU-hours",
 ) -> Curve:
     """The run whose evaluations are the true rewards plus their errors, within 0 to 1."""
-    c = np.asarray(compute, np.float64)
-    rows = np.stack(np.broadcast_arrays(c, np.clip(reward(c) + errors, 0, 1), se), 1).tolist()
-    return curve_of(name, unit, (EvalPoint(i, *row) for i, row in enumerate(rows)))
+    c, error, sd = (np.asarray(x, np.float64) for x in (compute, errors, se))
+    rows = np.stack(np.broadcast_arrays(c, np.clip(reward(c) + error, 0, 1), sd), axis=1).tolist()
+    return curve_of(name, unit, [EvalPoint(i, *row) for i, row in enumerate(rows)])
