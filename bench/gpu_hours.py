@@ -32,6 +32,7 @@ from bench.records import Record
 from bench.sources import CURVES, R0, PublishedCurve
 from bench.table import number, table
 from trainer.config import ConfigError
+from trainer.scaling.curve.sigmoid import Sigmoid
 from trainer.scaling.kernel_cost import (
     CONSTANTS,
     MODELS,
@@ -42,7 +43,6 @@ from trainer.scaling.kernel_cost import (
     cost_factor,
 )
 from trainer.scaling.kernel_rates import measured_heads
-from trainer.scaling.sigmoid import Sigmoid
 
 
 def account(

@@ -19,10 +19,10 @@ from scipy.stats import f as f_distribution
 
 from bench.validation.least_squares import Corners, Moments, best_ends, least_squares_of, moments, triangle
 from trainer.config import ConfigError
-from trainer.scaling.fit import MIN_POINTS, Estimate, estimate
-from trainer.scaling.points import averaged, checked
-from trainer.scaling.posterior import Draws, full_box, robust
-from trainer.scaling.sigmoid import Curve, Sigmoid, fraction_gained
+from trainer.scaling.curve.fit import MIN_POINTS, Estimate, estimate
+from trainer.scaling.curve.points import averaged, checked
+from trainer.scaling.curve.posterior import Draws, full_box, robust
+from trainer.scaling.curve.sigmoid import Curve, Sigmoid, fraction_gained
 
 Array = NDArray[np.float64]
 Resampling = Literal["residual", "parametric", "block"]

@@ -25,9 +25,9 @@ import numpy as np
 from bench import records
 from bench.measure import machine
 from trainer.scaling.compare import DIFFERENT, EQUIVALENT, INCONCLUSIVE, compare_fits
-from trainer.scaling.fit import Fit, fit_curve
+from trainer.scaling.curve.fit import Fit, fit_curve
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid
 from trainer.scaling.seeds import PARAMETERS
-from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid
 
 A, B, C_MID, R0 = 0.58, 1.8, 2000.0, 0.30
 EVALUATIONS, NOISE = 24, 0.006

@@ -26,8 +26,8 @@ from bench.table import number, spread, table
 from bench.validation.classical_intervals import bootstrap, profile
 from bench.validation.literal_grid import literal_loop
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve
-from trainer.scaling.alternatives.families import compare_families
-from trainer.scaling.alternatives.paper import PaperGrid, paper_fit
+from trainer.scaling.curve.least_squares import compare_families
+from trainer.scaling.curve.paper import PaperGrid, paper_fit
 
 NOISE = 0.005
 RESAMPLES = 1000

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.validation.scenarios import PAPER_RUNS, PaperRun, Points, Scenario, simulate
 from trainer.scaling import Fit, Sigmoid, fit
-from trainer.scaling.alternatives.paper import PaperGrid, paper_fit
+from trainer.scaling.curve.paper import PaperGrid, paper_fit
 
 FINER = PaperGrid(C_mid=(300.0, 30_000.0, 200), spacing="log")  # with more values of C_mid than the paper's
 

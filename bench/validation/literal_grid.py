@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import curve_fit
 
-from trainer.scaling.alternatives.paper import PaperGrid
-from trainer.scaling.sigmoid import Sigmoid
+from trainer.scaling.curve.paper import PaperGrid
+from trainer.scaling.curve.sigmoid import Sigmoid
 
 Array = NDArray[np.float64]
 

@@ -36,10 +36,9 @@ class Study:
         return hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in self.sources)).hexdigest()[:10]
 
 
-SCALING, ALTERNATIVES = "trainer/scaling", "trainer/scaling/alternatives"
-MODULES = ("marginal", "posterior", "laws", "average", "shape", "fit", "sigmoid")
-CORE = tuple(f"{SCALING}/{name}.py" for name in MODULES)
-SIMULATION = ("bench/validation/scenarios.py", "bench/validation/fits.py", f"{ALTERNATIVES}/paper.py")
+CURVE = ROOT / "trainer/scaling/curve"
+CORE = tuple(str(path.relative_to(ROOT)) for path in sorted(CURVE.glob("*.py")))
+SIMULATION = ("bench/validation/scenarios.py", "bench/validation/fits.py")
 INTERVALS = (
     "bench/validation/intervals.py",
     "bench/validation/classical_intervals.py",

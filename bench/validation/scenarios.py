@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bench.sources import R0 as ASSUMED_R0
 from bench.sources import RANGES, TABLE_1, PublishedCurve
 from trainer.scaling import Sigmoid
-from trainer.scaling.alternatives.paper import PaperGrid
+from trainer.scaling.curve.paper import PaperGrid
 
 Array = NDArray[np.float64]
 

@@ -10,9 +10,9 @@ from bench.sources import RANGES
 from bench.validation.fits import FINER
 from bench.validation.scenarios import LONG, NOISE, PAPER_RUNS, Scenario, simulate
 from trainer.scaling import fit
-from trainer.scaling.alternatives.families import fit_power_law
-from trainer.scaling.alternatives.paper import paper_fit
-from trainer.scaling.marginal import Data
+from trainer.scaling.curve.least_squares import fit_power_law
+from trainer.scaling.curve.marginal import Data
+from trainer.scaling.curve.paper import paper_fit
 
 SERIES = 40
 ASSUMED = (0.25, 0.30, 0.35)

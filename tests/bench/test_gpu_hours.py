@@ -12,6 +12,7 @@ from bench.gpu_hours import account
 from bench.kernels import accuracy
 from bench.sources import CURVES
 from trainer.config import ConfigError
+from trainer.scaling.curve.sigmoid import Sigmoid
 from trainer.scaling.kernel_cost import (
     CONSTANTS,
     MODELS,
@@ -21,7 +22,6 @@ from trainer.scaling.kernel_cost import (
     Shape,
 )
 from trainer.scaling.kernel_rates import ROW_KERNELS, measured_heads
-from trainer.scaling.sigmoid import Sigmoid
 
 # 10 layers of 1,000,000 parameters; head 6 · 100 · 1,000 = 600,000 FLOP per token
 SHAPE = Shape("toy", 100, 10, 5, 5, 10, 3_266, 1_000, "by hand")

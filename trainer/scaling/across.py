@@ -24,10 +24,10 @@ from scipy.special import expit, logit
 
 from trainer.config import ConfigError
 from trainer.scaling.compare import UNFIT, Recipe, pooled_recipes
-from trainer.scaling.fit import Estimate, Fit, fit_curve, median
-from trainer.scaling.posterior import DRAWS, Draws
+from trainer.scaling.curve.fit import Estimate, Fit, fit_curve, median
+from trainer.scaling.curve.posterior import DRAWS, Draws
+from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.seeds import PARAMETERS, SeedVariance
-from trainer.scaling.sigmoid import Curve
 
 Array = NDArray[np.float64]
 

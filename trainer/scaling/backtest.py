@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainer.scaling.average import DEFAULT
+from trainer.scaling.curve.average import DEFAULT
+from trainer.scaling.curve.fit import MIN_FORECAST, MIN_POINTS, Estimate, fit_curve
+from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.earlier import Earlier, prior_after
-from trainer.scaling.fit import MIN_FORECAST, MIN_POINTS, Estimate, fit_curve
 from trainer.scaling.forecast import last_error, predict_evaluation
-from trainer.scaling.sigmoid import Curve
 
 HALF = 0.5  # of the compute, up to which `fit` and a run's summary test themselves
 LAST_PART = 0.75  # of the compute, beyond which all evaluations are forecast

@@ -17,8 +17,8 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scaling.average import Average
-from trainer.scaling.fit import Estimate, Fit, estimate, median
+from trainer.scaling.curve.average import Average
+from trainer.scaling.curve.fit import Estimate, Fit, estimate, median
 from trainer.scaling.seeds import MARGIN, MARGIN_IN_MEDIANS, SEED_SD, SeedVariance, seed_variance
 
 Array = NDArray[np.float64]

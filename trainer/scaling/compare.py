@@ -33,10 +33,10 @@ from trainer.scaling.budgets import (
     targets,
     who_leads,
 )
-from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws, is_wide
-from trainer.scaling.posterior import Draws
+from trainer.scaling.curve.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws, is_wide
+from trainer.scaling.curve.posterior import Draws
+from trainer.scaling.curve.sigmoid import Curve, Sigmoid
 from trainer.scaling.seeds import MARGIN, PARAMETERS, SeedVariance, pool, seed_variances
-from trainer.scaling.sigmoid import Curve, Sigmoid
 
 Array = NDArray[np.float64]
 

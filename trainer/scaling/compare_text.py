@@ -13,7 +13,7 @@ from trainer.scaling.compare import (
     Recipe,
     pair_level,
 )
-from trainer.scaling.fit import FLAGS, Estimate
+from trainer.scaling.curve.fit import FLAGS, Estimate
 from trainer.scaling.seeds import MARGIN, SEED_SD
 from trainer.scaling.text import amount, amounts, interval, percent
 

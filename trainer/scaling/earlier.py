@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from scipy.special import logit, softmax
 
 from trainer.config import ConfigError
-from trainer.scaling.average import DEFAULT, LawPrior, Mixture, Prior, average, mixture
-from trainer.scaling.fit import MIN_FORECAST
-from trainer.scaling.points import averaged, checked
-from trainer.scaling.sigmoid import Curve, EvalPoint
+from trainer.scaling.curve.average import DEFAULT, LawPrior, Mixture, Prior, average, mixture
+from trainer.scaling.curve.fit import MIN_FORECAST
+from trainer.scaling.curve.points import averaged, checked
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint
 
 Array = NDArray[np.float64]
 

@@ -12,11 +12,11 @@ from typing import Literal
 
 import numpy as np
 
-from trainer.scaling.average import DEFAULT
+from trainer.scaling.curve.average import DEFAULT
+from trainer.scaling.curve.fit import REPORTED_ERRORS, Estimate, Fit, estimate, fit_run, median
+from trainer.scaling.curve.points import EQUAL_ERROR
+from trainer.scaling.curve.sigmoid import EvalPoint, curve_of
 from trainer.scaling.earlier import Earlier, prior_after
-from trainer.scaling.fit import REPORTED_ERRORS, Estimate, Fit, estimate, fit_run, median
-from trainer.scaling.points import EQUAL_ERROR
-from trainer.scaling.sigmoid import EvalPoint, curve_of
 
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
 STOP_PROBABILITY = 0.1  # of that gain, below which the recommendation is to stop

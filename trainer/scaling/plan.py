@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import ConfigError
-from trainer.scaling.fit import (
+from trainer.scaling.curve.fit import (
     HARMLESS,
     Fit,
     fit_curve,
     fit_with_draws,
     is_wide,
 )
-from trainer.scaling.marginal import typical_gap
-from trainer.scaling.points import MAX_POINTS, averaged, checked
-from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid
+from trainer.scaling.curve.marginal import typical_gap
+from trainer.scaling.curve.points import MAX_POINTS, averaged, checked
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid
 from trainer.scaling.simulate import autocorrelated, simulated
 
 Array = NDArray[np.float64]

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scaling.fit import Fit
-from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
+from trainer.scaling.curve.fit import Fit
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of
 from trainer.scaling.text import interval
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture needs

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from trainer.config import ConfigError
-from trainer.scaling.fit import Estimate, Fit, fit_curve
+from trainer.scaling.curve.fit import Estimate, Fit, fit_curve
+from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.kernel_cost import (
     CONSTANTS,
     MODELS,
@@ -19,7 +20,6 @@ from trainer.scaling.kernel_cost import (
 )
 from trainer.scaling.kernel_rates import measured_heads
 from trainer.scaling.run_account import head_shape, run_times
-from trainer.scaling.sigmoid import Curve
 
 KERNELS = {"naive": "naive FP32", "peer": "best peer", "ours": "ours"}  # command line: name of the head
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from trainer.scaling.fit import Estimate, Fit, estimate
-from trainer.scaling.posterior import DRAWS, Draws
+from trainer.scaling.curve.fit import Estimate, Fit, estimate
+from trainer.scaling.curve.posterior import DRAWS, Draws
 
 Array = NDArray[np.float64]
 

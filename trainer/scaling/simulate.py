@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of
 
 Array = NDArray[np.float64]
 

@@ -11,10 +11,10 @@ laws (docs/curve.md has the numbers).
 from collections.abc import Sequence
 
 from trainer.config.forecast import StopRule
+from trainer.scaling.curve.fit import median
+from trainer.scaling.curve.sigmoid import EvalPoint
 from trainer.scaling.earlier import Earlier
-from trainer.scaling.fit import median
 from trainer.scaling.forecast import END_TOLERANCE, STOP_PROBABILITY, Forecast, forecast
-from trainer.scaling.sigmoid import EvalPoint
 
 
 def reason_to_stop(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.scaling.backtest import Backtest, error_at_2x
-from trainer.scaling.fit import FLAGS, HARMLESS, Estimate, Fit
+from trainer.scaling.curve.fit import FLAGS, HARMLESS, Estimate, Fit
 from trainer.scaling.reading.read import Reading
 
 WIDTH = 79

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trainer.scaling.average import Average, average
 from trainer.scaling.budgets import recipe_curves
+from trainer.scaling.curve.average import Average, average
+from trainer.scaling.curve.fit import fit_curve
+from trainer.scaling.curve.points import averaged, checked
+from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.earlier import MIN_LEARNED, learn, prior_of_kind
-from trainer.scaling.fit import fit_curve
-from trainer.scaling.points import averaged, checked
-from trainer.scaling.sigmoid import Curve
 from trainer.sweep.results import read
 from trainer.sweep.spec import Status, Sweep
 

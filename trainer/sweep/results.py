@@ -15,7 +15,7 @@ from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands import report
 from trainer.scaling.commands.compare import describe, to_json
 from trainer.scaling.compare import compare
-from trainer.scaling.fit import MIN_POINTS
+from trainer.scaling.curve.fit import MIN_POINTS
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.read import Reading, same_unit
 from trainer.scaling.text import amount, paragraph, percent

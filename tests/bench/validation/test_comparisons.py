@@ -7,7 +7,7 @@ import pytest
 
 from bench.validation import comparisons
 from bench.validation.comparisons import NOISE, Kind, Row, describe, measure, simulate
-from trainer.scaling.sigmoid import Sigmoid
+from trainer.scaling.curve.sigmoid import Sigmoid
 
 
 def rewards(kind: Kind, ceiling: float = 0.58) -> np.ndarray:

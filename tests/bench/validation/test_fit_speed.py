@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.validation.fit_speed import describe, measure
-from trainer.scaling.alternatives.paper import PaperGrid
+from trainer.scaling.curve.paper import PaperGrid
 
 
 def test_the_table_holds_every_case_and_the_answers_agree() -> None:

@@ -14,9 +14,9 @@ from simulated import assert_one_line_and_exit_code_2, falling, simulated, with_
 from trainer.scaling import ConfigError, Curve, Sigmoid, curve
 from trainer.scaling.__main__ import main
 from trainer.scaling.across import SCATTER, across, predict_size, size_law
-from trainer.scaling.alternatives.sizes import DELTAS, LOGISTIC, POWER, jackknife, other_laws
 from trainer.scaling.commands.across import sizes_of
-from trainer.scaling.posterior import DRAWS, Draws
+from trainer.scaling.curve.posterior import DRAWS, Draws
+from trainer.scaling.sizes import DELTAS, LOGISTIC, POWER, jackknife, other_laws
 
 SIZES = (1e9, 3e9, 8e9)
 NEW = 30e9

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trainer.scaling import Sigmoid, fit
-from trainer.scaling.average import (
+from trainer.scaling.curve.average import (
     DEFAULT,
     TRANSIENT_SD,
     Average,
@@ -20,8 +20,8 @@ from trainer.scaling.average import (
     draw,
     mixture,
 )
-from trainer.scaling.laws import Axis, Family, integrate, logistic_of_power
-from trainer.scaling.marginal import Data, marginal, noise_models
+from trainer.scaling.curve.families import Axis, Family, integrate, logistic_of_power
+from trainer.scaling.curve.marginal import Data, marginal, noise_models
 
 Array = np.ndarray
 R0, A, NOISE = 0.15, 0.9, 0.005

@@ -17,7 +17,7 @@ from trainer.scaling.budgets import Curves, costs, curves_of
 from trainer.scaling.commands.compare_tables import ranges
 from trainer.scaling.compare import Comparison, compare_fits
 from trainer.scaling.compare_text import answer, pair_sentences, reward_seed_sentence
-from trainer.scaling.fit import Fit, fit_curve
+from trainer.scaling.curve.fit import Fit, fit_curve
 
 C = np.linspace(0, 8000, 21)
 SD = 0.006

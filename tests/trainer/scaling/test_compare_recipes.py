@@ -31,7 +31,7 @@ from trainer.scaling.compare_text import (
     reward_at,
     seed_sentence,
 )
-from trainer.scaling.fit import Fit, fit_curve
+from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.plot import plot_recipes
 from trainer.scaling.text import amounts
 

@@ -10,8 +10,8 @@ from scipy.linalg import toeplitz
 from bench.validation.fits import ours, truths
 from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, SHORT, TOO_SHORT, WEAK, WELL, simulate
 from trainer.scaling import Fit, Sigmoid, fit
-from trainer.scaling.marginal import CORRELATED_SHARE, CORRELATIONS, NOISE_PRIOR_POINTS, Data
-from trainer.scaling.posterior import B_RANGE, MAX_C_MID, posterior
+from trainer.scaling.curve.marginal import CORRELATED_SHARE, CORRELATIONS, NOISE_PRIOR_POINTS, Data
+from trainer.scaling.curve.posterior import B_RANGE, MAX_C_MID, posterior
 
 Array = NDArray[np.float64]
 

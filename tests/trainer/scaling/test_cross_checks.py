@@ -11,7 +11,7 @@ import pytest
 
 from trainer.scaling import Sigmoid
 from trainer.scaling.__main__ import main
-from trainer.scaling.alternatives.paper import PaperGrid, paper_fit
+from trainer.scaling.curve.paper import PaperGrid, paper_fit
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 COMPUTE = np.arange(1500, 16001, 500.0)

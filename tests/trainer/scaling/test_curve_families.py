@@ -13,7 +13,7 @@ from scipy.optimize import differential_evolution
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Sigmoid
-from trainer.scaling.alternatives.families import (
+from trainer.scaling.curve.least_squares import (
     Exponential,
     FamilyCurve,
     FamilyFit,
@@ -27,8 +27,8 @@ from trainer.scaling.alternatives.families import (
     fit_power_law,
     fit_sigmoid,
 )
-from trainer.scaling.marginal import Data
-from trainer.scaling.points import averaged, checked
+from trainer.scaling.curve.marginal import Data
+from trainer.scaling.curve.points import averaged, checked
 
 EIGHT_B = Sigmoid(0.3, 0.645, 1.89, 11272)  # arXiv 2510.13786 Table 1, ScaleRL-32k; its R0 is not published
 LAWS: list[FamilyCurve] = [

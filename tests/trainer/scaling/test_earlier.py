@@ -12,8 +12,8 @@ import pytest
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint
 from trainer.scaling.__main__ import main
-from trainer.scaling.average import DEFAULT
 from trainer.scaling.backtest import backtest, summarize
+from trainer.scaling.curve.average import DEFAULT
 from trainer.scaling.earlier import (
     NO_DRIFT,
     Earlier,

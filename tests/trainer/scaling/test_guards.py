@@ -14,7 +14,7 @@ from simulated import assert_one_line_and_exit_code_2, simulated, write
 from trainer.config import ConfigError
 from trainer.scaling import Sigmoid
 from trainer.scaling.__main__ import main
-from trainer.scaling.guards import check_seeds, incomparable, warnings
+from trainer.scaling.comparability import check_seeds, incomparable, warnings
 from trainer.scaling.reading.read import Reading
 
 RUN = simulated(Sigmoid(0.3, 0.6, 2, 2500), np.arange(500, 8001, 500.0), 0.005, 0)

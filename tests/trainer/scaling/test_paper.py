@@ -10,7 +10,7 @@ import pytest
 from bench.validation.literal_grid import literal_loop
 from trainer.config import ConfigError
 from trainer.scaling import Sigmoid
-from trainer.scaling.alternatives.paper import B_TABLE, PaperGrid, paper_fit
+from trainer.scaling.curve.paper import B_TABLE, PaperGrid, paper_fit
 
 # arXiv 2510.13786, Table 1: C_mid, B, A. R0 is not published.
 TABLE_1 = {"ScaleRL": (2542, 1.92, 0.610), "Scout": (4242, 1.65, 0.710), "code": (1675, 1.09, 0.615)}

@@ -7,8 +7,8 @@ import pytest
 from scipy.special import logsumexp
 
 from trainer.scaling import EvalPoint, Sigmoid, fit, fit_run
-from trainer.scaling.marginal import CORRELATED_SHARE, CORRELATIONS, NOISE_PRIOR_POINTS, Data
-from trainer.scaling.posterior import posterior, robust
+from trainer.scaling.curve.marginal import CORRELATED_SHARE, CORRELATIONS, NOISE_PRIOR_POINTS, Data
+from trainer.scaling.curve.posterior import posterior, robust
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 

@@ -15,9 +15,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from trainer.config import ConfigError
-from trainer.scaling.guards import check_seeds, warnings
+from trainer.scaling.comparability import check_seeds, warnings
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
-from trainer.scaling.sigmoid import Curve, EvalPoint
 
 AIME = "val-core/HuggingFaceH4/aime_2024/acc/mean@32"
 MATH = "val-core/HuggingFaceH4/MATH-500/acc/mean@4"

@@ -24,11 +24,11 @@ from trainer.messages import Spans
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run
 from trainer.scaling.__main__ import main
 from trainer.scaling.backtest import backtest, error_at_2x
+from trainer.scaling.comparability import warnings
 from trainer.scaling.compare import compare_fits
 from trainer.scaling.compare_text import answer, pair_sentences, seed_sentence
-from trainer.scaling.guards import warnings
+from trainer.scaling.curve.posterior import B_RANGE, MAX_C_MID
 from trainer.scaling.plot import straighten
-from trainer.scaling.posterior import B_RANGE, MAX_C_MID
 from trainer.scaling.reading.read import Reading
 from trainer.scaling.report import write_report
 from trainer.scaling.report.answers import answers, budgets, compute_for_most, notes, whiskers

@@ -12,9 +12,9 @@ from bench.validation.fits import ours
 from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, WELL, simulate
 from trainer.scaling import Fit, Sigmoid, fit
 from trainer.scaling.__main__ import main
-from trainer.scaling.laws import Axis, Family
-from trainer.scaling.marginal import NOISE_PRIOR_POINTS, Data, noise_models
-from trainer.scaling.shape import evidence
+from trainer.scaling.curve.families import Axis, Family
+from trainer.scaling.curve.marginal import NOISE_PRIOR_POINTS, Data, noise_models
+from trainer.scaling.curve.shape import evidence
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 SD = 0.005

@@ -13,7 +13,7 @@ from trainer.cli import parse
 from trainer.config import ConfigError
 from trainer.config.forecast import StopRule
 from trainer.scaling import EvalPoint, Sigmoid
-from trainer.scaling.fit import fit_run
+from trainer.scaling.curve.fit import fit_run
 from trainer.scaling.forecast import forecast
 from trainer.scaling.stop import reason_to_stop
 

@@ -14,7 +14,7 @@ from simulated import falling, simulated
 from bench.validation.halving import cut, trial
 from trainer.run_folder import complete
 from trainer.scaling import Sigmoid
-from trainer.scaling.average import Prior
+from trainer.scaling.curve.average import Prior
 from trainer.scaling.earlier import Earlier, prior_of_kind
 from trainer.sweep import spec
 from trainer.sweep.__main__ import main

@@ -10,13 +10,13 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling.across import MIN_SIZES, SCATTER, Across, across
-from trainer.scaling.alternatives.sizes import other_laws
 from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
-from trainer.scaling.fit import MAX_INTERVAL, Estimate
-from trainer.scaling.guards import add_same_metric, check_seeds, incomparable, warnings
+from trainer.scaling.comparability import add_same_metric, check_seeds, incomparable, warnings
+from trainer.scaling.curve.fit import MAX_INTERVAL, Estimate
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.options import expand
 from trainer.scaling.reading.read import add_input_arguments, same_unit
+from trainer.scaling.sizes import other_laws
 from trainer.scaling.text import DETERMINED, amount, amounts, interval, paragraph, sources, table
 
 SUFFIX = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}

@@ -14,8 +14,8 @@ from trainer.scaling.commands import (
     read_like,
     write_json,
 )
+from trainer.scaling.curve.fit import MIN_FORECAST
 from trainer.scaling.earlier import Earlier
-from trainer.scaling.fit import MIN_FORECAST
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
 from trainer.scaling.text import amount, interval, paragraph, short_names, sources, table
 

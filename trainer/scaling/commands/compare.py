@@ -10,8 +10,8 @@ from trainer.config import ConfigError
 from trainer.scaling import compare_text as text_of
 from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
 from trainer.scaling.commands import compare_tables as tables
+from trainer.scaling.comparability import add_same_metric, check_seeds, incomparable, warnings
 from trainer.scaling.compare import Comparison, Recipe, compare, without_ranking
-from trainer.scaling.guards import add_same_metric, check_seeds, incomparable, warnings
 from trainer.scaling.plot import plot_recipes
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.read import Reading, add_input_arguments, same_unit

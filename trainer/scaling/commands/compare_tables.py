@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from trainer.scaling import compare_text as text_of
 from trainer.scaling.budgets import FURTHEST, Standing
 from trainer.scaling.compare import DIFFERENT, EQUIVALENT, Comparison, Pair, Recipe, pair_level
-from trainer.scaling.fit import FLAGS
+from trainer.scaling.curve.fit import FLAGS
 from trainer.scaling.text import amount, amounts, interval, paragraph, percent, table
 
 FEW = 3  # recipes of which every pair is described in sentences without --details

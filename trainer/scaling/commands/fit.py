@@ -9,9 +9,6 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve
-from trainer.scaling.alternatives.families import FamilyFit, compare_families
-from trainer.scaling.alternatives.paper import FLAGS, PaperFit, PaperGrid, paper_fit
-from trainer.scaling.average import DEFAULT
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands import (
     add_fit_arguments,
@@ -21,6 +18,9 @@ from trainer.scaling.commands import (
     read_like,
     write_json,
 )
+from trainer.scaling.curve.average import DEFAULT
+from trainer.scaling.curve.least_squares import FamilyFit, compare_families
+from trainer.scaling.curve.paper import FLAGS, PaperFit, PaperGrid, paper_fit
 from trainer.scaling.earlier import Earlier, describe_prior, prior_after
 from trainer.scaling.plot import Named, plot_curves, reward_title
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit

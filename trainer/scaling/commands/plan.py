@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from trainer.config import ConfigError
 from trainer.scaling.commands import as_typed, check_outputs, write_json
-from trainer.scaling.fit import MIN_POINTS, Fit
+from trainer.scaling.curve.fit import MIN_POINTS, Fit
 from trainer.scaling.plan import (
     A_RANGE,
     B_RANGE,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.scaling.average import DEFAULT
 from trainer.scaling.commands import (
     add_fit_arguments,
     add_like_argument,
@@ -15,8 +14,9 @@ from trainer.scaling.commands import (
     read_like,
     write_json,
 )
+from trainer.scaling.curve.average import DEFAULT
+from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.earlier import describe_prior, prior_after
-from trainer.scaling.fit import Fit, fit_curve
 from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.predict import (
     KERNELS,

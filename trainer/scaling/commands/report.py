@@ -6,7 +6,7 @@ from pathlib import Path
 from trainer.config import ConfigError
 from trainer.jsonl import write_atomic
 from trainer.scaling.commands import add_fit_arguments
-from trainer.scaling.guards import add_same_metric, check_seeds
+from trainer.scaling.comparability import add_same_metric, check_seeds
 from trainer.scaling.plot import plot_curves, plot_efficiency, reward_title
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.read import add_input_arguments

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from trainer.config import ConfigError
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of, mean_point
+from trainer.scaling.curve.transient import without_transient
 from trainer.scaling.reading import columns as names
 from trainer.scaling.reading.compute import Compute, compute_of, steps_of
 from trainer.scaling.reading.options import UNIT_RANGE, Input, add_input_arguments, expand, to_unit
@@ -17,8 +19,6 @@ from trainer.scaling.reading.resumed import Survivors, survivors
 from trainer.scaling.reading.settings import SETTINGS, settings_of
 from trainer.scaling.reading.tables import read_tables
 from trainer.scaling.reading.values import Row, is_known, numbers
-from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of, mean_point
-from trainer.scaling.transient import without_transient
 
 __all__ = [
     "SETTINGS", "Reading", "add_input_arguments", "read_curves", "read_inputs", "read_runs", "same_unit",

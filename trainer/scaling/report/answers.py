@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.scaling.fit import HARMLESS, Estimate, Fit, estimate
+from trainer.scaling.curve.fit import HARMLESS, Estimate, Fit, estimate
 from trainer.scaling.report.run import Run
 from trainer.scaling.text import amount, evaluations
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.scaling.fit import Estimate, Fit
+from trainer.scaling.curve.fit import Estimate, Fit
+from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.plot import LINEAR_REACH, forecast_end, reward_title, straighten
 from trainer.scaling.report.run import Record, Run
-from trainer.scaling.sigmoid import Curve
 
 TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
     ("Pass rate in training", {"train/pass_rate": "pass rate"}),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from trainer.scaling.comparability import incomparable, warnings
 from trainer.scaling.compare import Comparison, Recipe, compare_fits, without_ranking
 from trainer.scaling.compare_text import (
     answer,
@@ -14,8 +15,7 @@ from trainer.scaling.compare_text import (
     reward_seed_sentence,
     seed_sentence,
 )
-from trainer.scaling.fit import Estimate
-from trainer.scaling.guards import incomparable, warnings
+from trainer.scaling.curve.fit import Estimate
 from trainer.scaling.report.answers import AHEAD
 from trainer.scaling.report.run import Run
 

@@ -12,9 +12,9 @@ import numpy as np
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
 from trainer.run_folder import origin
-from trainer.scaling.fit import Fit, fit_curve
+from trainer.scaling.curve.fit import Fit, fit_curve
+from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
-from trainer.scaling.sigmoid import Curve
 from trainer.scaling.text import short_names
 
 SAMPLES = 12

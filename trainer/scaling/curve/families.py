@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.scaling.marginal import Cells, Data, Noise, marginal
-from trainer.scaling.sigmoid import fraction_gained
+from trainer.scaling.curve.marginal import Cells, Data, Noise, marginal
+from trainer.scaling.curve.sigmoid import fraction_gained
 
 Array = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 from scipy.special import ndtr, ndtri, stdtrit
 
-from trainer.scaling.marginal import (
+from trainer.scaling.curve.marginal import (
     CORRELATIONS,
     STRATA,
     Array,
@@ -28,7 +28,7 @@ from trainer.scaling.marginal import (
     marginal,
     noise_models,
 )
-from trainer.scaling.sigmoid import Sigmoid, compute_for, fraction_gained
+from trainer.scaling.curve.sigmoid import Sigmoid, compute_for, fraction_gained
 
 B_RANGE = (0.3, 20.0)
 MAX_C_MID = 30.0  # C_mid is sought up to this multiple of the largest compute

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from scipy.special import expit, stdtrit
 
-from trainer.scaling.fit import Estimate
-from trainer.scaling.sigmoid import Curve, EvalPoint
+from trainer.scaling.curve.fit import Estimate
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint
 
 Runs = Mapping[float, Sequence[Curve]]  # by size
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 from trainer.config import ConfigError
-from trainer.scaling.sigmoid import Sigmoid
+from trainer.scaling.curve.sigmoid import Sigmoid
 
 Array = NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainer.scaling.fit import MIN_POINTS, fit_curve
-from trainer.scaling.sigmoid import Curve
+from trainer.scaling.curve.fit import MIN_POINTS, fit_curve
+from trainer.scaling.curve.sigmoid import Curve
 
 EARLY_SHARE = 0.25  # of the rise
 SURPRISING = 2.0  # standard deviations

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainer.config import ConfigError
-from trainer.scaling.sigmoid import Curve, EvalPoint, curve_of
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of
 
 
 class Columns(Protocol):

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from trainer.scaling.laws import FEW_CORRELATIONS, Axis, Family, integrate, sigmoids
-from trainer.scaling.marginal import NOISE_PRIOR_POINTS, Data, Noise, noise_models, typical_gap
-from trainer.scaling.posterior import Posterior, full_box, robust
-from trainer.scaling.sigmoid import Sigmoid, fraction_gained
+from trainer.scaling.curve.families import FEW_CORRELATIONS, Axis, Family, integrate, sigmoids
+from trainer.scaling.curve.marginal import NOISE_PRIOR_POINTS, Data, Noise, noise_models, typical_gap
+from trainer.scaling.curve.posterior import Posterior, full_box, robust
+from trainer.scaling.curve.sigmoid import Sigmoid, fraction_gained
 
 Array = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, softmax
 
-from trainer.scaling.laws import (
+from trainer.scaling.curve.families import (
     FEW_CORRELATIONS,
     Axis,
     Family,
@@ -30,8 +30,8 @@ from trainer.scaling.laws import (
     logistic_of_power,
     sigmoids,
 )
-from trainer.scaling.marginal import Data, Noise, noise_models
-from trainer.scaling.posterior import DRAWS, Draws, draw_ends, full_box, robust
+from trainer.scaling.curve.marginal import Data, Noise, noise_models
+from trainer.scaling.curve.posterior import DRAWS, Draws, draw_ends, full_box, robust
 
 Array = NDArray[np.float64]
 

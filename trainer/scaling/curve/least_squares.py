@@ -11,11 +11,11 @@ from scipy.optimize import least_squares
 from scipy.special import expit
 
 from trainer.config import ConfigError
-from trainer.scaling.fit import MIN_POINTS
-from trainer.scaling.marginal import Data
-from trainer.scaling.points import averaged, checked
-from trainer.scaling.posterior import full_box
-from trainer.scaling.sigmoid import Curve, Sigmoid, fraction_gained
+from trainer.scaling.curve.fit import MIN_POINTS
+from trainer.scaling.curve.marginal import Data
+from trainer.scaling.curve.points import averaged, checked
+from trainer.scaling.curve.posterior import full_box
+from trainer.scaling.curve.sigmoid import Curve, Sigmoid, fraction_gained
 
 Array = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import ConfigError
-from trainer.scaling.marginal import Data
-from trainer.scaling.sigmoid import Curve, EvalPoint
+from trainer.scaling.curve.marginal import Data
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint
 
 Array = NDArray[np.float64]
 

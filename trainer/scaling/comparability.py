@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from trainer.config import ConfigError
+from trainer.scaling.curve.sigmoid import EvalPoint
 from trainer.scaling.reading.columns import alike
 from trainer.scaling.reading.read import SETTINGS, Reading
-from trainer.scaling.sigmoid import EvalPoint
 
 Groups = Mapping[str, Sequence[Reading]]
 HELD_OUT = "held-out set"

@@ -17,13 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
-from trainer.scaling.arrays import Columns, evaluated
-from trainer.scaling.average import DEFAULT, Average, Prior, average
-from trainer.scaling.marginal import Data
-from trainer.scaling.points import averaged, checked, data_of
-from trainer.scaling.posterior import B_RANGE, Draws, Posterior, posterior
-from trainer.scaling.shape import OtherShape, another_shape, last_drop
-from trainer.scaling.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
+from trainer.scaling.curve.arrays import Columns, evaluated
+from trainer.scaling.curve.average import DEFAULT, Average, Prior, average
+from trainer.scaling.curve.marginal import Data
+from trainer.scaling.curve.points import averaged, checked, data_of
+from trainer.scaling.curve.posterior import B_RANGE, Draws, Posterior, posterior
+from trainer.scaling.curve.shape import OtherShape, another_shape, last_drop
+from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 
 Array = NDArray[np.float64]
 

@@ -1,0 +1,1 @@
+"""The curve of one run: its families, their posterior, and the averaged forecast."""
