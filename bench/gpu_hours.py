@@ -31,9 +31,7 @@ from bench import records
 from bench.records import Record
 from bench.sources import CURVES, R0, PublishedCurve
 from bench.table import number, table
-from trainer.config import ConfigError
-from trainer.scaling.curve.sigmoid import Sigmoid
-from trainer.scaling.kernel_cost import (
+from trainer.accounting.kernel_cost import (
     CONSTANTS,
     MODELS,
     PUBLISHED_HEADS,
@@ -42,7 +40,9 @@ from trainer.scaling.kernel_cost import (
     Shape,
     cost_factor,
 )
-from trainer.scaling.kernel_rates import measured_heads
+from trainer.accounting.kernel_rates import measured_heads
+from trainer.config import ConfigError
+from trainer.scaling.curve.sigmoid import Sigmoid
 
 
 def account(

@@ -28,9 +28,9 @@ from transformers import AutoModelForCausalLM
 
 from bench.kernels.account import CARDS, HIDDEN, Card, bare, extra
 from bench.learner.step import MODELS
+from trainer.accounting.throughput import PEAK_TFLOPS, throughput
 from trainer.learner import attention, fused_body, policy_model
 from trainer.learner.inputs import Inputs
-from trainer.learner.throughput import PEAK_TFLOPS, throughput
 
 TOKENS = 16_384  # of a micro-batch
 MEAN_KEYS = 2048  # that a token attends to: sequences of 4,096 tokens

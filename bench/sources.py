@@ -1,10 +1,10 @@
-"""The paper's numbers, each with its source; rates and model shapes are in trainer/scaling/kernel_cost.py."""
+"""The paper's numbers, each with its source; rates and model shapes are in trainer/accounting."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainer.scaling.kernel_cost import Constant
+from trainer.accounting.kernel_cost import Constant
 
 R0 = Constant(0.30, "pass rate", "ASSUMED: the paper does not print R0")
 

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROCESSES = {"launcher", "controller", "engines", "learner"}
-FOLDERS = PROCESSES | {"verifiers", "models", "scaling", "sweep"}
+FOLDERS = PROCESSES | {"verifiers", "models", "accounting", "scaling", "sweep"}
 SHARED = {"config"}  # a folder that counts as a module at the top of trainer/
 # What each folder may import besides itself; `shared` means the modules at the top of trainer/.
 MAY_IMPORT = {
@@ -21,11 +21,12 @@ MAY_IMPORT = {
     "shared": set[str](),
     "models": {"shared"},
     "verifiers": {"shared"},
-    "scaling": {"shared"},
+    "accounting": {"shared"},
+    "scaling": {"shared", "accounting"},
     "engines": {"shared", "models"},
-    "learner": {"shared", "models", "kernels"},
+    "learner": {"shared", "accounting", "models", "kernels"},
     "controller": {"shared", "engines", "verifiers", "kernels"},
-    "launcher": {"shared", "models", "scaling"},
+    "launcher": {"shared", "accounting", "models", "scaling"},
     "sweep": {"shared", "scaling"},  # it starts `python -m trainer.main`, and imports none of it
 }
 COMMANDS = {"trainer.main", "trainer.doctor"}  # they connect the folders, and no module imports them

@@ -20,11 +20,11 @@ from transformers.utils import logging as transformers_logging
 
 from bench.measure import milliseconds
 from kernels import native
+from trainer.accounting import kernel_cost
+from trainer.accounting.kernel_cost import Shape
 from trainer.config import Config, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
 from trainer.learner.learner import Learner
 from trainer.learner.packing import MicroBatch, pack
-from trainer.scaling import kernel_cost
-from trainer.scaling.kernel_cost import Shape
 from trainer.telemetry import Clock
 from trainer.types import TrainBatch, TrainSequence
 

@@ -31,9 +31,9 @@ from bench.pipeline.measured_run import MeasuredRun, read_run
 from bench.pipeline.simulate import Outcome, Rates, Scheme, Workload, simulate
 from bench.records import Record
 from bench.table import number, table
+from trainer.accounting.kernel_cost import MODELS, Constant
 from trainer.launcher.advice import ASSUMED, assumed_rates
 from trainer.launcher.placement import Split
-from trainer.scaling.kernel_cost import MODELS, Constant
 
 BAR = 0.15  # relative error that a prediction may have
 SEEDS = 8  # simulations averaged for one prediction

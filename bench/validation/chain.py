@@ -28,10 +28,10 @@ from scipy import stats
 
 from bench import records
 from bench.table import table
+from trainer.accounting.kernel_rates import measured_heads
+from trainer.accounting.run_account import run_times
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
-from trainer.scaling.kernel_rates import measured_heads
-from trainer.scaling.run_account import run_times
 
 OURS, NAIVE = "scalerl", "scalerl-naive"
 BUDGETS = 9  # at which the curves are compared, over the second half of what all runs have

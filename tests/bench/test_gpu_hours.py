@@ -11,9 +11,7 @@ from bench import gpu_hours, records
 from bench.gpu_hours import account
 from bench.kernels import accuracy
 from bench.sources import CURVES
-from trainer.config import ConfigError
-from trainer.scaling.curve.sigmoid import Sigmoid
-from trainer.scaling.kernel_cost import (
+from trainer.accounting.kernel_cost import (
     CONSTANTS,
     MODELS,
     PUBLISHED_HEADS,
@@ -21,7 +19,9 @@ from trainer.scaling.kernel_cost import (
     Setting,
     Shape,
 )
-from trainer.scaling.kernel_rates import ROW_KERNELS, measured_heads
+from trainer.accounting.kernel_rates import ROW_KERNELS, measured_heads
+from trainer.config import ConfigError
+from trainer.scaling.curve.sigmoid import Sigmoid
 
 # 10 layers of 1,000,000 parameters; head 6 · 100 · 1,000 = 600,000 FLOP per token
 SHAPE = Shape("toy", 100, 10, 5, 5, 10, 3_266, 1_000, "by hand")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainer.launcher.ledger import Span
+from trainer.accounting.ledger import Span
 
 
 def read_timeline(path: Path) -> list[Span]:

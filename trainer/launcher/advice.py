@@ -26,10 +26,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.accounting.kernel_cost import Constant
 from trainer.config import Config
 from trainer.launcher.memory_estimate import ModelSize
 from trainer.launcher.placement import Split
-from trainer.scaling.kernel_cost import Constant
 
 MIN_SPEEDUP = 1.03  # another split must gain this factor to be advised
 NOTABLE_IDLE = 0.15  # share of the time; less is not mentioned

@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from trainer.accounting.flops import step_flops
+from trainer.accounting.ledger import Compute, Ledger
 from trainer.cli import to_yaml
 from trainer.config import Config, ConfigError
 from trainer.jsonl import read_lines, write_atomic
-from trainer.launcher.flops import step_flops
-from trainer.launcher.ledger import Compute, Ledger
 from trainer.launcher.metrics import MetricsWriter
 from trainer.launcher.placement import Devices
 from trainer.launcher.terminal import View

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.accounting.ledger import Ledger
 from trainer.config import Config
 from trainer.jsonl import write_atomic
 from trainer.launcher.advice import advise_run
-from trainer.launcher.ledger import Ledger
 from trainer.launcher.terminal_plot import clock
 from trainer.run_folder import origin
 from trainer.scaling import EvalPoint, Fit, curve_of, explain, plot_curve

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
 
+from trainer.accounting.throughput import peak_memory_gb, peak_tflops, throughput
 from trainer.config import Config, ConfigError, default_token_budget
 from trainer.learner import checkpoint
 from trainer.learner.attention import FLASH_DTYPES, flash_kernel
@@ -31,7 +32,6 @@ from trainer.learner.ranks import Ranks
 from trainer.learner.schedule import DUMMY, MicroStep, imbalance, rank_tokens, schedule
 from trainer.learner.sharding import load_from_rank0, local_shard, shard
 from trainer.learner.statistics import RatioStats, merge, ratio_metrics, stats_by_lag
-from trainer.learner.throughput import peak_memory_gb, peak_tflops, throughput
 from trainer.mismatch import RANGES, means_by_position, sums_by_position
 from trainer.models.resolve import resolve_model
 from trainer.telemetry import Clock

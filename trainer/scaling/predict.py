@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import ConfigError
-from trainer.scaling.curve.fit import Estimate, Fit, fit_curve
-from trainer.scaling.curve.sigmoid import Curve
-from trainer.scaling.kernel_cost import (
+from trainer.accounting.kernel_cost import (
     CONSTANTS,
     MODELS,
     PUBLISHED_HEADS,
@@ -18,8 +15,11 @@ from trainer.scaling.kernel_cost import (
     Setting,
     cost_factor,
 )
-from trainer.scaling.kernel_rates import measured_heads
-from trainer.scaling.run_account import head_shape, run_times
+from trainer.accounting.kernel_rates import measured_heads
+from trainer.accounting.run_account import head_shape, run_times
+from trainer.config import ConfigError
+from trainer.scaling.curve.fit import Estimate, Fit, fit_curve
+from trainer.scaling.curve.sigmoid import Curve
 
 KERNELS = {"naive": "naive FP32", "peer": "best peer", "ours": "ours"}  # command line: name of the head
 

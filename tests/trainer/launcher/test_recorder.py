@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from trainer.accounting.flops import step_flops
 from trainer.config import (
     Config,
     ConfigError,
@@ -23,7 +24,6 @@ from trainer.config import (
     PipelineConfig,
 )
 from trainer.jsonl import read_lines
-from trainer.launcher.flops import step_flops
 from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
 from trainer.launcher.terminal import make_view

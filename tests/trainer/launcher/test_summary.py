@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.launcher.ledger import Ledger
+from trainer.accounting.ledger import Ledger
 from trainer.launcher.summary import summary_text
 from trainer.messages import Spans
 

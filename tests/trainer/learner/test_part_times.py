@@ -11,10 +11,10 @@ from torch import Tensor
 from training import NoClock, config, make_model, sequences
 
 import trainer.learner.policy_model as policy_model
+from trainer.accounting.throughput import PEAK_TFLOPS, peak_tflops, throughput
 from trainer.learner import attention
 from trainer.learner.learner import Learner
 from trainer.learner.part_times import ATTENTION, LOSS_HEAD, PartTimes
-from trainer.learner.throughput import PEAK_TFLOPS, peak_tflops, throughput
 from trainer.types import TrainBatch
 
 FORWARD_S, BACKWARD_S, OTHER_S = 0.05, 0.1, 0.3

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from simulated import assert_one_line_and_exit_code_2, falling, simulated, write
 
+from trainer.accounting.kernel_cost import CONSTANTS, MODELS
 from trainer.scaling import Curve, Fit, Sigmoid, fit
 from trainer.scaling.__main__ import main
-from trainer.scaling.kernel_cost import CONSTANTS, MODELS
 from trainer.scaling.predict import compute_for, kernel_shift, reward_at
 from trainer.scaling.reading.read import Reading, read_inputs
 from trainer.scaling.text import amount

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from report_folder import EVALUATED, HOSTILE, LAW, write_run
 
+from trainer.accounting.ledger import Ledger
 from trainer.config import Config
 from trainer.jsonl import read_lines
-from trainer.launcher.ledger import Ledger
 from trainer.launcher.summary import finish
 from trainer.messages import Spans
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from trainer.accounting.kernel_cost import MODELS
 from trainer.config import ConfigError
 from trainer.scaling.commands import (
     add_fit_arguments,
@@ -17,7 +18,6 @@ from trainer.scaling.commands import (
 from trainer.scaling.curve.average import DEFAULT
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.earlier import describe_prior, prior_after
-from trainer.scaling.kernel_cost import MODELS
 from trainer.scaling.predict import (
     KERNELS,
     Needed,

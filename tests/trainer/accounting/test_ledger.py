@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from timeline import read_timeline
 
-from trainer.launcher.ledger import Ledger, Span
+from trainer.accounting.ledger import Ledger, Span
 from trainer.messages import Spans
 from trainer.telemetry import Clock
 

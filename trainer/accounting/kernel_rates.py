@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainer.accounting.kernel_cost import Head
 from trainer.config import ConfigError
-from trainer.scaling.kernel_cost import Head
 
 ROW_KERNELS = ("two-pass", "single-pass", "fused-epilogue", "spx", "lean")  # the last two in older records
 CASES = {  # of each head

@@ -18,7 +18,7 @@ PEAK_TFLOPS = {
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """Of the device, in bf16; None: no datasheet of it is known here, or it is a part (MIG) of a card."""
+    """The device's bf16 peak; None: no datasheet of it is known here, or it is a part (MIG) of a card."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -30,7 +30,7 @@ def peak_tflops(device: torch.device) -> float | None:
 def throughput(
     parameters: int, tokens: int, seconds: float, ranks: int, peak: float | None
 ) -> dict[str, float]:
-    """6 FLOPs per parameter and token, as in the run's FLOPs (launcher/flops.py), per second and device.
+    """6 FLOPs per parameter and token, as in the run's FLOPs (accounting/flops.py), per second and device.
 
     `parameters` of the whole network, so that of a mixture of experts the inactive ones count, too; what is
     computed twice to save memory does not.

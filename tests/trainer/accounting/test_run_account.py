@@ -10,11 +10,11 @@ import pytest
 import yaml
 from report_folder import EVALUATED, LAW, write_run
 
+from trainer.accounting.kernel_rates import measured_heads
+from trainer.accounting.run_account import RunTimes, run_times
 from trainer.config import ConfigError
 from trainer.scaling.__main__ import main
 from trainer.scaling.commands.predict import DEVICE_HOURS
-from trainer.scaling.kernel_rates import measured_heads
-from trainer.scaling.run_account import RunTimes, run_times
 
 H, V = 576, 49152
 NAIVE_S, OURS_S = 2.0, 0.5  # of a pass at N = 512
