@@ -12,7 +12,7 @@ TEST_REQUIREMENTS := requirements/tests.txt requirements/examples.txt
 VLLM_PY := .venv-vllm/bin/python
 VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests test test-slow test-triton setup-vllm test-vllm lint bench soak clean
+.PHONY: help setup run setup-tests check test test-slow test-triton setup-vllm test-vllm lint coverage mutants docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -37,6 +37,10 @@ setup-tests: $(TEST_STAMP)
 $(TEST_STAMP): $(STAMP) $(TEST_REQUIREMENTS)
 	$(PIP) install --quiet --no-deps $(TEST_REQUIREMENTS:%=-r %)
 	@touch $@
+
+check: setup-tests  ## before a commit, within a minute: ruff, mypy, and the tests of what has changed
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable $$($(PY) tests/affected.py)
 
 test: setup-tests  ## the tests that take seconds each, and every benchmark once
 	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable
@@ -65,6 +69,19 @@ lint: setup-tests  ## ruff and mypy
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	MYPYPATH=tests/helpers:tests/trainer/learner $(PY) -m mypy tests/gpu tests/trainer/learner/test_learner_cuda.py  # only a GPU runs them
+
+coverage: setup-tests  ## which lines and branches of kernels/ and trainer/ the fast tests run; data in .coverage
+	$(PIP) install --quiet --no-deps coverage==7.17.4 pytest-cov==7.1.0
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable --cov --cov-config=pyproject.toml \
+		--cov-context=test --cov-report= --durations=0 | tee build/coverage.log | tail -1
+	$(PY) -m coverage report --skip-covered | tail -1
+
+mutants: coverage  ## of 200 random changes of the product, how many the tests notice (an hour)
+	$(PY) tests/mutants.py --coverage .coverage --durations build/coverage.log --out build/mutants.jsonl
+
+docs: setup-tests  ## the documentation as a site in build/site; a broken link is an error
+	$(PIP) install --quiet --no-deps -r requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
 bench: setup-tests  ## the benchmark suites, then the loss beside its peers and its limit (minutes; peers: requirements/peers.txt)
 	$(PY) -m pytest -q bench --benchmark-only --benchmark-columns=median,iqr,rounds

@@ -53,6 +53,8 @@ setup(
     name="sigmoid-rl",
     version="0.1.0",
     description="Reinforcement learning for language models whose outcome you can predict",
+    license="Apache-2.0",
+    license_files=["LICENSE", "NOTICE"],
     python_requires=">=3.11",
     packages=find_packages(include=["kernels", "kernels.*", "trainer", "trainer.*", "bench", "bench.*"]),
     package_data={

@@ -44,4 +44,4 @@ def test_every_script_says_what_it_needs_and_stops_at_the_first_error(script: Pa
     text = script.read_text()
     head = text.partition("set -euo pipefail\n")[0]
     assert head != text and "Needs: " in head and "# Time: " in head
-    assert os.access(script, os.X_OK) and script.name in (ROOT / "README.md").read_text()
+    assert os.access(script, os.X_OK) and script.name in (ROOT / "docs" / "measured.md").read_text()
