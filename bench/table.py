@@ -1,4 +1,4 @@
-"""Tables for a terminal, made from the JSON records alone."""
+"""Tables, made from the JSON records alone: for a terminal, and in Markdown."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     left = {0, len(head) - 1 if head[-1] == "note" else 0}
 
     def line(cells: Sequence[str]) -> str:
-        padded = (
-            c.ljust(w) if i in left else c.rjust(w)
-            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join(padded).rstrip()
+        pairs = enumerate(zip(cells, widths, strict=True))
+        return "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in pairs).rstrip()
 
     return "\n".join((line(head), "  ".join("-" * w for w in widths), *map(line, rows)))
 
 
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column is aligned left."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def number(value: Any, form: str = ".3g") -> str:
-    """`value` in `form`; a dash for None, text as it is."""
-    if value is None:
+    """`value` in `form`; a dash for None and NaN, text as it is."""
+    if value is None or value != value:
         return "–"
     return value if isinstance(value, str) else format(value, form)
 

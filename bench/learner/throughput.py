@@ -194,7 +194,7 @@ def peak_of(card: str) -> float | None:
     return next((peak for name, peak in PEAKS.items() if name in card), None)
 
 
-def _measure(what: str, p: StepProblem, folder: str, steps: int) -> Record:
+def measure_here(what: str, p: StepProblem, folder: str, steps: int) -> Record:
     """In the child: the best GEMM, or the steps of a provider."""
     if p.device == "cpu":
         keep_freed_memory()  # as a learner does, for both providers
@@ -217,9 +217,9 @@ def _measure(what: str, p: StepProblem, folder: str, steps: int) -> Record:
 
 
 def _short(s: TrainSequence) -> TrainSequence:
-    """Its first 64 tokens."""
-    cut = {name: getattr(s, name)[:64] for name in ("token_ids", "logprobs_gen", "versions", "token_weights")}
-    return dataclasses.replace(s, **cut)
+    """The completion's first 64 tokens."""
+    per_token = {f.name: getattr(s, f.name) for f in dataclasses.fields(s) if f.name != "prompt_ids"}
+    return dataclasses.replace(s, **{name: x[:64] for name, x in per_token.items() if x is not None})
 
 
 def synchronize(p: StepProblem) -> None:
@@ -313,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.measure:
         print(
             json.dumps(
-                _measure(args.measure, StepProblem(**json.loads(args.problem)), args.folder, args.steps)
+                measure_here(args.measure, StepProblem(**json.loads(args.problem)), args.folder, args.steps)
             )
         )
         return

@@ -24,16 +24,17 @@ import numpy as np
 
 from bench import records
 from bench.measure import machine
+from bench.table import markdown
 from trainer.scaling.compare import DIFFERENT, EQUIVALENT, INCONCLUSIVE, compare_fits
 from trainer.scaling.curve.fit import Fit, fit_curve
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid
+from trainer.scaling.curve.sigmoid import Curve, Sigmoid
 from trainer.scaling.seeds import PARAMETERS
+from trainer.scaling.simulate import autocorrelated, simulated
 
 A, B, C_MID, R0 = 0.58, 1.8, 2000.0, 0.30
 EVALUATIONS, NOISE = 24, 0.006
 SEED_SD = (0.006, 0.05, 0.07)  # of A, log B and log C_mid, where seeds vary
 SEEDS = 3  # of a group
-GROUPS = 300  # of three seeds
 CODE = ("trainer/scaling", "bench/validation/comparisons.py")
 Run = tuple[Curve, Fit]
 
@@ -84,15 +85,9 @@ def simulate(kind: Kind, ceiling: float, i: int, seed: int) -> Curve:
     moved = rng.normal(0, SEED_SD) * kind.vary
     truth = Sigmoid(R0, ceiling + moved[0], B * np.exp(moved[1]), C_MID * np.exp(moved[2]))
     error = rng.normal(0, NOISE, EVALUATIONS + 1)
-    for k in range(2, len(error) if kind.correlation else 0):
-        error[k] = kind.correlation * error[k - 1] + (1 - kind.correlation**2) ** 0.5 * error[k]
+    error[1:] = autocorrelated(error[1:], kind.correlation)  # that of R0 is its own
     compute = kind.reach * C_MID * np.arange(EVALUATIONS + 1) / EVALUATIONS
-    reward = truth.reward(compute) + error
-    points = tuple(
-        EvalPoint(k, c, r, NOISE)
-        for k, (c, r) in enumerate(zip(compute.tolist(), reward.tolist(), strict=True))
-    )
-    return Curve(f"run {i}", "GPU-hours", points[1:], points[0])
+    return simulated(truth.reward, compute, error, NOISE, f"run {i}")
 
 
 @cache
@@ -136,13 +131,11 @@ def measure(pairs: int, groups: int, seed: int) -> records.Record:
     """The shares of every row, and of the groups."""
     rows = []
     for row in ROWS:
-        found = [measure_pair(row, i, seed) for i in range(pairs)]
-        shares = {key: float(np.mean([f[key] for f in found])) for key in found[0] if key != "verdict"}
-        verdicts = {
-            v: float(np.mean([f["verdict"] == v for f in found]))
-            for v in (DIFFERENT, EQUIVALENT, INCONCLUSIVE)
-        }
-        rows.append(asdict(row) | {"runs": str(row.kind)} | verdicts | shares)
+        pair = [measure_pair(row, i, seed) for i in range(pairs)]
+        shares = {key: float(np.mean([p[key] for p in pair])) for key in pair[0] if key != "verdict"}
+        for verdict in (DIFFERENT, EQUIVALENT, INCONCLUSIVE):
+            shares[verdict] = float(np.mean([p["verdict"] == verdict for p in pair]))
+        rows.append(asdict(row) | {"runs": str(row.kind)} | shares)
         records.say(" ".join(cells(rows[-1])))
     kinds = [Kind(True, 3), Kind(True, 5)]
     grouped = [measure_group(kinds[i % 2], i // 2, seed) for i in range(groups)]
@@ -157,44 +150,29 @@ def cells(row: dict[str, Any]) -> list[str]:
     """One row of the table."""
     shares = [row[k] for k in (DIFFERENT, EQUIVALENT, INCONCLUSIVE)]
     shares += [1 - row["identified"], *(row[k] for k in ("B", "C_mid", "B or C_mid", "lead"))]
-    kind = row["kind"]
-    return [
-        row["runs"],
-        f"{kind['reach']} ×",
-        str(row["seeds"]),
-        f"{row['gap']:g}",
-        *(f"{x:.2f}" for x in shares),
-    ]
+    reach, seeds, gap = row["kind"]["reach"], row["seeds"], row["gap"]
+    return [row["runs"], f"{reach} ×", str(seeds), f"{gap:g}", *(f"{x:.2f}" for x in shares)]
 
 
 def describe(record: records.Record) -> str:
     """Both tables, in Markdown."""
-    lines = [f"| {' | '.join(HEAD)} |", "| --- |" + " ---: |" * (len(HEAD) - 1)]
-    lines += [f"| {' | '.join(cells(row))} |" for row in record["rows"]]
     more = record["more seeds"]
     widths = ", ".join(f"{name} in {more[name]:.3f}" for name in PARAMETERS)
-    return "\n".join([
-        *lines, "",
+    return (
+        f"{markdown(HEAD, [cells(row) for row in record['rows']])}\n\n"
         f"Of {record['groups']} groups of three seeds that vary, the interval is no wider than the narrowest "
-        f"of the three alone for {widths};",
-        f"the ceiling is identified if that of any of them is in {more['identified']:.3f}.",
-    ])  # fmt: skip
+        f"of the three alone for {widths};\n"
+        f"the ceiling is identified if that of any of them is in {more['identified']:.3f}."
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate, fit, compare, and print the shares."""
-    parser = records.parser("validation.comparisons", __doc__)
-    parser.add_argument("--pairs", type=int, default=100, help="in each row (100)")
-    parser.add_argument("--groups", type=int, default=GROUPS, help=f"of three seeds ({GROUPS})")
-    parser.add_argument("--seed", type=int, default=0, help="of the simulation (0)")
-    records.add_options(parser, "comparisons.json")
+    tracked = "comparisons.json"
+    parser = records.parser("validation.comparisons", __doc__, tracked, pairs=100, groups=300, seed=0)
     args = parser.parse_args(argv)
     record = measure(args.pairs, args.groups, args.seed)
-    path = records.path_of(args, "comparisons.json")
-    records.write(path, record)
-    print(describe(record))
-    records.say_written(path)
-    return 0
+    return records.finish(args, tracked, record, describe(record))
 
 
 if __name__ == "__main__":

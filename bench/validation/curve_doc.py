@@ -25,7 +25,7 @@ BLOCK = re.compile(r"```console\n\$ (.*?)\n.*?```", re.DOTALL)
 
 def commands(text: str) -> Iterator[str]:
     """The commands of a document, in their order."""
-    return (found.group(1) for found in BLOCK.finditer(text))
+    return (block.group(1) for block in BLOCK.finditer(text))
 
 
 def run(command: str, folder: Path) -> str:
@@ -48,7 +48,7 @@ def prepare(text: str, folder: Path) -> None:
     run("python example.py", folder)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the page, or write it."""
     parser = records.parser("validation.curve_doc", __doc__)
     parser.add_argument("--record", action="store_true", help="write over docs/curve.md")
@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         DOCUMENT.write_text(page)
     else:
         print(page)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

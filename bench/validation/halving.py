@@ -6,9 +6,8 @@ It uses every core that it may. Given the runs of a finished sweep, such as docs
 halving would have done.
 """
 
-import argparse
 import json
-import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -16,10 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import records
 from trainer.jsonl import read_lines
-from trainer.scaling import Curve, EvalPoint, Sigmoid
+from trainer.scaling import Curve, Sigmoid
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.options import add_input_arguments
+from trainer.scaling.simulate import simulated
 from trainer.sweep.halving import RISK, RUNGS, chances, forecasts, least_likely
 
 RECIPES, SEEDS, EVALUATIONS = 12, 3, 32
@@ -57,9 +58,8 @@ def simulate(rng: np.random.Generator) -> tuple[list[Sigmoid], dict[str, list[Cu
         for seed in range(SEEDS):
             b, c = np.exp(rng.normal(0, SEED_LOG, 2))
             run = Sigmoid(R0, law.A + rng.normal(0, SEED_A), law.B * b, law.C_mid * c)
-            rewards = np.clip(run.reward(np.array([0.0, *C])) + rng.normal(0, SD, len(C) + 1), 0, 1)
-            points = [EvalPoint(j, x, r, SD) for j, (x, r) in enumerate(zip([0.0, *C], rewards, strict=True))]
-            runs.append(Curve(f"r{i}-{seed}", "GPU-hours", tuple(points[1:]), points[0]))
+            errors = rng.normal(0, SD, len(C) + 1)
+            runs.append(simulated(run.reward, [0.0, *C], errors, SD, f"r{i}-{seed}"))
         curves[f"r{i}"] = runs
     return laws, curves
 
@@ -109,37 +109,34 @@ def replay(curves: dict[str, list[Curve]], risk: float) -> str:
     return "\n".join([head, *rows, f"{saved:.0%} of compute saved"])
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the share of sweeps whose winner was lost, and what was saved."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(": ")[2])
-    parser.add_argument("--sweeps", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--risk", type=float, default=RISK, help=f"at each rung (default: {RISK})")
+    parser = records.parser("validation.halving", __doc__, sweeps=500, seed=0, risk=RISK)
     parser.add_argument("--ceiling", action="store_true", help="the winner has the highest ceiling")
-    parser.add_argument(
-        "--out", type=Path, help="a file for each sweep's result; those in it are not run again"
-    )
+    text = "a file for each sweep's result; those in it are not run again"
+    parser.add_argument("--out", type=Path, help=text)
     add_input_arguments(parser, nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.inputs:
         groups = read_groups(args)
-        print(replay({name: [one.curve for one in of] for name, of in groups.items()}, args.risk))
-        return
+        print(replay({name: [run.curve for run in runs] for name, runs in groups.items()}, args.risk))
+        return 0
     target = 1e6 if args.ceiling else 1.0
     known = [Trial(**row) for row in read_lines(args.out)] if args.out and args.out.is_file() else []
     asked = {(i, args.seed, args.risk, target) for i in range(args.sweeps)}
-    known = [one for one in known if tuple(one.rungs) == tuple(RUNGS)]  # others are of other code
-    done = [one for one in known if (one.number, one.seed, one.risk, one.target) in asked]
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        left = sorted({i for i, *_ in asked} - {one.number for one in done})
-        running = [pool.submit(trial, number, args.seed, args.risk, target) for number in left]
+    known = [t for t in known if tuple(t.rungs) == tuple(RUNGS)]  # others are of other code
+    done = [t for t in known if (t.number, t.seed, t.risk, t.target) in asked]
+    with ProcessPoolExecutor(records.cores()) as pool:
+        remaining = sorted({i for i, *_ in asked} - {t.number for t in done})
+        running = [pool.submit(trial, number, args.seed, args.risk, target) for number in remaining]
         for future in as_completed(running):
             done.append(future.result())
             if args.out:
                 with args.out.open("a") as file:
                     file.write(json.dumps(asdict(done[-1])) + "\n")
-            print(describe(done), end="\n" if len(done) % 50 == 0 else "\r", flush=True)
+            records.say(describe(done))
     print(describe(done))
+    return 0
 
 
 def describe(done: Sequence[Trial]) -> str:
@@ -153,4 +150,4 @@ def describe(done: Sequence[Trial]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,6 @@ and standard errors are reported.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import records
+from bench.table import markdown, number
 from trainer.scaling import Sigmoid, fit
+from trainer.scaling.simulate import autocorrelated
 
 Array = NDArray[np.float64]
 
@@ -57,9 +58,8 @@ def simulate(reach: float, correlation: float, i: int, seed: int) -> Run:
         "irregular": np.append(np.sort(rng.uniform(0.01, 1, n - 1)), 1.0),
     }[spacing]
     error = rng.normal(0, sd, n)
-    for k in range(1, n if correlation else 0):
-        rho = correlation ** ((share[k] - share[k - 1]) * n)
-        error[k] = rho * error[k - 1] + (1 - rho**2) ** 0.5 * error[k]
+    if correlation:
+        error = autocorrelated(error, correlation ** (np.diff(share, prepend=0.0) * n))
     compute = reach * truth.C_mid * share
     reward = np.clip(truth.reward(compute) + error, 0, 1)
     return Run(truth, compute, reward, sd, float(np.clip(R0 + rng.normal(0, sd), 0, 1)), spacing)
@@ -79,36 +79,33 @@ def measure(noise: str, reach: float, i: int, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(found: Sequence[dict[str, Any]]) -> list[str]:
+HEAD = (
+    "noise", "data to × C_mid", "median error of A", "width", "A holds", "4 × the data holds", "identified",
+    "A holds, where identified",
+)  # fmt: skip
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
     """A row for each cell, in Markdown."""
-    lines = [
-        "| noise | data to × C_mid | median error of A | width | A holds | 4 × the data holds | identified "
-        "| A holds, where identified |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    rows = []
     for noise in NOISES:
         for reach in REACHES:
-            cell = [r for r in found if (r["noise"], r["reach"]) == (noise, reach)]
+            cell = [r for r in runs if (r["noise"], r["reach"]) == (noise, reach)]
             truth, value, low, high = np.array([r["A"] for r in cell]).T
-            held, known = (low <= truth) & (truth <= high), np.array([r["identified"] for r in cell])
+            holds, known = (low <= truth) & (truth <= high), np.array([r["identified"] for r in cell])
             ahead = np.mean([r["4x"][2] <= r["4x"][0] <= r["4x"][3] for r in cell])
             error, width = np.median(np.abs(value - truth)), np.median(high - low)
-            where = f"{held[known].mean():.2f} ({known.sum()})" if known.any() else "–"
-            lines.append(
-                f"| {noise} | {reach:g} | {error:.4f} | {width:.3f} | {held.mean():.2f} | {ahead:.2f} "
-                f"| {known.mean():.2f} | {where} |"
-            )
-    return lines
+            shares = [f"{x:.2f}" for x in (holds.mean(), ahead, known.mean())]
+            where = f"{holds[known].mean():.2f} ({known.sum()})" if known.any() else number(None)
+            rows.append([noise, f"{reach:g}", f"{error:.4f}", f"{width:.3f}", *shares, where])
+    return markdown(HEAD, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate, fit and print the table."""
-    parser = records.parser("validation.laws", __doc__)
-    parser.add_argument("--runs", type=int, default=160, help="simulated curves in each cell (160)")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of the simulation ({SEED})")
-    args: argparse.Namespace = parser.parse_args(argv)
+    """Simulate and print the table."""
+    args = records.parser("validation.laws", __doc__, runs=160, seed=SEED).parse_args(argv)
     cells = [(noise, reach, i) for i in range(args.runs) for noise in NOISES for reach in REACHES]
-    print("\n".join(table([measure(*cell, args.seed) for cell in cells])))
+    print(table([measure(*cell, args.seed) for cell in cells]))
     return 0
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.validation.intervals import METHODS
 from bench.validation.scenarios import OFF_GRID
 
 COLORS = {"ours": "#1f6feb", "paper": "#d1495b", "paper, finer": "#e9a23b"}
-CLASSICAL = ("#d1495b", "#e9a23b", "#6d4c9f")
 INK, GREY = "#1c2733", "#7d8793"
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "text.color": INK}
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(result: dict[str, Any], path: Path) -> None:
     """Write the PNG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -22,21 +20,18 @@ def draw(found: dict[str, Any], path: Path) -> None:
     with rc_context(rc=STYLE):  # type: ignore[arg-type]  # its keys are literals in the stubs
         figure = Figure(figsize=(11, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _coverage(left, found["coverage"], found["intervals"])
-        _accuracy(right, found["accuracy"][OFF_GRID])
+        _coverage(left, result["coverage"])
+        _accuracy(right, result["accuracy"][OFF_GRID])
         figure.savefig(path, dpi=130)
 
 
-def _coverage(axes: Any, coverage: dict[str, Any], intervals: dict[str, Any]) -> None:
+def _coverage(axes: Any, coverage: dict[str, Any]) -> None:
     names = list(coverage)
     axes.axvspan(0.87, 0.93, color=GREY, alpha=0.2, lw=0, label=".87 to .93")
     for key, marker in (("A", "o"), ("B", "s"), ("C_mid", "^"), ("2x", "D")):
-        shares = [coverage[name][key] for name in names]
         label = "reward at 2×" if key == "2x" else key
+        shares = [coverage[name][key] for name in names]
         axes.plot(shares, range(len(names)), marker, ms=5, alpha=0.8, color=COLORS["ours"], label=label)
-    for method, color in zip(METHODS[1:], CLASSICAL, strict=True):
-        found = [(intervals[name][method]["A"], y) for y, name in enumerate(names) if name in intervals]
-        axes.plot(*zip(*found, strict=True), "x", ms=6, mew=1.5, color=color, label=f"A, {method}")
     axes.set_yticks(range(len(names)), [f"{n} ({coverage[n]['runs']})" for n in names])
     axes.invert_yaxis()
     axes.set_xlim(axes.get_xlim()[0], 1.005)
@@ -45,16 +40,15 @@ def _coverage(axes: Any, coverage: dict[str, Any], intervals: dict[str, Any]) ->
 
 
 def _accuracy(axes: Any, rows: dict[str, Any]) -> None:
-    names = list(rows)
     for i, (procedure, color) in enumerate(COLORS.items()):
-        for y, name in enumerate(names):
-            median, most = rows[name][procedure]["A"]
-            at = y + 0.22 * (i - 1)
-            axes.plot([median, most], [at, at], color=color, lw=1.5, alpha=0.7)
-            axes.plot(median, at, "o", ms=5, color=color, label=procedure if y == 0 else None)
-    axes.axvline(0.01, color=GREY, lw=1, ls=":")
-    axes.axvline(0.02, color=GREY, lw=1, ls=":")
-    axes.set_yticks(range(len(names)), [name.removeprefix("ScaleRL-") for name in names])
+        for y, row in enumerate(rows.values()):
+            median, most = row[procedure]["A"]
+            height = y + 0.22 * (i - 1)
+            axes.plot([median, most], [height, height], color=color, lw=1.5, alpha=0.7)
+            axes.plot(median, height, "o", ms=5, color=color, label=procedure if y == 0 else None)
+    for limit in (0.01, 0.02):
+        axes.axvline(limit, color=GREY, lw=1, ls=":")
+    axes.set_yticks(range(len(rows)), [name.removeprefix("ScaleRL-") for name in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, min(0.06, axes.get_xlim()[1]))
     axes.set_title("error of A, laws off the grid: median (dot) to 95 %", loc="left")

@@ -1,4 +1,4 @@
-"""The simulated runs of the validation: their list and order, measured by processes and kept line by line."""
+"""The simulated runs of the validation: fitted by our procedure and the paper's, kept line by line."""
 
 from __future__ import annotations
 
@@ -6,55 +6,29 @@ import hashlib
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.records import ROOT, Record
-from bench.validation import fits as validate_fits
-from bench.validation import intervals as validate_intervals
-from bench.validation.intervals import INTERVAL_SCENARIOS
-from bench.validation.scenarios import SCENARIOS, Scenario
+from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, PaperRun, Points, Scenario, simulate
 from trainer.jsonl import append, open_to_append, read_lines
+from trainer.scaling import Fit, Sigmoid, fit
+from trainer.scaling.curve.paper import PaperGrid, paper_fit
 
-Key = tuple[str, str, str, int, int]
+Key = tuple[str, str, int, int]
 
+PROCEDURES = ("ours", "paper", "paper, finer")
+FINER = PaperGrid(C_mid=(300.0, 30_000.0, 200), spacing="log")  # with more values of C_mid than the paper's
 REFRESH_S = 60.0  # between two lines of progress
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """A measurement made on each run of some scenarios."""
-
-    scenarios: tuple[Scenario, ...]
-    measure: Callable[[tuple[Scenario, str, int, int]], Record]
-    sources: tuple[str, ...]  # the code that a record depends on
-
-    def version(self) -> str:
-        """A hash of the code; records kept by other code are not used."""
-        return hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in self.sources)).hexdigest()[:10]
-
-
-CURVE = ROOT / "trainer/scaling/curve"
-CORE = tuple(str(path.relative_to(ROOT)) for path in sorted(CURVE.glob("*.py")))
-SIMULATION = ("bench/validation/scenarios.py", "bench/validation/fits.py")
-INTERVALS = (
-    "bench/validation/intervals.py",
-    "bench/validation/classical_intervals.py",
-    "bench/validation/least_squares.py",
-)
-STUDIES: Mapping[str, Study] = {
-    "runs": Study(SCENARIOS, validate_fits.measure, (*CORE, *SIMULATION)),
-    "intervals": Study(INTERVAL_SCENARIOS, validate_intervals.measure, (*CORE, *SIMULATION, *INTERVALS)),
-}
+CODE = ("trainer/scaling/curve/*.py", "bench/validation/runs.py", "bench/validation/scenarios.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One simulated run of a study."""
+    """One simulated run."""
 
-    study: str
     scenario: Scenario
     row: str  # of PAPER_RUNS
     i: int
@@ -63,51 +37,106 @@ class Task:
 
     @property
     def key(self) -> Key:
-        return self.study, self.scenario.name, self.row, self.i, self.seed
+        return self.scenario.name, self.row, self.i, self.seed
 
 
 def tasks_of(runs: int, seed: int) -> list[Task]:
     """All tasks, in an order in which any first part has the same share of every scenario and row."""
     every = [
-        Task(name, scenario, row, i, seed, (i + 0.5) / scenario.count(runs))
-        for name, study in STUDIES.items()
-        for scenario in study.scenarios
+        Task(scenario, row, i, seed, (i + 0.5) / scenario.count(runs))
+        for scenario in SCENARIOS
         for row in scenario.rows
         for i in range(scenario.count(runs))
     ]
     return sorted(every, key=lambda task: task.place)
 
 
-def kept_in(out: Path) -> dict[str, Path]:
-    """The file of each study."""
-    return {name: out / f"{name}-{study.version()}.jsonl" for name, study in STUDIES.items()}
+def measure(task: Task) -> Record:
+    """One run's record: each procedure's estimates, ours as [truth, value, low, high] by quantity."""
+    scenario, run = task.scenario, PAPER_RUNS[task.row]
+    points = simulate(scenario, run, task.i, task.seed)
+    start = time.perf_counter()
+    fitted = ours(points)
+    record: Record = {
+        "case": scenario.name, "row": task.row, "i": task.i, "seed": task.seed,
+        "fit_ms": 1e3 * (time.perf_counter() - start),
+        "identified": fitted.identified, "flags": list(fitted.flags),
+        "autocorrelated_prob": fitted.autocorrelated_prob,
+        "ours": {**_estimates(points, fitted), "far": _far(points, run, fitted.sigmoid)},
+    }  # fmt: skip
+    if scenario.paper:
+        for key in PROCEDURES[1:]:
+            curve = paper(points, key)
+            record[key] = {"A": curve.A, "B": curve.B, "C_mid": curve.C_mid, "far": _far(points, run, curve)}
+    if scenario.noise == "outliers":
+        clean = simulate(scenario, run, task.i, task.seed, "normal")
+        record["A_moved"] = fitted.A.value - ours(clean).A.value
+        record["A_moved_paper"] = record["paper"]["A"] - paper(clean, "paper").A
+    return record
 
 
-def read(files: Mapping[str, Path]) -> dict[Key, Record]:
-    """The records kept in these files."""
-    return {
-        (name, record["case"], record["row"], record["i"], record["seed"]): record
-        for name, file in files.items()
-        if file.is_file()
-        for record in read_lines(file)
-    }
+def ours(points: Points) -> Fit:
+    """The project's fit."""
+    return fit(points.compute, points.reward, points.se, R0=points.R0, R0_se=points.R0_se)
 
 
-def work(tasks: Sequence[Task], files: Mapping[str, Path], processes: int) -> Iterator[tuple[Key, Record]]:
+def paper(points: Points, procedure: str) -> Sigmoid:
+    """The curve fitted by the paper's procedure, with the grid it prints or a finer one."""
+    assert points.R0 is not None, "the paper's procedure needs R0"
+    grid = FINER if procedure == "paper, finer" else None
+    return paper_fit(points.compute, points.reward, points.R0, grid).sigmoid
+
+
+def truths(points: Points) -> dict[str, float]:
+    """The true values of the estimated quantities; `2x` is the reward at twice the last compute."""
+    curve = points.curve
+    at_2x = float(curve.reward(2 * points.compute[-1]))
+    return {"A": curve.A, "B": curve.B, "C_mid": curve.C_mid, "2x": at_2x}
+
+
+def _estimates(points: Points, fitted: Fit) -> dict[str, list[float]]:
+    estimates: dict[str, Any] = {"A": fitted.A, "B": fitted.B, "C_mid": fitted.C_mid, "2x": fitted.at_2x}
+    return {k: [truth, (e := estimates[k]).value, e.low, e.high] for k, truth in truths(points).items()}
+
+
+def _far(points: Points, run: PaperRun, curve: Sigmoid) -> float:
+    """Error of the reward predicted where the paper predicts it, against the curve without noise."""
+    return float(curve.reward(run.far) - points.curve.reward(run.far))
+
+
+# --------------------------------------------------------------------------------------- kept line by line
+
+
+def version() -> str:
+    """A hash of the code; records kept by other code are not used."""
+    files = sorted(path for pattern in CODE for path in ROOT.glob(pattern))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:10]
+
+
+def kept_in(folder: Path) -> Path:
+    """The file of this code's records."""
+    return folder / f"runs-{version()}.jsonl"
+
+
+def read(file: Path) -> dict[Key, Record]:
+    """The records kept in this file."""
+    records = read_lines(file) if file.is_file() else ()
+    return {(r["case"], r["row"], r["i"], r["seed"]): r for r in records}
+
+
+def work(tasks: Sequence[Task], file: Path, processes: int) -> Iterator[tuple[Key, Record]]:
     """Measure, keep the records, and print how long it will take."""
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # inherited by the processes spawned
-    began = printed = time.monotonic()
-    with ExitStack() as stack:
-        kept = {name: stack.enter_context(open_to_append(file)) for name, file in files.items()}
-        pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes))
-        for n, (task, record) in enumerate(pool.imap_unordered(_measure, tasks), 1):
-            append(kept[task.study], record)
-            yield task.key, record
+    start = printed = time.monotonic()
+    with open_to_append(file) as out, multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for n, (key, record) in enumerate(pool.imap_unordered(_measure, tasks), 1):
+            append(out, record)
+            yield key, record
             now = time.monotonic()
             if now - printed > REFRESH_S or n == len(tasks):
-                printed, left = now, (now - began) / n * (len(tasks) - n)
-                print(f"{n} of {len(tasks)} runs, about {left / 60:.0f} min left", flush=True)
+                printed, remaining = now, (now - start) / n * (len(tasks) - n)
+                print(f"{n} of {len(tasks)} runs, about {remaining / 60:.0f} min left", flush=True)
 
 
-def _measure(task: Task) -> tuple[Task, Record]:
-    return task, STUDIES[task.study].measure((task.scenario, task.row, task.i, task.seed))
+def _measure(task: Task) -> tuple[Key, Record]:
+    return task.key, measure(task)

@@ -10,7 +10,6 @@ truth. Where the reward falls there is no such truth: the run is right only if i
 
 from __future__ import annotations
 
-import argparse
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import records
+from bench.table import markdown
 from trainer.scaling import Sigmoid, fit
 
 Array = NDArray[np.float64]
@@ -27,7 +27,7 @@ Shape = Callable[[Array], Array]  # R(C)
 
 SEED = 15
 LAST, EVALUATIONS, NOISE = 6_000.0, 24, 0.006
-AHEAD = 4.0  # times the data
+EXTRAPOLATION = 4.0  # times the data
 SAYS_SO = {"not-sigmoid", "other-shape", "falling", "last-point-low"}
 
 
@@ -61,18 +61,9 @@ def _logistic(rng: np.random.Generator, middle: float, steepness: float) -> Shap
     return lambda c: R0 + rise * (1 / (1 + np.exp(-k * (c - middle))) - low) / (1 - low)
 
 
-def _whole_logistic(rng: np.random.Generator) -> Shape:
-    middle = rng.uniform(1_500, 3_000)
-    return _logistic(rng, middle, rng.uniform(4, 8))
-
-
-def _half_logistic(rng: np.random.Generator) -> Shape:
-    return _logistic(rng, LAST / 1.2, rng.uniform(3, 7))
-
-
 def _log_linear(rng: np.random.Generator) -> Shape:
     (R0, rise), tau = _ends(rng), _log_uniform(rng, 60, 1_500)
-    return lambda c: R0 + rise * np.log1p(c / tau) / np.log1p(AHEAD * LAST / tau)
+    return lambda c: R0 + rise * np.log1p(c / tau) / np.log1p(EXTRAPOLATION * LAST / tau)
 
 
 def _two_stages(rng: np.random.Generator) -> Shape:
@@ -88,14 +79,6 @@ def _capped(rng: np.random.Generator, cap: float) -> Shape:
     return lambda c: R0 + rise * np.minimum(c / cap, 1)
 
 
-def _hard_cap(rng: np.random.Generator) -> Shape:
-    return _capped(rng, LAST * rng.uniform(0.35, 0.75))
-
-
-def _cap_ahead(rng: np.random.Generator) -> Shape:
-    return _capped(rng, LAST * rng.uniform(1.2, 3))
-
-
 def _changed(rng: np.random.Generator, begin: float, by: float) -> Shape:
     """A sigmoid that is nearly complete, and after `begin` of the data a steady change."""
     R0, rise = _ends(rng)
@@ -109,31 +92,21 @@ def _second_rise(rng: np.random.Generator) -> Shape:
     return lambda c: np.minimum(shape(c), shape(np.array(1.2 * LAST)))  # as much again, then an end
 
 
-def _slow_collapse(rng: np.random.Generator) -> Shape:
-    return _changed(rng, 0.7, -0.12)
-
-
-def _fast_collapse(rng: np.random.Generator) -> Shape:
-    return _changed(rng, 0.9, -rng.uniform(0.1, 0.25))
-
-
-def _decline(rng: np.random.Generator) -> Shape:
-    return _changed(rng, 2 / 3, -0.02)
-
-
 KINDS: dict[str, Callable[[np.random.Generator], Shape]] = {
     "exponential saturation": _exponential,
     "power-law approach": _power_law,
-    "logistic in linear compute, complete": _whole_logistic,
-    "the same, seen to 20 % past its middle": _half_logistic,
+    "logistic in linear compute, complete": lambda rng: _logistic(
+        rng, rng.uniform(1_500, 3_000), rng.uniform(4, 8)
+    ),
+    "the same, seen to 20 % past its middle": lambda rng: _logistic(rng, LAST / 1.2, rng.uniform(3, 7)),
     "log-linear, no ceiling": _log_linear,
     "two stages": _two_stages,
-    "linear, then a hard cap": _hard_cap,
-    "linear, cap not reached": _cap_ahead,
+    "linear, then a hard cap": lambda rng: _capped(rng, LAST * rng.uniform(0.35, 0.75)),
+    "linear, cap not reached": lambda rng: _capped(rng, LAST * rng.uniform(1.2, 3)),
     "plateau, second rise in the last fifth": _second_rise,
-    "slow collapse": _slow_collapse,
-    "fast collapse": _fast_collapse,
-    "decline of .02 over the last third": _decline,
+    "slow collapse": lambda rng: _changed(rng, 0.7, -0.12),
+    "fast collapse": lambda rng: _changed(rng, 0.9, -rng.uniform(0.1, 0.25)),
+    "decline of .02 over the last third": lambda rng: _changed(rng, 2 / 3, -0.02),
 }
 FALLS = {"slow collapse", "fast collapse", "decline of .02 over the last third"}
 CONTROL = "sigmoid (control)"
@@ -151,43 +124,39 @@ def simulate(kind: str, i: int, seed: int) -> tuple[Shape, Array, Array, float]:
 def measure(kind: str, i: int, seed: int) -> dict[str, Any]:
     """What the fit says of one run."""
     shape, compute, reward, R0 = simulate(kind, i, seed)
-    found = fit(compute, reward, np.full(EVALUATIONS, NOISE), R0=R0, R0_se=NOISE)
-    ahead, truth = found.at(AHEAD * LAST), float(shape(np.array(AHEAD * LAST)))
-    flagged = not SAYS_SO.isdisjoint(found.flags)
+    fitted = fit(compute, reward, np.full(EVALUATIONS, NOISE), R0=R0, R0_se=NOISE)
+    ahead, truth = fitted.at(EXTRAPOLATION * LAST), float(shape(np.array(EXTRAPOLATION * LAST)))
+    flagged = not SAYS_SO.isdisjoint(fitted.flags)
     covered = kind not in FALLS and ahead.low <= truth <= ahead.high
     return {
-        "kind": kind, "i": i, "flags": found.flags, "details": found.details,
+        "kind": kind, "i": i, "flags": fitted.flags, "details": fitted.details,
         "flagged": flagged, "covered": covered, "either": flagged or covered,
-        "wrong": found.identified and not covered,
+        "wrong": fitted.identified and not covered,
     }  # fmt: skip
 
 
-def table(found: Sequence[dict[str, Any]]) -> list[str]:
-    """A row for each kind, for all of them, and for the sigmoids, in Markdown."""
-    lines = [
-        "| kind | runs | flagged | covered | either | identified, and missed |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    groups = {kind: [r for r in found if r["kind"] == kind] for kind in (*KINDS, CONTROL)}
-    groups = {**groups, "all but the sigmoids": [r for r in found if r["kind"] != CONTROL]}
-    for kind, runs in groups.items():
-        shares = [
-            f"{np.mean([r[key] for r in runs]):.2f}" for key in ("flagged", "covered", "either", "wrong")
-        ]
+HEAD = ("kind", "runs", "flagged", "covered", "either", "identified, and missed")
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """A row for each kind, for the sigmoids, and for all but them, in Markdown."""
+    groups = {kind: [r for r in runs if r["kind"] == kind] for kind in (*KINDS, CONTROL)}
+    groups["all but the sigmoids"] = [r for r in runs if r["kind"] != CONTROL]
+    rows = []
+    for kind, group in groups.items():
+        keys = ("flagged", "covered", "either", "wrong")
+        shares = {key: f"{np.mean([r[key] for r in group]):.2f}" for key in keys}
         if kind in FALLS:
-            shares[1] = "–"
-        lines.append(f"| {kind} | {len(runs)} | {' | '.join(shares)} |")
-    return lines
+            shares["covered"] = "–"
+        rows.append([kind, str(len(group)), *shares.values()])
+    return markdown(HEAD, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate, fit and print the table."""
-    parser = records.parser("validation.shapes", __doc__)
-    parser.add_argument("--runs", type=int, default=100, help="simulated runs of each kind (100)")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of the simulation ({SEED})")
-    args: argparse.Namespace = parser.parse_args(argv)
+    args = records.parser("validation.shapes", __doc__, runs=100, seed=SEED).parse_args(argv)
     runs = [(kind, i, args.seed) for kind in (*KINDS, CONTROL) for i in range(args.runs)]
-    print("\n".join(table([measure(*run) for run in runs])))
+    print(table([measure(*run) for run in runs]))
     return 0
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench import records
+from bench.table import markdown
 from bench.validation.shapes import CONTROL, KINDS, LAST, NOISE, SEED, simulate
 from trainer.config.forecast import ForecastConfig, StopRule
 from trainer.scaling import EvalPoint
@@ -30,39 +31,35 @@ def ends(kind: str, i: int, seed: int, rules: Sequence[StopRule]) -> list[float 
     """What was still to be gained where each rule ended a run; None: it did not."""
     shape, compute, rewards, R0 = simulate(kind, i, seed)
     points, look = [EvalPoint(0, 0.0, R0, NOISE)], forecast([EvalPoint(0, 0.0, R0, NOISE)], LAST, None)
-    row, found = Counter[StopRule](), dict[StopRule, float]()
+    row, gains = Counter[StopRule](), dict[StopRule, float]()
     for step, (c, reward) in enumerate(zip(compute[:-1].tolist(), rewards.tolist(), strict=False), 1):
         points.append(EvalPoint(step, c, reward, NOISE))
         look = forecast(points, LAST, look)
         for rule in rules:
             row[rule] = row[rule] + 1 if says_stop(look, c, LAST, rule) else 0
-            if row[rule] == PATIENCE and rule not in found:
+            if row[rule] == PATIENCE and rule not in gains:
                 now, later = shape(np.array([c, 2 * c if rule.per_doubling else LAST]))
-                found[rule] = float(later - now)
-    return [found.get(rule) for rule in rules]
+                gains[rule] = float(later - now)
+    return [gains.get(rule) for rule in rules]
 
 
-def table(found: dict[str, list[list[float | None]]], rules: Sequence[StopRule]) -> list[str]:
-    """In Markdown, a row for each kind: how many ended, and how many of them wrongly."""
-    lines = ["| kind | runs | " + " | ".join(f"{rule.text}: ended, wrongly" for rule in rules) + " |"]
-    lines.append("| --- |" + " ---: |" * (1 + len(rules)))
-    for kind, runs in found.items():
-        gains = [[gain for gain in column if gain is not None] for column in zip(*runs, strict=True)]
-        wrong = [sum(g > rule.gain for g in of) for of, rule in zip(gains, rules, strict=True)]
-        cells = [f"{len(of)}, {n}" for of, n in zip(gains, wrong, strict=True)]
-        lines.append(f"| {kind} | {len(runs)} | {' | '.join(cells)} |")
-    return lines
+def table(gains: dict[str, list[list[float | None]]], rules: Sequence[StopRule]) -> str:
+    """A row for each kind, in Markdown: how many runs ended, and how many of them wrongly."""
+    rows = []
+    for kind, runs in gains.items():
+        ended = [[gain for gain in column if gain is not None] for column in zip(*runs, strict=True)]
+        wrong = [sum(g > rule.gain for g in column) for column, rule in zip(ended, rules, strict=True)]
+        cells = [f"{len(column)}, {n}" for column, n in zip(ended, wrong, strict=True)]
+        rows.append([kind, str(len(runs)), *cells])
+    return markdown(["kind", "runs", *(f"{rule.text}: ended, wrongly" for rule in rules)], rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate and print the table."""
-    parser = records.parser("validation.stopping", __doc__)
-    parser.add_argument("--runs", type=int, default=5, help="simulated runs of each kind (5)")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of the simulation ({SEED})")
-    args = parser.parse_args(argv)
+    args = records.parser("validation.stopping", __doc__, runs=5, seed=SEED).parse_args(argv)
     rules = [rule for text in RULES if (rule := ForecastConfig(stop=text).rule)]
-    found = {k: [ends(k, i, args.seed, rules) for i in range(args.runs)] for k in (CONTROL, *KINDS)}
-    print("\n".join(table(found, rules)))
+    kinds = (CONTROL, *KINDS)
+    print(table({k: [ends(k, i, args.seed, rules) for i in range(args.runs)] for k in kinds}, rules))
     return 0
 
 

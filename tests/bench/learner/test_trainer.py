@@ -112,6 +112,12 @@ def test_bad_options_say_what_was_expected() -> None:
         throughput.main(["--prompts=0"])
 
 
+def test_completions_longer_than_the_warm_up_are_measured(folder: str) -> None:
+    p = replace(TINY, median=80, longest=120, micro_batch_tokens=512)
+    for side in learner_step.PROVIDERS:
+        assert len(throughput.measure_here(side, p, folder, 1)["seconds"]) == 1
+
+
 @pytest.mark.slow
 def test_quick_measures_both_in_processes_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

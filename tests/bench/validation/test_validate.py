@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.records import ROOT
 from bench.sources import TABLE_1
 from bench.validation import runs as validate_runs
-from bench.validation import validate
-from bench.validation.intervals import KEYS, METHODS
+from bench.validation.__main__ import document
 from bench.validation.plot import draw
-from bench.validation.runs import STUDIES, Task, kept_in, read, tasks_of, work
+from bench.validation.runs import Task, kept_in, read, tasks_of, work
 from bench.validation.scenarios import (
     NOISE,
     OFF_GRID,
@@ -28,7 +28,7 @@ from bench.validation.scenarios import (
     Scenario,
     simulate,
 )
-from bench.validation.tables import QUANTITIES, accuracy, coverage, intervals_by_method, summary
+from bench.validation.tables import QUANTITIES, accuracy, coverage, summary
 from trainer.scaling import Sigmoid
 
 BY_NAME = {case.name: case for case in SCENARIOS}
@@ -75,7 +75,7 @@ def test_a_run_is_the_same_every_time_and_its_twin_differs_by_the_outliers_alone
     row, case = PAPER_RUNS["ScaleRL"], BY_NAME[OUTLIERS]
     one, again, other = (simulate(case, row, i, 7) for i in (3, 3, 4))
     assert (one.reward == again.reward).all() and (one.reward != other.reward).any()
-    moved = np.abs(one.reward - simulate(case, row, 3, 7, "independent").reward)
+    moved = np.abs(one.reward - simulate(case, row, 3, 7, "normal").reward)
     assert np.sort(moved)[-2:] == pytest.approx([0, 0.1], abs=1e-9)  # 5 % of 27 points: one
 
 
@@ -88,13 +88,11 @@ def test_laws_off_the_grid_stay_within_its_cell() -> None:
 def test_what_is_cut_short_has_done_the_same_share_of_everything() -> None:
     tasks = tasks_of(1000, seed=1)
     assert len({t.key for t in tasks}) == len(tasks)
-    assert sum(t.study == "runs" and t.scenario.name == WELL for t in tasks) == 1000
+    assert sum(t.scenario.name == WELL for t in tasks) == 1000
     half = tasks[: len(tasks) // 2]
-    for part, case in ((name, case) for name, study in STUDIES.items() for case in study.scenarios):
-        of = sum(t.study == part and t.scenario.name == case.name for t in tasks)
-        assert sum(t.study == part and t.scenario.name == case.name for t in half) / of == pytest.approx(
-            0.5, abs=0.1
-        )
+    for case in SCENARIOS:
+        both = [sum(t.scenario.name == case.name for t in part) for part in (half, tasks)]
+        assert both[0] / both[1] == pytest.approx(0.5, abs=0.1)
 
 
 def record(case: str, row: str, i: int, A: float, low: float, high: float) -> dict[str, Any]:
@@ -105,7 +103,6 @@ def record(case: str, row: str, i: int, A: float, low: float, high: float) -> di
         "case": case, "row": row, "i": i, "seed": 0, "fit_ms": 1.0, "identified": high - low < 0.06,
         "ours": {**four, "far": A - 0.6}, "paper": theirs, "paper, finer": theirs,
         "A_moved": 0.002, "A_moved_paper": -0.03,
-        **{method: {key: [0.6, A, low, high] for key in KEYS} for method in METHODS},
     }  # fmt: skip
 
 
@@ -133,49 +130,42 @@ def everything(width: float) -> list[dict[str, Any]]:
 
 def test_the_page_says_which_bars_hold(tmp_path: Path) -> None:
     runs = everything(0.01)
-    found = {
-        "runs": 1, "planned": 2, "seed": 0, **summary(runs), "intervals": intervals_by_method(runs),
-        "wrong_R0": [{"R0": 0.25, "ours": [0.6, 1.5, 2500.0], "paper, finer": [0.6, 1.5, 2500.0]}],
-        "power_law": [
-            {"low": 1500, "high": 5e4, "published A": 1.0, "A": 1.0, "quartiles": [1.0, 1.0]}
-        ],
-    }  # fmt: skip
+    found = {"runs": 1, "planned": 2, "seed": 0, **summary(runs)}
     assert all(bar["holds"] for bar in found["bars"]), [b for b in found["bars"] if not b["holds"]]
-    page = validate.document(found)
-    assert "interrupted" in page and "interrupted" not in validate.document({**found, "runs": 2})
+    page = document(found)
+    assert "interrupted" in page and "interrupted" not in document({**found, "runs": 2})
     assert "**no**" not in page and all(f"| {name}" in page for name in PAPER_RUNS)
     draw(found, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
     missed = {bar["what"]: bar["holds"] for bar in summary(everything(0.04))["bars"]}
     assert not missed["the paper's ranges: flagged"] and missed["fit of 1.5k–4k: flagged"]
-    assert "**no**" in validate.document({**found, **summary(everything(0.04))})
+    assert "**no**" in document({**found, **summary(everything(0.04))})
 
 
 def test_a_run_that_was_cut_goes_on_where_it_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case = BY_NAME[TOO_SHORT]
-    tasks = [Task("runs", case, "ScaleRL", i, 5, 0.5) for i in range(2)]
-    files = kept_in(tmp_path)
-    done = dict(work(tasks, files, processes=1))
-    kept = files["runs"].read_text()
-    assert (
-        set(done) == set(read(files)) == {t.key for t in tasks} and "2 of 2 runs" in capsys.readouterr().out
-    )
-    files["runs"].write_text(kept[:-20])  # killed in the middle of a line
-    (lost,) = [t for t in tasks if t.key not in read(files)]
-    again = dict(work([lost], files, processes=1))
+    tasks = [Task(case, "ScaleRL", i, 5, 0.5) for i in range(2)]
+    file = kept_in(tmp_path)
+    done = dict(work(tasks, file, processes=1))
+    kept = file.read_text()
+    assert set(done) == set(read(file)) == {t.key for t in tasks} and "2 of 2 runs" in capsys.readouterr().out
+    file.write_text(kept[:-20])  # killed in the middle of a line
+    (lost,) = [t for t in tasks if t.key not in read(file)]
+    again = dict(work([lost], file, processes=1))
     assert again[lost.key]["ours"] == done[lost.key]["ours"]
-    assert [json.loads(line)["i"] for line in files["runs"].read_text().splitlines()] == [0, 1]
+    assert [json.loads(line)["i"] for line in file.read_text().splitlines()] == [0, 1]
 
 
 def test_what_other_code_measured_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = kept_in(tmp_path)
-    for source in {source for study in STUDIES.values() for source in study.sources}:
-        (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / source).write_bytes((validate.ROOT / source).read_bytes())
+    for source in (path for pattern in validate_runs.CODE for path in ROOT.glob(pattern)):
+        copy = tmp_path / source.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(source.read_bytes())
     monkeypatch.setattr(validate_runs, "ROOT", tmp_path)
     assert kept_in(tmp_path) == before
-    with (tmp_path / "trainer" / "scaling" / "posterior.py").open("a") as file:
+    with (tmp_path / "trainer" / "scaling" / "curve" / "posterior.py").open("a") as file:
         file.write("# changed\n")
-    assert all(kept_in(tmp_path)[name] != before[name] for name in STUDIES)
+    assert kept_in(tmp_path) != before

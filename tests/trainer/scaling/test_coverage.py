@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
-from bench.validation.fits import ours, truths
+from bench.validation.runs import ours, truths
 from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, SHORT, TOO_SHORT, WEAK, WELL, simulate
 from trainer.scaling import Fit, Sigmoid, fit
 from trainer.scaling.curve.marginal import CORRELATED_SHARE, CORRELATIONS, NOISE_PRIOR_POINTS, Data

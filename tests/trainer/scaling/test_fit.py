@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.validation.fits import ours
+from bench.validation.runs import ours
 from bench.validation.scenarios import OUTLIERS, PAPER_RUNS, SCENARIOS, WELL
 from bench.validation.scenarios import simulate as simulate_row
 from trainer.config import ConfigError

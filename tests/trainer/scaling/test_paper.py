@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import curve_fit
 
-from bench.validation.literal_grid import literal_loop
 from trainer.config import ConfigError
 from trainer.scaling import Sigmoid
 from trainer.scaling.curve.paper import B_TABLE, PaperGrid, paper_fit
@@ -15,6 +16,27 @@ from trainer.scaling.curve.paper import B_TABLE, PaperGrid, paper_fit
 # arXiv 2510.13786, Table 1: C_mid, B, A. R0 is not published.
 TABLE_1 = {"ScaleRL": (2542, 1.92, 0.610), "Scout": (4242, 1.65, 0.710), "code": (1675, 1.09, 0.615)}
 R0 = 0.3
+
+
+def literal_loop(
+    compute: np.ndarray, reward: np.ndarray, R0: float, grid: PaperGrid, tolerance: float = 1e-8
+) -> tuple[Sigmoid, float]:
+    """The paper's procedure as printed: B by `curve_fit` for every pair; the best curve and its error."""
+    best = (math.inf, 0.0, 0.0, 0.0)
+    A_values, C_mid_values = grid.values()
+    for A in A_values:
+        for C_mid in C_mid_values:
+
+            def model(C: np.ndarray, B: float, A: float = A, C_mid: float = C_mid) -> np.ndarray:
+                result: np.ndarray = R0 + (A - R0) / (1 + (C_mid / C) ** B)
+                return result
+
+            with np.errstate(over="ignore"):
+                (B,), _ = curve_fit(model, compute, reward, p0=[1.0], ftol=tolerance, xtol=tolerance)
+                sse = float(((reward - model(compute, B)) ** 2).sum())
+            best = min(best, (sse, float(A), float(B), float(C_mid)))
+    sse, A, B, C_mid = best
+    return Sigmoid(R0, A, B, C_mid), sse
 
 
 def law(row: str) -> Sigmoid:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.validation.fits import ours
+from bench.validation.runs import ours
 from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, WELL, simulate
 from trainer.scaling import Fit, Sigmoid, fit
 from trainer.scaling.__main__ import main
