@@ -18,8 +18,8 @@ import numpy as np
 from bench import records
 from trainer.jsonl import read_lines
 from trainer.scaling import Curve, Sigmoid
-from trainer.scaling.reading.groups import read_groups
-from trainer.scaling.reading.options import add_input_arguments
+from trainer.scaling.reading.groups import curves_of, read_groups
+from trainer.scaling.reading.options import ReadOptions, add_input_arguments
 from trainer.scaling.simulate import simulated
 from trainer.sweep.halving import RISK, RUNGS, chances, forecasts, least_likely
 
@@ -118,8 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_input_arguments(parser, nargs="*")
     args = parser.parse_args(argv)
     if args.inputs:
-        groups = read_groups(args)
-        print(replay({name: [run.curve for run in runs] for name, runs in groups.items()}, args.risk))
+        print(replay(curves_of(read_groups(args.inputs, ReadOptions.from_arguments(args))), args.risk))
         return 0
     target = 1e6 if args.ceiling else 1.0
     known = [Trial(**row) for row in read_lines(args.out)] if args.out and args.out.is_file() else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 from pathlib import Path
@@ -13,7 +12,8 @@ import yaml
 from judges import Reply, says, serve
 from small import command, environment, make_data, make_model
 
-from trainer.scaling.reading.read import add_input_arguments, read_curves
+from trainer.scaling.reading.options import ReadOptions
+from trainer.scaling.reading.read import read_inputs
 
 
 def even(route: str, body: Any) -> Reply:
@@ -76,12 +76,10 @@ def check(tmp_path: Path, rows: list[dict[str, Any]], stdout: str) -> None:
         for name in ("eval/sums", "eval/sums/far"):  # the judge knows what is right
             assert row[f"{name}/best@2"] == pytest.approx(row[f"{name}/pass@2"])
         assert "eval/halves/best@2" not in row
-    parser = argparse.ArgumentParser()
-    add_input_arguments(parser)
     for folder in (tmp_path / "run", tmp_path / "run" / "tensorboard"):
         for name in ("eval", "eval/sums", "eval/halves", "eval/sums/far"):
-            given = ["--reward-column", f"{name}/pass_rate", "--compute-column", "compute/total", str(folder)]
-            (curve,) = read_curves(parser.parse_args(given))
+            options = ReadOptions(reward_column=f"{name}/pass_rate", compute_column="compute/total")
+            (curve,) = (reading.curve for reading in read_inputs([str(folder)], options))
             expected = [(r["step"], r[f"{name}/pass_rate"], r[f"{name}/pass_rate_se"]) for r in rows]
             assert [(p.step, p.pass_rate, p.pass_rate_se) for p in curve.evaluations] == [
                 pytest.approx(e, rel=1e-6) for e in expected

@@ -1,21 +1,18 @@
 """From the plain values of YAML or a command line to a checked config, and the texts of --help."""
 
-import ast
 import dataclasses
 import difflib
-import inspect
 import math
-import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from itertools import pairwise
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from trainer.config import Config, ConfigError
+from trainer.config.values import field_docs
 
 
 def build(cls: type[Any], values: Mapping[str, Any], where: str, prefix: str = "") -> Any:
@@ -113,12 +110,7 @@ def fields(cls: type[Any] = Config, prefix: str = "") -> dict[str, tuple[Any, st
     """Type and docstring of every key of the config, such as learner.lr, in the order of --help."""
     keys: dict[str, tuple[Any, str]] = {}
     hints = get_type_hints(cls, include_extras=True)
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]  # it is a class
-    docs = {  # the string below a field
-        ast.unparse(field.target): ast.literal_eval(below.value)
-        for field, below in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
-    }
+    docs = field_docs(cls)
     for name, hint in hints.items():
         if dataclasses.is_dataclass(hint):
             keys |= fields(hint, f"{prefix}{name}.")  # type: ignore[arg-type]  # hint is a class

@@ -1,9 +1,13 @@
-"""The error of every wrong setting, and the ranges of the numbers in the config."""
+"""The error of every wrong setting, the ranges of the numbers in the config, and the docs of its fields."""
 
+import ast
+import inspect
 import math
 import sys
+import textwrap
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import pairwise
+from typing import Annotated, Any
 
 
 class ConfigError(ValueError):
@@ -31,3 +35,13 @@ PositiveInt = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]
 PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(0)]
+
+
+def field_docs(cls: type[Any]) -> dict[str, str]:
+    """The docstring below each field of a dataclass, in one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(below.value).split())
+        for field, below in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }

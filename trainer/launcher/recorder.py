@@ -23,8 +23,9 @@ from trainer.roles import role_kind
 from trainer.run_folder import checkpoints, kept, origin, record_end
 from trainer.scaling import EvalPoint, Fit, curve_of
 from trainer.scaling.backtest import backtest, error_at_2x
-from trainer.scaling.commands import learn_from
+from trainer.scaling.earlier import learn
 from trainer.scaling.forecast import describe_recommendation, forecast
+from trainer.scaling.reading.groups import curves_of, read_groups
 from trainer.scaling.stop import reason_to_stop
 
 LEDGER_EVERY_S = 5.0
@@ -66,7 +67,7 @@ class Recorder:
             state = "unrecorded" if carried else "before branch"
             self._reload_metrics(resume["version"], resume.get("events", ()), state)
         self.metrics = MetricsWriter(self.run_dir, config)
-        self._like = learn_from(config.forecast.like) if config.forecast.like else None
+        self._like = learn(curves_of(read_groups(config.forecast.like))) if config.forecast.like else None
         if self._like and self._like.unit != self.ledger.unit:
             raise ConfigError(
                 f"forecast.like: those runs' compute is in {self._like.unit}, this run's in "

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from trainer.config import ConfigError
 from trainer.scaling.curve.sigmoid import EvalPoint
 from trainer.scaling.reading.columns import alike
-from trainer.scaling.reading.read import SETTINGS, Reading
+from trainer.scaling.reading.read import Reading
+from trainer.scaling.reading.settings import SETTINGS
 
 Groups = Mapping[str, Sequence[Reading]]
 HELD_OUT = "held-out set"

@@ -17,6 +17,7 @@ from trainer.scaling.commands.compare import describe, to_json
 from trainer.scaling.compare import compare
 from trainer.scaling.curve.fit import MIN_POINTS
 from trainer.scaling.reading.groups import read_groups
+from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import Reading, same_unit
 from trainer.scaling.text import amount, paragraph, percent
 from trainer.sweep.progress import clock
@@ -66,7 +67,8 @@ def read(sweep: Sweep, compute_column: str | None = None) -> tuple[dict[str, lis
         if enough:
             listed += f'[recipe."{name}"]\nruns = {json.dumps(enough, ensure_ascii=False)}\n'
     write_atomic(sweep.folder / INPUTS, listed)
-    return read_groups(_arguments(sweep, compute_column)) if listed else {}, short
+    options = ReadOptions(compute_column=compute_column)
+    return read_groups([str(sweep.folder / INPUTS)], options) if listed else {}, short
 
 
 def _arguments(sweep: Sweep, compute_column: str | None) -> argparse.Namespace:

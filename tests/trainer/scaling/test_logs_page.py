@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.scaling.reading.options import expand
+from trainer.scaling.reading.options import ReadOptions, expand
 
 TEXT = (Path(__file__).parents[3] / "docs" / "logs.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"python -m trainer\.scaling ([^`\n]+)", TEXT)))
@@ -25,9 +25,9 @@ def test_every_command_parses(line: str, tmp_path: Path, monkeypatch: pytest.Mon
     parser = argparse.ArgumentParser(exit_on_error=False)
     import_module(f"trainer.scaling.commands.{name}").add_arguments(parser)
     args = parser.parse_args(words)
-    inputs = [given for text in args.inputs for given in expand(text, args)]
+    inputs = [given for text in args.inputs for given in expand(text, ReadOptions.from_arguments(args))]
     assert all("@devices" not in run and "=" not in run for given in inputs for run in given.runs)
     if args.inputs == ["runs.toml"]:
-        assert [(g.name, len(g.runs), g.args.devices, g.args.samples) for g in inputs] == [
+        assert [(g.name, len(g.runs), g.options.devices, g.options.samples) for g in inputs] == [
             ("dapo", 2, 64, 960), ("grpo", 1, 32, 960),
         ]  # fmt: skip

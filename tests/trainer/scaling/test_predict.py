@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,8 +160,8 @@ def test_the_columns_read_and_what_was_noticed_are_printed(
 ) -> None:
     from trainer.scaling.commands import predict as command
 
-    def with_note(args: argparse.Namespace) -> list[Reading]:
-        return [replace(reading, notes=("One row was left out.",)) for reading in read_inputs(args)]
+    def with_note(*args: Any) -> list[Reading]:
+        return [replace(reading, notes=("One row was left out.",)) for reading in read_inputs(*args)]
 
     monkeypatch.setattr(command, "read_inputs", with_note)
     assert main(["predict", write(tmp_path / "run.csv", run_of()), "--at", "5000"]) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from helpers.logs import reading_of, readings_of
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -21,23 +21,15 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, curve_of, fit_curve
-from trainer.scaling.reading.read import Reading, add_input_arguments, read_curves, read_inputs, same_unit
+from trainer.scaling.reading.read import same_unit
 
 
-def arguments(*argv: object) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_input_arguments(parser)
-    return parser.parse_args([str(a) for a in argv])
+def curves_at(*argv: object) -> list[Curve]:
+    return [reading.curve for reading in readings_of(*argv)]
 
 
 def curve_at(*argv: object) -> Curve:
-    (curve,) = read_curves(arguments(*argv))
-    return curve
-
-
-def reading_of(*argv: object) -> Reading:
-    (reading,) = read_inputs(arguments(*argv))
-    return reading
+    return reading_of(*argv).curve
 
 
 def pairs(curve: Curve) -> list[tuple[float, float]]:
@@ -86,9 +78,9 @@ def test_a_table_is_read_in_every_format(tmp_path: Path) -> None:
     (tmp_path / "columns.json").write_text(json.dumps(COLUMNS))
     pyarrow.parquet.write_table(pyarrow.table(COLUMNS), tmp_path / "a.parquet")
     files += [tmp_path / n for n in ("rows.json", "columns.json", "a.parquet")]
-    for curve in read_curves(arguments(*files)):
+    for curve in curves_at(*files):
         assert (pairs(curve), curve.unit, curve.R0) == (POINTS, "GPU-hours", None), curve.name
-    assert [c.name for c in read_curves(arguments(*files))] == [str(f) for f in files]
+    assert [c.name for c in curves_at(*files)] == [str(f) for f in files]
 
 
 def test_a_run_of_ours_is_read_in_the_unit_of_its_ledger(tmp_path: Path) -> None:
@@ -250,7 +242,7 @@ def test_tensorboard_folders_are_runs_and_those_without_the_reward_are_left_out(
     for run in ("one", "two"):
         write_events(tmp_path / run / "eval", [(1, 1e9, {"eval/reward": 0.5})], False)
         write_events(tmp_path / run / "train", [(1, 1e9, {"loss": 0.5})], False)
-    curves = read_curves(arguments(tmp_path))
+    curves = curves_at(tmp_path)
     assert [c.name for c in curves] == [f"{tmp_path}: one/eval", f"{tmp_path}: two/eval"]
 
 
@@ -262,7 +254,7 @@ def test_a_wandb_chart_is_a_curve_for_each_run(tmp_path: Path) -> None:
             table[f"{run} - {metric}{ending}"] = values
         table |= {f"{run} - _step{ending}": table["Step"] for ending in ("", "__MIN", "__MAX")}
     path = write_csv(tmp_path / "wandb.csv", table)
-    first, second = read_curves(arguments(path))
+    first, second = curves_at(path)
     assert (first.name, pairs(first)) == (f"{path}: grpo - seed 1", [(100, 0.2), (300, 0.3)])
     assert isinstance(first.R0, EvalPoint) and first.unit == "steps"
     assert (second.name, pairs(second), second.R0) == (f"{path}: cispo", [(100, 0.4), (200, 0.5)], None)
@@ -449,9 +441,9 @@ def test_wrong_folders_are_one_clear_line(tmp_path: Path) -> None:
 def test_computes_of_different_units_do_not_compare(tmp_path: Path) -> None:
     a = write_csv(tmp_path / "a.csv", COLUMNS)
     b = write_csv(tmp_path / "b.csv", {"step": [1, 2], "reward": [0.1, 0.2]})
-    assert same_unit(read_curves(arguments(a, a))) == "GPU-hours"
+    assert same_unit(curves_at(a, a)) == "GPU-hours"
     with pytest.raises(ConfigError, match=r"GPU-hours \(.*a\.csv\), steps \(.*b\.csv\)") as error:
-        same_unit(read_curves(arguments(a, b)))
+        same_unit(curves_at(a, b))
     assert "--gpu-hours-per-step" in str(error.value)
 
 

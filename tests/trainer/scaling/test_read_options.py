@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from test_read_trainers import AIME, pairs, reading_of, readings_of, verl_rows, write_jsonl
+from helpers.logs import groups_of, reading_of, readings_of
+from test_read_trainers import AIME, pairs, verl_rows, write_jsonl
 
 from trainer.config import ConfigError
-from trainer.scaling.reading.groups import read_groups
-from trainer.scaling.reading.read import Reading, add_input_arguments, to_unit
-
-
-def groups_of(*argv: object) -> dict[str, list[Reading]]:
-    parser = argparse.ArgumentParser()
-    add_input_arguments(parser)
-    return read_groups(parser.parse_args([str(a) for a in argv]))
+from trainer.scaling.reading.options import ReadOptions
 
 
 @pytest.fixture
@@ -77,7 +70,7 @@ def test_two_rewards_of_one_file_are_two_curves(verl: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("devices=many", "'many' is not a number above 0"),
+        ("devices=many", "argument --devices: invalid float value: 'many'"),
         ("devices=8,gpu-hours-per-step=2", "expected one of them, as each defines C"),
         ("time-unit=years", "invalid choice: 'years'"),
         ("reward=gsm8k", "no column 'gsm8k'"),
@@ -206,14 +199,14 @@ def test_the_settings_of_our_runs_are_those_of_their_config(tmp_path: Path) -> N
 
 
 def test_a_reward_is_converted_from_the_given_range() -> None:
-    assert to_unit(61, argparse.Namespace(reward_range=[0, 100])) == 0.61
-    assert to_unit(0, argparse.Namespace(reward_range=(-1.0, 1.0))) == 0.5
+    assert ReadOptions(reward_range=(0, 100)).to_unit(61) == 0.61
+    assert ReadOptions(reward_range=(-1, 1)).to_unit(0) == 0.5
 
 
 def test_a_table_is_read_without_libraries_that_take_long_to_load(verl: Path) -> None:
     code = (
-        "import argparse, sys; from trainer.scaling.reading.read import *; p = argparse.ArgumentParser()\n"
-        f"add_input_arguments(p); read_inputs(p.parse_args([{str(verl)!r}, '--reward-column', 'aime']))\n"
+        "import sys; from trainer.scaling.reading.read import ReadOptions, read_inputs\n"
+        f"read_inputs([{str(verl)!r}], ReadOptions(reward_column='aime'))\n"
         "print({'pandas', 'tensorboard', 'pyarrow', 'yaml', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.logs import reading_of, readings_of
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -17,21 +17,10 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from trainer.config import ConfigError
 from trainer.scaling.comparability import check_seeds, warnings
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint
-from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
+from trainer.scaling.reading.read import Reading
 
 AIME = "val-core/HuggingFaceH4/aime_2024/acc/mean@32"
 MATH = "val-core/HuggingFaceH4/MATH-500/acc/mean@4"
-
-
-def readings_of(*argv: object) -> list[Reading]:
-    parser = argparse.ArgumentParser()
-    add_input_arguments(parser)
-    return read_inputs(parser.parse_args([str(a) for a in argv]))
-
-
-def reading_of(*argv: object) -> Reading:
-    (reading,) = readings_of(*argv)
-    return reading
 
 
 def pairs(curve: Curve) -> list[tuple[float, float]]:

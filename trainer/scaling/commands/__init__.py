@@ -9,8 +9,8 @@ from typing import Any
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
 from trainer.scaling.earlier import Earlier, learn
-from trainer.scaling.reading.groups import read_groups
-from trainer.scaling.reading.read import add_input_arguments
+from trainer.scaling.reading.groups import curves_of, read_groups
+from trainer.scaling.reading.options import ReadOptions
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -39,18 +39,9 @@ def add_like_argument(command: argparse.ArgumentParser) -> None:
 
 
 def read_like(args: argparse.Namespace) -> Earlier | None:
-    """What the runs of --like say; None: there are none."""
-    return learn_from(args.like, args) if args.like else None
-
-
-def learn_from(inputs: Sequence[str], args: argparse.Namespace | None = None) -> Earlier:
-    """What finished runs say; `args`: how to read them, as ours if it is left out."""
-    if args is None:
-        parser = argparse.ArgumentParser()
-        add_input_arguments(parser)
-        args = parser.parse_args(["--", *inputs])
-    groups = read_groups(args, inputs)
-    return learn({name: [reading.curve for reading in readings] for name, readings in groups.items()})
+    """The information in the runs of --like; None: there are none."""
+    options = ReadOptions.from_arguments(args)
+    return learn(curves_of(read_groups(args.like, options))) if args.like else None
 
 
 def check_outputs(json_path: Path | None, picture: Path | None = None) -> None:

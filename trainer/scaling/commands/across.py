@@ -14,8 +14,8 @@ from trainer.scaling.commands import add_fit_arguments, check_outputs, write_jso
 from trainer.scaling.comparability import add_same_metric, check_seeds, incomparable, warnings
 from trainer.scaling.curve.fit import MAX_INTERVAL, Estimate
 from trainer.scaling.reading.groups import read_groups
-from trainer.scaling.reading.options import expand
-from trainer.scaling.reading.read import add_input_arguments, same_unit
+from trainer.scaling.reading.options import ReadOptions, add_input_arguments, expand
+from trainer.scaling.reading.read import same_unit
 from trainer.scaling.sizes import other_laws
 from trainer.scaling.text import DETERMINED, amount, amounts, interval, paragraph, sources, table
 
@@ -57,9 +57,14 @@ def run(args: argparse.Namespace) -> None:
     check_outputs(args.json)
     if wrong := [at for at in args.at if not 0 < at < math.inf]:
         raise ConfigError(f"--at {wrong[0]:g}: expected a budget above 0")
-    if unnamed := [given.runs[0] for x in args.inputs for given in expand(x, args) if given.name is None]:
+    if unnamed := [
+        given.runs[0]
+        for x in args.inputs
+        for given in expand(x, ReadOptions.from_arguments(args))
+        if given.name is None
+    ]:
         raise ConfigError(f"{unnamed[0]}: expected its size before it, as in 8B={unnamed[0]}")
-    readings = read_groups(args)
+    readings = read_groups(args.inputs, ReadOptions.from_arguments(args))
     sizes = sizes_of([*readings, *args.size])
     check_seeds(readings)
     if incomparable(readings, args.same_metric):

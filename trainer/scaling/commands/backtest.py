@@ -16,7 +16,8 @@ from trainer.scaling.commands import (
 )
 from trainer.scaling.curve.fit import MIN_FORECAST
 from trainer.scaling.earlier import Earlier
-from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
+from trainer.scaling.reading.options import ReadOptions, add_input_arguments
+from trainer.scaling.reading.read import Reading, read_inputs
 from trainer.scaling.text import amount, interval, paragraph, short_names, sources, table
 
 SHARES = ("10%", "25%", "50%")
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     """Print a row for each --fit-until."""
     check_outputs(args.json)
     limits = {text: _limit(text) for text in args.fit_until}
-    readings, like = read_inputs(args), read_like(args)
+    readings, like = read_inputs(args.inputs, ReadOptions.from_arguments(args)), read_like(args)
     tests = {
         text: [_test(reading, value, is_share, like, args) for reading in readings]
         for text, (value, is_share) in limits.items()

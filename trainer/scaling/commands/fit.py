@@ -23,7 +23,8 @@ from trainer.scaling.curve.least_squares import FamilyFit, compare_families
 from trainer.scaling.curve.paper import FLAGS, PaperFit, PaperGrid, paper_fit
 from trainer.scaling.earlier import Earlier, describe_prior, prior_after
 from trainer.scaling.plot import Named, plot_curves, reward_title
-from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
+from trainer.scaling.reading.options import ReadOptions, add_input_arguments
+from trainer.scaling.reading.read import Reading, read_inputs, same_unit
 from trainer.scaling.text import (
     amount,
     amounts,
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     check_outputs(args.json, args.plot)
     if args.plot and args.procedure == "paper":
         raise ConfigError("--plot shows the intervals of --procedure ours; --procedure paper has none")
-    readings, like = read_inputs(args), read_like(args)
+    readings, like = read_inputs(args.inputs, ReadOptions.from_arguments(args)), read_like(args)
     if args.plot:
         same_unit([reading.curve for reading in readings])
     labels = short_names([reading.curve.name for reading in readings])

@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +26,8 @@ from trainer.scaling.plan import (
     prior,
     simulate,
 )
-from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs, same_unit
+from trainer.scaling.reading.options import ReadOptions, add_input_arguments, flag
+from trainer.scaling.reading.read import Reading, read_inputs, same_unit
 from trainer.scaling.text import amount, interval, paragraph, sources
 
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × C_mid
@@ -99,7 +100,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print the table, and the cheapest plan."""
     _check(args)
-    readings, known = read_inputs(args) if args.inputs else [], False
+    readings, known = read_inputs(args.inputs, ReadOptions.from_arguments(args)) if args.inputs else [], False
     if len(readings) == 1:
         prospect, fit, unit = _pilot(readings[0], args)
         known = is_known(fit, args.within)
@@ -192,8 +193,8 @@ def _pilots(readings: Sequence[Reading], args: argparse.Namespace) -> tuple[Pros
         f"interval; noise {prospect.noise:.2g} per evaluation."
     )
     for reading, fit in zip(readings, fits, strict=True):
-        for flag in {"not-sigmoid", "other-shape"}.intersection(fit.flags):
-            text += f" The simulations assume a sigmoid, but of {reading.curve.name} {fit.describe(flag)}."
+        for name in {"not-sigmoid", "other-shape"}.intersection(fit.flags):
+            text += f" The simulations assume a sigmoid, but of {reading.curve.name} {fit.describe(name)}."
     print("\n".join([sources(readings), paragraph(text)]))
     return prospect, unit
 
@@ -206,8 +207,8 @@ def _pilot(reading: Reading, args: argparse.Namespace) -> tuple[Prospect, Fit, s
         f"Pilot: {fit.points} evaluations up to {amount(fit.compute_range[1])} {curve.unit}, A {A}, noise "
         f"{prospect.noise:.2g} per evaluation."
     )
-    for flag in {"not-sigmoid", "other-shape"}.intersection(fit.flags):
-        text += f" The simulations assume a sigmoid, but {fit.describe(flag)}."
+    for name in {"not-sigmoid", "other-shape"}.intersection(fit.flags):
+        text += f" The simulations assume a sigmoid, but {fit.describe(name)}."
     if prospect.correlation_length and not is_known(fit, args.within):
         text += " The errors of neighbouring points are correlated, also in the simulations."
     text += _relative(args.within, fit.A.value - fit.R0.value)
@@ -282,11 +283,9 @@ def _check_unused(args: argparse.Namespace) -> None:
             if getattr(args, name.strip("-").replace("-", "_")) is not None:
                 raise ConfigError(f"{name} is for planning without a pilot; give one or the other")
         return
-    parser = argparse.ArgumentParser()
-    add_input_arguments(parser, nargs="*")
-    unset = vars(parser.parse_args([]))
-    read = [name for name in unset if name not in ("inputs", "r0", "unit")]
-    if unused := [f"--{name.replace('_', '-')}" for name in read if getattr(args, name) != unset[name]]:
+    read, unset = ReadOptions.from_arguments(args), ReadOptions(r0=args.r0, unit=args.unit)
+    names = [option.name for option in fields(read)]
+    if unused := [flag(name) for name in names if getattr(read, name) != getattr(unset, name)]:
         raise ConfigError(
             f"{', '.join(unused)}: only for reading a pilot, and there is none; give its file, or omit this"
         )

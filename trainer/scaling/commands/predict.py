@@ -27,7 +27,8 @@ from trainer.scaling.predict import (
     predict,
     shift_of_run,
 )
-from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
+from trainer.scaling.reading.options import ReadOptions, add_input_arguments
+from trainer.scaling.reading.read import Reading, read_inputs
 from trainer.scaling.text import amount, amounts, assumption, interval, paragraph, percent, sources, why_not
 
 DEVICE_HOURS = ("GPU-hours", "core-hours")
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     reach = [(reward - low) / (high - low) for reward in args.reach]
     results, texts = {}, []
     like = read_like(args)
-    for reading in read_inputs(args):
+    for reading in read_inputs(args.inputs, ReadOptions.from_arguments(args)):
         curve = reading.curve
         prior = prior_after(like, curve) if like else DEFAULT
         fit = fit_curve(curve, args.confidence, args.within, prior=prior)

@@ -9,7 +9,7 @@ from trainer.scaling.commands import add_fit_arguments
 from trainer.scaling.comparability import add_same_metric, check_seeds
 from trainer.scaling.plot import plot_curves, plot_efficiency, reward_title
 from trainer.scaling.reading.groups import read_groups
-from trainer.scaling.reading.read import add_input_arguments
+from trainer.scaling.reading.options import ReadOptions, add_input_arguments
 from trainer.scaling.report import page, runs_of
 
 EXAMPLES = """\
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     for folder in (args.png, args.svg):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is a file; expected a folder for the pictures")
-    groups = read_groups(args)
+    groups = read_groups(args.inputs, ReadOptions.from_arguments(args))
     check_seeds(groups)
     runs = runs_of(groups, args.confidence, args.within)
     write_atomic(args.out, page(runs, args.same_metric))

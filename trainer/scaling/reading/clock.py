@@ -1,6 +1,5 @@
 """Time that a run has trained up to each row: from the seconds of its steps, or from a clock."""
 
-import argparse
 import math
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from trainer.config import ConfigError
 from trainer.scaling.reading import columns as names
+from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.resumed import Survivors
 from trainer.scaling.reading.values import Values, is_known, numbers
 
@@ -25,11 +25,11 @@ Mask = NDArray[np.bool_]
 
 
 def elapsed(
-    run: Survivors, columns: Sequence[str], has_reward: Mask, args: argparse.Namespace
+    run: Survivors, columns: Sequence[str], has_reward: Mask, options: ReadOptions
 ) -> tuple[Values, str, tuple[str, ...]]:
     """Seconds of training up to each row (NaN: unknown), the source, and notes."""
-    column, per_step = _time_column(run, columns, args)
-    unit = args.time_unit or names.time_unit(column)
+    column, per_step = _time_column(run, columns, options)
+    unit = options.time_unit or names.time_unit(column)
     seconds = _in_seconds(numbers(run.rows, column), unit)
     notes = []
     if unit is None and per_step is None and column.lower() != "time":
@@ -44,13 +44,13 @@ def elapsed(
         total, where = sum(paused.values()), ", ".join(f"{step:g}" for step in paused)
         length = f"{total / 3600:.1f} h" if total >= 3600 else f"{total / 60:.0f} min"
         notes.append(f"Pauses, which are left out of the time: {length}, before step {where}.")
-    offset, note = _before_first(seconds, spent, run.steps, column, args.start)
+    offset, note = _before_first(seconds, spent, run.steps, column, options.start)
     return np.maximum(spent + offset, 0.0), repr(column), (*notes, *note)
 
 
-def _time_column(run: Survivors, columns: Sequence[str], args: argparse.Namespace) -> tuple[str, bool | None]:
+def _time_column(run: Survivors, columns: Sequence[str], options: ReadOptions) -> tuple[str, bool | None]:
     """The first column of time that is known in two rows or more."""
-    found = names.time_columns(columns, args.time_column)
+    found = names.time_columns(columns, options.time_column)
     for column, per_step in found:
         if sum(is_known(row.get(column)) for row in run.rows) >= min(2, len(run.rows)):
             return column, per_step

@@ -1,6 +1,5 @@
 """The compute of the rows of a run: a column, steps × GPU-hours, or time × devices."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ import numpy as np
 from trainer.config import ConfigError
 from trainer.scaling.reading import columns as names
 from trainer.scaling.reading.clock import Mask, elapsed
+from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.resumed import Survivors
 from trainer.scaling.reading.values import Row, Values, filled, numbers
 
@@ -29,12 +29,12 @@ class Compute:
 
 
 def steps_of(
-    rows: Sequence[Row], columns: Sequence[str], has_reward: Mask, args: argparse.Namespace
+    rows: Sequence[Row], columns: Sequence[str], has_reward: Mask, options: ReadOptions
 ) -> tuple[Values, str | None, tuple[str, ...]]:
     """The step of each row (NaN: unknown), the name of its column, and notes."""
     found = [c for name in names.STEPS for c in names.matching(name, columns)]
-    if args.compute_column in found or (args.compute_column and args.gpu_hours_per_step):
-        found.insert(0, names.existing(args.compute_column, columns, "--compute-column"))
+    if options.compute_column in found or (options.compute_column and options.gpu_hours_per_step):
+        found.insert(0, names.existing(options.compute_column, columns, "--compute-column"))
     if not found:
         return np.full(len(rows), np.nan), None, ()
     steps, notes = numbers(rows, found[0]), []
@@ -59,32 +59,32 @@ def compute_of(
     columns: Sequence[str],
     has_reward: Mask,
     path: Path,
-    args: argparse.Namespace,
+    options: ReadOptions,
 ) -> Compute:
     """From the column or by the option given, else from the best column."""
-    if args.devices is not None:
-        seconds, source, notes = elapsed(run, columns, has_reward, args)
-        source = f"{source} × {args.devices:g} devices"
-        return Compute(filled(seconds) * (args.devices / 3600), args.unit or "GPU-hours", source, notes)
-    if args.gpu_hours_per_step is not None:
+    if options.devices is not None:
+        seconds, source, notes = elapsed(run, columns, has_reward, options)
+        source = f"{source} × {options.devices:g} devices"
+        return Compute(filled(seconds) * (options.devices / 3600), options.unit or "GPU-hours", source, notes)
+    if options.gpu_hours_per_step is not None:
         if step is None:
             raise _unknown("steps", columns)
-        source = f"{step!r} × {args.gpu_hours_per_step:g} GPU-hours"
-        return Compute(run.steps * args.gpu_hours_per_step, args.unit or "GPU-hours", source)
-    best = _best(run, step, columns, has_reward, args)
+        source = f"{step!r} × {options.gpu_hours_per_step:g} GPU-hours"
+        return Compute(run.steps * options.gpu_hours_per_step, options.unit or "GPU-hours", source)
+    best = _best(run, step, columns, has_reward, options)
     ledger_unit = _ledger_unit(path) if best.source.startswith("'compute/") and best.unit != "FLOPs" else None
-    return replace(best, unit=args.unit or ledger_unit or best.unit)
+    return replace(best, unit=options.unit or ledger_unit or best.unit)
 
 
 def _best(
-    run: Survivors, step: str | None, columns: Sequence[str], has_reward: Mask, args: argparse.Namespace
+    run: Survivors, step: str | None, columns: Sequence[str], has_reward: Mask, options: ReadOptions
 ) -> Compute:
     """The best column that grows over the rewards' rows, with a note on better ones that do not.
 
     Some columns are logged only once, at the end (`total_flos` of transformers).
     """
     tried: list[Compute] = []
-    for column, unit in names.compute_columns(columns, args.compute_column):
+    for column, unit in names.compute_columns(columns, options.compute_column):
         values = run.steps if column == step else filled(numbers(run.rows, column))
         unused = ", ".join(compute.source for compute in tried)
         note = f"{unused}: not used as compute, as there are no growing values where rewards are."

@@ -1,21 +1,26 @@
 """Inputs as recipes: `NAME=RUN,RUN` names the seeds of one recipe; any other input is a recipe of its own."""
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
 from trainer.config import ConfigError
-from trainer.scaling.reading.options import expand
+from trainer.scaling.curve.sigmoid import Curve
+from trainer.scaling.reading.options import DEFAULT, ReadOptions, expand
 from trainer.scaling.reading.read import Reading, read_runs
 from trainer.scaling.text import short_names
 
 
-def read_groups(args: argparse.Namespace, inputs: Sequence[str] | None = None) -> dict[str, list[Reading]]:
-    """The runs of each recipe among `inputs` (default: all). ConfigError: one line, what is wrong."""
+def curves_of(groups: Mapping[str, Sequence[Reading]]) -> dict[str, list[Curve]]:
+    """The curves of each recipe."""
+    return {name: [reading.curve for reading in readings] for name, readings in groups.items()}
+
+
+def read_groups(inputs: Sequence[str], options: ReadOptions = DEFAULT) -> dict[str, list[Reading]]:
+    """The runs of each recipe among the inputs. ConfigError: one line, what is wrong."""
     groups: dict[str, list[Reading]] = {}
     single: list[Reading] = []
-    for given in [given for text in inputs or args.inputs for given in expand(text, args)]:
+    for given in [given for text in inputs for given in expand(text, options)]:
         if given.name is None:
             single += read_runs(given)
             continue

@@ -1,6 +1,5 @@
 """One run of a report: its curve and fit, and for our own runs the files of the run folder."""
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from trainer.jsonl import read_lines
 from trainer.run_folder import origin
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.curve.sigmoid import Curve
-from trainer.scaling.reading.read import Reading, add_input_arguments, read_inputs
+from trainer.scaling.reading.read import Reading, read_inputs
 from trainer.scaling.text import short_names
 
 SAMPLES = 12
@@ -76,9 +75,7 @@ def runs_of(
 
 def run_of_folder(folder: Path) -> Run:
     """One run, by its run folder."""
-    parser = argparse.ArgumentParser()
-    add_input_arguments(parser)
-    (reading,) = read_inputs(parser.parse_args(["--", str(folder)]))
+    (reading,) = read_inputs([str(folder)])
     (run,) = runs_of({short_names([str(folder)])[0]: [reading]})
     return run
 
