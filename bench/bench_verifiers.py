@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.faults.answers import items
 from trainer.config import VerifierConfig
 from trainer.types import Prompt
+from trainer.verifiers.kinds.reasoning_gym import generate
 from trainer.verifiers.pool import VerifierPool
 
 ROUND = 300  # answers
@@ -24,6 +24,13 @@ ANSWERS = {  # gold answers with answers as models write them
         ("\\frac{1}{3}", "\\boxed{\\frac{2}{3}}"), ("72", "\\boxed{72\\text{ cents}}"), ("5", "\\boxed{5"),
     ],
 }  # fmt: skip
+
+
+def items(task: str) -> list[Prompt]:
+    """Prompts of a task of reasoning-gym."""
+    arguments = {"seed": 3, "size": 20}
+    origin = {"origin": {"task": task, "arguments": arguments}}
+    return [Prompt("0", "q", (1,), item["answer"], item | origin) for item in generate(task, arguments)]
 
 
 def ordinary(kind: str) -> list[tuple[Prompt, str]]:

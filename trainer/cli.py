@@ -1,8 +1,24 @@
-"""From a recipe file and command-line overrides to a checked Config, and the `--help` that explains it.
+"""Trains a language model by reinforcement learning (ScaleRL), keeps a ledger of the
+compute, and fits the curve that says how high the run will end.
 
-Neither tyro 1.0 nor pydantic-settings 2.16 takes YAML values in flags, reports an error in one line, or
-suggests `learner.lr` for `--lr`. Adapting either takes as much code as is here.
+  python -m trainer.main                          the ten-minute demo on a laptop
+  python -m trainer.main --recipe tiny            a 0.16 M model from scratch: a full sigmoid
+  python -m trainer.main --recipe grpo --task arithmetic    another recipe on the demo's work
+  python -m trainer.main --task my_task.yaml      ScaleRL on a task of your own
+  python -m trainer.main --model.path ./my-llm --data.source train.jsonl
+
+A recipe says how to train: objective, off-policy scheme, filters, optimizer. A task says on
+what: model, data, verifier, lengths, sizes, evaluation. A key has the value of the last that
+sets it of: the defaults below, the recipe's `base:`, the recipe, the task (--task, or the one
+that the recipe names), the command line. A task may have a `base:`, too.
+
+Without --recipe the demo runs; with --task, scalerl; with --data.source (data of your own) and
+neither, every key starts from the default given below.
 """
+
+# The text above heads `--help`. From a recipe file and command-line overrides to a checked Config: neither
+# tyro 1.0 nor pydantic-settings 2.16 takes YAML values in flags, reports an error in one line, or suggests
+# `learner.lr` for `--lr`. Adapting either takes as much code as is here.
 
 import argparse
 import dataclasses
@@ -21,7 +37,7 @@ from trainer.config.layers import DATA_KEYS, RECIPE_KEYS, nested, read_layers, s
 from trainer.config.objective import check_objective
 from trainer.config.secrets import check_secrets
 from trainer.config.typed import build, fields, from_text, suggest, type_name
-from trainer.config.verifier import check_verifiers
+from trainer.verifiers.verifier import check_verifiers, kinds_help
 
 DEFAULT_RECIPE, DEFAULT_TASK_RECIPE = "demo", "scalerl"
 NAME, NAME_CHARACTERS = r"[\w.-]+", "of letters, digits, '_', '-' and '.'"  # of tasks and held-out sets
@@ -132,12 +148,6 @@ def _check_tasks(config: Config) -> None:
             f"with a mixture, each task has its own data and verifier; move {', '.join(changed)} to "
             f"mixture.{next(iter(config.mixture))} or another task"
         )
-    for judge in (task.verifier.judge for task in config.tasks.values()):
-        if judge.url and judge.deadline_s >= config.pipeline.deadline_s:
-            raise ConfigError(
-                f"verifier.judge.deadline_s is {judge.deadline_s:g}; expected less than pipeline.deadline_s "
-                f"{config.pipeline.deadline_s:g}, which would end the run without naming the judge"
-            )
 
 
 def _check_schedule(config: Config) -> None:
@@ -219,6 +229,18 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; --help explains every option")
 
 
+BRANCH_HELP = (
+    "begin a new run with the checkpoint of that step of another run: weights, optimizer, sampler and "
+    "random state; steps and compute go on from there. Settings are RUN's, or those of --recipe and --task, "
+    "under the command line's"
+)
+REPLAY_HELP = (
+    "train again on the samples of another run's journal, without engines: bit for bit the same, or with "
+    "other learner settings, for which these samples are off-policy"
+)
+DRY_RUN_HELP = "print config, who set what, devices and memory; start nothing"
+
+
 @cache
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
@@ -227,55 +249,24 @@ def _parser() -> argparse.ArgumentParser:
         "[--resume] [--branch-from RUN@STEP] [--replay RUN] [--dry-run] [--SECTION.KEY VALUE ...]",
         allow_abbrev=False,
         formatter_class=argparse.RawTextHelpFormatter,
-        description="Trains a language model by reinforcement learning (ScaleRL), keeps a ledger of the\n"
-        "compute, and fits the curve that says how high the run will end.\n\n"
-        "  python -m trainer.main                          the ten-minute demo on a laptop\n"
-        "  python -m trainer.main --recipe tiny            a 0.16 M model from scratch: a full sigmoid\n"
-        "  python -m trainer.main --recipe grpo --task arithmetic    another recipe on the demo's work\n"
-        "  python -m trainer.main --task my_task.yaml      ScaleRL on a task of your own\n"
-        "  python -m trainer.main --model.path ./my-llm --data.source train.jsonl\n\n"
-        "A recipe says how to train: objective, off-policy scheme, filters, optimizer. A task says on\n"
-        "what: model, data, verifier, lengths, sizes, evaluation. A key has the value of the last that\n"
-        "sets it of: the defaults below, the recipe's `base:`, the recipe, the task (--task, or the one\n"
-        "that the recipe names), the command line. A task may have a `base:`, too.\n\n"
-        "Without --recipe the demo runs; with --task, scalerl; with --data.source (data of your own) and\n"
-        "neither, every key starts from the default given below.",
+        description=__doc__,
     )
-    parser.add_argument(
-        "--recipe", metavar="NAME_OR_FILE",
-        help=textwrap.fill(f"recipe to start from: a .yaml file or one of {shipped('recipe')}", 84),
-    )  # fmt: skip
-    parser.add_argument(
-        "--task", metavar="NAME_OR_FILE",
-        help=textwrap.fill(f"task to train on: a .yaml file or one of {shipped('task')}", 84),
-    )  # fmt: skip
+    for flag, metavar, text in (
+        ("--recipe", "NAME_OR_FILE", f"recipe to start from: a .yaml file or one of {shipped('recipe')}"),
+        ("--task", "NAME_OR_FILE", f"task to train on: a .yaml file or one of {shipped('task')}"),
+        ("--branch-from", "RUN@STEP", BRANCH_HELP),
+        ("--replay", "RUN", REPLAY_HELP),
+    ):
+        parser.add_argument(flag, metavar=metavar, help=textwrap.fill(text, 84))
     parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
-    parser.add_argument(
-        "--branch-from", metavar="RUN@STEP",
-        help=textwrap.fill(
-            "begin a new run with the checkpoint of that step of another run: weights, optimizer, sampler "
-            "and random state; steps and compute go on from there. Settings are RUN's, or those of --recipe "
-            "and --task, under the command line's", 84,
-        ),
-    )  # fmt: skip
-    parser.add_argument(
-        "--replay", metavar="RUN",
-        help=textwrap.fill(
-            "train again on the samples of another run's journal, without engines: bit for bit the same, or "
-            "with other learner settings, for which these samples are off-policy", 84,
-        ),
-    )  # fmt: skip
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print config, who set what, devices and memory; start nothing",
-    )
+    parser.add_argument("--dry-run", action="store_true", help=DRY_RUN_HELP)
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for key, (hint, doc) in fields().items():
         section = key.rpartition(".")[0].partition(".")[0]
         if section not in groups:
             groups[section] = parser.add_argument_group(f"{section} (--{section}.KEY VALUE)")
         default = attrgetter(key)(Config())
+        doc = doc.format(kinds=kinds_help()) if key == "verifier.kind" else doc
         text = f"{doc} [{type_name(hint)}; default: {default!r}]".replace("%", "%%")
         flags = dict.fromkeys((f"--{key}", f"--{key.replace('_', '-')}"))
         groups[section].add_argument(*flags, dest=key, metavar="VALUE", help=textwrap.fill(text, 84))

@@ -15,6 +15,7 @@ from trainer.gpus import visible_gpus
 from trainer.models.cache import cache_folder
 from trainer.models.smollm2 import WHEEL, find_gguf
 from trainer.run_folder import SHARED
+from trainer.verifiers.verifier import registry
 
 Status = Literal["ok", "missing", "wrong"]
 GIB = 1024**3
@@ -29,8 +30,7 @@ EXTRAS = {  # optional dependencies of setup.py -> what needs them
     "flash": "faster attention on a GPU",
     "datasets": "data.source datasets:NAME",
     "wandb": "logging.wandb",
-    "code": "verifier.kind code (or Debian's bubblewrap)",
-}
+} | dict(kind.extra for kind in registry().values() if kind.extra)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def test_any_key_is_overridable_and_typed() -> None:
         (["--engine.interruption.hi", "5"], "expected lo <= hi, given lo 8, hi 5"),
         (["--engine.interruption.answer_tokens", "0"], "answer_tokens is 0; expected 1 or more"),
         (
-            ["--verifier.judge.url", "http://h", "--pipeline.deadline_s", "9"],
+            ["--verifier.kind=judge", "--verifier.judge.url=http://h", "--pipeline.deadline_s=9"],
             "expected less than pipeline.deadline_s 9",
         ),
         (["--objective.loss", "cipso"], "objective: loss 'cipso': expected one of cispo, tis, .*module:fun"),
@@ -136,11 +136,14 @@ def test_any_key_is_overridable_and_typed() -> None:
             "evaluation.pass_at: 8; expected at most evaluation.samples, which is 7",
         ),
         (["--evaluation.maj_at", "[0]"], r"evaluation.maj_at\[0\] is 0; expected 1 or more"),
-        (["--verifier.kind", "nonsense"], "verifier.kind 'nonsense': expected math, .*, or module:function"),
+        (
+            ["--verifier.kind", "nonsense"],
+            "verifier.kind 'nonsense': expected choice, .*, or module:f",
+        ),
         (["--verifier.weight", "{}"], "verifier.weight is empty; expected a number, or {step"),
         (["--verifier.extra", "[{kind: exact, weight: {}}]"], "verifier.weight is empty"),
         (["--verifier.extra", "[{kind: number}]"], "verifier.extra: number is given twice"),
-        (["--mixture", "{a: {verifier: {kind: x}}}"], "mixture.a: verifier.kind 'x': expected math"),
+        (["--mixture", "{a: {verifier: {kind: x}}}"], "mixture.a: verifier.kind 'x': expected choice"),
         (["--verifier.kind", "judge"], "expected either verifier.judge.path or verifier.judge.url"),
         (
             ["--verifier.kind=judge", "--verifier.judge.path=a", "--verifier.judge.url=http://b"],

@@ -114,7 +114,7 @@ class CodeConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierConfig:
     kind: str = "math"
-    """`math` (math-verify), `exact` (text after normalisation), `number` (one literal number, nothing else), `choice` (the letter of an option), `code` (unit tests), `reasoning_gym` (the task's scorer), `judge` (a reward model or a language model, see `verifier.judge`), or your own `module:function(completion, answer, metadata) -> float` from 0 to 1 (it scales the reward; only 1 counts as a pass)."""
+    """What decides that a completion is right. {kinds}"""
     workers: PositiveInt = 1
     """Worker processes; each is killed and replaced when it overruns."""
     timeout_s: PositiveFloat = 5.0

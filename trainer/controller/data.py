@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.config import ConfigError, DataConfig
 from trainer.types import Answer, Prompt
-from trainer.verifiers.reasoning_gym import generate
+from trainer.verifiers.kinds.reasoning_gym import generate
 
 GENERATED_SIZE = 2000  # items, where data.size is 0
 GENERATOR_SEED = 0  # fixed: the items never depend on the run's seed

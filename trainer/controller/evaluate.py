@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import Config
-from trainer.config.verifier import VOTING
 from trainer.controller.at_k import best_at_k, maj_at_k, pass_at_k
 from trainer.controller.data import Dataset
 from trainer.controller.mixture import shares
 from trainer.controller.rollout import RolloutContext, rollout_prompt
 from trainer.types import Prompt, Rollout
-from trainer.verifiers.kinds import vote
+from trainer.verifiers.verifier import find
 
 EVALUATION_SEED = 7_919  # of every evaluation, so that they differ by their weights only
 
@@ -66,10 +65,11 @@ def score(config: Config, prompts: Sequence[Prompt], groups: Sequence[Sequence[R
         "truncated": np.mean([r.truncated for r in rollouts]),
         "mean_tokens": np.mean([len(r.token_ids) for r in rollouts]),
     }
-    kind, wanted, right = config.tasks[prompts[0].task].verifier.kind, config.evaluation, correct > 0
+    wanted, right = config.evaluation, correct > 0
     numbers |= {f"pass@{k}": np.mean([pass_at_k(c, k) for c in right]) for k in wanted.pass_at}
-    if kind in VOTING and wanted.maj_at:
-        votes = [[vote(kind, r.text, p) for r in g] for p, g in zip(prompts, groups, strict=True)]
+    verifier = find(config.tasks[prompts[0].task].verifier.kind)
+    if verifier.votes and wanted.maj_at:
+        votes = [[verifier.vote(r.text, p) for r in g] for p, g in zip(prompts, groups, strict=True)]
         numbers |= {f"maj@{k}": np.mean(list(map(maj_at_k, right, votes, [k] * n))) for k in wanted.maj_at}
     if all("judge" in r.scores for r in rollouts):
         ranks = [[r.scores["judge"] for r in g] for g in groups]

@@ -15,7 +15,7 @@ from trainer.config import Config, ConfigError
 from trainer.controller.data import Dataset, load_held_out, load_prompts
 from trainer.controller.sampler import IssuedPrompt, Sampler
 from trainer.types import Group, Prompt
-from trainer.verifiers.kinds import check_answers
+from trainer.verifiers.verifier import find
 
 DRAW = 1  # keeps these random numbers apart from those of the epochs
 
@@ -50,7 +50,7 @@ def load_tasks(config: Config, tokenizer: Any) -> Dataset:
     dataset = Dataset(tuple(train), tuple(held_out), sets)
     for name, task in config.tasks.items():
         for kind in task.verifier.kinds:
-            check_answers(kind, (prompt for prompt in dataset.prompts if prompt.task == name))
+            find(kind).check_answers(prompt for prompt in dataset.prompts if prompt.task == name)
     return dataset
 
 

@@ -18,7 +18,7 @@ from trainer.controller.journal import Journal
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.mixture import load_tasks, sampler_of
 from trainer.controller.parity import parity_gate
-from trainer.controller.rewards import Judges, Rewards
+from trainer.controller.rewards import Rewards
 from trainer.controller.rollout import RolloutContext
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
@@ -26,6 +26,7 @@ from trainer.messages import Event, Keep, Replacement, Shutdown
 from trainer.roles import role_name, run_role, started
 from trainer.telemetry import send
 from trainer.types import Prompt
+from trainer.verifiers.verifier import Scorer
 
 ALIVE_EVERY_S = 2.0
 _sending = threading.Lock()
@@ -74,9 +75,9 @@ async def _run(
         positions = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
         check_lengths(config.engine, dataset.prompts, len(phrase), positions)
         emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
-        rewards, judges = dict[str, Rewards](), Judges()
+        rewards, shared = dict[str, Rewards](), dict[Any, Scorer]()
         for name, task in config.tasks.items():
-            rewards[name] = stack.enter_context(closing(Rewards(task.verifier, note, judges)))
+            rewards[name] = stack.enter_context(closing(Rewards(task.verifier, note, shared)))
         ctx = RolloutContext(
             config=config,
             engine=engines,

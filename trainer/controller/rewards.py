@@ -10,16 +10,15 @@ of a group have the same ones, also after a resume.
 
 import asyncio
 import math
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from trainer.config import JudgeConfig, LengthPenaltyConfig, VerifierConfig
+from trainer.config import LengthPenaltyConfig, VerifierConfig
 from trainer.types import Outcome, Prompt
-from trainer.verifiers.judge import Judge
-from trainer.verifiers.pool import VerifierPool
+from trainer.verifiers.verifier import Note, Scorer, find
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +30,15 @@ class Scored:
     scores: dict[str, float]
 
 
-Judges = dict[JudgeConfig, Judge]  # those of all tasks: equal settings mean one judge
-
-
 class Rewards:
-    """The scorers of one task, to be closed (a judge of several, too). ConfigError if one cannot start."""
+    """The scorers of one task, to be closed. ConfigError if one cannot start.
 
-    def __init__(self, config: VerifierConfig, note: Callable[[str], None], judges: Judges) -> None:
+    `shared`: the scorers that several tasks use, such as a judge; empty for the first task."""
+
+    def __init__(self, config: VerifierConfig, note: Note, shared: dict[Any, Scorer]) -> None:
         self._config, self._weights = config, [config.weight, *(scorer.weight for scorer in config.extra)]
         with ExitStack() as stack:
-            scorers = (_scorer(kind, config, note, judges) for kind in config.kinds)
+            scorers = (find(kind).open(replace(config, kind=kind), note, shared) for kind in config.kinds)
             self._scorers = [stack.enter_context(closing(scorer)) for scorer in scorers]
             self.close = stack.pop_all().close
 
@@ -65,14 +63,6 @@ class Rewards:
         """The judge's score of a completion, by which best@k chooses; −∞ if it gave none."""
         verdict = await self._scorers[self._config.kinds.index("judge")].score(prompt, text)
         return -math.inf if verdict.outcome == "unparsable" else verdict.score
-
-
-def _scorer(
-    kind: str, config: VerifierConfig, note: Callable[[str], None], judges: Judges
-) -> Judge | VerifierPool:
-    if kind == "judge":
-        return judges.get(config.judge) or judges.setdefault(config.judge, Judge(config.judge, note))
-    return VerifierPool(replace(config, kind=kind), note)
 
 
 def weight_at(weight: float | dict[int, float], step: int) -> float:

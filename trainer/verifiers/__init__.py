@@ -1,1 +1,1 @@
-"""Verifiers: did this completion solve its prompt? Pure functions by kind, and a pool that can kill them."""
+"""Verifiers decide whether a completion solves its prompt: a class a kind, and a pool of workers."""

@@ -18,7 +18,7 @@ from itertools import zip_longest
 from typing import Any
 
 from trainer.types import Answer
-from trainer.verifiers.math_answer import answer_part
+from trainer.verifiers.text import answer_part
 
 _BLOCK = re.compile(r"```(?:python3?|py)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 

@@ -21,10 +21,9 @@ from typing import Any
 
 from trainer import run_folder
 from trainer.config import ConfigError
-from trainer.config.verifier import BUILT_IN
 from trainer.types import Outcome
-from trainer.verifiers.kinds import Scorer, load_scorer
 from trainer.verifiers.sandbox import die_with_parent, limit, lock_down
+from trainer.verifiers.verifier import Verifier, find
 
 LENGTH = struct.Struct("!I")
 
@@ -33,7 +32,8 @@ def main(fd: int, kind: str, cpu_seconds: int) -> None:
     """Serve the pool on socket `fd` until it closes, then kill every worker."""
     control = socket.socket(fileno=fd)
     try:
-        scorer = load_scorer(kind)
+        verifier = find(kind)
+        verifier.load()
     except Exception as e:  # the pool raises it in the controller
         error = str(e) if isinstance(e, ConfigError) else f"verifier.kind {kind}: {type(e).__name__}: {e}"
         control.sendall(json.dumps({"error": error}).encode())
@@ -54,7 +54,7 @@ def main(fd: int, kind: str, cpu_seconds: int) -> None:
             if pid == 0:
                 control.close()
                 lock.close()
-                _work(fds[0], scorer, kind, empty, cpu_seconds)
+                _work(fds[0], verifier, empty, cpu_seconds)
             os.close(fds[0])
             workers[slot] = pid
         for pid in workers.values():
@@ -70,7 +70,7 @@ def _kill(pid: int | None) -> None:
         os.waitpid(pid, 0)
 
 
-def _work(fd: int, scorer: Scorer, kind: str, empty: Path, cpu_seconds: int) -> None:
+def _work(fd: int, verifier: Verifier, empty: Path, cpu_seconds: int) -> None:
     """Run the worker; never returns."""
     try:
         os.chdir(empty)
@@ -80,20 +80,18 @@ def _work(fd: int, scorer: Scorer, kind: str, empty: Path, cpu_seconds: int) -> 
         with open(fd, "rb") as requests:
             while header := requests.read(LENGTH.size):
                 item = json.loads(requests.read(*LENGTH.unpack(header)))
-                payload = json.dumps(_judge(scorer, kind, *item)).encode()
+                payload = json.dumps(_judge(verifier, *item)).encode()
                 os.write(fd, LENGTH.pack(len(payload)) + payload)
     finally:
         os._exit(0)  # skips the fork server's clean-up
 
 
-def _judge(
-    scorer: Scorer, kind: str, completion: str, answer: str, metadata: dict[str, Any]
-) -> tuple[float, Outcome, str]:
-    """Score, outcome and error: a built-in scorer raises on text it cannot parse, a user's on a bug."""
+def _judge(verifier: Verifier, completion: str, answer: Any, metadata: Any) -> tuple[float, Outcome, str]:
+    """Score, outcome and error: a built-in kind raises on text that it cannot parse, an own one on a bug."""
     try:
-        return *scorer(completion, answer, metadata), ""
+        return *verifier.slow(completion, answer, metadata), ""
     except Exception as e:
-        return 0.0, "unparsable" if kind in BUILT_IN else "crash", f"{type(e).__name__}: {e}"[:300]
+        return 0.0, verifier.error, f"{type(e).__name__}: {e}"[:300]
 
 
 if __name__ == "__main__":

@@ -15,14 +15,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from trainer.config import ConfigError, VerifierConfig
-from trainer.types import Answer, Outcome, Prompt, Verdict
-from trainer.verifiers.choice import judge_choice
-from trainer.verifiers.code_sandbox import CodeSandbox
+from trainer.types import Outcome, Prompt, Verdict
 from trainer.verifiers.fork_server import LENGTH
-from trainer.verifiers.kinds import judge_quick, may_execute, needs_workers
+from trainer.verifiers.verifier import find
 
 START_S = 120.0  # limit for the fork server to import a scorer
 MAX_REPLY = 4096  # bytes
@@ -60,38 +58,32 @@ class VerifierPool:
         self._report = warn
         self._first_crash = ""  # its reason
         self._crashes = self._other_verdicts = 0
-        self._sandbox = CodeSandbox(config.code) if config.kind == "code" else None
-        if needs_workers(config.kind):
+        self._verifier = find(config.kind)
+        self._judge_here = self._verifier.start(config)
+        if self._verifier.needs_worker:
             self._start()
         for slot in self._slots:
-            if needs_workers(config.kind):
+            if self._verifier.needs_worker:
                 self._renew(slot)
             self._idle.put_nowait(slot)
 
     async def score(self, prompt: Prompt, completion: str) -> Verdict:
-        """The verdict on a completion: at once if comparing text settles it, else a worker's."""
-        verdict = self.quick(completion, prompt.answer)
-        return verdict or await self.verify(completion, prompt.answer, prompt.metadata)
-
-    def quick(self, completion: str, answer: Answer) -> Verdict | None:
-        """The verdict if comparing text settles it, None if a worker must decide."""
-        return judge_quick(self._config.kind, completion, answer)
-
-    async def verify(self, completion: str, answer: Answer, metadata: dict[str, Any]) -> Verdict:
-        """A worker's or a sandbox's verdict, at most the time limit after one is free."""
-        if self._config.kind == "choice":
-            return judge_choice(completion, str(answer), metadata["choices"])
+        """The verdict: at once if comparing text settles it, else at most the time limit after a worker or a
+        sandbox is free."""
+        item = completion, prompt.answer, prompt.metadata
+        if verdict := self._verifier.quick(*item):
+            return verdict
         slot = await self._idle.get()
-        start, replace = time.monotonic(), self._sandbox is None
+        start, replace = time.monotonic(), self._judge_here is None
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                if self._sandbox is not None:
-                    return self._counted(await self._sandbox.judge(completion, answer, metadata))
-                verdict = await self._judge(slot, json.dumps([completion, answer, metadata]).encode())
+                if self._judge_here is not None:
+                    return self._counted(await self._judge_here(*item))
+                verdict = await self._judge(slot, json.dumps(item).encode())
             slot.items += 1
             slot.busy_s += time.monotonic() - start
             replace = slot.items >= MAX_ITEMS or slot.busy_s > MAX_BUSY_S
-            replace = replace or may_execute(self._config.kind, completion)
+            replace = replace or self._verifier.may_execute(completion)
             return self._counted(verdict)
         except TimeoutError:
             return self._counted(Verdict(0.0, "timeout"))

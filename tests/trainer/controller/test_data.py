@@ -14,7 +14,7 @@ import pytest
 
 from trainer.config import ConfigError, DataConfig
 from trainer.controller.data import Dataset, load_prompts
-from trainer.verifiers.reasoning_gym import decode, encode, generate
+from trainer.verifiers.kinds.reasoning_gym import decode, encode, generate
 
 
 class ByteTokenizer:

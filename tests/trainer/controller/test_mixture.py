@@ -22,7 +22,6 @@ from trainer.config import (
     TaskConfig,
     VerifierConfig,
 )
-from trainer.config.verifier import check_verifiers
 from trainer.controller.controller import Controller
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import evaluate
@@ -30,6 +29,7 @@ from trainer.controller.journal import Journal, records
 from trainer.controller.mixture import Mixture, load_tasks, sampler_of, task_metrics
 from trainer.controller.rewards import Scored
 from trainer.types import Group, Prompt, Rollout
+from trainer.verifiers.verifier import check_verifiers
 
 
 def prompts(task: str, n: int, start: int = 0) -> tuple[Prompt, ...]:

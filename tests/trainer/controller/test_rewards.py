@@ -1,5 +1,7 @@
 """Promises of a reward: the sum of all scorers with the weights of its step, and the length penalty."""
 
+from __future__ import annotations
+
 import asyncio
 import math
 from dataclasses import replace
@@ -11,6 +13,8 @@ from trainer.config import JudgeConfig, LengthPenaltyConfig, ScorerConfig, Verif
 from trainer.controller import rewards
 from trainer.controller.rewards import Rewards, Scored, length_penalty, weight_at
 from trainer.types import Prompt, Verdict
+from trainer.verifiers import judge
+from trainer.verifiers.verifier import find
 
 PROMPT = Prompt("id", "2+2=", (1, 2), "4", {})
 
@@ -19,12 +23,15 @@ VERDICTS = {"right": Verdict(1.0, "correct"), "wrong": Verdict(0.25, "wrong")}
 
 
 class FakeScorer:
-    """Scores by its kind; counts what it is asked."""
+    """Scores by its kind, which opens to itself; counts what it is asked."""
 
     asked: ClassVar[list[str]] = []
 
-    def __init__(self, config: VerifierConfig, note: Any) -> None:
-        self.kind = config.kind
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def open(self, *settings: Any) -> FakeScorer:
+        return self
 
     async def score(self, prompt: Prompt, text: str) -> Verdict:
         self.asked.append(self.kind)
@@ -36,7 +43,7 @@ class FakeScorer:
 
 @pytest.fixture(autouse=True)
 def fake_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewards, "VerifierPool", FakeScorer)
+    monkeypatch.setattr(rewards, "find", FakeScorer)
     FakeScorer.asked.clear()
 
 
@@ -111,23 +118,20 @@ def test_the_judge_ranks_by_its_score_and_a_completion_without_one_is_the_last(
     verdict: Verdict, score: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(VERDICTS, "judge", verdict)
-    monkeypatch.setattr(rewards, "Judge", lambda config, note: FakeScorer(VerifierConfig(kind="judge"), note))
     made = Rewards(VerifierConfig(kind="right", extra=(ScorerConfig(kind="judge", weight=0.0),)), print, {})
     assert asyncio.run(made.judge(PROMPT, "4")) == score and FakeScorer.asked == ["judge"]
 
 
 def test_tasks_with_equal_judges_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[JudgeConfig] = []
-    monkeypatch.setattr(
-        rewards, "Judge", lambda config, note: made.append(config) or FakeScorer(config, note)
-    )
-    monkeypatch.setattr(FakeScorer, "__init__", lambda self, config, note: None)
+    opened: list[JudgeConfig] = []
+    monkeypatch.setattr(rewards, "find", find)
+    monkeypatch.setattr(judge, "Judge", lambda config, note: opened.append(config) or FakeScorer("judge"))
     one, other = JudgeConfig(path="a"), JudgeConfig(path="a", threshold=0.7)
-    judges: rewards.Judges = {}
+    judges: dict[Any, Any] = {}
     tasks = [
         VerifierConfig(kind="judge", judge=one),
-        VerifierConfig(extra=(ScorerConfig(kind="judge"),), judge=one),
+        VerifierConfig(kind="exact", extra=(ScorerConfig(kind="judge"),), judge=one),
     ]
     first, second, third = (Rewards(c, print, judges) for c in (*tasks, replace(tasks[0], judge=other)))
-    assert made == [one, other] and len(judges) == 2
+    assert opened == [one, other] and len(judges) == 2
     assert first._scorers[0] is second._scorers[1] is not third._scorers[0]

@@ -21,8 +21,8 @@ from trainer.types import Answer, Prompt
 from trainer.verifiers import code_sandbox
 from trainer.verifiers.code_sandbox import CodeSandbox
 from trainer.verifiers.code_tests import parse_tests, program_of, same_output, same_result
-from trainer.verifiers.kinds import check_answers
 from trainer.verifiers.pool import VerifierPool
+from trainer.verifiers.verifier import find
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is Linux's")
 LOOP = asyncio.Runner()
@@ -244,7 +244,7 @@ def test_no_process_of_one_test_is_there_in_the_next(pool: VerifierPool) -> None
 
 def test_a_cancelled_program_is_killed(pool: VerifierPool) -> None:
     async def cancel() -> None:
-        task = asyncio.create_task(pool.verify(STAYS + "time.sleep(60)", STDIO, {}))
+        task = asyncio.create_task(pool.score(Prompt("0", "q", (1,), STDIO, {}), STAYS + "time.sleep(60)"))
         while not marked("stays-behind"):
             await asyncio.sleep(0.05)
         task.cancel()
@@ -304,7 +304,7 @@ UNKNOWN: dict[str, Answer] = {
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_tests_of_an_unknown_form_are_refused_at_the_start(case: str) -> None:
     with pytest.raises(ConfigError, match="no tests of a known form"):
-        check_answers("code", [Prompt("0", "What?", (1,), UNKNOWN[case], {})])
+        find("code").check_answers([Prompt("0", "What?", (1,), UNKNOWN[case], {})])
 
 
 def test_a_result_much_longer_than_the_expected_one_is_not_read(

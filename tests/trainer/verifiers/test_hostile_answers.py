@@ -1,61 +1,254 @@
 """Answers made to break the verifiers: none is believed, executed, or waited for beyond its deadline.
 
-`python -m bench.faults.answers` does the same with 20,000 generated answers of each kind.
+The slow test judges the whole list and $HOSTILE_ANSWERS generated answers (1,000) of each kind, and prints
+what became of them with `-rP`: the table of docs/reliability.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
+import socket
+import statistics
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
 
 import pytest
 import reasoning_gym as library
+from hostile import SUM
+from hostile_answers import TEXTS, fuzz
 
-from bench.faults import answers
-from bench.faults.hostile_answers import TEXTS
-from trainer.config import VerifierConfig
-from trainer.types import Prompt
-from trainer.verifiers import number
-from trainer.verifiers.kinds import judge_quick
+from trainer.config import CodeConfig, JudgeConfig, VerifierConfig
+from trainer.types import Prompt, Verdict
+from trainer.verifiers import judge_server, text
+from trainer.verifiers.judge import Judge
+from trainer.verifiers.kinds.reasoning_gym import EXECUTED, encode
 from trainer.verifiers.pool import VerifierPool
-from trainer.verifiers.reasoning_gym import EXECUTED
+from trainer.verifiers.verifier import find
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
-QUICK = ("number", "exact", "choice", "math, a number", "judge", "own function")
-SLOW = ("math, an expression", "reasoning_gym", "code, standard input", "code, calls")
-CASES = answers.cases()
+WORKERS, DEADLINE_S = 2, 2.0
+GRACE_S = 3.0  # for a busy machine to kill and to start processes
+EXECUTING = ("exec", "compile", "import", "open", "os.", "subprocess.", "socket.", "ctypes.", "pickle.")
+HIDDEN = ("@</think>#", "@</think>\n\n # \n", "<think>@</think> #")
+BOXED = tuple(form.replace("#", r"so \boxed{#}") for form in HIDDEN)
+Item = tuple[bool, Prompt, str]  # True if the text is right
 
 
-def check(name: str, every: int, count: int) -> None:
-    case = CASES[name]
-    asked = list(answers.texts(case, count, seed=1))
+class Case(NamedTuple):
+    """A verifier kind, prompts, and how right answers may look: # is the gold answer, @ any text."""
+
+    kind: str
+    prompts: list[Prompt]
+    right: tuple[str, ...] = ()
+    wrapper: str = "#"  # what a generated answer is put into, half of the times
+
+
+def prompt(answer: str, metadata: dict[str, Any] | None = None) -> Prompt:
+    return Prompt("0", "Question?", (1,), answer, metadata or {})
+
+
+def items(task: str) -> list[Prompt]:
+    """Prompts of a task of reasoning-gym."""
+    arguments = {"seed": 3, "size": 20}
+    origin = {"origin": {"task": task, "arguments": arguments}}
+    return [prompt(i["answer"], i | origin) for i in map(encode, library.create_dataset(task, **arguments))]
+
+
+def reasoning_gym_prompts() -> list[Prompt]:
+    """An item of each task that executes text or has a lenient scorer, and of three others."""
+    tasks = [*EXECUTED, "coin_flip", "complex_arithmetic", "game_of_life_halting"]
+    tasks += ["chain_sum", "fraction_simplification", "gsm_symbolic"]
+    short = {"True", "0", "1", "2", "7", "-3"}  # may be generated, and would then be right
+    return [next(p for p in items(task) if p.answer not in short) for task in tasks]
+
+
+NUMBER, ROOT = [prompt("60217.5")], [prompt(r"\frac{\sqrt{739}}{23}")]
+OPTIONS = {"choices": [f"the {i}th word" for i in range(11)]}
+LINES = json.dumps({"inputs": ["60000 217\n"], "outputs": ["60217"]})
+CALLS = json.dumps([{"input": [60000, 217], "output": 60217, "fn_name": "add"}])
+BLOCK, ADD = "```python\n#\n```", "```python\ndef add(a, b):\n    return a + b\n```"
+QUICK = {
+    "number": Case("number", NUMBER, ("#\n@", " # \n", "60,217.50", "$#.", "６０２１７.5")),
+    "exact": Case(
+        "exact", [prompt("Königsberg 1736")], ("#", " #\n", "KÖNIGSBERG\n\n 1736", "Ko\u0308nigsberg 1736")
+    ),
+    "choice": Case(
+        "choice", [prompt("K", OPTIONS)],
+        (*BOXED, *HIDDEN, "@</think>\nAnswer: **#**", "@</think>\nThe 10th word."), "Answer: #",
+    ),
+    "math, a number": Case(
+        "math", NUMBER, (*BOXED, *HIDDEN, r"@</think>\boxed{60{,}217.50}. @"), r"\boxed{#}"
+    ),
+    "judge": Case("judge", NUMBER),
+    "own function": Case("hostile_answers:same", NUMBER, ("#",)),
+}  # fmt: skip
+SLOW: dict[str, Callable[[], Case]] = {
+    "math, an expression": lambda: Case(
+        "math", ROOT, (*BOXED, r"@</think>\boxed{\dfrac{\sqrt{739}}{23}}", r"@</think>\boxed{\sqrt{739}/23}"),
+        r"\boxed{#}",
+    ),
+    "reasoning_gym": lambda: Case(
+        "reasoning_gym", reasoning_gym_prompts(),
+        ("#", "@</think># ", "@</think><answer>#</answer>", "@</think><answer>\n#\n</answer> I think."),
+        "<answer>#</answer>",
+    ),
+    "code, standard input": lambda: Case(
+        "code", [prompt(LINES)], (f"@</think>{BLOCK.replace('#', SUM)}",), BLOCK
+    ),
+    "code, calls": lambda: Case(
+        "code", [prompt(CALLS)], (f"@</think>{ADD}", f"@</think>So:\n{ADD}\nIt works."), BLOCK
+    ),
+}  # fmt: skip
+
+
+class Parrot(Judge):
+    """A judge whose language model replies with the completion itself."""
+
+    def __init__(self) -> None:
+        super().__init__(JudgeConfig(url="http://127.0.0.1:1"), print)
+        self._scored, self._backend = True, self  # type: ignore[assignment]  # it answers itself
+        self.close = lambda: None
+
+    async def score(self, prompt: Prompt, completion: str) -> Verdict:
+        self._reply = completion
+        verdict = await super().score(prompt, completion)
+        assert 0 <= verdict.score <= 1, verdict
+        return Verdict(0.0, "wrong") if verdict.score else verdict  # a reply of 1 is the judge's, not a hack
+
+    async def _cached(self, request: Any) -> float:
+        assert self._reply.encode(errors="replace").decode() in request
+        return judge_server._score("chat", {"choices": [{"message": {"content": self._reply}}]})
+
+
+def texts(case: Case, count: int) -> Iterator[Item]:
+    """The list, alone and wrapped, and generated texts; then right answers."""
+    random = Random(1)
+    for i, hostile in enumerate(TEXTS):
+        for form in {"#", case.wrapper}:
+            yield False, case.prompts[i % len(case.prompts)], form.replace("#", hostile)
+    for i in range(count):
+        yield False, random.choice(case.prompts), (case.wrapper if i % 2 else "#").replace("#", fuzz(random))
+    for i in range(max(len(case.prompts), count // 10) if case.right else 0):
+        asked = case.prompts[i % len(case.prompts)]
+        first, *others = random.choice(case.right).replace("#", str(asked.answer)).split("@")
+        beside = (re.sub(r"\\boxed|<answer>|think>|```", "", fuzz(random)) for _ in others)
+        yield True, asked, first + "".join(map(str.__add__, beside, others))
+
+
+@contextmanager
+def canaries(folder: Path) -> Iterator[Callable[[str], str]]:
+    """Give a function that fills a text's @PATH@ and @PORT@ in; nothing may write, connect or start there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        port, before = str(server.getsockname()[1]), descendants()
+        yield lambda text: text.replace("@PATH@", str(folder / "executed")).replace("@PORT@", port)
+        assert not list(folder.iterdir()) and not descendants() - before
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def descendants() -> set[int]:
+    """The processes that this one has started, and theirs."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has just ended
+            continue
+    family = {os.getpid()}
+    while children := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= children
+    return family - {os.getpid()}
+
+
+@cache
+def audited() -> list[list[str]]:
+    """The lists that take the events of this process's audit hook, which cannot be removed."""
+    lists: list[list[str]] = []
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if lists and event.startswith(EXECUTING):
+            lists[-1].append(f"{event} {str(arguments)[:80]}")
+
+    sys.addaudithook(hook)
+    return lists
+
+
+def compare(kind: str, prompt: Prompt, text: str) -> None:
+    """Do what the controller's process does with a text: it neither executes nor opens anything."""
+    verifier = find(kind)
+    audited().append([])
+    verifier.quick(text, prompt.answer, prompt.metadata)
+    if verifier.votes:
+        hash(verifier.vote(text, prompt))
+    assert not audited().pop(), text[:200]
+
+
+async def judged(case: Case, asked: list[Item], folder: Path) -> tuple[Counter[str], list[float]]:
+    """Judge the texts, as many at once as there are workers: outcomes of the hostile ones, seconds of all."""
+    remaining, outcomes, seconds, wrong = iter(asked), Counter[str](), list[float](), list[str]()
+    code = CodeConfig(cpu_s=1, memory_mb=512, processes=8, file_mb=4)
+    settings = VerifierConfig(kind=case.kind, workers=WORKERS, timeout_s=DEADLINE_S, code=code)
+    with canaries(folder) as filled:
+        scorer = Parrot() if case.kind == "judge" else VerifierPool(settings)
+
+        async def work() -> None:
+            for right, prompt, raw in remaining:
+                text, start = filled(raw), time.perf_counter()
+                compare(case.kind, prompt, text)
+                outcome = (await scorer.score(prompt, text)).outcome
+                seconds.append(time.perf_counter() - start)
+                outcomes[outcome] += not right
+                if (
+                    right != (outcome == "correct")
+                    or outcome == "crash"
+                    or seconds[-1] > DEADLINE_S + GRACE_S
+                ):
+                    wrong.append(f"{outcome} after {seconds[-1]:.1f} s: {text[:300]!r} for {prompt.answer!r}")
+
+        await asyncio.gather(*(work() for _ in range(WORKERS)))
+        scorer.close()
+    assert not wrong
+    return outcomes, seconds
+
+
+def check(case: Case, every: int, count: int, folder: Path) -> None:
+    asked = list(texts(case, count))
     hostile = [item for item in asked if not item[0]][::every]
     right = [item for item in asked if item[0]][: 20 * every]
-    result = asyncio.run(answers.run(case, hostile + right))
-    assert not result.wrong
-    assert result.right == len(right) and sum(result.outcomes.values()) == len(hostile)
-
-
-def test_the_list_written_by_hand_is_long() -> None:
-    assert len(set(TEXTS)) >= 400 and set(CASES) == {*QUICK, *SLOW}
+    outcomes, seconds = asyncio.run(judged(case, hostile + right, folder))
+    assert sum(outcomes.values()) == len(hostile) and len(seconds) == len(hostile) + len(right)
+    times = f"median {1e3 * statistics.median(seconds):.3g} ms, slowest {max(seconds):.2f} s"
+    print(f"{case.kind}: {len(hostile)} hostile {dict(outcomes)}, {len(right)} right; {times}")
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_no_hostile_answer_breaks_a_comparison(name: str) -> None:
-    check(name, 1, 2000)
+def test_no_hostile_answer_breaks_a_comparison(name: str, tmp_path: Path) -> None:
+    check(QUICK[name], 1, 2000, tmp_path)
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_no_hostile_answer_breaks_a_worker_or_a_sandbox(name: str) -> None:
-    check(name, 29, 400)
+def test_no_hostile_answer_breaks_a_worker_or_a_sandbox(name: str, tmp_path: Path) -> None:
+    check(SLOW[name](), 97, 100, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_none_of_the_list_breaks_a_worker_or_a_sandbox(name: str) -> None:
-    check(name, 1, 1000)
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_none_of_the_list_and_none_of_many_generated_answers_is_believed(name: str, tmp_path: Path) -> None:
+    assert len(set(TEXTS)) >= 400
+    case = QUICK.get(name) or SLOW[name]()
+    check(case, 1, int(os.environ.get("HOSTILE_ANSWERS", 1000)), tmp_path)
 
 
 @pytest.mark.parametrize("marks", ["\u0301" * 100_000 + "\u0327" * 100_000, "\uff9e\uff9f" * 100_000])
@@ -64,40 +257,38 @@ def test_combining_marks_do_not_take_quadratic_time(
     kind: str, marks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """100,000 take 20 s to normalise, in which nothing else in the controller would run."""
-    normalize = number.unicodedata.normalize
-    longest = []
+    normalize = text.unicodedata.normalize
+    longest = [0]
 
-    def measured(form: str, text: str) -> str:
-        runs = re.findall("[\u0301\u0327\uff9e\uff9f]+", text)
-        longest.append(max(map(len, runs), default=0))
-        return normalize(form, text) if longest[-1] <= number.MAX_MARKS else text
+    def measured(form: str, value: str) -> str:
+        longest.append(max(map(len, re.findall("[\u0301\u0327\uff9e\uff9f]+", value)), default=0))
+        return normalize(form, value) if longest[-1] <= text.MAX_MARKS else value
 
-    number._marks()
-    monkeypatch.setattr(number.unicodedata, "normalize", measured)
-    judge_quick(kind, "a" + marks, "Ko\u0308nigsberg")
-    assert max(longest, default=0) <= number.MAX_MARKS
+    text._marks()
+    monkeypatch.setattr(text.unicodedata, "normalize", measured)
+    find(kind).quick("a" + marks, "Ko\u0308nigsberg", {})
+    assert max(longest) <= text.MAX_MARKS
 
 
 def test_marks_of_an_ordinary_text_stay() -> None:
-    text = "a\u0301" * 400
-    assert number.fold(text) == "\u00e1" * 400
+    assert text.fold("a\u0301" * 400) == "\u00e1" * 400
 
 
 def test_a_long_answer_is_not_kept_in_a_cache() -> None:
-    before = number._literal_number.cache_info().currsize
-    assert judge_quick("number", "9" * 100_000, "7") is not None
-    assert number._literal_number.cache_info().currsize <= before + 1  # the gold answer
+    before = text._literal_number.cache_info().currsize
+    assert find("number").quick("9" * 100_000, "7", {}) is not None
+    assert text._literal_number.cache_info().currsize <= before + 1  # the gold answer
 
 
 def test_the_list_of_scorers_that_execute_text_is_complete() -> None:
     evaluates = re.compile(r"\b(?:eval|(?:sympy|sp)\.parse_expr|(?<!def )parse_expr|exec|sympify)\(")
-    found = set()
+    executing = set()
     for path in Path(library.__file__).parent.rglob("*.py"):
         source = path.read_text()
         scorer = source.partition("def score_answer")[2].partition("\nclass ")[0]
         if evaluates.search(scorer) and "propositional_logic" not in path.name:  # its own parse_expr
-            found.add(path.stem)
-    assert found == set(EXECUTED) | {"number_sorting"}  # of which the gold answer is evaluated
+            executing.add(path.stem)
+    assert executing == set(EXECUTED) | {"number_sorting"}  # of which the gold answer is evaluated
 
 
 REFUSED = {  # task -> texts that its scorer would accept for any item, or execute
@@ -117,20 +308,18 @@ def test_reasoning_gyms_lenient_scorers_believe_no_constant_answer_and_still_acc
     pool = VerifierPool(VerifierConfig(kind="reasoning_gym", workers=2, timeout_s=30.0))
 
     async def outcome(prompt: Prompt, text: str) -> str:
-        return (await pool.verify(text, prompt.answer, prompt.metadata)).outcome
+        return (await pool.score(prompt, f"<answer>{text}</answer>")).outcome
 
     async def ask() -> None:
         for task in dict.fromkeys([*EXECUTED, *REFUSED]):
-            for prompt in answers.items(task)[:4]:
+            for prompt in items(task)[:2]:
                 if prompt.answer == "0" or "Integral" in prompt.answer:
                     continue
                 # reasoning-gym makes puzzles whose own answer does not use all four numbers
                 if task != "puzzle24" or len(re.findall(r"\d+", str(prompt.answer))) == 4:
-                    assert await outcome(prompt, f"<answer>{prompt.answer}</answer>") == "correct", (
-                        prompt.answer
-                    )
-                for text in REFUSED.get(task, ()):
-                    assert await outcome(prompt, f"<answer>{text}</answer>") != "correct", (task, text)
+                    assert await outcome(prompt, f"{prompt.answer} ") == "correct", prompt.answer
+                for refused in REFUSED.get(task, ()):
+                    assert await outcome(prompt, refused) != "correct", (task, refused)
 
     asyncio.run(ask())
     pool.close()

@@ -1,7 +1,7 @@
-"""Kind `number`: the completion's first line must be a literal number equal to the gold answer.
+"""What the kinds read from a completion: the part after the thinking, the last box, a literal number.
 
-Accepted, after Unicode folding (fullwidth digits, minus signs): an optional sign and dollar sign, digits
-with or without commas in groups of three, an optional decimal part, an optional full stop at the end.
+A literal number is, after Unicode folding (fullwidth digits, minus signs): an optional sign and dollar sign,
+digits with or without commas in groups of three, an optional decimal part, an optional full stop at the end.
 Any other word or sign is refused, such as `17+25`, `4!`, `1=1`, `1/2`, `71 or 72`, `1e3`.
 """
 
@@ -10,7 +10,7 @@ import unicodedata
 from decimal import Decimal
 from functools import cache, lru_cache
 
-from trainer.types import CORRECT, UNPARSABLE, WRONG, Verdict
+from trainer.types import Answer
 
 MAX_CHARS = 300  # of an answer
 MAX_MARKS = 30  # combining marks in a row, as in Unicode's Stream-Safe Text Format
@@ -18,7 +18,29 @@ _NUMBER = re.compile(
     r"(?P<sign>[+-]?)(?:\\?\$)?(?P<inner>[+-]?)(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)\.?",
     re.ASCII,
 )
+_BRACE = re.compile(r"[{}]")
 _MINUS = re.compile("[\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d]")
+
+
+def answer_part(completion: str) -> str:
+    """The text after the thinking."""
+    _, marker, after = completion.rpartition("</think>")
+    if not marker and "<think>" in completion:
+        return ""
+    return after
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last \\boxed{...} with balanced braces, None if there is none."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    for brace in _BRACE.finditer(text, start + 6):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[start + 7 : brace.start()]
+    return None
 
 
 def fold(text: str) -> str:
@@ -52,15 +74,8 @@ def _literal_number(text: str) -> Decimal | None:
     return Decimal(match["sign"] + match["inner"] + match["digits"].replace(",", ""))
 
 
-def first_number(completion: str) -> Decimal | None:
-    """The number that the completion's first line is, or None."""
-    lines = completion.strip().splitlines()
-    return literal_number(lines[0]) if lines else None
-
-
-def judge_number(completion: str, answer: str) -> Verdict:
-    """Compare the number in the completion's first line with the gold answer."""
-    given = first_number(completion)
-    if given is None:
-        return UNPARSABLE
-    return CORRECT if given == literal_number(answer) else WRONG
+def no_text(answer: Answer) -> str:
+    """What is wrong with a gold answer that completions are compared with as text; empty if nothing is."""
+    if str(answer).startswith(('{"', '[{"')):
+        return "; expected text, a number or a list of those"
+    return "" if answer else "; use reasoning_gym, the task's own scorer"

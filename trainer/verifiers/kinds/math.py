@@ -12,9 +12,11 @@
 
 import re
 from decimal import Decimal
+from typing import Any
 
-from trainer.types import CORRECT, UNPARSABLE, WRONG, Verdict
-from trainer.verifiers.number import MAX_CHARS, fold, literal_number
+from trainer.types import CORRECT, UNPARSABLE, WRONG, Prompt, Verdict
+from trainer.verifiers.text import MAX_CHARS, answer_part, fold, last_boxed, literal_number, no_text
+from trainer.verifiers.verifier import Verifier
 
 _CHOICE = re.compile(r"\bor\b")
 _CHANGES = re.compile(  # words that change the number beside them
@@ -25,34 +27,12 @@ _TASK = re.compile(
     r"|(?<!\\)!|\\[dt]?frac\s*\{\s*d\s*\}\s*\{\s*d"
 )
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textnormal)\s*\{([^{}]*)\}")
-_BRACE = re.compile(r"[{}]")
 _UNIT = re.compile(
     r"(?:\\[ ,;!]|\s)*"
     r"(?:\\(?:text|mathrm|mbox|textnormal)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?|\\?%|\^\{?\\circ\}?)$"
 )
 _NOISE = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[ ,;:!]|\s+|[$~]")
 _ANSWER_AT = re.compile(r"=|:|#|\bis\b")
-
-
-def answer_part(completion: str) -> str:
-    """The text after the thinking."""
-    _, marker, after = completion.rpartition("</think>")
-    if not marker and "<think>" in completion:
-        return ""
-    return after
-
-
-def last_boxed(text: str) -> str | None:
-    """The content of the last \\boxed{...} with balanced braces, None if there is none."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth = 0
-    for brace in _BRACE.finditer(text, start + 6):
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return text[start + 7 : brace.start()]
-    return None
 
 
 def normalise(latex: str) -> str:
@@ -93,36 +73,49 @@ def candidate(completion: str) -> str | None:
     return answer if answer and len(answer) <= MAX_CHARS else None
 
 
-def math_vote(completion: str) -> Decimal | str | None:
-    """The final answer for maj@k: a number by value, any other as text after normalisation; None: none."""
-    given = candidate(completion) or ""
-    number = plain_number(given)
-    return (normalise(given) or None) if number is None else number
+class Math(Verifier, kind="math"):
+    r"""The last `\boxed{}` or the end of the last line, by value."""
+
+    def problem(self, prompt: Prompt) -> str:
+        return no_text(prompt.answer)
+
+    def compare(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict | None:
+        text = candidate(completion)
+        if text is None:
+            return UNPARSABLE
+        if normalise(text) == normalise(answer):
+            return CORRECT
+        gold = plain_number(answer)
+        if gold is not None:
+            number = plain_number(text)
+            return UNPARSABLE if number is None else CORRECT if number == gold else WRONG
+        if any(form.search(text) and not form.search(answer) for form in (_CHOICE, _TASK)):
+            return UNPARSABLE
+        return None
+
+    def load(self) -> None:
+        verify("\\boxed{(1, \\frac{1}{2})}", "(1, \\frac{2}{4})")  # fills the caches that all workers share
+
+    def slow(self, completion: str, answer: str | list[str], metadata: dict[str, Any]) -> Verdict:
+        """The best verdict on the gold answers that comparing text has left open."""
+        answers = [answer] if isinstance(answer, str) else answer
+        open_ones = [one for one in answers if self.compare(completion, one, metadata) is None]
+        return max(verify(completion, one) for one in open_ones)
+
+    def vote(self, completion: str, prompt: Prompt) -> Decimal | str | None:
+        """A number by value, any other answer as text after normalisation."""
+        text = candidate(completion) or ""
+        number = plain_number(text)
+        return (normalise(text) or None) if number is None else number
 
 
-def judge_math_quick(completion: str, answer: str) -> Verdict | None:
-    """The judgement without evaluating anything; None if math-verify must decide."""
-    given = candidate(completion)
-    if given is None:
-        return UNPARSABLE
-    if normalise(given) == normalise(answer):
-        return CORRECT
-    gold = plain_number(answer)
-    if gold is not None:
-        number = plain_number(given)
-        return UNPARSABLE if number is None else CORRECT if number == gold else WRONG
-    if any(form.search(given) and not form.search(answer) for form in (_CHOICE, _TASK)):
-        return UNPARSABLE
-    return None
-
-
-def judge_math_slow(completion: str, answer: str) -> Verdict:
+def verify(completion: str, answer: str) -> Verdict:
     """math-verify's judgement; only in a worker, since it can hang inside C, where no signal ends it."""
-    from math_verify import parse, verify
+    import math_verify
 
-    given = parse(f"\\boxed{{{candidate(completion)}}}", parsing_timeout=None)
+    parsed = math_verify.parse(f"\\boxed{{{candidate(completion)}}}", parsing_timeout=None)
     # In dollars, a tuple or set is parsed as such; in a box, as a list of answers.
-    gold = parse(f"${answer}$", parsing_timeout=None)
-    if not given or not gold:
+    gold = math_verify.parse(f"${answer}$", parsing_timeout=None)
+    if not parsed or not gold:
         return UNPARSABLE
-    return CORRECT if verify(gold, given, timeout_seconds=None) else WRONG
+    return CORRECT if math_verify.verify(gold, parsed, timeout_seconds=None) else WRONG

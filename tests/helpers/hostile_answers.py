@@ -1,6 +1,6 @@
 """Answers made to break a verifier: a list written by hand, and a seeded generator of further ones.
 
-No text here is right for a case of `bench.faults.answers`, whatever decorates it, unless it contains @GOLD@.
+No text here is right for a case of `test_hostile_answers.py`, whatever decorates it.
 @PATH@ stands for a file that must never exist, @PORT@ for a port that nobody may connect to.
 """
 
@@ -110,30 +110,7 @@ for i in range(9):|    #~def f(x):|    return #~# #~#|#~\int_{#}^{#} # dx~\begin
     .replace("|", "\n")
     .split("~")
 )
-_ATOMS = [
-    "0",
-    "1",
-    "2",
-    "7",
-    "-3",
-    "x",
-    "y",
-    "\\pi",
-    "e",
-    "i",
-    "a",
-    "B",
-    "foo",
-    "1/2",
-    ".5",
-    "1,000",
-    "True",
-    "\\infty",
-    " ",
-    "\n",
-    ",",
-    "and",
-]
+_ATOMS = [*"0 1 2 7 -3 x y \\pi e i a B foo 1/2 .5 1,000 True \\infty , and".split(), " ", "\n"]
 _SHORT = [text for text in TEXTS if len(text) < 60]
 _CHARACTERS = "{}[]()\\$^_&%#=<>+-*/,.;:!?'\"`~| \n\r\t\0\u2212\u200b\u202e\ud800\u0301９٣½"
 
@@ -154,3 +131,8 @@ def fuzz(random: Random, depth: int = 4) -> str:
             + text[at + random.choice((0, 1, 9)) :]
         )
     return text[:1_000_000]
+
+
+def same(completion: str, answer: str, metadata: dict[str, object]) -> float:
+    """A user's function as a verifier."""
+    return float(completion == answer)

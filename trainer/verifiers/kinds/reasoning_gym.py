@@ -1,4 +1,4 @@
-"""Items of reasoning-gym tasks: `generate` makes them in a subprocess; `encode` and `decode` are for JSON.
+"""Kind `reasoning_gym`: a task's own scorer. `generate` makes its items in a subprocess.
 
 The controller generates and encodes the items; the worker that scores them decodes. Several tasks draw from
 Python sets, so their items depend on the interpreter's hash seed: the subprocess sets it to 0, for the same
@@ -10,6 +10,7 @@ eval, and four of all give full marks to some answer that is wrong for every ite
 
 import dataclasses
 import difflib
+import importlib
 import json
 import os
 import re
@@ -19,6 +20,9 @@ from fractions import Fraction
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.types import CORRECT, UNPARSABLE, WRONG, Prompt, Verdict
+from trainer.verifiers.text import answer_part
+from trainer.verifiers.verifier import Verifier
 
 DEADLINE_S = 600.0
 # Scorers that execute the text. No call and no attribute is possible in what these patterns accept, but
@@ -35,6 +39,54 @@ EXECUTED = dict.fromkeys(
     ("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),
     _EXPRESSION,
 )
+# Arithmetic, and words without brackets, dots or underscores: they can neither call nor change anything.
+_INERT = re.compile(r"[0-9\s+*/^().,%$-]*|[A-Za-z0-9\s+*/^,;!?'%$-]*")
+_tasks: dict[str, Any] = {}  # a worker makes each task object once
+
+
+class ReasoningGym(Verifier, kind="reasoning_gym"):
+    """What the task's own scorer says, but for constant answers."""
+
+    answers = "(comes with `reasoning_gym:TASK`)"
+
+    def problem(self, prompt: Prompt) -> str:
+        return "" if "origin" in prompt.metadata else " of another source; use math or exact"
+
+    def compare(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict | None:
+        text = tagged(completion)
+        if text and text == answer:
+            return CORRECT
+        return None if text and len(text) <= max(500, 4 * len(answer)) else UNPARSABLE
+
+    def load(self) -> None:
+        importlib.import_module("reasoning_gym")
+
+    def slow(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
+        """The task's own scorer. Partial scores count as wrong: some scorers give .01 to any text."""
+        import reasoning_gym
+
+        origin = metadata["origin"]
+        key = repr(origin)
+        if key not in _tasks:
+            _tasks[key] = reasoning_gym.create_dataset(origin["task"], **origin["arguments"])
+        item = decode({name: metadata[name] for name in ("question", "answer", "metadata")})
+        text = tagged(completion)
+        if not may_be_scored(origin["task"], text, item):
+            return UNPARSABLE
+        return CORRECT if _tasks[key].score_answer(answer=text, entry=item) >= 1.0 else WRONG
+
+    def may_execute(self, completion: str) -> bool:
+        return not _INERT.fullmatch(tagged(completion))
+
+    def vote(self, completion: str, prompt: Prompt) -> str | None:
+        return tagged(completion) or None
+
+
+def tagged(completion: str) -> str:
+    """The content of the last <answer> tag after the thinking, or else all text after the thinking."""
+    part = answer_part(completion)
+    _, tag, text = part.rpartition("<answer>")
+    return (text.partition("</answer>")[0] if tag else part).strip()
 
 
 def generate(task: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
@@ -87,7 +139,7 @@ def decode(value: Any) -> Any:
 
 
 def may_be_scored(task: str, answer: str, item: dict[str, Any]) -> bool:
-    """Whether the task's scorer may get this text; only in a worker, since a number in it may be enormous."""
+    """True if the task's scorer may get this text; only in a worker, since a number in it may be enormous."""
     if (pattern := EXECUTED.get(task)) and not pattern.fullmatch(answer):
         return False
     if task == "puzzle24":  # the scorer accepts any numbers, and what rounds down to 24

@@ -8,10 +8,11 @@ the full text of an option. Several letters (`A or B`), a denial (`not B`) and a
 import re
 from collections.abc import Sequence
 from string import ascii_uppercase
+from typing import Any
 
-from trainer.types import CORRECT, UNPARSABLE, WRONG, Verdict
-from trainer.verifiers.math_answer import answer_part, last_boxed
-from trainer.verifiers.number import fold
+from trainer.types import CORRECT, UNPARSABLE, WRONG, Prompt, Verdict
+from trainer.verifiers.text import answer_part, fold, last_boxed
+from trainer.verifiers.verifier import Verifier
 
 MAX_CHARS = 2000  # at the end of a completion, where its answer is
 _CORRECT = r" is (?:the )?(?:correct|right|best|answer)\b"
@@ -25,10 +26,20 @@ _LETTER = re.compile(
 _MARKUP = re.compile(r"(?i)\\(?:text|mathrm|textbf|mathbf)\s*(?=\{)|[*_$`{}\"']|\b(?:option|choice)\b")
 
 
-def judge_choice(completion: str, answer: str, options: Sequence[str]) -> Verdict:
-    """Compare the letter that the completion chooses with the right one."""
-    letter = chosen_letter(completion, options)
-    return UNPARSABLE if letter is None else CORRECT if letter == answer else WRONG
+class Choice(Verifier, kind="choice"):
+    """The letter of the right option."""
+
+    answers = "a letter, an index from 0, or an option's text"
+
+    def problem(self, prompt: Prompt) -> str:
+        return "" if "choices" in prompt.metadata else ", without options; set data.choices_column"
+
+    def compare(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
+        letter = chosen_letter(completion, metadata["choices"])
+        return UNPARSABLE if letter is None else CORRECT if letter == answer else WRONG
+
+    def vote(self, completion: str, prompt: Prompt) -> str | None:
+        return chosen_letter(completion, prompt.metadata["choices"])
 
 
 def chosen_letter(completion: str, options: Sequence[str]) -> str | None:
@@ -51,10 +62,10 @@ def _resolve(claim: str, options: Sequence[str]) -> str | None:
     claim = _MARKUP.sub("", claim).strip()
     if _SEVERAL.match(claim):
         return None
-    named = _LETTER.match(claim.upper() if len(claim.strip("().[]")) == 1 else claim)
+    letter = _LETTER.match(claim.upper() if len(claim.strip("().[]")) == 1 else claim)
     letters = ascii_uppercase[: len(options)]
-    if named and named[1] in letters:
-        return named[1]
+    if letter and letter[1] in letters:
+        return letter[1]
     texts = [fold(_MARKUP.sub("", option)).casefold().rstrip(".") for option in options]
-    given = claim.casefold().rstrip(".")
-    return letters[texts.index(given)] if texts.count(given) == 1 else None
+    text = claim.casefold().rstrip(".")
+    return letters[texts.index(text)] if texts.count(text) == 1 else None

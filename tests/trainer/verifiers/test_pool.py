@@ -1,4 +1,4 @@
-"""Verifiers: what counts as correct, what must not, and that nothing hangs, escapes or gets lost."""
+"""The pool: every item gets a verdict; nothing hangs, escapes or gets lost in a worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,152 +16,28 @@ import pytest
 
 from trainer.config import ConfigError, VerifierConfig
 from trainer.run_folder import sweep
-from trainer.types import Prompt, Verdict
-from trainer.verifiers.kinds import check_answers, judge_exact, judge_quick, may_execute
-from trainer.verifiers.math_answer import judge_math_quick
-from trainer.verifiers.number import judge_number, literal_number
+from trainer.types import Answer, Prompt, Verdict
+from trainer.verifiers.kinds.reasoning_gym import generate
 from trainer.verifiers.pool import VerifierPool
-from trainer.verifiers.reasoning_gym import generate
 
 LOOP = asyncio.Runner()  # a pool belongs to one event loop
-Item = tuple[str, str, dict[str, Any]]
+Item = tuple[str, Answer, dict[str, Any]]  # completion, answer, columns
 
 
-async def verdict(pool: VerifierPool, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
-    return pool.quick(completion, answer) or await pool.verify(completion, answer, metadata)
+def prompt(answer: Answer, metadata: dict[str, Any] | None = None) -> Prompt:
+    return Prompt("0", "Question?", (1,), answer, metadata or {})
 
 
 def judge(pool: VerifierPool, *items: Item) -> list[Verdict]:
     async def all_of_them() -> list[Verdict]:
         async with asyncio.timeout(60):
-            return list(await asyncio.gather(*(verdict(pool, *item) for item in items)))
+            return list(await asyncio.gather(*(pool.score(prompt(a, m), text) for text, a, m in items)))
 
     return LOOP.run(all_of_them())
 
 
 def outcomes(pool: VerifierPool, *items: Item) -> list[str]:
     return [v.outcome for v in judge(pool, *items)]
-
-
-NUMBERS = {
-    "7": "7", " 42 ": "42", "+7": "7", "-7": "-7", "\u22127": "-7", "\uff17\uff12": "72", "1,234": "1234",
-    "1,234,567.50": "1234567.5", "$7": "7", "\\$72": "72", "-$7": "-7", "$-7": "-7", "7.": "7", "7.0": "7",
-    "07": "7", ".5": "0.5", "0": "0", "-0": "0",
-}  # fmt: skip
-NO_NUMBERS = [
-    "", "17+25", "4!", "1=1", "71 or 72", "1/2", "1e3", "12,34", "1,2345", "7 7", "7%", "x", "--7", "-$-7",
-    "$", "9" * 400, "1_000", "0x10", "nan", "inf", "\u0663",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", NUMBERS)
-def test_a_literal_number_is_read(text: str) -> None:
-    assert literal_number(text) == Decimal(NUMBERS[text])
-
-
-@pytest.mark.parametrize("text", NO_NUMBERS)
-def test_anything_else_is_not_a_number(text: str) -> None:
-    assert literal_number(text) is None
-
-
-def test_kind_number_judges_the_first_line_only() -> None:
-    assert judge_number(" 7\n", "7") == (1.0, "correct")
-    assert judge_number("7\nQuestion: what is", "7") == (1.0, "correct")
-    assert judge_number(" 145", "145.0") == (1.0, "correct")
-    assert judge_number("8", "7") == (0.0, "wrong")
-    for text in ("3 + 4 = 7", "7 8", "the answer is 7", "", "\n", "17+25"):
-        assert judge_number(text, "7") == (0.0, "unparsable"), text
-
-
-def test_any_of_several_accepted_answers_is_right() -> None:
-    cases = [
-        ("exact", ("NYC", "New York"), {"new york": "correct", "nyc": "correct", "Boston": "wrong"}),
-        ("number", ("7", "8"), {"8.0": "correct", "9": "wrong", "x": "unparsable"}),
-        ("math", ("7", "8"), {r"\boxed{8}": "correct", r"\boxed{9}": "wrong", r"\boxed{4+4}": "unparsable"}),
-    ]
-    for kind, answers, expected in cases:
-        for completion, outcome in expected.items():
-            verdict = judge_quick(kind, completion, answers)
-            assert verdict is not None and verdict.outcome == outcome, (kind, completion)
-    # A worker is asked if that may help: 1/2 is not the text of any answer, and no number settles it.
-    assert judge_quick("math", r"\boxed{\frac{2}{4}}", ("7", r"\frac{1}{2}")) is None
-    assert judge_quick("math", r"\boxed{7}", (r"\frac{1}{2}", "7")) == (1.0, "correct")
-
-
-def test_a_worker_compares_with_each_answer_that_text_leaves_open(math_pool: VerifierPool) -> None:
-    answers = ("42", r"\frac{1}{2}", r"\frac{\pi}{2}")
-
-    async def ask(completion: str) -> str:
-        return (await math_pool.verify(completion, answers, {})).outcome
-
-    assert LOOP.run(ask(r"\boxed{\frac{2}{4}}")) == "correct"
-    assert LOOP.run(ask(r"\boxed{\pi/2}")) == "correct"
-    assert LOOP.run(ask(r"\boxed{17+25}")) == "wrong"  # it evaluates to 42, which must be written as a number
-
-
-def test_kind_exact_ignores_case_and_space() -> None:
-    assert judge_exact("  New   York\n", "new york")[1] == "correct"
-    assert judge_exact("New York City", "new york")[1] == "wrong"
-
-
-MATH = [  # completion, gold, outcome; None: a worker must decide
-    (r"so \boxed{42}", "42", "correct"),
-    (r"\boxed{41} no, \boxed{42}", "42", "correct"),
-    (r"\boxed{42} no, \boxed{41}", "42", "wrong"),
-    (r"\boxed{\$72}", "72", "correct"),
-    (r"\boxed{{72}}", "72", "correct"),
-    ("\\boxed{\u221272}", "-72", "correct"),
-    ("\\boxed{\uff17\uff12}", "72", "correct"),
-    (r"\boxed{1,234}", "1234", "correct"),
-    (r"\boxed{1{,}234}", "1234", "correct"),
-    (r"\boxed{72.0}", "72", "correct"),
-    (r"\boxed{x = 72}", "72", "correct"),
-    (r"\boxed{72\text{ cents}}", "72", "correct"),
-    (r"\boxed{90^\circ}", "90", "correct"),
-    (r"\boxed{50\%}", "50", "correct"),
-    (r"\boxed{50\%}", "0.5", "wrong"),
-    (r"\boxed{72\text{ thousand}}", "72", "unparsable"),
-    (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}", "correct"),
-    (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}", "correct"),
-    ("The answer is 72.", "72", "correct"),
-    ("She has **72** apples.", "72", "correct"),
-    ("17 + 25 = 42", "42", "correct"),
-    ("#### 1,234", "1234", "correct"),
-    # Reward hacks: an expression, an identity, a choice, an answer before the end of thinking.
-    (r"\boxed{17+25}", "42", "unparsable"),
-    (r"\boxed{4!}", "24", "unparsable"),
-    (r"\boxed{1=1}", "1", "unparsable"),
-    (r"\boxed{71 or 72}", "72", "unparsable"),
-    (r"\boxed{71, 72}", "72", "unparsable"),
-    (r"\boxed{\frac{1}{2} or \frac{1}{3}}", r"\frac{1}{3}", "unparsable"),
-    ("The answer is 71 or 72.", "72", "unparsable"),
-    ("It is minus 72", "72", "unparsable"),
-    ("17+25", "42", "unparsable"),
-    ("4!", "24", "wrong"),
-    ("The answer is 2x", "2", "unparsable"),
-    (r"\boxed{42}</think> I do not know", "42", "unparsable"),
-    (r"<think> \boxed{42}", "42", "unparsable"),
-    (r"\boxed{41}</think> \boxed{42}", "42", "correct"),
-    (r"\boxed{42", "42", "unparsable"),
-    ("", "42", "unparsable"),
-    # Tasks instead of answers, unless the gold answer is written so.
-    (r"\boxed{\int_0^1 x^2 dx}", r"\frac{1}{3}", "unparsable"),
-    (r"\boxed{\sum_{n=1}^\infty 4^{-n}}", r"\frac{1}{3}", "unparsable"),
-    (r"\boxed{\lim_{x\to 0} \frac{1}{3+x}}", r"\frac{1}{3}", "unparsable"),
-    (r"\boxed{\frac{2!}{3!}}", r"\frac{1}{3}", "unparsable"),
-    (r"\boxed{\max(0,\frac{1}{3})}", r"\frac{1}{3}", "unparsable"),
-    (r"\boxed{\frac{d}{dx}\frac{x}{3}}", r"\frac{1}{3}", "unparsable"),
-    (r"\boxed{n!}", "n!", "correct"),
-    (r"\boxed{\frac{d}{2}\!}", r"\frac{d}{3}", None),
-    (r"\boxed{\binom{n}{2}}", r"\binom{n}{3}", None),
-    ("\\boxed{" + "1" * 1000 + "}", "42", "unparsable"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("completion", "gold", "expected"), MATH)
-def test_kind_math_without_a_worker(completion: str, gold: str, expected: str | None) -> None:
-    verdict = judge_math_quick(completion, gold)
-    assert (verdict and verdict.outcome) == expected
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +59,12 @@ def test_math_compares_by_value(math_pool: VerifierPool) -> None:
         (r"\boxed{1 + 2x}", "2x+1", {}),
     )
     assert verdicts == ["correct", "correct", "wrong", "correct", "wrong", "correct"]
+
+
+def test_a_worker_compares_with_each_answer_that_text_leaves_open(math_pool: VerifierPool) -> None:
+    answers = ("42", r"\frac{1}{2}", r"\frac{\pi}{2}")
+    texts = (r"\boxed{\frac{2}{4}}", r"\boxed{\pi/2}", r"\boxed{17+25}")  # 42 must be written as a number
+    assert outcomes(math_pool, *((t, answers, {}) for t in texts)) == ["correct", "correct", "wrong"]
 
 
 def test_a_hundred_at_once_on_two_workers_are_all_answered(math_pool: VerifierPool) -> None:
@@ -277,11 +158,11 @@ def test_a_cancelled_item_leaves_no_answer_for_the_next(user_module: Path) -> No
     pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=20.0))
 
     async def cancel_then_ask() -> Verdict:
-        looping = asyncio.create_task(pool.verify("loop", "a", {}))
+        looping = asyncio.create_task(pool.score(prompt("a"), "loop"))
         await asyncio.sleep(0.3)
         looping.cancel()
         async with asyncio.timeout(15):
-            return await pool.verify("b", "b", {})
+            return await pool.score(prompt("b"), "b")
 
     assert LOOP.run(cancel_then_ask()).outcome == "correct"
     pool.close()
@@ -320,7 +201,7 @@ def test_closing_the_pool_kills_a_looping_worker(user_module: Path) -> None:
     pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=60.0))
 
     async def leave_it_looping() -> None:
-        task = asyncio.create_task(pool.verify("loop", "a", {}))
+        task = asyncio.create_task(pool.score(prompt("a"), "loop"))
         await asyncio.sleep(0.3)
         assert pool._fork_server is not None
         children = Path(f"/proc/{pool._fork_server.pid}/task/{pool._fork_server.pid}/children")
@@ -425,18 +306,3 @@ def test_reasoning_gym_tasks_take_their_difficulty_and_are_scored_by_it() -> Non
             asked = ((f"<answer>{gold} </answer>", gold + " ", columns), ("0", gold, columns))
             assert outcomes(pool, *asked) == ["correct", "wrong"], task
     pool.close()
-
-
-def test_text_that_could_change_a_scorer_has_its_worker_replaced() -> None:
-    for harmless in ("1 + 2*(3 - 4)/5", "six times seven", "-3.5"):
-        assert not may_execute("reasoning_gym", harmless), harmless
-    for hostile in ("print(1)", "a.b", "__import__", "[1][0]", "x = 1"):
-        assert may_execute("reasoning_gym", hostile), hostile
-
-
-def test_answers_no_completion_can_match_are_refused_at_the_start() -> None:
-    prompt = Prompt("0", "What?", (1,), "a half", {})
-    for kind in ("number", "reasoning_gym"):
-        with pytest.raises(ConfigError, match="use math or exact"):
-            check_answers(kind, [prompt])
-    check_answers("exact", [prompt])

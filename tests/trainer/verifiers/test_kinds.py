@@ -1,0 +1,310 @@
+"""The kinds of verifiers: what counts as right, what must not, and that a kind is one module."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import ConfigError, DataConfig, VerifierConfig
+from trainer.controller.data import load_prompts
+from trainer.models.tiny import make_tokenizer
+from trainer.types import Answer, Prompt
+from trainer.verifiers import verifier
+from trainer.verifiers.kinds.reasoning_gym import ReasoningGym
+from trainer.verifiers.text import literal_number
+from trainer.verifiers.verifier import find, registry
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def outcome(kind: str, completion: str, answer: Answer, **metadata: Any) -> str | None:
+    """The outcome if comparing text settles it."""
+    verdict = find(kind).quick(completion, answer, metadata)
+    return verdict and verdict.outcome
+
+
+NUMBERS = {
+    "7": "7", " 42 ": "42", "+7": "7", "-7": "-7", "\u22127": "-7", "\uff17\uff12": "72", "1,234": "1234",
+    "1,234,567.50": "1234567.5", "$7": "7", "\\$72": "72", "-$7": "-7", "$-7": "-7", "7.": "7", "7.0": "7",
+    "07": "7", ".5": "0.5", "0": "0", "-0": "0",
+}  # fmt: skip
+NO_NUMBERS = [
+    "", "17+25", "4!", "1=1", "71 or 72", "1/2", "1e3", "12,34", "1,2345", "7 7", "7%", "x", "--7", "-$-7",
+    "$", "9" * 400, "1_000", "0x10", "nan", "inf", "\u0663",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [*NUMBERS, *NO_NUMBERS])
+def test_a_literal_number_is_read_and_anything_else_is_not(text: str) -> None:
+    assert literal_number(text) == (Decimal(NUMBERS[text]) if text in NUMBERS else None)
+
+
+FIRST_LINES = {" 7\n": "correct", "7\nQuestion: what is": "correct", " 7.0": "correct", "8": "wrong"}
+FIRST_LINES |= dict.fromkeys(("3 + 4 = 7", "7 8", "the answer is 7", "", "\n", "17+25"), "unparsable")
+
+
+@pytest.mark.parametrize("text", FIRST_LINES)
+def test_kind_number_judges_the_first_line_only(text: str) -> None:
+    assert outcome("number", text, "7") == FIRST_LINES[text]
+
+
+# None: a worker is asked if that may help.
+SEVERAL: list[tuple[str, tuple[str, ...], dict[str, str | None]]] = [
+    ("exact", ("NYC", "New York"), {"  new   york\n": "correct", "nyc": "correct", "New York City": "wrong"}),
+    ("number", ("7", "8"), {"8.0": "correct", "9": "wrong", "x": "unparsable"}),
+    ("math", ("7", "8"), {r"\boxed{8}": "correct", r"\boxed{9}": "wrong", r"\boxed{4+4}": "unparsable"}),
+    (
+        "math",
+        (r"\frac{1}{2}", "7"),
+        {r"\boxed{7}": "correct", r"\boxed{\frac{2}{4}}": None},
+    ),  # a worker may help
+]
+
+
+@pytest.mark.parametrize(("kind", "answers", "expected"), SEVERAL)
+def test_any_of_several_gold_answers_is_right(
+    kind: str, answers: tuple[str, ...], expected: dict[str, str | None]
+) -> None:
+    assert {text: outcome(kind, text, answers) for text in expected} == expected
+
+
+MATH = [  # completion, gold, outcome; None: a worker must decide
+    (r"so \boxed{42}", "42", "correct"),
+    (r"\boxed{41} no, \boxed{42}", "42", "correct"),
+    (r"\boxed{42} no, \boxed{41}", "42", "wrong"),
+    (r"\boxed{\$72}", "72", "correct"),
+    (r"\boxed{{72}}", "72", "correct"),
+    ("\\boxed{\u221272}", "-72", "correct"),
+    ("\\boxed{\uff17\uff12}", "72", "correct"),
+    (r"\boxed{1,234}", "1234", "correct"),
+    (r"\boxed{1{,}234}", "1234", "correct"),
+    (r"\boxed{72.0}", "72", "correct"),
+    (r"\boxed{x = 72}", "72", "correct"),
+    (r"\boxed{72\text{ cents}}", "72", "correct"),
+    (r"\boxed{90^\circ}", "90", "correct"),
+    (r"\boxed{50\%}", "50", "correct"),
+    (r"\boxed{50\%}", "0.5", "wrong"),
+    (r"\boxed{72\text{ thousand}}", "72", "unparsable"),
+    (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}", "correct"),
+    (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}", "correct"),
+    ("The answer is 72.", "72", "correct"),
+    ("She has **72** apples.", "72", "correct"),
+    ("17 + 25 = 42", "42", "correct"),
+    ("#### 1,234", "1234", "correct"),
+    # Reward hacks: an expression, an identity, a choice, an answer before the end of thinking.
+    (r"\boxed{17+25}", "42", "unparsable"),
+    (r"\boxed{4!}", "24", "unparsable"),
+    (r"\boxed{1=1}", "1", "unparsable"),
+    (r"\boxed{71 or 72}", "72", "unparsable"),
+    (r"\boxed{71, 72}", "72", "unparsable"),
+    (r"\boxed{\frac{1}{2} or \frac{1}{3}}", r"\frac{1}{3}", "unparsable"),
+    ("The answer is 71 or 72.", "72", "unparsable"),
+    ("It is minus 72", "72", "unparsable"),
+    ("17+25", "42", "unparsable"),
+    ("4!", "24", "wrong"),
+    ("The answer is 2x", "2", "unparsable"),
+    (r"\boxed{42}</think> I do not know", "42", "unparsable"),
+    (r"<think> \boxed{42}", "42", "unparsable"),
+    (r"\boxed{41}</think> \boxed{42}", "42", "correct"),
+    (r"\boxed{42", "42", "unparsable"),
+    ("", "42", "unparsable"),
+    # Tasks instead of answers, unless the gold answer is written so.
+    (r"\boxed{\int_0^1 x^2 dx}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{\sum_{n=1}^\infty 4^{-n}}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{\lim_{x\to 0} \frac{1}{3+x}}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{\frac{2!}{3!}}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{\max(0,\frac{1}{3})}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{\frac{d}{dx}\frac{x}{3}}", r"\frac{1}{3}", "unparsable"),
+    (r"\boxed{n!}", "n!", "correct"),
+    (r"\boxed{\frac{d}{2}\!}", r"\frac{d}{3}", None),
+    (r"\boxed{\binom{n}{2}}", r"\binom{n}{3}", None),
+    ("\\boxed{" + "1" * 1000 + "}", "42", "unparsable"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("completion", "gold", "expected"), MATH)
+def test_kind_math_without_a_worker(completion: str, gold: str, expected: str | None) -> None:
+    assert outcome("math", completion, gold) == expected
+
+
+OPTIONS = ["London", "Paris", "A dog", "Rome"]  # B is right
+CHOSEN = {
+    "correct": [
+        "B", " b\n", "(B)", "(b)", "[B]", "B.", "B)", "**B**", "$B$", "B. Paris", "(B) Paris", "B: Paris",
+        "Paris", "paris.", "Answer: B", "answer: b", "Answer: (B)", "**Answer:** B", "Answer:\nB",
+        "Answer: **B**.", "The answer is B", "The answer is B.", "The answer is (B) Paris.",
+        "The answer is Paris",
+        "The correct answer is option B.", "The correct option is (B).", "My final answer is: B",
+        "The answer is **B**, because it is.", "The answer is B. C is wrong.", "A is wrong. So B is correct.",
+        r"so \boxed{B}", r"\boxed{\text{B}}", r"\boxed{\text{(B)}}", r"\boxed{Paris}",
+        r"\boxed{A} no, \boxed{B}",
+        "The answer is A. Wait, no. The answer is B", "<think>Answer: A</think>Answer: B",
+        "It lies in France.\n\nB", "Both are large.\nAnswer: B\nThis choice is made with care.",
+    ],
+    "wrong": [
+        "A", "Answer: D", "The answer is A dog", r"\boxed{B} no, \boxed{A}", "Answer: B, no.\nAnswer: C",
+    ],
+    "unparsable": [
+        "", "E", "Answer: Z", "A or B", "A, B", "A/B", "B and C", "Both A and B", "Paris or London", "Berlin",
+        "The answer is A or B", "Either A or B", "The answer is not B", "BB", "Because", "I do not know",
+        "Answer: B\nWait, the answer is not B.", "The answer is a mystery", "The answer could be B.",
+        "B is wrong",
+        r"\boxed{A or B}", r"\boxed{}", "The answer is B or perhaps\nC", "<think>Answer: B",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(text, outcome) for outcome, texts in CHOSEN.items() for text in texts]
+)
+def test_the_letter_that_a_completion_gives_is_judged(text: str, expected: str) -> None:
+    assert outcome("choice", text, "B", choices=OPTIONS) == expected
+
+
+def test_options_that_differ_in_case_only_are_told_by_letter_alone() -> None:
+    assert outcome("choice", "b", "B", choices=["m", "M"]) == "correct"
+    assert outcome("choice", "M", "B", choices=["m", "M"]) == "unparsable"
+
+
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def prompts_of(source: str, template: str = "{question}\n{choices}\nAnswer:") -> list[Prompt]:
+    config = DataConfig(source=source, held_out=1, choices_column="options", template=template)
+    data = load_prompts(config, make_tokenizer())
+    return sorted(data.train + data.held_out, key=lambda p: p.text)
+
+
+def test_options_are_in_the_prompt_and_the_answer_is_a_letter_an_index_or_a_text(tmp_path: Path) -> None:
+    options = ["2", "3", "1"]
+    rows = [
+        {"question": f"q{i}", "options": options, "answer": a}
+        for i, a in enumerate(["C", 2, "1", 1, "3", " B "])
+    ]
+    prompts = prompts_of(write(tmp_path / "a.jsonl", *rows))
+    assert prompts[0].text == "q0\nA. 2\nB. 3\nC. 1\nAnswer:"
+    assert [p.answer for p in prompts] == ["C", "C", "C", "B", "B", "B"]  # an index is never an option's text
+    find("choice").check_answers(prompts)
+    texts = {"C": "correct", "A": "wrong", "1": "correct", "?": "unparsable"}
+    assert {
+        t: outcome("choice", t, prompts[0].answer, choices=prompts[0].metadata["choices"]) for t in texts
+    } == texts
+
+
+WRONG = {
+    "names 0 of the options": {"options": ["x", "y"], "answer": "C"},
+    "the answer 2 names 0": {"options": ["x", "y"], "answer": 2},
+    "the answer True names 0": {"options": ["x", "y"], "answer": True},
+    "names 2 of the options": {"options": ["B", "A"], "answer": "A"},
+    "expected a list of 2 to 26 different options, given ['x', 'x']": {"options": ["x", "x"], "answer": 0},
+    "expected a list of 2 to 26 different options, given [' a', 'a']": {"options": [" a", "a"], "answer": 0},
+    "expected a list of 2 to 26 different options, given 'x'": {"options": "x", "answer": 0},
+    "no column 'options'": {"answer": 0},
+}
+
+
+@pytest.mark.parametrize("expected", WRONG)
+def test_rows_whose_answer_is_no_option_are_refused(tmp_path: Path, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prompts_of(write(tmp_path / "a.jsonl", {"question": "q", **WRONG[expected]}))
+    assert expected in str(caught.value) and "a.jsonl:1" in str(caught.value)
+
+
+def test_a_template_that_leaves_the_options_out_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", {"question": "q", "options": ["x", "y"], "answer": 0})
+    with pytest.raises(ConfigError, match=r"data.template '{question}': it lacks the {choices}"):
+        prompts_of(source, "{question}")
+
+
+PROMPT = Prompt("id", "text", (1,), "7", {"choices": ["Paris", "Rome"]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other", "equal"),
+    [
+        ("number", "7", " 7.0 \nso it is", True),
+        ("number", "1,000", "$1000.", True),
+        ("number", "7", "8", False),
+        ("math", "so \\boxed{7}", "7.0 is it: 7.0", True),
+        ("math", "\\boxed{\\frac{1}{2}}", "\\boxed{\\dfrac{1}{2}}", True),
+        ("math", "\\boxed{\\frac{1}{2}}", "\\boxed{1/2}", False),
+        ("math", "\\boxed{7\\%}", "thinking: 8 </think> \\boxed{7}", True),
+        ("exact", "New  York", "new york\n", True),
+        ("exact", "New York", "York", False),
+        ("choice", "The answer is (B).", "Rome", True),
+        ("choice", "A", "B", False),
+        ("reasoning_gym", "so <answer> 3 4 </answer>", "3 4", True),
+        ("reasoning_gym", "3 4", "4 3", False),
+    ],
+)
+def test_which_completions_have_the_same_answer(kind: str, one: str, other: str, equal: bool) -> None:
+    first, second = (find(kind).vote(text, PROMPT) for text in (one, other))
+    assert first is not None and second is not None
+    assert (first == second) is equal
+
+
+NO_VOTES = [("number", "seven"), ("number", ""), ("math", "<think> 7"), ("math", ""), ("exact", " \n")]
+
+
+@pytest.mark.parametrize(("kind", "text"), [*NO_VOTES, ("choice", "A or B")])
+def test_a_completion_without_an_answer_has_no_vote(kind: str, text: str) -> None:
+    assert find(kind).vote(text, PROMPT) is None
+
+
+def test_text_that_could_change_a_scorer_has_its_worker_replaced() -> None:
+    gym = ReasoningGym("reasoning_gym")
+    for harmless in ("1 + 2*(3 - 4)/5", "six times seven", "-3.5"):
+        assert not gym.may_execute(harmless), harmless
+    for hostile in ("print(1)", "a.b", "__import__", "[1][0]", "x = 1"):
+        assert gym.may_execute(hostile), hostile
+
+
+UNMATCHABLE = {
+    "number": ("a half", "is 'a half', not a literal number; use math or exact"),
+    "reasoning_gym": ("7", "is '7' of another source; use math or exact"),
+    "choice": ("B", "is 'B', without options; set data.choices_column"),
+    "exact": ('{"a": 1}', "expected text, a number or a list of those"),
+    "math": ("", "is ''; use reasoning_gym, the task's own scorer"),
+    "code": ("7", "is '7', no tests of a known form: ValueError: there are none"),
+}
+
+
+@pytest.mark.parametrize("kind", UNMATCHABLE)
+def test_answers_that_no_completion_can_match_are_refused_at_the_start(kind: str) -> None:
+    answer, says = UNMATCHABLE[kind]
+    with pytest.raises(ConfigError) as caught:
+        find(kind).check_answers([Prompt("0", "What?", (1,), answer, {})])
+    assert str(caught.value).startswith(f"verifier.kind {kind}, but the answer to 'What?' ")
+    assert says in str(caught.value)
+    find("exact").check_answers([Prompt("0", "What?", (1,), "a half", {})])
+
+
+def test_the_page_on_tasks_has_a_line_for_each_kind() -> None:
+    table = (DOCS / "tasks.md").read_text().partition("**Several")[0]
+    rows = re.findall(r"^\| `[a-z_:]+` \|.*$", table, re.M)
+    docs = {kind: (cls.__doc__ or "").rstrip(".") for kind, cls in registry().items()}
+    assert rows == [f"| `{kind}` | {docs[kind]} | {registry()[kind].answers} |" for kind in docs]
+
+
+def test_the_example_of_a_new_kind_is_all_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module of docs/rewards.md is found, checked, opened, asked and counted like any other kind."""
+    monkeypatch.setattr(verifier, "_classes", dict(registry()))
+    (example,) = re.findall(r"```python\n(.+?)```", (DOCS / "rewards.md").read_text(), re.DOTALL)
+    exec(compile(example, "kinds/yes_no.py", "exec"), {"__name__": "trainer.verifiers.kinds.yes_no"})
+    scorer = find("yes_no").open(VerifierConfig(kind="yes_no"), print, {})
+    prompt = Prompt("0", "Is 7 prime?", (1,), "yes", {})
+    texts = {"No... Yes!": "correct", "Yes? No.": "wrong", "Perhaps.": "unparsable"}
+    assert {text: asyncio.run(scorer.score(prompt, text)).outcome for text in texts} == texts
+    scorer.close()
+    with pytest.raises(ConfigError, match=r"kind yes_no, but .* is 'maybe', neither yes nor no"):
+        find("yes_no").check_answers([Prompt("0", "?", (1,), "maybe", {})])
+    assert find("yes_no").votes and not find("yes_no").needs_worker
+    assert "`yes_no`: The last yes or no." in verifier.kinds_help()

@@ -1,0 +1,1 @@
+"""The built-in kinds of verifiers, a module each. Adding a module here adds the kind (docs/rewards.md)."""

@@ -1,0 +1,33 @@
+"""Kind `number`: the completion's first line must be a literal number equal to the gold answer."""
+
+from decimal import Decimal
+from typing import Any
+
+from trainer.types import CORRECT, UNPARSABLE, WRONG, Prompt, Verdict
+from trainer.verifiers.text import literal_number
+from trainer.verifiers.verifier import Verifier, accepted
+
+
+class Number(Verifier, kind="number"):
+    """One literal number in the first line."""
+
+    answers = "a number; or a list"
+
+    def problem(self, prompt: Prompt) -> str:
+        literal = all(literal_number(answer) is not None for answer in accepted(prompt.answer))
+        return "" if literal else ", not a literal number; use math or exact"
+
+    def compare(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
+        number = first_number(completion)
+        if number is None:
+            return UNPARSABLE
+        return CORRECT if number == literal_number(answer) else WRONG
+
+    def vote(self, completion: str, prompt: Prompt) -> Decimal | None:
+        return first_number(completion)
+
+
+def first_number(completion: str) -> Decimal | None:
+    """The number that the completion's first line is, or None."""
+    lines = completion.strip().splitlines()
+    return literal_number(lines[0]) if lines else None
