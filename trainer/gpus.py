@@ -72,9 +72,8 @@ def visible_gpus() -> tuple[str, ...]:
 def smallest_gpu_memory() -> float | None:
     """Memory in bytes of the smallest visible GPU; None where the driver does not report it."""
     names = visible_gpus()
-    uuids = tuple(
-        name for name in names if name.startswith(("GPU-", "MIG-"))
-    )  # CUDA takes their first letters
+    # CUDA takes the first letters of a UUID.
+    uuids = tuple(name for name in names if name.startswith(("GPU-", "MIG-")))
     sizes = [g.memory for g in listed_gpus() if g.name in names or (uuids and g.uuid.startswith(uuids))]
     return min((size for size in sizes if size is not None), default=None)
 
@@ -89,11 +88,11 @@ def listed_gpus() -> tuple[Gpu, ...]:
     if not rows:
         rows = [line.split(", ") for line in _library()]
     slices = _slices()
-    found: list[Gpu] = []
+    gpus: list[Gpu] = []
     for index, uuid, card, mib in rows:
         memory = float(mib) * 2**20 if mib.isdecimal() else None  # [N/A] if CPU and GPU share memory
-        found += slices.get(index) or [Gpu(index, uuid, card, memory)]
-    return tuple(found)
+        gpus += slices.get(index) or [Gpu(index, uuid, card, memory)]
+    return tuple(gpus)
 
 
 def _slices() -> dict[str, list[Gpu]]:
@@ -114,13 +113,14 @@ def _library() -> tuple[str, ...]:
     """A line for each GPU that libcuda lists, as nvidia-smi's; none without a driver."""
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     try:
-        found = subprocess.run(
+        command, environment = (
             [sys.executable, "-c", FROM_LIBRARY],
-            env=environment | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            environment | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        )
+        listing = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     except subprocess.SubprocessError:
         return ()
-    return tuple(found.stdout.splitlines()) if found.returncode == 0 else ()
+    return tuple(listing.stdout.splitlines()) if listing.returncode == 0 else ()
 
 
 def _nvidia_smi(*arguments: str) -> list[str]:

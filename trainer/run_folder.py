@@ -49,8 +49,7 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
         raise ConfigError(
             f"{folder} is being written by another process; wait for it, or give another --run-dir"
         ) from e
-    journal = (*folder.glob("journal/*"), *folder.glob("journal.jsonl"))  # the latter of an older version
-    if not resume and (checkpoints(folder) or any(path.stat().st_size for path in journal)):
+    if not resume and (checkpoints(folder) or any(p.stat().st_size for p in folder.glob("journal/*"))):
         lock.close()
         raise in_use
     if resume:
@@ -143,7 +142,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with the folder's files, or nothing; nothing, too, if an older version wrote it."""
+    """What is wrong with the folder's files, or nothing; nothing, too, if it has no checksums."""
     try:
         known = json.loads((folder / CHECKSUMS).read_text())
     except FileNotFoundError:

@@ -56,9 +56,8 @@ class Request:
     seed: int  # the i-th completion's random numbers depend on (seed, i, position) only
     evaluation: bool = False  # counts as `evaluate` in the engine's time and goes before training requests
     keep_kv: bool = False  # a request that continues this one follows if it ends at max_tokens
-    continues: str = (
-        ""  # the request whose prompt and completion, with keys and values, this prompt begins with
-    )
+    # The request whose prompt and completion, with keys and values, this prompt begins with.
+    continues: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +85,8 @@ class Rollout:
     outcome: Outcome
     truncated: bool  # ended at the token limit
     interrupted: bool
-    scores: dict[str, float] = field(
-        default_factory=dict
-    )  # the reward's parts before their weights, if several
+    # The reward's parts before their weights, if several.
+    scores: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,10 +136,7 @@ def test_any_key_is_overridable_and_typed() -> None:
             "evaluation.pass_at: 8; expected at most evaluation.samples, which is 7",
         ),
         (["--evaluation.maj_at", "[0]"], r"evaluation.maj_at\[0\] is 0; expected 1 or more"),
-        (
-            ["--verifier.kind", "nonsense"],
-            "verifier.kind 'nonsense': expected choice, .*, or module:f",
-        ),
+        (["--verifier.kind", "nonsense"], "verifier.kind 'nonsense': expected choice, .*, or module:f"),
         (["--verifier.weight", "{}"], "verifier.weight is empty; expected a number, or {step"),
         (["--verifier.extra", "[{kind: exact, weight: {}}]"], "verifier.weight is empty"),
         (["--verifier.extra", "[{kind: number}]"], "verifier.extra: number is given twice"),
@@ -266,9 +263,7 @@ def test_a_run_on_own_data_is_named_after_them(source: str, name: str) -> None:
     assert cli.parse(["--data.source", source, "--seed", "3"]).config.run_dir == f"runs/{name}-3"
 
 
-def test_a_mixture_starts_from_neutral_settings_and_reproduces_itself(
-    tmp_path: Path,
-) -> None:
+def test_a_mixture_starts_from_neutral_settings_and_reproduces_itself(tmp_path: Path) -> None:
     mixture = "{math: {share: 3, data: {source: m.jsonl}}, code: {data: {source: c.jsonl, size: 7}}}"
     config = cli.parse(["--mixture", mixture, "--evaluation.sets", "{math/far: f.jsonl}"]).config
     assert config.run_dir == "runs/math-code-0" and config.engine.stop == ()
@@ -333,10 +328,6 @@ def test_a_folder_is_in_use_only_where_there_is_something_to_lose(tmp_path: Path
     with pytest.raises(ConfigError, match="in use already; continue that run with --resume"):
         run_folder.claim(str(run_dir), False)
     (run_dir / "journal" / "000000.jsonl").unlink()
-    (run_dir / "journal.jsonl").write_text("{}\n")  # of an older version
-    with pytest.raises(ConfigError, match="in use already"):
-        run_folder.claim(str(run_dir), False)
-    (run_dir / "journal.jsonl").unlink()
     (run_dir / "journal" / "000000.jsonl").write_text("{}\n")
     (run_dir / "config.yaml").touch()
     (run_dir / "metrics.jsonl").write_text("{}\n")

@@ -63,11 +63,7 @@ def test_a_task_replaces_the_recipes_data_altogether(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "task", "says"),
     [
-        (
-            "base: b.yaml",
-            "",
-            r"expected a base that ends, but each is based on the next: a -> b -> a",
-        ),
+        ("base: b.yaml", "", r"expected a base that ends, but each is based on the next: a -> b -> a"),
         ("base: nope", "", r"--recipe nope: no such recipe; give a .yaml file or one of: .*scalerl"),
         ("task: nope", "", r"--task nope: no such task; give a .yaml file or one of: .*arithmetic"),
         ("{task: arithmetic, data: {size: 3}}", "", r"a.yaml sets data.size: that is for the task to set"),

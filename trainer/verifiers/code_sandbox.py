@@ -114,12 +114,8 @@ class CodeSandbox:
                     same = same_output(output, expected)
                 if not same:
                     return WRONG
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-        ):  # the program ended its sandbox, or its result is too long
-            return WRONG
+        except (OSError, ValueError, RecursionError):
+            return WRONG  # the program ended its sandbox, or its result is too long
         return CORRECT
 
 

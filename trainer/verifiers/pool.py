@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from trainer.config import ConfigError, VerifierConfig
 from trainer.types import Outcome, Prompt, Verdict
@@ -158,15 +158,10 @@ class VerifierPool:
         fd = str(theirs.fileno())
         command = [sys.executable, "-m", "trainer.verifiers.fork_server", fd, self._config.kind, cpu]
         with theirs:
-            self._fork_server = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is handled by the launcher
-            )
+            quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            # In a session of its own, since the launcher handles Ctrl-C.
+            own: Any = {"env": environment, "pass_fds": [theirs.fileno()], "start_new_session": True}
+            self._fork_server = subprocess.Popen(command, **quiet, **own)
         self._control = ours
         ours.settimeout(START_S)
         try:
