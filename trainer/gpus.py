@@ -112,11 +112,9 @@ def _slices() -> dict[str, list[Gpu]]:
 def _library() -> tuple[str, ...]:
     """A line for each GPU that libcuda lists, as nvidia-smi's; none without a driver."""
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    command = [sys.executable, "-c", FROM_LIBRARY]
     try:
-        command, environment = (
-            [sys.executable, "-c", FROM_LIBRARY],
-            environment | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
-        )
         listing = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     except subprocess.SubprocessError:
         return ()
