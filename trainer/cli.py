@@ -54,7 +54,7 @@ MACHINE_KEYS = (  # but for these, of the learner's devices
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launch:
-    """What the command line asked for."""
+    """The run that the command line asked for."""
 
     config: Config
     resume: bool
@@ -73,29 +73,29 @@ def parse(argv: Sequence[str]) -> Launch:
 
     Without --recipe and --task the demo runs; with --data.source and neither, all keys start as by default.
     """
-    given = {key: raw for key, raw in vars(_parser().parse_args(argv)).items() if raw is not None}
-    resume, dry_run = given.pop("resume"), given.pop("dry_run")
-    recipe, task = given.pop("recipe", None), given.pop("task", None)
-    branch = given.pop("branch_from", "")
-    replay = given.pop("replay", "")
+    flags = {key: raw for key, raw in vars(_parser().parse_args(argv)).items() if raw is not None}
+    resume, dry_run = flags.pop("resume"), flags.pop("dry_run")
+    recipe, task = flags.pop("recipe", None), flags.pop("task", None)
+    branch = flags.pop("branch_from", "")
+    replay = flags.pop("replay", "")
     if (branch or replay) and (resume or bool(replay and (branch or recipe or task))):
         raise ConfigError("expected one of --resume, --branch-from and --replay; --replay takes no recipe")
-    source = _source(branch, replay, "run_dir" in given) if branch or replay else None
+    source = _source(branch, replay, "run_dir" in flags) if branch or replay else None
     if source and not (recipe or task):
         recipe = str(source)
-    if recipe is None and (task or not {"data.source", "mixture"} & given.keys()):
+    if recipe is None and (task or not {"data.source", "mixture"} & flags.keys()):
         recipe = DEFAULT_TASK_RECIPE if task else DEFAULT_RECIPE
-    overrides = {key: from_text(fields()[key][0], raw) for key, raw in given.items()}
+    overrides = {key: from_text(fields()[key][0], raw) for key, raw in flags.items()}
     launch = _resolve(recipe, task, overrides)
     config = launch.config
-    theirs = _resolve(str(source), None, {}).config if source else config
-    if config.model.path != theirs.model.path:
+    parent = _resolve(str(source), None, {}).config if source else config
+    if config.model.path != parent.model.path:
         raise ConfigError(
-            f"model.path is {config.model.path}, that of {branch or replay} is {theirs.model.path}; expected "
+            f"model.path is {config.model.path}, that of {branch or replay} is {parent.model.path}; expected "
             "the same, since the new run goes on from its weights or samples"
         )
     learning = [key for key in fields() if key.startswith(LEARNING_KEYS) and not key.startswith(MACHINE_KEYS)]
-    changed = tuple(key for key in learning if attrgetter(key)(config) != attrgetter(key)(theirs))
+    changed = tuple(key for key in learning if attrgetter(key)(config) != attrgetter(key)(parent))
     if not config.run_dir:
         names = [Path(name).stem for name in (recipe, task) if name] or config.mixture
         name = "-".join(names) or _short_name(config.data.source)
@@ -113,8 +113,8 @@ def parse(argv: Sequence[str]) -> Launch:
     check_verifiers(config)
     _check_schedule(config)
     _ = config.forecast.rule, config.logging.next_kept  # ConfigError if it is no rule
-    begun = {"resume": resume, "branch": branch, "replay": replay, "changed": changed}
-    return dataclasses.replace(launch, config=config, dry_run=dry_run, **begun)
+    start = {"resume": resume, "branch": branch, "replay": replay, "changed": changed}
+    return dataclasses.replace(launch, config=config, dry_run=dry_run, **start)
 
 
 def _source(branch: str, replay: str, named: bool) -> Path:
@@ -204,11 +204,11 @@ def _resolve(recipe: str | None, task: str | None, overrides: Mapping[str, Any])
 def _of_another_task(base: Config, config: Config, owner: str, overrides: Mapping[str, Any]) -> Iterator[str]:
     """A notice of the settings of `base`'s own task that still apply to other data."""
     changed = [key for key in fields() if attrgetter(key)(base) != attrgetter(key)(Config())]
-    kept = [key for key in changed if key.startswith(TASK_KEYS) and key not in overrides]
-    if base.data.source not in ("", config.data.source) and kept:
+    names = ", ".join(key for key in changed if key.startswith(TASK_KEYS) and key not in overrides)
+    if base.data.source not in ("", config.data.source) and names:
         yield (
             f"--data.source {config.data.source} replaces the data that {owner} was made for "
-            f"({base.data.source}), but its {', '.join(kept)} still apply; set them, or give another --task"
+            f"({base.data.source}), but its {names} still apply; set them, or give another --task"
         )
 
 

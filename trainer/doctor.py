@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def blocks(self) -> bool:
-        """Whether the default recipe cannot run because of this."""
+        """True if the default recipe cannot run because of this."""
         return self.required and self.status != "ok"
 
 

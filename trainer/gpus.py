@@ -96,7 +96,7 @@ def listed_gpus() -> tuple[Gpu, ...]:
 
 
 def _slices() -> dict[str, list[Gpu]]:
-    """By GPU number. The size in a slice's name is in GB, rounded."""
+    """The slices of each GPU by its number. The size in a slice's name is in GB, rounded."""
     slices: dict[str, list[Gpu]] = {}
     index, card = "", ""
     for line in _nvidia_smi("-L"):

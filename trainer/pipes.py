@@ -22,7 +22,7 @@ def limit_waits(conn: Connection, seconds: float) -> None:
 
 
 def has_room(conn: Connection) -> bool:
-    """Whether a small message can be sent without waiting for the reader."""
+    """True if a small message can be sent without waiting for the reader."""
     poll = select.poll()
     poll.register(conn, select.POLLOUT)
     return bool(poll.poll(0))

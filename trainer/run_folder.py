@@ -64,12 +64,12 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
 
 def _check_begun(folder: Path) -> None:
     """ConfigError for a run that no resume can go on with."""
-    begun, advice = origin(folder), "begin it again, with another --run-dir"
-    if replayed := begun.get("replay"):
+    start, advice = origin(folder), "begin it again, with another --run-dir"
+    if replayed := start.get("replay"):
         raise ConfigError(f"--resume: {folder} is a replay of {replayed}; {advice}")
     if any(folder.glob("checkpoints/[!.]*")):
         return
-    if run := begun.get("run"):
+    if run := start.get("run"):
         raise ConfigError(f"--resume: {folder} was to branch from {run}, whose checkpoint it lacks; {advice}")
     if (folder / ENDED).exists():
         raise ConfigError(f"--resume: {folder} holds a complete run whose checkpoints are gone; {advice}")
@@ -78,11 +78,11 @@ def _check_begun(folder: Path) -> None:
 def _set_aside(folder: Path) -> None:
     """Move what a run without a checkpoint has recorded to before-N/, since it starts from its beginning."""
     names = ("journal", "metrics.jsonl", "samples.jsonl", "timeline.jsonl", "ledger.json", "tensorboard")
-    found = [path for name in names if (path := folder / name).exists()]
-    if found:
+    present = [path for name in names if (path := folder / name).exists()]
+    if present:
         aside = folder / f"before-{1 + len(list(folder.glob('before-*')))}"
         aside.mkdir()
-        for path in found:
+        for path in present:
             path.rename(aside / path.name)
 
 
@@ -97,13 +97,13 @@ def record_origin(run_dir: Path, where: dict[str, Any]) -> None:
 
 
 def origin(run_dir: str | Path) -> dict[str, Any]:
-    """What `record_origin` wrote; empty if the run began by itself."""
+    """The record that `record_origin` wrote; empty if the run began by itself."""
     path = Path(run_dir, ORIGIN)
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def complete(run_dir: Path, max_compute: float = 0.0) -> bool:
-    """Whether a run has ended by itself; one that ended at less compute than this one goes on."""
+    """True if a run has ended by itself; one that ended at less compute than this one goes on."""
     try:
         end = json.loads((run_dir / ENDED).read_text())
     except FileNotFoundError:
@@ -142,7 +142,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with the folder's files, or nothing; nothing, too, if it has no checksums."""
+    """Say what is wrong with the folder's files; empty if nothing is, or if it has no checksums."""
     try:
         known = json.loads((folder / CHECKSUMS).read_text())
     except FileNotFoundError:

@@ -32,31 +32,31 @@ class Clock:
         self._flushed = self._since
 
     def enter(self, state: str) -> str:
-        """Switch to `state`; returns the one left."""
-        left, now = self._state, time.monotonic()
-        if state != left:
-            self._spans.append((left, self._since, now))
+        """Switch to `state`; returns the previous one."""
+        previous, now = self._state, time.monotonic()
+        if state != previous:
+            self._spans.append((previous, self._since, now))
             self._state, self._since = state, now
         if now - self._flushed > FLUSH_S:
             self.flush()
-        return left
+        return previous
 
     @contextmanager
     def state(self, state: str) -> Iterator[None]:
         """Be in `state` for the block, then back in the state before."""
-        left = self.enter(state)
+        previous = self.enter(state)
         try:
             yield
         finally:
-            self.enter(left)
+            self.enter(previous)
 
     def split(self, shares: Mapping[str, float]) -> None:
         """Book the time since the last switch under several states, by share (shares sum to 1)."""
-        now, at = time.monotonic(), self._since
+        now, begin = time.monotonic(), self._since
         for state, share in shares.items():
-            end = at + share * (now - self._since)
-            self._spans.append((state, at, end))
-            at = end
+            end = begin + share * (now - self._since)
+            self._spans.append((state, begin, end))
+            begin = end
         self._since = now
 
     def flush(self) -> None:

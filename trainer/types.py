@@ -122,7 +122,7 @@ class TrainSequence:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What the learner's models say of one completion's tokens, under their present weights."""
+    """The learner's scores of one completion's tokens, under their present weights."""
 
     logprobs: NDArray[np.float32] | None = None  # (T,) nats, of the policy
     logprobs_ref: NDArray[np.float32] | None = None  # (T,) nats, of the reference model

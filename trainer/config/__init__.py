@@ -191,7 +191,7 @@ class EngineConfig:
 
     @property
     def direct_push(self) -> bool:
-        """Whether the learner sends its weights to the engines from GPU to GPU, without a file."""
+        """True if the learner sends its weights to the engines from GPU to GPU, without a file."""
         return self.weight_push in ("nccl", "ipc")
 
     def longest_completion(self, phrase_tokens: int | None = None) -> int:
@@ -207,7 +207,7 @@ class EngineConfig:
 
 
 def default_token_budget(gpu: bool) -> int:
-    """What learner.micro_batch_tokens of 0 stands for."""
+    """The token budget that learner.micro_batch_tokens of 0 stands for."""
     return 16_384 if gpu else 4096
 
 
@@ -272,7 +272,7 @@ class PipelineConfig:
 
     @property
     def off_policy(self) -> bool:
-        """Whether generation and training take turns, in rounds of PPO-off-policy."""
+        """True if generation and training take turns, in rounds of PPO-off-policy."""
         return self.scheme == "ppo_off_policy"
 
     @property

@@ -29,10 +29,10 @@ class ForecastConfig:
         """`stop`, read; None if it is empty. ConfigError: it is no such rule."""
         if not self.stop:
             return None
-        found = re.fullmatch(r"gain *< *(0?\.\d*[1-9]\d*) (per doubling|until the end)", self.stop)
-        if found is None:
+        match = re.fullmatch(r"gain *< *(0?\.\d*[1-9]\d*) (per doubling|until the end)", self.stop)
+        if match is None:
             raise ConfigError(
                 "forecast.stop: expected 'gain<NUMBER per doubling' or 'gain<NUMBER until the end' with a reward "
                 f"between 0 and 1, such as 'gain<0.005 per doubling'; given {self.stop!r}"
             )
-        return StopRule(self.stop, float(found[1]), found[2] == "per doubling")
+        return StopRule(self.stop, float(match[1]), match[2] == "per doubling")

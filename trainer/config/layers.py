@@ -24,7 +24,7 @@ RECIPE_KEYS = (  # a task must not set these: runs of several recipes on one tas
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one recipe or task file sets."""
+    """The keys that one recipe or task file sets."""
 
     name: str  # such as "recipe grpo"
     path: Path

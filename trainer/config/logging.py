@@ -1,4 +1,4 @@
-"""What a run writes and keeps; at which compute a checkpoint is kept for good."""
+"""The logs and checkpoints of a run, and the compute at which a checkpoint is kept for good."""
 
 import math
 import re
@@ -32,7 +32,7 @@ class LoggingConfig:
             return lambda compute: min((point for point in points if point > compute), default=math.inf)
         equal = re.fullmatch(f"every {NUMBER}", points)
         growing = re.fullmatch(f"every {NUMBER}x from {NUMBER}", points)
-        numbers = [float(number) for found in (equal or growing,) if found for number in found.groups()]
+        numbers = [float(number) for match in (equal or growing,) if match for number in match.groups()]
         if not numbers or min(numbers) <= 0 or (growing and numbers[0] <= 1):
             raise ConfigError(
                 "logging.keep_at: expected a list of device-hours, 'every NUMBER' or 'every NUMBERx from "

@@ -98,7 +98,7 @@ def _fork_program(request: dict[str, Any], stdin: int, stdout: int, ends: tuple[
 
 
 def _execute(source: str, ends: tuple[int, ...]) -> None:
-    """In the program's process: execute it as Python does, to its end."""
+    """Execute the program as Python does, to its end; in the program's process."""
     module = type(sys)("program" if ends else "__main__")
     sys.modules[module.__name__] = module
     try:
@@ -116,7 +116,7 @@ def _execute(source: str, ends: tuple[int, ...]) -> None:
 
 
 def _answer_calls(names: dict[str, Any], tester: Channel) -> None:
-    """In the program's process: execute the tester's operations until it ends."""
+    """Execute the tester's operations until it ends; in the program's process."""
 
     def number(value: Any) -> int:
         _objects.append(value)

@@ -74,14 +74,14 @@ class CodeSandbox:
         program, tests = program_of(completion), parse_tests(answer, metadata)
         if not program.strip():
             return UNPARSABLE
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
+        outer, inner = socket.socketpair()
+        with outer, inner:
             process = await asyncio.create_subprocess_exec(
-                *self._command, str(theirs.fileno()), pass_fds=[theirs.fileno()], env=_ENVIRONMENT,
+                *self._command, str(inner.fileno()), pass_fds=[inner.fileno()], env=_ENVIRONMENT,
                 stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, cwd="/tmp", start_new_session=True,
             )  # fmt: skip
-            theirs.close()
-            reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_REPLY)
+            inner.close()
+            reader, writer = await asyncio.open_connection(sock=outer, limit=MAX_REPLY)
             try:
                 return await self._run(reader, writer, tests, tests.prefix + program)
             finally:

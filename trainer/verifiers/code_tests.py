@@ -65,11 +65,11 @@ def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _call(name: str, given: Any, expected: Any) -> tuple[Any, Any]:
-    if isinstance(given, str):  # LiveCodeBench: JSON, one argument a line
-        given = [json.loads(line) for line in given.splitlines() if line.strip()]
+def _call(name: str, arguments: Any, expected: Any) -> tuple[Any, Any]:
+    if isinstance(arguments, str):  # LiveCodeBench: JSON, one argument a line
+        arguments = [json.loads(line) for line in arguments.splitlines() if line.strip()]
         expected = json.loads(expected)
-    return {"call": name, "arguments": given}, expected
+    return {"call": name, "arguments": arguments}, expected
 
 
 def _asserts(code: str, metadata: dict[str, Any]) -> Tests:
@@ -86,33 +86,33 @@ def _asserts(code: str, metadata: dict[str, Any]) -> Tests:
     return Tests(True, (({"code": parts, "entry": entries}, True),), f"{prefix}\n")
 
 
-def same_output(given: str, expected: str) -> bool:
+def same_output(actual: str, expected: str) -> bool:
     """Compare token by token in each line: blanks around tokens and empty lines at the end do not count, and
     decimal numbers of one value are equal (`.50` and `0.5`)."""
-    lines = zip_longest(given.rstrip().splitlines(), expected.rstrip().splitlines(), fillvalue="")
+    lines = zip_longest(actual.rstrip().splitlines(), expected.rstrip().splitlines(), fillvalue="")
     return all(a == b or _same_tokens(a.split(), b.split()) for a, b in lines)
 
 
-def _same_tokens(given: list[str], expected: list[str]) -> bool:
+def _same_tokens(actual: list[str], expected: list[str]) -> bool:
     with suppress(InvalidOperation):  # no number
-        pairs = zip_longest(given, expected, fillvalue="")
+        pairs = zip_longest(actual, expected, fillvalue="")
         return all(a == b or ("_" not in a and Decimal(a) == Decimal(b)) for a, b in pairs)
     return False
 
 
-def same_result(given: Any, expected: Any) -> bool:
+def same_result(actual: Any, expected: Any) -> bool:
     """Compare what a function returned with a value of JSON, or its only element (APPS, TACO: [value])."""
     wrapped = isinstance(expected, list) and len(expected) == 1
-    return _same_value(given, expected) or (wrapped and _same_value(given, expected[0]))
+    return _same_value(actual, expected) or (wrapped and _same_value(actual, expected[0]))
 
 
-def _same_value(given: Any, expected: Any) -> bool:
-    """In JSON a tuple is a list, and keys are text; floats are equal to 9 digits."""
-    if isinstance(given, list | tuple) and isinstance(expected, list):
-        return len(given) == len(expected) and all(map(_same_value, given, expected))
-    if isinstance(given, dict) and isinstance(expected, dict):
-        given = {str(key): value for key, value in given.items()}
-        return given.keys() == expected.keys() and all(_same_value(given[k], expected[k]) for k in expected)
-    if isinstance(given, float) and isinstance(expected, int | float):
-        return math.isclose(given, expected, rel_tol=1e-9)
-    return bool(given == expected)
+def _same_value(actual: Any, expected: Any) -> bool:
+    """Compare as JSON, where a tuple is a list and keys are text; floats are equal to 9 digits."""
+    if isinstance(actual, list | tuple) and isinstance(expected, list):
+        return len(actual) == len(expected) and all(map(_same_value, actual, expected))
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        actual = {str(key): value for key, value in actual.items()}
+        return actual.keys() == expected.keys() and all(_same_value(actual[k], expected[k]) for k in expected)
+    if isinstance(actual, float) and isinstance(expected, int | float):
+        return math.isclose(actual, expected, rel_tol=1e-9)
+    return bool(actual == expected)

@@ -35,11 +35,11 @@ def scores(requests: list[Any]) -> list[float | None]:
 
     model, tokenizer, ids = _loaded["model"], _loaded["tokenizer"], [_token_ids(r) for r in requests]
     limit = getattr(model.config, "max_position_embeddings", sys.maxsize)
-    left = sorted((i for i in range(len(ids)) if len(ids[i]) <= limit), key=lambda i: len(ids[i]))
+    waiting = sorted((i for i in range(len(ids)) if len(ids[i]) <= limit), key=lambda i: len(ids[i]))
     out: list[float | None] = [None] * len(ids)
-    while left:
-        size = max(1, BATCH_TOKENS // len(ids[left[-1]])) if _loaded["pads"] else 1
-        batch, left = left[-size:], left[:-size]
+    while waiting:
+        size = max(1, BATCH_TOKENS // len(ids[waiting[-1]])) if _loaded["pads"] else 1
+        batch, waiting = waiting[-size:], waiting[:-size]
         padded = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, padding=size > 1, return_tensors="pt")
         with torch.inference_mode():
             logits = model(**padded.to(model.device)).logits  # (B, 1)
@@ -49,7 +49,7 @@ def scores(requests: list[Any]) -> list[float | None]:
 
 
 def _token_ids(request: Any) -> list[int]:
-    """Of a text, or of a conversation in the model's chat template (without one: its texts, joined)."""
+    """The ids of a text, or of a conversation in the model's chat template (without it: the joined texts)."""
     tokenizer = _loaded["tokenizer"]
     if isinstance(request, str) or not tokenizer.chat_template:
         text = request if isinstance(request, str) else "".join(turn["content"] for turn in request)

@@ -76,9 +76,9 @@ class Server:
         """The JSON of a successful answer."""
         deadline_s, began = self._config.deadline_s, time.monotonic()
         for attempt in count():
-            left = began + deadline_s - time.monotonic()
+            remaining = began + deadline_s - time.monotonic()
             try:
-                timeout = min(left, deadline_s * ATTEMPT_SHARE)
+                timeout = min(remaining, deadline_s * ATTEMPT_SHARE)
                 response = await self._http.request(method, route, json=body, timeout=timeout)
                 if response.is_success:
                     return response.json()

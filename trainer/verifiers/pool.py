@@ -131,14 +131,14 @@ class VerifierPool:
         """Request a new worker for the slot, without waiting; the fork server kills the old one."""
         if slot.conn is not None:
             slot.conn.close()
-        ours, theirs = socket.socketpair()
+        ours, worker_end = socket.socketpair()
         ours.setblocking(False)
         slot.conn, slot.items, slot.busy_s = ours, 0, 0.0
-        with theirs:
+        with worker_end:
             for attempt in range(2):
                 try:
                     assert self._control is not None
-                    socket.send_fds(self._control, [LENGTH.pack(slot.number)], [theirs.fileno()])
+                    socket.send_fds(self._control, [LENGTH.pack(slot.number)], [worker_end.fileno()])
                     return
                 except OSError:
                     if attempt:
@@ -148,20 +148,20 @@ class VerifierPool:
 
     def _start(self) -> None:
         """Start the fork server with a minimal environment and wait until it has imported the scorer."""
-        ours, theirs = socket.socketpair()
+        ours, worker_end = socket.socketpair()
         paths = [os.path.abspath(p) for p in sys.path if not p or os.path.exists(p)]
         environment = {k: os.environ[k] for k in _ENVIRONMENT if k in os.environ}
         # Without threads, forking is safe, and the cores are left to the learner and the engine.
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
         cpu = str(math.ceil(MAX_BUSY_S + 2 * self._config.timeout_s))
-        fd = str(theirs.fileno())
+        fd = str(worker_end.fileno())
         command = [sys.executable, "-m", "trainer.verifiers.fork_server", fd, self._config.kind, cpu]
-        with theirs:
+        with worker_end:
             quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             # In a session of its own, since the launcher handles Ctrl-C.
-            own: Any = {"env": environment, "pass_fds": [theirs.fileno()], "start_new_session": True}
-            self._fork_server = subprocess.Popen(command, **quiet, **own)
+            options: Any = {"env": environment, "pass_fds": [worker_end.fileno()], "start_new_session": True}
+            self._fork_server = subprocess.Popen(command, **quiet, **options)
         self._control = ours
         ours.settimeout(START_S)
         try:

@@ -1,4 +1,4 @@
-"""What the kinds read from a completion: the part after the thinking, the last box, a literal number.
+"""Reading a completion or a gold answer: the part after the thinking, the last box, a literal number.
 
 A literal number is, after Unicode folding (fullwidth digits, minus signs): an optional sign and dollar sign,
 digits with or without commas in groups of three, an optional decimal part, an optional full stop at the end.
@@ -75,7 +75,7 @@ def _literal_number(text: str) -> Decimal | None:
 
 
 def no_text(answer: Answer) -> str:
-    """What is wrong with a gold answer that completions are compared with as text; empty if nothing is."""
+    """Say why completions cannot be compared with a gold answer as text; empty if they can."""
     if str(answer).startswith(('{"', '[{"')):
         return "; expected text, a number or a list of those"
     return "" if answer else "; use reasoning_gym, the task's own scorer"

@@ -1,4 +1,4 @@
-"""What a kind of verifier is, and the registry of all kinds.
+"""The base class of all kinds of verifiers, and their registry.
 
 A kind is a class in a module of `kinds/`; the methods that it defines are what it can do:
 
@@ -27,7 +27,7 @@ Judgement = Callable[[str, Answer, dict[str, Any]], Awaitable[Verdict]]  # of co
 
 
 class Scorer(Protocol):
-    """What scores completions during a run, until it is closed."""
+    """Scores completions during a run, until it is closed."""
 
     async def score(self, prompt: Prompt, completion: str) -> Verdict: ...
 
@@ -134,7 +134,7 @@ def built_in() -> list[str]:
 
 
 def kinds_help() -> str:
-    """What is right under each kind, for `--help`."""
+    """Say what is right under each kind, for `--help`."""
     return " ".join(f"`{kind}`: {verifier.__doc__}" for kind, verifier in registry().items())
 
 
