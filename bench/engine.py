@@ -30,7 +30,8 @@ from bench import records
 from bench.measure import interleaved
 from trainer.config import Config
 from trainer.engines.torch.engine import TorchEngine
-from trainer.engines.vllm.engine import VLLMBackend
+from trainer.engines.vllm.engine import LocalVLLM
+from trainer.engines.vllm.process import Sample
 from trainer.models.resolve import resolve_model
 from trainer.types import Request
 
@@ -84,8 +85,8 @@ def vllm(folder: str, threads: int, stack: ExitStack) -> Work:
     config = replace(config, engine=replace(config.engine, slots=SEQUENCES, max_new_tokens=NEW))
     runner = stack.enter_context(asyncio.Runner())
 
-    async def start() -> VLLMBackend:
-        engine = VLLMBackend(config, folder, threads, Path(config.run_dir) / "none")
+    async def start() -> LocalVLLM:
+        engine = LocalVLLM(config, folder, threads, Path(config.run_dir) / "none")
         await engine.label(0)
         return engine
 
@@ -96,7 +97,7 @@ def vllm(folder: str, threads: int, stack: ExitStack) -> Work:
     prompts = random_prompts()
 
     async def generate() -> int:
-        done = await asyncio.gather(*(engine.sample(r, 0, 0) for r in requests(prompts)))
+        done = await asyncio.gather(*(engine.sample(Sample(r, 0), 0) for r in requests(prompts)))
         return sum(len(c.token_ids) for c in done)
 
     return lambda: runner.run(generate())

@@ -39,9 +39,9 @@ from trainer.controller.journal import Journal, replay
 from trainer.controller.rewards import Scored
 from trainer.controller.rollout import RolloutContext
 from trainer.controller.sampler import Sampler
+from trainer.engines.backend import read_messages
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
-from trainer.engines.request_queue import read_messages
 from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
 from trainer.launcher.terminal import make_view

@@ -27,8 +27,8 @@ from trainer.controller.deadline import Deadline
 from trainer.controller.rewards import Scored
 from trainer.controller.rollout import RolloutContext
 from trainer.controller.sampler import Sampler
+from trainer.engines.backend import RequestQueue
 from trainer.engines.pool import EnginePool
-from trainer.engines.request_queue import RequestQueue
 from trainer.messages import StepDone
 from trainer.types import Completion, Prompt, Request, TrainBatch
 

@@ -250,3 +250,21 @@ def stale_kv(
     ).logits
     chosen = torch.tensor(tokens[swap:])[:, None]
     return torch.log_softmax(logits[0].double(), -1).gather(1, chosen)[:, 0].numpy()
+
+
+def assert_logprobs(c: Completion, model: PreTrainedModel, prompt: Sequence[int], t: float = 1.0) -> None:
+    """The completion's log-probs are the model's, at this temperature."""
+    expected = teacher_forced(model, prompt, c.token_ids.tolist(), t)
+    np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
+
+
+def assert_swapped(
+    c: Completion, old: PreTrainedModel, new: PreTrainedModel, prompt: Sequence[int], version: int
+) -> int:
+    """From this version on the tokens are of `new` with the keys of `old`; returns how many came before."""
+    tokens, swap = c.token_ids.tolist(), int(np.argmax(c.versions == version))
+    assert 0 < swap < len(tokens) - 4
+    assert c.versions.tolist() == [version - 1] * swap + [version] * (len(tokens) - swap)
+    np.testing.assert_allclose(c.logprobs_gen[:swap], teacher_forced(old, prompt, tokens[:swap]), atol=2e-5)
+    np.testing.assert_allclose(c.logprobs_gen[swap:], stale_kv(old, new, prompt, tokens, swap), atol=2e-5)
+    return swap

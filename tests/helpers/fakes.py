@@ -1,21 +1,42 @@
-"""Fakes for tests of the loop: engine, learner and verifier obey the protocols and record what happens."""
+"""Fakes for tests of the loop, which obey the protocols and record what happens, and runs of a controller."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainer.config import Config, VerifierConfig
+from trainer.config import Config, ConfigError, VerifierConfig
+from trainer.controller.controller import Controller
+from trainer.controller.data import Dataset
+from trainer.controller.deadline import Deadline
+from trainer.controller.journal import Journal, records
+from trainer.controller.mixture import sampler_of
 from trainer.controller.rewards import Scored
+from trainer.controller.rollout import RolloutContext
 from trainer.messages import StepDone
-from trainer.types import Completion, Prompt, Request, TrainBatch
+from trainer.types import Completion, Group, Prompt, Request, Rollout, TrainBatch
+
+Events = list[tuple[str, dict[str, Any]]]
 
 
 def prompts(n: int, start: int = 0) -> tuple[Prompt, ...]:
     return tuple(Prompt(f"id{i:04d}", f"text {i}", (1, 2, i % 50), "7", {}) for i in range(start, start + n))
+
+
+def group(prompt: Prompt, correct: int, total: int) -> Group:
+    """A group of which so many rollouts are correct."""
+    empty = np.zeros(1, np.int32)
+    rollouts = [
+        Rollout(empty, empty.astype(np.float32), empty, np.ones(1, bool), "", 0.0, outcome, False, False)
+        for outcome in ["correct"] * correct + ["wrong"] * (total - correct)
+    ]
+    return Group(0, 0, prompt, tuple(rollouts))
 
 
 class FakeEngine:
@@ -61,12 +82,16 @@ class FakeEngine:
 
 
 class FakeLearner:
-    """Takes `step_s` a step and keeps the batches."""
+    """Takes `step_s` a step, keeps the batches, and refuses the step `refused`."""
 
-    def __init__(self, step_s: float = 0.0) -> None:
-        self.step_s, self.batches, self.saved = step_s, [], []  # type: ignore[var-annotated]
+    def __init__(self, step_s: float = 0.0, refused: int = 0) -> None:
+        self.step_s, self.refused = step_s, refused
+        self.batches: list[TrainBatch] = []
+        self.saved: list[tuple[str, dict[str, Any]]] = []
 
     async def train(self, batch: TrainBatch) -> StepDone:
+        if batch.step == self.refused:
+            raise ConfigError(f"step {self.refused}: loss is nan")
         await asyncio.sleep(self.step_s)
         self.batches.append(batch)
         return StepDone(batch.step, "", {})
@@ -79,7 +104,7 @@ class FakeRewards:
     """Correct for even indices, by counting calls; as if it took a worker for each."""
 
     def __init__(self, config: VerifierConfig) -> None:
-        self.config, self.texts = config, []  # type: ignore[var-annotated]
+        self.config, self.texts = config, list[str]()
 
     async def score(self, prompt: Prompt, text: str, tokens: int, step: int | None) -> Scored:
         await asyncio.sleep(0)
@@ -89,23 +114,100 @@ class FakeRewards:
         return Scored(reward, "correct" if right else "wrong", {})
 
 
-def context(config: Config, engine: Any) -> Any:
-    from trainer.controller.deadline import Deadline
-    from trainer.controller.rollout import RolloutContext
-
+def context(config: Config, engine: Any) -> RolloutContext:
     rewards: Any = {name: FakeRewards(task.verifier) for name, task in config.tasks.items()}
     decode = lambda batch: [" ".join(map(str, ids)) for ids in batch]  # noqa: E731
     deadline = Deadline(config.pipeline.deadline_s)
     return RolloutContext(config, engine, rewards, decode, frozenset({0}), (97, 98, 99), deadline)
 
 
-async def saved_when_stopped(run: Any, learner: FakeLearner, batches: int) -> dict[str, Any]:
-    """The state that a controller saves when it is stopped after so many batches."""
-    task = asyncio.create_task(run.run())
-    while len(learner.batches) < batches:
-        await asyncio.sleep(0.0005)
-    run.stop.set()
-    await task
-    await run.save()
-    state: dict[str, Any] = learner.saved[-1][1]
+def having(config: Config, **sections: dict[str, Any]) -> Config:
+    """The config with these keys of its sections changed."""
+    return replace(config, **{k: replace(getattr(config, k), **v) for k, v in sections.items()})
+
+
+def configured(folder: Path, k: int, steps: int = 12, prompts_per_step: int = 4, **pipeline: Any) -> Config:
+    """A run of two completions a prompt that evaluates at every fourth step."""
+    pipeline = {"max_lag": k, "steps": steps, "prompts_per_step": prompts_per_step} | pipeline
+    return having(
+        Config(run_dir=str(folder)),
+        pipeline={"completions_per_prompt": 2, "deadline_s": 20.0} | pipeline,
+        evaluation={"every": 4, "samples": 1},
+        engine={"max_new_tokens": 40},
+        objective={"zero_variance": "keep"},
+    )
+
+
+def controller(
+    config: Config,
+    engine: Any = None,
+    learner: Any = None,
+    events: Events | None = None,
+    dataset: Dataset | None = None,
+) -> Controller:
+    """A controller, by default of 20 prompts; call it within an event loop if it shall run."""
+    dataset = dataset or Dataset(prompts(20), prompts(3, start=100))
+    events = [] if events is None else events
+    emit = lambda kind, data: events.append((kind, data))  # noqa: E731  # a one-line spy
+    sampler = sampler_of(config, dataset.train, lambda text: None)
+    journal, ctx = Journal(Path(config.run_dir) / "journal"), context(config, engine or FakeEngine())
+    return Controller(ctx, dataset, sampler, learner or FakeLearner(), journal, emit)
+
+
+def train(
+    config: Config,
+    engine: Any = None,
+    learner: Any = None,
+    events: Events | None = None,
+    state: dict[str, Any] | None = None,
+    dataset: Dataset | None = None,
+    stop_after: int | None = None,
+) -> Controller:
+    """Run a controller to its end, or stop it after a step, and save; with a `state`, from there on."""
+    run = controller(config, engine, learner, events, dataset)
+    if state is not None:
+        run.restore(state)
+        run.ctx.engine.version = state["version"]  # type: ignore[attr-defined]  # the launcher's full push
+
+    async def finish() -> None:
+        await asyncio.wait_for(run.run(), 30)
+        await run.save()
+
+    step = run.learner.train
+
+    async def stopping(batch: TrainBatch) -> StepDone:
+        if batch.step == stop_after:
+            run.stop.set()
+        return await step(batch)
+
+    run.learner.train = stopping  # type: ignore[method-assign]
+    asyncio.run(finish())
+    run.learner.train = step  # type: ignore[method-assign]
+    return run
+
+
+def train_and_stop(config: Config, learner: FakeLearner, step: int, **more: Any) -> dict[str, Any]:
+    """The state that a controller saves when it is stopped during a step."""
+    train(config, learner=learner, stop_after=step, **more)
+    state: dict[str, Any] = json.loads(json.dumps(learner.saved[-1][1]))
     return state
+
+
+def journal(config: Config, kind: str) -> list[dict[str, Any]]:
+    """The records of a kind in the journal of a run."""
+    return [record for record in records(Path(config.run_dir) / "journal") if kind in record]
+
+
+def lags(learner: FakeLearner) -> list[Any]:
+    """The lag of every token, by batch."""
+    return [b.step - 1 - np.concatenate([s.versions for s in b.sequences]) for b in learner.batches]
+
+
+def versions(learner: FakeLearner) -> list[set[int]]:
+    """The versions of the tokens of every batch."""
+    return [set(np.concatenate([s.versions for s in b.sequences]).tolist()) for b in learner.batches]
+
+
+def evaluated(events: Events) -> list[int]:
+    """The versions that were evaluated."""
+    return [data["step"] for kind, data in events if kind == "eval"]

@@ -48,18 +48,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from trainer.config import Config, ConfigError
-from trainer.controller.batch import Moments, build_batch, zero_variance
+from trainer.config import Config
+from trainer.controller.batch import Moments, build_batch
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import evaluate
-from trainer.controller.journal import Journal, issued_prompt, issued_record, oldest_group, replay
+from trainer.controller.groups import Groups
+from trainer.controller.journal import Journal, oldest_group
 from trainer.controller.learner_client import LearnerClient
 from trainer.controller.mixture import Mixture, task_metrics
-from trainer.controller.rollout import RolloutContext, rollout_group, sample_record
+from trainer.controller.rollout import RolloutContext, sample_record
 from trainer.controller.rounds import Minibatch, deal
-from trainer.controller.sampler import IssuedPrompt, Sampler
+from trainer.controller.sampler import Sampler
 from trainer.controller.scores import to_score
 from trainer.controller.weight_sync import WeightSync
 from trainer.jsonl import nan_to_null
@@ -93,56 +92,27 @@ class Controller:
         self.complete_by = ""  # why `stop` makes the run complete, such as "compute"; empty: it does not
         self.version = 0  # the learner's
         self._group_id = 0  # the first not yet trained on
-        self._slots: asyncio.Queue[int] = asyncio.Queue()  # free ones: the step that each is for, from 0
-        self._opened = 0  # steps whose groups have slots
         self._round_end = 0  # the last version of the current round
         self._scores: dict[int, list[TokenScores]] = {}  # of the round's groups, by id
-        self._groups: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()  # by id; None: no more
         self._step: asyncio.Task[None] | None = None  # the current optimizer step
         self._moments = Moments()  # of the advantages of all batches
         self._longest = self.config.engine.longest_completion(len(ctx.phrase_ids))
-        self._exhausted = False  # every prompt is solved
-        self._limit_noted = False  # that a batch reached objective.resample_limit
         self._stepped = False  # in this process
         self._recent: deque[dict[str, Any]] = deque(maxlen=100)  # events, more than a pipe holds
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the run ends
-        self._resumed_groups: dict[int, Group] = {}
-        self._pending = list[IssuedPrompt]()
-        self._issued = dict[int, IssuedPrompt]()  # and not trained on when the last checkpoint was written
+        self.groups = Groups(ctx, sampler, journal, emit, self._spawn)
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Resume from the state in a checkpoint: keep finished groups and issue pending prompts again.
-
-        A group with tokens of versions after the checkpoint is generated again, since those weights are lost;
-        so is one whose tokens would be too old: in PPO-off-policy the rest of a round that was cut short.
-        """
-        if "group_id" not in checkpoint:
-            raise ConfigError(
-                f"{checkpoint['path']}: no 'group_id' in the controller's state; this checkpoint was written "
-                "by an older version of the trainer and cannot be resumed: start a new run"
-            )
+        """Resume from the state in a checkpoint."""
         self.restore_learning(checkpoint)
         self.sampler.load_state_dict(checkpoint["sampler"])
-        prompts = {p.prompt_id: p for p in self.dataset.train}
-        self._issued, finished = replay(self.journal.folder, self._group_id, prompts, self.version)
-        for record in checkpoint.get("pending", ()):  # not in the journal of a run that branches here
-            self._issued[record["issued"]] = issued_prompt(record, prompts, "the checkpoint")
-        last = checkpoint["sampler"]["group_id"]
-        self._pending = [self._issued[i] for i in sorted(self._issued) if i < last]
-        self._resumed_groups = {i: g for i, g in finished.items() if self._usable(g)}
+        self.groups.restore(checkpoint, self.dataset.train)
 
     def restore_learning(self, checkpoint: dict[str, Any]) -> None:
         """The part of the state that does not concern the groups to come."""
         self.version, self._group_id = checkpoint["version"], checkpoint["group_id"]
-        self._kept = self.version, checkpoint.get("kept", 0.0)
-        self._moments = Moments(**checkpoint.get("advantages", {}))
-
-    def _usable(self, group: Group) -> bool:
-        """Whether a finished group may be trained on, in its turn, after a resume at the present version."""
-        pipeline, versions = self.config.pipeline, np.concatenate([r.versions for r in group.rollouts])
-        batch = self.version + (group.group_id - self._group_id) // pipeline.prompts_per_step
-        oldest = self.version if pipeline.off_policy else batch - pipeline.max_lag
-        return bool(oldest <= versions.min() and versions.max() <= self.version)
+        self._kept = self.version, checkpoint["kept"]
+        self._moments = Moments(**checkpoint["advantages"])
 
     async def run(self) -> None:
         """Train up to the last step, or to the end of the current one once `stop` is set. After a fatal
@@ -162,14 +132,14 @@ class Controller:
         if self.version == 0:
             await self._evaluate(0)
         self._record("training_begins", {"step": self.version})
-        self._free_slots(self.version)
+        self.groups.free_slots(self.version)
         sync = self._spawn(self._sync_loop(), "sync loop")
-        issue = self._spawn(self._issue_loop(), "issue loop")
+        issue = self._spawn(self.groups.issue(), "issue loop")
         try:
             await self._first_of(self._train_loop(), sync, issue)
             # Wait for the last weights and their evaluation.
             await self._first_of(self.weights.published.join(), sync)
-            ended = self._exhausted or self.complete_by
+            ended = self.groups.exhausted or self.complete_by
             if ended and self._stepped and not self._evaluates(self.version):
                 await self._evaluate(self.version)
         finally:
@@ -184,41 +154,10 @@ class Controller:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _issue_loop(self) -> None:
-        """Start a group whenever a slot is free; tasks queue in the order of their group ids."""
-        while True:
-            step = await self._slots.get()
-            issued = self._pending.pop(0) if self._pending else self.sampler.next(step)
-            if issued is None:
-                break
-            self._issued[issued.group_id] = issued
-            self._groups.put_nowait(self._spawn(self._rollout(issued), f"group {issued.group_id}"))
-        self._groups.put_nowait(None)
-        await asyncio.Future()  # wait to be cancelled
-
-    def _free_slots(self, version: int) -> None:
-        """Let the groups start that the scheme allows once the engines hold `version`."""
-        pipeline = self.config.pipeline
-        last = min(version + pipeline.batches_open, pipeline.steps)
-        for step in range(max(self._opened, version), last):
-            for _ in range(pipeline.prompts_per_step):
-                self._slots.put_nowait(step)
-        self._opened = max(self._opened, last)
-
-    async def _rollout(self, issued: IssuedPrompt) -> Group:
-        """One group, recorded in the journal when it starts and when it is complete."""
-        resumed = self._resumed_groups.pop(issued.group_id, None)
-        if resumed is not None and resumed.prompt == issued.prompt:
-            return resumed
-        self.journal.issued(issued)
-        group = await rollout_group(self.ctx, issued)
-        self.journal.finished(group)
-        return group
-
     async def _train_loop(self) -> None:
         """One round of optimizer steps after the other (PipelineRL: of one), with checkpoints where due."""
         pipeline = self.config.pipeline
-        while self.version < pipeline.steps and not (self._exhausted or self.stop.is_set()):
+        while self.version < pipeline.steps and not (self.groups.exhausted or self.stop.is_set()):
             waited = time.monotonic()
             batches = min(pipeline.minibatches if pipeline.off_policy else 1, pipeline.steps - self.version)
             generated, seed = await self._collect(batches), (self.config.seed, self.version)
@@ -239,7 +178,7 @@ class Controller:
                 unscored, waited = [], 0.0
                 if self.version < pipeline.steps and due(self.version, self.config.logging.checkpoint_every):
                     await self.save()
-        if self._exhausted:
+        if self.groups.exhausted:
             text = f"training ends after step {self.version}: {self.sampler.exhausted}"
             self.emit("note", {"text": text})
 
@@ -253,11 +192,8 @@ class Controller:
                 self._scores = await self._score(unscored)
             scores = [score for g in groups for score in self._scores.get(g.group_id, ())]
             moments = replace(self._moments, closed=minibatch.epoch > 0)
-            batch = build_batch(
-                groups, step, objective, self.version, scores, aside=minibatch.aside, longest=self._longest,
-                moments=moments,
-            )  # fmt: skip
-            batch = replace(batch, publish=publish)
+            settings = step, objective, self.version, scores, minibatch.aside, self._longest, moments
+            batch = replace(build_batch(groups, *settings), publish=publish)
             done = await self._wait_for(self.learner.train(batch), f"learner: optimizer step {step}")
             self._stepped = True
             self.journal.trained(step, minibatch)
@@ -280,12 +216,14 @@ class Controller:
         return {g.group_id: list(islice(scores, len(g.rollouts))) for g in groups}
 
     async def _collect(self, count: int) -> list[Minibatch]:
-        """The next `count` groups by group id; None once a stop is requested or every prompt is solved."""
+        """The next `count` minibatches; fewer if every prompt is solved, none once a stop is requested."""
 
         async def collect() -> list[Minibatch]:
             minibatches: list[Minibatch] = []
-            while len(minibatches) < count and (m := await self._minibatch(self.version + len(minibatches))):
-                minibatches.append(m)
+            for step in range(self.version, self.version + count):
+                if (minibatch := await self.groups.minibatch(step)) is None:
+                    break
+                minibatches.append(minibatch)
             return minibatches
 
         minibatches = asyncio.ensure_future(self._wait_for(collect(), f"generate: step {self.version + 1}"))
@@ -297,39 +235,12 @@ class Controller:
             minibatches.cancel()
             stop.cancel()
 
-    async def _minibatch(self, step: int) -> Minibatch | None:
-        """The next P groups by id, for a step (from 0); None if there are not so many more.
-
-        To resample, groups without variance are set aside until `resample_limit` · P groups are generated.
-        """
-        groups: list[Group] = []
-        aside: list[Group] = []
-        objective, size = self.config.objective, self.config.pipeline.prompts_per_step
-        while len(groups) < size:
-            task = await self._groups.get()
-            if task is None:
-                self._exhausted = True
-                return None
-            group = await task
-            equal = objective.zero_variance == "resample" and zero_variance(group, objective.drop_truncated)
-            if equal and size + len(aside) < objective.resample_limit * size:
-                aside.append(group)
-                self._slots.put_nowait(step)
-                continue
-            groups.append(group)
-            if equal and not self._limit_noted:
-                self._limit_noted = True
-                text = f"{len(aside)} groups without variance were replaced in a batch of {size}, as many as "
-                text += "objective.resample_limit allows: the next are in the batch, without a gradient"
-                self.emit("note", {"text": text})
-        return Minibatch(tuple(groups), tuple(aside))
-
     async def _sync_loop(self) -> None:
         """Push new weights to the engines, free slots for new groups, evaluate where it is due."""
         while True:
             version, steps = await self.weights.push_newest()
             if version == self._round_end or not self.config.pipeline.off_policy:
-                self._free_slots(version)
+                self.groups.free_slots(version)
             if self._evaluates(version):
                 with self.weights.kept():
                     await self._evaluate(version)
@@ -340,7 +251,7 @@ class Controller:
     def ended_by(self) -> str:
         """Why the run is complete; empty if it was stopped."""
         reached = "steps" if self.version >= self.config.pipeline.steps else ""
-        return reached or self.complete_by or ("solved" if self._exhausted else "")
+        return reached or self.complete_by or ("solved" if self.groups.exhausted else "")
 
     def _evaluates(self, version: int) -> bool:
         return version == self.config.pipeline.steps or due(version, self.config.evaluation.every)
@@ -356,8 +267,7 @@ class Controller:
         """Write a checkpoint of the present version, with the state that a resume needs."""
         sampler = self.sampler.state_dict()
         state = {"version": self.version, "group_id": self._group_id, "sampler": sampler}
-        self._issued = {i: issued for i, issued in self._issued.items() if i >= self._group_id}
-        state["pending"] = list(map(issued_record, self._issued.values()))
+        state["pending"] = self.groups.pending(self._group_id)
         state |= {"advantages": asdict(self._moments), "events": list(self._recent)}
         if self.keep:
             self._kept, self.keep = (self.version, self.keep), 0.0
@@ -396,5 +306,5 @@ class Controller:
 
 
 def due(step: int, every: int) -> bool:
-    """Whether what happens every so many steps, or never (0), falls on this one."""
+    """True if an action with period `every` is due at this step; 0 means never."""
     return every > 0 and step % every == 0

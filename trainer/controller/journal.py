@@ -7,8 +7,9 @@ the groups that it needs, and a long run can delete those that no checkpoint nee
 
 import base64
 import json
+import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -97,41 +98,29 @@ def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.jsonl"))
 
 
-def records(folder: Path, first: int = 0) -> Iterator[dict[str, Any]]:
-    """The records of a journal, without the files that hold only groups before `first`."""
-    if (old := folder.with_suffix(".jsonl")).exists():
-        raise ConfigError(
-            f"{old}: this run was written by an older version of the trainer; a folder {folder.name}/ was "
-            "expected: start a new run"
-        )
+def records(folder: Path, first: int = 0, end: float = math.inf) -> Iterator[dict[str, Any]]:
+    """The records of a journal, without the files that hold no group from `first` up to `end`."""
     for path in segments(folder):
-        if int(path.stem) >= first // SEGMENT_GROUPS:
+        if first // SEGMENT_GROUPS <= int(path.stem) < end / SEGMENT_GROUPS:
             yield from read_lines(path)
 
 
 def replay(
-    folder: Path, first: int, prompts: Mapping[str, Prompt], step: int = 0
+    folder: Path, first: int, prompts: Mapping[str, Prompt], end: float = math.inf
 ) -> tuple[dict[int, IssuedPrompt], dict[int, Group]]:
-    """The prompts issued from group `first` on, and the finished groups among them, both by group id.
+    """The prompts issued from group `first` to `end`, and the finished groups among them, both by group id.
 
     A half-written last line is ignored. The last record of a group counts: an earlier resume may have issued
-    it again. `step`: of the prompts of an older journal, which names none.
+    it again.
     """
-    return read_groups(records(folder, first), first, prompts, folder, step)
-
-
-def read_groups(
-    rows: Iterable[dict[str, Any]], first: int, prompts: Mapping[str, Prompt], folder: Path, step: int = 0
-) -> tuple[dict[int, IssuedPrompt], dict[int, Group]]:
-    """As `replay`, from the records themselves."""
     issued: dict[int, IssuedPrompt] = {}
     finished: dict[int, Group] = {}
-    for record in rows:
+    for record in records(folder, first, end):
         group_id = record.get("issued", record.get("finished", -1))
         if group_id < first:
             continue
         if "issued" in record:
-            issued[group_id] = issued_prompt(record, prompts, folder, step)
+            issued[group_id] = issued_prompt(record, prompts, folder)
             finished.pop(group_id, None)
         else:
             finished[group_id] = _group(issued[group_id], record)
@@ -139,7 +128,7 @@ def read_groups(
 
 
 def issued_prompt(
-    record: Mapping[str, Any], prompts: Mapping[str, Prompt], where: str | Path, step: int = 0
+    record: Mapping[str, Any], prompts: Mapping[str, Prompt], where: str | Path
 ) -> IssuedPrompt:
     """The prompt of an `issued_record`, found `where`; ConfigError if it is not among `prompts`."""
     number = record["issued"]
@@ -148,14 +137,13 @@ def issued_prompt(
             f"{where}: prompt {record['prompt_id']}, issued as number {number}, is no longer in the training "
             "data; resume with the data that the run began with"
         )
-    return IssuedPrompt(number, record["epoch"], prompt, record.get("step", step))
+    return IssuedPrompt(number, record["epoch"], prompt, record["step"])
 
 
 def _group(issued: IssuedPrompt, record: dict[str, Any]) -> Group:
-    arrays = unpack(record)
-    known = arrays | record  # an older journal lacks the last fields, which have defaults
-    columns = {f.name: known[f.name] for f in fields(Rollout) if f.name in known}
-    return Group(issued.group_id, issued.epoch, issued.prompt, tuple(Columns(Rollout, columns).to_records()))
+    columns = unpack(record) | record
+    rollouts = Columns(Rollout, {f.name: columns[f.name] for f in fields(Rollout)}).to_records()
+    return Group(issued.group_id, issued.epoch, issued.prompt, tuple(rollouts))
 
 
 def unpack(record: Mapping[str, Any]) -> dict[str, tuple[list[int], NDArray[Any]]]:

@@ -3,31 +3,29 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from trainer import messages
 from trainer.config import ConfigError
 from trainer.controller.deadline import Deadline
-from trainer.pipes import half_sent, not_reading
+from trainer.pipes import RoleClient
 from trainer.types import TokenScores, TrainBatch, TrainSequence
 
 R = TypeVar("R")
 PUSH = "learner: weight push to the engines (if this way fails here, set engine.weight_push file)"
 
 
-class LearnerClient:
-    """Asks the learner process for steps, scores and checkpoints. ConnectionError once it is dead."""
+class LearnerClient(RoleClient):
+    """Asks the learner process for steps, scores and checkpoints."""
 
     def __init__(self, conn: Connection) -> None:
-        self._conn = conn
+        super().__init__(conn, "the learner")
         self._replies: asyncio.Queue[Any] = asyncio.Queue()
         self._written: defaultdict[str, asyncio.Future[str]] = defaultdict(asyncio.Future)  # by path
-        self._dead: OSError | None = None
         self._unanswered = False
         self._turn = asyncio.Lock()
-        asyncio.get_running_loop().add_reader(conn.fileno(), self._receive)
 
     async def ready(self) -> dict[str, Any]:
         """The learner's description of itself, once it can take work."""
@@ -69,13 +67,6 @@ class LearnerClient:
         """Write a checkpoint folder."""
         await self._ask(messages.Save(path, controller_state), messages.Ack)
 
-    def close(self) -> None:
-        """Ask the process to end."""
-        asyncio.get_running_loop().remove_reader(self._conn.fileno())
-        if self._dead is None:
-            with suppress(OSError):  # it has ended already
-                self._conn.send(messages.Shutdown())
-
     async def _ask(self, message: object, kind: type[R]) -> R:
         async with self._request():
             reply = await self._exchange(message)
@@ -92,30 +83,19 @@ class LearnerClient:
             self._unanswered = False
 
     async def _exchange(self, message: object) -> Any:
-        try:
-            self._conn.send(message)
-        except BlockingIOError as e:
-            self._dead = not_reading("learner")
-            raise self._dead from e
-        except OSError as e:
-            raise ConnectionError("the learner's process has died") from e
+        self._send(message)
         return await self._replies.get()
 
-    def _receive(self) -> None:
-        try:
-            message = self._conn.recv()
-        except (EOFError, OSError) as e:
-            asyncio.get_running_loop().remove_reader(self._conn.fileno())
-            died = ConnectionError("the learner's process has died")
-            self._dead = dead = half_sent("learner") if isinstance(e, BlockingIOError) else died
-            self._replies.put_nowait(dead)
-            for file in [f for f in self._written.values() if not f.done()]:
-                file.set_exception(dead)
-            return
+    def _receive(self, message: Any) -> None:
         if isinstance(message, messages.Written):
             self._written[message.path].set_result(message.problem)
         else:
             self._replies.put_nowait(message)
+
+    def _fail(self, error: OSError) -> None:
+        self._replies.put_nowait(error)
+        for file in [f for f in self._written.values() if not f.done()]:
+            file.set_exception(error)
 
 
 def _checked(reply: object, kind: type[R]) -> R:

@@ -40,9 +40,11 @@ def controller_main(
     learner_conn: Connection,
     resume: dict[str, Any] | None,
     telemetry: Connection,
+    kind: type[Controller] = Controller,
 ) -> None:
-    """Entry of the spawned process. `resume` is the controller's state in a checkpoint, and its 'path'."""
-    work = partial(_run, config, model_dir, engine_conns, learner_conn, resume, telemetry)
+    """Entry of the spawned process. `resume` is the controller's state in a checkpoint, and its 'path'.
+    `kind`: the class of controller; a replay has no engines."""
+    work = partial(_run, config, model_dir, engine_conns, learner_conn, resume, telemetry, kind)
     run_role("controller", telemetry, lambda: asyncio.run(work()), ends_with_peer=False)
 
 
@@ -53,6 +55,7 @@ async def _run(
     learner_conn: Connection,
     resume: dict[str, Any] | None,
     telemetry: Connection,
+    kind: type[Controller] = Controller,
 ) -> None:
     emit = partial(send_event, telemetry)
 
@@ -72,39 +75,45 @@ async def _run(
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         dataset = load_tasks(config, tokenizer)
         phrase = tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False))
-        positions = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
-        check_lengths(config.engine, dataset.prompts, len(phrase), positions)
-        emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
         rewards, shared = dict[str, Rewards](), dict[Any, Scorer]()
-        for name, task in config.tasks.items():
-            rewards[name] = stack.enter_context(closing(Rewards(task.verifier, note, shared)))
-        ctx = RolloutContext(
-            config=config,
-            engine=engines,
-            rewards=rewards,
-            decode=decoder(tokenizer),
-            stop_ids=stop_ids(tokenizer, config.engine.stop),
-            phrase_ids=phrase,
-            deadline=deadline,
-        )
+        if clients:
+            positions = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
+            check_lengths(config.engine, dataset.prompts, len(phrase), positions)
+            emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
+            for name, task in config.tasks.items():
+                rewards[name] = stack.enter_context(closing(Rewards(task.verifier, note, shared)))
+        stops = stop_ids(tokenizer, config.engine.stop)
+        ctx = RolloutContext(config, engines, rewards, decoder(tokenizer), stops, phrase, deadline)
         journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal")))
         sampler = sampler_of(config, dataset.train, note)
-        controller = Controller(ctx, dataset, sampler, learner, journal, emit)
-        info = await start.wait_for(learner.ready(), "learner: start")
-        controller.weights.wake_engines()
-        infos = [await start.wait_for(e.ready(), f"{e.name}: start") for e in clients]
-        emit("ready", {"learner": info, "engine": infos[0]})
-        if resume is not None:
-            controller.restore(resume)
-        # The engines have these weights. A way to push that does not work fails here, not at the first step.
-        await controller.weights.push(controller.version)
-        gate = parity_gate(ctx, learner, controller.weights, dataset.held_out)
-        emit("parity", await deadline.wait_for(gate, "parity gate: learner and engine on the same tokens"))
+        controller = kind(ctx, dataset, sampler, learner, journal, emit)
+        await _start(controller, clients, start, resume)
         listen(telemetry, controller, engines, start)
         gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
         await controller.run()
         await controller.save()
         emit("done", {"step": controller.version, "ended_by": controller.ended_by})
+
+
+async def _start(
+    controller: Controller, clients: Sequence[EngineClient], start: Deadline, resume: dict[str, Any] | None
+) -> None:
+    """Return once learner and engines are ready, hold the run's first weights, and agree on them."""
+    ready = {"learner": await start.wait_for(controller.learner.ready(), "learner: start")}
+    if controller.config.engine.colocate:  # the learner has moved its weights off the engines' GPUs
+        controller.ctx.engine.resume()
+    if infos := [await start.wait_for(e.ready(), f"{e.name}: start") for e in clients]:
+        ready["engine"] = infos[0]
+    controller.emit("ready", ready)
+    if resume is not None:
+        controller.restore(resume)
+    if clients:
+        # They have these weights. A way to push that does not work fails here, not at the first step.
+        await controller.weights.push(controller.version)
+        held_out = controller.dataset.held_out
+        gate = parity_gate(controller.ctx, controller.learner, controller.weights, held_out)
+        stage = "parity gate: learner and engine on the same tokens"
+        controller.emit("parity", await controller.ctx.deadline.wait_for(gate, stage))
 
 
 def check_lengths(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.controller.journal import SEGMENT_GROUPS, read_groups, records
+from trainer.controller.journal import SEGMENT_GROUPS, records, replay
 from trainer.controller.rounds import Minibatch
 from trainer.jsonl import read_lines
 from trainer.run_folder import checkpoints
@@ -48,8 +48,8 @@ class Recorded:
 
         @lru_cache(maxsize=4)
         def segment(number: int) -> dict[int, Group]:
-            path = self._folder / f"{number:06d}.jsonl"
-            return read_groups(read_lines(path), 0, prompts, self._folder)[1]
+            start = number * SEGMENT_GROUPS
+            return replay(self._folder, start, prompts, start + SEGMENT_GROUPS)[1]
 
         def groups(ids: list[int]) -> tuple[Group, ...]:
             return tuple(segment(i // SEGMENT_GROUPS)[i] for i in ids)

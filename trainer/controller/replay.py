@@ -7,49 +7,46 @@ the same samples would have taught, but then they are not samples of the policy 
 
 import asyncio
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Config
 from trainer.controller.controller import Controller, due
-from trainer.controller.deadline import Deadline
-from trainer.controller.journal import Journal
-from trainer.controller.learner_client import LearnerClient
-from trainer.controller.mixture import load_tasks, sampler_of
-from trainer.controller.process import alive, listen, send_event
+from trainer.controller.process import controller_main
 from trainer.controller.recorded import Recorded
-from trainer.controller.rollout import RolloutContext
-from trainer.engines.pool import EnginePool
 from trainer.jsonl import nan_to_null, read_lines
-from trainer.roles import run_role
 from trainer.run_folder import origin
 
 
 def replay_main(
-    config: Config, model_dir: str, engine_conns: Sequence[Connection], learner_conn: Connection,
-    resume: dict[str, Any] | None, telemetry: Connection,
-) -> None:  # fmt: skip
-    """Entry of the spawned process: as that of the controller, without engines."""
-    work = partial(_run, config, model_dir, learner_conn, telemetry)
-    run_role("controller", telemetry, lambda: asyncio.run(work()), ends_with_peer=False)
+    config: Config, model_dir: str, engines: Any, learner: Connection, resume: Any, telemetry: Connection
+) -> None:
+    """Entry of the spawned process: as that of the controller, without engines and never resumed."""
+    controller_main(config, model_dir, (), learner, None, telemetry, Replay)
 
 
 class Replay(Controller):
-    """A controller whose groups are there already."""
+    """A controller whose groups are there already: it goes on from the weights before the recorded steps."""
 
-    def begin(self, run: Path, recorded: Recorded, off_policy: bool) -> None:
-        """Go on from the weights that the recorded steps begin with."""
-        self._recorded, self._marks = recorded, {"replay/off_policy": float(off_policy)}
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        source = origin(self.config.run_dir)
+        run = Path(source["replay"])
+        self._recorded, self._marks = Recorded(run), {"replay/off_policy": float(bool(source["changed"]))}
         rows = read_lines(run / "metrics.jsonl")
         self._losses = {row["step"]: row["learner/loss"] for row in rows if "learner/loss" in row}
         self._differs = 0  # the first step whose loss is not that of the run
         self._round_end = -1  # no version is published
-        if recorded.start is not None:
-            self.restore_learning(json.loads((recorded.start / "controller.json").read_text()))
+        if self._recorded.start is not None:
+            self.restore_learning(json.loads((self._recorded.start / "controller.json").read_text()))
+
+    async def run(self) -> None:
+        """Train on the recorded steps, and say whether the losses are those of the run."""
+        await super().run()
+        same = f"the losses up to step {self.version} are bit for bit those of the replayed run"
+        differs = f"the loss of step {self._differs} is the first that is not bit for bit the replayed run's"
+        self.emit("note", {"text": differs if self._differs else same})
 
     async def _run(self) -> None:
         self._record("training_begins", {"step": self.version})
@@ -80,38 +77,3 @@ class Replay(Controller):
     def ended_by(self) -> str:
         """As of any run, whose last step is here the last that the journal holds."""
         return "steps" if self.version >= self._recorded.last else super().ended_by
-
-    @property
-    def outcome(self) -> str:
-        """Whether the losses are those of the run."""
-        if self._differs:
-            return f"the loss of step {self._differs} is the first that is not bit for bit the replayed run's"
-        return f"the losses up to step {self.version} are bit for bit those of the replayed run"
-
-
-async def _run(config: Config, model_dir: str, learner_conn: Connection, telemetry: Connection) -> None:
-    emit = partial(send_event, telemetry)
-    begun = origin(config.run_dir)
-    with alive(telemetry), ExitStack() as stack:
-        learner = stack.enter_context(closing(LearnerClient(learner_conn)))
-        deadline = Deadline(config.pipeline.deadline_s)
-        start = Deadline(config.pipeline.start_deadline_s, "pipeline.start_deadline_s")
-        emit("phase", {"name": "loading data and model"})
-        from transformers import AutoTokenizer  # takes seconds, so the pipes are open before
-
-        tokenizer = AutoTokenizer.from_pretrained(model_dir)
-        dataset = load_tasks(config, tokenizer)
-        phrase = tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False))
-        engines = EnginePool((), deadline.wait_for)
-        ctx = RolloutContext(config, engines, {}, lambda ids: [], frozenset(), phrase, deadline)
-        journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal")))
-        sampler = sampler_of(config, dataset.train, lambda text: None)
-        replay = Replay(ctx, dataset, sampler, learner, journal, emit)
-        run = Path(begun["replay"])
-        replay.begin(run, Recorded(run), bool(begun["changed"]))
-        emit("ready", {"learner": await start.wait_for(learner.ready(), "learner: start")})
-        listen(telemetry, replay, engines, start)
-        await replay.run()
-        emit("note", {"text": replay.outcome})
-        await replay.save()
-        emit("done", {"step": replay.version, "ended_by": replay.ended_by})

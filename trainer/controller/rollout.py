@@ -117,9 +117,13 @@ async def _generate_one(ctx: RolloutContext, request: Request) -> Completion:
 
 
 async def _verify(
-    ctx: RolloutContext, prompt: Prompt, step: int | None, completion: Completion, text: str,
+    ctx: RolloutContext,
+    prompt: Prompt,
+    step: int | None,
+    completion: Completion,
+    text: str,
     phrase: slice | None = None,
-) -> Rollout:  # fmt: skip
+) -> Rollout:
     """The completion with its reward; the tokens of `phrase`, if it was interrupted, were not sampled."""
     with ctx.deadline.verification():
         scored = await ctx.rewards[prompt.task].score(prompt, text, len(completion.token_ids), step)

@@ -26,10 +26,14 @@ class WeightSync:
     """Knows which version the engines hold, and pauses them when the learner needs that."""
 
     def __init__(
-        self, config: EngineConfig, engine: EnginePool, learner: LearnerClient, deadline: Deadline,
-        must_push: Callable[[int], bool],
-    ) -> None:  # fmt: skip
-        self._must_push = must_push  # whether this version may not be skipped
+        self,
+        config: EngineConfig,
+        engine: EnginePool,
+        learner: LearnerClient,
+        deadline: Deadline,
+        must_push: Callable[[int], bool],  # whether this version may not be skipped
+    ) -> None:
+        self._must_push = must_push
         self._config, self._engine, self._learner, self._deadline = config, engine, learner, deadline
         self.published: asyncio.Queue[StepDone] = asyncio.Queue()  # done when pushed, and evaluated if due
         self.push_s = 0.0  # seconds of the latest push, until every engine held the weights
@@ -41,11 +45,6 @@ class WeightSync:
         self._learner_turn = asyncio.Lock()
         self._pause_lock = asyncio.Lock()
         self._paused = False
-
-    def wake_engines(self) -> None:
-        """Let engines that share the learner's GPUs start, once it has moved its weights off them."""
-        if self._config.colocate:
-            self._engine.resume()
 
     async def push(self, version: int, path: str = "") -> None:
         """Return once every engine holds `version`: from the file at `path` (empty: unchanged), or from the

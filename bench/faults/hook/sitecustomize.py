@@ -17,7 +17,7 @@ from typing import Any
 
 
 def _report_states(address: str) -> None:
-    from trainer.engines.request_queue import RequestQueue
+    from trainer.engines.backend import RequestQueue
     from trainer.telemetry import Clock
     from trainer.types import Request
 

@@ -5,7 +5,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from trainer.controller.at_k import best_at_k, maj_at_k, pass_at_k
+from trainer.controller.evaluate import best_at_k, maj_at_k, pass_at_k
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, FakeLearner
-from test_controller import configured, controller
-from test_sampler import group, issued
-from test_schemes import journal
+from fakes import FakeEngine, FakeLearner, configured, group, journal, train, train_and_stop
+from test_sampler import issued
 
 from trainer.config import Config, ConfigError, CurriculumConfig, PipelineConfig
 from trainer.controller.curriculum import completion_limit, difficulties, open_count
@@ -120,7 +117,7 @@ def test_completions_grow_longer_in_training_only(tmp_path: Path) -> None:
     config = configured(tmp_path, 0, steps=4)
     config = replace(config, curriculum=CurriculumConfig(kind="linear", steps=3, length_start=0.25))
     engine = FakeEngine()
-    asyncio.run(controller(config, engine, FakeLearner(), []).run())
+    train(config, engine)
     limits = {r.request_id: r.max_tokens for r in engine.requests}
     assert [limits[f"g{4 * step}"] for step in range(4)] == [10, 20, 30, 40]
     assert limits["e0.0"] == limits["e4.2"] == 40
@@ -136,36 +133,16 @@ def test_a_round_cut_short_leaves_every_group_at_the_first_step_that_trains_on_i
     config = configured(tmp_path, 0, 12, 2, **epochs)
     config = replace(config, curriculum=CurriculumConfig(kind="linear", steps=10, length_start=0.25))
 
-    class Stopping(FakeLearner):
-        async def train(self, batch: Any) -> Any:
-            if batch.step == stop:
-                run.stop.set()
-            return await super().train(batch)
-
-    learner = Stopping()
-
-    async def interrupted() -> None:
-        await run.run()
-        await run.save()
-
-    async def resumed(engine: FakeEngine) -> None:
-        run = controller(config, engine, learner, [])
-        run.restore(json.loads(json.dumps(learner.saved[-1][1])))
-        engine.version = run.version  # the launcher's full push
-        await run.run()
-
-    run = controller(config, FakeEngine(), learner, [])
-    asyncio.run(interrupted())
-    assert learner.saved[-1][1]["version"] == stop
+    state = train_and_stop(config, FakeLearner(0.005), stop)
+    assert state["version"] == stop
     engine = FakeEngine()
-    asyncio.run(resumed(engine))
+    train(config, engine, state=state)
     expected = dict(enumerate([0, 0, 1, 1, *more]))
     steps = {r["issued"]: r["step"] for r in journal(config, "issued")}
     assert {i: steps[i] for i in expected} == expected
     for request in engine.requests:  # 10 of 40 tokens, and 3 more a step
-        if (group_id := int(request.request_id[1:].split(".")[0])) in expected and request.request_id[
-            0
-        ] == "g":
+        group_id = int(request.request_id[1:].split(".")[0])
+        if request.request_id[0] == "g" and group_id in expected:
             assert request.max_tokens == min(40, 10 + 3 * steps[group_id])
 
 

@@ -32,3 +32,18 @@ def test_engines_that_do_not_answer_are_named() -> None:
     deadline.silent = lambda seconds: ["engine-1", "engine-3"] if seconds <= 0.2 else []
     with pytest.raises(TimeoutError, match=r"= 0\.2 s \(no answer from engine-1, engine-3\); raise"):
         asyncio.run(deadline.wait_for(asyncio.sleep(60), "evaluate: version 3"))
+
+
+def test_a_start_and_a_restart_of_an_engine_have_a_deadline_of_their_own() -> None:
+    async def waits() -> None:
+        await Deadline(2.0, "pipeline.start_deadline_s").wait_for(asyncio.sleep(0.3), "engine: start")
+        deadline = Deadline(0.1)
+        with deadline.starting(5.0):
+            await deadline.wait_for(asyncio.sleep(0.3), "generate: step 5")
+        await deadline.wait_for(asyncio.sleep(0.3), "generate: step 5")
+
+    with pytest.raises(TimeoutError, match=r"generate: step 5: no progress for pipeline\.deadline_s = 0.1 s"):
+        asyncio.run(waits())
+    start = Deadline(0.1, "pipeline.start_deadline_s")
+    with pytest.raises(TimeoutError, match=r"no progress for pipeline\.start_deadline_s = 0.1 s"):
+        asyncio.run(start.wait_for(asyncio.sleep(0.5), "engine: start"))

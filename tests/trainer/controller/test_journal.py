@@ -107,9 +107,3 @@ def test_a_resume_reads_only_the_files_that_it_needs_and_the_oldest_are_deleted_
     journal.issued(IssuedPrompt(first, 1, items[0], 0))  # the file is still there
     journal.close()
     assert replay(folder, first, {items[0].prompt_id: items[0]})[0][first].epoch == 1
-
-
-def test_the_journal_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "journal.jsonl").touch()
-    with pytest.raises(ConfigError, match="an older version of the trainer"):
-        replay(tmp_path / "journal", 0, {})

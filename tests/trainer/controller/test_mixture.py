@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeEngine, FakeLearner, context
+from fakes import (
+    Events,
+    FakeEngine,
+    FakeLearner,
+    configured,
+    context,
+    group,
+    having,
+    journal,
+    train,
+    train_and_stop,
+)
 
 from trainer.config import (
     Config,
@@ -22,27 +33,16 @@ from trainer.config import (
     TaskConfig,
     VerifierConfig,
 )
-from trainer.controller.controller import Controller
 from trainer.controller.data import Dataset
 from trainer.controller.evaluate import evaluate
-from trainer.controller.journal import Journal, records
 from trainer.controller.mixture import Mixture, load_tasks, sampler_of, task_metrics
 from trainer.controller.rewards import Scored
-from trainer.types import Group, Prompt, Rollout
+from trainer.types import Prompt
 from trainer.verifiers.verifier import check_verifiers
 
 
 def prompts(task: str, n: int, start: int = 0) -> tuple[Prompt, ...]:
     return tuple(Prompt(f"{task}{i}", f"{task} {i}", (1, 2), "7", {}, task) for i in range(start, start + n))
-
-
-def group(prompt: Prompt, correct: int, total: int) -> Group:
-    empty = np.zeros(1, np.int32)
-    rollouts = [
-        Rollout(empty, empty.astype(np.float32), empty, np.ones(1, bool), "", 0.0, outcome, False, False)
-        for outcome in ["correct"] * correct + ["wrong"] * (total - correct)
-    ]
-    return Group(0, 0, prompt, tuple(rollouts))
 
 
 def mixed(seed: int = 0, **shares: float) -> Config:
@@ -109,54 +109,24 @@ def test_a_restored_mixture_continues_like_an_unbroken_one() -> None:
 
 
 def test_a_run_that_was_stopped_issues_the_same_prompts_as_an_unbroken_one(tmp_path: Path) -> None:
-    def configured(folder: str) -> Config:
-        config = mixed(a=2, b=1)
-        pipeline = {"steps": 8, "prompts_per_step": 4, "completions_per_prompt": 2, "deadline_s": 20.0}
-        pipeline["no_positive_resampling"] = False
-        (tmp_path / folder).mkdir()
-        config = replace(config, pipeline=replace(config.pipeline, **pipeline))
-        return replace(config, run_dir=str(tmp_path / folder), evaluation=replace(config.evaluation, every=9))
-
-    def controller(config: Config, learner: Any, events: list[Any]) -> Controller:
-        train, held_out = ((*prompts("a", 9, s), *prompts("b", 9, s)) for s in (0, 50))
-        data = Dataset(train, held_out)
-        journal = Journal(Path(config.run_dir) / "journal")
-        note: Any = events.append
-        emit: Any = lambda *event: events.append(event)  # noqa: E731  # a one-line spy
-        engine: Any = FakeEngine()
-        return Controller(
-            context(config, engine), data, sampler_of(config, data.train, note), learner, journal, emit
-        )
-
-    def issued(folder: str) -> dict[int, str]:
-        rows = records(tmp_path / folder / "journal")
-        return {row["issued"]: row["prompt_id"] for row in rows if "issued" in row}
-
-    unbroken, stopped, learner = configured("unbroken"), configured("stopped"), FakeLearner(0.005)
-    events: list[Any] = []
-    asyncio.run(controller(unbroken, FakeLearner(), events).run())
-
-    async def interrupted() -> None:
-        run = controller(stopped, learner, [])
-        task = asyncio.create_task(run.run())
-        while len(learner.batches) < 3:
-            await asyncio.sleep(0.001)
-        run.stop.set()
-        await task
-        await run.save()
-
-    async def resumed() -> None:
-        run = controller(stopped, learner, [])
-        run.restore(learner.saved[-1][1])
-        run.ctx.engine.version = run.version  # type: ignore[attr-defined]  # the launcher's full push
-        await run.run()
-
-    asyncio.run(interrupted())
-    asyncio.run(resumed())
-    assert issued("stopped") == issued("unbroken") and len(learner.batches) == 8
+    train_prompts, held_out = ((*prompts("a", 9, s), *prompts("b", 9, s)) for s in (0, 50))
+    dataset = Dataset(train_prompts, held_out)
+    pipeline = configured(tmp_path, 4, 8, no_positive_resampling=False).pipeline
+    config = having(replace(mixed(a=2, b=1), pipeline=pipeline), evaluation={"every": 9})
+    unbroken, stopped = (replace(config, run_dir=str(tmp_path / name)) for name in ("unbroken", "stopped"))
+    for run in (unbroken, stopped):
+        Path(run.run_dir).mkdir()
+    events, learner = Events(), FakeLearner(0.005)
+    train(unbroken, events=events, dataset=dataset)
+    state = train_and_stop(stopped, learner, 3, dataset=dataset)
+    train(stopped, learner=learner, state=state, dataset=dataset)
+    issued, again = (
+        {r["issued"]: r["prompt_id"] for r in journal(run, "issued")} for run in (unbroken, stopped)
+    )
+    assert issued == again and len(learner.batches) == 8
     steps = [data for kind, data in events if kind == "step"]
     shares = [step["train/a/share"] for step in steps]
-    assert np.mean(shares) == np.mean([p.startswith("a") for _, p in sorted(issued("unbroken").items())])
+    assert np.mean(shares) == np.mean([p.startswith("a") for _, p in sorted(issued.items())])
     assert all(step["train/a/share"] + step["train/b/share"] == 1 for step in steps)
 
 
@@ -187,7 +157,7 @@ class Scripted:
 
 def scores(config: Config, dataset: Dataset, samples: int, most: Mapping[str, int]) -> dict[str, float]:
     """The evaluation where the i-th completion of a prompt has i tokens, from 1."""
-    config = replace(config, evaluation=replace(config.evaluation, samples=samples))
+    config = having(config, evaluation={"samples": samples})
     engine: Any = FakeEngine(lambda request, index: index + 1)
     ctx = replace(context(config, engine), rewards={task: Scripted(task, most) for task in config.tasks})
     return asyncio.run(evaluate(ctx, dataset, 3))
@@ -200,20 +170,24 @@ def test_each_task_and_each_further_set_has_its_own_score_and_the_main_one_is_we
     held_out = (*prompts("a", 2), *prompts("b", 1))
     far = replace(prompts("far", 1)[0], task="a")
     most = {"a0": 2, "a1": 1, "b0": 1, "far0": 0}
-    found = scores(mixed(a=3, b=1), Dataset((), held_out, {"a/far": (far,)}), 2, most)
-    assert found["pass_rate"] == 0.6875 and found["pass_rate_se"] == pytest.approx(0.05078125**0.5)
-    assert (found["prompts"], found["samples"], found["mean_tokens"]) == (3, 2, 1.5)
-    assert (found["a/pass_rate"], found["a/pass_rate_se"]) == (0.75, 0.25)
-    assert (found["b/pass_rate"], found["b/pass_rate_se"]) == (0.5, 0.5)
-    assert (found["a/far/pass_rate"], found["a/far/pass_rate_se"], found["a/far/prompts"]) == (0, 0.25, 1)
+    numbers = scores(mixed(a=3, b=1), Dataset((), held_out, {"a/far": (far,)}), 2, most)
+    assert numbers["pass_rate"] == 0.6875 and numbers["pass_rate_se"] == pytest.approx(0.05078125**0.5)
+    assert (numbers["prompts"], numbers["samples"], numbers["mean_tokens"]) == (3, 2, 1.5)
+    assert (numbers["a/pass_rate"], numbers["a/pass_rate_se"]) == (0.75, 0.25)
+    assert (numbers["b/pass_rate"], numbers["b/pass_rate_se"]) == (0.5, 0.5)
+    assert (numbers["a/far/pass_rate"], numbers["a/far/pass_rate_se"], numbers["a/far/prompts"]) == (
+        0,
+        0.25,
+        1,
+    )
 
 
 def test_without_a_mixture_the_main_score_is_that_of_the_held_out_prompts_alone() -> None:
     held_out, far = (tuple(replace(p, task="") for p in prompts(name, 2)) for name in ("held", "far"))
     most = {"held0": 2, "held1": 1, "far0": 0, "far1": 1}
-    found = scores(Config(), Dataset((), held_out, {"far": far}), 2, most)
-    assert (found["pass_rate"], found["far/pass_rate"], found["prompts"]) == (0.75, 0.25, 2)
-    assert {key.rpartition("/")[0] for key in found} == {"", "far"}
+    numbers = scores(Config(), Dataset((), held_out, {"far": far}), 2, most)
+    assert (numbers["pass_rate"], numbers["far/pass_rate"], numbers["prompts"]) == (0.75, 0.25, 2)
+    assert {key.rpartition("/")[0] for key in numbers} == {"", "far"}
 
 
 def test_pass_at_k_and_maj_at_k_come_from_the_same_samples_and_the_main_one_is_weighted() -> None:
@@ -228,14 +202,14 @@ def test_pass_at_k_and_maj_at_k_come_from_the_same_samples_and_the_main_one_is_w
         evaluation=replace(config.evaluation, pass_at=(1, 2), maj_at=(4,)),
     )
     data = Dataset((), (*prompts("a", 1), *prompts("b", 1)))
-    found = scores(config, data, 4, {"a0": 1, "b0": 2})
-    assert {k: v for k, v in found.items() if "@" in k} == pytest.approx({
+    numbers = scores(config, data, 4, {"a0": 1, "b0": 2})
+    assert {k: v for k, v in numbers.items() if "@" in k} == pytest.approx({
         "a/pass@1": 1 / 4, "a/pass@2": 1 / 2, "a/maj@4": 1 / 4,
         "b/pass@1": 1 / 2, "b/pass@2": 5 / 6, "b/maj@4": 1.0,
         "pass@1": 5 / 16, "pass@2": 7 / 12, "maj@4": 7 / 16,
     })  # fmt: skip
-    found = scores(with_kind(config, "b", "module:function"), data, 4, {"a0": 1, "b0": 2})
-    assert {k for k in found if "maj@" in k} == {"a/maj@4"}  # b has no answers to compare
+    numbers = scores(with_kind(config, "b", "module:function"), data, 4, {"a0": 1, "b0": 2})
+    assert {k for k in numbers if "maj@" in k} == {"a/maj@4"}  # b has no answers to compare
 
 
 def test_best_at_k_asks_the_judge_where_there_is_one() -> None:
@@ -249,8 +223,12 @@ def test_best_at_k_asks_the_judge_where_there_is_one() -> None:
     config = replace(config, mixture=config.mixture | {"a": TaskConfig(verifier=judged)})
     check_verifiers(config)
     data = Dataset((), (*prompts("a", 1), *prompts("b", 1)))
-    found = scores(config, data, 4, {"a0": 3, "b0": 3})
-    assert {k: v for k, v in found.items() if "@" in k} == {"a/best@1": 0.75, "a/best@2": 0.5, "a/best@4": 0}
+    numbers = scores(config, data, 4, {"a0": 3, "b0": 3})
+    assert {k: v for k, v in numbers.items() if "@" in k} == {
+        "a/best@1": 0.75,
+        "a/best@2": 0.5,
+        "a/best@4": 0,
+    }
 
 
 def with_kind(config: Config, task: str, kind: str) -> Config:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from trainer.controller.repetition import LENGTH, count_distinct, is_repetitive
+from trainer.controller.batch import REPEATED_TOKENS as N
+from trainer.controller.batch import count_distinct, is_repetitive
 
 RNG = np.random.default_rng(0)
 
@@ -24,5 +25,5 @@ def test_an_array_need_not_be_contiguous() -> None:
 def test_the_sequences_are_counted_as_one_by_one(vocabulary: int) -> None:
     for length in (64, 500, 12_000):
         ids = RNG.integers(0, vocabulary, length, np.int32)
-        sequences = {tuple(ids[i : i + LENGTH].tolist()) for i in range(length - LENGTH + 1)}
+        sequences = {tuple(ids[i : i + N].tolist()) for i in range(length - N + 1)}
         assert count_distinct(ids) == len(sequences)

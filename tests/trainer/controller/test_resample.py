@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeEngine, FakeLearner, FakeRewards, saved_when_stopped
-from test_controller import configured, controller, lags
-from test_schemes import journal, versions
+from fakes import (
+    Events,
+    FakeEngine,
+    FakeLearner,
+    FakeRewards,
+    configured,
+    having,
+    journal,
+    lags,
+    train,
+    train_and_stop,
+    versions,
+)
 
 from trainer.config import Config
 from trainer.controller.rewards import Scored
@@ -40,8 +48,7 @@ def one_odd(request: Any, index: int) -> int:
 
 def resampling(tmp_path: Path, k: int, limit: int = 10, **pipeline: Any) -> Config:
     config = configured(tmp_path, k, no_positive_resampling=False, **pipeline)
-    objective = replace(config.objective, zero_variance="resample", resample_limit=limit)
-    return replace(config, objective=objective)
+    return having(config, objective={"zero_variance": "resample", "resample_limit": limit})
 
 
 def check_journal(config: Config, steps: int) -> list[dict[str, Any]]:
@@ -69,10 +76,9 @@ def test_batches_are_full_and_the_lag_bound_holds(tmp_path: Path, k: int, slow: 
         tick=0.001 if slow == "engine" else 0.0002,
         load_s=0.03 if slow == "pushes" else 0.0,
     )
-    learner, events = FakeLearner(0.03 if slow == "learner" else 0.001), []  # type: ignore[var-annotated]
+    learner, events = FakeLearner(0.03 if slow == "learner" else 0.001), Events()
     config = resampling(tmp_path, k, steps=8)
-    run = controller(config, engine, learner, events)
-    asyncio.run(asyncio.wait_for(run.run(), 60))
+    run = train(config, engine, learner, events)
     assert [len(b.sequences) for b in learner.batches] == [8] * 8  # four prompts with two completions
     for batch_lags in lags(learner):
         assert batch_lags.min() >= 0 and batch_lags.max() <= k
@@ -80,9 +86,8 @@ def test_batches_are_full_and_the_lag_bound_holds(tmp_path: Path, k: int, slow: 
     trained = check_journal(config, 8)
     generated = trained[-1]["last"] + 1
     steps = {r["issued"]: r["step"] for r in journal(config, "issued")}
-    for (
-        record
-    ) in trained:  # the first step that can train on a group is at most the lag from the one that does
+    # The first step that can train on a group is at most the lag from the one that does.
+    for record in trained:
         ids = range(record["first"], record["last"] + 1)
         assert all(abs(record["trained"] - 1 - steps[i]) <= k for i in ids)
     resampled = [data["train/resampled"] for kind, data in events if kind == "step"]
@@ -93,7 +98,7 @@ def test_batches_are_full_and_the_lag_bound_holds(tmp_path: Path, k: int, slow: 
 def test_a_round_of_ppo_off_policy_is_filled_before_its_first_step(tmp_path: Path) -> None:
     config = resampling(tmp_path, 0, scheme="ppo_off_policy", minibatches=3)
     learner = FakeLearner(0.002)
-    asyncio.run(asyncio.wait_for(controller(config, FakeEngine(one_odd), learner, []).run(), 20))
+    train(config, FakeEngine(one_odd), learner)
     assert versions(learner) == [{start} for start in (0, 3, 6, 9) for _ in range(3)]
     assert [len(b.sequences) for b in learner.batches] == [8] * 12
     trained = check_journal(config, 12)
@@ -107,14 +112,11 @@ def test_at_its_limit_a_batch_is_trained_as_it_is_and_that_is_said_once(
 ) -> None:
     rewards.update(f"id{i:04d}" for i in range(20))
     rewards -= {"id0004", "id0011"}
-    learner, events = FakeLearner(), []  # type: ignore[var-annotated]
+    learner, events = FakeLearner(), Events()
     config = resampling(tmp_path, 1, limit, steps=6)
-    asyncio.run(asyncio.wait_for(controller(config, FakeEngine(one_odd), learner, events).run(), 20))
-    trained = journal(config, "trained")
-    generated = [r["last"] + 1 - r["first"] for r in trained]
-    assert max(generated) == limit * 4 and [n - len(r.get("aside", [])) for n, r in zip(
-        generated, trained, strict=True
-    )] == [4] * 6  # fmt: skip
+    train(config, FakeEngine(one_odd), learner, events)
+    generated = [(r["last"] + 1 - r["first"], len(r.get("aside", []))) for r in journal(config, "trained")]
+    assert max(n for n, _ in generated) == limit * 4 and [n - aside for n, aside in generated] == [4] * 6
     assert min(len(b.sequences) for b in learner.batches) in (0, 2)  # none of the groups kept, or one, learns
     (note,) = [d["text"] for kind, d in events if kind == "note"]
     assert f"{4 * limit - 4} groups without variance were replaced in a batch of 4" in note
@@ -125,56 +127,33 @@ def test_at_its_limit_a_batch_is_trained_as_it_is_and_that_is_said_once(
 def test_a_resume_goes_on_with_the_next_group_and_the_history_of_all(tmp_path: Path, scheme: str) -> None:
     config = resampling(tmp_path, 2, scheme=scheme, minibatches=3)
     learner = FakeLearner(0.005)
-
-    async def interrupted() -> dict[str, Any]:
-        run = controller(config, FakeEngine(one_odd), learner, [])
-        return await saved_when_stopped(run, learner, 5)
-
-    state = json.loads(json.dumps(asyncio.run(interrupted())))
-    made = len(learner.batches)
-    assert state["version"] == made < 12
-
-    async def resumed() -> Any:
-        run = controller(config, FakeEngine(one_odd), learner, [])
-        run.restore(state)
-        run.ctx.engine.version = made  # type: ignore[attr-defined]  # the launcher's full push
-        await run.run()
-        return run
-
-    run = asyncio.run(resumed())
+    state = train_and_stop(config, learner, 5, engine=FakeEngine(one_odd))
+    assert state["version"] == len(learner.batches) < 12
+    run = train(config, FakeEngine(one_odd), learner, state=state)
     assert [len(b.sequences) for b in learner.batches] == [8] * 12
     assert max(batch_lags.max() for batch_lags in lags(learner)) <= 2
     trained = check_journal(config, 12)
     assert sum(n for _, n in run.sampler._history.values()) == 2 * (trained[-1]["last"] + 1)
 
 
-def test_the_moments_of_a_running_norm_have_each_group_of_a_round_once(tmp_path: Path) -> None:
-    config = configured(tmp_path, 0, 6, 2, scheme="ppo_off_policy", minibatches=2, epochs=3)
-    config = replace(config, objective=replace(config.objective, advantage_norm="running"))
-    learner = FakeLearner()
-    run = controller(config, FakeEngine(one_odd), learner, [])
-    asyncio.run(run.run())
-    asyncio.run(run.save())
-    assert learner.saved[-1][1]["advantages"]["count"] == 8  # two batches of two prompts with two completions
+def test_the_moments_of_a_running_norm_have_each_group_of_a_round_once_and_go_on_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    def moments(
+        folder: str, state: dict[str, Any] | None = None, *size: int, **scheme: Any
+    ) -> dict[str, Any]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        config = configured(tmp_path / folder, 0, *size, **scheme)
+        config = having(config, objective={"advantage_norm": "running"})
+        train(config, FakeEngine(one_odd), learner, state=state)
+        equal = [r["prompt_id"] in EQUAL for r in journal(config, "issued")]
+        return learner.saved[-1][1]["advantages"] | {"learning": equal.count(False)}
 
-
-def test_the_moments_of_a_running_norm_go_on_after_a_resume(tmp_path: Path) -> None:
-    config = configured(tmp_path, 0, steps=3)
-    config = replace(config, objective=replace(config.objective, advantage_norm="running"))
     learner = FakeLearner()
-    run = controller(config, FakeEngine(one_odd), learner, [])
-    asyncio.run(run.run())
-    asyncio.run(run.save())
+    # Two batches of two prompts with two completions.
+    assert moments("round", None, 6, 2, scheme="ppo_off_policy", minibatches=2, epochs=3)["count"] == 8
     # Three steps of four prompts with two completions, whose advantages are 1 and −1, or 0 and 0.
-    assert learner.saved[-1][1]["advantages"]["count"] == 24
-    again = controller(
-        replace(config, pipeline=replace(config.pipeline, steps=5)), FakeEngine(one_odd), learner, []
-    )
-    again.restore(json.loads(json.dumps(learner.saved[-1][1])))
-    again.ctx.engine.version = 3  # type: ignore[attr-defined]
-    asyncio.run(again.run())
-    asyncio.run(again.save())
-    moments = learner.saved[-1][1]["advantages"]
-    ids = [r["prompt_id"] for r in journal(config, "issued")]
-    assert moments["count"] == 40 and moments["mean"] == pytest.approx(0, abs=1e-12)
-    assert moments["squares"] == pytest.approx(2 * sum(i not in EQUAL for i in ids))
+    assert moments("resumed", None, 3)["count"] == 24
+    after = moments("resumed", json.loads(json.dumps(learner.saved[-1][1])), 5)
+    assert after["count"] == 40 and after["mean"] == pytest.approx(0, abs=1e-12)
+    assert after["squares"] == pytest.approx(2 * after["learning"])

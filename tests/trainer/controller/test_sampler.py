@@ -2,25 +2,16 @@
 
 import json
 
-import numpy as np
 import pytest
+from fakes import group
 
 from trainer.config import PipelineConfig
 from trainer.controller.sampler import IssuedPrompt, Sampler
-from trainer.types import Group, Prompt, Rollout
+from trainer.types import Prompt
 
 
 def prompts(n: int) -> list[Prompt]:
     return [Prompt(f"p{i}", f"text {i}", (i,), "0", {}) for i in range(n)]
-
-
-def group(prompt: Prompt, correct: int, total: int) -> Group:
-    empty = np.zeros(1, np.int32)
-    rollouts = [
-        Rollout(empty, empty.astype(np.float32), empty, np.ones(1, bool), "", 0.0, outcome, False, False)
-        for outcome in ["correct"] * correct + ["wrong"] * (total - correct)
-    ]
-    return Group(0, 0, prompt, tuple(rollouts))
 
 
 def issued(sampler: Sampler, step: int = 0) -> IssuedPrompt:

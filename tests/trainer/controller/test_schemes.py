@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from fakes import FakeEngine, FakeLearner, saved_when_stopped
-from test_controller import configured, controller
+from fakes import (
+    FakeEngine,
+    FakeLearner,
+    configured,
+    controller,
+    having,
+    journal,
+    train,
+    train_and_stop,
+    versions,
+)
 from test_weight_sync import Engine, Learner
 
 from trainer.config import Config, ConfigError, EvaluationConfig, KLConfig, PipelineConfig
-from trainer.controller.journal import records
 from trainer.controller.rounds import Minibatch, deal
-from trainer.messages import StepDone
 from trainer.types import TokenScores
 
 
 def off_policy(tmp_path: Path, k: int, steps: int, evaluate_every: int = 100, **more: Any) -> Config:
     """Two prompts a step and two completions a prompt; no evaluation but the first and the last."""
-    config = configured(
-        tmp_path, 0, steps, 2, scheme="ppo_off_policy", minibatches=k, no_positive_resampling=False, **more
-    )
-    return replace(config, evaluation=replace(config.evaluation, every=evaluate_every))
-
-
-def journal(config: Config, kind: str) -> list[dict[str, Any]]:
-    return [record for record in records(Path(config.run_dir) / "journal") if kind in record]
-
-
-def versions(learner: FakeLearner) -> list[set[int]]:
-    """The versions of every batch's tokens."""
-    return [set(np.concatenate([s.versions for s in b.sequences]).tolist()) for b in learner.batches]
+    scheme = {"scheme": "ppo_off_policy", "minibatches": k, "no_positive_resampling": False}
+    return having(configured(tmp_path, 0, steps, 2, **scheme, **more), evaluation={"every": evaluate_every})
 
 
 @pytest.mark.axis("pipeline.scheme", "ppo_off_policy")
@@ -54,30 +47,27 @@ def test_every_batch_of_a_round_is_of_the_rounds_first_version(
 ) -> None:
     engine, learner = FakeEngine(lambda r, i: 9), FakeLearner(0.002)
     config = off_policy(tmp_path, k, steps, epochs=epochs)
-    asyncio.run(controller(config, engine, learner, []).run())
+    train(config, engine, learner)
     assert versions(learner) == [{v} for v in expected]
     assert config.pipeline.lag_bound == k * epochs - 1
-    assert max(b.step - 1 - v for b, v in zip(learner.batches, expected, strict=True)) == min(
-        k * epochs, steps
-    ) - 1  # fmt: skip
+    lag = max(b.step - 1 - v for b, v in zip(learner.batches, expected, strict=True))
+    assert lag == min(k * epochs, steps) - 1
     assert engine.held == [0, *sorted({*expected, steps} - {0})]  # no version in between reached the engines
     assert [b.publish for b in learner.batches] == [b.step in engine.held for b in learner.batches]
 
 
 def test_a_shortened_last_round_generates_only_what_its_steps_train_on(tmp_path: Path) -> None:
     config = off_policy(tmp_path, 3, 4)
-    asyncio.run(controller(config, FakeEngine(), FakeLearner(), []).run())
-    assert [(r["trained"], r["first"], r["last"]) for r in journal(config, "trained")] == [
-        (1, 0, 1), (2, 2, 3), (3, 4, 5), (4, 6, 7)
-    ]  # fmt: skip
+    train(config)
+    steps = [(r["trained"], r["first"], r["last"]) for r in journal(config, "trained")]
+    assert steps == [(1, 0, 1), (2, 2, 3), (3, 4, 5), (4, 6, 7)]
     assert len(journal(config, "issued")) == len(journal(config, "finished")) == 8
 
 
 def test_each_epoch_has_every_group_once_dealt_anew_and_the_history_counts_it_once(tmp_path: Path) -> None:
     config = off_policy(tmp_path, 4, 12, epochs=3)
-    run = controller(config, FakeEngine(), FakeLearner(), [])
-    asyncio.run(run.run())
-    first, *later = ([r for r in journal(config, "trained")][i : i + 4] for i in (0, 4, 8))
+    run = train(config)
+    first, *later = (journal(config, "trained")[i : i + 4] for i in (0, 4, 8))
     assert [(r["first"], r["last"]) for r in first] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     orders = [[i for r in epoch for i in r["groups"]] for epoch in later]
     assert [sorted(order) for order in orders] == [list(range(8))] * 2
@@ -103,12 +93,12 @@ def test_the_data_of_a_round_are_scored_once_by_the_policy_that_generated_them(t
             return [TokenScores(s.token_ids * 0.0 + 100 * name + s.prompt_ids[-1]) for s in sequences]
 
     learner, config = Scoring(), off_policy(tmp_path, 2, 7, epochs=2)
-    config = replace(config, objective=replace(config.objective, anchor="recomputed"))
-    asyncio.run(controller(config, FakeEngine(), learner, []).run())
+    config = having(config, objective={"anchor": "recomputed"})
+    train(config, FakeEngine(), learner)
     assert asked == [(8, True)] * 2  # two batches of two prompts with two completions
     asked.clear()
-    with_kl = replace(config.objective, anchor="generator", kl=KLConfig(coefficient=0.1))
-    asyncio.run(controller(replace(config, objective=with_kl), FakeEngine(), Scoring(), []).run())
+    with_kl = {"anchor": "generator", "kl": KLConfig(coefficient=0.1)}
+    train(having(config, objective=with_kl), FakeEngine(), Scoring())
     assert asked == [(8, False)] * 2  # of the policy nothing is needed
     for batch, start in zip(learner.batches, [0] * 4 + [4] * 3, strict=True):
         for s in batch.sequences:
@@ -136,10 +126,9 @@ def test_an_evaluation_in_mid_round_sees_its_version_and_the_round_goes_on(
         async def push(self, transfer: Any, deadline: Any) -> None:
             await transfer("start", {})
 
-    config = off_policy(tmp_path, 4, 8, evaluate_every=3)
-    config = replace(config, engine=replace(config.engine, weight_push=weight_push))
-    engine, learner, events = Watching(lambda r, i: 9), Pushing(0.002), []  # type: ignore[var-annotated]
-    asyncio.run(controller(config, engine, learner, events).run())
+    config = having(off_policy(tmp_path, 4, 8, evaluate_every=3), engine={"weight_push": weight_push})
+    engine, learner = Watching(lambda r, i: 9), Pushing(0.002)
+    train(config, engine, learner)
     assert engine.held == [0, 3, 4, 6, 8]
     assert {i: v for i, v in seen.items() if i[0] == "e"} == {"e0": {0}, "e3": {3}, "e6": {6}, "e8": {8}}
     assert versions(learner) == [{0}] * 4 + [{4}] * 4
@@ -147,11 +136,10 @@ def test_an_evaluation_in_mid_round_sees_its_version_and_the_round_goes_on(
 
 def test_colocated_engines_sleep_through_a_round(tmp_path: Path) -> None:
     log: list[str] = []
-    config = off_policy(tmp_path, 3, 6)
-    config = replace(config, engine=replace(config.engine, weight_push="ipc", colocate=True))
+    config = having(off_policy(tmp_path, 3, 6), engine={"weight_push": "ipc", "colocate": True})
 
     async def body() -> None:
-        one = controller(config, Engine(log), Learner(log), [])
+        one = controller(config, Engine(log), Learner(log))
         await one.weights.push(0)
         await one.run()
 
@@ -163,17 +151,9 @@ def test_colocated_engines_sleep_through_a_round(tmp_path: Path) -> None:
 
 
 def test_colocated_engines_wake_after_a_step_of_the_round_is_refused(tmp_path: Path) -> None:
-    class Refusing(FakeLearner):
-        async def train(self, batch: Any) -> StepDone:
-            if batch.step == 2:
-                raise ConfigError("step 2: loss is nan")
-            return await super().train(batch)
-
-    config = off_policy(tmp_path, 3, 6)
-    config = replace(config, engine=replace(config.engine, colocate=True))
-    engine, learner = FakeEngine(), Refusing()
+    engine, learner = FakeEngine(), FakeLearner(refused=2)
     with pytest.raises(ConfigError, match="loss is nan"):
-        asyncio.run(asyncio.wait_for(controller(config, engine, learner, []).run(), 10))
+        train(having(off_policy(tmp_path, 3, 6), engine={"colocate": True}), engine, learner)
     assert not engine.paused and [state["version"] for _, state in learner.saved] == [1]
 
 
@@ -183,25 +163,12 @@ def test_a_resume_in_mid_round_trains_every_prompt_once_an_epoch_with_groups_of_
 ) -> None:
     config = off_policy(tmp_path, 4, 12, epochs=epochs)
     learner = FakeLearner(0.003)
-
-    async def interrupted() -> dict[str, Any]:
-        run = controller(config, FakeEngine(), learner, [])
-        return await saved_when_stopped(run, learner, stop_after)
-
-    state = asyncio.run(interrupted())
+    state = train_and_stop(config, learner, stop_after)
     made = len(learner.batches)
     assert stop_after <= state["version"] == made < 12
     rounds, steps = divmod(made, 4 * epochs)
     assert state["group_id"] == rounds * 8 + min(steps, 4) * 2  # whether or not all epochs came
-
-    async def resumed() -> Any:
-        run = controller(config, FakeEngine(lambda r, i: 7), learner, [])
-        run.restore(json.loads(json.dumps(state)))
-        run.ctx.engine.version = made  # type: ignore[attr-defined]  # the launcher's full push
-        await run.run()
-        return run
-
-    run = asyncio.run(resumed())
+    run = train(config, FakeEngine(lambda r, i: 7), learner, state=state)
     assert [b.step for b in learner.batches] == list(range(1, 13))
     starts = range(made, 12, 4 * epochs)
     expected = [{start} for start in starts for _ in range(min(4 * epochs, 12 - start))]

@@ -8,13 +8,11 @@ import os
 import struct
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, FakeLearner
-from test_controller import configured, controller
+from fakes import FakeEngine, FakeLearner, configured, controller, having, train
 
 from trainer.config import ConfigError, EngineConfig
 from trainer.controller.deadline import Deadline
@@ -82,15 +80,11 @@ class Learner(FakeLearner):
 def log_of(tmp_path: Path, weight_push: str, colocate: bool, steps: int = 8) -> list[str]:
     """What engine and learner were asked for, in a run that evaluates and saves now and then."""
     log: list[str] = []
-    config = configured(tmp_path, 2, steps=steps)
-    config = replace(
-        config,
-        engine=replace(config.engine, weight_push=weight_push, colocate=colocate),
-        logging=replace(config.logging, checkpoint_every=3),
-    )
+    engine = {"weight_push": weight_push, "colocate": colocate}
+    config = having(configured(tmp_path, 2, steps=steps), engine=engine, logging={"checkpoint_every": 3})
 
     async def body() -> None:
-        one = controller(config, Engine(log, lambda r, i: 9), Learner(log), [])
+        one = controller(config, Engine(log, lambda r, i: 9), Learner(log))
         await one.weights.push(0)
         await one.run()
 
@@ -98,18 +92,20 @@ def log_of(tmp_path: Path, weight_push: str, colocate: bool, steps: int = 8) -> 
     return log
 
 
+def steps_of(log: list[str]) -> list[str]:
+    return [entry for entry in log if entry.startswith("step")]
+
+
 def test_between_distinct_gpus_engines_pause_for_the_push_only(tmp_path: Path) -> None:
     log = [entry for entry in log_of(tmp_path, "nccl", False) if entry != "save"]
     push = lambda v: ["pause", *CALLS, f"label {v}", "resume"]  # noqa: E731
-    steps = [entry for entry in log if entry.startswith("step")]
-    assert steps == [f"step {i}" for i in range(1, 9)]
+    assert steps_of(log) == [f"step {i}" for i in range(1, 9)]
     pushes = [entry for entry in log if not entry.startswith("step")]
     versions = [int(entry.split()[1]) for entry in pushes if entry.startswith("label")]
     assert pushes == [entry for v in versions for entry in push(v)]
     assert {0, 4, 8} <= set(versions) and versions == sorted(set(versions))  # those that are evaluated
     for v in versions[1:]:  # the engines hold what the learner has, and no step comes in between
-        before = log[: log.index(f"label {v}")]
-        assert [entry for entry in before if entry.startswith("step")][-1] == f"step {v}"
+        assert steps_of(log[: log.index(f"label {v}")])[-1] == f"step {v}"
     for v in (1, 2, 3):  # before the first evaluation, each version before the next step
         assert log.index(f"label {v}") < log.index(f"step {v + 1}")
 
@@ -124,7 +120,7 @@ def test_an_evaluation_does_not_stop_the_learner_before_the_lag_bound(
         async def stream(self, request: Any) -> Any:
             if request.request_id.startswith("e4."):
                 log.append("evaluates")
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(0.5)
                 log.append("evaluated")
             async for ended in super().stream(request):
                 yield ended
@@ -133,13 +129,8 @@ def test_an_evaluation_does_not_stop_the_learner_before_the_lag_bound(
             await FakeEngine.update_weights(self, version, path)
             log.append(f"label {version}")
 
-    config = configured(tmp_path, 2, steps=12)
-    config = replace(
-        config,
-        engine=replace(config.engine, weight_push=weight_push),
-        evaluation=replace(config.evaluation, every=4),
-    )
-    asyncio.run(controller(config, Slow(log, lambda r, i: 9), Learner(log), []).run())
+    config = having(configured(tmp_path, 2, steps=12), engine={"weight_push": weight_push})
+    train(config, Slow(log, lambda r, i: 9), Learner(log))
     during = log[log.index("evaluates") : log.index("evaluated")]
     # Version 4 is held: with k = 2 batches 5, 6 and 7 may be full.
     assert [entry for entry in during if entry.startswith(("step", "label"))] == [
@@ -148,19 +139,17 @@ def test_an_evaluation_does_not_stop_the_learner_before_the_lag_bound(
         "step 7",
     ]
     assert "label 7" in log and "label 5" not in log
-    assert [entry for entry in log if entry.startswith("step")] == [f"step {i}" for i in range(1, 13)]
+    assert steps_of(log) == [f"step {i}" for i in range(1, 13)]
 
 
 def test_the_learner_waits_at_a_version_that_is_to_be_evaluated(tmp_path: Path) -> None:
     config = configured(tmp_path, 3, steps=6)
-    evaluation = replace(config.evaluation, every=2)
-    config = replace(config, engine=replace(config.engine, weight_push="nccl"), evaluation=evaluation)
+    config = having(config, engine={"weight_push": "nccl"}, evaluation={"every": 2})
     log: list[str] = []
-    engine = Engine(log, lambda r, i: 60 if r.evaluation else 3)  # long enough for three steps
-    asyncio.run(controller(config, engine, Learner(log), []).run())
+    # The evaluation is long enough for three steps.
+    train(config, Engine(log, lambda r, i: 60 if r.evaluation else 3), Learner(log))
     for v in (2, 4, 6):  # the learner had no later weights when it sent these
-        before = log[: log.index(f"label {v}")]
-        assert [entry for entry in before if entry.startswith("step")][-1] == f"step {v}"
+        assert steps_of(log[: log.index(f"label {v}")])[-1] == f"step {v}"
 
 
 def test_on_shared_gpus_engines_sleep_once_for_a_step_and_its_push(tmp_path: Path) -> None:
@@ -255,34 +244,23 @@ def test_after_a_push_that_failed_the_learner_gets_no_further_request() -> None:
     asyncio.run(body())
 
 
-def test_a_learner_that_does_not_read_is_named_even_if_the_pipe_is_full() -> None:
-    """As when it is frozen and a batch is larger than the pipe's buffer."""
+@pytest.mark.parametrize("amid_a_message", [False, True])
+def test_a_learner_that_is_frozen_is_named_even_if_the_pipe_is_full(amid_a_message: bool) -> None:
+    """It reads nothing of a batch larger than the pipe's buffer, or has sent a part of its answer."""
 
-    async def body() -> None:
-        ours, _unread = multiprocessing.Pipe()
-        limit_waits(ours, 0.3)
-        client = LearnerClient(ours)
-        with pytest.raises(TimeoutError, match=r"learner has read no message for pipeline\.deadline_s"):
-            await client.save("folder", {"large": bytes(10_000_000)})
-        began = time.monotonic()
-        client.close()
-        assert time.monotonic() - began < 0.3  # it does not wait for the learner once more
-
-    thread = threading.Thread(target=lambda: results.append(asyncio.run(body())), daemon=True)
-    results: list[None] = []
-    thread.start()
-    thread.join(20)
-    assert results
-
-
-def test_a_learner_that_stops_within_a_message_is_named() -> None:
     async def body() -> None:
         ours, theirs = multiprocessing.Pipe()
         limit_waits(ours, 0.3)
         client = LearnerClient(ours)
-        os.write(theirs.fileno(), struct.pack("!i", 1000) + b"a part")
-        with pytest.raises(TimeoutError, match="learner has sent a part of a message and nothing more"):
-            await client.save("folder", {})
+        if amid_a_message:
+            os.write(theirs.fileno(), struct.pack("!i", 1000) + b"a part")
+        state = {} if amid_a_message else {"large": bytes(10_000_000)}
+        action = "sent a part of a message and nothing more" if amid_a_message else "read no message"
+        with pytest.raises(TimeoutError, match=rf"the learner has {action} for pipeline\.deadline_s"):
+            await client.save("folder", state)
+        began = time.monotonic()
+        client.close()
+        assert time.monotonic() - began < 0.3  # it does not wait for the learner once more
 
     thread = threading.Thread(target=lambda: results.append(asyncio.run(body())), daemon=True)
     results: list[None] = []
@@ -297,14 +275,12 @@ def test_colocated_engines_are_resumed_when_the_parity_gate_cannot_score(tmp_pat
             assert engine.paused and logprobs
             raise ConfigError("the learner refuses")
 
-    config = configured(tmp_path, 1)
-    config = replace(config, engine=replace(config.engine, colocate=True))
-    engine = FakeEngine()
-    learner: Any = Failing()
+    engine, learner = FakeEngine(), Failing()
+    config = having(configured(tmp_path, 1), engine={"colocate": True})
 
     async def gate() -> None:
-        one = controller(config, engine, learner, [])
-        await parity_gate(one.ctx, learner, one.weights, one.dataset.held_out)
+        one = controller(config, engine, learner)
+        await parity_gate(one.ctx, one.learner, one.weights, one.dataset.held_out)
 
     with pytest.raises(ConfigError, match="the learner refuses"):
         asyncio.run(gate())

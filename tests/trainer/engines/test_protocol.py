@@ -47,12 +47,7 @@ class AtOnce:
         return []
 
     def step(self) -> list[Completion]:
-        ids, logprobs = np.arange(4, dtype=np.int32), np.linspace(-1, 0, 4, dtype=np.float32)
-        ended = [
-            Completion(r.request_id, i, ids + i, logprobs, ids * 0, "stop")
-            for r in self.requests
-            for i in range(r.n)
-        ]
+        ended = [completion(r.request_id, i) for r in self.requests for i in range(r.n)]
         self.requests.clear()
         return ended
 
@@ -66,6 +61,15 @@ def serving(engine: Any = None) -> tuple[Any, threading.Thread]:
     thread = threading.Thread(target=serve, args=(engine, theirs, clock, telemetry[0]), daemon=True)
     thread.start()
     return ours, thread
+
+
+def completion(name: str, index: int, length: int = 3) -> Completion:
+    ids = np.arange(length, dtype=np.int32)
+    return Completion(name, index, ids, np.linspace(-1, 0, length, dtype=np.float32), ids * 0, "stop")
+
+
+def message(*completions: Completion) -> Columns[Completion]:
+    return Columns.from_records(completions)
 
 
 def request(name: str, n: int) -> Request:
@@ -120,8 +124,7 @@ def test_an_engine_that_stops_within_a_message_is_named_and_what_came_before_is_
         stream = client.stream(request("r", 2))
         first = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
-        ids = np.arange(4, dtype=np.int32)
-        theirs.send(Columns.from_records([Completion("r", 0, ids, ids.astype(np.float32), ids * 0, "stop")]))
+        theirs.send(message(completion("r", 0)))
         os.write(theirs.fileno(), struct.pack("!i", 1000) + b"a part")
         got = [c.request_id for c in await first]
         with pytest.raises(TimeoutError, match=r"engine-1 has sent a part of a message and nothing more"):
@@ -252,10 +255,8 @@ def test_completions_that_wait_in_the_pipe_arrive_together_and_before_the_engine
 
         reading = asyncio.create_task(read())
         await asyncio.sleep(0)  # the request is sent
-        ids = np.arange(3, dtype=np.int32)
         for i in range(3):  # each in a message of its own
-            done = Completion("a", i, ids, np.zeros(3, np.float32), ids, "stop")
-            theirs.send(Columns.from_records([done]))
+            theirs.send(message(completion("a", i)))
         theirs.close()  # it dies with one completion to go
         try:
             await asyncio.wait_for(reading, TIMEOUT_S)
@@ -275,8 +276,7 @@ def test_completions_are_delivered_although_a_later_message_cannot_be_read() -> 
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # it would be logged
         first = asyncio.create_task(anext(client.stream(request("a", 2))))
         await asyncio.sleep(0)  # the request is sent
-        ids = np.arange(3, dtype=np.int32)
-        theirs.send(Columns.from_records([Completion("a", 0, ids, np.zeros(3, np.float32), ids, "stop")]))
+        theirs.send(message(completion("a", 0)))
         theirs.send_bytes(b"no pickle")
         return [c.index for c in await asyncio.wait_for(first, TIMEOUT_S)]
 
@@ -285,9 +285,8 @@ def test_completions_are_delivered_although_a_later_message_cannot_be_read() -> 
 
 def test_arrays_come_through_a_pipe_as_they_were_and_can_be_written_to() -> None:
     ours, theirs = multiprocessing.Pipe()
-    arrays = np.arange(5, dtype=np.int32), np.linspace(-1, 0, 5, dtype=np.float32)
-    sent = [Completion("a", i, arrays[0][i:], arrays[1][i:], arrays[0][i:] * 0, "stop") for i in (0, 5, 2)]
-    theirs.send(Columns.from_records(sent))
+    sent = [completion("a", i, 5 - i) for i in (0, 5, 2)]
+    theirs.send(message(*sent))
     for before, after in zip(sent, ours.recv().to_records(), strict=True):
         for field in ("token_ids", "logprobs_gen", "versions"):
             x, y = getattr(before, field), getattr(after, field)

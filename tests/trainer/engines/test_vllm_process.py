@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.engines.request_queue import Activity
-from trainer.engines.vllm.process import Scheduler, make_completion, sample_id
+from trainer.engines.backend import Activity
+from trainer.engines.vllm.process import Sample, Scheduler
 from trainer.messages import Abort, Shutdown, UpdateWeights
 from trainer.telemetry import Clock
 from trainer.types import Completion, Request
@@ -25,14 +25,11 @@ class Slow:
         self.known: dict[str, asyncio.Event] = {}
         self.aborts = 0
 
-    async def sample(self, request: Request, index: int, salt: int) -> Completion:
+    async def sample(self, sample: Sample, salt: int) -> Completion:
         await asyncio.sleep(0.2)
-        ended = self.known[sample_id(request, index)] = asyncio.Event()
+        ended = self.known[sample.id] = asyncio.Event()
         await ended.wait()
-        return make_completion(
-            request, index, token_ids=(), logprobs=np.zeros(0, np.float32), version_spans=(),
-            finish_reason="abort", engine="vLLM",
-        )  # fmt: skip
+        return sample.completion((), np.zeros(0, np.float32), (), "abort", "vLLM")
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         self.aborts += 1
@@ -52,13 +49,11 @@ class Recording(Slow):
         super().__init__()
         self.started: list[tuple[str, int]] = []
 
-    async def sample(self, request: Request, index: int, salt: int) -> Completion:
-        self.started.append((request.request_id, salt))
+    async def sample(self, sample: Sample, salt: int) -> Completion:
+        self.started.append((sample.request.request_id, salt))
         await asyncio.sleep(0.01)
-        return make_completion(
-            request, index, token_ids=(5,), logprobs=np.zeros(1, np.float32), version_spans=(),
-            finish_reason="stop" if request.request_id == "ended" else "length", engine="vLLM",
-        )  # fmt: skip
+        reason = "stop" if sample.request.request_id == "ended" else "length"
+        return sample.completion((5,), np.zeros(1, np.float32), (), reason, "vLLM")
 
     async def pause(self, free_gpu: bool) -> None:
         """Nothing runs."""

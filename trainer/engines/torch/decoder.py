@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.engines.torch.sampling import sample, uniforms
 from trainer.engines.torch.slots import Slots
 
-LEAST_LENGTH = 64  # of the KV that a step reads
+MIN_LENGTH = 64  # of the KV that a step reads
 Shape = tuple[int, int, bool, bool]  # slots, KV length, whether a temperature is not 1, whether one is 0
 
 
@@ -27,13 +27,17 @@ class Decoder:
     neither may wait for the device if `graphs` are used."""
 
     def __init__(
-        self, capacity: int, device: torch.device, graphs: bool,
-        body: Callable[[Tensor, Tensor, int], Tensor], head: Callable[[Tensor], Tensor],
-    ) -> None:  # fmt: skip
+        self,
+        capacity: int,
+        device: torch.device,
+        graphs: bool,
+        body: Callable[[Tensor, Tensor, int], Tensor],
+        head: Callable[[Tensor], Tensor],
+    ) -> None:
         self._body, self._head, self.graphs = body, head, graphs
         # Rows: newest token, its position, key and count of the random numbers, bits of the FP64 temperature.
         self._state = torch.zeros(5, capacity, dtype=torch.long, device=device)
-        self._held = np.zeros((5, 0), np.int64)  # what the device holds of the slots in use
+        self._expected = np.zeros((5, 0), np.int64)  # the state that the device has of the slots in use
         self._result = torch.zeros(2, capacity, dtype=torch.float64, device=device)  # tokens, log-probs
         self._cache_length = 0  # tokens
         self._captured: dict[Shape, torch.cuda.CUDAGraph | None] = {}  # None: its first step warmed it up
@@ -47,16 +51,16 @@ class Decoder:
         ids, positions = slots.newest(active)
         key, count = slots.column("key")[:active].view(np.int64), slots.column("count")[:active]
         state = np.stack([ids.astype(np.int64), positions, key, count, temperature.view(np.int64)])
-        if not np.array_equal(state, self._held):
+        if not np.array_equal(state, self._expected):
             whole = np.zeros(self._state.shape, np.int64)
             whole[:, :active] = state
             self._state.copy_(torch.from_numpy(whole))
         rows = min(_power_of_two(active), self._state.shape[1])
-        length = min(_power_of_two(max(LEAST_LENGTH, int(positions.max()) + 1)), cache.shape[4])
+        length = min(_power_of_two(max(MIN_LENGTH, int(positions.max()) + 1)), cache.shape[4])
         self._run((rows, length, bool((temperature != 1).any()), bool((temperature == 0).any())))
         tokens, logprobs = self._result[:, :active].cpu().numpy()  # the one wait of a step
         newest: NDArray[np.int64] = tokens.astype(np.int64)
-        self._held = np.stack([newest, positions + 1, key, count + 1, state[4]])
+        self._expected = np.stack([newest, positions + 1, key, count + 1, state[4]])
         return newest, logprobs
 
     def _run(self, shape: Shape) -> None:

@@ -17,6 +17,7 @@ alone, and not on what is generated beside it: a resumed run then goes on exactl
 
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from trainer.config import ConfigError
-from trainer.engines.request_queue import RequestQueue, Samples, divergence_error
+from trainer.engines.backend import RequestQueue, Samples, divergence_error
 from trainer.engines.torch.decoder import Decoder
 from trainer.engines.torch.linear import pack_linears
 from trainer.engines.torch.sampling import sample, uniforms
@@ -142,9 +143,14 @@ class TorchEngine:
     """Generates completions for submitted requests; each `step` makes a token of every active sequence."""
 
     def __init__(
-        self, model_dir: str, dtype: torch.dtype, fp32_head: bool, slots: int, device: str = "cpu",
+        self,
+        model_dir: str,
+        dtype: torch.dtype,
+        fp32_head: bool,
+        slots: int,
+        device: str = "cpu",
         decoder: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`decoder`: sequences are decoded as on a GPU, whatever the device."""
         model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation="slots", use_safetensors=True
@@ -205,11 +211,8 @@ class TorchEngine:
     @torch.inference_mode()
     def abort(self, request_ids: frozenset[str]) -> list[Completion]:
         """End these requests; returns their partial completions, empty for waiting samples."""
-        partial = self._free([
-            (slot, "abort")
-            for slot, (request, _) in enumerate(self.slots.requests)
-            if request.request_id in request_ids
-        ])  # fmt: skip
+        requests = enumerate(request for request, _ in self.slots.requests)
+        partial = self._free([(slot, "abort") for slot, r in requests if r.request_id in request_ids])
         return partial + self._queue.abort(request_ids)
 
     @torch.no_grad()
@@ -261,7 +264,7 @@ class TorchEngine:
             admitted.append(Admitted(self._queue.take(free), self._kept.pop(request.continues, None)))
             free -= admitted[-1].samples.count
         self.prefilled += PREFILL_TOKENS - budget
-        admitted.sort(key=_layout)
+        admitted.sort(key=attrgetter("layout"))
         requests = [x.samples.request for x in admitted]
         need = max((len(r.prompt_ids) + r.max_tokens for r in requests), default=0)
         if need > self._cache.shape[4]:
@@ -280,7 +283,7 @@ class TorchEngine:
         last_tokens: list[int] = []  # of the prompt of each admitted sample
         prefills = []
         slot = self.slots.active - sum(x.samples.count for x in admitted)
-        for (cached, length), alike in groupby(admitted, key=_layout):
+        for (cached, length), alike in groupby(admitted, key=attrgetter("layout")):
             start, first_slot, slots_per_prompt = len(ids), slot, []
             for one in alike:
                 samples = one.samples
@@ -377,7 +380,3 @@ class TorchEngine:
 
 def _whole_blocks(keys: int) -> int:
     return -(-keys // KEY_BLOCK) * KEY_BLOCK
-
-
-def _layout(admitted: Admitted) -> tuple[int, int]:
-    return admitted.layout

@@ -54,17 +54,11 @@ class FusedLinear(nn.Linear):
 
 
 def _packable(linear: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """Whether oneDNN can multiply by it: in bfloat16 only where the CPU has instructions for it."""
-    return (
-        type(linear) is nn.Linear
-        and torch.backends.mkldnn.is_available()
-        and linear.weight.device.type == "cpu"
-        and (linear.weight.dtype == torch.float32 or (linear.weight.dtype == torch.bfloat16 and _bf16()))
-    )
-
-
-def _bf16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """True if oneDNN can multiply by it: in bfloat16 only where the CPU has instructions for it."""
+    if type(linear) is not nn.Linear or linear.weight.device.type != "cpu":
+        return False
+    bf16 = linear.weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.backends.mkldnn.is_available() and (linear.weight.dtype == torch.float32 or bool(bf16))
 
 
 def pack_linears(model: nn.Module, rows: int) -> None:

@@ -1,7 +1,6 @@
 """The process of the torch engine: handles messages between two tokens, generates, reports its activity."""
 
 import time
-from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -9,11 +8,11 @@ from typing import Any
 import torch
 
 from trainer.config import Config
-from trainer.engines.request_queue import Activity, read_messages
+from trainer.engines.backend import Activity, read_messages, run_engine
 from trainer.engines.torch.engine import TorchEngine
 from trainer.messages import Abort, Ack, Pause, Ready, Resume, Shutdown, UpdateWeights, WeightsHeld
-from trainer.roles import run_role, started
-from trainer.telemetry import Clock, send
+from trainer.roles import started
+from trainer.telemetry import Clock
 from trainer.types import Columns, Request
 
 
@@ -21,26 +20,20 @@ def engine_main(
     config: Config, model_dir: str, conn: Connection, threads: int, role: str, telemetry: Connection
 ) -> None:
     """Entry of the spawned process `role`; returns on Shutdown or when the controller is dead."""
-    clock = Clock(role, partial(send, telemetry))
 
-    def work() -> None:
+    def work(clock: Clock) -> None:
         torch.set_num_threads(threads)
-        slots = config.engine.slots
         dtype = getattr(torch, config.model.dtype)
-        device = (
-            "cuda" if torch.cuda.is_available() else "cpu"
-        )  # the launcher shows it the GPU that it may use
+        # The launcher shows the process the GPU that it may use.
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         fp32_head = config.model.fp32_head in ("both", "generator")
-        engine = TorchEngine(model_dir, dtype, fp32_head, slots, device)
+        engine = TorchEngine(model_dir, dtype, fp32_head, config.engine.slots, device)
         info = {"kind": "torch", "device": device, "dtype": config.model.dtype}
         started()
-        conn.send(Ready(info | {"threads": threads, "slots": slots}))
+        conn.send(Ready(info | {"threads": threads, "slots": config.engine.slots}))
         serve(engine, conn, clock, telemetry)
 
-    try:
-        run_role(role, telemetry, work)
-    finally:
-        clock.flush()
+    run_engine(role, telemetry, work)
 
 
 def serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connection) -> None:

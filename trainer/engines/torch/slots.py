@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.engines.request_queue import Samples
+from trainer.engines.backend import Samples, random_key
 from trainer.types import Completion, FinishReason, Request
 
-_ROW = np.dtype([
-    ("key", np.uint64),  # where its random numbers start
-    ("count", np.int64),  # tokens generated
-    ("prompt", np.int64),  # tokens of the prompt
-    ("max_tokens", np.int64),
-    ("temperature", np.float32),
-    ("evaluation", np.bool_),
-    ("stops", np.int64),  # row of `_is_stop` with its stop ids
-])  # fmt: skip
+_ROW = np.dtype(
+    [
+        ("key", np.uint64),  # where its random numbers start
+        ("count", np.int64),  # tokens generated
+        ("prompt", np.int64),  # tokens of the prompt
+        ("max_tokens", np.int64),
+        ("temperature", np.float32),
+        ("evaluation", np.bool_),
+        ("stops", np.int64),  # row of `_is_stop` with its stop ids
+    ]
+)
 _TOKEN = np.dtype([("id", np.int32), ("logprob", np.float32), ("version", np.int32)])
 
 
@@ -55,7 +57,7 @@ class Slots:
             self._tokens = wider
         rows = self._rows[self.active : self.active + count]
         indices = range(samples.first, samples.first + count)
-        rows["key"] = [_key(request.seed, i) for i in indices]
+        rows["key"] = [random_key(request.seed, i) for i in indices]
         rows["count"], rows["prompt"] = 0, len(request.prompt_ids)
         rows["max_tokens"], rows["temperature"] = request.max_tokens, request.temperature
         rows["evaluation"], rows["stops"] = request.evaluation, self._stop_row(request.stop_ids)
@@ -101,8 +103,3 @@ class Slots:
             row = np.isin(np.arange(self._vocab), list(stop_ids))
             self._is_stop = np.concatenate([self._is_stop, row[None]])
         return self._stop_rows[stop_ids]
-
-
-def _key(seed: int, index: int) -> int:
-    """The start of a sample's random sequence; it depends on (seed, index) alone."""
-    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])

@@ -20,10 +20,10 @@ import numpy as np
 
 from trainer import run_folder
 from trainer.config import Config, ConfigError, EngineConfig
-from trainer.engines.vllm.process import Backend, make_completion, run_engine, sample_id, sampling_parameters
+from trainer.engines.vllm.process import VLLM, Sample, run_vllm
 from trainer.gpus import visible_gpus
 from trainer.roles import role_index
-from trainer.types import Completion, Request
+from trainer.types import Completion
 
 VERSION = "0.32.0"
 FILE_TRANSFER = "safetensors"  # the name of our weight transfer in vLLM's registry
@@ -33,9 +33,8 @@ SECRET = "SIGMOID_RL_SECRET"  # environment variable: what a run and its vLLM se
 KV_BLOCK = 32  # tokens of a KV block on a CPU, the smallest that vLLM takes: only whole blocks are shared
 # Tokens of one step on a CPU, or one for each sequence if that is more: bounds the delay of a weight update.
 STEP_TOKENS = 2048
-GPU_STEP_TOKENS = (
-    8192  # the same on a GPU, where vLLM's own default for AsyncLLM is 2,048: prompts would queue
-)
+# The same on a GPU, where vLLM's own default for AsyncLLM is 2,048: prompts would queue.
+GPU_STEP_TOKENS = 8192
 STATISTICS = {"vllm:kv_cache_usage_perc": "kv_use", "vllm:num_preemptions": "preemptions"}
 PROMPT_TOKENS = 128  # assumed prompt length for the CPU's KV cache; with longer prompts, fewer samples run
 
@@ -45,16 +44,16 @@ def engine_main(
 ) -> None:
     """Entry of the spawned process `role`; returns on Shutdown or when the controller is dead."""
 
-    async def start() -> tuple[VLLMBackend, dict[str, Any]]:
+    async def start() -> tuple[LocalVLLM, dict[str, Any]]:
         check_installed()
         if config.engine.colocate:  # vLLM measures the free GPU memory: wait until the learner has left it
             conn.recv()
         log = Path(config.run_dir) / "logs" / f"{role}.log"
-        backend = VLLMBackend(config, model_dir, threads, log, role_index(role))
-        await backend.label(0)
-        return backend, {"kind": "vllm", "dtype": config.model.dtype, "threads": threads}
+        vllm = LocalVLLM(config, model_dir, threads, log, role_index(role))
+        await vllm.label(0)
+        return vllm, {"kind": "vllm", "dtype": config.model.dtype, "threads": threads}
 
-    run_engine(role, conn, telemetry, config.engine.slots, start)
+    run_vllm(role, conn, telemetry, config.engine.slots, start)
 
 
 def check_installed() -> None:
@@ -68,7 +67,7 @@ def check_installed() -> None:
         raise ConfigError(f"engine.kind vllm: vLLM {__version__} is installed, expected {VERSION}; {advice}")
 
 
-class VLLMBackend(Backend):
+class LocalVLLM(VLLM):
     """One AsyncLLM and its child processes."""
 
     def __init__(self, config: Config, model_dir: str, threads: int, log: Path, index: int = 0) -> None:
@@ -96,26 +95,22 @@ class VLLMBackend(Backend):
             )
             raise ConfigError(f"vLLM did not start: {cause}{advice * ('memory' in cause.lower())}") from e
 
-    async def sample(self, request: Request, index: int, salt: int) -> Completion:
+    async def sample(self, sample: Sample, salt: int) -> Completion:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        settings = sampling_parameters(request, index)
-        params = SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
-        prompt = {"prompt_token_ids": list(request.prompt_ids), "cache_salt": f"v{salt}"}
+        params = SamplingParams(**sample.parameters, output_kind=RequestOutputKind.FINAL_ONLY)
+        prompt = {"prompt_token_ids": list(sample.request.prompt_ids), "cache_salt": f"v{salt}"}
         try:
-            async for outputs in self._llm.generate(prompt, params, sample_id(request, index)):
+            async for outputs in self._llm.generate(prompt, params, sample.id):
                 output = outputs.outputs[0]
         except EngineDeadError as e:
             raise RuntimeError(self._death()) from e
         flat = output.logprobs
         logprobs = np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)]
         spans = [(span.start, span.end, span.version) for span in output.weight_versions or ()]
-        return make_completion(
-            request, index, token_ids=output.token_ids, logprobs=logprobs, version_spans=spans,
-            finish_reason=output.finish_reason, engine="vLLM",
-        )  # fmt: skip
+        return sample.completion(output.token_ids, logprobs, spans, output.finish_reason, "vLLM")
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         await self._llm.abort(sample_ids)
@@ -243,7 +238,7 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "weight_transfer_config": WeightTransferConfig(backend=transfer),
         "worker_extension_cls": WORKER_EXTENSION,
-        "disable_log_stats": False,  # `VLLMBackend.check` reads them
+        "disable_log_stats": False,  # `LocalVLLM.check` reads them
     }
 
 

@@ -1,6 +1,6 @@
 """The process around a vLLM engine: one in this process, or a server on another machine.
 
-    Request ──> RequestQueue ──at most `slots` samples at once──> Backend.sample ──> Completion
+    Request ──> RequestQueue ──at most `slots` samples at once──> VLLM.sample ──> Completion
 
 A sample's prefix cache is salted with the weight version at the moment it goes to vLLM, so a sample that
 waited here does not read keys of older weights. vLLM takes them first come, first served. One that continues
@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -20,27 +20,76 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer import messages
-from trainer.engines.request_queue import (
+from trainer.engines.backend import (
     REPORT_EVERY_S,
     Activity,
     RequestQueue,
     divergence_error,
+    random_key,
     read_messages,
+    run_engine,
 )
 from trainer.messages import Ack, Ready, WeightsHeld
-from trainer.roles import run_role, started
-from trainer.telemetry import Clock, send
+from trainer.roles import started
+from trainer.telemetry import Clock
 from trainer.types import Columns, Completion, FinishReason, Request
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
-class Backend(Protocol):
-    """What generates. If a call raises, the process ends with that error."""
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample of a request, as vLLM is asked for it."""
+
+    request: Request
+    index: int
+
+    @property
+    def id(self) -> str:
+        """Its request id in vLLM."""
+        return f"{self.request.request_id}/{self.index}"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """vLLM's sampling parameters."""
+        return {
+            "temperature": self.request.temperature,
+            "max_tokens": self.request.max_tokens,
+            "seed": random_key(self.request.seed, self.index) >> 1,  # vLLM's seed is a signed integer
+            "stop_token_ids": sorted(self.request.stop_ids),
+            "ignore_eos": True,  # stop_ids holds every id that ends a completion
+            "logprobs": 0,  # of the sampled token alone
+            "flat_logprobs": True,
+            "detokenize": False,
+        }
+
+    def completion(
+        self,
+        token_ids: Iterable[int],
+        logprobs: NDArray[np.float32],
+        version_spans: Iterable[tuple[int, int, str]],  # first token, end, version
+        reason: str | None,
+        engine: str,  # its name in an error
+    ) -> Completion:
+        """vLLM's output as a Completion; RuntimeError where it is not what we asked for."""
+        name, ids = self.request.request_id, np.asarray(token_ids, np.int32)
+        if reason not in REASONS or len(logprobs) != len(ids):
+            raise RuntimeError(
+                f"{engine} ended {name} with {reason!r}, {len(ids)} tokens and "
+                f"{len(logprobs)} log-probs; expected {', '.join(REASONS)} and one log-prob per token"
+            )
+        versions = np.zeros(len(ids), np.int32)
+        for start, end, version in version_spans:
+            versions[start:end] = int(version)
+        return Completion(name, self.index, ids, logprobs, versions, REASONS[reason])
+
+
+class VLLM(Protocol):
+    """vLLM in this process, or a server. If a call raises, the process ends with that error."""
 
     limit: int  # tokens of the longest sequence
 
-    async def sample(self, request: Request, index: int, salt: int) -> Completion:
+    async def sample(self, sample: Sample, salt: int) -> Completion:
         """One completion, its prefix cache salted with a version; after `abort`, a partial one."""
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
@@ -66,47 +115,41 @@ class Backend(Protocol):
         """End the engine and every process it has started."""
 
 
-Start = Callable[[], Awaitable[tuple[Backend, dict[str, Any]]]]  # the backend, and information for `Ready`
+Start = Callable[[], Awaitable[tuple[VLLM, dict[str, Any]]]]  # with information for `Ready`
 
 
-def run_engine(role: str, conn: Connection, telemetry: Connection, slots: int, start: Start) -> None:
+def run_vllm(role: str, conn: Connection, telemetry: Connection, slots: int, start: Start) -> None:
     """Run the engine process from start to Shutdown."""
-    clock = Clock(role, partial(send, telemetry))
     with suppress(OSError):
         os.setsid()  # Ctrl-C in the terminal reaches the launcher, not vLLM's processes
-    try:
-        run_role(role, telemetry, lambda: asyncio.run(_serve(conn, telemetry, clock, slots, start)))
-    finally:
-        clock.flush()
+    run_engine(role, telemetry, lambda clock: asyncio.run(_serve(conn, telemetry, clock, slots, start)))
 
 
 async def _serve(conn: Connection, telemetry: Connection, clock: Clock, slots: int, start: Start) -> None:
     began = time.monotonic()
-    backend, info = await start()
+    vllm, info = await start()
     try:
         started()
         conn.send(Ready(info | {"slots": slots, "start_s": round(time.monotonic() - began, 1)}))
-        await Scheduler(backend, conn, clock, Activity(clock, telemetry), slots).run()
+        await Scheduler(vllm, conn, clock, Activity(clock, telemetry), slots).run()
     except BaseExceptionGroup as group:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from group
     finally:
-        await backend.close()
+        await vllm.close()
 
 
 class Scheduler:
-    """Gives waiting samples to the backend, handles the controller's messages, books the engine's time."""
+    """Gives waiting samples to vLLM, handles the controller's messages, books the engine's time."""
 
-    def __init__(
-        self, backend: Backend, conn: Connection, clock: Clock, activity: Activity, slots: int
-    ) -> None:
+    def __init__(self, vllm: VLLM, conn: Connection, clock: Clock, activity: Activity, slots: int) -> None:
         self.version = 0
-        self._backend, self._conn, self._slots = backend, conn, slots
+        self._vllm, self._conn, self._slots = vllm, conn, slots
         self._clock, self._activity = clock, activity
-        self._queue = RequestQueue(backend.limit)
-        self._running: dict[str, Request] = {}  # by sample_id
+        self._queue = RequestQueue(vllm.limit)
+        self._running: dict[str, Request] = {}  # by Sample.id
         self._aborted: set[str] = set()  # that are still running
         self._salts: dict[str, int] = {}  # of requests to be continued
         self._paused = self._updating = False
@@ -125,7 +168,7 @@ class Scheduler:
                 loop.call_soon_threadsafe(inbox.put_nowait, message)
 
         async with self._group:
-            self._start_task(self._watch_backend())
+            self._start_task(self._watch())
             read_messages(self._conn, deliver)
             while not isinstance(message := await inbox.get(), messages.Shutdown):
                 await self._handle(message)
@@ -147,20 +190,20 @@ class Scheduler:
                 self._ended += self._queue.abort(request_ids)
                 self._send_completions()
                 self._aborted |= {s for s, r in self._running.items() if r.request_id in request_ids}
-                await self._backend.abort(frozenset(self._aborted))
+                await self._vllm.abort(frozenset(self._aborted))
             case messages.Pause():
                 self._book_time()
                 self._paused = True
-                await self._backend.pause(free_gpu=True)
+                await self._vllm.pause(free_gpu=True)
                 self._send_completions()  # those that ended before the pause
                 self._conn.send(Ack())
             case messages.Resume():
                 self._book_time()
-                await self._backend.resume(free_gpu=True)
+                await self._vllm.resume(free_gpu=True)
                 self._paused = False
             case messages.Transfer(call, info):
                 with self._clock.state("weight_update"):
-                    await self._backend.transfer(call, info)
+                    await self._vllm.transfer(call, info)
                 self._conn.send(Ack())
         self._start_samples()
 
@@ -169,11 +212,11 @@ class Scheduler:
         self._updating = True
         self._clock.enter(self._state)
         if not self._paused:
-            await self._backend.pause(free_gpu=False)
-        await self._backend.load(version, path)
+            await self._vllm.pause(free_gpu=False)
+        await self._vllm.load(version, path)
         self.version = version
         if not self._paused:
-            await self._backend.resume(free_gpu=False)
+            await self._vllm.resume(free_gpu=False)
         self._send_completions()
         self._book_time()
         self._updating = False
@@ -185,20 +228,22 @@ class Scheduler:
         stopped = self._paused or self._updating
         while not stopped and len(self._running) < self._slots and self._queue.next_request:
             samples = self._queue.take(1)
-            self._running[sample_id(samples.request, samples.first)] = samples.request
-            self._start_task(self._run_sample(samples.request, samples.first))
+            sample = Sample(samples.request, samples.first)
+            self._running[sample.id] = samples.request
+            self._start_task(self._run_sample(sample))
         self._clock.enter(self._state)
 
-    async def _run_sample(self, request: Request, index: int) -> None:
+    async def _run_sample(self, sample: Sample) -> None:
+        request = sample.request
         salt = self._salts.pop(request.continues, self.version)
         if request.keep_kv:
             self._salts[request.request_id] = salt
-        completion = await self._backend.sample(request, index, salt)
+        completion = await self._vllm.sample(sample, salt)
         if not np.isfinite(completion.logprobs_gen).all():
             raise divergence_error(self.version)
         self._book_time()
-        del self._running[sample_id(request, index)]
-        self._aborted.discard(sample_id(request, index))
+        del self._running[sample.id]
+        self._aborted.discard(sample.id)
         if completion.finish_reason != "length":
             self._salts.pop(request.request_id, None)
         self._activity.tokens += len(completion.token_ids)
@@ -228,54 +273,16 @@ class Scheduler:
             self._activity.book(now - self._booked_until, evaluations / len(self._running))
         self._booked_until = now
 
-    async def _watch_backend(self) -> None:
-        """Every second: check that the backend lives, repeat aborts, book time and report.
+    async def _watch(self) -> None:
+        """Every second: check that vLLM lives, repeat aborts, book time and report.
 
         Aborts are repeated since vLLM ignores the abort of a sample that it is only just receiving.
         """
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
-            self._activity.observe(await self._backend.check())
+            self._activity.observe(await self._vllm.check())
             if self._aborted:
-                await self._backend.abort(frozenset(self._aborted))
+                await self._vllm.abort(frozenset(self._aborted))
             self._book_time()
             self._clock.enter(self._state)
             self._activity.report(idle=not self._running)
-
-
-def sample_id(request: Request, index: int) -> str:
-    """A sample's request id in vLLM."""
-    return f"{request.request_id}/{index}"
-
-
-def sampling_parameters(request: Request, index: int) -> dict[str, Any]:
-    """vLLM's sampling parameters for one sample."""
-    key = np.random.SeedSequence([request.seed, index]).generate_state(1, np.uint64)[0]
-    return {
-        "temperature": request.temperature,
-        "max_tokens": request.max_tokens,
-        "seed": int(key >> np.uint64(1)),  # vLLM's seed is a signed integer
-        "stop_token_ids": sorted(request.stop_ids),
-        "ignore_eos": True,  # stop_ids holds every id that ends a completion
-        "logprobs": 0,  # of the sampled token alone
-        "flat_logprobs": True,
-        "detokenize": False,
-    }
-
-
-def make_completion(
-    request: Request, index: int, *, token_ids: Iterable[int], logprobs: NDArray[np.float32],
-    version_spans: Iterable[tuple[int, int, str]],  # first token, end, version
-    finish_reason: str | None, engine: str,  # its name in an error
-) -> Completion:  # fmt: skip
-    """vLLM's output as a Completion; RuntimeError where it is not what we asked for."""
-    ids = np.asarray(token_ids, np.int32)
-    if finish_reason not in REASONS or len(logprobs) != len(ids):
-        raise RuntimeError(
-            f"{engine} ended {request.request_id} with {finish_reason!r}, {len(ids)} tokens and "
-            f"{len(logprobs)} log-probs; expected {', '.join(REASONS)} and one log-prob per token"
-        )
-    versions = np.zeros(len(ids), np.int32)
-    for start, end, version in version_spans:
-        versions[start:end] = int(version)
-    return Completion(request.request_id, index, ids, logprobs, versions, REASONS[finish_reason])

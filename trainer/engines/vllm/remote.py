@@ -19,11 +19,11 @@ import numpy as np
 
 from trainer.config import Config, ConfigError
 from trainer.engines.vllm.engine import SECRET, first_nccl_rank, with_rank_offset
-from trainer.engines.vllm.process import Backend, make_completion, run_engine, sample_id, sampling_parameters
+from trainer.engines.vllm.process import VLLM, Sample, run_vllm
 from trainer.messages import Event
 from trainer.roles import role_index
 from trainer.telemetry import send
-from trainer.types import Completion, Request
+from trainer.types import Completion
 
 HEALTH_TIMEOUT_S = 15.0  # without an answer to GET /health for so long, the server or the link is dead
 CHUNK_BYTES = 4 << 20  # of an upload
@@ -34,29 +34,29 @@ def engine_main(
 ) -> None:
     """Entry of the spawned process `role`; returns on Shutdown or when the controller is dead."""
 
-    async def start() -> tuple[RemoteBackend, dict[str, Any]]:
+    async def start() -> tuple[RemoteVLLM, dict[str, Any]]:
         rank = first_nccl_rank(config.engine, role_index(role))
-        backend = RemoteBackend(url, role, config.pipeline.deadline_s, rank)
+        vllm = RemoteVLLM(url, role, config.pipeline.deadline_s, rank)
         try:
-            if not await backend.answers():
+            if not await vllm.answers():
                 text = f"waiting for the server of {role} at {url}"
                 send(telemetry, Event("note", time.monotonic(), {"text": text}))
-                await backend.wait_for_server(config.pipeline.deadline_s / 2)
-            await backend.connect()
+                await vllm.wait_for_server(config.pipeline.deadline_s / 2)
+            await vllm.connect()
             if config.engine.weight_push == "nccl":
-                await backend.transfer("shutdown_weight_transfer_engine", {})  # of an earlier run
+                await vllm.transfer("shutdown_weight_transfer_engine", {})  # of an earlier run
             else:
-                await backend.load_files(sorted(Path(model_dir).glob("*.safetensors")), version=0)
-            await backend.resume()
+                await vllm.load_files(sorted(Path(model_dir).glob("*.safetensors")), version=0)
+            await vllm.resume()
         except BaseException:
-            await backend.close()
+            await vllm.close()
             raise
-        return backend, {"kind": "vllm", "dtype": config.model.dtype, "url": url}
+        return vllm, {"kind": "vllm", "dtype": config.model.dtype, "url": url}
 
-    run_engine(role, conn, telemetry, config.engine.slots, start)
+    run_vllm(role, conn, telemetry, config.engine.slots, start)
 
 
-class RemoteBackend(Backend):
+class RemoteVLLM(VLLM):
     """One server."""
 
     def __init__(self, url: str, role: str, deadline_s: float, nccl_rank: int = 1) -> None:
@@ -94,12 +94,12 @@ class RemoteBackend(Backend):
         await self._call("POST", "/abort_requests", json={})
         await self._call("POST", "/pause", params={"mode": "abort", "clear_cache": "true"})
 
-    async def sample(self, request: Request, index: int, salt: int) -> Completion:
+    async def sample(self, sample: Sample, salt: int) -> Completion:
         body = {
-            "request_id": sample_id(request, index),
-            "token_ids": list(request.prompt_ids),
+            "request_id": sample.id,
+            "token_ids": list(sample.request.prompt_ids),
             "cache_salt": f"v{salt}",
-            "sampling_params": sampling_parameters(request, index),
+            "sampling_params": sample.parameters,
         }
         answer = await self._call("POST", "/inference/v1/generate", json=body, has_deadline=False)
         (choice,) = answer["choices"]
@@ -107,10 +107,8 @@ class RemoteBackend(Backend):
         logprobs = np.asarray([entry["logprob"] for entry in entries], np.float32)
         logprobs[logprobs <= -9999] = -np.inf  # the server writes −9999 for −inf and NaN: JSON has neither
         spans = [(span["start"], span["end"], span["version"]) for span in choice["weight_versions"] or ()]
-        return make_completion(
-            request, index, token_ids=choice["token_ids"] or (), logprobs=logprobs, version_spans=spans,
-            finish_reason=choice["finish_reason"], engine=self._label,
-        )  # fmt: skip
+        ids, reason = choice["token_ids"] or (), choice["finish_reason"]
+        return sample.completion(ids, logprobs, spans, reason, self._label)
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         if ids := [f"generate-tokens-{sample}" for sample in sample_ids]:  # the server adds this prefix
@@ -135,7 +133,7 @@ class RemoteBackend(Backend):
         await self.load_files([Path(path)] if path else [], version)
 
     async def load_files(self, paths: list[Path], version: int) -> None:
-        """Load all of these files; see Backend.load."""
+        """Load all of these files; see VLLM.load."""
         if paths:
             await self._call("POST", "/start_weight_update")
             for path in paths:

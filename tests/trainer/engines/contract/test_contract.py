@@ -20,6 +20,8 @@ from engine_process import (
     EngineProcess,
     abort,
     alive,
+    assert_logprobs,
+    assert_swapped,
     generate,
     load,
     perturb,
@@ -31,9 +33,10 @@ from engine_process import (
     wait_until_gone,
     write,
 )
+from fakes import context
 
-from trainer.controller.deadline import Deadline
-from trainer.controller.rollout import RolloutContext, rollout_prompt
+from trainer.config import InterruptionConfig
+from trainer.controller.rollout import rollout_prompt
 from trainer.engines.protocol import EngineClient
 from trainer.run_folder import sweep
 from trainer.types import Completion, Prompt, Request
@@ -121,8 +124,7 @@ def test_prompts_longer_together_than_a_step_keep_their_own_tokens(
     alone = run(engine, lambda c: generate(c, wanted[5]))
     assert together["long5", 0].token_ids.tolist() == alone["long5", 0].token_ids.tolist()
     for (name, _), c in together.items():
-        expected = teacher_forced(load(tied_llama), prompts[name], c.token_ids.tolist())
-        np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
+        assert_logprobs(c, load(tied_llama), prompts[name])
 
 
 def test_a_stop_token_ends_a_completion_and_is_its_last(engine: EngineProcess) -> None:
@@ -207,16 +209,8 @@ def test_weights_change_mid_sequence_and_the_old_keys_are_kept(
     running, fresh, back, same = run(engine, swapped)
     version = engine.version - 2
     for c in running.values():
-        tokens = c.token_ids.tolist()
-        swap = int(np.argmax(c.versions == version))
-        assert 0 < swap < len(tokens) - 4
-        assert c.versions.tolist() == [version - 1] * swap + [version] * (len(tokens) - swap)
-        np.testing.assert_allclose(
-            c.logprobs_gen[:swap], teacher_forced(old, prompt, tokens[:swap]), atol=2e-5
-        )
-        stale = stale_kv(old, new, prompt, tokens, swap)
-        np.testing.assert_allclose(c.logprobs_gen[swap:], stale, atol=2e-5)
-        with_new_keys = teacher_forced(new, prompt, tokens)[swap:]
+        swap = assert_swapped(c, old, new, prompt, version)
+        with_new_keys = teacher_forced(new, prompt, c.token_ids.tolist())[swap:]
         assert np.abs(c.logprobs_gen[swap:] - with_new_keys).max() > 1e-2  # else the test shows nothing
     # The prefix cache holds the prompt's old keys; a new request must not use them.
     for completions, model, label in (
@@ -226,8 +220,7 @@ def test_weights_change_mid_sequence_and_the_old_keys_are_kept(
     ):
         for c in completions.values():
             assert set(c.versions.tolist()) == {label}
-            expected = teacher_forced(model, prompt, c.token_ids.tolist())
-            np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
+            assert_logprobs(c, model, prompt)
 
 
 def test_a_paused_engine_generates_nothing_until_it_is_resumed(engine: EngineProcess) -> None:
@@ -273,36 +266,18 @@ def test_a_request_that_continues_another_keeps_its_keys_although_the_weights_ha
         stale = stale_kv(old, new, prompt, tokens, 25)
         gap[name] = np.abs(c.logprobs_gen - stale[-12:]).max()
         if name == "anew":
-            np.testing.assert_allclose(c.logprobs_gen, teacher_forced(new, prompt, tokens)[-12:], atol=2e-5)
+            assert_logprobs(c, new, [*prompt, *ids])
     assert gap["kept"] <= 2e-5 and gap["anew"] > 1e-2, gap
 
 
 def test_an_interrupted_completion_continues_after_the_phrase_which_carries_no_loss(
     engine: EngineProcess, tied_llama: str
 ) -> None:
-    config = settings(tied_llama, Path("unused"), "torch")
-    interruption = replace(
-        config.engine.interruption, enabled=True, lo=20, hi=30, answer_tokens=10, end_marker=""
-    )
-    config = replace(config, engine=replace(config.engine, interruption=interruption))
-
-    class Rewards:
-        async def score(self, prompt: Prompt, text: str, tokens: int, step: int | None) -> Any:
-            from trainer.controller.rewards import Scored
-
-            return Scored(1.0, "correct", {})
+    interruption = InterruptionConfig(enabled=True, lo=20, hi=30, answer_tokens=10, end_marker="")
+    config = settings(tied_llama, Path("unused"), "torch", interruption=interruption)
 
     async def rollouts(client: EngineClient) -> Any:
-        decode = lambda many: ["" for _ in many]  # noqa: E731
-        ctx = RolloutContext(
-            config,
-            client,
-            {"": Rewards()},
-            decode,
-            frozenset(),
-            (1, 2, 3),
-            Deadline(200),  # type: ignore[arg-type]
-        )
+        ctx = replace(context(config, client), stop_ids=frozenset(), phrase_ids=(1, 2, 3))
         return await rollout_prompt(ctx, Prompt("id", "", p(40), "", {}), 3, "g", 7, 0)
 
     model = load(tied_llama)

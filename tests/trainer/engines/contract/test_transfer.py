@@ -30,8 +30,8 @@ from engine_process import (
 )
 
 from trainer.config import EngineConfig, ModelConfig
-from trainer.engines.vllm.engine import VLLMBackend, first_nccl_rank, vllm_settings, with_rank_offset
-from trainer.engines.vllm.remote import RemoteBackend
+from trainer.engines.vllm.engine import LocalVLLM, first_nccl_rank, vllm_settings, with_rank_offset
+from trainer.engines.vllm.remote import RemoteVLLM
 from trainer.learner.policy_model import PolicyModel
 from trainer.learner.sharding import load_from_rank0, shard
 from trainer.messages import Ack, Resume, Transfer
@@ -257,7 +257,7 @@ def test_an_engine_calls_vllm_in_the_order_that_its_documents_give(colocate: boo
     from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    engine = VLLMBackend.__new__(VLLMBackend)
+    engine = LocalVLLM.__new__(LocalVLLM)
     engine._engine = EngineConfig(colocate=colocate, weight_push="ipc" if colocate else "nccl")
     engine._nccl_rank, engine._log = 4, tmp_path / "none.log"
     engine._llm = llm = create_autospec(AsyncLLM, instance=True)  # accepts the arguments of the real one
@@ -297,15 +297,15 @@ def test_a_server_by_url_is_called_by_routes_that_vllm_has(monkeypatch: pytest.M
 
     called: list[tuple[str, str, Any]] = []
 
-    async def record(self: RemoteBackend, method: str, route: str, json: Any = None) -> None:
+    async def record(self: RemoteVLLM, method: str, route: str, json: Any = None) -> None:
         called.append((method, route, json))
 
-    monkeypatch.setattr(RemoteBackend, "_call", record)
+    monkeypatch.setattr(RemoteVLLM, "_call", record)
     urls = ("http://127.0.0.1:9", "http://127.0.0.1:10")
     config = EngineConfig(urls=urls, weight_push="nccl", tensor_parallel=4)
     info = init_info(config, Source({}, torch.float32), 0)
     assert (info.world_size, info.master_address) == (9, "127.0.0.1")
-    remote = RemoteBackend(urls[1], "engine-1", 5.0, first_nccl_rank(config, 1))
+    remote = RemoteVLLM(urls[1], "engine-1", 5.0, first_nccl_rank(config, 1))
 
     async def body() -> None:
         await remote.transfer("shutdown_weight_transfer_engine", {})

@@ -1,4 +1,4 @@
-"""What the processes of both engines have in common: waiting requests, the controller's messages, reports.
+"""Shared by the processes of torch/ and vllm/: waiting requests, the controller's messages, reports.
 
 Request ──add──> RequestQueue ──take──> samples to generate, continued ones first
                       └─────────abort──> empty completions of samples that never started
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from threading import Thread
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from trainer.config import ConfigError
 from trainer.messages import Event, Shutdown
+from trainer.roles import run_role
 from trainer.telemetry import Clock, send
 from trainer.types import Completion, Request
 
@@ -117,12 +119,24 @@ class Activity:
         """Send the counts if there are new tokens: every second, and at once when the engine becomes idle."""
         now = time.monotonic()
         if self.tokens > self._reported and (idle or now - self._reported_at >= REPORT_EVERY_S):
-            send(
-                self._telemetry,
-                Event("engine", now, {"tokens": self.tokens, "busy_s": self.busy_s} | self._observed),
-            )
+            counts = {"tokens": self.tokens, "busy_s": self.busy_s}
+            send(self._telemetry, Event("engine", now, counts | self._observed))
             self._observed = {}
             self._reported, self._reported_at = self.tokens, now
+
+
+def run_engine(role: str, telemetry: Connection, work: Callable[[Clock], None]) -> None:
+    """Do the work of an engine's process; its error, if it fails, and its time go to the launcher."""
+    clock = Clock(role, partial(send, telemetry))
+    try:
+        run_role(role, telemetry, partial(work, clock))
+    finally:
+        clock.flush()
+
+
+def random_key(seed: int, index: int) -> int:
+    """The start of a sample's random sequence, 64 bits that depend on (seed, index) alone."""
+    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])
 
 
 def divergence_error(version: int) -> ConfigError:
