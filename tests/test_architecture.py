@@ -122,7 +122,7 @@ def code_length(path: Path) -> int:
 
 def test_kernels_and_trainer_stay_small() -> None:
     paths = modules("kernels", "trainer").values()
-    assert sum(map(length, paths)) <= 29_530  # 130 for the registry of verifier kinds
+    assert sum(map(length, paths)) <= 29_560  # 130 for the registry of verifier kinds
     assert sum(map(code_length, paths)) <= 21_300
 
 
