@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, indent
 from typing import Any
 
 import pytest
@@ -111,31 +111,27 @@ def test_functions(pool: VerifierPool, form: str) -> None:
     assert outcome(pool, "def other(): pass", answer, **columns) == "wrong"
 
 
-def test_programs_of_all_sorts_pass(pool: VerifierPool) -> None:
-    assert outcome(pool, f"import threading\ndef f():\n    {SUM.replace(chr(10), chr(10) + '    ')}\n"
-                   "threading.Thread(target=f).start()", STDIO) == "correct"  # fmt: skip
-    assert outcome(pool, f"{SUM}\nimport sys; sys.exit()", STDIO) == "correct"
-    assert (
-        outcome(pool, f"if __name__ == '__main__':\n    {SUM.replace(chr(10), chr(10) + '    ')}", STDIO)
-        == "correct"
-    )
-    assert (
-        outcome(pool, "class Solution:\n    def add(self, a, b): return a + b", CALL_TESTS["TACO"][0])
-        == "correct"
-    )
-    assert (
-        outcome(pool, "    return a + b\n", *[CALL_TESTS["HumanEval"][0]], **CALL_TESTS["HumanEval"][1])
-        == "correct"
-    )
-    for late in (
-        "import atexit\natexit.register(print, 3)",
-        "f = open(1, 'w')\nf.write('3')",
-        "print(3, end='')",
-    ):
-        assert outcome(pool, late, STDIN_TESTS["PrimeIntellect"]) == "correct", late
-    assert outcome(pool, f"{SUM}\n1 / 0", STDIO) == "wrong"
-    assert outcome(pool, "this is no program", STDIO) == "wrong"
-    assert outcome(pool, "<think> print(3)", STDIO) == "unparsable"
+BODY = indent(SUM, "    ")
+PROGRAMS: dict[str, tuple[Answer, str]] = {
+    f"import threading\ndef f():\n{BODY}\nthreading.Thread(target=f).start()": (STDIO, "correct"),
+    f"{SUM}\nimport sys; sys.exit()": (STDIO, "correct"),
+    f"if __name__ == '__main__':\n{BODY}": (STDIO, "correct"),
+    "class Solution:\n    def add(self, a, b): return a + b": (CALL_TESTS["TACO"][0], "correct"),
+    "    return a + b\n": (CALL_TESTS["HumanEval"][0], "correct"),
+    "import atexit\natexit.register(print, 3)": (STDIN_TESTS["PrimeIntellect"], "correct"),
+    "f = open(1, 'w')\nf.write('3')": (STDIN_TESTS["PrimeIntellect"], "correct"),
+    "print(3, end='')": (STDIN_TESTS["PrimeIntellect"], "correct"),
+    f"{SUM}\n1 / 0": (STDIO, "wrong"),
+    "this is no program": (STDIO, "wrong"),
+    "<think> print(3)": (STDIO, "unparsable"),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_of_all_sorts_are_judged(pool: VerifierPool, program: str) -> None:
+    tests, expected = PROGRAMS[program]
+    columns = CALL_TESTS["HumanEval"][1] if tests == CALL_TESTS["HumanEval"][0] else {}
+    assert outcome(pool, program, tests, **columns) == expected
 
 
 OBJECTS = """
@@ -162,13 +158,9 @@ def test_asserts_work_with_objects_of_the_program_and_with_its_exceptions(pool: 
         "try:\n    root(-1)\n    assert False\nexcept ValueError:\n    pass",
     ]  # fmt: skip
     assert outcome(pool, OBJECTS, tuple(passing)) == "correct"
-    for failing in (
-        "assert total([Pair(1, 2)]) == 4",
-        "root(-1)",
-        "assert no_such_name",
-        "assert Pair(1, 2) == (1, 2)",
-    ):
-        assert outcome(pool, OBJECTS, (*passing, failing)) == "wrong", failing
+    failing = ["assert total([Pair(1, 2)]) == 4", "root(-1)", "assert no_such_name"]
+    for one in (*failing, "assert Pair(1, 2) == (1, 2)"):
+        assert outcome(pool, OBJECTS, (*passing, one)) == "wrong", one
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)

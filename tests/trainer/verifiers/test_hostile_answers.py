@@ -237,7 +237,7 @@ def test_no_hostile_answer_breaks_a_comparison(name: str, tmp_path: Path) -> Non
     check(QUICK[name], 1, 2000, tmp_path)
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", ["math, an expression", "code, calls"])
 def test_no_hostile_answer_breaks_a_worker_or_a_sandbox(name: str, tmp_path: Path) -> None:
     check(SLOW[name](), 97, 100, tmp_path)
 

@@ -77,6 +77,7 @@ def test_padding_that_is_eos_is_not_used(folder: Path, monkeypatch: pytest.Monke
     assert not judge_model._loaded["pads"]
 
 
+@pytest.mark.slow
 def test_a_model_with_two_outputs_is_no_judge(folder: Path, tmp_path: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=2, ignore_mismatched_sizes=True
