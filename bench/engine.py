@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -112,13 +112,11 @@ def measure(work: dict[str, Work], rounds: int) -> dict[str, list[float]]:
     return {name: [1e3 * tokens[name] / ms for ms in times[name]] for name in work}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table, write the record where asked."""
-    parser = records.parser("engine", __doc__)
+    tracked = "engine-cpu.json"
+    parser = records.parser("engine", __doc__, tracked, rounds=5, threads=records.cores())
     parser.add_argument("--model", default="smollm2-135m", help="built-in name, folder or hub name")
-    parser.add_argument("--rounds", type=int, default=5, help="timed calls of each (5)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads (all)")
-    records.add_options(parser, "engine-cpu.json")
     args = parser.parse_args(argv)
     with ExitStack() as stack:
         folder = resolve_model(args.model)
@@ -128,22 +126,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         rates = measure(work, args.rounds)
     ours, *others = rates
     ratios = {name: [a / b for a, b in zip(rates[ours], rates[name], strict=True)] for name in others}
+    isa = torch.backends.cpu.get_cpu_capability()
     result = {
-        "machine": f"{platform.machine()}, {args.threads} threads, {torch.backends.cpu.get_cpu_capability()}",
+        "machine": f"{platform.machine()}, {args.threads} threads, {isa}",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "tokens_per_s": rates,
         "ratio": ratios,  # of the torch engine to each
     }
-    print(f"{SEQUENCES} sequences x {NEW} tokens, fp32, {result['machine']}, torch {torch.__version__}")
+    lines = [f"{SEQUENCES} sequences x {NEW} tokens, fp32, {result['machine']}, torch {torch.__version__}"]
     for name, values in rates.items():
-        print(f"{name:22} {statistics.median(values):7.0f} tok/s  ({min(values):.0f} to {max(values):.0f})")
+        ends = f"({min(values):.0f} to {max(values):.0f})"
+        lines.append(f"{name:22} {statistics.median(values):7.0f} tok/s  {ends}")
     for name, values in ratios.items():
-        spread = f"{min(values):.2f} to {max(values):.2f}"
-        print(f"torch engine / {name:20} {statistics.median(values):5.2f}  ({spread})")
-    path = records.path_of(args, "engine-cpu.json")
-    records.write(path, result)
-    records.say_written(path)
+        ends = f"({min(values):.2f} to {max(values):.2f})"
+        lines.append(f"torch engine / {name:20} {statistics.median(values):5.2f}  {ends}")
+    return records.finish(args, tracked, result, "\n".join(lines))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

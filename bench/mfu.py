@@ -11,6 +11,7 @@ attention are one kernel each. Kernels follow one another; the host keeps up.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -265,7 +266,7 @@ def mfu(model: str, card: Card, variant: str, checkpointed: bool, flash: str) ->
     return throughput(parameters, TOKENS, seconds, 1, PEAK_TFLOPS[card.name])["learner/mfu"]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the table of MFU, and where the time goes without recomputation."""
     kernels = [(variant, "torch's varlen") for variant in VARIANTS]
     kernels.append(("fused, match_engine", "FlashAttention 3"))
@@ -283,7 +284,8 @@ def main() -> None:
             parts = step_seconds(model, CARDS[1], variant, False, flash).items()
             text = ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in parts)
             print(f"\n{model}, {CARDS[1].name}, {variant}, {flash}, ms a micro-batch: {text}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

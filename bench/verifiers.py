@@ -3,13 +3,15 @@
 Ordinary programs: right and wrong ones, with one, two or ten tests on standard input, calls, and asserts.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import resource
+import sys
 import time
+from collections.abc import Sequence
 
+from bench import records
 from trainer.config import CodeConfig, VerifierConfig
 from trainer.types import Prompt
 from trainer.verifiers.pool import VerifierPool
@@ -47,11 +49,12 @@ async def measure(pool: VerifierPool, programs: int, completion: str, answer: st
     return programs / seconds
 
 
-async def main(programs: int, workers: int, sandbox: str) -> None:
+async def run(programs: int, workers: int, sandbox: str) -> None:
+    """Measure and print every case."""
     code = CodeConfig(sandbox="none" if sandbox == "none" else "bubblewrap")
     pool = VerifierPool(VerifierConfig(kind="code", workers=workers, timeout_s=60.0, code=code))
-    cores = len(os.sched_getaffinity(0))
-    print(f"{workers} workers, {cores} cores, sandbox {sandbox}, load before {os.getloadavg()[0]:.1f}")
+    load = os.getloadavg()[0]
+    print(f"{workers} workers, {records.cores()} cores, sandbox {sandbox}, load before {load:.1f}")
     for name, case in CASES.items():
         print(f"{name:42} {await measure(pool, programs, *case):6.1f} programs/s")
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -60,10 +63,14 @@ async def main(programs: int, workers: int, sandbox: str) -> None:
     pool.close()
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs", type=int, default=100, help="of each case")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; the exit code."""
+    parser = records.parser("verifiers", __doc__, programs=100, workers=records.cores())
     parser.add_argument("--sandbox", default="bubblewrap", choices=["bubblewrap", "none"])
-    options = parser.parse_args()
-    asyncio.run(main(options.programs, options.workers, options.sandbox))
+    args = parser.parse_args(argv)
+    asyncio.run(run(args.programs, args.workers, args.sandbox))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import records
-from bench.faults.cells import FULL, KILLED, READ_ONLY, VLLM, Cell, all_cells
+from bench.faults.matrix import FULL, KILLED, READ_ONLY, VLLM, Cell, all_cells
 from bench.faults.trial import try_cell
 from trainer.jsonl import append, open_to_append, read_lines
 

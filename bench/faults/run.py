@@ -20,7 +20,7 @@ from bench.faults import machine
 from bench.records import ROOT
 from trainer.jsonl import read_lines
 
-HOOK = Path(__file__).parent / "hook"
+INJECT = Path(__file__).parent / "inject"
 DEADLINE_S = 20  # pipeline.deadline_s
 START_DEADLINE_S = 120
 PROMPTS, HELD_OUT, PROMPTS_PER_STEP, LAG = 80, 20, 8, 1
@@ -66,7 +66,7 @@ class Run:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address)
         path = os.pathsep.join([str(folder), os.environ["PATH"]])  # the mark: see machine.py
-        python = os.pathsep.join([str(HOOK), str(ROOT)])
+        python = os.pathsep.join([str(INJECT), str(ROOT)])
         env = os.environ | {"PATH": path, "PYTHONPATH": python, "FAULTS_SOCKET": address} | environment
         resume = ("--resume",) if (self.dir / "config.yaml").exists() else ()
         (self.dir / "pids.json").unlink(missing_ok=True)  # of the process before

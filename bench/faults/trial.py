@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.faults import books, machine
-from bench.faults.cells import CLOCK, FROZEN, FULL, INF, KILLED, NAN, PHASES, READ_ONLY, VLLM, Cell
+from bench.faults import ledger_check, machine
+from bench.faults.matrix import CLOCK, FROZEN, FULL, INF, KILLED, NAN, PHASES, READ_ONLY, VLLM, Cell
 from bench.faults.run import DEADLINE_S, LAG, PROMPTS, PROMPTS_PER_STEP, START_DEADLINE_S, Run
 
 GRACE_S = 25.0  # beyond the deadline, for the launcher to end what is left
@@ -191,7 +191,7 @@ def audit(folder: Path, flags: tuple[str, ...]) -> Row:
         run.close()
     found = [] if code == 0 else [f"the last resume ended with {code}: {line}"]
     if code == 0:
-        found += books.problems(run.dir, PROMPTS, PROMPTS_PER_STEP, LAG)
+        found += ledger_check.problems(run.dir, PROMPTS, PROMPTS_PER_STEP, LAG)
     return {"steps": steps, "problems": found, "orphans": orphans}
 
 

@@ -10,6 +10,8 @@ whichever is longer, and passes follow one another.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 INSTRUCTIONS = {"row_stats": 8.3, "row_grads": 15.0, "single_pass": 22.1, "score": 7.3, "fused_epilogue": 8.8}
@@ -104,7 +106,7 @@ KERNELS = (
 )  # fmt: skip
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the ratios as a table, and the parts of the first shape."""
     print("| kernel (its GEMM, of cuBLAS's rate) | card |", *(f"N={n} H={h} |" for n, h, _ in SHAPES))
     print("|---|---|" + "---|" * len(SHAPES))
@@ -118,7 +120,8 @@ def main() -> None:
             parts = extra(card, *SHAPES[0], kernel)
             text = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in parts.items())
             print(f"\n{card.name}, {kernel}, ms: GEMMs {1e3 * bare(card, *SHAPES[0]):.1f}, {text}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -277,38 +277,31 @@ def describe(record: Record) -> str:
     return table(("check", "", "measured", "bar", "note"), unique)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks, print the table, write the record where asked."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    p = records.parser("kernels.accuracy", __doc__)
+    p = records.parser("kernels.accuracy", __doc__, "accuracy-DEVICE.json")
     default = "cuda" if torch.cuda.is_available() else "cpu"
     p.add_argument("--device", choices=("cpu", "cuda"), default=default)
     p.add_argument("--backends", help="comma-separated (those of the device)")
     p.add_argument("--checks", default=",".join(CHECKS), help="comma-separated: " + ", ".join(CHECKS))
     p.add_argument("--quick", action="store_true", help="small shapes")
-    records.add_options(p, "accuracy-DEVICE.json")
-    args = p.parse_args(arguments)
+    args = p.parse_args(argv)
     names = args.checks.split(",")
     if unknown := set(names) - set(CHECKS):
         raise SystemExit(f"--checks {', '.join(sorted(unknown))}: expected some of {', '.join(CHECKS)}")
     backends = args.backends.split(",") if args.backends else providers.our_backends(args.device)
     result: Record = {
-        "command": records.command("kernels.accuracy", arguments),
-        "machine": machine(args.device),
-        "versions": providers.peer_versions(),
-        "commit": records.commit(),
-        "records": [],
-    }
-    path = records.path_of(args, f"accuracy-{args.device}.json")
+        "command": records.command("kernels.accuracy", argv), "machine": machine(args.device),
+        "versions": providers.peer_versions(), "commit": records.commit(), "records": [],
+    }  # fmt: skip
+    tracked = f"accuracy-{args.device}.json"
     for entry in run(names, backends, args.device, QUICK if args.quick else Sizes()):
         result["records"].append(entry)
-        records.say(
-            f"{entry['check']} · {entry['backend']}: {entry.get('error') or number(entry['value'], '.2e')}"
-        )
-        records.write(path, result)
-    print(describe(result))
-    records.say_written(path)
+        value = entry.get("error") or number(entry["value"], ".2e")
+        records.say(f"{entry['check']} · {entry['backend']}: {value}")
+        records.write(records.path_of(args, tracked), result)
+    return records.finish(args, tracked, result, describe(result))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

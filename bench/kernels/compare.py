@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import subprocess
 import sys
 import time
@@ -40,34 +39,27 @@ T = TypeVar("T")
 
 def parser() -> argparse.ArgumentParser:
     """Every option with its default."""
-    p = records.parser("kernels.compare", (__doc__ or "").format(columns=harness.COLUMNS))
-    p.add_argument("--rows", type=int, default=2048, metavar="N", help="tokens (2048)")
-    p.add_argument("--hidden", type=int, default=576, metavar="H", help="width of the hidden states (576)")
-    p.add_argument("--vocab", type=int, default=49152, metavar="V", help="vocabulary (49152)")
+    text = (__doc__ or "").format(columns=harness.COLUMNS)
+    tracked = TRACKED.format(device="DEVICE", dtype="DTYPE")
+    p = records.parser("kernels.compare", text, tracked, rounds=10, threads=records.cores())
+    for name, letter, value, text in (
+        ("rows", "N", 2048, "tokens"),
+        ("hidden", "H", 576, "width of the hidden states"),
+        ("vocab", "V", 49152, "vocabulary"),
+        ("chunk", "C", 512, "rows per chunk, where chunked"),
+    ):
+        p.add_argument(f"--{name}", type=int, default=value, metavar=letter, help=f"{text} ({value})")
     p.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both operands")
-    p.add_argument("--chunk", type=int, default=512, metavar="C", help="rows per chunk, where chunked (512)")
     p.add_argument("--logit-std", type=float, default=3.0, help="standard deviation of the logits (3)")
-    p.add_argument("--rounds", type=int, default=10, help="timed calls of each provider (10)")
-    p.add_argument(
-        "--max-seconds", type=float, default=60.0, metavar="S",
-        help="a provider whose call takes longer, by an estimate on N/16 rows, is not timed (60)",
-    )  # fmt: skip
+    text = "a provider whose call takes longer, by an estimate on N/16 rows, is not timed (60)"
+    p.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help=text)
     p.add_argument("--only", default="", help="comma-separated: providers whose name contains one of these")
-    p.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
-    )
-    p.add_argument(
-        "--threads", type=int, default=_cores(), help="CPU threads (all that this process may use)"
-    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    p.add_argument("--device", choices=("cpu", "cuda"), default=device)
     p.add_argument("--no-errors", action="store_true", help="skip the float64 oracle")
     p.add_argument("--no-memory", action="store_true", help="skip the memory measurement")
-    records.add_options(p, "compare-DEVICE-DTYPE.json")
     p.add_argument("--memory-of", help=argparse.SUPPRESS)  # the child process: measure this provider alone
     return p
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def build(args: argparse.Namespace) -> tuple[LossProblem, list[Provider]]:
@@ -171,17 +163,16 @@ def describe(record: Record) -> str:
     return " · ".join(parts) + "\n" + harness.providers_table(record["cases"])
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table, write the record where asked."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(arguments)
-    for name in ("rows", "hidden", "vocab", "chunk", "rounds", "threads"):
-        if getattr(args, name) < 1:
-            raise SystemExit(f"--{name} is {getattr(args, name)}; expected at least 1")
+    records.at_least(1, args, "rows", "hidden", "vocab", "chunk", "rounds", "threads")
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore", module="(liger_kernel|trl|cut_cross_entropy|torch)")
     if args.memory_of:
-        return _measure_memory(args)
+        _measure_memory(args)
+        return 0
     problem, providers = build(args)
     record = {
         "command": records.command("kernels.compare", arguments),
@@ -195,11 +186,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "rounds": args.rounds,
         "cases": compare(problem, providers, args),
     }
-    path = records.path_of(args, TRACKED.format(device=args.device, dtype=args.dtype))
-    records.write(path, record)
-    print(describe(record))
-    records.say_written(path)
+    tracked = TRACKED.format(device=args.device, dtype=args.dtype)
+    return records.finish(args, tracked, record, describe(record))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,5 +1,8 @@
 """`python -m bench.learner`: see throughput.py."""
 
+import sys
+
 from bench.learner.throughput import main
 
-main()
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bench.learner.gpu_stage import PACKS
+from bench.gpu.trainer import PACKS
 from bench.learner.step import make_batch
 from trainer.learner.packing import pack
 

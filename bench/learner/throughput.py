@@ -57,37 +57,33 @@ from trainer.types import TrainSequence
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bf16 FLOP/s, from the makers' data sheets
 HEAD = ("", "s", "low–high", "useful tok/s", "fed", "of bound", "with attention", "peak GB", "note")
+TRACKED = "trainer-{}.json"
 TINY = StepProblem("tiny", "cpu", "float32", 2, 4, 8, 12, 0.8, 40, 64, 2, False)
 
 
 def parser() -> argparse.ArgumentParser:
     """Every option with its default."""
-    p = records.parser("learner", __doc__)
+    p = records.parser("learner", __doc__, TRACKED.format("DEVICE"), rounds=3, threads=records.cores())
     cuda = torch.cuda.is_available()
-    p.add_argument(
-        "--model", choices=MODELS, default="smollm2-135m", help="shape of the model (smollm2-135m)"
-    )
+    text = "shape of the model (smollm2-135m)"
+    p.add_argument("--model", choices=MODELS, default="smollm2-135m", help=text)
     p.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if cuda else "cpu")
     p.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32, on CUDA bfloat16")
-    p.add_argument("--prompts", type=int, default=4, metavar="N", help="groups in the batch (4)")
-    p.add_argument("--group", type=int, default=8, metavar="N", help="completions of a prompt (8)")
-    p.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="of the middle prompt (128)")
-    p.add_argument(
-        "--median", type=int, default=256, metavar="N", help="tokens of the middle completion (256)"
-    )
+    for name, value, text in (
+        ("prompts", 4, "groups in the batch"),
+        ("group", 8, "completions of a prompt"),
+        ("prompt-tokens", 128, "of the middle prompt"),
+        ("median", 256, "tokens of the middle completion"),
+        ("longest", 2048, "tokens a completion is cut at"),
+        ("micro-batch-sequences", 4, "the plain loop's"),
+    ):
+        p.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{text} ({value})")
     p.add_argument("--sigma", type=float, default=0.8, help="standard deviation of log(length) (0.8)")
-    p.add_argument(
-        "--longest", type=int, default=2048, metavar="N", help="tokens a completion is cut at (2048)"
-    )
     p.add_argument("--micro-batch-tokens", type=int, metavar="N", help="ours (2048; on CUDA 16384)")
-    p.add_argument("--micro-batch-sequences", type=int, default=4, metavar="N", help="the plain loop's (4)")
     p.add_argument("--checkpoint", action="store_true", help="recompute activations, in both")
-    p.add_argument("--rounds", type=int, default=3, help="fresh processes of each provider (3)")
     p.add_argument("--steps", type=int, metavar="N", help="timed steps of a process (1; on CUDA 5)")
-    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads (all)")
     p.add_argument("--only", choices=PROVIDERS, help="measure this provider alone")
     p.add_argument("--quick", action="store_true", help="a tiny model and batch, to see that it runs")
-    records.add_options(p, "trainer-DEVICE.json")
     p.add_argument("--measure", help=argparse.SUPPRESS)  # in the child: provider or "gemm", then the problem
     p.add_argument("--problem", help=argparse.SUPPRESS)
     p.add_argument("--folder", help=argparse.SUPPRESS)
@@ -298,25 +294,21 @@ def bars(record: Record) -> list[str]:
     return [*lines, bar("of the bound", share[0], 0.6)] if share else lines
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table, write the record where asked."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(arguments)
-    for name in ("prompts", "group", "median", "longest", "rounds", "threads", "micro_batch_sequences"):
-        if getattr(args, name) < 1:
-            raise SystemExit(f"--{name.replace('_', '-')} is {getattr(args, name)}; expected at least 1")
+    counts = ("prompts", "group", "median", "longest", "rounds", "threads", "micro_batch_sequences")
+    records.at_least(1, args, *counts)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch sees no GPU; leave --device out to measure on the CPU")
     torch.set_num_threads(args.threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if args.measure:
-        print(
-            json.dumps(
-                measure_here(args.measure, StepProblem(**json.loads(args.problem)), args.folder, args.steps)
-            )
-        )
-        return
+        p = StepProblem(**json.loads(args.problem))
+        print(json.dumps(measure_here(args.measure, p, args.folder, args.steps)))
+        return 0
     p = problem_of(args)
     where = machine(args.device)
     steps = args.steps or (5 if args.device == "cuda" else 1)
@@ -335,10 +327,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "steps": steps,
         **measured,
     }
-    path = records.path_of(args, f"trainer-{args.device}.json")
-    records.write(path, record)
     timed = len(next(iter(record["providers"].values()))["rounds"])
-    print(f"{where.get('card') or where['cpu']}, {where['threads']} threads, torch {torch.__version__}, "
-          f"commit {record['commit']}; medians of {timed} interleaved rounds")  # fmt: skip
-    print(describe(record))
-    records.say_written(path)
+    head = f"{where.get('card') or where['cpu']}, {where['threads']} threads, torch {torch.__version__}, "
+    head += f"commit {record['commit']}; medians of {timed} interleaved rounds"
+    return records.finish(args, TRACKED.format(args.device), record, f"{head}\n{describe(record)}")

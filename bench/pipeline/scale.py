@@ -15,6 +15,7 @@ import asyncio
 import multiprocessing
 import random
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -183,26 +184,13 @@ def _part(folder: Path, costs: list[float], launcher_s: list[float], completions
     return part
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+HEAD = ("steps until", "controller µs a completion", "launcher µs", "memory MB", "journal MB", "metrics MB")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
-    p = records.parser("pipeline.scale", __doc__)
-    p.add_argument("--steps", type=int, default=2000)
-    p.add_argument(
-        "--tokens",
-        type=int,
-        default=12,
-        help="of a completion (default: 12, so that nothing but their number counts)",
-    )
-    args = p.parse_args(argv)
+    args = records.parser("pipeline.scale", __doc__, steps=2000, tokens=12).parse_args(argv)
     parts, resume_s = measure(args.steps, args.tokens)
-    head = [
-        "steps until",
-        "controller µs a completion",
-        "launcher µs",
-        "memory MB",
-        "journal MB",
-        "metrics MB",
-    ]
     rows = [
         [
             str((i + 1) * (args.steps // PARTS)), f"{x.controller_us:.0f}", f"{x.launcher_us:.1f}",
@@ -210,9 +198,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
         for i, x in enumerate(parts)
     ]  # fmt: skip
-    print(table(head, rows))
+    print(table(HEAD, rows))
     print(f"\nA resume reads the journal in {resume_s:.1f} s.")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

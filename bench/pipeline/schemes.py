@@ -26,7 +26,7 @@ from typing import Any
 
 from bench import records
 from bench.measure import rounds_of
-from bench.pipeline.simulate import Scheme
+from bench.pipeline.virtual_run import Scheme
 from bench.table import table
 from trainer.jsonl import read_lines
 from trainer.models import tiny
@@ -130,12 +130,10 @@ def report(runs: Mapping[Scheme, Sequence[Measured]], ks: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run everything in turn, print the table."""
-    p = records.parser("pipeline.schemes", __doc__)
+    p = records.parser("pipeline.schemes", __doc__, repeats=3, steps=24)
     p.add_argument("--k", default="2,8", help="k of both schemes, comma-separated")
-    p.add_argument("--repeats", type=int, default=3, help="runs of each scheme, in turn")
-    p.add_argument("--steps", type=int, default=24, help="steps that count in each run, rounded up to rounds")
     p.add_argument("--out", type=Path, metavar="FILE", help="write the record here, as JSON")
     p.add_argument("more", nargs="*", help="options of the trainer, after --")
     args = p.parse_args(argv)
@@ -159,9 +157,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 records.say(report(runs, ks))
     print(report(runs, ks))
     record = {str(scheme): [asdict(one) for one in measured] for scheme, measured in runs.items()}
-    command = records.command("pipeline.schemes", sys.argv[1:] if argv is None else argv)
-    records.write(args.out, {"command": command, "runs": record})
+    records.write(args.out, {"command": records.command("pipeline.schemes", argv), "runs": record})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

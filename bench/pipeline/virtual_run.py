@@ -4,21 +4,22 @@
 
 Controller, engine pool and the engines' queue are the trainer's; the clock is virtual, so that hours pass in
 seconds. Held beside it is the closed form: the slower side alone sets the pace. The speeds come from a model
-of the hardware (docs/gpu.md), and none has been measured.
+of the hardware (docs/gpu.md), and none has been measured. bench.pipeline runs it for every split.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.pipeline.lengths import lognormal_lengths
+from bench.pipeline.timed import Cores, Rates, Step, TimedEngine, TimedLearner, VirtualLoop, Workload
 from bench.table import table
 from trainer.config import Config, InterruptionConfig
 from trainer.controller.controller import Controller
@@ -27,155 +28,61 @@ from trainer.controller.deadline import Deadline
 from trainer.controller.rewards import Scored
 from trainer.controller.rollout import RolloutContext
 from trainer.controller.sampler import Sampler
-from trainer.engines.backend import RequestQueue
 from trainer.engines.pool import EnginePool
-from trainer.messages import StepDone
-from trainer.types import Completion, Prompt, Request, TrainBatch
+from trainer.launcher.placement import Split
+from trainer.types import Prompt
 
-UNIT = 100  # tokens that count as one here: arrays of every token would fill the memory
-PROMPTS, COMPLETIONS, MAX_LAG = 48, 16, 8  # the paper's
-THINKING = 10_000, 12_000  # tokens until the interruption, the paper's
-ANSWER = 500  # tokens at most after it
-MEAN, P95, LONGEST = 8_500, 20_000, 40_000  # of completions that nobody interrupts
+STEPS = 24  # that count, at the paper's sizes
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
-    """What engines and learner do in a second."""
+class Scheme:
+    """PipelineRL-k ("pipeline", k ≥ 0) or PPO-off-policy-k ("ppo", k ≥ 1)."""
 
-    name: str
-    engines: int
-    slots: int  # sequences at once on each engine
-    engine_tokens_per_s: float  # of all engines together, their slots full
-    learner_tokens_per_s: float
-    push_s: float = 1.0
+    kind: Literal["pipeline", "ppo"]
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < (self.kind == "ppo"):
+            raise ValueError(f"{self}: expected k of at least {int(self.kind == 'ppo')}")
+
+    def __str__(self) -> str:
+        return f"{'PipelineRL' if self.kind == 'pipeline' else 'PPO-off-policy'}-{self.k}"
+
+    @property
+    def batches_open(self) -> int:
+        """Batches whose groups start at version 0."""
+        return self.k + 1 if self.kind == "pipeline" else self.k
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Of one run; times in seconds."""
+class Outcome:
+    """What a run does in the steps that count."""
 
-    first_step: float
-    step: float  # mean between the first step's end and the last's
-    lag: float  # mean over the trained tokens, in steps
-    lag_max: int
-    learner_idle: float  # share of the time after the first step
-    engine_idle: float
+    steps_per_hour: float
+    learner_idle: float  # share of the time
+    engine_idle: float  # share of the time in which an engine has no sequence
+    lag: dict[int, float]  # share of the trained tokens by lag
     tokens: float  # of a batch, mean
+    first_batch_s: float  # from the beginning to the first complete batch
 
+    @property
+    def lag_mean(self) -> float:
+        """Mean over the trained tokens."""
+        return sum(lag * share for lag, share in self.lag.items())
 
-# Modelled for Qwen3-8B at 16K; the learner at MFU .25 and .40 on two H200, at .40 on four and three H100.
-SPEEDS = (
-    Speeds("H200, 2 + 6, MFU .25", 6, 64, 17_000, 6_100_000 / 607),
-    Speeds("H200, 2 + 6, MFU .40", 6, 64, 17_000, 6_100_000 / 380),
-    Speeds("H100, 4 + 4, MFU .40", 4, 64, 8_200, 6_100_000 / 303),
-    Speeds("H100, 3 + 5, MFU .40", 5, 64, 10_250, 6_100_000 / 404),
-)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer when nothing is left to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now = 0.0
-        selector = self._selector  # type: ignore[attr-defined]  # asyncio's own, which the stubs leave out
-        self._select, selector.select = selector.select, self._jump
-
-    def time(self) -> float:
-        """Virtual seconds."""
-        return self._now
-
-    def _jump(self, timeout: float | None) -> Any:
-        if timeout is None:
-            raise RuntimeError("everything waits, and nothing will happen: a deadlock")
-        self._now += timeout
-        return self._select(0)
-
-
-class TimedEngine:
-    """Samples take their length times the time of a token; the queue is that of the real engines."""
-
-    def __init__(self, name: str, speeds: Speeds, lengths: NDArray[np.int64]) -> None:
-        self.name, self._lengths = name, lengths
-        self._token_s = speeds.slots * speeds.engines * UNIT / speeds.engine_tokens_per_s
-        self._slots, self._push_s = speeds.slots, speeds.push_s
-        self._queue, self._free = RequestQueue(max_positions=10**9), speeds.slots
-        self._held: list[tuple[float, int]] = [(0.0, 0)]  # since when which version
-        self._streams: dict[str, asyncio.Queue[Completion]] = {}
-        self.busy_s = 0.0  # over all slots
-
-    async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
-        """As EngineClient.stream."""
-        queue = self._streams[request.request_id] = asyncio.Queue[Completion]()
-        self._queue.add(request)
-        self._admit()
-        for _ in range(request.n):
-            yield [await queue.get()]
-        del self._streams[request.request_id]
-
-    async def update_weights(self, version: int, path: str) -> None:
-        """As EngineClient.update_weights; decoding goes on meanwhile."""
-        await asyncio.sleep(self._push_s)
-        self._held.append((asyncio.get_running_loop().time(), version))
-
-    def _admit(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._free and self._queue.next_request:
-            samples = self._queue.take(1)
-            self._free -= 1
-            wanted = self._wanted(samples.request)
-            length = min(wanted, samples.request.max_tokens)
-            args = (samples.request, length, wanted > length, loop.time())
-            loop.call_later(length * self._token_s, self._ended, *args)
-
-    def _wanted(self, request: Request) -> int:
-        """Tokens after which the model itself would end."""
-        if request.continues:
-            return 1 + request.seed % request.max_tokens
-        return int(self._lengths[request.seed % len(self._lengths)])
-
-    def _ended(self, request: Request, length: int, cut: bool, began: float) -> None:
-        self._free += 1
-        self.busy_s += length * self._token_s
-        times = began + self._token_s * np.arange(1, length + 1)
-        since, versions = zip(*self._held, strict=True)
-        held = np.asarray(versions, np.int32)[np.searchsorted(since, times, "right") - 1]
-        ids, logprobs = np.ones(length, np.int32), np.full(length, -1.0, np.float32)
-        done = Completion(request.request_id, 0, ids, logprobs, held, "length" if cut else "stop")
-        self._streams[request.request_id].put_nowait(done)
-        self._admit()
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """An optimizer step, as it ended."""
-
-    end: float
-    seconds: float
-    lag: NDArray[np.int64]  # of every token
-    engines_busy_s: float  # of all slots, since the start
-
-
-class TimedLearner:
-    """A step takes its tokens' time."""
-
-    def __init__(self, tokens_per_s: float, engines: Sequence[TimedEngine]) -> None:
-        self._token_s, self._engines = UNIT / tokens_per_s, engines
-        self.steps: list[Step] = []
-
-    async def train(self, batch: TrainBatch) -> StepDone:
-        """As LearnerClient.train."""
-        lag = batch.step - 1 - np.concatenate([s.versions for s in batch.sequences]).astype(np.int64)
-        seconds = len(lag) * self._token_s
-        await asyncio.sleep(seconds)
-        busy = sum(engine.busy_s for engine in self._engines)
-        self.steps.append(Step(asyncio.get_running_loop().time(), seconds, lag, busy))
-        return StepDone(batch.step, "", {})
+    @property
+    def lag_max(self) -> int:
+        """The lag of the oldest token."""
+        return max(self.lag)
 
 
 class _Rewards:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
     async def score(self, prompt: Prompt, text: str, tokens: int, step: int | None) -> Scored:
+        await asyncio.sleep(self._seconds)
         return Scored(float(tokens % 2), "correct" if tokens % 2 else "wrong", {})
 
 
@@ -186,22 +93,43 @@ class _NoJournal:
     issued = finished = trained = record
 
 
-def run(speeds: Speeds, steps: int = 24, seed: int = 0) -> Result:
-    """A training of so many optimizer steps."""
+def run(
+    work: Workload,
+    rates: Rates,
+    split: Split,
+    scheme: Scheme,
+    steps: int = STEPS,
+    warm: int = -1,
+    seed: int = 0,
+) -> Outcome:
+    """A training in which `steps` optimizer steps count, after `warm` (−1: until the pipeline is full) and
+    before the last ones, beside which no new groups start."""
+    open_ = scheme.batches_open
+    warm = 2 * open_ if warm < 0 else warm
+    if scheme.kind == "ppo":  # whole rounds
+        warm, steps = (-(-n // open_) * open_ for n in (warm, steps))
+    total = warm + steps + (open_ if scheme.kind == "pipeline" else 0)
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(_train(speeds, _config(folder, steps, seed)))
+        config = _config(folder, work, scheme, total, seed)
+        return runner.run(_train(work, rates, split, config, warm, steps))
 
 
-def _config(folder: str, steps: int, seed: int) -> Config:
+def _config(folder: str, work: Workload, scheme: Scheme, steps: int, seed: int) -> Config:
     config = Config(run_dir=folder, seed=seed)
-    low, high = (n // UNIT for n in THINKING)
-    thinking = InterruptionConfig(enabled=True, lo=low, hi=high, answer_tokens=ANSWER // UNIT, end_marker="")
+    longest = int(work.lengths.max()) // work.unit + 1
+    engine = replace(config.engine, max_new_tokens=longest)
+    if work.thinking:
+        low, high, answer = (n // work.unit for n in work.thinking)
+        thinking = InterruptionConfig(enabled=True, lo=low, hi=high, answer_tokens=answer, end_marker="")
+        engine = replace(engine, interruption=thinking)
+    ppo: dict[str, Any] = {"scheme": "ppo_off_policy", "minibatches": scheme.k}
     return replace(
         config,
-        engine=replace(config.engine, interruption=thinking),
+        engine=engine,
         pipeline=replace(
-            config.pipeline, steps=steps, max_lag=MAX_LAG, prompts_per_step=PROMPTS,
-            completions_per_prompt=COMPLETIONS, deadline_s=1e9,
+            config.pipeline, steps=steps, prompts_per_step=work.prompts, deadline_s=1e9,
+            completions_per_prompt=work.completions,
+            **(ppo if scheme.kind == "ppo" else {"max_lag": scheme.k}),
         ),
         evaluation=replace(config.evaluation, every=0, samples=1),
         objective=replace(config.objective, zero_variance="keep"),
@@ -209,73 +137,108 @@ def _config(folder: str, steps: int, seed: int) -> Config:
     )  # fmt: skip
 
 
-async def _train(speeds: Speeds, config: Config) -> Result:
-    lengths = lognormal_lengths(MEAN, P95, LONGEST, COMPLETIONS, seed=config.seed).ravel() // UNIT + 1
-    engines = [TimedEngine(f"engine-{i}", speeds, lengths) for i in range(speeds.engines)]
-    learner, deadline = (
-        TimedLearner(speeds.learner_tokens_per_s, engines),
-        Deadline(config.pipeline.deadline_s),
-    )
-    prompts = tuple(Prompt(f"{i:05d}", "", (1,), "", {}) for i in range(PROMPTS * 100))
+async def _train(
+    work: Workload, rates: Rates, split: Split, config: Config, warm: int, steps: int
+) -> Outcome:
+    cores, deadline = Cores(split.cores), Deadline(config.pipeline.deadline_s)
+    count, threads = (1, split.engine) if split.cores else (split.engine, 1)
+    engines = [TimedEngine(f"engine-{i}", work, rates, cores, threads) for i in range(count)]
+    learner = TimedLearner(work, rates, cores, split, engines)
+    prompts = tuple(Prompt(f"{i:05d}", "", (1,), "", {}) for i in range(work.prompts * 100))
     pool = EnginePool(engines, deadline.wait_for)  # type: ignore[arg-type]  # as much of a client as it needs
-    rewards: Any = {name: _Rewards() for name in config.tasks}
+    rewards: Any = {name: _Rewards(rates.verify_s) for name in config.tasks}
     ctx = RolloutContext(
-        config,
-        pool,
-        rewards,
-        lambda many: [""] * len(many),
-        stop_ids=frozenset(),
-        phrase_ids=(1,),
+        config, pool, rewards, lambda many: [""] * len(many), stop_ids=frozenset(), phrase_ids=(1,),
         deadline=deadline,
-    )
-    sampler, client, journal = (
-        Sampler(prompts, config.pipeline, config.seed),
-        cast(Any, learner),
-        cast(Any, _NoJournal()),
-    )
-    began: list[float] = []
+    )  # fmt: skip
+    sampler = Sampler(prompts, config.pipeline, config.seed)
+    stand_ins = cast(Any, learner), cast(Any, _NoJournal())
+    begin: list[float] = []
 
     def emit(kind: str, data: dict[str, Any]) -> None:
         if kind == "training_begins":
-            began.append(asyncio.get_running_loop().time())
+            begin.append(asyncio.get_running_loop().time())
 
-    await Controller(ctx, Dataset(prompts, prompts[:1]), sampler, client, journal, emit).run()
-    return _result(speeds, began[0], learner.steps)
-
-
-def _result(speeds: Speeds, began: float, steps: Sequence[Step]) -> Result:
-    first, last, counted = steps[0], steps[-1 - MAX_LAG], steps[1:-MAX_LAG]  # then no new groups start
-    wall, slots = last.end - first.end, speeds.engines * speeds.slots
+    await Controller(ctx, Dataset(prompts, prompts[:1]), sampler, *stand_ins, emit).run()
+    counted = learner.steps[warm : warm + steps]
+    before = learner.steps[warm - 1] if warm else Step(begin[0], begin[0], np.zeros(0, np.int64), 0.0)
+    wall = counted[-1].end - before.end
     lag = np.concatenate([step.lag for step in counted])
-    return Result(
-        first_step=first.end - first.seconds - began,
-        step=wall / len(counted),
-        lag=float(lag.mean()),
-        lag_max=int(lag.max()),
-        learner_idle=1 - sum(step.seconds for step in counted) / wall,
-        engine_idle=1 - (last.engines_busy_s - first.engines_busy_s) / slots / wall,
-        tokens=UNIT * len(lag) / len(counted),
+    busy = counted[-1].engines_busy_s - before.engines_busy_s
+    return Outcome(
+        3600 * steps / wall,
+        max(0.0, 1 - sum(step.end - step.start for step in counted) / wall),
+        max(0.0, 1 - busy / count / wall),
+        {int(v): float(n) / len(lag) for v, n in zip(*np.unique(lag, return_counts=True), strict=True)},
+        work.unit * len(lag) / steps,
+        learner.steps[0].start - begin[0],
     )
 
 
-def closed_form(speeds: Speeds, tokens: float) -> tuple[float, float]:
-    """Seconds in which the engines make a batch of so many tokens, and in which the learner trains on it."""
-    return tokens / speeds.engine_tokens_per_s, tokens / speeds.learner_tokens_per_s
+def lognormal_lengths(
+    mean: float, p95: float, longest: int, count: int = 65_536, seed: int = 0
+) -> NDArray[np.int64]:
+    """(count,) lengths of a log-normal with this mean and 95th percentile, cut at `longest`."""
+    z = 1.6449  # of the normal's 95th percentile
+    # ln(p95/mean) = z·σ − σ²/2, whose smaller root is meant
+    root = z * z - 2 * np.log(p95 / mean)
+    if not (1 <= mean <= p95 and root >= 0):
+        raise ValueError(
+            f"no log-normal has mean {mean:g} and 95th percentile {p95:g}: expected a percentile of 1 to "
+            f"{np.exp(z * z / 2):.2f} times the mean, and a mean of 1 or more"
+        )
+    sigma = z - float(np.sqrt(root))
+    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
+    return np.clip(np.rint(drawn), 1, longest).astype(np.int64)
 
 
-def main() -> None:
+# ------------------------------------------------------------------------------------- the paper's sizes
+
+PAPER = Workload(
+    prompts=48, completions=16, lengths=lognormal_lengths(8_500, 20_000, 40_000),
+    thinking=(10_000, 12_000, 500), unit=100,
+)  # fmt: skip
+"""Interrupted after the paper's 10,000 to 12,000 tokens; `lengths` are of completions that are not."""
+LAG = 8
+
+
+def paper_rates(slots: int, engines: int, engine_tokens_per_s: float, learner_tokens_per_s: float) -> Rates:
+    """Rates of all engines together, their slots full, and of the whole learner."""
+    step_s = slots * engines / engine_tokens_per_s
+    return Rates(
+        decode_step_s=step_s, decode_token_s=0, slots=slots, train_token_s=1 / learner_tokens_per_s, push_s=1
+    )
+
+
+# Modelled for Qwen3-8B at 16K; the learner at MFU .25 and .40 on two H200, at .40 on four and three H100.
+SPEEDS = {  # name -> engines, tokens/s of all engines, seconds in which the learner takes 6.1 M tokens
+    "H200, 2 + 6, MFU .25": (6, 17_000, 607),
+    "H200, 2 + 6, MFU .40": (6, 17_000, 380),
+    "H100, 4 + 4, MFU .40": (4, 8_200, 303),
+    "H100, 3 + 5, MFU .40": (5, 10_250, 404),
+}
+
+
+def paper_run(name: str, steps: int = STEPS - 1) -> tuple[Outcome, float, float]:
+    """A run at the paper's sizes, and the seconds that engines and learner need for a batch of its tokens."""
+    engines, generated, learner_s = SPEEDS[name]
+    rates = paper_rates(64, engines, generated, 6_100_000 / learner_s)
+    out = run(PAPER, rates, Split(1, engines), Scheme("pipeline", LAG), steps, warm=1)
+    return out, out.tokens / generated, out.tokens * rates.train_token_s
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
     rows = []
-    for speeds in SPEEDS:
-        result = run(speeds)
-        times = [*closed_form(speeds, result.tokens), result.step, result.first_step]
-        idle = [f"{max(0.0, share):.0%}" for share in (result.learner_idle, result.engine_idle)]
-        lag = f"{result.lag:.2f} (≤ {result.lag_max})"
-        rows.append([speeds.name, *(f"{seconds:.0f}" for seconds in times), lag, *idle])
-    head = ["GPUs, learner + engines", "engines s", "learner s", "step s", "first step s", "lag"]
-    head += ["learner idle", "engines idle"]
-    print(table(head, rows))
+    for name in SPEEDS:
+        out, *needs = paper_run(name)
+        times = [*needs, 3600 / out.steps_per_hour, out.first_batch_s]
+        idle = [f"{out.learner_idle:.0%}", f"{out.engine_idle:.0%}"]
+        rows.append([name, *(f"{s:.0f}" for s in times), f"{out.lag_mean:.2f} (≤ {out.lag_max})", *idle])
+    head = ["GPUs, learner + engines", "engines s", "learner s", "step s", "first batch s", "lag"]
+    print(table([*head, "learner idle", "engines idle"], rows))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bench.faults import __main__ as matrix
-from bench.faults import books
-from bench.faults.cells import FROZEN, INF, KILLED, NAN, Cell, all_cells
+from bench.faults import ledger_check
+from bench.faults.matrix import FROZEN, INF, KILLED, NAN, Cell, all_cells
 from bench.faults.soak import growth, soak
 from bench.faults.trial import try_cell
 from trainer.controller.journal import Journal
@@ -48,7 +48,7 @@ def write(run_dir: Path, steps: int, version: int = 0) -> None:
 
 
 def found(run_dir: Path, lag: int = 1) -> list[str]:
-    return books.problems(run_dir, PROMPTS, 2, lag)
+    return ledger_check.problems(run_dir, PROMPTS, 2, lag)
 
 
 def test_books_that_are_in_order_have_no_problem(tmp_path: Path) -> None:

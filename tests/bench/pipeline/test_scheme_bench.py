@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.pipeline.schemes import Measured, flags, measure, report, window
-from bench.pipeline.simulate import Scheme
+from bench.pipeline.virtual_run import Scheme
 from trainer import cli
 
 

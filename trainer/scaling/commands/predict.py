@@ -72,7 +72,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--kernel-rates", type=Path, metavar="FILE",
-        help="rates measured on your machine, instead of published ones: kernels.json of bench/gpu_suite.sh, "
+        help="rates measured on your machine, instead of published ones: kernels.json of `bench gpu`, "
         "bench.kernels.compare's --out or pytest-benchmark's --benchmark-json. With them a run folder of "
         "ours is accounted by its own ledger",
     )  # fmt: skip

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench import records
+from bench.gpu.stage import BUDGET_S, Stage
 from bench.kernels import accuracy, harness, probe, providers
 from bench.kernels.problem import LossAnswer, LossProblem, make_problem, solve, subset
 from bench.kernels.providers import LIMIT, Gemms, OneGemm, Provider
 from bench.measure import milliseconds
-from bench.records import Record
-from bench.stage import BUDGET_S, Stage
+from bench.records import ROOT, Record
 from bench.table import bar
 
 SHAPES = ((16384, 4096, 151936), (16384, 2048, 151936), (8192, 4096, 128256))  # N, H, V
@@ -52,6 +56,40 @@ def accuracy_first(stage: Stage, checks: Sequence[str]) -> None:
         stage.record["accuracy"].append(record)
         stage.save()
     print(accuracy.describe({"records": stage.record["accuracy"]}))
+
+
+def tests_stage(stage: Stage) -> int:
+    """Accuracy, then pytest; its exit status."""
+    accuracy_first(stage, ["gradients"] if stage.dry else list(accuracy.CHECKS))
+    folders = ["tests/kernels/test_aggregation.py"] if stage.dry else ["tests/gpu", "tests/kernels"]
+    report = stage.path.with_name("tests.xml")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    result: Record = {"folders": folders}
+    stage.record["pytest"] = result
+    try:
+        result["exit"] = subprocess.run(
+            [*command, "--continue-on-collection-errors", *folders], cwd=ROOT, timeout=max(30, stage.left)
+        ).returncode
+    except subprocess.TimeoutExpired:
+        result["error"] = f"stopped when the stage's {BUDGET_S:.0f} s were over; tests.log has the start"
+    if report.exists():
+        result |= junit(report)
+        report.unlink()
+    stage.save()
+    print({key: value for key, value in result.items() if key != "failed"})
+    return int(result.get("exit", 1))
+
+
+def junit(report: Path) -> Record:
+    """Counts and failures of a junit file."""
+    suite = next(ElementTree.parse(report).getroot().iter("testsuite"))
+    counts = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
+    failures = []
+    for case in suite.iter("testcase"):
+        for failure in (*case.findall("failure"), *case.findall("error")):
+            name = f"{case.get('classname')}::{case.get('name')}"
+            failures.append({"test": name, "message": (failure.get("message") or "")[:300]})
+    return counts | {"failed": failures}
 
 
 def kernels_stage(stage: Stage) -> int:

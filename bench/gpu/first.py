@@ -1,11 +1,9 @@
-"""The stages of bench/gpu_first.sh that no other benchmark has; each writes its record, a JSON file.
-
-  python -m bench.first STAGE FILE [ARGUMENTS]      on a CPU at tiny sizes, to see that it runs
+"""The stages of a card's first ten minutes that no other benchmark has; each returns its record.
 
 machine    versions, the driver's table, copies over PCIe and within the card
-tests      pytest on the paths in ARGUMENTS
-profile    a step of our learner on the model named: kernels by class, idle time of the GPU, peak memory
-           beside the launcher's estimate
+tests      pytest on some paths
+profile    a step of our learner on a model: kernels by class, idle time of the GPU, peak memory beside the
+           launcher's estimate
 syncs      where the learner's step and the engine's wait for the GPU
 engine     the torch engine's tokens/s, with CUDA graphs and without
 nccl       two ranks of the learner on one GPU, which NCCL takes for two hosts: a step beside that of one rank
@@ -15,7 +13,6 @@ launcher   a run with a learner on the GPU: killed, resumed, ended
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -42,11 +39,11 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench import engine as bench_engine
-from bench import records
-from bench.kernels.gpu_suite import junit
+from bench.gpu.kernels import junit
+from bench.gpu.trainer import PACKS
 from bench.kernels.providers import peer_versions
-from bench.learner import gpu_stage, throughput
 from bench.learner import step as learner_step
+from bench.learner import throughput
 from bench.learner.step import StepProblem
 from bench.measure import machine, milliseconds
 from bench.records import ROOT, Record
@@ -72,7 +69,7 @@ LAUNCHED_STEPS = 3  # before the run is killed
 DEADLINE_S = 110.0  # of each half of the run
 
 
-def machine_stage(arguments: Sequence[str]) -> Record:
+def machine_stage() -> Record:
     """Versions and copies."""
     driver = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -112,7 +109,7 @@ def tests_stage(paths: Sequence[str]) -> Record:
 @contextlib.contextmanager
 def _learner(model: str) -> Iterator[tuple[StepProblem, str, Callable[[], float]]]:
     """The problem of a model (on a CPU a tiny one), its folder, and a call that makes a step."""
-    p = replace(gpu_stage.PACKS, model=model, checkpoint="4b" in model)
+    p = replace(PACKS, model=model, checkpoint="4b" in model)
     p = p if DEVICE == "cuda" else throughput.TINY
     with tempfile.TemporaryDirectory(prefix="bench-first-") as folder:
         learner_step.save_model(p, folder)
@@ -120,17 +117,17 @@ def _learner(model: str) -> Iterator[tuple[StepProblem, str, Callable[[], float]
         yield p, folder, lambda: step(batch)
 
 
-def profile_stage(arguments: Sequence[str]) -> Record:
+def profile_stage(model: str) -> Record:
     """One step of the learner under the profiler, after two without it."""
-    with _learner(arguments[0]) as (p, folder, step):
+    with _learner(model) as (p, folder, step):
         step()
         seconds = milliseconds(step, DEVICE) / 1e3
         record: Record = {"model": p.model, "seconds": seconds} | _memory(p, folder)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (DEVICE == "cuda")
-        with profile(activities=activities) as found:
+        with profile(activities=activities) as profiler:
             step()
             throughput.synchronize(p)
-        return record | _kernels(found)
+        return record | _kernels(profiler)
 
 
 def _memory(p: StepProblem, folder: str) -> Record:
@@ -144,10 +141,10 @@ def _memory(p: StepProblem, folder: str) -> Record:
     return {"peak_gib": peak / 2**30, "estimated_gib": rank_bytes(config, size_of(folder), devices) / 2**30}
 
 
-def _kernels(found: Any) -> Record:
+def _kernels(profiler: Any) -> Record:
     """Milliseconds by class and of the longest kernels, and of no kernel at all."""
     wanted = DeviceType.CUDA if DEVICE == "cuda" else DeviceType.CPU
-    events = sorted((e.time_range.start, e.time_range.end, e.name) for e in found.events() if
+    events = sorted((e.time_range.start, e.time_range.end, e.name) for e in profiler.events() if
                     e.device_type == wanted)  # fmt: skip
     by_class, by_name, busy, until = Counter[str](), Counter[str](), 0.0, 0.0
     for start, end, name in events:
@@ -163,9 +160,9 @@ def _kernels(found: Any) -> Record:
     }  # fmt: skip
 
 
-def syncs_stage(arguments: Sequence[str]) -> Record:
+def syncs_stage(model: str) -> Record:
     """Waits by the line of ours that waits; none are seen on a CPU."""
-    with _learner(arguments[0]) as (p, _, step):
+    with _learner(model) as (p, _, step):
         step()
         record: Record = {"model": p.model, "learner": _waits(step)}
     with _engine(Path(ROOT, "trainer", "models", "tiny_model")) as (engine, submit):
@@ -213,12 +210,12 @@ def _engine(
     yield engine, submit
 
 
-def engine_stage(arguments: Sequence[str]) -> Record:
+def engine_stage() -> Record:
     """Tokens/s of 32 sequences, and whether both ways give the same tokens."""
     p = replace(throughput.TINY, model="smollm2-135m") if DEVICE == "cuda" else throughput.TINY
     tokens, dtype = (256, torch.bfloat16) if DEVICE == "cuda" else (8, torch.float32)
     rates: dict[str, float] = {}
-    found: dict[str, dict[tuple[str, int], list[int]]] = {}
+    tokens_of: dict[str, dict[tuple[str, int], list[int]]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-first-") as folder:
         learner_step.save_model(p, folder)
         for name, graphs in (("graphs", True), ("eager", False)):
@@ -233,11 +230,11 @@ def engine_stage(arguments: Sequence[str]) -> Record:
                     while not engine.idle:
                         done |= {(c.request_id, c.index): c.token_ids.tolist() for c in engine.step()}
                     seconds.append(time.perf_counter() - start)
-                found[name], rates[name] = done, bench_engine.SEQUENCES * tokens / min(seconds)
-    return {"model": p.model, "tokens_per_s": rates, "same_tokens": found["graphs"] == found["eager"]}
+                tokens_of[name], rates[name] = done, bench_engine.SEQUENCES * tokens / min(seconds)
+    return {"model": p.model, "tokens_per_s": rates, "same_tokens": tokens_of["graphs"] == tokens_of["eager"]}
 
 
-def nccl_stage(arguments: Sequence[str]) -> Record:
+def nccl_stage() -> Record:
     """Loss and gradient norm of a step on one rank, and on two ranks of the same GPU."""
     p = throughput.TINY
     with tempfile.TemporaryDirectory(prefix="bench-first-") as folder:
@@ -274,7 +271,7 @@ def _train(folder: str, ranks: Ranks | None) -> dict[str, float]:
     return {name: metrics[name] for name in ("learner/loss", "learner/grad_norm")}
 
 
-def ipc_stage(arguments: Sequence[str]) -> Record:
+def ipc_stage() -> Record:
     """A tensor shared with another process, and what offloading leaves to it."""
     context = mp.get_context("spawn")
     there, back = context.SimpleQueue(), context.SimpleQueue()
@@ -309,7 +306,7 @@ def _other_process(there: Any, back: Any) -> None:
         back.put(torch.cuda.mem_get_info()[0] / 2**30 if DEVICE == "cuda" else 0.0)
 
 
-def launcher_stage(arguments: Sequence[str]) -> Record:
+def launcher_stage() -> Record:
     """Kill the launcher after some steps, resume, and check that no step is lost."""
     with tempfile.TemporaryDirectory(prefix="bench-first-") as folder:
         data, run_dir = Path(folder, "sums.jsonl"), Path(folder, "run")
@@ -361,32 +358,3 @@ def _steps(run_dir: Path) -> list[Record]:
         for line in lines:
             rows.append(json.loads(line))
     return [row for row in rows if "learner/loss" in row]
-
-
-STAGES: dict[str, Callable[[Sequence[str]], Record]] = {
-    "machine": machine_stage, "tests": tests_stage, "profile": profile_stage, "syncs": syncs_stage,
-    "engine": engine_stage, "nccl": nccl_stage, "ipc": ipc_stage, "launcher": launcher_stage,
-}  # fmt: skip
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a stage, write and print its record; 1 if the stage has failed."""
-    parser = records.parser("first", __doc__)
-    parser.add_argument("stage", choices=STAGES)
-    parser.add_argument("out", type=Path, help="where the record goes")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    args = parser.parse_args(argv)
-    began = time.monotonic()
-    try:
-        record = STAGES[args.stage](args.arguments)
-    except Exception as error:
-        traceback.print_exc()
-        record = {"error": records.reason(error), "failed": True}
-    record |= {"stage": args.stage, "seconds": round(time.monotonic() - began, 1), "commit": records.commit()}
-    records.write(args.out, record)
-    print(json.dumps(record, indent=1))
-    return int(bool(record.get("failed") or record.get("exit")))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

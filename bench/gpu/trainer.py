@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import torch
 
+from bench.gpu.stage import Stage
 from bench.learner import step as learner_step
 from bench.learner import throughput
 from bench.learner.step import StepProblem
 from bench.records import Record, reason
-from bench.stage import Stage
 from bench.table import bar, table
 
 PACKS = StepProblem(

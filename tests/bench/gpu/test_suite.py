@@ -1,19 +1,19 @@
-"""accuracy.py and the GPU suite: every stage runs dry on a CPU, its JSON is whole after every case."""
+"""accuracy.py and bench.gpu: every stage runs dry on a CPU, its JSON is whole after every case."""
 
 import json
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench.kernels import accuracy, gpu_stage, gpu_suite
+from bench.gpu import __main__ as gpu
+from bench.gpu import first, kernels
+from bench.gpu import trainer as trainer_stage
+from bench.kernels import accuracy
 from bench.kernels.problem import LossAnswer, log_probs, make_problem
 from bench.kernels.providers import Provider
-from bench.learner import gpu_stage as trainer_stage
 from bench.learner import step as learner_step
 from bench.learner import throughput
 from bench.records import ROOT
@@ -70,11 +70,11 @@ def test_before_rounding_finds_the_error_under_it() -> None:
 @pytest.fixture(autouse=True)
 def ours_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter is slow, and tested elsewhere."""
-    monkeypatch.setattr(gpu_stage, "backend", lambda: "torch")
+    monkeypatch.setattr(kernels, "backend", lambda: "torch")
 
 
 def suite(out: Path, stage: str) -> tuple[int, dict[str, Any]]:
-    status = gpu_suite.main([str(out), stage, "--dry-run"])
+    status = gpu.main(["--out", str(out), stage, "--dry-run", "--here"])
     found: dict[str, Any] = json.loads((out / f"{stage}.json").read_text())
     return status, found
 
@@ -83,14 +83,14 @@ def suite(out: Path, stage: str) -> tuple[int, dict[str, Any]]:
 def test_stage_kernels_runs_dry_with_every_case_and_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unpeered = [list(phase) for phase in gpu_stage.plan(8, (4, 8))]
+    unpeered = [list(phase) for phase in kernels.plan(8, (4, 8))]
     unpeered[1] = [(Provider("peer that is missing", _missing), None)]
-    monkeypatch.setattr(gpu_stage, "plan", lambda chunk, sweep: unpeered)
+    monkeypatch.setattr(kernels, "plan", lambda chunk, sweep: unpeered)
     status, record = suite(tmp_path, "kernels")
     assert status == 0 and record["dry_run"] and record["accuracy"][0]["value"] < 1e-4
     names = [case["name"] for case in record["cases"]]
     shapes = {tuple(case["shape"]) for case in record["cases"]}
-    assert len(shapes) == len(gpu_stage.DRY_SHAPES)
+    assert len(shapes) == len(kernels.DRY_SHAPES)
     for name in ("3 bare GEMMs", "ours, two-pass", "1 bare GEMM", "ours, scoring", "ours, two-pass, chunk 4"):
         assert names.count(name) == len(shapes)
     text = (tmp_path / "kernels.txt").read_text()
@@ -118,9 +118,9 @@ def test_the_json_is_there_after_every_case(tmp_path: Path, monkeypatch: pytest.
     def killed(p: Any) -> LossAnswer:
         raise KeyboardInterrupt
 
-    phases = [list(phase) for phase in gpu_stage.plan(8, (4,))]
+    phases = [list(phase) for phase in kernels.plan(8, (4,))]
     phases[0][2] = (Provider("killed", killed), None)
-    monkeypatch.setattr(gpu_stage, "plan", lambda chunk, sweep: phases)
+    monkeypatch.setattr(kernels, "plan", lambda chunk, sweep: phases)
     with pytest.raises(KeyboardInterrupt):
         suite(tmp_path, "kernels")
     record = json.loads((tmp_path / "kernels.json").read_text())
@@ -134,7 +134,7 @@ def test_rows_are_halved_until_memory_holds_them(monkeypatch: pytest.MonkeyPatch
         return LossAnswer()
 
     p = make_problem(1024, 4, 5, torch.bfloat16)
-    found = gpu_stage.fitting((Provider("hungry", hungry), None), p, 1)
+    found = kernels.fitting((Provider("hungry", hungry), None), p, 1)
     assert found["rows"] == 256
 
 
@@ -187,34 +187,70 @@ def test_failures_of_the_tests_are_in_the_json(tmp_path: Path) -> None:
         '<testcase classname="a" name="b"><failure message="assert 1 == 2"/></testcase>'
         '<testcase classname="a" name="c"/></testsuite></testsuites>'
     )
-    assert gpu_suite.junit(report) == {
+    assert kernels.junit(report) == {
         "tests": 3, "failures": 1, "errors": 0, "skipped": 1,
         "failed": [{"test": "a::b", "message": "assert 1 == 2"}],
     }  # fmt: skip
 
 
+def test_without_a_gpu_every_stage_is_skipped_in_one_line(tmp_path: Path) -> None:
+    assert gpu.main(["--out", str(tmp_path)]) == 0
+    lines = (tmp_path / "summary.txt").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == list(gpu.FIRST) and len(lines) == 12
+    assert all("skipped: no GPU" in line for line in lines)
+
+
+def test_an_unknown_stage_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="stage nonsense: expected some of machine, flash"):
+        gpu.main(["--out", str(tmp_path), "nonsense"])
+
+
+def test_every_path_that_a_stage_tests_exists() -> None:
+    paths = [
+        path for stage in gpu.FIRST.values() for args in getattr(stage.call, "args", ()) for path in args
+    ]
+    files = [path for path in paths if re.fullmatch(r"[\w/]+\.py", path)]
+    assert len(files) == 6 and all((ROOT / path).is_file() for path in files)
+
+
 @pytest.mark.slow
-def test_the_script_runs_the_stages(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHON": sys.executable, "DRY_RUN": "1"}
-    for stage, said in (("trainer", "useful tok/s"), ("tests", "passed")):
-        done = subprocess.run(
-            ["bash", "bench/gpu_suite.sh", str(tmp_path), stage],
-            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
-        assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+def test_a_failing_stage_stops_no_other_and_is_in_the_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = gpu.FirstStage(0.01, first.ipc_stage)
+    monkeypatch.setitem(gpu.FIRST, "ipc", slow)
+    assert gpu.main(["--out", str(tmp_path), "machine", "ipc", "engine", "--dry-run"]) == 1
+    ends = [re.split(r"\s{2,}", line)[:2] for line in capsys.readouterr().out.splitlines()]
+    assert ends == [["machine", "passed"], ["ipc", "failed: over its 0.01 s"], ["engine", "passed"]]
+    record = json.loads((tmp_path / "engine.json").read_text())
+    assert record["same_tokens"] and (tmp_path / "engine.log").read_text()
+    assert json.loads((tmp_path / "machine.json").read_text())["versions"]["torch"] == torch.__version__
+
+
+def test_a_stage_that_fails_leaves_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu.FIRST, "ipc", gpu.FirstStage(1, lambda: [][0]))
+    assert gpu.main(["--out", str(tmp_path), "ipc", "--here"]) == 1
+    assert json.loads((tmp_path / "ipc.json").read_text())["error"].startswith("IndexError")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["learner-0.6b", "syncs", "nccl", "ipc", "launcher"])
+def test_the_stages_run_on_a_cpu(stage: str, tmp_path: Path) -> None:
+    assert gpu.main(["--out", str(tmp_path), stage, "--here"]) == 0
+    record = json.loads((tmp_path / f"{stage}.json").read_text())
+    if stage == "launcher":
+        assert record["unit"] == "core-hours" and record["steps"][-1] >= 2 * first.LAUNCHED_STEPS
+    if stage == "learner-0.6b":
+        assert record["kernels"] > 100 and record["seconds"] > 0 and record["estimated_gib"] > 0
+
+
+@pytest.mark.slow
+def test_the_command_runs_the_suites_in_processes_of_their_own(tmp_path: Path) -> None:
+    assert gpu.main(["--out", str(tmp_path), "trainer", "tests", "--dry-run"]) == 0
+    assert "useful tok/s" in (tmp_path / "trainer.log").read_text()
     record = json.loads((tmp_path / "tests.json").read_text())
     assert record["pytest"]["exit"] == 0 and record["pytest"]["tests"] > 0 and record["accuracy"]
     assert "passed" in (tmp_path / "tests.log").read_text()
-
-
-def test_the_script_says_how_it_is_called() -> None:
-    done = subprocess.run(["bash", "bench/gpu_suite.sh"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "OUT STAGE" in done.stderr
-
-
-def test_without_a_gpu_a_stage_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="needs a GPU"):
-        gpu_suite.main([str(tmp_path), "kernels"])
 
 
 def test_the_bars_are_read_off_the_record() -> None:
@@ -231,10 +267,10 @@ def test_the_bars_are_read_off_the_record() -> None:
             case("Liger CISPO", 65), case("TRL chunked log-prob", 600),
         ],
     }  # fmt: skip
-    text = "\n".join(gpu_stage.bars(record))
+    text = "\n".join(kernels.bars(record))
     assert "fastest of ours at (4, 5, 6): ours, spx, chunk 2" in text
     assert "share of the bare GEMMs' rate: 0.917, bar ≥ 0.9: met" in text
     assert "TF/s: 715, bar ≥ 700: met" in text and "times Liger's CISPO: 11, bar ≥ 8: met" in text
     assert "times the best 8NHV peer: 1.19, bar ≥ 1.25: NOT MET" in text
     assert "scoring, share of one bare GEMM's rate: 0.8, bar ≥ 0.85: NOT MET" in text
-    assert text in gpu_stage.describe(record)
+    assert text in kernels.describe(record)
