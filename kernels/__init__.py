@@ -3,33 +3,31 @@
 import importlib.metadata
 import importlib.util
 import warnings
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any
 
-if importlib.util.find_spec("torch") is None:
-    raise ImportError("sigmoid-rl's `kernels` needs torch, which is missing: pip install '.[kernels]'")
-
-from kernels.aggregation import Aggregation, token_weights
-from kernels.backends import backend_info
-from kernels.body import fused_add_rms_norm, fused_qk_norm_rope, rms_norm, rope_tables, swiglu
-from kernels.check import NonFiniteError
-from kernels.linear_logprob import linear_logprob
-from kernels.objectives import (
-    CISPO,
-    DAPO,
-    GRPO,
-    GSPO,
-    KL,
-    REINFORCE,
-    SAPO,
-    TIS,
-    Clip,
-    DualClip,
-    IcePop,
-    Objective,
-    SequenceObjective,
-    Term,
-)
-from kernels.policy_loss import PolicyLossOutput, policy_loss
+if TYPE_CHECKING:
+    from .aggregation import Aggregation, token_weights
+    from .backends import backend_info
+    from .body import fused_add_rms_norm, fused_qk_norm_rope, rms_norm, rope_tables, swiglu
+    from .check import NonFiniteError
+    from .loss import PolicyLossOutput, policy_loss
+    from .objectives import (
+        CISPO,
+        DAPO,
+        GRPO,
+        GSPO,
+        KL,
+        REINFORCE,
+        SAPO,
+        TIS,
+        Clip,
+        DualClip,
+        IcePop,
+        Objective,
+        SequenceObjective,
+        Term,
+    )
+    from .scoring import linear_logprob
 
 __all__ = [
     "CISPO", "DAPO", "GRPO", "GSPO", "KL", "REINFORCE", "SAPO", "TIS", "Aggregation", "Clip", "DualClip",
@@ -38,6 +36,7 @@ __all__ = [
     "swiglu", "token_weights",
 ]  # fmt: skip
 
+_MODULES = ("aggregation", "backends", "body", "check", "loss", "objectives", "scoring")
 _ADVICE = "one hides the other; only sigmoid-rl's may be installed: pip uninstall kernels"
 
 
@@ -57,8 +56,19 @@ def _warn_of_namesake() -> None:
         )
 
 
-def __getattr__(name: str) -> NoReturn:
-    """An error that explains why a name of the other package is missing here."""
+def __getattr__(name: str) -> Any:
+    """A public name, from its module: torch is imported at first use, not with the table of objectives.
+
+    ImportError if torch is missing, or if the name is one of the other package's.
+    """
+    if name in __all__:
+        if importlib.util.find_spec("torch") is None:
+            raise ImportError(
+                "sigmoid-rl's `kernels` needs torch, which is missing: pip install '.[kernels]'"
+            )
+        modules = [vars(importlib.import_module(f".{module}", __name__)) for module in _MODULES]
+        globals().update({x: module[x] for module in modules for x in __all__ if x in module})
+        return globals()[name]
     version = None if name.startswith("__") else _namesake()
     if version is not None:
         raise ImportError(

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels.rows import Gradient
-from kernels.settings import Settings
+from .rows import Gradient
+from .settings import Settings
 
-MODULES = {"cpu": "kernels.native", "triton": "kernels.triton.backend", "torch": "kernels.torch_backend"}
+MODULES = {"cpu": ".native", "triton": ".triton.backend", "torch": ".torch_backend"}
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
 
@@ -51,7 +51,7 @@ class Backend(Protocol):
 
 
 class SinglePass(Backend, Protocol):
-    """A backend that stores E = e^{u − anchor} in bf16, with Ê_y = −others, in one pass; see `kernels.op`."""
+    """A backend that stores E = e^{u − anchor} in bf16, with Ê_y = −others, in one pass; see `chunk_loop`."""
 
     def single_pass(
         self, z: Tensor, targets: Tensor, inverse_temperature: Tensor, logprobs_gen: Tensor
@@ -65,10 +65,10 @@ class SinglePass(Backend, Protocol):
 
 
 class FusedTerms(Protocol):
-    """A backend that computes an objective's terms in one launch; see `kernels.op.StepOutputs`."""
+    """A backend that computes an objective's terms in one launch; see `chunk_loop.StepOutputs`."""
 
     def has_terms(self, settings: Settings) -> bool:
-        """Whether it can for these settings."""
+        """True if it can for these settings."""
 
     def terms(
         self, stats: Tensor, logprobs_gen: Tensor, advantages: Tensor, weights: Tensor,
@@ -134,7 +134,7 @@ def _unavailable(name: str) -> str:
 @cache
 def _load(name: str) -> Any:
     """The backend's module: a `Backend` with `why_not()` and `info()`."""
-    return importlib.import_module(MODULES[name])
+    return importlib.import_module(MODULES[name], __package__)
 
 
 @cache

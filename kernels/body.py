@@ -10,8 +10,8 @@ lines of torch below, which autograd differentiates. There is no fallback from o
 import torch
 from torch import Tensor
 
-from kernels.backends import choose
-from kernels.triton.config import INTERPRET
+from .backends import choose
+from .triton.config import INTERPRET
 
 MAX_WIDTH = 8192  # of a norm in Triton, whose programs hold a row in registers: more would spill
 MAX_ODD_WIDTH = 4096  # of one that is no multiple of 16, which needs more registers for addresses
@@ -35,7 +35,7 @@ def rms_norm(
     _check_shape("weight", weight, x.shape[-1:], f"the last dimension of x {tuple(x.shape)}")
     dtype = dtype or x.dtype
     if _use_triton(backend, dtype, x, weight):
-        from kernels.triton import rms_norm as kernel
+        from .triton import rms_norm as kernel
 
         _check_width("x", x, MAX_WIDTH, MAX_ODD_WIDTH)
         return kernel.rms_norm(x, weight, eps, dtype)
@@ -61,7 +61,7 @@ def fused_add_rms_norm(
     _check_shape("weight", weight, x.shape[-1:], f"the last dimension of x {tuple(x.shape)}")
     dtype = dtype or x.dtype
     if _use_triton(backend, dtype, x, residual, weight):
-        from kernels.triton import rms_norm as kernel
+        from .triton import rms_norm as kernel
 
         _check_width("x", x, MAX_WIDTH, MAX_ODD_WIDTH)
         return kernel.fused_add_rms_norm(x, residual, weight, eps, dtype)
@@ -98,7 +98,7 @@ def fused_qk_norm_rope(
     cos, sin = (x.detach()[:, : q.shape[-1] // 2] for x in (cos, sin))
     dtype = dtype or q.dtype
     if _use_triton(backend, dtype, q, k, cos, sin, q_weight, k_weight):
-        from kernels.triton import rope as kernel
+        from .triton import rope as kernel
 
         _check_width("q", q, MAX_HEAD_DIM, MAX_HEAD_DIM)
         return kernel.fused_qk_norm_rope(q, k, cos, sin, position_ids, q_weight, k_weight, eps, dtype)
@@ -140,7 +140,7 @@ def swiglu(
     _check_shape("up", up, gate.shape, "gate")
     dtype = dtype or gate.dtype
     if _use_triton(backend, dtype, gate, up):
-        from kernels.triton import swiglu as kernel
+        from .triton import swiglu as kernel
 
         return kernel.swiglu(gate, up, dtype)
     return (torch.nn.functional.silu(_wide(gate)) * _wide(up)).to(dtype)

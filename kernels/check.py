@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.objectives import Term
+from .objectives import Term
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _ROUNDED = (torch.bfloat16, torch.float16, torch.float32)

@@ -1,15 +1,19 @@
-"""The objectives, which turn log-probabilities into loss terms. Each reads like its formula.
+"""The objectives, which turn log-probabilities into loss terms, and the table of their names.
 
 Notation: π = π_train, μ = π_gen (the generator), ρ = π/μ per token, Â the advantage, sg stops the gradient.
 Terms are minimised. The op sums weight · term and multiplies the derivative by the gradient of log π.
+Importing this module does not import torch: the trainer's configuration reads the table where torch is not.
 """
 
-import math
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,12 @@ class SequenceObjective(Protocol):
 
 def _ratio(logp: Tensor, logprobs_gen: Tensor) -> Tensor:
     """ρ, at most e⁸⁰. Generators report −9999 for an impossible token: infinity · 0 would be NaN."""
-    return torch.exp((logp - logprobs_gen).clamp(max=80.0))
+    return (logp - logprobs_gen).clamp(max=80.0).exp()
 
 
-def _check(name: str, holds: bool, expected: str, **given: float | None) -> None:
+def _check(name: str, holds: bool, expected: str, **settings: float | None) -> None:
     if not holds:
-        values = ", ".join(f"{key} is {value}" for key, value in given.items())
+        values = ", ".join(f"{key} is {value}" for key, value in settings.items())
         raise ValueError(f"{name}: {values}; expected {expected}")
 
 
@@ -90,7 +94,7 @@ class REINFORCE:
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = _ratio(logp, logprobs_gen)
-        return Term(-advantages * logp, -advantages, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+        return Term(-advantages * logp, -advantages, ratio, ratio < 0)  # no bound
 
 
 def TIS(max_ratio: float = 2.0) -> CISPO:
@@ -119,9 +123,9 @@ class Clip:
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = _ratio(logp, logprobs_gen)
         free = ratio * advantages  # its derivative in log π is itself; that of a bound is 0
-        surrogate = torch.minimum(free, ratio.clamp(1 - self.low, 1 + self.high) * advantages)
+        surrogate = free.minimum(ratio.clamp(1 - self.low, 1 + self.high) * advantages)
         if math.isfinite(self.dual):
-            surrogate = torch.where(advantages < 0, surrogate.maximum(self.dual * advantages), surrogate)
+            surrogate = surrogate.maximum(self.dual * advantages).where(advantages < 0, surrogate)
         bounded = surrogate != free
         return Term(-surrogate, -free.masked_fill(bounded, 0.0), ratio, bounded)
 
@@ -187,7 +191,7 @@ class GSPO:
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
     ) -> Term:
         mean = _weighted_mean(logp - logprobs_gen, sequences, weights)
-        return Clip(self.low, self.high)(mean, torch.zeros_like(mean), advantages)
+        return Clip(self.low, self.high)(mean, mean.new_zeros(mean.shape), advantages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +212,16 @@ class SAPO:
 
     def __call__(self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
         ratio = _ratio(logp, logprobs_gen)
-        tau = torch.full_like(advantages, self.negative).masked_fill_(advantages > 0, self.positive)
-        gate, rest = torch.sigmoid(tau * (ratio - 1)), torch.sigmoid(tau * (1 - ratio))
-        never = torch.zeros_like(ratio, dtype=torch.bool)
-        return Term(-4 / tau * gate * advantages, -4 * gate * rest * ratio * advantages, ratio, never)
+        tau = advantages.new_full(advantages.shape, self.negative).masked_fill_(advantages > 0, self.positive)
+        gate, rest = (tau * (ratio - 1)).sigmoid(), (tau * (1 - ratio)).sigmoid()
+        slope = -4 * gate * rest * ratio * advantages
+        return Term(-4 / tau * gate * advantages, slope, ratio, ratio < 0)  # no bound
 
 
 def _weighted_mean(x: Tensor, sequences: Tensor, weights: Tensor) -> Tensor:
     """(N,) the mean of x over each token's sequence. Sums in a fixed order on every device (no atomics)."""
+    import torch
+
     if not len(x):  # as on a rank without tokens
         return x
     order = sequences.argsort(stable=True)
@@ -250,8 +256,45 @@ class KL:
         log_ratio = logp - logp_ref
         match self.estimator:
             case "k1":
-                return log_ratio, torch.ones_like(log_ratio)
+                return log_ratio, log_ratio.new_ones(log_ratio.shape)
             case "k2":
                 return log_ratio**2 / 2, log_ratio
             case _:
-                return torch.expm1(-log_ratio) + log_ratio, -torch.expm1(-log_ratio)
+                return (-log_ratio).expm1() + log_ratio, -(-log_ratio).expm1()
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """An objective that a configuration can name."""
+
+    default: Callable[[], Any]  # makes it with its own settings
+    settings: Mapping[str, str] = field(default_factory=dict)  # keys of a configuration, and its fields
+    triton: str | None = None  # its branch in `triton/terms.py`; without one, torch computes its terms
+
+    @property
+    def over_sequences(self) -> bool:
+        """True if it is an objective over whole sequences."""
+        return isinstance(self.default(), SequenceObjective)
+
+    def make(self, **fields: float) -> Objective | SequenceObjective:
+        """The objective with these fields in place of its own."""
+        objective: Objective | SequenceObjective = replace(self.default(), **fields)
+        return objective
+
+
+_BOUND = {"max_ratio": "max_ratio"}
+_CLIP = {"clip_low": "low", "clip_high": "high"}
+_MASK = {"mask_low": "low", "mask_high": "high"}
+OBJECTIVES = {
+    "cispo": BuiltIn(CISPO, _BOUND, "truncated"),
+    "tis": BuiltIn(TIS, _BOUND, "truncated"),
+    "reinforce": BuiltIn(REINFORCE, triton="plain"),
+    "grpo": BuiltIn(GRPO, _CLIP, "clip"),
+    "ppo": BuiltIn(GRPO, _CLIP, "clip"),
+    "dapo": BuiltIn(DAPO, _CLIP, "clip"),
+    "dual_clip": BuiltIn(DualClip, _CLIP, "clip"),
+    "gspo": BuiltIn(GSPO, _CLIP),
+    "icepop": BuiltIn(IcePop, _MASK, "mask"),
+    "sapo": BuiltIn(SAPO, triton="gate"),
+}
+"""The table that configuration, learner, Triton backend and tests read."""

@@ -7,7 +7,6 @@ the op gets their numbers.
 import itertools
 import math
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +16,11 @@ from typing import Any, Literal, get_args
 import torch
 import torch.distributed as dist
 
-from kernels.objectives import CISPO, KL, Objective, SequenceObjective
+from .objectives import CISPO, KL, Objective, SequenceObjective
 
 DEFAULT = CISPO()
 RowKernel = Literal["auto", "two-pass", "single-pass", "fused-epilogue"]
 TWO_PASSES_ONLY = ("softcap", "entropy_bonus", "exact", "group")  # settings that need the logits twice
-RENAMED_ROW_KERNELS = {"spx": "single-pass", "lean": "fused-epilogue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +62,6 @@ class Settings:
             raise ValueError(f"chunk_rows is {self.chunk_rows}; expected at least 1")
         if self.weight_parts not in (2, 3):
             raise ValueError(f"weight_parts is {self.weight_parts}; expected 2 or 3")
-        if self.row_kernel in RENAMED_ROW_KERNELS:
-            renamed = RENAMED_ROW_KERNELS[self.row_kernel]
-            warnings.warn(f"row_kernel {self.row_kernel!r} is now called {renamed!r}", stacklevel=2)
-            object.__setattr__(self, "row_kernel", renamed)
         if self.row_kernel not in get_args(RowKernel):
             expected = ", ".join(get_args(RowKernel))
             raise ValueError(f"row_kernel is {self.row_kernel!r}; expected one of {expected}")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernels.precision import ieee_fp32
+from .precision import ieee_fp32
 
 CACHED_BYTES = 6 << 20  # rows processed together on a CPU: they stay in the cache between the passes
 score = None  # there is no fused scoring: the op computes chunks of logits

@@ -7,10 +7,10 @@ from pathlib import Path
 def _check_namesake() -> None:
     """ImportError if the `kernels` that would be imported is not ours but PyPI's other package."""
     spec = importlib.util.find_spec("kernels")  # not imported: the launcher runs without torch
-    if spec is None or spec.origin is None or not (Path(spec.origin).parent / "policy_loss.py").is_file():
-        found = "none" if spec is None else spec.origin
+    if spec is None or spec.origin is None or not (Path(spec.origin).parent / "objectives.py").is_file():
+        origin = "none" if spec is None else spec.origin
         raise ImportError(
-            f"sigmoid-rl needs its own package `kernels`, found {found}; if that is PyPI's package: "
+            f"sigmoid-rl needs its own package `kernels`, found {origin}; if that is PyPI's package: "
             "pip uninstall kernels"
         )
 

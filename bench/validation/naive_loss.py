@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kernels
-from kernels.op import STATS, StepOutputs
+from kernels.chunk_loop import STATS, StepOutputs
 from trainer.learner import policy_model
 
 cispo = kernels.CISPO(5.0)  # the objective of the recipe `scalerl`

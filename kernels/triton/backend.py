@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.triton.config import INTERPRET
+from .config import INTERPRET
 
 if importlib.util.find_spec("triton") is not None:
-    from kernels.triton import fused, matmul
-    from kernels.triton.fused import fused_epilogue, score
-    from kernels.triton.matmul import add_d_weight, d_hidden
-    from kernels.triton.rows import row_grads, row_stats, single_pass
-    from kernels.triton.terms import has_terms, terms
+    from . import fused, matmul
+    from .fused import fused_epilogue, score
+    from .matmul import add_d_weight, d_hidden
+    from .rows import row_grads, row_stats, single_pass
+    from .terms import has_terms, terms
 
     __all__ = [
         "add_d_weight",

@@ -8,9 +8,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.triton import gemm
-from kernels.triton.config import INTERPRET, GemmConfig, capability, gemm_config, multiprocessors
-from kernels.triton.rows import dense
+from . import gemm
+from .config import INTERPRET, GemmConfig, capability, gemm_config, multiprocessors
+from .rows import dense
 
 SCORED_ROWS = 16384
 """Rows scored at a time. The tiles' statistics take 12 · rows · V / 256 bytes: 117 MB at V = 152k."""

@@ -17,7 +17,7 @@ register across the loop, and spill.
 import triton
 import triton.language as tl
 
-from kernels.triton.elementwise import LN_2, LOG2_E, LOWEST, RAISE, as_fp32, capped, fma, from_bf16, to_bf16
+from .elementwise import LN_2, LOG2_E, LOWEST, RAISE, as_fp32, capped, fma, from_bf16, to_bf16
 
 LOGITS: tl.constexpr = tl.constexpr(0)
 """out (rows, vocabulary) FP32: the logits."""

@@ -8,8 +8,8 @@ stride, so the in-place bf16 gradient, whose rows are 2V apart, is not copied.
 import torch
 from torch import Tensor
 
-from kernels.precision import ieee_fp32
-from kernels.triton.split import split_bf16
+from ..precision import ieee_fp32
+from .split import split_bf16
 
 EXACT_DEPTH = 4096
 """Products that one GEMM sums where gradients are exact. Tensor cores cut a running sum towards zero, an

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.triton.config import INTERPRET, multiprocessors
-from kernels.triton.elementwise import as_fp32, to_bf16
+from .config import INTERPRET, multiprocessors
+from .elementwise import as_fp32, to_bf16
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.triton.config import INTERPRET
-from kernels.triton.elementwise import as_fp32
-from kernels.triton.rms_norm import persistent, rounded
+from .config import INTERPRET
+from .elementwise import as_fp32
+from .rms_norm import persistent, rounded
 
 
 def fused_qk_norm_rope(

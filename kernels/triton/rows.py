@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.config import INTERPRET, RowConfig, row_config
-from kernels.triton.elementwise import (
+from .config import INTERPRET, RowConfig, row_config
+from .elementwise import (
     LN_2,
     LOG2_E,
     LOWEST,

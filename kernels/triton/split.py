@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.config import INTERPRET
-from kernels.triton.elementwise import from_bf16, to_bf16
+from .config import INTERPRET
+from .elementwise import from_bf16, to_bf16
 
 
 def split_bf16(x: Tensor, parts: int, block: int = 1024) -> Tensor:

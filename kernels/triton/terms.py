@@ -10,22 +10,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.objectives import CISPO, REINFORCE, SAPO, Clip, IcePop
-from kernels.rows import Gradient
-from kernels.settings import Settings
-from kernels.triton.config import INTERPRET
-from kernels.triton.elementwise import expm1, log1p, precise_exp, precise_log
-from kernels.triton.rows import dense
+from ..objectives import CISPO, OBJECTIVES, SAPO, Clip, IcePop
+from ..rows import Gradient
+from ..settings import Settings
+from .config import INTERPRET
+from .elementwise import expm1, log1p, precise_exp, precise_log
+from .rows import dense
 
 BLOCK = 256
 """Rows of a program, which sums their terms."""
-CODES = {REINFORCE: 0, CISPO: 1, Clip: 2, IcePop: 3, SAPO: 4}
+TERMS = {type(entry.default()): entry.triton for entry in OBJECTIVES.values() if entry.triton}
 ESTIMATORS = {"k1": 1, "k2": 2, "k3": 3}
 
 
 def has_terms(settings: Settings) -> bool:
-    """Whether the objective is one of this module's."""
-    return type(settings.objective) in CODES
+    """True if this module has the objective's terms."""
+    return type(settings.objective) in TERMS
 
 
 def terms(
@@ -40,13 +40,13 @@ def terms(
 ) -> tuple[Gradient, Tensor]:
     """The logits' gradient, and (blocks,) sums of weight · term with its penalties."""
     rows, bonus, kl = stats.shape[1], settings.entropy_bonus != 0.0, settings.kl
-    given = dense(logprobs_gen, advantages, weights, inverse_temperature)
-    reference = given[0] if logprobs_ref is None else logprobs_ref.contiguous()
+    per_token = dense(logprobs_gen, advantages, weights, inverse_temperature)
+    reference = per_token[0] if logprobs_ref is None else logprobs_ref.contiguous()
     factors, sums = stats.new_empty(4 if bonus else 2, rows), stats.new_empty(triton.cdiv(rows, BLOCK))
-    code = CODES[type(settings.objective)]
     _terms[(len(sums),)](
-        stats, *given, reference, *values, factors, sums, rows, *_parameters(settings.objective),
-        settings.entropy_bonus, 0.0 if kl is None else kl.coefficient, OBJECTIVE=code, BONUS=bonus,
+        stats, *per_token, reference, *values, factors, sums, rows, *_parameters(settings.objective),
+        settings.entropy_bonus, 0.0 if kl is None else kl.coefficient,
+        OBJECTIVE=TERMS[type(settings.objective)], BONUS=bonus,
         KL=0 if kl is None else ESTIMATORS[kl.estimator], INTERPRET=INTERPRET, BLOCK=BLOCK, num_warps=4,
         num_stages=1, enable_fp_fusion=True,
     )  # fmt: skip
@@ -146,14 +146,14 @@ def objective(
     Comparisons choose the bounds, so that NaN stays NaN.
     """
     truncated = ratio < 0.0  # never
-    if OBJECTIVE == 0:  # REINFORCE
+    if OBJECTIVE == "plain":  # REINFORCE
         derivative = 0.0 - advantage
         loss = derivative * logp
-    elif OBJECTIVE == 1:  # CISPO, TIS
+    elif OBJECTIVE == "truncated":  # CISPO, TIS
         truncated = ratio > high
         derivative = 0.0 - tl.where(truncated, high, ratio) * advantage
         loss = derivative * logp
-    elif OBJECTIVE == 2:  # Clip
+    elif OBJECTIVE == "clip":
         free = ratio * advantage
         bounded = tl.where(ratio < low, low, tl.where(ratio > high, high, ratio)) * advantage
         surrogate = tl.where(bounded < free, bounded, free)
@@ -162,11 +162,11 @@ def objective(
         truncated = surrogate != free
         derivative = tl.where(truncated, 0.0, 0.0 - free)
         loss = 0.0 - surrogate
-    elif OBJECTIVE == 3:  # IcePop
+    elif OBJECTIVE == "mask":  # IcePop
         truncated = (ratio < low) | (ratio > high)
         derivative = tl.where(truncated, 0.0, 0.0 - ratio * advantage)
         loss = derivative * logp
-    else:  # SAPO
+    else:  # "gate": SAPO
         tau = tl.where(advantage > 0.0, low, high)
         gate = 1.0 / (1.0 + precise_exp(tau * (1.0 - ratio), INTERPRET))
         rest = 1.0 / (1.0 + precise_exp(tau * (ratio - 1.0), INTERPRET))

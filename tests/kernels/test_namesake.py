@@ -81,7 +81,7 @@ def test_importing_our_kernels_imports_neither_transformers_nor_the_trainer() ->
 
 def test_vllm_works_beside_ours() -> None:
     pytest.importorskip("vllm", reason="vllm is not installed: pip install vllm, on a GPU")
-    assert kernels.policy_loss.__module__ == "kernels.policy_loss"
+    assert kernels.policy_loss.__module__ == "kernels.loss"
 
 
 def test_the_other_installed_is_a_clear_warning(monkeypatch: pytest.MonkeyPatch, other: Path) -> None:

@@ -26,6 +26,7 @@ from kernels import (
     SAPO,
     Term,
     backend_info,
+    head,
     linear_logprob,
     policy_loss,
     token_weights,
@@ -154,10 +155,11 @@ def test_an_objective_made_inside_a_compiled_function_is_refused_not_mistaken() 
 
 def test_the_custom_op_keeps_torchs_rules_for_custom_ops() -> None:
     p = leaves(problem())
-    args = (
-        p["hidden"], p["weight"], p["targets"], p["logprobs_gen"], p["advantages"], p["token_weights"],
-        torch.ones(23), None, None, True, True, register(CISPO()), 0, 0.0, None, torch.float32, False, 3,
-        "two-pass", None, True, 0, "torch",
+    args = op_module.Arguments(
+        **p, inverse_temperature=torch.ones(23), logprobs_ref=None, sequences=None, needs_hidden=True,
+        needs_weight=True, objective=register(CISPO()), kl=0, entropy_bonus=0.0, softcap=None,
+        logits_dtype=torch.float32, exact=False, weight_parts=3, row_kernel="two-pass", chunk_rows=None,
+        drop_masked=True, group=0, backend="torch",
     )  # fmt: skip
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(op_module.policy_loss, args, test_utils=tests)
@@ -412,7 +414,7 @@ def test_other_numbers_of_tokens_compile_nothing_again() -> None:
     ("n", "most", "lengths"), [(0, 4, []), (3, 4, [3]), (9, 4, [3, 3, 3]), (5, 1, [1] * 5)]
 )
 def test_chunks_are_few_and_even(n: int, most: int, lengths: list[int]) -> None:
-    parts = op_module.chunks(n, most)
+    parts = head.chunks(n, most)
     assert [part.stop - part.start for part in parts] == lengths
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(n))
 
@@ -463,14 +465,8 @@ def test_one_pass_is_the_default_where_it_applies(
     if backend == "triton":
         pytest.importorskip("triton")
     hidden, weight = torch.zeros(2, 16, dtype=dtype), torch.zeros(20, 16, dtype=dtype)
-    head = op_module.LMHead.prepare(hidden, weight, torch.float32, Settings(backend=backend, **settings), 0)
-    assert head.settings.row_kernel == chosen
-
-
-@pytest.mark.parametrize(("old", "new"), [("spx", "single-pass"), ("lean", "fused-epilogue")])
-def test_the_old_name_of_a_row_kernel_still_works_with_a_notice(old: Any, new: str) -> None:
-    with pytest.warns(UserWarning, match=f"row_kernel '{old}' is now called '{new}'"):
-        assert Settings(row_kernel=old).row_kernel == new
+    prepared = head.LMHead.prepare(hidden, weight, torch.float32, Settings(backend=backend, **settings), 0)
+    assert prepared.settings.row_kernel == chosen
 
 
 @pytest.mark.parametrize("row_kernel", ["two-pass", "fused-epilogue"])
@@ -570,7 +566,7 @@ def test_one_chunk_writes_the_weights_gradient_at_once_in_its_type(
         add(dz, h, out, first)
 
     monkeypatch.setattr(triton_backend, "add_d_weight", watched)
-    monkeypatch.setattr(op_module, "WHOLE_D_WEIGHT", 1)
+    monkeypatch.setattr(head, "WHOLE_D_WEIGHT", 1)
     p = problem()
     half = p | {k: p[k].bfloat16() for k in ("hidden", "weight")}
     options: dict[str, Any] = {"backend": "triton", "row_kernel": row_kernel}
@@ -579,7 +575,7 @@ def test_one_chunk_writes_the_weights_gradient_at_once_in_its_type(
     assert whole.dtype == apart.dtype == torch.bfloat16 and error(whole, apart.double()) < 4e-3
     run(p, **options | {"row_kernel": "two-pass"})  # FP32 keeps its digits
     run(half, backend="triton", exact=True)
-    monkeypatch.setattr(op_module, "WHOLE_D_WEIGHT", 1 << 24)
+    monkeypatch.setattr(head, "WHOLE_D_WEIGHT", 1 << 24)
     run(half, **options)
     assert [dtype for dtype, _ in seen[4:]] == [torch.float32] * 3
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import CISPO, NonFiniteError, Term, linear_logprob, policy_loss, torch_backend
+from kernels import CISPO, NonFiniteError, Term, head, linear_logprob, policy_loss, torch_backend
 from kernels import op as op_module
 from kernels.reference import reference_loss
 
@@ -81,7 +81,7 @@ class Watch(TorchDispatchMode):
 def test_loss_logp_entropy_and_gradients_equal_the_float64_oracle(
     shape: tuple[int, int, int], max_ratio: float, temperature: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op_module, "CHUNK_BYTES", 50 * shape[2] * 4)  # several chunks
+    monkeypatch.setattr(head, "CHUNK_BYTES", 50 * shape[2] * 4)  # several chunks
     monkeypatch.setattr(torch_backend, "CACHED_BYTES", 16 * shape[2] * 4)  # of several parts
     p = problem(*shape)
     if temperature == "per token":
@@ -176,7 +176,7 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(
     backend: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n, v = 500, 211
-    monkeypatch.setattr(op_module, "CHUNK_BYTES", 64 * v * 4)
+    monkeypatch.setattr(head, "CHUNK_BYTES", 64 * v * 4)
     monkeypatch.setattr(op_module, "policy_loss", op_module.compute)  # a custom op hides what it calls
     p = problem(n, 7, v)
     with Watch() as watch:

@@ -59,7 +59,7 @@ def launches(capability: int, part: int) -> list[tuple[str, dict[str, Any]]]:
 def cases() -> list[tuple[str, Any]]:
     """Calls that between them launch every kernel in every config and with every switch."""
     from kernels import CISPO, KL, REINFORCE, SAPO, DualClip, IcePop
-    from kernels.op import LMHead
+    from kernels.head import LMHead
     from kernels.settings import Settings
     from kernels.triton import fused, rows, split, terms
 

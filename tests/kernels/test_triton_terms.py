@@ -10,8 +10,22 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels import CISPO, DAPO, GRPO, GSPO, KL, REINFORCE, SAPO, TIS, Clip, DualClip, IcePop, policy_loss
-from kernels import op as op_module
+from kernels import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    KL,
+    REINFORCE,
+    SAPO,
+    TIS,
+    Clip,
+    DualClip,
+    IcePop,
+    chunk_loop,
+    policy_loss,
+)
+from kernels.head import LMHead
 from kernels.objectives import Objective
 from kernels.rows import Gradient, softmax
 from kernels.settings import Settings
@@ -55,10 +69,10 @@ def both_ways(stats: Tensor, t: Tokens, settings: Settings) -> list[tuple[Gradie
     for fused in (False, True):
         h = torch.empty(C, 1)
         used: Any = backend if fused else object()
-        head = op_module.LMHead(h, h.shape, used, "triton", torch.float32, settings, 0)
-        outputs = op_module.StepOutputs.empty(h, head, False, False)
-        terms = op_module.make_terms(head, h, t)
-        g = op_module._terms_and_gradient(head, stats, t, outputs, terms, slice(0, C))
+        head = LMHead(h, h.shape, used, "triton", torch.float32, settings, 0)
+        outputs = chunk_loop.StepOutputs.empty(h, head, False, False)
+        terms = chunk_loop.make_terms(head, h, t)
+        g = chunk_loop._terms_and_gradient(head, stats, t, outputs, terms, slice(0, C))
         assert bool(outputs.sums) == fused
         found.append((g, outputs, outputs.loss_sum(t.weights)))
     return found

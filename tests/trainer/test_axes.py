@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+from kernels.objectives import OBJECTIVES
 from trainer import cli
-from trainer.config.objective import LOSSES
 
 TESTS = Path(__file__).parents[1]
 NUMBERS = {"objective.entropy_bonus": (0.2,), "pipeline.epochs": (2,)}  # by a value that is not the default
@@ -26,7 +26,7 @@ def axes() -> set[tuple[str, object]]:
     choices |= {
         key: (False, True) for key, hint in hints.items() if hint is bool and key.startswith(SWITCHES)
     }
-    choices |= NUMBERS | {"objective.loss": LOSSES}
+    choices |= NUMBERS | {"objective.loss": tuple(OBJECTIVES)}
     return {
         (key, value) for key, values in choices.items() for value in values if key.split(".")[0] != "engine"
     }

@@ -4,10 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from kernels.objectives import OBJECTIVES, BuiltIn
 from trainer.config.values import ConfigError, NonNegativeFloat, PositiveFloat, PositiveInt, Range
-
-CLIPPED = ("grpo", "ppo", "dapo", "dual_clip", "gspo")  # losses that always clip the ratio
-LOSSES = ("cispo", "tis", "reinforce", *CLIPPED, "icepop", "sapo")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,69 +74,97 @@ class ObjectiveConfig:
     """Leave completions cut at the token limit out of the loss (not one of ScaleRL's eight choices). Their rewards count in the group mean; zero variance is judged without them."""
 
     @property
+    def built_in(self) -> BuiltIn | None:
+        """The entry of the loss in the kernels' table, None if the loss is the user's own.
+
+        IcePop with a recomputed anchor consists of GRPO's clip and of `token_mismatch`.
+        """
+        return OBJECTIVES.get("grpo" if self._is_split_icepop else self.loss)
+
+    @property
     def token_mismatch(self) -> str:
-        """`mismatch`, or what IcePop with a recomputed anchor consists of: the PPO clip and `mask`."""
-        return "mask" if (self.loss, self.anchor) == ("icepop", "recomputed") else self.mismatch
+        """`mismatch`, or `mask` for IcePop with a recomputed anchor."""
+        return "mask" if self._is_split_icepop else self.mismatch
+
+    @property
+    def _is_split_icepop(self) -> bool:
+        return (self.loss, self.anchor) == ("icepop", "recomputed")
 
     @property
     def has_critic(self) -> bool:
-        """Whether a value network, and not the group's mean, is the baseline of the advantages."""
+        """True if a value network, and not the group's mean, is the baseline of the advantages."""
         return self.critic.body != "none"
 
     @property
     def needs_scores(self) -> bool:
-        """Whether the learner must score the data before its first step on it."""
+        """True if the learner must score the data before its first step on it."""
         return self.needs_logprobs or self.kl.coefficient > 0
 
     @property
     def needs_logprobs(self) -> bool:
-        """Whether the policy's are among these scores, and not the reference model's alone."""
+        """True if these scores include the policy's log-probs, and not the reference model's alone."""
         kl_in_reward = self.kl.coefficient > 0 and self.kl.place == "reward"
         return self.anchor == "recomputed" or kl_in_reward or self.has_critic
 
 
+def losses_with(key: str) -> list[str]:
+    """The built-in losses that take this setting."""
+    return [loss for loss, entry in OBJECTIVES.items() if key in entry.settings]
+
+
 def check_objective(objective: ObjectiveConfig) -> None:
     """ConfigError for an objective that does not exist, or settings that it cannot have or would not use."""
-    loss, anchored = objective.loss, objective.anchor == "recomputed"
-    clips = loss in CLIPPED or (loss == "icepop" and anchored)
+    if problem := _loss_problem(objective) or _combination_problem(objective):
+        raise ConfigError(f"objective: {problem}")
+
+
+def _loss_problem(objective: ObjectiveConfig) -> str:
+    """The error in the loss and its own settings; empty if there is none."""
+    loss, built_in = objective.loss, objective.built_in
+    settings = {} if built_in is None else built_in.settings
     low, high = objective.clip_low, objective.clip_high
     module, _, function = loss.partition(":")
-    masks = loss == "icepop" or objective.mismatch == "mask"
-    own_k = objective.mismatch != "none" and (loss in ("icepop", "gspo") or not anchored)
-    grouped = objective.advantage_norm == "group" or objective.zero_variance == "resample"
-    problem = ""
-    if loss not in LOSSES and not (module and function.isidentifier()):
-        problem = f"loss {loss!r}: expected one of {', '.join(LOSSES)}, or module:function"
-    elif (low is not None or high is not None) and not clips:
-        problem = (
-            f"clip_low and clip_high are of {', '.join(CLIPPED)}, and of icepop with anchor recomputed; "
-            f"given with loss {loss} and anchor {objective.anchor}"
+    if built_in is None and not (module and function.isidentifier()):
+        return f"loss {loss!r}: expected one of {', '.join(OBJECTIVES)}, or module:function"
+    if (low is not None or high is not None) and "clip_low" not in settings:
+        return (
+            f"clip_low and clip_high are of {', '.join(losses_with('clip_low'))}, and of icepop with anchor "
+            f"recomputed; given with loss {loss} and anchor {objective.anchor}"
         )
-    elif low is not None and not 0 <= low <= 1:
-        problem = f"clip_low is {low}; expected 0 to 1"
-    elif high is not None and not high >= 0:
-        problem = f"clip_high is {high}; expected 0 or more"
-    elif masks and objective.mask_low >= objective.mask_high:
-        problem = f"expected mask_low < mask_high, given {objective.mask_low} and {objective.mask_high}"
-    elif own_k:
-        problem = (
+    if low is not None and not 0 <= low <= 1:
+        return f"clip_low is {low}; expected 0 to 1"
+    if high is not None and not high >= 0:
+        return f"clip_high is {high}; expected 0 or more"
+    masks = "mask_low" in settings or objective.token_mismatch == "mask"
+    if masks and objective.mask_low >= objective.mask_high:
+        return f"expected mask_low < mask_high, given {objective.mask_low} and {objective.mask_high}"
+    return ""
+
+
+def _combination_problem(objective: ObjectiveConfig) -> str:
+    """The settings that do not go together; empty if all do."""
+    loss, built_in, critic = objective.loss, objective.built_in, objective.critic
+    over_sequences = built_in is not None and built_in.over_sequences
+    has_k = loss == "icepop" or over_sequences or objective.anchor != "recomputed"
+    if objective.mismatch != "none" and has_k:
+        return (
             f"mismatch {objective.mismatch} needs anchor recomputed, and a loss that is neither icepop (it "
             f"masks by itself) nor gspo (one ratio a sequence); given {objective.anchor} and {loss}"
         )
-    elif loss == "gspo" and objective.has_critic:
-        problem = (
-            "gspo needs one advantage a completion, and a critic gives one a token; set critic.body none"
+    if over_sequences and objective.has_critic:
+        return (
+            f"{loss} needs one advantage a completion, and a critic gives one a token; set critic.body none"
         )
-    elif grouped and (objective.has_critic or (objective.kl.coefficient and objective.kl.place == "reward")):
-        problem = (
+    grouped = objective.advantage_norm == "group" or objective.zero_variance == "resample"
+    if grouped and (objective.has_critic or (objective.kl.coefficient and objective.kl.place == "reward")):
+        return (
             f"{'a critic' if objective.has_critic else 'kl.place reward'} does not go with a norm or resampling "
             "by the group's task rewards: expected advantage_norm batch, running, global or none, and "
             f"zero_variance drop or keep; given {objective.advantage_norm} and {objective.zero_variance}"
         )
-    elif objective.critic.body == "shared" and objective.critic.dtype != "float32":
-        problem = (
-            f"critic.dtype is {objective.critic.dtype}, but a shared body has model.dtype and its value head "
+    if critic.body == "shared" and critic.dtype != "float32":
+        return (
+            f"critic.dtype is {critic.dtype}, but a shared body has model.dtype and its value head "
             "is float32; expected critic.dtype float32, or critic.body own"
         )
-    if problem:
-        raise ConfigError(f"objective: {problem}")
+    return ""

@@ -7,9 +7,15 @@ from operator import attrgetter
 from trainer.cli import Launch
 from trainer.config import Config
 from trainer.config.layers import FOLDERS
+from trainer.config.objective import losses_with
 from trainer.gpus import visible_gpus, without_cuda
 from trainer.launcher.memory_estimate import stays_on_cpu
 from trainer.launcher.placement import without_judges
+
+
+def _losses_with(key: str) -> list[str]:
+    return [f"objective.loss {loss}" for loss in losses_with(key)]
+
 
 PARTNERS = {  # by key, or start of keys: settings without one of which it has no effect
     "pipeline.minibatches": ["pipeline.scheme ppo_off_policy"],
@@ -20,8 +26,8 @@ PARTNERS = {  # by key, or start of keys: settings without one of which it has n
     "curriculum.start": ["curriculum.by"],
     "verifier.length_penalty.": ["verifier.length_penalty.cache_tokens"],
     "learner.final_lr_share": ["learner.schedule cosine", "learner.schedule linear"],
-    "objective.mask_": ["objective.loss icepop", "objective.mismatch mask"],
-    "objective.max_ratio": ["objective.loss cispo", "objective.loss tis", "objective.mismatch truncate"],
+    "objective.mask_": [*_losses_with("mask_low"), "objective.mismatch mask"],
+    "objective.max_ratio": [*_losses_with("max_ratio"), "objective.mismatch truncate"],
     "objective.resample_limit": ["objective.zero_variance resample"],
     "objective.global_std": ["objective.advantage_norm global"],
     "objective.std_over": ["objective.advantage_norm batch", "objective.advantage_norm running"],

@@ -1,39 +1,20 @@
 """From the settings to the objects of `kernels`: which objective, and which penalties, make the loss."""
 
 import importlib
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import torch
 
-import kernels
 from kernels import KL, Objective, SequenceObjective
 from kernels.check import check_term
 from trainer.config import ConfigError, ObjectiveConfig
 
-OBJECTIVES: dict[str, Callable[[], Any]] = {
-    "grpo": kernels.GRPO, "ppo": kernels.GRPO, "dapo": kernels.DAPO, "dual_clip": kernels.DualClip,
-    "gspo": kernels.GSPO, "reinforce": kernels.REINFORCE, "sapo": kernels.SAPO,
-    "icepop": kernels.GRPO,  # with a recomputed anchor; its mask is in the advantages (controller/scores.py)
-}  # fmt: skip
-
 
 def make_objective(config: ObjectiveConfig) -> Objective | SequenceObjective:
     """The objective that the settings name. ConfigError if it is the user's own and cannot be called."""
-    match config.loss:
-        case "cispo":
-            return kernels.CISPO(config.max_ratio)
-        case "tis":
-            return kernels.TIS(config.max_ratio)
-        case "icepop" if config.anchor == "generator":
-            return kernels.IcePop(config.mask_low, config.mask_high)
-        case own if ":" in own:
-            return _own(own)
-    bounds = {"low": config.clip_low, "high": config.clip_high}
-    given = {name: bound for name, bound in bounds.items() if bound is not None}
-    objective: Objective | SequenceObjective = replace(OBJECTIVES[config.loss](), **given)
-    return objective
+    if config.built_in is None:
+        return _own(config.loss)
+    fields = {field: getattr(config, key) for key, field in config.built_in.settings.items()}
+    return config.built_in.make(**{field: x for field, x in fields.items() if x is not None})
 
 
 def make_kl(config: ObjectiveConfig) -> KL | None:

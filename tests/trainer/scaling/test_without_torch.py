@@ -87,7 +87,7 @@ def test_training_without_torch_is_one_line_that_names_the_extra(folder: Path) -
 
 
 def test_the_loss_without_torch_names_the_extra(folder: Path) -> None:
-    done = python("import kernels", folder)
+    done = python("from kernels import policy_loss", folder)
     assert "ImportError: sigmoid-rl's `kernels` needs torch" in done.stderr
     assert done.stderr.endswith("pip install '.[kernels]'\n")
 

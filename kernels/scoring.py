@@ -4,12 +4,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.backends import launching
-from kernels.check import check_log_probs, check_shapes, check_values, inverse
-from kernels.op import LMHead
-from kernels.settings import Settings
-from kernels.shard import gather_weight, shard_offset
-from kernels.tokens import Tokens
+from .backends import launching
+from .check import check_log_probs, check_shapes, check_values, inverse
+from .head import LMHead
+from .settings import Settings
+from .shard import gather_weight, shard_offset
+from .tokens import Tokens
 
 
 @torch.no_grad()

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels import op
-from kernels.check import check_shapes, inverse
-from kernels.objectives import KL, Objective, SequenceObjective
-from kernels.settings import DEFAULT, RowKernel, register
-from kernels.shard import gather_weight
+from . import op
+from .check import check_shapes, inverse
+from .objectives import KL, Objective, SequenceObjective
+from .settings import DEFAULT, RowKernel, register
+from .shard import gather_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,12 @@ def policy_loss(
     weight = gather_weight(weight)
     check_shapes(hidden, weight, logits_dtype, per_token)
     recording = torch.is_grad_enabled()
-    loss, logp, entropy, stats, _, _ = op.policy_loss(
+    arguments = op.Arguments(
         hidden, weight, targets, logprobs_gen, advantages, token_weights, inverse(temperature, hidden),
         logprobs_ref, sequences, recording and hidden.requires_grad, recording and weight.requires_grad,
         register(DEFAULT if objective is None else objective), register(kl), entropy_bonus, softcap,
         logits_dtype, exact, weight_parts, row_kernel, chunk_rows, drop_masked, register(group), backend,
     )  # fmt: skip
+    loss, logp, entropy, stats, _, _ = op.policy_loss(*arguments)
     named = dict(zip(op.STATS, stats.detach().unbind(), strict=True))
     return PolicyLossOutput(loss, logp.detach(), entropy.detach(), named)
