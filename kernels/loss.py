@@ -82,12 +82,11 @@ def policy_loss(
     weight = gather_weight(weight)
     check_shapes(hidden, weight, logits_dtype, per_token)
     recording = torch.is_grad_enabled()
-    arguments = op.Arguments(
+    loss, logp, entropy, stats, _, _ = op.policy_loss(*op.Arguments(
         hidden, weight, targets, logprobs_gen, advantages, token_weights, inverse(temperature, hidden),
         logprobs_ref, sequences, recording and hidden.requires_grad, recording and weight.requires_grad,
         register(DEFAULT if objective is None else objective), register(kl), entropy_bonus, softcap,
         logits_dtype, exact, weight_parts, row_kernel, chunk_rows, drop_masked, register(group), backend,
-    )  # fmt: skip
-    loss, logp, entropy, stats, _, _ = op.policy_loss(*arguments)
+    ))  # fmt: skip
     named = dict(zip(op.STATS, stats.detach().unbind(), strict=True))
     return PolicyLossOutput(loss, logp.detach(), entropy.detach(), named)

@@ -51,7 +51,8 @@ from trainer.config import Config, LearnerConfig, ModelConfig
 from trainer.engines.torch.engine import TorchEngine
 from trainer.launcher.memory_estimate import rank_bytes, size_of
 from trainer.launcher.placement import Devices
-from trainer.learner.learner import Learner, Offload
+from trainer.learner.learner import Learner
+from trainer.learner.offload import Offload
 from trainer.learner.ranks import Ranks, init_ranks
 from trainer.telemetry import Clock
 from trainer.types import TrainBatch

@@ -6,7 +6,9 @@ The surrogates here are written again from the papers, for autograd through whol
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +28,15 @@ from kernels import (
     DualClip,
     IcePop,
     Term,
+    objectives,
     policy_loss,
 )
+from kernels.objectives import BuiltIn, SequenceObjective
 from kernels.reference import reference_policy_loss
+from trainer import cli
+from trainer.learner.objective import make_objective
+
+PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 
 N, H, V = 13, 11, 67  # few rows: Triton's interpreter takes 20 ms for each
 SEQUENCES = torch.tensor([7] * 4 + [3] * 1 + [9] * 6 + [1] * 2)  # any ids; interleaved below
@@ -168,6 +176,61 @@ def test_every_bound_is_hit_by_some_token_and_missed_by_another(name: str) -> No
     out = policy_loss(p["hidden"], p["weight"], p["targets"], objective=objective, **rest)
     share = float(out.stats["ratio/truncated"])
     assert share == 0 if name in ("REINFORCE", "SAPO") else 0 < share < 1
+
+
+def evaluate(objective: Any, p: dict[str, Tensor], logp: Tensor, gen: Tensor) -> Term:
+    """The objective's terms in float64."""
+    if isinstance(objective, SequenceObjective):
+        return objective.over_sequences(logp, gen, p["advantages"], p["sequences"], p["token_weights"])
+    term: Term = objective(logp, gen, p["advantages"])
+    return term
+
+
+def derivative_error(entry: BuiltIn) -> float:
+    """The distance of an objective's derivative from central differences of its loss in each log π.
+
+    An objective either differentiates ρ or holds it constant, as if log μ moved with log π.
+    """
+    p = {k: x.double() if x.is_floating_point() else x for k, x in problem().items()}
+    gen, weights, objective = p["logprobs_gen"], p["token_weights"], entry.make()
+    logp = (gen + torch.linspace(-1.4, 1.3, N, dtype=torch.float64)).detach()
+    expected = weights * evaluate(objective, p, logp, gen).dloss_dlogp
+    errors = []
+    for moves_gen in (0.0, 1.0):
+        slopes = []
+        for step in 1e-5 * torch.eye(N, dtype=torch.float64):
+            ends = (evaluate(objective, p, logp + s, gen + moves_gen * s) for s in (step, -step))
+            above, below = ((weights * term.loss).sum() for term in ends)
+            slopes.append((above - below) / 2e-5)
+        errors.append(error(torch.stack(slopes), expected))
+    return min(errors)
+
+
+@pytest.mark.parametrize("name", objectives.OBJECTIVES)
+def test_the_derivative_of_every_objective_in_the_table_is_that_of_its_loss(name: str) -> None:
+    assert derivative_error(objectives.OBJECTIVES[name]) < 1e-7
+
+
+def test_the_table_s_settings_are_fields_of_its_objectives() -> None:
+    for entry in objectives.OBJECTIVES.values():
+        values = {name: 0.1 + i / 10 for i, name in enumerate(entry.settings.values())}
+        changed = entry.make(**values)
+        assert {name: getattr(changed, name) for name in values} == values
+
+
+def test_the_page_s_objective_is_built_in_by_its_class_and_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="loss 'soft_clip': expected one of cispo"):
+        cli.parse(["--objective.loss", "soft_clip"])
+    (snippet,) = re.findall(r"^```python\n([^`]*class SoftClip.*?)^```", PAGE.read_text(), re.M | re.S)
+    namespace = {"Term": Term}
+    monkeypatch.setitem(objectives.OBJECTIVES, "soft_clip", BuiltIn(REINFORCE))  # to be taken out again
+    exec(snippet, namespace)
+    assert derivative_error(objectives.OBJECTIVES["soft_clip"]) < 1e-7
+    made = make_objective(cli.parse(["--objective.loss", "soft_clip"]).config.objective)
+    assert isinstance(made, namespace["SoftClip"])  # type: ignore[arg-type]  # the class that the page defines
+    p = problem()
+    found = ours(p, objective=made)
+    assert found[0] == ours(p, objective=lambda *inputs: made(*inputs))[0]  # type: ignore[operator]
 
 
 def test_sapo_worked_by_hand() -> None:

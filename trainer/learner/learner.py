@@ -6,9 +6,9 @@ exchange their statistics, so that all of them step or all of them refuse.
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,11 @@ from trainer.accounting.throughput import peak_memory_gb, peak_tflops, throughpu
 from trainer.config import Config, ConfigError, default_token_budget
 from trainer.learner import checkpoint
 from trainer.learner.attention import FLASH_DTYPES, flash_kernel
-from trainer.learner.critic import NO_SUMS, Critic, Sums, overflowed, value_metrics
+from trainer.learner.critic import NO_SUMS, Critic, overflowed, value_metrics
 from trainer.learner.fused_body import fuse_on
 from trainer.learner.inputs import Inputs, prefetch
 from trainer.learner.objective import make_kl, make_objective
+from trainer.learner.offload import Offload
 from trainer.learner.optimizer import LossScale, ShardedAdamW, lr_share
 from trainer.learner.packing import MicroBatch
 from trainer.learner.part_times import PartTimes
@@ -31,31 +32,12 @@ from trainer.learner.policy_model import PolicyModel, PolicyOutput, load
 from trainer.learner.ranks import Ranks
 from trainer.learner.schedule import DUMMY, MicroStep, imbalance, rank_tokens, schedule
 from trainer.learner.sharding import load_from_rank0, local_shard, shard
-from trainer.learner.statistics import RatioStats, merge, ratio_metrics, stats_by_lag
-from trainer.mismatch import RANGES, means_by_position, sums_by_position
+from trainer.learner.statistics import BatchStats, batch_metrics, lag_histogram, rank_stats, total
 from trainer.models.resolve import resolve_model
 from trainer.telemetry import Clock
 from trainer.types import TokenScores, TrainBatch, TrainSequence
 
 MAX_SKIPPED = 3  # steps in a row without finite numbers end the run
-
-
-@dataclass(frozen=True, slots=True)
-class RankStats:
-    """What one rank computed in a step; the sums over ranks are the whole batch's."""
-
-    loss: float
-    squared_norm: float  # of the gradient
-    by_lag: dict[int, RatioStats]
-    reported: dict[str, float]  # sums over tokens of what the loss itself counts
-    problem: str  # why the numbers are missing, if they are
-    critic: Sums  # zeros where there is none
-    by_position: NDArray[np.float64]  # how far learner and generator lie apart
-
-    @property
-    def overflowed(self) -> bool:
-        """Whether it is the gradient alone that is not finite, as where float16's loss scale is too high."""
-        return math.isfinite(self.loss) and not self.problem and not math.isfinite(self.squared_norm)
 
 
 class Learner:
@@ -94,7 +76,7 @@ class Learner:
 
     @property
     def networks(self) -> dict[str, ShardedAdamW]:
-        """What is trained, and stands in a checkpoint."""
+        """The networks that are trained and stand in a checkpoint, by name."""
         return {"policy": self.policy} | ({"critic": self.critic.optimizer} if self.critic else {})
 
     @contextmanager
@@ -156,9 +138,9 @@ class Learner:
         }
 
     def score(self, sequences: Sequence[TrainSequence], logprobs: bool = True) -> tuple[TokenScores, ...]:
-        """What the models say of every token under the present weights; the policy only for `logprobs`."""
+        """Each model's scores of every token under the present weights; the policy's only for `logprobs`."""
         weighted = [replace(s, token_weights=np.ones(len(s.token_ids), np.float32)) for s in sequences]
-        ours: dict[int, dict[str, NDArray[np.float32]]] = {}  # by sequence and field of TokenScores
+        shard: dict[int, dict[str, NDArray[np.float32]]] = {}  # by sequence and field of TokenScores
         models, temperature = {"logprobs": self.model} if logprobs else {}, self.config.engine.temperature
         if self.reference is not None:
             models["logprobs_ref"] = self.reference
@@ -171,8 +153,8 @@ class Learner:
                     scored["values"] = self.critic.values(m, outputs["logprobs"]).cpu().numpy()
                 if m is not DUMMY:
                     for i in np.unique(m.owners).tolist():
-                        ours[i] = {name: values[m.owners == i] for name, values in scored.items()}
-        by_sequence = {i: scored for theirs in self.ranks.gather(ours) for i, scored in theirs.items()}
+                        shard[i] = {name: values[m.owners == i] for name, values in scored.items()}
+        by_sequence = {i: scored for scores in self.ranks.gather(shard) for i, scored in scores.items()}
         empty = dict.fromkeys([*models, *(["values"] if self.critic else [])], np.zeros(0, np.float32))
         return tuple(TokenScores(**by_sequence.get(i, empty)) for i in range(len(sequences)))
 
@@ -196,8 +178,8 @@ class Learner:
         """
         scales = [(s, s.state.clone()) for s in {network.scale for network in self.networks.values()}]
         stats, overflows = self._gradients(steps), 0
-        while (any(s.overflowed for s in stats) and self.policy.scale.lower()) or (
-            any(overflowed(s.critic) for s in stats) and self.networks["critic"].scale.lower()
+        while (stats.overflowed and self.policy.scale.lower()) or (
+            overflowed(stats.critic) and self.networks["critic"].scale.lower()
         ):
             self._drop_gradients()
             stats, overflows = self._gradients(steps), overflows + 1
@@ -208,22 +190,16 @@ class Learner:
             return self._skip(problem, key)
         self._skipped = 0
         with self.clock.state("optimizer"):
-            loss, norm = self._update(stats)
-        by_lag = merge(s.by_lag for s in stats)
-        tokens = sum(s.tokens for s in by_lag.values())
-        metrics: dict[str, Any] = {
-            name: sum(s.reported[name] for s in stats) / tokens for name in stats[0].reported
-        }
-        metrics |= {"learner/loss": loss, "learner/grad_norm": norm, "learner/tokens": float(tokens)}
+            self._update(stats)
+        metrics: dict[str, Any] = {"learner/loss": stats.loss, "learner/grad_norm": stats.norm}
         if self.critic is not None:
-            metrics |= value_metrics(np.sum([s.critic for s in stats], 0))
+            metrics |= value_metrics(stats.critic)
         if self.policy.scale.dynamic:
             metrics |= {"learner/loss_scale": self.policy.scale.value, "learner/overflows": float(overflows)}
-        metrics["mismatch/by_position"] = means_by_position(np.sum([s.by_position for s in stats], 0))
-        return metrics | ratio_metrics(by_lag)
+        return metrics | batch_metrics(stats)
 
-    def _gradients(self, steps: Sequence[MicroStep]) -> list[RankStats]:
-        """Forward and backward of every micro-batch, the loss times the loss scale; the ranks' statistics."""
+    def _gradients(self, steps: Sequence[MicroStep]) -> BatchStats:
+        """Forward and backward of every micro-batch, the loss scaled; the statistics of the batch."""
         outputs, value_sums = list[tuple[MicroBatch, PolicyOutput]](), list[torch.Tensor]()
         with self.clock.state("forward_backward"), self._parts_booked(), self.times.measuring():
             for step, inputs in self._prepared(steps):
@@ -241,9 +217,11 @@ class Learner:
                 outputs.append((m, out._replace(loss=out.loss.detach(), values=None)))
             self.policy.collect_gradients()
             critic = NO_SUMS if self.critic is None else self.critic.gradients(steps, value_sums)
-            ours = self._rank_stats(outputs, critic)
+            stats = rank_stats(
+                outputs, self.version, self.model.loss_replicas, self.policy.squared_norm(), critic, self._kl
+            )
         with self.clock.state("optimizer"):
-            return self.ranks.gather(ours)
+            return total(self.ranks.gather(stats))
 
     def _prepared(self, steps: Sequence[MicroStep]) -> Iterator[tuple[MicroStep, Inputs]]:
         """The micro-steps and this rank's tensors of each; on a GPU those of the next are made meanwhile."""
@@ -266,36 +244,18 @@ class Learner:
         self.clock.split({name: x / total for name, x in {**parts, "forward_backward": rest}.items()})
         self._part_seconds = {name: self._part_seconds.get(name, 0.0) + x for name, x in parts.items()}
 
-    def _rank_stats(self, outputs: Sequence[tuple[MicroBatch, PolicyOutput]], critic: Sums) -> RankStats:
-        by_lag, loss, by_position = [], 0.0, np.zeros((len(RANGES), 2))
-        # Of the objective's own ratio, which is not to the generator where the anchor is recomputed.
-        reported = dict.fromkeys(("ratio/truncated", "kl/ref")[: 1 if self._kl is None else 2], 0.0)
-        for m, out in outputs:
-            loss += float(out.loss) / self.model.loss_replicas  # type: ignore[arg-type]  # never None here
-            if m is not DUMMY and not out.problem:
-                logprobs, entropy = out.logprobs.cpu().numpy(), out.entropy.cpu().numpy()
-                positions = m.position_ids[m.rows] + 1
-                by_position += sums_by_position(np.abs(logprobs - m.logprobs_gen), positions)
-                by_lag.append(stats_by_lag(logprobs, m.logprobs_gen, entropy, self.version - m.versions))
-                for name in reported:
-                    reported[name] += len(logprobs) * float(out.stats[name])
-        problem = next((out.problem for _, out in outputs if out.problem), "")
-        norm = self.policy.squared_norm()
-        return RankStats(loss, norm, merge(by_lag), reported, problem, critic, by_position)
-
-    def _problem(self, stats: Sequence[RankStats]) -> tuple[str, str]:
-        """What of the step is not finite, or nothing, and the learning rate to lower. Every rank has the same
-        numbers, so all step or none."""
-        loss, norm = _loss_and_norm(stats)
-        critic = value_metrics(np.sum([s.critic for s in stats], 0))
+    def _problem(self, stats: BatchStats) -> tuple[str, str]:
+        """The number of the step that is not finite, if any, and the learning rate to lower. Every rank has
+        the same numbers, so all step or none."""
+        critic = value_metrics(stats.critic)
         value_loss, value_norm = critic["critic/loss"], critic["critic/grad_norm"]
-        if problem := next((s.problem for s in stats if s.problem), ""):
-            return problem, "learner.lr"
+        if stats.problem:
+            return stats.problem, "learner.lr"
         if not (math.isfinite(value_loss) and math.isfinite(value_norm)):
             text = f"the critic's loss is {value_loss:g}, its gradient norm is {value_norm:g}"
             return text, "objective.critic.lr"
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        return "" if finite else f"loss is {loss:g}, the gradient norm is {norm:g}", "learner.lr"
+        finite = math.isfinite(stats.loss) and math.isfinite(stats.norm)
+        return "" if finite else f"loss is {stats.loss:g}, the gradient norm is {stats.norm:g}", "learner.lr"
 
     def _skip(self, problem: str, key: str) -> dict[str, Any]:
         """Leave the weights as they are; the step's metrics. ConfigError if it is the last of MAX_SKIPPED."""
@@ -309,24 +269,22 @@ class Learner:
             )
         return {"learner/loss": math.nan, "learner/skipped_steps": 1.0, "learner/skipped_why": problem}
 
-    def _update(self, stats: Sequence[RankStats]) -> tuple[float, float]:
-        """Clip and step; returns the loss and the gradient's norm before clipping."""
-        loss, norm = _loss_and_norm(stats)
+    def _update(self, stats: BatchStats) -> None:
+        """Clip and step."""
         rate = self._learning_rate()
-        self.policy.step(norm, rate)
+        self.policy.step(stats.norm, rate)
         if self.critic is not None:
-            value_norm = value_metrics(np.sum([s.critic for s in stats], 0))["critic/grad_norm"]
+            value_norm = value_metrics(stats.critic)["critic/grad_norm"]
             self.critic.optimizer.step(value_norm, self.critic.settings.lr * rate / self.config.learner.lr)
         for scale in {network.scale for network in self.networks.values()}:  # a shared body's once
             scale.record_step()
-        return loss, norm
 
     def _drop_gradients(self) -> None:
         for network in self.networks.values():
             network.adamw.zero_grad(set_to_none=True)
 
     def _learning_rate(self) -> float:
-        """Of the next step."""
+        """Learning rate of the next step."""
         settings = self.config.learner
         return settings.lr * lr_share(settings, self.version + 1, self.config.pipeline.steps)
 
@@ -346,55 +304,3 @@ def make_policy(model_dir: str, config: Config, ranks: Ranks, frozen: bool = Fal
     shard(policy, ranks.mesh, config.learner.vocab_parallel)
     load_from_rank0(policy.lm, load(model_dir) if ranks.rank == 0 else None)
     return policy
-
-
-def _loss_and_norm(stats: Sequence[RankStats]) -> tuple[float, float]:
-    return sum(s.loss for s in stats), math.sqrt(sum(s.squared_norm for s in stats))
-
-
-def lag_histogram(batch: TrainBatch, version: int) -> dict[int, int]:
-    """Loss tokens by lag: the learner's version minus the token's."""
-    by_sequence = [version - s.versions[s.token_weights != 0] for s in batch.sequences]
-    lags, tokens = np.unique(np.concatenate([np.zeros(0, np.int32), *by_sequence]), return_counts=True)
-    return dict(zip(lags.tolist(), tokens.tolist(), strict=True))
-
-
-class Offload:
-    """Moves memory off a GPU and back, while engines use that GPU.
-
-    A storage is copied into pinned host memory and then shrunk to zero bytes. So every tensor in it remains
-    the same object: FSDP2's shards, the optimizer's views of them, tied weights, AdamW's moments. The host
-    copies are kept, since pinned memory is slow to allocate.
-    """
-
-    def __init__(self) -> None:
-        self._host: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
-
-    def offload(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy these tensors to the host and free their memory; they cannot be used until `reload`."""
-        for storage in [t.untyped_storage() for t in tensors]:
-            if storage.nbytes():  # 0: already offloaded, as tensors may share a storage
-                key, pinned = storage._cdata, storage.device.type == "cuda"
-                if key not in self._host:
-                    host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
-                    self._host[key] = storage, host
-                self._host[key][1].copy_(_bytes(storage), non_blocking=True)
-                storage.resize_(0)  # freed in stream order, so after the copy
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-
-    def reload(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy those of these tensors that are offloaded back into memory."""
-        for storage in [t.untyped_storage() for t in tensors]:
-            if not storage.nbytes() and storage._cdata in self._host:
-                host = self._host[storage._cdata][1]
-                storage.resize_(host.numel())
-                _bytes(storage).copy_(host, non_blocking=True)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-
-
-def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The whole storage."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

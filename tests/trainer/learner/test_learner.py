@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from kernels import NonFiniteError
 from trainer.config import Config, ConfigError, ModelConfig
-from trainer.learner.learner import Learner, lag_histogram
+from trainer.learner.learner import Learner
 from trainer.learner.packing import pack
+from trainer.learner.statistics import lag_histogram
 from trainer.types import TrainBatch, TrainSequence
 
 

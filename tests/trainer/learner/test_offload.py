@@ -17,7 +17,8 @@ from test_ranks import on_ranks
 from training import NoClock, config, make_model, sequences
 
 from trainer.config import Config
-from trainer.learner.learner import Learner, Offload
+from trainer.learner.learner import Learner
+from trainer.learner.offload import Offload
 from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import full_tensor
 from trainer.types import TrainBatch

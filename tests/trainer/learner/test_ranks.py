@@ -30,7 +30,8 @@ from transformers.utils import logging as transformers_logging
 import trainer.learner.learner
 from trainer.config import Config, ConfigError, ModelConfig, PipelineConfig
 from trainer.learner import checkpoint
-from trainer.learner.learner import Learner, Offload
+from trainer.learner.learner import Learner
+from trainer.learner.offload import Offload
 from trainer.learner.process import LearnerService, learner_main
 from trainer.learner.ranks import Ranks, init_ranks
 from trainer.learner.schedule import DUMMY, schedule
