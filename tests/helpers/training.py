@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 import kernels
 from trainer.config import Config, LearnerConfig, ObjectiveConfig, PipelineConfig
-from trainer.types import TrainSequence
+from trainer.learner import checkpoint
+from trainer.learner.learner import Learner
+from trainer.learner.sharding import as_dtensor, full_tensor
+from trainer.types import TrainBatch, TrainSequence
 
 VOCABULARY = 31
 SHAPE: dict[str, Any] = {
@@ -62,6 +66,33 @@ def make_model(kind: str, folder: Path) -> str:
     words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", pad_token="1").save_pretrained(folder)
     return str(folder)
+
+
+def gradients_of_step(
+    one: Learner, batch: TrainBatch
+) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+    """The metrics of a step, and the whole gradients it was taken with, by network and name."""
+    kept: dict[str, dict[str, torch.Tensor]] = {}
+    update = one._update
+
+    def keep(stats: Any) -> None:
+        for network, trained in one.networks.items():
+            shards = zip(trained.weights.items(), trained.parameters, strict=True)
+            kept[network] = {
+                name: full_tensor(as_dtensor(shard.grad, weight), torch.float32).clone() / trained.scale.value  # type: ignore[arg-type]
+                for (name, weight), shard in shards
+            }
+        update(stats)
+
+    one._update = keep  # type: ignore[method-assign]
+    return one.train(batch), kept
+
+
+def save(one: Learner, path: Path) -> None:
+    """A checkpoint of the learner, without a tokenizer."""
+    tokenizer: Any = SimpleNamespace(save_pretrained=lambda folder: None)
+    state = {"version": one.version}
+    checkpoint.save(path, one.model.lm, tokenizer, one.networks, one.version, state, one.ranks)
 
 
 def config(**learner: Any) -> Config:

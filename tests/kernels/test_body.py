@@ -241,41 +241,6 @@ def test_a_second_derivative_is_an_error() -> None:
 
 
 @pytest.mark.skipif("triton" not in BACKENDS, reason="Triton's interpreter is not on: see tests/gpu")
-def test_a_head_of_transformers_qwen3_is_what_the_ops_compute() -> None:
-    """The modules that the ops replace, on a tiny Qwen3 layer; in FP32, where nothing is rounded between."""
-    modeling = pytest.importorskip("transformers.models.qwen3.modeling_qwen3")
-    settings = modeling.Qwen3Config(
-        hidden_size=32, intermediate_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=8,
-        max_position_embeddings=64,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    norm, attention = modeling.Qwen3RMSNorm(32, eps=EPS), modeling.Qwen3Attention(settings, 0)
-    mlp, rotary = modeling.Qwen3MLP(settings), modeling.Qwen3RotaryEmbedding(settings)
-    for module in (norm, attention.q_norm, attention.k_norm):
-        torch.nn.init.normal_(module.weight, 1.0, 0.3)
-    x, residual = randn(1, 7, 32), randn(1, 7, 32, seed=1)
-    positions = torch.tensor([[0, 1, 2, 0, 1, 5, 6]])
-    hidden, total = fused_add_rms_norm(x, residual, norm.weight, EPS, backend="triton")
-    torch.testing.assert_close(total, x + residual)
-    torch.testing.assert_close(hidden, norm(x + residual))
-    torch.testing.assert_close(
-        mlp.down_proj(swiglu(mlp.gate_proj(hidden), mlp.up_proj(hidden), backend="triton")), mlp(hidden)
-    )
-    q, k = (proj(hidden).view(1, 7, -1, 8) for proj in (attention.q_proj, attention.k_proj))
-    cos, sin = rotary(hidden, positions)
-    expected = modeling.apply_rotary_pos_emb(
-        attention.q_norm(q).transpose(1, 2), attention.k_norm(k).transpose(1, 2), cos, sin
-    )
-    weights = {"q_weight": attention.q_norm.weight, "k_weight": attention.k_norm.weight, "eps": EPS}
-    found = fused_qk_norm_rope(q, k, cos[0], sin[0], **weights, backend="triton")
-    tables = rope_tables(64, 8, settings.rope_parameters["rope_theta"])
-    again = fused_qk_norm_rope(q, k, *tables, positions, **weights, backend="triton")
-    for x, y, z in zip(found, again, expected, strict=True):
-        torch.testing.assert_close(x.transpose(1, 2), z)
-        torch.testing.assert_close(y.transpose(1, 2), z)
-
-
-@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton's interpreter is not on: see tests/gpu")
 def test_a_position_outside_the_tables_gives_nan_where_it_cannot_be_checked() -> None:
     """The kernel itself: on a CPU `fused_qk_norm_rope` refuses the position."""
     from kernels.triton import rope

@@ -33,7 +33,7 @@ print(run(*map(int, sys.argv[2:])) * 1024)
     "backend", [n for n, info in backend_info().items() if info["available"] and n != "triton"]
 )
 def test_training_takes_one_chunk_of_logits_and_dw(backend: str) -> None:
-    n, h, v, c = 800, 32, 60_013, 100
+    n, h, v, c = 600, 8, 40_013, 50
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, backend, *map(str, (n, h, v, c))],
         capture_output=True, text=True, check=True,

@@ -67,6 +67,7 @@ def test_a_transformers_model_trains_on_our_loss() -> None:
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_transformers_imported_first_finds_ours_and_leaves_it_alone() -> None:
     # every model file imports hub_kernels, whose probe may import `kernels`
     done = python("from transformers.integrations import hub_kernels; from kernels import policy_loss", HERE)

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import losses
 import pytest
 import torch
 import torch._dynamo.testing
 from backends import BACKENDS
+from losses import error
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -40,16 +42,8 @@ from kernels.settings import Settings, register
 BATCH_INVARIANT = [name for name in BACKENDS if name != "torch"]  # MKL's products are not
 
 
-def problem(n: int = 23, h: int = 13, v: int = 61, std: float = 1.0, seed: int = 0) -> dict[str, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    rand = lambda *shape: torch.randn(*shape, generator=g)  # noqa: E731  # a one-line shorthand
-    hidden, weight = rand(n, h).bfloat16().float(), (rand(v, h) * std / h**0.5).bfloat16().float()
-    targets = torch.randint(v, (n,), generator=g)
-    logp = torch.log_softmax((hidden @ weight.T).double(), 1)[torch.arange(n), targets].float()
-    return {
-        "hidden": hidden, "weight": weight, "targets": targets, "logprobs_gen": logp + 0.5 * rand(n),
-        "advantages": rand(n), "token_weights": torch.rand(n, generator=g) / max(n, 1),
-    }  # fmt: skip
+def problem(n: int = 23, h: int = 13, v: int = 61) -> dict[str, Tensor]:
+    return losses.problem(n, h, v)
 
 
 def leaves(p: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -61,10 +55,6 @@ def run(p: dict[str, Tensor], **options: Any) -> list[Tensor]:
     out = policy_loss(**q, **options)  # type: ignore[arg-type]  # every argument is a tensor
     out.loss.backward()
     return [out.loss.detach(), out.logprobs, out.entropy, q["hidden"].grad, q["weight"].grad]  # type: ignore[list-item]  # set by backward
-
-
-def error(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b).norm() / b.norm().clamp(min=1e-30))
 
 
 def own(logp: Tensor, logprobs_gen: Tensor, advantages: Tensor) -> Term:
@@ -304,16 +294,6 @@ def test_a_certain_tokens_entropy_keeps_its_relative_precision(backend: str) -> 
     assert float(entropy) == pytest.approx(math.exp(-gap) * (gap + 1), rel=1e-5, abs=0)
 
 
-def test_integer_operands_give_the_exact_logits(backend: str) -> None:
-    # integers below 2⁸ have exact products and sums: log-probs depend on the softmax alone
-    g = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randint(-2, 3, shape, generator=g).float() for shape in ((9, 300), (41, 300)))
-    targets = torch.randint(41, (9,), generator=g)
-    logp, _ = linear_logprob(hidden, weight, targets, backend=backend)
-    exact = torch.log_softmax(hidden.double() @ weight.double().T, 1)[torch.arange(9), targets]
-    assert float(((logp - exact) / exact).abs().max()) <= 4e-7
-
-
 def test_a_fault_in_the_data_is_named_on_every_backend(backend: str) -> None:
     for name, value, says in (
         ("hidden", math.nan, "hidden holds NaN"), ("weight", math.nan, "weight holds NaN"),
@@ -323,6 +303,9 @@ def test_a_fault_in_the_data_is_named_on_every_backend(backend: str) -> None:
         p[name].view(-1)[5] = value
         with pytest.raises(ValueError, match=says):
             policy_loss(**p, backend=backend)  # type: ignore[arg-type]  # every argument is a tensor
+        if name != "logprobs_gen":
+            with pytest.raises(ValueError, match=says):
+                linear_logprob(p["hidden"], p["weight"], p["targets"], backend=backend)
 
 
 def test_strided_inputs_are_right(backend: str) -> None:

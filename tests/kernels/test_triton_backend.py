@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from losses import error
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -19,10 +20,6 @@ pytestmark = [
     pytest.mark.skipif(not config.INTERPRET, reason="TRITON_INTERPRET=1 is not set: see tests/gpu"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
-
-
-def error(x: Tensor, exact: Tensor) -> float:
-    return float((x.double() - exact).norm() / exact.norm())
 
 
 def test_parts_add_up_to_the_number() -> None:

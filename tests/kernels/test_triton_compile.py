@@ -21,7 +21,10 @@ import pytest
 import torch
 from sass import instructions_in_loop, instructions_outside_products
 
-pytestmark = pytest.mark.timeout(1500)  # a generation takes two minutes on two idle cores
+pytestmark = [
+    pytest.mark.timeout(1500),  # a generation takes two minutes on two idle cores
+    pytest.mark.slow,
+]
 SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # of a block, CUDA C++ Programming Guide
 ROWS, WIDTH = 4096, 4096
 PRODUCT = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}  # the tensor cores' instruction
@@ -304,7 +307,7 @@ def report(capability: int) -> dict[str, dict[str, Any]]:
 
 generations = pytest.mark.parametrize(
     "capability",
-    [90, pytest.param(80, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.slow)],
+    [80, 90, 100],
     ids="sm_{}".format,
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training import MODELS, make_model, of_the_data
-from transformers import AutoModelForCausalLM, Qwen3Config
+from training import MODELS, NoClock, make_model, of_the_data, sequences
+from transformers import AutoModelForCausalLM
 
 from trainer import run_folder
 from trainer.config import Config, ConfigError, LearnerConfig
@@ -22,48 +21,22 @@ from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
 from trainer.main import checkpoint_state
 from trainer.run_folder import checkpoints, damage
-from trainer.types import TrainBatch, TrainSequence
+from trainer.types import TrainBatch
 
-CLOCK: Any = SimpleNamespace(state=lambda name: nullcontext(), split=lambda shares: None)
 TOKENIZER: Any = SimpleNamespace(save_pretrained=lambda folder: (folder / "tokenizer.json").write_text("{}"))
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(3)
-    folder = tmp_path_factory.mktemp("model")
-    shape: dict[str, Any] = {
-        "vocab_size": 29,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-    }
-    config = Qwen3Config(
-        **shape, num_attention_heads=2, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return str(folder)
+    return make_model("tied", tmp_path_factory.mktemp("model"))
 
 
 def learner(model_dir: str, resume_from: str | None = None) -> Learner:
-    return Learner(Config(learner=LearnerConfig(lr=1e-2, warmup_steps=3)), model_dir, CLOCK, resume_from)
+    return Learner(Config(learner=LearnerConfig(lr=1e-2, warmup_steps=3)), model_dir, NoClock(), resume_from)
 
 
 def batch(step: int) -> TrainBatch:
-    rng = np.random.default_rng(step)
-    prompt = rng.integers(0, 29, 4).astype(np.int32)
-    return TrainBatch(
-        step,
-        tuple(
-            TrainSequence(
-                prompt, rng.integers(0, 29, 6).astype(np.int32), np.full(6, -3.3, np.float32),
-                np.full(6, step - 1, np.int32), np.full(6, 1 / 24, np.float32),
-                np.full(6, rng.normal(), np.float32),
-            )
-            for _ in range(4)
-        ),
-        {},
-    )  # fmt: skip
+    return TrainBatch(step, sequences(step, step - 1), {})
 
 
 def save(one: Learner, path: Path, state: dict[str, Any] | None = None) -> None:
@@ -101,7 +74,7 @@ def test_a_resume_takes_the_optimizers_settings_of_today(model_dir: str, tmp_pat
     one.train(batch(1))
     save(one, tmp_path / "step-000001")
     today = LearnerConfig(lr=2e-3, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.5)
-    resumed = Learner(Config(learner=today), model_dir, CLOCK, str(tmp_path / "step-000001"))
+    resumed = Learner(Config(learner=today), model_dir, NoClock(), str(tmp_path / "step-000001"))
     group = resumed.optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (2e-3, (0.8, 0.9), 1e-7, 0.5)
     assert len(resumed.optimizer.state) == len(resumed.parameters)  # the moments are those of the checkpoint
@@ -116,8 +89,8 @@ def test_a_checkpoint_is_a_hugging_face_model_with_the_same_logits(kind: str, tm
     s = batch(1).sequences[0]
     ids = torch.from_numpy(np.concatenate([s.prompt_ids, s.token_ids]).astype(np.int64))[None]
     with torch.no_grad():
-        logp = lm(ids).logits[0, 3:-1].log_softmax(-1)
-    expected = logp[range(6), s.token_ids.tolist()].numpy()
+        logp = lm(ids).logits[0, len(s.prompt_ids) - 1 : -1].log_softmax(-1)
+    expected = logp[range(len(s.token_ids)), s.token_ids.tolist()].numpy()
     np.testing.assert_allclose(one.score([s])[0].logprobs, expected, atol=1e-5)
 
 

@@ -11,16 +11,25 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_ranks import FEW, on_ranks, save
+from test_ranks import FEW, on_ranks
 from torch import Tensor
-from training import NoClock, config, error, make_model, of_the_data, sequences
+from training import (
+    NoClock,
+    config,
+    error,
+    gradients_of_step,
+    make_model,
+    of_the_data,
+    save,
+    sequences,
+)
 from transformers import AutoModelForCausalLM
 
 from trainer.config import Config, ConfigError, CriticConfig, ObjectiveConfig
 from trainer.learner.critic import value_term
 from trainer.learner.learner import Learner
 from trainer.learner.ranks import Ranks
-from trainer.learner.sharding import as_dtensor, full_tensor
+from trainer.learner.sharding import full_tensor
 from trainer.learner.weight_file import WeightFiles
 from trainer.types import TrainBatch, TrainSequence
 
@@ -66,18 +75,8 @@ def batch(step: int = 1, seed: int = 0) -> TrainBatch:
 
 def gradient(one: Learner, b: TrainBatch) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The metrics of a step, and the gradients of policy and critic it was taken with."""
-    kept: dict[str, Tensor] = {}
-    update = one._update
-
-    def keep(stats: Any) -> tuple[float, float]:
-        for network, trained in one.networks.items():
-            for (name, weight), shard in zip(trained.weights.items(), trained.parameters, strict=True):
-                whole = full_tensor(as_dtensor(shard.grad, weight), torch.float32)  # type: ignore[arg-type]
-                kept[f"{network} {name}"] = whole.clone() / trained.scale.value
-        return update(stats)
-
-    one._update = keep  # type: ignore[method-assign]
-    return one.train(b), kept
+    metrics, gradients = gradients_of_step(one, b)
+    return metrics, {f"{network} {n}": g for network, named in gradients.items() for n, g in named.items()}
 
 
 def of_critic(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -104,7 +103,6 @@ def test_a_critic_learns(model_dir: str, body: str) -> None:
     metrics = [one.train(replace(batch(), step=step)) for step in range(1, 41)]
     explained = [m["critic/explained_variance"] for m in metrics]
     assert explained[0] == 0  # all values are 0
-    print(body, "explained variance", [round(x, 3) for x in explained[::5]], round(explained[-1], 3))
     assert explained[-1] > 0.8
     assert metrics[-1]["critic/loss"] < 0.2 * metrics[0]["critic/loss"]
     values = np.concatenate([x.values for x in one.score(batch().sequences)])  # type: ignore[misc]
@@ -148,7 +146,6 @@ def test_16_bits_are_near_32_and_float16_is_nearer(model_dir: str) -> None:
         gaps[dtype] = float(np.abs(ours - values).mean())
         errors[dtype] = error(of_critic(gradient(one, batch())[1]), of_critic(expected))
         assert all(w.dtype == torch.float32 for w in one.networks["critic"].parameters)
-    print(f"mean |V - V_fp32|: {gaps}; relative error of the gradient: {errors}; std of V {values.std():.3g}")
     assert 1e-5 < gaps["float16"] < gaps["bfloat16"] / 4 < 0.02
     assert errors["float16"] < errors["bfloat16"] / 4 < 0.05
 

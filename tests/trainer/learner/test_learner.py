@@ -9,7 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from training import NoClock, config, error, make_model, of_the_data, oracle, sequences
+from training import (
+    NoClock,
+    config,
+    error,
+    gradients_of_step,
+    make_model,
+    of_the_data,
+    oracle,
+    sequences,
+)
 from transformers import AutoModelForCausalLM
 
 from kernels import NonFiniteError
@@ -33,16 +42,8 @@ def gradients(
     model_dir: str, batch: Sequence[TrainSequence], c: Config
 ) -> tuple[int, dict[str, torch.Tensor]]:
     """Number of micro-batches, and the gradients the learner would step with."""
-    one = learner(model_dir, c)
-    kept: dict[str, torch.Tensor] = {}
-
-    def keep(stats: object) -> tuple[float, float]:
-        kept.update({n: p.grad.clone() for n, p in one.model.lm.named_parameters() if p.grad is not None})
-        return 0.0, 0.0
-
-    one._update = keep  # type: ignore[method-assign]
-    metrics = one.train(TrainBatch(1, tuple(batch), {}))
-    return int(metrics["learner/micro_batches"]), kept
+    metrics, kept = gradients_of_step(learner(model_dir, c), TrainBatch(1, tuple(batch), {}))
+    return int(metrics["learner/micro_batches"]), kept["policy"]
 
 
 BUDGETS = {1: 4096, 2: 80, 7: 19}
@@ -109,12 +110,6 @@ def test_clipping_is_that_of_torch(model_dir: str) -> None:
             used = one.optimizer.state[ours]["exp_avg"] / 0.1  # 1 - beta1: AdamW's own step hides the scale
             expected = p.grad if clip == 0.05 else p.grad * norm / 0.05
             torch.testing.assert_close(used, expected, rtol=1e-4, atol=1e-7)
-
-
-def test_warm_up_is_linear_then_constant(model_dir: str) -> None:
-    one = learner(model_dir, config(warmup_steps=4))
-    rates = [one.train(TrainBatch(i + 1, sequences(i, i), {}))["learner/lr"] for i in range(6)]
-    np.testing.assert_allclose(rates, [2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
 
 
 @pytest.mark.parametrize("where", ["advantage", "weights", "loss", "gradient"])

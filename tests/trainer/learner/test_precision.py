@@ -6,20 +6,18 @@ import json
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from training import NoClock, config, error, make_model, oracle, sequences
+from training import NoClock, config, error, make_model, oracle, save, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer.config import Config, EngineConfig, LearnerConfig, ModelConfig, PipelineConfig
 from trainer.controller.parity import PARITY_NATS
 from trainer.engines.torch import process
 from trainer.engines.torch.engine import TorchEngine
-from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
 from trainer.learner.optimizer import FIRST_SCALE, LossScale, lr_share
 from trainer.learner.packing import pack
@@ -96,9 +94,8 @@ def test_the_scale_doubles_after_a_hundred_steps_and_stands_in_a_checkpoint(
     one = Learner(of("float16"), model_dir, NoClock())  # type: ignore[arg-type]
     one.policy.scale.state[0] = 2.0**9
     one.train(TrainBatch(1, sequences(), {}))
-    tokenizer: Any = SimpleNamespace(save_pretrained=lambda folder: None)
     folder = tmp_path / "step-000001"
-    checkpoint.save(folder, one.model.lm, tokenizer, one.networks, 1, {}, one.ranks)
+    save(one, folder)
     back = Learner(of("float16"), str(folder), NoClock(), str(folder))  # type: ignore[arg-type]
     assert back.policy.scale.state.tolist() == [2.0**9, 1]
 
@@ -206,8 +203,7 @@ def test_a_resumed_learner_keeps_its_place_in_the_schedule(model_dir: str, tmp_p
     c = replace(config(schedule="linear"), pipeline=PipelineConfig(steps=4, max_lag=2))
     one = Learner(c, model_dir, NoClock())  # type: ignore[arg-type]
     rates = [one.train(TrainBatch(i + 1, sequences(i, i), {}))["learner/lr"] for i in range(2)]
-    tokenizer: Any = SimpleNamespace(save_pretrained=lambda folder: None)
-    checkpoint.save(tmp_path / "step-2", one.model.lm, tokenizer, one.networks, 2, {}, one.ranks)
+    save(one, tmp_path / "step-2")
     back = Learner(c, str(tmp_path / "step-2"), NoClock(), str(tmp_path / "step-2"))  # type: ignore[arg-type]
     rates.append(back.train(TrainBatch(3, sequences(2, 2), {}))["learner/lr"])
     np.testing.assert_allclose(rates, [1e-3, 0.75e-3, 0.5e-3])  # learner.lr is 1e-3

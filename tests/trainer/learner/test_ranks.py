@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,19 +22,28 @@ import torch
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
-from training import MODELS, NoClock, config, error, make_model, oracle, sequences
+from training import (
+    MODELS,
+    NoClock,
+    config,
+    error,
+    gradients_of_step,
+    make_model,
+    oracle,
+    save,
+    sequences,
+)
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import trainer.learner.learner
 from trainer.config import Config, ConfigError, ModelConfig, PipelineConfig
-from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
 from trainer.learner.offload import Offload
 from trainer.learner.process import LearnerService, learner_main
 from trainer.learner.ranks import Ranks, init_ranks
 from trainer.learner.schedule import DUMMY, schedule
-from trainer.learner.sharding import as_dtensor, full_tensor
+from trainer.learner.sharding import full_tensor
 from trainer.messages import Ack, Failed, Ready, Refused, Save, Score, Shutdown, StepDone
 from trainer.types import TrainBatch, TrainSequence
 
@@ -103,15 +111,6 @@ CASES = {
 def one_step(model_dir: str, c: Config, batch: tuple[TrainSequence, ...], ranks: Ranks | None) -> Results:
     """Scores, then an optimizer step: its gradient, its metrics and the weights after it."""
     one = Learner(c, model_dir, NoClock(), None, ranks)  # type: ignore[arg-type]
-    gradient: dict[str, torch.Tensor] = {}
-    update = one._update
-
-    def keep(stats: Any) -> tuple[float, float]:
-        for (name, weight), shard in zip(one.weights.items(), one.parameters, strict=True):
-            gradient[name] = full_tensor(as_dtensor(shard.grad, weight), torch.float32).clone()  # type: ignore[arg-type]
-        return update(stats)
-
-    one._update = keep  # type: ignore[method-assign]
     scores = [x.logprobs for x in one.score(batch)]
     kept = 0
 
@@ -121,7 +120,8 @@ def one_step(model_dir: str, c: Config, batch: tuple[TrainSequence, ...], ranks:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-        metrics = one.train(TrainBatch(1, batch, {}))
+        metrics, gradients = gradients_of_step(one, TrainBatch(1, batch, {}))
+    gradient = gradients["policy"]
     weights = {name: full_tensor(w, torch.float32).clone() for name, w in one.weights.items()}
     return {"gradient": gradient, "weights": weights, "scores": scores, "metrics": metrics, "kept": kept}
 
@@ -196,12 +196,6 @@ def on_two_from_one(model_dir: str, one: Path, two: Path, ranks: Ranks) -> Resul
     resumed.train(TrainBatch(3, sequences(3, 2), {}))
     weights = {name: full_tensor(w, torch.float32).clone() for name, w in resumed.weights.items()}
     return {"random": random, "refusal": refusal, "weights": weights}
-
-
-def save(one: Learner, path: Path) -> None:
-    tokenizer: Any = SimpleNamespace(save_pretrained=lambda folder: None)
-    state = {"version": one.version}
-    checkpoint.save(path, one.model.lm, tokenizer, one.networks, one.version, state, one.ranks)
 
 
 @pytest.mark.slow
