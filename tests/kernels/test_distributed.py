@@ -51,7 +51,7 @@ def _start(rank: int, size: int, folder: str, work: Callable[[int, int], list[Te
 
 
 def on_ranks(size: int, folder: Path, work: Callable[[int, int], list[Tensor]]) -> list[list[Tensor]]:
-    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "kernels.loss"])  # once, not by each rank
+    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "kernels.loss"])  # not by each rank
     mp.start_processes(_start, (size, str(folder), work), nprocs=size, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 

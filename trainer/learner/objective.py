@@ -13,8 +13,8 @@ def make_objective(config: ObjectiveConfig) -> Objective | SequenceObjective:
     """The objective that the settings name. ConfigError if it is the user's own and cannot be called."""
     if config.built_in is None:
         return _own(config.loss)
-    fields = {field: getattr(config, key) for key, field in config.built_in.settings.items()}
-    return config.built_in.make(**{field: x for field, x in fields.items() if x is not None})
+    fields, values = config.built_in.settings, config.loss_settings
+    return config.built_in.make(**{fields[key]: x for key, x in values.items() if key in fields})
 
 
 def make_kl(config: ObjectiveConfig) -> KL | None:
