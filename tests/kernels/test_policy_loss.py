@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from typing import Any
 
-import losses
 import pytest
 import torch
 from losses import error
@@ -20,8 +19,20 @@ from kernels.reference import reference_loss
 pytestmark = pytest.mark.usefixtures("isa")  # the default backend of CPU tensors is the native one
 
 
-def problem(n: int = 37, h: int = 13, v: int = 101) -> dict[str, Tensor]:
-    return losses.problem(n, h, v, noise=0.8)
+def problem(n: int = 37, h: int = 13, v: int = 101, scale: float = 1.0, seed: int = 0) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    rand = lambda *shape: torch.randn(*shape, generator=g)  # noqa: E731  # a one-line shorthand
+    logits_std = scale / h**0.5
+    inputs = {
+        "hidden": rand(n, h),
+        "weight": rand(v, h) * logits_std,
+        "targets": torch.randint(v, (n,), generator=g),
+        "advantages": rand(n),
+        "token_weights": torch.rand(n, generator=g) / max(n, 1),
+    }
+    log_pi = torch.log_softmax(inputs["hidden"] @ inputs["weight"].T, 1)
+    logp = log_pi.gather(1, inputs["targets"][:, None])[:, 0]
+    return inputs | {"logprobs_gen": logp + 0.8 * rand(n)}  # ratios on both sides of the bound
 
 
 def per_token(p: dict[str, Tensor]) -> dict[str, Any]:
