@@ -41,8 +41,8 @@ COMMANDS = {"trainer.main", "trainer.doctor"}  # they connect the folders, and n
 # config/. They only fall. A feature that needs room says in its commit how many lines it costs, and raises
 # its folder by that.
 CEILINGS = {
-    "kernels": 2_690,
-    "trainer": 1_820,
+    "kernels": 2_770,  # 80 for the table of objectives, the op's described arguments and op.py in three files
+    "trainer": 1_830,  # 10 for reading the table of objectives
     "controller": 1_950,
     "engines": 1_700,
     "launcher": 1_800,
