@@ -15,6 +15,7 @@ from trainer.jsonl import write_atomic
 
 SHARED = Path("/dev/shm")
 CHECKSUMS = "checksums.json"  # in the folder of a checkpoint: of all its files
+EVENTS = "events/controller.jsonl"  # what the record is made of, as the controller logs it
 ENDED = "ended.json"  # in the folder of a run that is complete
 ORIGIN = "origin.json"  # in the folder of a run that began from another one
 PREFIX = f"sigmoid-rl-{os.getuid()}-"  # of folders in shared memory: of weights, vLLM, verifiers
@@ -77,7 +78,8 @@ def _check_begun(folder: Path) -> None:
 
 def _set_aside(folder: Path) -> None:
     """Move what a run without a checkpoint has recorded to before-N/, since it starts from its beginning."""
-    names = ("journal", "metrics.jsonl", "samples.jsonl", "timeline.jsonl", "ledger.json", "tensorboard")
+    files = ("metrics.jsonl", "samples.jsonl", "timeline.jsonl", "ledger.json")
+    names = ("journal", "events", "tensorboard", *files)
     present = [path for name in names if (path := folder / name).exists()]
     if present:
         aside = folder / f"before-{1 + len(list(folder.glob('before-*')))}"

@@ -108,7 +108,7 @@ class Ledger:
         A role whose reports end before is taken to have stayed in its last state. But start-up and the first
         evaluation are over when training begins, so time after a state from before that counts as training.
         """
-        now = max(map(self._reported_until, self.devices)) if at is None else at - self._start
+        now = self._latest() if at is None else at - self._start
         hours: dict[str, float] = defaultdict(float)
         for (role, kind), seconds in _sum(self._settled, self._kinds(now)).items():
             hours[kind] += self.devices[role] * seconds / 3600
@@ -137,9 +137,10 @@ class Ledger:
         return {
             "unit": self.unit,
             "devices_total": sum(self.devices.values()),
-            "wall_s": self._past_wall + max(map(self._reported_until, self.devices)),
+            "wall_s": self._past_wall + self._latest(),
             "roles": roles,
             "compute": asdict(self.compute()),
+            "clock": {"start": self._start, "end": self._start + self._latest()},
         }
 
     def write(self, run_dir: Path) -> None:
@@ -162,6 +163,10 @@ class Ledger:
     def _reported_until(self, role: str) -> float:
         """The end of a role's last span."""
         return self._last[role].end if role in self._last else 0.0
+
+    def _latest(self) -> float:
+        """The latest report of a role that holds devices."""
+        return max(map(self._reported_until, self.devices))
 
     def _book(self, span: Span) -> None:
         self._seconds.setdefault(span.role, defaultdict(float))[span.state] += span.end - span.start

@@ -40,7 +40,6 @@ completions have arrived. Training rollouts go on in the slots left over, and th
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -61,7 +60,6 @@ from trainer.controller.rounds import Minibatch, deal
 from trainer.controller.sampler import Sampler
 from trainer.controller.scores import to_score
 from trainer.controller.weight_sync import WeightSync
-from trainer.jsonl import nan_to_null
 from trainer.messages import StepDone
 from trainer.types import Group, TokenScores
 
@@ -98,7 +96,6 @@ class Controller:
         self._moments = Moments()  # of the advantages of all batches
         self._longest = self.config.engine.longest_completion(len(ctx.phrase_ids))
         self._stepped = False  # in this process
-        self._recent: deque[dict[str, Any]] = deque(maxlen=100)  # events, more than a pipe holds
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the run ends
         self.groups = Groups(ctx, sampler, journal, emit, self._spawn)
 
@@ -131,7 +128,7 @@ class Controller:
     async def _run(self) -> None:
         if self.version == 0:
             await self._evaluate(0)
-        self._record("training_begins", {"step": self.version})
+        self.emit("training_begins", {"step": self.version})
         self.groups.free_slots(self.version)
         sync = self._spawn(self._sync_loop(), "sync loop")
         issue = self._spawn(self.groups.issue(), "issue loop")
@@ -261,14 +258,14 @@ class Controller:
         began = time.monotonic()
         work = evaluate(self.ctx, self.dataset, version)
         result = await self._wait_for(work, f"evaluate: version {version}")
-        self._record("eval", {"step": version, "seconds": time.monotonic() - began} | result)
+        self.emit("eval", {"step": version, "seconds": time.monotonic() - began} | result)
 
     async def save(self) -> None:
         """Write a checkpoint of the present version, with the state that a resume needs."""
         sampler = self.sampler.state_dict()
         state = {"version": self.version, "group_id": self._group_id, "sampler": sampler}
         state["pending"] = self.groups.pending(self._group_id)
-        state |= {"advantages": asdict(self._moments), "events": list(self._recent)}
+        state["advantages"] = asdict(self._moments)
         if self.keep:
             self._kept, self.keep = (self.version, self.keep), 0.0
         state["kept"] = self._kept[1] if self._kept[0] == self.version else 0.0  # also if written again
@@ -284,14 +281,9 @@ class Controller:
         progress["engine/push_s"] = self.weights.push_s
         progress["train/rollout_tokens"] = minibatch.generated_tokens
         progress |= task_metrics(groups, minibatch.aside, self.config.mixture)
-        self._record("step", {"step": done.version, "train/wait_s": waited} | progress | stats | done.metrics)
+        self.emit("step", {"step": done.version, "train/wait_s": waited} | progress | stats | done.metrics)
         for group in groups[: self.config.logging.samples_per_step]:
             self.emit("sample", sample_record(group, done.version))
-
-    def _record(self, kind: str, data: dict[str, Any]) -> None:
-        """Emit an event and keep it for the next checkpoint: a killed launcher may not have written it."""
-        self._recent.append({"kind": kind, "time": time.monotonic(), "data": nan_to_null(data)})
-        self.emit(kind, data)
 
     async def _first_of(self, work: Awaitable[None], *background: asyncio.Task[Any]) -> None:
         """Wait for `work`, but raise at once if a background task fails."""

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trainer.config import Config, ConfigError, EngineConfig
 from trainer.controller.controller import Controller
@@ -22,13 +23,16 @@ from trainer.controller.rewards import Rewards
 from trainer.controller.rollout import RolloutContext
 from trainer.engines.pool import EnginePool
 from trainer.engines.protocol import EngineClient
+from trainer.jsonl import append, open_to_append
 from trainer.messages import Event, Keep, Replacement, Shutdown
 from trainer.roles import role_name, run_role, started
+from trainer.run_folder import EVENTS
 from trainer.telemetry import send
 from trainer.types import Prompt
 from trainer.verifiers.verifier import Scorer
 
 ALIVE_EVERY_S = 2.0
+LOGGED = ("ready", "training_begins", "step", "eval")  # kinds of events
 _sending = threading.Lock()
 _tasks: set[asyncio.Task[None]] = set()  # the event loop holds tasks by weak references only
 
@@ -57,12 +61,11 @@ async def _run(
     telemetry: Connection,
     kind: type[Controller] = Controller,
 ) -> None:
-    emit = partial(send_event, telemetry)
-
     def note(text: str) -> None:
         emit("note", {"text": text})
 
     with alive(telemetry), ExitStack() as stack:
+        emit = partial(send_event, telemetry, log=stack.enter_context(event_log(config.run_dir)))
         learner = stack.enter_context(closing(LearnerClient(learner_conn)))
         clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
         deadline = Deadline(config.pipeline.deadline_s)
@@ -130,10 +133,23 @@ def check_lengths(
         )
 
 
-def send_event(telemetry: Connection, kind: str, data: dict[str, Any]) -> None:
-    """Send the launcher an event of this moment."""
+def send_event(telemetry: Connection, kind: str, data: dict[str, Any], log: IO[str] | None = None) -> None:
+    """Send the launcher an event of this moment, and log it first if the run's record is made of it.
+
+    This process outlives a killed launcher by the step under way, which a resume records from the log.
+    """
     with _sending:
-        send(telemetry, Event(kind, time.monotonic(), data))
+        event = Event(kind, time.monotonic(), data)
+        if log is not None and kind in LOGGED:
+            append(log, asdict(event))
+        send(telemetry, event)
+
+
+def event_log(run_dir: str) -> IO[str]:
+    """The file of events that the run's record is made of; a resume deletes it once it has recorded them."""
+    path = Path(run_dir, EVENTS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open_to_append(path)
 
 
 def listen(telemetry: Connection, controller: Controller, engines: EnginePool, start: Deadline) -> None:

@@ -7,12 +7,13 @@ the same samples would have taught, but then they are not samples of the policy 
 
 import asyncio
 import json
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Config
-from trainer.controller.controller import Controller, due
+from trainer.controller.controller import Controller, Emit, due
 from trainer.controller.process import controller_main
 from trainer.controller.recorded import Recorded
 from trainer.jsonl import nan_to_null, read_lines
@@ -31,6 +32,7 @@ class Replay(Controller):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.emit = partial(self._emit, self.emit)
         source = origin(self.config.run_dir)
         run = Path(source["replay"])
         self._recorded, self._marks = Recorded(run), {"replay/off_policy": float(bool(source["changed"]))}
@@ -49,7 +51,7 @@ class Replay(Controller):
         self.emit("note", {"text": differs if self._differs else same})
 
     async def _run(self) -> None:
-        self._record("training_begins", {"step": self.version})
+        self.emit("training_begins", {"step": self.version})
         prompts = {p.prompt_id: p for p in self.dataset.train}
         for minibatches in self._recorded.rounds(prompts, self.config.pipeline.off_policy):
             unscored = [g for m in minibatches if not m.epoch for g in m.groups]
@@ -64,11 +66,11 @@ class Replay(Controller):
                 if due(self.version, self.config.logging.checkpoint_every):
                     await self.save()
 
-    def _record(self, kind: str, data: dict[str, Any]) -> None:
+    def _emit(self, emit: Emit, kind: str, data: dict[str, Any]) -> None:
         if kind == "step" and not self._differs:
             same = nan_to_null(data["learner/loss"]) == self._losses.get(data["step"])  # null: skipped
             self._differs = 0 if same else data["step"]
-        super()._record(kind, data | (self._marks if kind == "step" else {}))
+        emit(kind, data | (self._marks if kind == "step" else {}))
 
     def _evaluates(self, version: int) -> bool:
         return False

@@ -3,8 +3,8 @@
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Set
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ from trainer.jsonl import read_lines, write_atomic
 from trainer.launcher.metrics import MetricsWriter
 from trainer.launcher.placement import Devices
 from trainer.launcher.terminal import View
-from trainer.launcher.unwritten import unwritten_rows
 from trainer.launcher.warning_signs import SIGNS, Guards
 from trainer.messages import Event, Keep, Spans
 from trainer.roles import role_kind
-from trainer.run_folder import checkpoints, kept, origin, record_end
+from trainer.run_folder import EVENTS, checkpoints, kept, origin, record_end
 from trainer.scaling import EvalPoint, Fit, curve_of
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.earlier import learn
@@ -49,7 +48,7 @@ class Recorder:
     ) -> None:
         self.config, self.view, self.run_dir = config, view, Path(config.run_dir)
         self.estimated_gb, self.peak_gb = estimated_gb, 0.0  # peak: measured by the learner's first rank
-        self.start = self._ledger_written = time.monotonic()
+        self.start = self._began = self._ledger_written = time.monotonic()
         books = self.run_dir / "ledger.json"  # a branch begins without
         carried = json.loads(books.read_text()) if resume and books.exists() else None
         self.ledger = Ledger(devices.held(), devices.unit, self.start, carried)
@@ -60,20 +59,12 @@ class Recorder:
         self._kept = max((origin(self.run_dir).get("compute", 0.0), *done))
         self._flops = 0.0
         self._guards = Guards()
-        self._unwritten: list[dict[str, Any]] = []  # lines that a killed launcher did not write
-        if carried is None:
-            self._write_config()
-        if resume:
-            state = "unrecorded" if carried else "before branch"
-            self._reload_metrics(resume["version"], resume.get("events", ()), state)
-        self.metrics = MetricsWriter(self.run_dir, config)
         self._like = learn(curves_of(read_groups(config.forecast.like))) if config.forecast.like else None
         if self._like and self._like.unit != self.ledger.unit:
             raise ConfigError(
                 f"forecast.like: those runs' compute is in {self._like.unit}, this run's in "
                 f"{self.ledger.unit}; expected runs on the same kind of device"
             )
-        self._forecast = forecast(self.points, 0.0, None, self._like) if self.points else None
         self._forecast_due = False  # points have come since
         self._limit = config.pipeline.max_compute or math.inf
         self._why_stopped = ""  # by `forecast.stop` or `guard.stop`
@@ -83,6 +74,23 @@ class Recorder:
         self._tokens_per_s: dict[str, float] = {}  # by engine
         self._kv_use: list[float] = []  # shares of engines' KV caches in use, since the last line
         self._preemptions: dict[str, float] = {}  # by engine, so far
+        self._handlers: dict[str, Callable[[str, Event], str | None]] = {
+            "phase": self._on_phase,
+            "ready": self._on_ready,
+            "training_begins": self._on_training,
+            "step": self._on_step,
+            "eval": self._on_eval,
+            "sample": self._on_sample,
+            "engine": self._on_engine,
+            "done": self._on_done,
+        }
+        if carried is None:
+            self._write_config()
+        if resume:
+            self._resume(resume["version"], carried)
+        else:
+            self.metrics = MetricsWriter(self.run_dir, config)
+        self._forecast = forecast(self.points, 0.0, None, self._like) if self.points else None
 
     @property
     def fit(self) -> Fit | None:
@@ -94,53 +102,53 @@ class Recorder:
     def handle(self, role: str, message: object) -> str:
         """Record one message that a role has sent; returns why the run is complete now, or nothing."""
         ended_by = ""
-        match message:
-            case Spans():
-                self.ledger.add(message)
-            case Event(kind="phase"):
-                self.view.phase(message.data["name"])
-            case Event(kind="training_begins"):
-                self.ledger.begin_training(message.time)
-                self._write_config()  # in a resume only now: settings that do not start must not stay
-                self.view.phase("training")
-            case Event(kind="step"):
-                compute = self.ledger.compute(message.time)
-                self._flops += step_flops(self._parameters, self.config.objective, message.data)
-                self._versions[message.data["step"]] = message.time, compute, self._flops
-                self.peak_gb = max(self.peak_gb, message.data.get("learner/peak_memory_gb", 0.0))
-                warnings = self._guards.check(message.data)
-                line = message.data | {"learner/estimated_memory_gb": self.estimated_gb}
-                self._write_line(line | {f"warning/{name}": text for name, text in warnings.items()})
-                if compute.total >= self.config.logging.next_kept(self._kept):
-                    self._kept = compute.total
-                    self.ask(Keep(compute.total))
-                ended_by = "compute" if compute.total >= self._limit else self._warn(warnings)
-            case Event(kind="eval"):
-                ended_by = self._record_evaluation(message)
-            case Event(kind="sample"):
-                self.metrics.write_sample(message.data)
-                self.view.sample(message.data)
-            case Event(kind="engine"):
-                self._update_rate(role, message.data["tokens"], message.data["busy_s"])
-                if "kv_use" in message.data:
-                    self._kv_use.append(message.data["kv_use"])
-                    self._preemptions[role] = message.data.get("preemptions", 0.0)
-            case Event(kind="done"):
-                if by := message.data["ended_by"]:
-                    why = self._why_stopped if by in ("forecast", "guard") else ""
-                    record_end(self.run_dir, by, self.config.pipeline.max_compute, why)
-            case Event(kind="ready"):
-                learner = message.data["learner"]
-                self._parameters = learner["parameters"]
-                self._write_unwritten()
-                if learner.get("kernels"):
-                    self.view.log(f"learner: {learner['kernels']}")
-            case Event():
-                self.view.log(_sentence(message))
+        if isinstance(message, Spans):
+            self.ledger.add(message)
+        elif isinstance(message, Event):
+            ended_by = self._handlers.get(message.kind, self._on_other)(role, message) or ""
         if time.monotonic() - self._ledger_written >= LEDGER_EVERY_S:
             self._ledger_written = time.monotonic()
             self.ledger.write(self.run_dir)
         return ended_by
+
+    def _on_phase(self, role: str, event: Event) -> None:
+        self.view.phase(event.data["name"])
+
+    def _on_ready(self, role: str, event: Event) -> None:
+        learner = event.data["learner"]
+        self._parameters = learner["parameters"]
+        if learner.get("kernels"):
+            self.view.log(f"learner: {learner['kernels']}")
+
+    def _on_training(self, role: str, event: Event) -> None:
+        self.ledger.begin_training(event.time)
+        self._write_config()  # in a resume only now: settings that do not start must not stay
+        self.view.phase("training")
+
+    def _on_step(self, role: str, event: Event) -> str:
+        compute, warnings = self._record_step(event)
+        if compute >= self.config.logging.next_kept(self._kept):
+            self._kept = compute
+            self.ask(Keep(compute))
+        return "compute" if compute >= self._limit else self._warn(warnings)
+
+    def _on_sample(self, role: str, event: Event) -> None:
+        self.metrics.write_sample(event.data)
+        self.view.sample(event.data)
+
+    def _on_engine(self, role: str, event: Event) -> None:
+        self._update_rate(role, event.data["tokens"], event.data["busy_s"])
+        if "kv_use" in event.data:
+            self._kv_use.append(event.data["kv_use"])
+            self._preemptions[role] = event.data.get("preemptions", 0.0)
+
+    def _on_done(self, role: str, event: Event) -> None:
+        if by := event.data["ended_by"]:
+            why = self._why_stopped if by in ("forecast", "guard") else ""
+            record_end(self.run_dir, by, self.config.pipeline.max_compute, why)
+
+    def _on_other(self, role: str, event: Event) -> None:
+        self.view.log(_sentence(event))
 
     def close(self) -> None:
         """Close the ledger and the files, once every role has ended."""
@@ -150,37 +158,59 @@ class Recorder:
     def _write_config(self) -> None:
         write_atomic(self.run_dir / "config.yaml", to_yaml(self.config))
 
-    def _reload_metrics(self, version: int, events: Sequence[Mapping[str, Any]], state: str) -> None:
-        """Read back curve and history; drop the steps after the checkpoint, which will be made again.
-        Compute that the ledger lacks is booked under `state`."""
+    def _resume(self, version: int, books: Mapping[str, Any] | None) -> None:
+        """Read back curve and history up to the checkpoint's version; later steps will be made again.
+
+        Compute that metrics.jsonl states and no report accounts for is booked as `unrecorded`; in a branch,
+        which has no books yet, it is that before it began.
+        """
         path = self.run_dir / "metrics.jsonl"
-        found = list(read_lines(path))
-        self.ledger.carry(max((row.get("compute/total", 0.0) for row in found), default=0.0), state)
-        rows = [row for row in found if row["step"] <= version > 0]  # version 0 is evaluated again
+        recorded = list(read_lines(path))
+        rows = [row for row in recorded if row["step"] <= version > 0]  # version 0 is evaluated again
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+        self.start = books["clock"]["start"] if books else self._began
         for row in rows:
             self._reload(row)
-        self._unwritten = unwritten_rows(rows, events, version, sum(self.ledger.devices.values()))
+        self.metrics = MetricsWriter(self.run_dir, self.config)
+        if books:
+            self._catch_up(books, version, {(row["step"], "eval/pass_rate" in row) for row in rows})
+        self.start = self._began
+        spent = max((row.get("compute/total", 0.0) for row in recorded), default=0.0)
+        self.ledger.carry(spent, "unrecorded" if books else "before branch")
 
-    def _write_unwritten(self) -> None:
-        """Complete metrics.jsonl. FLOPs need the number of parameters, so this waits for the learner."""
-        for row in self._unwritten:
-            if "eval/pass_rate" not in row:
-                self._flops += step_flops(self._parameters, self.config.objective, row)
-            row["compute/flops"] = self._flops
-            self.metrics.write(row)
-            self.ledger.carry(row["compute/total"])
-            self._reload(row)
-        self._unwritten = []
+    def _catch_up(self, books: Mapping[str, Any], version: int, lines: Set[tuple[int, bool]]) -> None:
+        """Record what the controller has logged and a killed launcher did not record; then delete the log."""
+        log, last, new = self.run_dir / EVENTS, books["clock"]["end"], self.ledger
+        ledger = self.ledger = Ledger(new.devices, new.unit, last, books)
+        for record in read_lines(log) if log.exists() else ():
+            event = Event(**record)
+            step, began = event.data.get("step", 0), event.time - event.data.get("seconds", 0.0)
+            for role in ledger.devices:
+                ledger.add(Spans(role, (("unrecorded", last, began), ("evaluate", began, event.time))))
+            last = max(last, event.time)
+            if event.kind == "ready":
+                self._parameters = event.data["learner"]["parameters"]
+            elif event.kind == "training_begins":
+                ledger.begin_training(event.time)
+            elif step <= version and (step, event.kind == "eval") not in lines:
+                if event.kind == "step":
+                    self._record_step(event)
+                else:
+                    self._write_line(self._add_point(event))
+        ledger.write(self.run_dir)
+        log.unlink(missing_ok=True)
+        self.ledger = Ledger(new.devices, new.unit, self._began, ledger.to_json())
 
     def _reload(self, row: Mapping[str, Any]) -> None:
-        """Take in a line that this or an earlier process has written."""
-        if "train/pass_rate" in row:  # a step, no evaluation
-            self._guards.check(row)
+        """Take in a line that an earlier process has written."""
+        self._flops = max(self._flops, row.get("compute/flops", 0.0))
         if "eval/pass_rate" in row:
             rate, error = row["eval/pass_rate"], row["eval/pass_rate_se"]
             self.points.append(EvalPoint(row["step"], row["compute/total"], rate, error))
-        self._flops = max(self._flops, row.get("compute/flops", 0.0))
+        elif "compute/total" in row:
+            self._guards.check(row)
+            compute = Compute(*(row.get(f"compute/{f.name}", 0.0) for f in fields(Compute)))
+            self._versions[row["step"]] = self.start + row["time"], compute, self._flops
         self.view.update(row, resumed=True)
 
     def _warn(self, warnings: Mapping[str, str]) -> str:
@@ -223,27 +253,30 @@ class Recorder:
             shares = [share for role, share in idle.items() if role_kind(role) == kind]
             line[f"idle/{kind}"] = sum(shares) / max(1, len(shares))  # a replay has no engine
         self.metrics.write(line)
-        self.view.update(line)
+        self.view.update(line, resumed=made_at < self._began)
 
-    def _record_evaluation(self, event: Event) -> str:
-        """An evaluation is a point of the curve: fit and forecast again; "forecast" if that ends the run.
+    def _record_step(self, event: Event) -> tuple[float, dict[str, str]]:
+        """Write the line of a step; returns the compute when it was made, and what is wrong, by sign."""
+        compute = self.ledger.compute(event.time)
+        self._flops += step_flops(self._parameters, self.config.objective, event.data)
+        self._versions[event.data["step"]] = event.time, compute, self._flops
+        self.peak_gb = max(self.peak_gb, event.data.get("learner/peak_memory_gb", 0.0))
+        warnings = self._guards.check(event.data)
+        line = event.data | {"learner/estimated_memory_gb": self.estimated_gb}
+        self._write_line(line | {f"warning/{name}": text for name, text in warnings.items()})
+        return compute.total, warnings
 
-        A launcher that is behind, since evaluations come faster than fits, only writes it down: a full pipe
-        would hold the run up, and what is in it is lost if the launcher is killed.
+    def _on_eval(self, role: str, event: Event) -> str:
+        """Fit and forecast again with a new point of the curve; "forecast" if that ends the run.
+
+        A launcher that is behind, since evaluations come faster than fits, only writes it down.
         """
-        data = {k: v for k, v in event.data.items() if k != "step"}
-        step = event.data["step"]
-        if step == 0:
-            self._versions[0] = event.time, replace(self.ledger.compute(event.time), total=0.0), 0.0
-        compute = self._versions[step][1].total
-        self.points.append(EvalPoint(step, compute, data["pass_rate"], data["pass_rate_se"]))
-        line = {"step": step} | {f"eval/{k}": v for k, v in data.items()}
-        if compute:
-            line["eval/gain_per_hour"] = (data["pass_rate"] - self.points[0].pass_rate) / compute
+        line = self._add_point(event)
         self._forecast_due = time.monotonic() - event.time > BEHIND_S
         if self._forecast_due:
             self._write_line(line)
             return ""
+        step, compute = event.data["step"], self.points[-1].compute
         end = min(compute / step * self.config.pipeline.steps, self._limit) if step else 0.0
         before, self._forecast = self._forecast, forecast(self.points, end, self._forecast, self._like)
         if (error := error_at_2x(backtest(curve_of("", self.ledger.unit, self.points)))) is not None:
@@ -262,6 +295,17 @@ class Recorder:
         if self._why_stopped:
             self.view.log(f"stopping: {self._why_stopped}")
         return "forecast" if self._why_stopped else ""
+
+    def _add_point(self, event: Event) -> dict[str, Any]:
+        """Add an evaluation to the curve; returns its line of metrics.jsonl."""
+        step, rate = event.data["step"], event.data["pass_rate"]
+        if step == 0:
+            self._versions[0] = event.time, replace(self.ledger.compute(event.time), total=0.0), 0.0
+        compute = self._versions[step][1].total
+        self.points.append(EvalPoint(step, compute, rate, event.data["pass_rate_se"]))
+        line = {"step": step} | {f"eval/{k}": v for k, v in event.data.items() if k != "step"}
+        gain = {"eval/gain_per_hour": (rate - self.points[0].pass_rate) / compute} if compute else {}
+        return line | gain
 
 
 def _sentence(event: Event) -> str:

@@ -27,9 +27,11 @@ from fakes import (
 )
 
 from trainer.config import ConfigError, EngineConfig, InterruptionConfig
-from trainer.controller.process import _run, check_lengths, send_event
+from trainer.controller.process import _run, check_lengths, event_log, send_event
+from trainer.jsonl import read_lines
 from trainer.messages import Ready, StepDone
 from trainer.models.resolve import resolve_model
+from trainer.run_folder import EVENTS
 from trainer.types import TrainBatch
 
 
@@ -242,14 +244,14 @@ def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
     assert journal(config, "trained")[-1] == {"trained": 4, "first": 14, "last": 19}
 
 
-def test_a_checkpoint_holds_the_last_steps_and_evaluations_as_they_were_reported(tmp_path: Path) -> None:
-    learner, events = FakeLearner(), Events()
-    train(configured(tmp_path, 0, steps=4), FakeEngine(), learner, events)
-    state = learner.saved[-1][1]
-    saved = [(event["kind"], event["data"]["step"]) for event in state["events"]]
-    reported = [(kind, data) for kind, data in events if kind in ("training_begins", "step", "eval")]
-    assert saved == [(kind, data["step"]) for kind, data in reported] and len(saved) == 1 + 4 + 2
-    json.dumps(state)
+def test_what_the_record_is_made_of_is_logged_also_when_the_launcher_is_dead(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    with event_log(str(tmp_path)) as log:
+        send_event(ours, "alive", {}, log)
+        send_event(ours, "step", {"step": 1, "learner/loss": float("nan")}, log)
+    (line,) = read_lines(tmp_path / EVENTS)
+    assert (line["kind"], line["data"]) == ("step", {"step": 1, "learner/loss": None})
 
 
 def test_a_checkpoint_that_is_asked_for_is_written_before_the_next_step_and_stays_one(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,12 @@ from trainer.config import (
     ObjectiveConfig,
     PipelineConfig,
 )
-from trainer.jsonl import read_lines
+from trainer.jsonl import append, read_lines
 from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
 from trainer.launcher.terminal import make_view
-from trainer.launcher.unwritten import unwritten_rows
 from trainer.messages import Event, Keep, Spans
-from trainer.run_folder import claim, complete
+from trainer.run_folder import EVENTS, claim, complete
 from trainer.scaling import Sigmoid
 
 CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorboard=False))
@@ -365,9 +364,9 @@ def test_a_resume_writes_the_lines_that_a_killed_launcher_did_not(written: int, 
     played(whole, 4).close()
     killed = played(broken, written)
     killed.ledger.write(broken)
-    kept = [{"kind": e.kind, "time": e.time, "data": e.data} for e in events(1000.0)]
-    again = make(broken, 3, events=kept)
-    again.handle("controller", Event("ready", again.start, {"learner": {"parameters": 10}}))
+    log(broken, Event("ready", killed.start, {"learner": {"parameters": 10}}), *events(killed.start))
+    again = make(broken, 3)
+    assert not (broken / EVENTS).exists()
 
     def rows(folder: Path) -> list[dict[str, Any]]:
         wanted = ("step", "eval/pass_rate", "compute/total", "compute/flops", "learner/input_tokens")
@@ -387,22 +386,39 @@ def test_a_resume_writes_the_lines_that_a_killed_launcher_did_not(written: int, 
 
 def test_compute_that_the_ledger_had_not_written_is_booked_by_a_resume(tmp_path: Path) -> None:
     make(tmp_path).close()
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "compute/total": 0.25}) + "\n")
+    (tmp_path / "metrics.jsonl").write_text(
+        json.dumps({"step": 1, "time": 9.0, "compute/total": 0.25}) + "\n"
+    )
     books = make(tmp_path, 1).ledger.to_json()
     assert books["compute"]["total"] == 0.25
     spent = sum(role["states"].get("unrecorded", 0.0) for role in books["roles"].values())
     assert spent == pytest.approx(0.25 * 3600)
 
 
-def test_the_compute_of_a_line_that_was_not_written_is_without_evaluations() -> None:
-    rows = [{"step": 0, "eval/pass_rate": 0.1}, {"step": 1, "time": 5.0, "compute/total": 1.0}]
-    result = {"pass_rate": 0.5, "pass_rate_se": 0.1, "seconds": 3600.0}
-    kept = [
-        {"kind": "step", "time": 100.0, "data": {"step": 1}},
-        {"kind": "eval", "time": 3700.0, "data": {"step": 1} | result},
-        {"kind": "step", "time": 3700.0 + 1800.0, "data": {"step": 2}},
-        {"kind": "step", "time": 9000.0, "data": {"step": 3}},  # after the checkpoint
-    ]
-    evaluated, made = unwritten_rows(rows, kept, version=2, devices=4)
-    assert (evaluated["step"], evaluated["compute/total"], evaluated["eval/pass_rate"]) == (1, 1.0, 0.5)
-    assert made == {"step": 2, "time": 1805.0, "compute/total": 3.0}  # half an hour of four devices
+def test_compute_that_nobody_recorded_is_without_evaluations(tmp_path: Path) -> None:
+    one, result = make(tmp_path), {"pass_rate": 0.5, "pass_rate_se": 0.1, "seconds": 3600.0}
+    one.handle("controller", Event("training_begins", one.start, {}))
+    for role in one.ledger.devices:
+        one.handle(role, Spans(role, (("generate", one.start, one.start + 100),)))
+    one.handle("controller", step_event(1, one.start + 100))
+    one.ledger.write(tmp_path)
+    steps = {step: step_event(step, one.start + s) for step, s in ((1, 100), (2, 5500), (3, 9000))}
+    evaluation = Event("eval", one.start + 3700, {"step": 1} | result)
+    log(tmp_path, Event("training_begins", one.start, {}), steps[1], evaluation, steps[2], steps[3])
+    again = make(tmp_path, 2)  # step 3 is made again, and its compute was spent
+    cores, books = sum(again.ledger.devices.values()), again.ledger.to_json()
+    rows = list(read_lines(tmp_path / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == [1, 1, 2] and rows[1]["eval/pass_rate"] == 0.5
+    assert [row["compute/total"] * 3600 / cores for row in rows] == pytest.approx([100, 100, 1900])
+    assert [row["time"] for row in rows] == pytest.approx([100, 100, 5500])
+    assert books["compute"]["total"] * 3600 / cores == pytest.approx(100 + 1800 + 3500)
+    states = {"generate": 100, "evaluate": 3600, "unrecorded": 1800 + 3500}
+    assert books["roles"]["engine"]["seconds"] == pytest.approx(states)
+
+
+def log(folder: Path, *events: Event) -> None:
+    """The controller's log of these events."""
+    (folder / EVENTS).parent.mkdir(exist_ok=True)
+    with (folder / EVENTS).open("w") as file:
+        for event in events:
+            append(file, asdict(event))
