@@ -1,22 +1,17 @@
 """`python -m trainer.main`: trains a model, keeps the ledger, fits the curve. `--help` explains every key."""
 
 import importlib.util
-import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
+from trainer.beginning import begin, source_of, starting_checkpoint
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
-from trainer.controller.recorded import Recorded
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
-from trainer.launcher import branch
 from trainer.launcher.memory_estimate import (
     ModelSize,
     describe,
@@ -35,7 +30,7 @@ from trainer.launcher.placement import (
     with_engine,
     without_judges,
 )
-from trainer.run_folder import checkpoints, claim, damage, latest, origin, record_origin
+from trainer.run_folder import claim, latest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +63,7 @@ def train(launch: Launch) -> int:
     from trainer.launcher.memory_estimate import check_fits
     from trainer.launcher.recorder import Recorder  # takes a second, which --help need not wait for
     from trainer.launcher.summary import finish
-    from trainer.launcher.supervisor import REPLAY, RoleDied, Supervisor
+    from trainer.launcher.supervisor import CONTROLLER, REPLAY, RoleDied, Supervisor
     from trainer.launcher.terminal import make_view
     from trainer.models.resolve import resolve_model
 
@@ -80,25 +75,18 @@ def train(launch: Launch) -> int:
         raise ConfigError(slow)
     if devices.world and int(os.environ["RANK"]) > 0:
         return follow(launch, devices)
-    source = branch.find(launch.branch) if launch.branch else None
-    recorded = Recorded(Path(launch.replay)) if launch.replay else None
+    source = source_of(launch)
     with claim(config.run_dir, launch.resume), make_view(config, devices.unit) as view:
         for notice in notices(launch):
             view.log(notice)
-        if source is not None:
-            branch.begin(config, source, devices.unit)
-        if recorded is not None:
-            begin_replay(launch, recorded)
-        resume = checkpoint_state(config, set_aside=True) if launch.resume or source else None
-        start = {"path": str(recorded.start)} if recorded and recorded.start else resume
-        over = launch.resume and not resume and "this run has no checkpoint yet: it starts from its beginning"
-        for text in filter(None, (origin(config.run_dir).get("text"), over)):
-            view.log(text)
-        if start is None:
+        beginning = begin(launch, source, devices.unit)
+        for note in beginning.notes:
+            view.log(note)
+        if beginning.start is None:
             view.phase("preparing the model")
-        model = start["path"] if start else resolve_model(config.model.path)
+        model = beginning.start["path"] if beginning.start else resolve_model(config.model.path)
         devices = split(config, known_size(model))
-        devices = replace(devices, engines=()) if recorded else devices
+        devices = replace(devices, engines=()) if beginning.recorded else devices
         view.log(devices.describe())
         config = derived_slots(launch, config, known_size(model), devices)
         if config is not launch.config:
@@ -106,9 +94,9 @@ def train(launch: Launch) -> int:
         rank, unchecked = check_fits(config, model, devices)
         if unchecked:
             view.log(unchecked)
-        recorder = Recorder(config, devices, view, resume, rank / 1e9)
-        controller = REPLAY if recorded else ""
-        supervisor = Supervisor(config, model, devices, start, recorder.handle, controller)
+        recorder = Recorder(config, devices, view, beginning.resume, rank / 1e9)
+        controller = REPLAY if beginning.recorded else CONTROLLER
+        supervisor = Supervisor(config, model, devices, beginning.start, recorder.handle, controller)
         recorder.ask = supervisor.send_controller
         try:
             with closing(recorder):
@@ -124,18 +112,6 @@ def train(launch: Launch) -> int:
     return 0
 
 
-def begin_replay(launch: Launch, recorded: Recorded) -> None:
-    """Say in the new run's folder what is replayed, and from where."""
-    after = f" after step {recorded.first}: its journal holds no step before" if recorded.first else ""
-    text = f"replay of {launch.replay}{after}, up to step {recorded.last}"
-    if launch.changed:
-        text += (
-            f"; off-policy: its samples are not those of a policy with another {', '.join(launch.changed)}"
-        )
-    where = {"replay": launch.replay, "step": recorded.first, "changed": launch.changed, "text": text}
-    record_origin(Path(launch.config.run_dir), where)
-
-
 def follow(launch: Launch, devices: Devices) -> int:
     """A learner rank that torchrun started: it follows rank 0 until the run ends.
 
@@ -149,37 +125,10 @@ def follow(launch: Launch, devices: Devices) -> int:
     os.environ |= {name: str(value) for name, value in learner_environment(config).items()}
     from trainer.learner.process import learner_main  # torch: it may read them when it is imported
 
-    resume = str(branch.find(launch.branch)) if launch.branch else None
-    if launch.replay and (first := Recorded(Path(launch.replay)).start):
-        resume = str(first)
-    if launch.resume:
-        state = checkpoint_state(config, set_aside=False)
-        resume = state["path"] if state else None
+    resume = starting_checkpoint(launch)
     threads = devices.threads(config.learner.threads, len(devices.learner))
     learner_main(config, resume or resolve_model(config.model.path), None, threads, resume, None)
     return 0
-
-
-def checkpoint_state(config: Config, set_aside: bool) -> dict[str, Any] | None:
-    """The controller's state in the newest checkpoint that is whole, with the checkpoint's 'path'; None for a
-    run without any.
-
-    `set_aside`: damaged ones are renamed, so that they count as checkpoints no longer."""
-    found = checkpoints(config.run_dir)
-    for path in reversed(found):
-        if why := damage(path):
-            print(f"note: {path} is damaged ({why}), so the checkpoint before it is used", file=sys.stderr)
-            if set_aside:
-                aside = path.with_name(f"damaged-{path.name}")
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
-            continue
-        return json.loads((path / "controller.json").read_text()) | {"path": str(path)}
-    if not found and not list(Path(config.run_dir).glob("checkpoints/damaged-*")):
-        return None
-    raise ConfigError(
-        f"--resume: {config.run_dir} holds no checkpoint that is whole; start a new run, in another --run-dir"
-    )
 
 
 def dry_run(launch: Launch) -> int:

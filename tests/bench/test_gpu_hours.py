@@ -72,7 +72,7 @@ def suite_record() -> dict[str, Any]:
     return {
         "dry_run": False, "commit": "abc", "machine": {"card": "NVIDIA H200"},
         "cases": [
-            case(near, "ours, two-pass", 650.0), case(near, "ours, spx, chunk 4096", 690.0),
+            case(near, "ours, two-pass", 650.0), case(near, "ours, single-pass, chunk 4096", 690.0),
             case(near, "ours, exact", 900.0), case(near, "Liger CISPO", None),
             case(far, "ours, two-pass", 9.0),
             case(near, "Cut-Cross-Entropy", 800.0), case(near, "Cut-Cross-Entropy, unfiltered", 500.0),
@@ -85,7 +85,10 @@ def test_measured_rates_are_the_fastest_training_case_at_the_nearest_shape() -> 
     assert heads["ours"].tflops == 690.0 and heads["best peer"].tflops == 500.0 and "naive FP32" not in heads
     with pytest.raises(ConfigError, match="no timed case in float32"):  # the suite is in bfloat16
         measured_heads(suite_record(), 4096, 151936, "float32")
-    assert heads["ours"].source.startswith("MEASURED on NVIDIA H200, commit abc: ours, spx, chunk 4096")
+    source = "MEASURED on NVIDIA H200, commit abc: ours, single-pass, chunk 4096"
+    assert heads["ours"].source.startswith(source)
+        "MEASURED on NVIDIA H200, commit abc: ours, single-pass, chunk 4096"
+    )
 
 
 def test_each_row_kernel_of_the_gpu_suite_counts_as_ours() -> None:

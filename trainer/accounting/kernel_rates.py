@@ -12,7 +12,7 @@ import numpy as np
 from trainer.accounting.kernel_cost import Head
 from trainer.config import ConfigError
 
-ROW_KERNELS = ("two-pass", "single-pass", "fused-epilogue", "spx", "lean")  # the last two in older records
+ROW_KERNELS = ("two-pass", "single-pass", "fused-epilogue")
 CASES = {  # of each head
     "naive FP32": ("naive FP32",),
     "best peer": ("Liger CISPO", "Cut-Cross-Entropy, unfiltered", "TRL chunked log-prob"),

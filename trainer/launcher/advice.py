@@ -69,29 +69,26 @@ ASSUMED = {
 
 def advise_run(books: Mapping[str, Any], idle: Mapping[str, float], config: Config) -> Advice:
     """Advice at the end of a run: `ledger.to_json()`, `ledger.idle_shares()` and the run's config."""
-    held = {role: books["roles"][role]["devices"] for role in idle}
-    engines = {role: n for role, n in held.items() if role != "learner"}
-    total = sum(engines.values())
+    devices = {role: books["roles"][role]["devices"] for role in idle}
+    engines = {role: n for role, n in devices.items() if role != "learner"}
+    total, learner_idle = sum(engines.values()), idle["learner"]
     if not engines:
-        return Advice(f"learner idle {idle['learner']:.0%}; there is no engine")
-    if total < 1 and books["unit"] != "core-hours":
-        engine_idle = sum(idle[role] for role in engines) / len(engines)
-        if total:  # torch engine and learner side by side
-            return advise_shared("GPU", idle["learner"], engine_idle)
-        return Advice(
-            f"learner idle {idle['learner']:.0%}, engine idle {engine_idle:.0%}: the engines are on the CPU"
-        )
-    learner_idle, engine_idle = idle["learner"], sum(idle[role] * n for role, n in engines.items()) / total
-    if books["unit"] == "core-hours" or config.engine.colocate:
+        return Advice(f"learner idle {learner_idle:.0%}; there is no engine")
+    weights = engines if total else dict.fromkeys(engines, 1.0)
+    engine_idle = sum(idle[role] * n for role, n in weights.items()) / sum(weights.values())
+    shares = f"learner idle {learner_idle:.0%}, engine idle {engine_idle:.0%}"
+    if books["unit"] == "core-hours" or (config.engine.colocate and total >= 1):
         unit = "cores" if books["unit"] == "core-hours" else "GPUs"
         return advise_shared(f"{books['devices_total']:g} {unit}", learner_idle, engine_idle)
+    if not total:
+        return Advice(f"{shares}: the engines are on the CPU")
+    if total < 1:  # learner and engine side by side
+        return advise_shared("GPU", learner_idle, engine_idle)
     if config.engine.urls:
         more = "servers" if engine_idle < learner_idle else "learner ranks"
-        return Advice(
-            f"learner idle {learner_idle:.0%}, engines idle {engine_idle:.0%}: the engines are on other "
-            f"machines; more {more} would help first"
-        )
-    split = Split(round(held["learner"]), round(total))
+        shares = shares.replace("engine idle", "engines idle")
+        return Advice(f"{shares}: the engines are on other machines; more {more} would help first")
+    split = Split(round(devices["learner"]), round(total))
     return advise(split, learner_idle, engine_idle, config.engine.tensor_parallel)
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, EngineConfig
 from trainer.roles import role_name
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -162,45 +162,22 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
 
     `torchrun` is the number of ranks it has started, on this machine and in all.
     """
-    engine = config.engine
-    width, remote, (local, world) = engine.tensor_parallel, len(engine.urls), torchrun
-    if remote and (engine.kind != "vllm" or engine.count):
-        raise ConfigError("engine.urls names vLLM servers: expected engine.kind vllm, and no engine.count")
-    if remote and engine.colocate:
-        raise ConfigError("engine.colocate is for engines on this machine, engine.urls for others: give one")
-    if local and config.learner.ranks not in (0, local):
+    engine, torch, (local, world) = config.engine, config.engine.kind != "vllm", torchrun
+    _check_settings(config, bool(gpus), local)
+    width, remote, free = engine.tensor_parallel, len(engine.urls), len(gpus)
+    shared = engine.colocate or (torch and width == free)  # the torch engine on a single GPU
+    layout = _on_cores if not gpus else _shared if shared else _servers if remote else _side_by_side
+    ranks, count = layout(engine, local or config.learner.ranks, free)
+    if not gpus and max(ranks, count) > cores:
         raise ConfigError(
-            f"learner.ranks is {config.learner.ranks}, but torchrun started {local} on this machine"
-        )
-    torch = engine.kind != "vllm"
-    if (not gpus or torch) and (width > 1 or engine.colocate):
-        setting = "engine.colocate" if engine.colocate else f"engine.tensor_parallel {width}"
-        here = "is with the torch engine" if gpus else "is on the CPU"
-        raise ConfigError(f"{setting} needs GPUs and engine.kind vllm; this run {here}")
-    if not (width or torch):
-        raise ConfigError(
-            "engine.tensor_parallel 0 is for torch engines; give engine.kind torch, or 1 or more"
+            f"{ranks} learner ranks and {count} engines on {cores} CPU cores; expected a core "
+            "for each of them: lower learner.ranks or engine.count"
         )
     if not gpus:
-        ranks = local or config.learner.ranks or 1
-        count = 0 if remote else engine.count or 1
-        if max(ranks, count) > cores:
-            raise ConfigError(
-                f"{ranks} learner ranks and {count} engines on {cores} CPU cores; expected a core "
-                "for each of them: lower learner.ranks or engine.count"
-            )
         return Devices(cores, ((),) * ranks, ((),) * count, remote, world)
-    free = len(gpus)
-    ranks = local or config.learner.ranks
-    if engine.colocate or (torch and width == free):  # on a single GPU
-        ranks, count = ranks or free, engine.count or max(1, free // width)
-        needed, first = max(ranks, count * width), 0
-        if engine.colocate:
-            _check_torch(max(ranks, world))
-    else:
-        ranks = ranks or (free if remote else max(1, min(free - width, round(free * LEARNER_SHARE))))
-        count = 0 if remote else engine.count or max(1, (free - ranks) // width if width else 1)
-        needed, first = ranks + count * width, ranks
+    if engine.colocate:
+        _check_torch(max(ranks, world))
+    needed, first = (max(ranks, count * width), 0) if shared else (ranks + count * width, ranks)
     if needed > free:
         raise ConfigError(
             f"{ranks} learner ranks and {count} engines of {width} GPUs each need {needed} GPUs, this "
@@ -213,6 +190,47 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
         )
     engines = tuple(gpus[first + i * width : first + (i + 1) * width] for i in range(count))
     return Devices(cores, tuple((gpu,) for gpu in gpus[:ranks]), engines, remote, world, width)
+
+
+def _on_cores(engine: EngineConfig, ranks: int, gpus: int) -> tuple[int, int]:
+    """Learner ranks and engines that share the cores in time; `ranks`: as set, or 0."""
+    return ranks or 1, 0 if engine.urls else engine.count or 1
+
+
+def _shared(engine: EngineConfig, ranks: int, gpus: int) -> tuple[int, int]:
+    """Learner ranks and engines that both use all GPUs."""
+    return ranks or gpus, engine.count or max(1, gpus // engine.tensor_parallel)
+
+
+def _servers(engine: EngineConfig, ranks: int, gpus: int) -> tuple[int, int]:
+    """All GPUs for the learner, whose engines are on other machines."""
+    return ranks or gpus, 0
+
+
+def _side_by_side(engine: EngineConfig, ranks: int, gpus: int) -> tuple[int, int]:
+    """LEARNER_SHARE of the GPUs for the learner, the others for engines; at width 0 one on the CPU."""
+    width = engine.tensor_parallel
+    ranks = ranks or max(1, min(gpus - width, round(gpus * LEARNER_SHARE)))
+    return ranks, engine.count or max(1, (gpus - ranks) // width if width else 1)
+
+
+def _check_settings(config: Config, gpus: bool, local: int) -> None:
+    """ConfigError if settings contradict each other, or need GPUs where there are none."""
+    engine, ranks, torch = config.engine, config.learner.ranks, config.engine.kind != "vllm"
+    if engine.urls and (torch or engine.count):
+        raise ConfigError("engine.urls names vLLM servers: expected engine.kind vllm, and no engine.count")
+    if engine.urls and engine.colocate:
+        raise ConfigError("engine.colocate is for engines on this machine, engine.urls for others: give one")
+    if local and ranks not in (0, local):
+        raise ConfigError(f"learner.ranks is {ranks}, but torchrun started {local} on this machine")
+    if (not gpus or torch) and (engine.tensor_parallel > 1 or engine.colocate):
+        setting = "engine.colocate" if engine.colocate else f"engine.tensor_parallel {engine.tensor_parallel}"
+        place = "is with the torch engine" if gpus else "is on the CPU"
+        raise ConfigError(f"{setting} needs GPUs and engine.kind vllm; this run {place}")
+    if not (engine.tensor_parallel or torch):
+        raise ConfigError(
+            "engine.tensor_parallel 0 is for torch engines; give engine.kind torch, or 1 or more"
+        )
 
 
 def slow_dtype(config: Config, devices: Devices) -> str:

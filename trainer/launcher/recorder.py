@@ -75,7 +75,7 @@ class Recorder:
         self._kv_use: list[float] = []  # shares of engines' KV caches in use, since the last line
         self._preemptions: dict[str, float] = {}  # by engine, so far
         self._handlers: dict[str, Callable[[str, Event], str | None]] = {
-            "phase": self._on_phase,
+            "phase": lambda role, event: self.view.phase(event.data["name"]),
             "ready": self._on_ready,
             "training_begins": self._on_training,
             "step": self._on_step,
@@ -105,14 +105,14 @@ class Recorder:
         if isinstance(message, Spans):
             self.ledger.add(message)
         elif isinstance(message, Event):
-            ended_by = self._handlers.get(message.kind, self._on_other)(role, message) or ""
+            if handler := self._handlers.get(message.kind):
+                ended_by = handler(role, message) or ""
+            else:
+                self.view.log(_sentence(message))
         if time.monotonic() - self._ledger_written >= LEDGER_EVERY_S:
             self._ledger_written = time.monotonic()
             self.ledger.write(self.run_dir)
         return ended_by
-
-    def _on_phase(self, role: str, event: Event) -> None:
-        self.view.phase(event.data["name"])
 
     def _on_ready(self, role: str, event: Event) -> None:
         learner = event.data["learner"]
@@ -137,7 +137,13 @@ class Recorder:
         self.view.sample(event.data)
 
     def _on_engine(self, role: str, event: Event) -> None:
-        self._update_rate(role, event.data["tokens"], event.data["busy_s"])
+        """An engine's tokens per second since its last report; the counters of a new process begin at 0."""
+        now = tokens, busy_s = event.data["tokens"], event.data["busy_s"]
+        last_tokens, last_busy_s = self._last_counters.get(role, (0.0, 0.0))
+        if tokens < last_tokens:
+            last_tokens = last_busy_s = 0.0
+        self._last_counters[role], seconds = now, busy_s - last_busy_s
+        self._tokens_per_s[role] = (tokens - last_tokens) / seconds if seconds else 0.0
         if "kv_use" in event.data:
             self._kv_use.append(event.data["kv_use"])
             self._preemptions[role] = event.data.get("preemptions", 0.0)
@@ -146,9 +152,6 @@ class Recorder:
         if by := event.data["ended_by"]:
             why = self._why_stopped if by in ("forecast", "guard") else ""
             record_end(self.run_dir, by, self.config.pipeline.max_compute, why)
-
-    def _on_other(self, role: str, event: Event) -> None:
-        self.view.log(_sentence(event))
 
     def close(self) -> None:
         """Close the ledger and the files, once every role has ended."""
@@ -223,15 +226,6 @@ class Recorder:
         self._why_stopped = lasting[0]
         self.view.log("stopping, as guard.stop asks")
         return "guard"
-
-    def _update_rate(self, role: str, tokens: float, busy_s: float) -> None:
-        """An engine's tokens per second since its last report; the counters of a new process begin at 0."""
-        last_tokens, last_busy_s = self._last_counters.get(role, (0.0, 0.0))
-        if tokens < last_tokens:
-            last_tokens = last_busy_s = 0.0
-        self._last_counters[role] = tokens, busy_s
-        seconds = busy_s - last_busy_s
-        self._tokens_per_s[role] = (tokens - last_tokens) / seconds if seconds else 0.0
 
     def _write_line(self, data: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl: the event's numbers, and the compute when its version was made."""

@@ -15,11 +15,11 @@ from training import MODELS, NoClock, make_model, of_the_data, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer import run_folder
+from trainer.beginning import checkpoint_state
 from trainer.config import Config, ConfigError, LearnerConfig
 from trainer.controller.journal import oldest_group
 from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
-from trainer.main import checkpoint_state
 from trainer.run_folder import checkpoints, damage
 from trainer.types import TrainBatch
 
