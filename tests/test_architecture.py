@@ -43,10 +43,10 @@ COMMANDS = {"trainer.main", "trainer.beginning", "trainer.doctor"}
 # its folder by that.
 CEILINGS = {
     "kernels": 2_770,  # 80 for the table of objectives, the op's described arguments and op.py in three files
-    "trainer": 1_830,  # 10 for reading the table of objectives
+    "trainer": 1_890,  # 10 for reading the table of objectives, 60 for beginning.py, most from launcher/
     "controller": 1_950,
     "engines": 1_700,
-    "launcher": 1_800,
+    "launcher": 1_750,
     "accounting": 400,
     "learner": 2_140,
     "models": 280,

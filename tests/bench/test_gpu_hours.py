@@ -87,8 +87,6 @@ def test_measured_rates_are_the_fastest_training_case_at_the_nearest_shape() -> 
         measured_heads(suite_record(), 4096, 151936, "float32")
     source = "MEASURED on NVIDIA H200, commit abc: ours, single-pass, chunk 4096"
     assert heads["ours"].source.startswith(source)
-        "MEASURED on NVIDIA H200, commit abc: ours, single-pass, chunk 4096"
-    )
 
 
 def test_each_row_kernel_of_the_gpu_suite_counts_as_ours() -> None:
