@@ -141,8 +141,7 @@ def _record_replay(launch: Launch, recorded: Recorded) -> None:
     after = f" after step {recorded.first}: its journal holds no step before" if recorded.first else ""
     text = f"replay of {launch.replay}{after}, up to step {recorded.last}"
     if launch.changed:
-        text += (
-            f"; off-policy: its samples are not those of a policy with another {', '.join(launch.changed)}"
-        )
+        keys = ", ".join(launch.changed)
+        text += f"; off-policy: its samples are not those of a policy with another {keys}"
     where = {"replay": launch.replay, "step": recorded.first, "changed": launch.changed, "text": text}
     record_origin(Path(launch.config.run_dir), where)
