@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,9 +30,10 @@ from scipy import stats
 from bench import records
 from bench.table import table
 from trainer.accounting.kernel_rates import measured_heads
-from trainer.accounting.run_account import run_times
+from trainer.accounting.run_account import ledger_of, run_times
 from trainer.config import ConfigError
-from trainer.jsonl import read_lines
+from trainer.scaling.reading.tables import read_tables
+from trainer.sweep.curves import CURVES
 
 OURS, NAIVE = "scalerl", "scalerl-naive"
 BUDGETS = 9  # at which the curves are compared, over the second half of what all runs have
@@ -73,13 +75,14 @@ class Shift:
 
 def read_pairs(folder: Path, ratio: float) -> list[Pair]:
     """Every seed that both losses have. `ratio`: time of the naive loss over ours, as benchmarked."""
-    pairs = []
-    for ours in sorted(folder.glob(f"{OURS}-[0-9]*")):
-        naive = folder / f"{NAIVE}-{ours.name.rpartition('-')[2]}"
+    kept, pairs = folder / CURVES, []
+    names = read_tables(kept)[1] if kept.is_file() else [path.name for path in folder.glob("*")]
+    for seed in sorted(int(x[1]) for name in names if (x := re.fullmatch(f"{OURS}-([0-9]+)", name))):
+        ours, naive = _run(folder, OURS, seed), _run(folder, NAIVE, seed)
         a, b = run_times(ours), run_times(naive)
         if a is None or b is None:
             continue
-        seed, hours = int(ours.name.rpartition("-")[2]), [_hours(path) for path in (ours, naive)]
+        hours = [_hours(run) for run in (ours, naive)]
         pairs.append(Pair(seed, a.loss_head, b.loss_head, hours[0], hours[1], a.factor(ratio)))
     if not pairs:
         raise ConfigError(f"{folder}: expected runs {OURS}-N and {NAIVE}-N of the same seeds, with ledgers")
@@ -88,8 +91,8 @@ def read_pairs(folder: Path, ratio: float) -> list[Pair]:
 
 def shift(folder: Path, pairs: Sequence[Pair]) -> Shift:
     """The curves of these pairs: ours, ours shifted by the predicted factor, and what came."""
-    ours = [_curve(folder / f"{OURS}-{pair.seed}") for pair in pairs]
-    naive = [_curve(folder / f"{NAIVE}-{pair.seed}") for pair in pairs]
+    ours = [_curve(_run(folder, OURS, pair.seed)) for pair in pairs]
+    naive = [_curve(_run(folder, NAIVE, pair.seed)) for pair in pairs]
     end = min(curve[0, -1] for curve in (*ours, *naive))
     budgets = np.linspace(end / 2, end, BUDGETS)
     factors = [pair.predicted for pair in pairs]
@@ -105,13 +108,20 @@ def shift(folder: Path, pairs: Sequence[Pair]) -> Shift:
     )
 
 
-def _curve(folder: Path) -> Curve:
-    rows = [row for row in read_lines(folder / "metrics.jsonl") if "eval/pass_rate" in row]
-    return np.array([[row["compute/total"], row["eval/pass_rate"]] for row in rows]).T
+def _run(folder: Path, recipe: str, seed: int) -> Path:
+    """A run folder, or its name in the table of a sweep's kept curves."""
+    kept = folder / CURVES
+    return (kept if kept.is_file() else folder) / f"{recipe}-{seed}"
 
 
-def _hours(folder: Path) -> float:
-    return float(json.loads((folder / "ledger.json").read_text())["compute"]["total"])
+def _curve(run: Path) -> Curve:
+    (rows,) = read_tables(run)[1].values()
+    rows = [row for row in rows if "eval/pass_rate" in row]
+    return np.array([[row["compute/total"], row["eval/pass_rate"]] for row in rows], np.float64).T
+
+
+def _hours(run: Path) -> float:
+    return float((ledger_of(run) or {})["compute"]["total"])
 
 
 def describe(pairs: Sequence[Pair], found: Shift) -> str:

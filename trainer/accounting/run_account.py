@@ -37,11 +37,19 @@ class RunTimes:
         return (self.wall + change) / self.wall
 
 
-def run_times(folder: Path) -> RunTimes | None:
-    """Of a run folder of ours; None if it is none, or from before the loss was booked apart."""
-    try:
-        books, config = json.loads((folder / "ledger.json").read_text()), _config(folder)
-    except OSError:
+def ledger_of(run: Path) -> dict[str, Any] | None:
+    """The ledger of a run folder, or of FILE/RUN in a sweep's kept curves; None if there is none."""
+    kept = run.parent.is_file()
+    path = (run.parent.parent if kept else run) / "ledger.json"
+    if not path.is_file():
+        return None
+    books: dict[str, Any] = json.loads(path.read_text())
+    return books["runs"].get(run.name) if kept else books
+
+
+def run_times(run: Path) -> RunTimes | None:
+    """None if there is no such run of ours, or it did not book the loss apart."""
+    if (books := ledger_of(run)) is None:
         return None
     busy: dict[str, list[float]] = {"learner": [], "engine": []}
     for role, booked in books["roles"].items():
@@ -50,12 +58,13 @@ def run_times(folder: Path) -> RunTimes | None:
     learner, engines = books["roles"].get("learner"), busy["engine"]
     if not learner or not engines or "loss_head" not in learner["seconds"]:
         return None
+    scheme = books.get("scheme") or _config(run)["pipeline"]["scheme"]
     return RunTimes(
         wall=3600 * books["compute"]["total"] / books["devices_total"],
         learner=busy["learner"][0],
         engine=sum(engines) / len(engines),
         loss_head=learner["seconds"]["loss_head"],
-        in_turns=config["pipeline"]["scheme"] != "pipeline_rl",
+        in_turns=scheme != "pipeline_rl",
     )
 
 
@@ -68,10 +77,9 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def head_shape(folder: Path) -> tuple[int, int, str]:
     """Hidden size, vocabulary and type of a run's model. ConfigError: no checkpoint says so."""
-    dtype = str(_config(folder)["model"]["dtype"])
     for path in sorted(folder.glob("checkpoints/step-*/config.json"), reverse=True):
         model = json.loads(path.read_text())
-        return int(model["hidden_size"]), int(model["vocab_size"]), dtype
+        return int(model["hidden_size"]), int(model["vocab_size"]), str(_config(folder)["model"]["dtype"])
     raise ConfigError(
         f"{folder}: expected a checkpoint, whose config.json says how large the model's head is"
     )

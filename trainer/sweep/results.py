@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -19,9 +19,11 @@ from trainer.scaling.curve.fit import MIN_POINTS
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import Reading, same_unit
+from trainer.scaling.reading.tables import read_tables
 from trainer.scaling.text import amount, paragraph, percent
+from trainer.sweep.curves import CURVES, LEDGER, METRICS
 from trainer.sweep.progress import clock
-from trainer.sweep.spec import Run, Status, Sweep, load_status
+from trainer.sweep.spec import Status, Sweep, load_status
 
 INPUTS = "runs.toml"  # in the sweep's folder; `python -m trainer.scaling` reads it too
 KINDS = {"total": "training", "evaluation": "evaluation", "startup": "start-up"}  # of compute, in the ledger
@@ -60,12 +62,14 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
 
 def read(sweep: Sweep, compute_column: str | None = None) -> tuple[dict[str, list[Reading]], list[str]]:
     """The curves by recipe, which runs.toml then lists, and the runs with too few evaluations."""
-    short, listed = [], ""
+    short, listed, prefix = list[str](), "", f"{CURVES}/" * sweep.curves_only
+    evaluations = {name: sum(map(_is_point, rows)) for name, rows in _rows(sweep).items()}
     for name, runs in sweep.groups.items():
-        enough = [run.name for run in runs if _evaluations(run) >= MIN_POINTS]
+        enough = [run.name for run in runs if evaluations.get(run.name, 0) >= MIN_POINTS]
         short += [run.name for run in runs if run.name not in enough]
         if enough:
-            listed += f'[recipe."{name}"]\nruns = {json.dumps(enough, ensure_ascii=False)}\n'
+            paths = [prefix + run for run in enough]
+            listed += f'[recipe."{name}"]\nruns = {json.dumps(paths, ensure_ascii=False)}\n'
     write_atomic(sweep.folder / INPUTS, listed)
     options = ReadOptions(compute_column=compute_column)
     return read_groups([str(sweep.folder / INPUTS)], options) if listed else {}, short
@@ -80,10 +84,16 @@ def _arguments(sweep: Sweep, compute_column: str | None) -> argparse.Namespace:
     return parser.parse_args([*out, *column, "--", f"{folder}/{INPUTS}"])
 
 
-def _evaluations(run: Run) -> int:
-    path = run.folder / "metrics.jsonl"
-    rows = read_lines(path) if path.is_file() else ()
-    return sum(row.get("compute/total", 0) > 0 and "eval/pass_rate" in row for row in rows)
+def _rows(sweep: Sweep) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """The metrics of each run, by its name."""
+    if sweep.curves_only:
+        return read_tables(sweep.folder / CURVES / "*")[1]
+    paths = {run.name: run.folder / METRICS for run in sweep.runs}
+    return {name: list(read_lines(path)) for name, path in paths.items() if path.is_file()}
+
+
+def _is_point(row: Mapping[str, Any]) -> bool:
+    return "eval/pass_rate" in row and float(row.get("compute/total", 0)) > 0
 
 
 def stopped(status: Status, sweep: Sweep) -> Iterator[str]:
@@ -98,10 +108,13 @@ def stopped(status: Status, sweep: Sweep) -> Iterator[str]:
 
 def cost_of(sweep: Sweep, status: Status) -> tuple[dict[str, float], str]:
     """Device-hours and wall seconds of all runs, from their ledgers; also as a sentence."""
-    paths = [run.folder / "ledger.json" for run in sweep.runs]
-    books = [json.loads(path.read_text()) for path in paths if path.is_file()]
+    if sweep.curves_only:
+        books = list(json.loads((sweep.folder / LEDGER).read_text())["runs"].values())
+    else:
+        paths = [run.folder / LEDGER for run in sweep.runs]
+        books = [json.loads(path.read_text()) for path in paths if path.is_file()]
     costs = {kind: sum(book["compute"][kind] for book in books) for kind in KINDS}
     costs |= {"runs_wall_s": sum(book["wall_s"] for book in books), "sweep_wall_s": status.wall_s}
     hours = ", ".join(f"{amount(costs[kind])} of {name}" for kind, name in KINDS.items())
     times = f"{clock(costs['runs_wall_s'])} of runs in {clock(status.wall_s)}"
-    return costs, f"Cost of {len(books)} of {len(paths)} runs: {hours}, in device-hours; {times}."
+    return costs, f"Cost of {len(books)} of {len(sweep.runs)} runs: {hours}, in device-hours; {times}."

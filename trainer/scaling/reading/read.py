@@ -82,11 +82,12 @@ def _read(path: Path, options: ReadOptions) -> list[Reading]:
     try:
         reward = options.reward_column
         chosen = {run: rows for run, rows in tables.items() if names.reward_columns(_columns(rows), reward)}
-        labels = {run: f"{path}: {run}" if run else str(path) for run in tables}
+        prefix = f"{file}/" if file == path.parent else f"{path}: "
+        labels = {run: f"{prefix}{run}" if run else str(path) for run in tables}
         readings = [_reading(labels[run], file, rows, options) for run, rows in (chosen or tables).items()]
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from e
-    found = () if file in (path, path / "metrics.jsonl") else (f"Read from {file}.",)
+    found = () if file in (path, path.parent, path / "metrics.jsonl") else (f"Read from {file}.",)
     return [replace(r, path=path, notes=(*found, *r.notes)) for r in readings]
 
 
@@ -123,7 +124,7 @@ def _reading(name: str, path: Path, rows: list[Row], options: ReadOptions) -> Re
           if means else []),
         *_about_r0(measured, options),
     )  # fmt: skip
-    settings = settings_of(path, reward)
+    settings = settings_of(path, reward, rows[0])
     return Reading(curve, source, f"{reward!r}{mapped}", error_source, reward, notes, settings)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.scaling.reading.columns import AT
+from trainer.scaling.reading.values import Row, is_known
 
 SETTINGS = ("model", "data", "held-out set", "samples per prompt", "scorer")
 GROUPS = {"set": "held-out set", "k": "samples per prompt"}
@@ -18,14 +19,16 @@ NAMED = (  # rewards whose names say what was evaluated
 )
 
 
-def settings_of(path: Path, reward: str) -> dict[str, str]:
-    """From the config of our own run folders, else from the name of the reward's column."""
+def settings_of(path: Path, reward: str, row: Row) -> dict[str, str]:
+    """From the config of our own run folders, else from columns of these names or the reward's name."""
     config = path.parent / "config.yaml"
     if path.name == "metrics.jsonl" and config.is_file():
         import yaml
 
         content = yaml.safe_load(config.read_text(encoding="utf-8"))
-        return _ours(content, reward) if isinstance(content, dict) else {}
+        return of_config(content, reward) if isinstance(content, dict) else {}
+    if known := {key: str(row[key]) for key in SETTINGS if is_known(row.get(key))}:
+        return known
     for pattern in NAMED:
         if found := re.fullmatch(pattern, reward):
             named = found.groupdict()
@@ -33,7 +36,7 @@ def settings_of(path: Path, reward: str) -> dict[str, str]:
     return {}
 
 
-def _ours(config: Mapping[str, Any], reward: str) -> dict[str, str]:
+def of_config(config: Mapping[str, Any], reward: str) -> dict[str, str]:
     """The settings of one of our runs."""
     tasks, evaluation = config.get("mixture") or {"": config}, config.get("evaluation", {})
     further = re.fullmatch(r"eval/(.+)/pass_rate", reward)  # of a further held-out set, or of a task

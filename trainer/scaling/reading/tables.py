@@ -1,9 +1,12 @@
 """Reads the files of any trainer as tables: rows of named values, one table for each run in the file."""
 
 import csv
+import gzip
 import json
 import re
+import zlib
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +30,12 @@ OFFLINE = (
 
 
 def read_tables(path: Path) -> tuple[Path, dict[str, list[Row]]]:
-    """The file read, and its rows by the name of the run, "" if there is one. ConfigError: what is wrong."""
+    """The file read, and its rows by the name of the run, "" if there is one. ConfigError: what is wrong.
+
+    FILE/RUN are the rows of one run, or of those whose names match, in a table that has a column of runs.
+    """
+    if path.parent.is_file():
+        return path.parent, _chosen(path)
     file = _file_in(path) if path.is_dir() else path
     if file.is_dir():
         tables = _event_runs(file)
@@ -43,6 +51,16 @@ def read_tables(path: Path) -> tuple[Path, dict[str, list[Row]]]:
     if not tables:
         raise ConfigError(f"{path} is empty; {EXPECTED}")
     return file, tables
+
+
+def _chosen(path: Path) -> dict[str, list[Row]]:
+    """The runs of FILE/RUN."""
+    tables = read_tables(path.parent)[1]
+    names = {name: name or str(rows[0].get("run", "")) for name, rows in tables.items()}
+    chosen = {names[k]: rows for k, rows in tables.items() if fnmatchcase(names[k], path.name)}
+    if not chosen:
+        raise ConfigError(f"{path.parent} has no run {path.name!r}; it has {', '.join(names.values())}")
+    return chosen
 
 
 def _file_in(folder: Path) -> Path:
@@ -88,11 +106,13 @@ def _events(files: list[Path]) -> list[Row]:
 
 
 def _rows(path: Path) -> list[Row]:
-    kind = path.suffix.lower()
+    compressed = path.suffix == ".gz"
+    kind = (path.with_suffix("") if compressed else path).suffix.lower()
     try:
         if kind in (".parquet", ".pq"):
             return _parquet(path)
-        text = path.read_text(encoding="utf-8-sig")
+        content = gzip.decompress(path.read_bytes()) if compressed else path.read_bytes()
+        text = content.decode("utf-8-sig")
         if "\0" in text:
             raise ValueError("it is not text")
         if kind not in (".csv", ".tsv", ".jsonl", ".ndjson", ".json") and (rows := console.rows_of(text)):
@@ -104,7 +124,7 @@ def _rows(path: Path) -> list[Row]:
         return _table(text) if kind in (".csv", ".tsv") else _table_in(text)
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path} is not text; {EXPECTED}") from e
-    except (ValueError, csv.Error, OSError) as e:
+    except (ValueError, csv.Error, OSError, EOFError, zlib.error) as e:
         raise ConfigError(f"{path}: {one_line(e)}; {EXPECTED}") from e
 
 
