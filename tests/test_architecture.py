@@ -30,7 +30,11 @@ MAY_IMPORT = {
     "learner": {"shared", "accounting", "models", "kernels"},
     "controller": {"shared", "engines", "verifiers", "kernels"},
     "launcher": {"shared", "accounting", "models", "scaling"},
-    "sweep": {"shared", "scaling"},  # it starts `python -m trainer.main`, and imports none of it
+    "sweep": {
+        "shared",
+        "accounting",
+        "scaling",
+    },  # it starts `python -m trainer.main`, and imports none of it
 }
 # The command line checks and explains the kinds of verifiers, which the registry knows.
 MAY_IMPORT_TOO = {"trainer.cli": {"verifiers"}}

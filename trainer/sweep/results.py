@@ -1,18 +1,15 @@
 """What a sweep shows: the comparison of its recipes, what halving stopped, and the cost."""
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainer.jsonl import nan_to_null, read_lines, write_atomic
+from trainer.scaling import report
 from trainer.scaling.backtest import backtest, error_at_2x
-from trainer.scaling.commands import report
 from trainer.scaling.commands.compare import describe, to_json
 from trainer.scaling.compare import compare
 from trainer.scaling.curve.fit import MIN_POINTS
@@ -55,15 +52,17 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
     write_atomic(sweep.folder / "results.json", json.dumps(nan_to_null(content), indent=1))
     write_atomic(sweep.folder / "table.txt", text + "\n")
     if groups:
-        with redirect_stdout(StringIO()):  # it names the files
-            report.run(_arguments(sweep, compute_column))
+        report.write(groups, sweep.folder / "report.html", {"png": sweep.folder})
     return text
 
 
 def read(sweep: Sweep, compute_column: str | None = None) -> tuple[dict[str, list[Reading]], list[str]]:
     """The curves by recipe, which runs.toml then lists, and the runs with too few evaluations."""
     short, listed, prefix = list[str](), "", f"{CURVES}/" * sweep.curves_only
-    evaluations = {name: sum(map(_is_point, rows)) for name, rows in _rows(sweep).items()}
+    evaluations = {
+        name: sum("eval/pass_rate" in row and float(row.get("compute/total", 0)) > 0 for row in rows)
+        for name, rows in _rows(sweep).items()
+    }
     for name, runs in sweep.groups.items():
         enough = [run.name for run in runs if evaluations.get(run.name, 0) >= MIN_POINTS]
         short += [run.name for run in runs if run.name not in enough]
@@ -75,25 +74,12 @@ def read(sweep: Sweep, compute_column: str | None = None) -> tuple[dict[str, lis
     return read_groups([str(sweep.folder / INPUTS)], options) if listed else {}, short
 
 
-def _arguments(sweep: Sweep, compute_column: str | None) -> argparse.Namespace:
-    """Of `python -m trainer.scaling report`."""
-    parser, folder = argparse.ArgumentParser(), sweep.folder
-    report.add_arguments(parser)
-    column = [f"--compute-column={compute_column}"] if compute_column else []
-    out = [f"--out={folder}/report.html", f"--png={folder}"]
-    return parser.parse_args([*out, *column, "--", f"{folder}/{INPUTS}"])
-
-
 def _rows(sweep: Sweep) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     """The metrics of each run, by its name."""
     if sweep.curves_only:
         return read_tables(sweep.folder / CURVES / "*")[1]
     paths = {run.name: run.folder / METRICS for run in sweep.runs}
     return {name: list(read_lines(path)) for name, path in paths.items() if path.is_file()}
-
-
-def _is_point(row: Mapping[str, Any]) -> bool:
-    return "eval/pass_rate" in row and float(row.get("compute/total", 0)) > 0
 
 
 def stopped(status: Status, sweep: Sweep) -> Iterator[str]:

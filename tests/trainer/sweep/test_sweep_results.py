@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import report
+from trainer.scaling import report
 from trainer.sweep.__main__ import main
 from trainer.sweep.results import read
 from trainer.sweep.spec import load
@@ -149,12 +149,12 @@ def test_the_curves_are_kept_in_another_folder_than_the_sweeps(folder: Path, tmp
 def test_a_report_that_fails_is_an_error(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(args: object) -> None:
+    def fails(*args: object) -> None:
         raise ConfigError("no page can be made")
 
     write_sweep(tmp_path, ["grpo"], 2, LAST)
     shutil.copytree(folder / "grpo-0", tmp_path / "grpo-0")
-    monkeypatch.setattr(report, "run", fails)
+    monkeypatch.setattr(report, "write", fails)
     assert main(["table", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "error: no page can be made\n"
     assert "Left out, with fewer than 5 evaluations: grpo-1." in (tmp_path / "table.txt").read_text()

@@ -4,13 +4,11 @@ import argparse
 from pathlib import Path
 
 from trainer.config import ConfigError
-from trainer.jsonl import write_atomic
 from trainer.scaling.commands import add_fit_arguments
 from trainer.scaling.comparability import add_same_metric, check_seeds
-from trainer.scaling.plot import plot_curves, plot_efficiency, reward_title
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.options import ReadOptions, add_input_arguments
-from trainer.scaling.report import page, runs_of
+from trainer.scaling.report import write
 
 EXAMPLES = """\
 Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
@@ -41,14 +39,6 @@ def run(args: argparse.Namespace) -> None:
             raise ConfigError(f"{folder} is a file; expected a folder for the pictures")
     groups = read_groups(args.inputs, ReadOptions.from_arguments(args))
     check_seeds(groups)
-    runs = runs_of(groups, args.confidence, args.within)
-    write_atomic(args.out, page(runs, args.same_metric))
-    print(args.out)
-    named = [(run.recipe, run.curve, run.fit) for run in runs]
-    for folder, ending in ((args.png, "png"), (args.svg, "svg")):
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            curves, efficiency = (folder / f"{name}.{ending}" for name in ("curves", "efficiency"))
-            plot_curves(named, curves, reward_title([run.reading.reward_column for run in runs]))
-            plot_efficiency(named, efficiency)
-            print(curves, efficiency, sep="\n")
+    pictures = {ending: folder for ending in ("png", "svg") if (folder := getattr(args, ending))}
+    files = write(groups, args.out, pictures, args.confidence, args.within, args.same_metric)
+    print(*files, sep="\n")

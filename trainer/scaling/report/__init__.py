@@ -6,7 +6,6 @@ The page loads nothing from a network, and its Content-Security-Policy allows on
 text written by models and users stays text.
 """
 
-from trainer.scaling.report.page import page, write_report
-from trainer.scaling.report.run import Run, runs_of
+from trainer.scaling.report.page import page, write, write_report
 
-__all__ = ["Run", "page", "runs_of", "write_report"]
+__all__ = ["page", "write", "write_report"]

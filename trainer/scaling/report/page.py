@@ -16,11 +16,12 @@ from markupsafe import Markup
 
 from trainer.jsonl import write_atomic
 from trainer.scaling.backtest import backtest, error_at_2x
-from trainer.scaling.reading.read import same_unit
+from trainer.scaling.plot import plot_curves, plot_efficiency, reward_title
+from trainer.scaling.reading.read import Reading, same_unit
 from trainer.scaling.report import answers
 from trainer.scaling.report.charts import as_script, chart_data
 from trainer.scaling.report.compared import by_recipe, compare_runs
-from trainer.scaling.report.run import Run, run_of_folder
+from trainer.scaling.report.run import Run, run_of_folder, runs_of
 from trainer.scaling.text import amount, percent
 
 COLOURS, MARKS = 7, 4  # as in page.css and page.js: repeated colours get another mark
@@ -30,6 +31,27 @@ LONGEST_TEXT = 4000  # characters of a completion
 def write_report(run_dir: Path) -> None:
     """Write report.html into a run folder from the files in it."""
     write_atomic(run_dir / "report.html", page([run_of_folder(run_dir)]))
+
+
+def write(
+    groups: Mapping[str, Sequence[Reading]],
+    out: Path,
+    pictures: Mapping[str, Path],  # folders by the ending of their pictures: png, svg
+    confidence: float = 0.9,
+    within: float | None = None,
+    same_metric: bool = False,
+) -> list[Path]:
+    """Write the page of some recipes and, where asked, pictures of their curves; returns the files."""
+    runs = runs_of(groups, confidence, within)
+    write_atomic(out, page(runs, same_metric))
+    files, named = [out], [(run.recipe, run.curve, run.fit) for run in runs]
+    for ending, folder in pictures.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        curves, efficiency = (folder / f"{name}.{ending}" for name in ("curves", "efficiency"))
+        plot_curves(named, curves, reward_title([run.reading.reward_column for run in runs]))
+        plot_efficiency(named, efficiency)
+        files += [curves, efficiency]
+    return files
 
 
 def page(runs: Sequence[Run], same_metric: bool = False) -> str:
