@@ -13,7 +13,7 @@ from trainer.config import ConfigError
 from trainer.gpus import number_as_listed
 from trainer.run_folder import complete
 from trainer.sweep.curves import keep_curves
-from trainer.sweep.executors import Cluster, Here
+from trainer.sweep.executors import Cluster, LocalExecutor
 from trainer.sweep.halving import RUNGS, stop_recipes
 from trainer.sweep.progress import View, clock, time_left
 from trainer.sweep.results import write_results
@@ -121,7 +121,7 @@ def _asked(args: argparse.Namespace, overrides: tuple[str, ...]) -> Sweep:
     )  # fmt: skip
 
 
-def _executor(args: argparse.Namespace, sweep: Sweep) -> Here | Cluster:
+def _executor(args: argparse.Namespace, sweep: Sweep) -> LocalExecutor | Cluster:
     options: dict[str, Any] = {}
     for text in args.executor_options:
         key, sign, value = text.partition("=")
@@ -131,7 +131,7 @@ def _executor(args: argparse.Namespace, sweep: Sweep) -> Here | Cluster:
     if args.jobs < 0 or args.gpus_per_run < 0:
         raise ConfigError(f"--jobs {args.jobs}, --gpus-per-run {args.gpus_per_run}: expected 0 or more")
     if args.executor == "here":
-        return Here(sweep.folder, args.jobs, args.gpus_per_run)
+        return LocalExecutor(sweep.folder, args.jobs, args.gpus_per_run)
     options |= {"gpus_per_node": args.gpus_per_run} if args.gpus_per_run else {}
     return Cluster(sweep.folder, args.executor, args.jobs or len(sweep.runs), options)
 

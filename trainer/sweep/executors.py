@@ -39,7 +39,7 @@ class Process:
                 os.kill(self.pid, signal.SIGINT)
 
 
-class Here:
+class LocalExecutor:
     """Processes on this machine, each with its own GPUs, or its share of the cores. They outlive a sweep that
     is killed, and its next start finds them."""
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from trainer.run_folder import complete
-from trainer.sweep.executors import Cluster, Here, Process, Submitted, log_of
+from trainer.sweep.executors import Cluster, LocalExecutor, Process, Submitted, log_of
 from trainer.sweep.progress import View
 from trainer.sweep.spec import Run, Status
 
@@ -24,8 +24,8 @@ def stops() -> Iterator[list[int]]:
     def note(signum: int, frame: FrameType | None) -> None:
         came.append(signum)
 
-    ignored = {s for s in STOPS if signal.getsignal(s) == signal.SIG_IGN}  # such as SIGHUP under nohup
-    before = {s: signal.signal(s, note) for s in set(STOPS) - ignored}
+    nohup = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    before = {s: signal.signal(s, note) for s in set(STOPS) - nohup}
     try:
         yield came
     finally:
@@ -36,7 +36,7 @@ def stops() -> Iterator[list[int]]:
 def train(
     runs: Sequence[Run],
     compute: float,
-    executor: Here | Cluster,
+    executor: LocalExecutor | Cluster,
     status: Status,
     view: View,
     came: Sequence[int],

@@ -26,16 +26,24 @@ from trainer.scaling.__main__ import main
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.comparability import warnings
 from trainer.scaling.compare import compare_fits
-from trainer.scaling.compare_text import answer, pair_sentences, seed_sentence
+from trainer.scaling.compare_text import seed_sentence
 from trainer.scaling.curve.posterior import B_RANGE, MAX_C_MID
 from trainer.scaling.plot import straighten
 from trainer.scaling.reading.read import Reading
 from trainer.scaling.report import write_report
 from trainer.scaling.report.answers import answers, budgets, compute_for_most, notes, whiskers
 from trainer.scaling.report.charts import chart_data
-from trainer.scaling.report.compared import by_recipe, compare_runs
 from trainer.scaling.report.page import differing, page, title_of
-from trainer.scaling.report.run import MAX_STEPS, Run, averaged, evenly_chosen, lanes_of, run_of_folder
+from trainer.scaling.report.run import (
+    MAX_STEPS,
+    Run,
+    averaged,
+    by_recipe,
+    evenly_chosen,
+    lanes_of,
+    run_of_folder,
+)
+from trainer.scaling.tables import Section, Table, parts
 from trainer.scaling.text import amount, short_names
 
 
@@ -155,7 +163,7 @@ def test_rewards_are_forecast_at_budgets_that_all_runs_have_in_common() -> None:
     long, short = a_run(), a_run(n=9, name="b")
     assert budgets([long, short]) == pytest.approx((2 * 0.24, 10 * 0.24))
     text = "".join(Parsed(page([short, long])).texts)
-    assert set(re.findall(r"(?<!in )reward at ([\d.]+) core-hours", text)) == {"0.24", "0.48", "2.4"}
+    assert set(re.findall(r"(?<!in )reward at ([\d.]+) core-hours", text)) == {"0.48", "2.4"}
     assert "wice the compute" not in text
     for run in (short, long):
         e = run.fit.at(0.48)
@@ -193,43 +201,37 @@ def seeds() -> list[Run]:
 
 def test_the_page_says_what_compare_says() -> None:
     runs = seeds()
-    found = compare_runs(runs)
-    assert found is not None
+    shown = " ".join("".join(Parsed(page(runs)).texts).split())
     with_fit = by_recipe([run for run in runs if run.fit.draws])
     fitted = {name: [(run.curve, run.fit) for run in group] for name, group in with_fit.items()}
     comparison = compare_fits(fitted, [0.24, 0.48, 2.4])
-    parsed = Parsed(page(runs))
-    shown = " ".join("".join(parsed.texts).split())
     assert comparison.pairs[0].verdict == "different" and len(comparison.pairs) == 6
-    for pair in comparison.pairs:
-        for says in pair_sentences(pair, comparison, "core-hours"):
-            assert says in shown
-    for says in (
-        *answer(comparison, "core-hours"),
-        seed_sentence(comparison),
-        *warnings({r.name: [r.reading] for r in runs}),
-    ):
+    said = list(parts(comparison, "core-hours", details=True))
+    sentences = [part for part in said if isinstance(part, str)]
+    sentences += [x for part in said if isinstance(part, Section) for x in part.sentences]
+    tables = [part for part in said if isinstance(part, Table)]
+    for says in (*sentences, *(note for x in tables for note in x.notes), *(x.title for x in tables)):
+        assert says in shown
+    for row in (row for x in tables for row in x.rows):
+        assert " ".join(row[0].split()) in shown and all(
+            word.strip("()") in shown for x in row for word in x.split()
+        )
+    for says in warnings({r.name: [r.reading] for r in runs}):
         assert says in shown
     assert "few is not compared: there are fewer than 5 evaluations" in shown
-    for (budget, standings), column in zip(comparison.budgets, (1, 2, 3), strict=True):
-        for standing in standings:
-            cell = dict(found.rows)[standing.recipe][column]
-            assert cell is not None and cell.best == standing.best and cell.estimate == standing.reward
-            assert f"reward at {amount(budget)} core-hours" in shown
-    assert dict(found.rows)["fallen"] == (None,) * 4  # it has no forecast
-    pilot = dict(found.rows)["pilot"]
-    assert [cell.range_alone for cell in pilot if cell] == [True, False, True, True]  # up to twice its data
-    assert pilot[0] is not None and re.search(
-        rf"pilot {pilot[0].estimate.low:.2f} to {pilot[0].estimate.high:.2f} not identified", shown
-    )
+    at_budgets = next(x for x in tables if x.title.startswith("Reward at a budget"))
+    assert at_budgets.rows[0] == ("recipe", "0.24", "0.48", "2.4")
+    rows = {row[0]: row[1:] for row in at_budgets.rows}
+    assert "fallen" not in rows  # it has no forecast
+    assert ["±" in cell for cell in rows["pilot"]] == [True, False, False]  # up to twice its data
     verdict, priors = (shown.index(text) for text in ("The ceilings differ:", seed_sentence(comparison)))
     assert verdict < priors
 
 
 def test_one_recipe_is_not_compared() -> None:
     high = seeds()[:2]
-    assert compare_runs(high) is None and "Which recipe is better" not in page(high)
-    assert compare_runs([*high, a_run(n=4, name="few")]) is None
+    for runs in (high, [*high, a_run(n=4, name="few")]):
+        assert "Which recipe is better" not in page(runs)
 
 
 def test_other_columns_and_settings_are_a_warning_on_the_page() -> None:

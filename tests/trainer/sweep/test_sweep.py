@@ -54,6 +54,7 @@ def start(folder: Path, *more: str, **how: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *ASKED, "--out", str(folder), *more], start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in the background of a shell
         env=os.environ | {"FAKE": json.dumps(how), "PYTHONPATH": os.getcwd()},
     )  # fmt: skip
 

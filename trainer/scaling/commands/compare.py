@@ -9,7 +9,6 @@ from typing import Any
 from trainer.config import ConfigError
 from trainer.scaling import compare_text as text_of
 from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
-from trainer.scaling.commands import compare_tables as tables
 from trainer.scaling.comparability import add_same_metric, check_seeds, incomparable, warnings
 from trainer.scaling.compare import Comparison, Recipe, compare, without_ranking
 from trainer.scaling.plot import plot_recipes
@@ -17,6 +16,7 @@ from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.options import ReadOptions, add_input_arguments
 from trainer.scaling.reading.read import Reading, same_unit
 from trainer.scaling.seeds import MARGIN
+from trainer.scaling.tables import parts
 from trainer.scaling.text import paragraph, sources
 
 EXAMPLES = """\
@@ -78,25 +78,16 @@ def describe(
     comparison: Comparison, readings: Mapping[str, Sequence[Reading]], unit: str, details: bool = False
 ) -> str:
     """For a terminal: the answer, the tables, the pairs (if many, only with `details`), the sources."""
-    notes = [paragraph(f"Note: {note}", "") for note in warnings(readings)]
-    notes += [paragraph(comparison.incomparable, "")] if comparison.incomparable else []
-    several = len(comparison.recipes) > tables.FEW and not details
-    pairs = [
-        [f"{pair.a} against {pair.b}", *text_of.pair_sentences(pair, comparison, unit)]
-        for pair in comparison.pairs * (not several)
-    ]
-    return "\n\n".join((
-        *(["\n".join(notes)] if notes else []),
-        *(paragraph(text, "") for text in text_of.answer(comparison, unit)),
-        *tables.ranking(comparison, unit),
-        *(paragraph(text, "") for text in text_of.reward_seed_sentence(comparison, unit)),
-        *("\n".join([head, *map(paragraph, sentences)]) for head, *sentences in pairs),
-        *tables.at_budgets(comparison, unit),
-        *tables.costs(comparison, unit),
-        *tables.ceilings(comparison, unit, details),
-        tables.data(comparison, unit),
+    notes = [f"Note: {note}" for note in warnings(readings)]
+    notes += [comparison.incomparable] if comparison.incomparable else []
+    return "\n\n".join([
+        *(["\n".join(paragraph(note, "") for note in notes)] if notes else []),
+        *(
+            paragraph(part, "") if isinstance(part, str) else str(part)
+            for part in parts(comparison, unit, details)
+        ),
         sources([reading for several in readings.values() for reading in several]),
-    ))  # fmt: skip
+    ])  # fmt: skip
 
 
 def to_json(comparison: Comparison, readings: Mapping[str, Sequence[Reading]], unit: str) -> dict[str, Any]:

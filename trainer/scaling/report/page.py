@@ -16,12 +16,14 @@ from markupsafe import Markup
 
 from trainer.jsonl import write_atomic
 from trainer.scaling.backtest import backtest, error_at_2x
+from trainer.scaling.comparability import incomparable, warnings
+from trainer.scaling.compare import compare_fits, without_ranking
 from trainer.scaling.plot import plot_curves, plot_efficiency, reward_title
 from trainer.scaling.reading.read import Reading, same_unit
 from trainer.scaling.report import answers
 from trainer.scaling.report.charts import as_script, chart_data
-from trainer.scaling.report.compared import by_recipe, compare_runs
-from trainer.scaling.report.run import Run, run_of_folder, runs_of
+from trainer.scaling.report.run import Run, by_recipe, run_of_folder, runs_of
+from trainer.scaling.tables import parts
 from trainer.scaling.text import amount, percent
 
 COLOURS, MARKS = 7, 4  # as in page.css and page.js: repeated colours get another mark
@@ -74,7 +76,7 @@ def page(runs: Sequence[Run], same_metric: bool = False) -> str:
         unit=unit,
         confidence=f"{runs[0].fit.confidence:.0%}",
         recipes=[_recipe(i, name, runs) for i, name in enumerate(names)],
-        compared=compare_runs(runs, same_metric),
+        compared=compared(runs, same_metric),
         budgets=ahead,
         style=Markup(style),
         script=Markup(script),
@@ -87,6 +89,22 @@ def page(runs: Sequence[Run], same_metric: bool = False) -> str:
         made=f"{date.today():%d %B %Y} by sigmoid-rl {version()}",
         differing=differing([r.record.config if r.record else None for r in runs]),
     )
+
+
+def compared(runs: Sequence[Run], same_metric: bool = False) -> dict[str, Any] | None:
+    """What `compare` says of the recipes, by their runs that have a fit; None: there are not two of them."""
+    with_fit = by_recipe([run for run in runs if run.fit.draws])
+    fitted = {name: [(run.curve, run.fit) for run in group] for name, group in with_fit.items()}
+    if len(fitted) < 2:
+        return None
+    last = max(run.fit.compute_range[1] for run in runs)
+    comparison = compare_fits(fitted, [last, *answers.budgets(runs)])
+    groups = {name: [run.reading for run in group] for name, group in by_recipe(runs).items()}
+    notes = warnings(groups)
+    if why := incomparable(groups, same_metric):
+        comparison, notes = without_ranking(comparison, why), [*notes, why]
+    notes += [f"{run.curve.name} is not compared: {run.fit.reasons}." for run in runs if not run.fit.draws]
+    return {"warnings": notes, "parts": list(parts(comparison, runs[0].curve.unit, details=True))}
 
 
 def visible(x: Any) -> Any:

@@ -73,6 +73,14 @@ def runs_of(
     return runs
 
 
+def by_recipe(runs: Sequence[Run]) -> Mapping[str, Sequence[Run]]:
+    """The runs of each recipe, in the order of the first ones."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.recipe, []).append(run)
+    return groups
+
+
 def run_of_folder(folder: Path) -> Run:
     """One run, by its run folder."""
     (reading,) = read_inputs([str(folder)])
