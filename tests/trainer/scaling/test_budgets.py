@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from simulated import falling, write
+from trainer.scaling.commands.compare_tables import ranges
 
 from trainer.scaling import Curve, curve
 from trainer.scaling.__main__ import main
 from trainer.scaling.budgets import Curves, costs, curves_of
-from trainer.scaling.commands.compare_tables import ranges
 from trainer.scaling.compare import Comparison, compare_fits
 from trainer.scaling.compare_text import answer, pair_sentences, reward_seed_sentence
 from trainer.scaling.curve.fit import Fit, fit_curve
