@@ -211,7 +211,7 @@ def test_the_bits_of_a_completion_do_not_depend_on_what_is_generated_beside_it(
         raise AssertionError("the engine never became idle")
 
     expected = generate((0, 0, 0, 0, 0))
-    for arrivals in ((0, 1, 2, 3, 4), (0, 7, 7, 40, 41), (0, 100, 200, 300, 400)):
+    for arrivals in ((0, 1, 7, 7, 40), (0, 100, 200, 300, 400)):
         for key, c in generate(arrivals).items():
             assert np.array_equal(c.token_ids, expected[key].token_ids)
             assert np.array_equal(c.logprobs_gen, expected[key].logprobs_gen)
