@@ -4,7 +4,7 @@ culprit, within its deadline; be resumed; and its books must add up: no prompt l
 no process, shared memory or semaphore left.
 
     python -m bench.faults --out FILE               the whole matrix: hours; goes on with what FILE lacks
-    python -m bench.faults --only learner --instants 3
+    python -m bench.faults --only learner --instants 3     of each cell; 0: 20 for a kill, 3 for another fault
     python -m bench.faults --table FILE             the table of docs/reliability.md
 
 Disks and read-only folders need root, who alone can mount them, and vLLM's cells an environment with vLLM
@@ -32,21 +32,12 @@ Row = dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 if a cell has failed."""
-    p = records.parser("faults", __doc__)
-    p.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="append the rows here; instants that are there count",
-    )
-    p.add_argument(
-        "--table", type=Path, metavar="FILE", help="print the table of these rows, and try nothing"
-    )
+    p = records.parser("faults", __doc__, instants=0, seed=0)
+    text = "append the rows here; instants that are there count"
+    p.add_argument("--out", type=Path, metavar="FILE", help=text)
+    text = "print the table of these rows, and try nothing"
+    p.add_argument("--table", type=Path, metavar="FILE", help=text)
     p.add_argument("--only", default="", metavar="TEXT", help="only cells whose name contains this text")
-    p.add_argument(
-        "--instants", type=int, default=0, help="of each cell (default: 20 for a kill, 3 for another fault)"
-    )
-    p.add_argument("--seed", type=int, default=0)
     args = p.parse_args(argv)
     if args.table:
         rows = list(read_lines(args.table))
@@ -60,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for cell in all_cells():
         if args.only not in cell.name or not _possible(cell):
             continue
-        left = (args.instants or (20 if cell.fault == KILLED else 3)) - tried[cell]
-        if left <= 0:
+        missing = (args.instants or (20 if cell.fault == KILLED else 3)) - tried[cell]
+        if missing <= 0:
             continue
-        row = try_cell(cell, left, f"{args.seed} {tried[cell]}")
+        row = try_cell(cell, missing, f"{args.seed} {tried[cell]}")
         rows.append(row)
         if file:
             append(file, row)
@@ -81,18 +72,18 @@ def _possible(cell: Cell) -> bool:
 
 
 def failures(row: Row) -> list[str]:
-    """What must not be, of one cell."""
+    """The violated invariants of one case."""
     cell = Cell(row["role"], row["phase"], row["fault"])
-    found = [*row["end"]["problems"], *(f"orphan: {line}" for line in row["end"]["orphans"])]
-    found += [f"left in shared memory: {name}" for name in row["leaked"]]
+    violated = [*row["end"]["problems"], *(f"orphan: {line}" for line in row["end"]["orphans"])]
+    violated += [f"left in shared memory: {name}" for name in row["leaked"]]
     for i in row["instants"]:
         ended = i["ended"]
         if ended in ("hang", "missed") or (ended == "error" and not cell.fatal):
-            found.append(f"{ended} {i['line']}".strip())
+            violated.append(f"{ended} {i['line']}".strip())
         if ended == "error" and not _names(cell, i["line"]):
-            found.append(f"the culprit is not named: {i['line']!r}")
-        found += [f"orphan: {line}" for line in i.get("orphans", ())]
-    return found
+            violated.append(f"the culprit is not named: {i['line']!r}")
+        violated += [f"orphan: {line}" for line in i.get("orphans", ())]
+    return violated
 
 
 def _names(cell: Cell, line: str) -> bool:

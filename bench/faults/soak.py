@@ -122,21 +122,15 @@ def growth(samples: Sequence[float]) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 if anything was wrong."""
-    p = records.parser("faults.soak", __doc__)
-    p.add_argument("--minutes", type=float, default=60)
-    p.add_argument("--seed", type=int, default=0)
-    args = p.parse_args(argv)
+    args = records.parser("faults.soak", __doc__, minutes=60.0, seed=0).parse_args(argv)
     lives, faults, wrong = soak(args.minutes, args.seed)
     rows = []
     for role, samples in zip(FATAL, lives, strict=True):
         columns = list(zip(*((s.memory_mb, s.files, s.threads, s.shared_mb) for s in samples), strict=True))
         cells = [f"{statistics.median(c):.4g} ({growth(c):+.1%})" for c in columns]
         rows.append([role, f"{len(samples) * SAMPLE_S / 60:.1f}", *(cells or ["-"] * 4)])
-    print(
-        table(
-            ["process", "longest life, minutes", "memory MB (growth)", "files", "threads", "shared MB"], rows
-        )
-    )
+    head = ("process", "longest life, minutes", "memory MB (growth)", "files", "threads", "shared MB")
+    print(table(head, rows))
     counts = ", ".join(f"{role} {faults.count(role)}" for role in (*SURVIVED, *FATAL))
     print(f"\n{len(faults)} killed: {counts}. Wrong: {'; '.join(wrong) or 'nothing'}.")
     return int(bool(wrong))

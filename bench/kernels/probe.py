@@ -10,7 +10,6 @@ whole op by row kernel and chunk, few tokens, and the kernels of one call by tim
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -171,10 +170,10 @@ def longest_kernels(p: LossProblem, chunk: int) -> list[Record]:
     """The CUDA kernels of one forward and backward, those that take longest first."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
         ours(p, "triton", chunk_rows=chunk)
         torch.cuda.synchronize()
-    events = [e for e in found.key_averages() if e.self_device_time_total]
+    events = [e for e in profiler.key_averages() if e.self_device_time_total]
     events.sort(key=lambda e: -e.self_device_time_total)
     return [{"name": e.key, "calls": e.count, "ms": e.self_device_time_total / 1e3} for e in events[:LONGEST]]
 
@@ -194,11 +193,11 @@ def describe(cases: Sequence[Record]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Time and print every line; the exit code."""
-    p = records.parser("kernels.probe", __doc__)
+    tracked = "probe-gpu.json"
+    p = records.parser("kernels.probe", __doc__, tracked)
     p.add_argument("--shape", type=int, nargs=3, default=(16384, 4096, 151936), metavar=("N", "H", "V"))
     p.add_argument("--chunk", type=int, default=8192, metavar="C", help="rows of a chunk (8192)")
-    records.add_options(p, "probe-gpu.json")
-    args: argparse.Namespace = p.parse_args(argv)
+    args = p.parse_args(argv)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         print(
@@ -216,13 +215,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "shape": dict(zip("NHV", args.shape, strict=True)), "chunk_rows": chunk, "machine": machine(device),
         "commit": records.commit(), "kernels": kernels.backend_info(), "cases": cases,
     }  # fmt: skip
+    text = ""
     if device == "cuda":
         record["longest_kernels"] = longest_kernels(problem, chunk)
-        print(table(("kernel", "calls", "ms"), [
-            [k["name"][:80], str(k["calls"]), f"{k['ms']:.3f}"] for k in record["longest_kernels"]
-        ]))  # fmt: skip
-    records.write(records.path_of(args, "probe-gpu.json"), record)
-    return 0
+        rows = [[k["name"][:80], str(k["calls"]), f"{k['ms']:.3f}"] for k in record["longest_kernels"]]
+        text = table(("kernel", "calls", "ms"), rows)
+    return records.finish(args, tracked, record, text)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from trainer.launcher.advice import ASSUMED, assumed_rates
 from trainer.launcher.placement import Split
 
 BAR = 0.15  # relative error that a prediction may have
+MAX_STEPS = 12  # of a real run that are run again: one is like another
 UNIT = 100  # tokens that count as one, where completions are thousands of tokens long
 TRACKED = "pipeline.json"
 
@@ -125,7 +126,8 @@ def describe_runs(result: Record) -> str:
 
 def compare(one: MeasuredRun, source: MeasuredRun) -> Record:
     """A run's figures, measured and predicted with the rates of `source`, and the relative errors."""
-    out = run(one.work, source.rates, one.split, one.scheme, one.steps, one.warm)
+    steps = min(one.steps, MAX_STEPS)
+    out = run(one.work, source.rates, one.split, one.scheme, steps, one.warm)
     figures = {}
     for name in ("steps_per_hour", "learner_idle", "engine_idle", "lag_mean"):
         predicted, measured = getattr(out, name), getattr(one.figures, name)

@@ -68,7 +68,8 @@ def read_run(folder: Path, decode_step_s: float = 0.0) -> MeasuredRun:
         prompts=config["pipeline"]["prompts_per_step"], completions=len(groups[0]),
         lengths=np.concatenate([np.asarray(lengths, np.int64) for lengths in groups]),
     )  # fmt: skip
-    rates = _rates(config, rows[warm:last], spans, split, work, decode_step_s)
+    seconds = times[last - 1] - times[warm - 1]
+    rates = _rates(config, rows[warm:last], seconds, spans, split, work, decode_step_s)
     figures = measure(folder, warm, last)
     return MeasuredRun(folder.name, scheme, split, work, rates, last - warm, warm, figures)
 
@@ -96,10 +97,10 @@ def _spans(folder: Path, begin: float, end: float) -> dict[str, dict[str, Spans]
 
 
 def _rates(
-    config: dict[str, Any], rows: Sequence[dict[str, Any]], spans: dict[str, dict[str, Spans]],
-    split: Split, work: Workload, decode_step_s: float,
+    config: dict[str, Any], rows: Sequence[dict[str, Any]], seconds: float,
+    spans: dict[str, dict[str, Spans]], split: Split, work: Workload, decode_step_s: float,
 ) -> Rates:  # fmt: skip
-    """Seconds of work of every stage."""
+    """Seconds of work of every stage. Time in which nobody works is that of a batch's way."""
     learner = _busy(spans["learner"], "idle", "start-up")
     engines = [states for role, states in spans.items() if role.startswith("engine")]
     pushes = np.concatenate([states["weight_update"] for states in engines])
@@ -112,19 +113,13 @@ def _rates(
     if decoding <= 0:
         option = f"--decode-step-s {decode_step_s:g}"
         raise SystemExit(f"{option}: more than all the time this run's engine took; expected less")
-    publishes, optimizer = spans["learner"]["publish"][:, 1], spans["learner"]["optimizer"][:, 1]
-    pairs = zip(rows, rows[1:], publishes, optimizer[1:], strict=False)
-    gaps = [
-        (row["time"] - published, begun - row["time"] - later["train/wait_s"])
-        for row, later, published, ended in pairs
-        if (begun := ended - later["learner/seconds"])
-    ]
-    report_s, build_s = np.clip(np.median(gaps, axis=0), 0, None).tolist()
+    working = _busy(engines[0], "idle", "start-up")
+    either = float(np.diff(learner).sum() + np.diff(working).sum()) - _overlap(learner, working)
     training = float(np.diff(learner).sum()) - overlap
     return Rates(
         decode_step_s=decode_step_s, decode_token_s=decoding / tokens, slots=config["engine"]["slots"],
         train_token_s=training * (1 if split.cores else split.learner) / tokens,
-        push_s=float(np.diff(pushes).mean()), build_s=build_s, report_s=report_s,
+        push_s=float(np.diff(pushes).mean()), build_s=max(0.0, seconds - either) / len(rows),
     )  # fmt: skip
 
 

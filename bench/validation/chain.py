@@ -14,7 +14,6 @@ as the learner runs: as many rows and threads, and the environment of the launch
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -124,54 +123,47 @@ def _hours(run: Path) -> float:
     return float((ledger_of(run) or {})["compute"]["total"])
 
 
-def describe(pairs: Sequence[Pair], found: Shift) -> str:
+def describe(pairs: Sequence[Pair], rewards: Shift) -> str:
     """Both tables, and the verdict."""
     columns = ("seed", "loss, s", "naive loss, s", "ratio", "hours", "naive: hours", "factor", "predicted")
-    cells = [
-        [
-            str(p.seed), f"{p.loss_seconds:.1f}", f"{p.naive_loss_seconds:.1f}",
-            f"{p.naive_loss_seconds / p.loss_seconds:.2f}", f"{p.hours:.4f}", f"{p.naive_hours:.4f}",
-            f"{p.measured:.3f}", f"{p.predicted:.3f}",
-        ]
-        for p in pairs
-    ]  # fmt: skip
-    rewards = zip(found.budgets, found.ours, found.predicted, found.measured, strict=True)
-    curves = [[f"{c:.4f}", *(f"{r:.3f}" for r in row)] for c, *row in rewards]
-    within = "within" if abs(found.error) <= found.seed_margin else "beyond"
-    margin = f"{within} the seed margin of {found.seed_margin:.4f}" if len(pairs) > 1 else "of one seed alone"
-    factors = [np.mean([getattr(p, name) for p in pairs]) for name in ("measured", "predicted")]
-    verdict = f"{found.error:+.4f}, {margin}"
+    cells = []
+    for p in pairs:
+        losses = [f"{p.loss_seconds:.1f}", f"{p.naive_loss_seconds:.1f}"]
+        hours = [f"{p.naive_loss_seconds / p.loss_seconds:.2f}", f"{p.hours:.4f}", f"{p.naive_hours:.4f}"]
+        cells.append([str(p.seed), *losses, *hours, f"{p.measured:.3f}", f"{p.predicted:.3f}"])
+    rows = zip(rewards.budgets, rewards.ours, rewards.predicted, rewards.measured, strict=True)
+    curves = [[f"{c:.4f}", *(f"{r:.3f}" for r in row)] for c, *row in rows]
+    within = "within" if abs(rewards.error) <= rewards.seed_margin else "beyond"
+    margin = f"{within} the seed margin of {rewards.seed_margin:.4f}"
+    margin = margin if len(pairs) > 1 else "of one seed alone"
+    measured, predicted = (np.mean([getattr(p, name) for p in pairs]) for name in ("measured", "predicted"))
     return "\n\n".join([
         table(columns, cells),
         table(("hours", "ours", "naive, predicted", "naive, measured"), curves),
-        f"Factor on the compute: {factors[1]:.3f} predicted, {factors[0]:.3f} measured. "
-        f"Reward at equal budgets: measured − predicted {verdict}.",
+        f"Factor on the compute: {predicted:.3f} predicted, {measured:.3f} measured. "
+        f"Reward at equal budgets: measured − predicted {rewards.error:+.4f}, {margin}.",
     ])  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison; the exit code."""
-    p = records.parser("validation.chain", __doc__)
+    tracked = "chain-cpu.json"
+    p = records.parser("validation.chain", __doc__, tracked)
     p.add_argument("folder", type=Path, help="folder of the sweep, or of its kept curves")
-    p.add_argument(
-        "--kernel-rates", type=Path, required=True, metavar="FILE", help="of bench.kernels.compare"
-    )
-    records.add_options(p, "chain-cpu.json")
-    args: argparse.Namespace = p.parse_args(argv)
+    text = "of bench.kernels.compare"
+    p.add_argument("--kernel-rates", type=Path, required=True, metavar="FILE", help=text)
+    args = p.parse_args(argv)
     try:
         rates: dict[str, Any] = json.loads(args.kernel_rates.read_text())
-        heads = {
-            h.name: h for h in measured_heads(rates, rates["shape"]["H"], rates["shape"]["V"], "float32")
-        }
-        pairs = read_pairs(args.folder, heads["ours"].tflops / heads["naive FP32"].tflops)
-        found = shift(args.folder, pairs)
+        heads = measured_heads(rates, rates["shape"]["H"], rates["shape"]["V"], "float32")
+        tflops = {head.name: head.tflops for head in heads}
+        pairs = read_pairs(args.folder, tflops["ours"] / tflops["naive FP32"])
+        rewards = shift(args.folder, pairs)
     except (OSError, ConfigError, KeyError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
-    print(describe(pairs, found))
-    record = {"pairs": [asdict(p) for p in pairs], "shift": asdict(found), "rates": rates}
-    records.write(records.path_of(args, "chain-cpu.json"), record)
-    return 0
+    record = {"pairs": [asdict(p) for p in pairs], "shift": asdict(rewards), "rates": rates}
+    return records.finish(args, tracked, record, describe(pairs, rewards))
 
 
 if __name__ == "__main__":

@@ -263,7 +263,8 @@ def test_the_rates_of_a_run_are_read_off_its_books(tmp_path: Path) -> None:
     assert one.scheme == Scheme("pipeline", 0) and one.split == Split(1, 2)
     assert 3600 / one.figures.steps_per_hour == pytest.approx(step) and one.figures.lag_mean == 0
     r = one.rates
-    assert (r.push_s, r.build_s, r.report_s, r.slots) == pytest.approx((0.5, 0.75, 0.25, 8))
+    # Report, issue, verify, build and pack: nobody works.
+    assert (r.push_s, r.build_s, r.slots) == pytest.approx((0.5, 0.25 + 0.125 + 0.375 + 0.75 + 0.5, 8))
     # Packing is no span of the learner here: it works 3.5 s a step on one GPU, two engines 8 s each.
     assert r.train_token_s * 80 == pytest.approx(3.5) and r.decode_token_s * 80 == pytest.approx(16)
 
@@ -277,8 +278,7 @@ def test_a_run_is_predicted_by_its_own_rates(
     pipeline.main(["--run", str(tmp_path), f"--json={record}"])
     (result,) = json.loads(record.read_text())["runs"]
     assert result["split"] == str(Split(2, 2, 2) if cores else Split(1, 2))
-    # The time to verify, to issue and to pack, 1 of 14 s, is in no rate.
-    assert abs(result["figures"]["steps per hour"]["error"]) < 0.1
+    assert abs(result["figures"]["steps per hour"]["error"]) < 1e-6
     assert "over 15%" not in capsys.readouterr().out
 
 
