@@ -14,8 +14,8 @@ is a ValueError. Importing this imports numpy and scipy, and neither torch nor t
 
 from trainer.config import ConfigError
 from trainer.scaling.compare import Comparison, compare
-from trainer.scaling.curve.arrays import curve
 from trainer.scaling.curve.fit import Estimate, Fit, fit, fit_curve, fit_run
+from trainer.scaling.curve.points import curve
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 from trainer.scaling.plot import plot_curve
 from trainer.scaling.predict import Prediction, predict

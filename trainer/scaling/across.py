@@ -20,22 +20,22 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit, logit
+from scipy.special import expit, logit, softmax
 
 from trainer.config import ConfigError
 from trainer.scaling.compare import UNFIT, Recipe, pooled_recipes
 from trainer.scaling.curve.fit import Estimate, Fit, fit_curve, median
 from trainer.scaling.curve.posterior import DRAWS, Draws
 from trainer.scaling.curve.sigmoid import Curve
+from trainer.scaling.earlier import EXTREME
+from trainer.scaling.random_effects import LEVELS, effects
 from trainer.scaling.seeds import PARAMETERS, SeedVariance
 
 Array = NDArray[np.float64]
 
 # Median of τ before the sizes update it: .2 in log-odds is .05 in a ceiling of .5; 40% in C_mid, 20% in B
 SCATTER = {"R0": 0.2, "A": 0.2, "B": 0.2, "C_mid": 0.4}
-TAU_LEVELS = np.linspace(-8, 8, 129)  # log2 of τ over that median
 MIN_SIZES = 3  # two determine a line, and say nothing about the scatter about it
-NEAREST = 1e-4  # to 0 and 1, for log-odds
 MAX_LOG = 300.0  # of B and C_mid
 
 
@@ -67,18 +67,12 @@ def size_law(
     has_slope: bool = True,
 ) -> SizeLaw:
     """The law, given value ~ N(a + b log N, τ² + variance)."""
-    x, y, v = (np.asarray(column, np.float64) for column in (log_size, value, variance))
-    design = np.stack([np.ones_like(x), x - x.mean()], 1)[:, : 1 + has_slope]
-    tau = scatter * 2**TAU_LEVELS
-    w = 1 / (tau[:, None] ** 2 + v)  # (levels, sizes)
-    precision = np.einsum("ki,lk,kj->lij", design, w, design)
-    covariance = np.linalg.inv(precision)
-    mean = np.einsum("lij,kj,lk,k->li", covariance, design, w, y)
-    sse = (w * (y - mean @ design.T) ** 2).sum(1)
-    log_prior = np.log(2) * TAU_LEVELS - np.log1p(4**TAU_LEVELS)  # half-Cauchy, per unit of log τ
-    log_weight = log_prior + 0.5 * (np.log(w).sum(1) - np.linalg.slogdet(precision)[1] - sse)
-    weight = np.exp(log_weight - log_weight.max())
-    return SizeLaw(tau, weight / weight.sum(), mean, np.linalg.cholesky(covariance), float(x.mean()))
+    x = np.asarray(log_size, np.float64)
+    design, tau = np.stack([np.ones_like(x), x - x.mean()], 1)[:, : 1 + has_slope], scatter * 2**LEVELS
+    each = effects(np.stack([value, variance], axis=1), tau, design)
+    log_prior = np.log(2) * LEVELS - np.log1p(4**LEVELS)  # half-Cauchy, per unit of log τ
+    root = np.linalg.cholesky(each.covariance).astype(np.float64)
+    return SizeLaw(tau, softmax(log_prior + each.log_evidence), each.mean, root, float(x.mean()))
 
 
 def predict_size(known: Mapping[float, Draws], size: float) -> tuple[Draws, dict[str, Array]]:
@@ -87,7 +81,7 @@ def predict_size(known: Mapping[float, Draws], size: float) -> tuple[Draws, dict
     for name, scatter in SCATTER.items():
         bounded = name in ("R0", "A")
         rows = [getattr(draws, name) for draws in known.values()]
-        rows = [logit(np.clip(x, NEAREST, 1 - NEAREST)) if bounded else np.log(x) for x in rows]
+        rows = [logit(np.clip(x, EXTREME, 1 - EXTREME)) if bounded else np.log(x) for x in rows]
         moments = [x.mean() for x in rows], [x.var() for x in rows]
         law = size_law(np.log(list(known)), *moments, scatter, has_slope=name != "B")
         x, slopes[name] = law.draw(float(np.log(size)), rng)

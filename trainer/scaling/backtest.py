@@ -11,15 +11,14 @@ import numpy as np
 from trainer.scaling.curve.average import DEFAULT
 from trainer.scaling.curve.fit import MIN_FORECAST, MIN_POINTS, Estimate, fit_curve
 from trainer.scaling.curve.sigmoid import Curve
-from trainer.scaling.earlier import Earlier, prior_after
+from trainer.scaling.earlier import SEEN_SHARE, Earlier, prior_after
 from trainer.scaling.forecast import last_error, predict_evaluation
 
-HALF = 0.5  # of the compute, up to which `fit` and a run's summary test themselves
 LAST_PART = 0.75  # of the compute, beyond which all evaluations are forecast
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredForecast:
     """An evaluation: as predicted and as measured."""
 
     compute: float
@@ -44,8 +43,8 @@ class Backtest:
 
     seen: float  # compute
     points: int  # evaluations up to there, R0 not counted
-    end: Scored  # the last evaluation
-    last_quarter: tuple[Scored, ...]  # of the compute, the end included
+    end: ScoredForecast  # the last evaluation
+    last_quarter: tuple[ScoredForecast, ...]  # of the compute, the end included
     identified: bool  # whether the evaluations up to `seen` identified the ceiling
     predictable: bool  # False: the reward had not risen or had fallen, and a forecast would not be shown
     flags: tuple[str, ...]  # of the fit
@@ -62,7 +61,7 @@ def backtest(
     if not curve.points:
         return None
     last = curve.points[-1].compute
-    limit = HALF * last if until is None else until
+    limit = SEEN_SHARE * last if until is None else until
     first = tuple(p for p in curve.points if p.compute <= limit)
     later = [p for p in curve.points[len(first) :] if p.compute >= LAST_PART * last]
     if len(first) < (MIN_POINTS if curve.R0 is None else MIN_FORECAST) or not later:
@@ -70,7 +69,7 @@ def backtest(
     seen = replace(curve, points=first)
     fit = fit_curve(seen, confidence, within, prior=prior_after(like, seen) if like else DEFAULT)
     scored = tuple(
-        Scored(
+        ScoredForecast(
             p.compute, predict_evaluation(fit, replace(p, pass_rate_se=last_error([*curve.points, p]))),
             p.pass_rate, p.pass_rate_se,
         )

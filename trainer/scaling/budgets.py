@@ -17,19 +17,17 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scaling.curve.average import Average
-from trainer.scaling.curve.fit import Estimate, Fit, estimate, median
+from trainer.scaling.curve.average import Average, first_reached
+from trainer.scaling.curve.fit import FURTHEST, MIN_GAIN, Estimate, Fit, estimate, median
 from trainer.scaling.seeds import MARGIN, MARGIN_IN_MEDIANS, SEED_SD, SeedVariance, seed_variance
 
 Array = NDArray[np.float64]
 
 SHARES = (0.25, 0.5, 1.0, 2.0)  # of what all have data to: the budgets at which recipes are compared
 GRID_STEPS = 120  # of the computes at which the curves are evaluated
-FURTHEST = 10.0  # multiple of the last compute up to which a reward's cost is sought
 MIN_LEAD = 1.5  # a lead spans at least this factor of compute
 MOST = 0.75  # share of the recipes, at least, that reach both rewards whose cost is shown within their data
 MOST_OF_GAIN = 0.9  # at their end itself, where many are almost level, the cost is hardly determined
-MIN_GAIN = 0.005  # with a smaller one there is no reward to reach
 END_TOLERANCE = 1.05  # a budget beyond the data by less is no forecast: another run just ended later
 
 
@@ -215,17 +213,10 @@ def _first_reached(curves: Curves, name: str, reward: float, rng: np.random.Gene
 
     Anywhere from 0 to the first evaluation if it is there before that.
     """
-    x, log_c = np.maximum.accumulate(curves.rewards[name], axis=1), np.log(curves.compute)
-    i = (x < reward).sum(1)
-    left, right = np.clip(i - 1, 0, None), np.clip(i, 1, len(log_c) - 1)
-    rows = np.arange(len(x))
-    rise = np.maximum(x[rows, right] - x[rows, left], 1e-12)
-    share = np.clip((reward - x[rows, left]) / rise, 0, 1)
-    at = np.exp(log_c[left] + share * (log_c[right] - log_c[left]))
-    at = np.where(i > 0, at, curves.compute[0] * rng.random(len(x)))
-    within = (i < len(log_c)) & (at <= FURTHEST * curves.last[name])
-    result: Array = np.where(within, at, np.inf)
-    return result
+    compute = first_reached(curves.compute, curves.rewards[name], reward)
+    start = curves.compute[0]
+    compute = np.where(compute > start, compute, start * rng.random(len(compute)))
+    return np.where(compute <= FURTHEST * curves.last[name], compute, np.inf)
 
 
 def simultaneous_band(x: Array, confidence: float) -> tuple[Array, Array]:

@@ -33,16 +33,14 @@ from trainer.scaling.budgets import (
     targets,
     who_leads,
 )
-from trainer.scaling.curve.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws, is_wide
+from trainer.scaling.curve.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws
+from trainer.scaling.curve.flags import is_wide
 from trainer.scaling.curve.posterior import Draws
 from trainer.scaling.curve.sigmoid import Curve, Sigmoid
 from trainer.scaling.seeds import MARGIN, PARAMETERS, SeedVariance, pool, seed_variances
 
 Array = NDArray[np.float64]
 
-REACH = FURTHEST  # recipes are compared up to this multiple of their last compute,
-UNSURE_REACH = 2 * END_TOLERANCE  # or up to this one, if their ceiling is not identified
-SHARE_OF_A = 0.5  # of the errors that a pair's three differences may make; B and C_mid share the rest
 UNFIT = {"falling", "last-point-low", "poor-fit", "not-sigmoid"}  # flags: no sigmoid describes the run
 
 Verdict = Literal["different", "equivalent", "inconclusive"]
@@ -85,7 +83,7 @@ class Recipe:
         """The largest budget at which it is compared with others."""
         if not any(fit.predictable for fit in self.forecasts):
             return END_TOLERANCE * self.last
-        return (UNSURE_REACH if self.doubts else REACH) * self.last
+        return (2 * END_TOLERANCE if self.doubts else FURTHEST) * self.last
 
     @property
     def last(self) -> float:
@@ -293,9 +291,8 @@ def _recipe(
 
 
 def pair_level(name: str, confidence: float) -> float:
-    """The level of the interval of a pair's difference in one parameter."""
-    share = SHARE_OF_A if name == "A" else (1 - SHARE_OF_A) / 2
-    return 1 - share * (1 - confidence)
+    """The level of the interval of a pair's difference in one parameter: A has half of the errors allowed."""
+    return 1 - (1 - confidence) / (2 if name == "A" else 4)
 
 
 def _pair(a: Recipe, b: Recipe, margin: float, confidence: float, curves: Curves | None) -> Pair:

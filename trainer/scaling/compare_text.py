@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from trainer.scaling.budgets import END_TOLERANCE, MIN_LEAD, Standing
+from trainer.scaling.budgets import END_TOLERANCE, FURTHEST, MIN_LEAD, Standing
 from trainer.scaling.compare import (
     DIFFERENT,
     EQUIVALENT,
-    REACH,
     UNFIT,
     Comparison,
     Pair,
@@ -204,7 +203,7 @@ def budget_sentences(comparison: Comparison) -> list[str]:
         text = "Not ranked beyond twice its data, because its ceiling is not identified"
         sentences.append(f"{text}: {', '.join(unsure)}.")
     if short := [recipe.name for recipe in rising if not recipe.doubts]:
-        sentences.append(f"Not ranked beyond {REACH:g} times its data: {', '.join(short)}.")
+        sentences.append(f"Not ranked beyond {FURTHEST:g} times its data: {', '.join(short)}.")
     if any(extrapolated(s) for _, standings in comparison.budgets for s in standings):
         sentences.append("* A forecast, beyond the recipe's data: it assumes that the run goes on as it did.")
     return sentences

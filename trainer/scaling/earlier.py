@@ -28,11 +28,12 @@ from trainer.scaling.curve.average import DEFAULT, LawPrior, Mixture, Prior, ave
 from trainer.scaling.curve.fit import MIN_FORECAST
 from trainer.scaling.curve.points import averaged, checked
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint
+from trainer.scaling.random_effects import effects, mixture_moments
 
 Array = NDArray[np.float64]
 
 MIN_LEARNED = 2 * MIN_FORECAST  # evaluations beyond R0 of a run from which something is learned
-HALF = 0.5  # earlier runs are forecast from at most this share of their compute; the unit of T, too
+SEEN_SHARE = 0.5  # of their compute, from which finished runs are forecast; the unit of T, too
 ANY_B = (0.5, 1.0)  # of log B, before any run
 NO_DRIFT = (0.0, 0.15)  # before any run: forecasts are right on average, to so much
 LIKELY = 0.02  # probability from which a law says something of its shape
@@ -81,7 +82,7 @@ def _is_part(one: set[EvalPoint], other: set[EvalPoint]) -> bool:
     return bool(one) and len(one & other) == min(len(one), len(other))
 
 
-def learn(groups: Mapping[str, Sequence[Curve]], seen: float = HALF) -> Earlier:
+def learn(groups: Mapping[str, Sequence[Curve]], seen: float = SEEN_SHARE) -> Earlier:
     """What finished runs say, by recipe or another group. ConfigError: too few evaluations, two units.
 
     `seen`: the share of their compute from which runs will be forecast at most, the unit of transients.
@@ -189,33 +190,21 @@ def _random_effect(
     known: Sequence[Sequence[tuple[float, float]]], before: tuple[float, float]
 ) -> tuple[float, float]:
     """Mean and sd of another group's value, from means and sds in some groups; `before`: of the mean."""
-    x, sd = np.array([_as_one(group) for group in known if group]).T
-    weights, means, variances = [], [], []
-    for spread in SPREADS:
-        w = 1 / (sd**2 + spread**2)
-        precision = w.sum() + 1 / before[1] ** 2
-        mean = (w @ x + before[0] / before[1] ** 2) / precision
-        fit = -0.5 * (w @ (x - mean) ** 2 + ((mean - before[0]) / before[1]) ** 2)
-        weights.append(
-            fit + 0.5 * np.log(w).sum() - 0.5 * math.log(precision) - 0.5 * (spread / USUAL_SPREAD) ** 2
-        )
-        means.append(mean)
-        variances.append(1 / precision + spread**2)
-    p = softmax(weights)
-    overall = float(p @ means)
-    return overall, math.sqrt(float(p @ (np.array(variances) + (np.array(means) - overall) ** 2)))
+    each = [_as_one(group) for group in known if group]
+    by_spread = effects(each, SPREADS, known=before)
+    return mixture_moments(by_spread, SPREADS, -0.5 * (SPREADS / USUAL_SPREAD) ** 2)
 
 
 def _as_one(group: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Mean and sd of a run of a group: its runs share most of their error, so that more do not reduce it."""
+    """Mean and variance of a run of a group: its runs share most of their error: more do not reduce it."""
     mean, sd = np.array(group).T
-    return float(mean.mean()), float(np.sqrt((sd**2).mean()))
+    return float(mean.mean()), float((sd**2).mean())
 
 
 def _cut(past: Past, last: float) -> int:
     """How many points of an earlier run to forecast it from, for a run that is known up to `last`."""
     points = past.curve.points
-    return sum(p.compute <= min(last, HALF * points[-1].compute) for p in points)
+    return sum(p.compute <= min(last, SEEN_SHARE * points[-1].compute) for p in points)
 
 
 @lru_cache(maxsize=4096)

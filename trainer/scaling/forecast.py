@@ -13,14 +13,12 @@ from typing import Literal
 import numpy as np
 
 from trainer.scaling.curve.average import DEFAULT
-from trainer.scaling.curve.fit import REPORTED_ERRORS, Estimate, Fit, estimate, fit_run, median
-from trainer.scaling.curve.points import EQUAL_ERROR
+from trainer.scaling.curve.fit import MIN_GAIN, REPORTED_ERRORS, Estimate, Fit, estimate, fit_run, median
+from trainer.scaling.curve.points import EQUAL_ERROR, MIN_SD
+from trainer.scaling.curve.shape import UNLIKELY
 from trainer.scaling.curve.sigmoid import EvalPoint, curve_of
 from trainer.scaling.earlier import Earlier, prior_after
 
-MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
-STOP_PROBABILITY = 0.1  # of that gain, below which the recommendation is to stop
-END_TOLERANCE = 1e-9  # relative distance to the end that is only rounding
 DOUBTS = {"not-sigmoid", "other-shape", "last-point-low"}  # flags that forbid a recommendation
 
 Recommendation = Literal["investigate", "stop", "continue", "none"]
@@ -52,7 +50,7 @@ class Forecast:
             return "none"
         if not self.fit.predictable:  # from too few points to act on
             return "none"
-        if self.gain_probability < STOP_PROBABILITY:
+        if self.gain_probability < UNLIKELY:
             return "stop"
         return "continue" if self.gain.low >= MIN_GAIN else "none"
 
@@ -88,12 +86,17 @@ def forecast(
         missed = side + (before.missed if side * before.missed > 0 else 0)
         reach = predicted.high - predicted.value if side > 0 else predicted.value - predicted.low
         far_off = side != 0 and abs(point.pass_rate - predicted.value) > 2 * reach
-    if not fit.has_forecast or end * (1 - END_TOLERANCE) <= point.compute:
+    if not fit.has_forecast or is_over(point.compute, end):
         return Forecast(fit, predicted, missed, far_off)
     gains = fit.forecast.reward(end) - fit.forecast.reward(point.compute)
     gain = median(gains, fit.confidence)
     probability = float((gains >= MIN_GAIN).mean())
     return Forecast(fit, predicted, missed, far_off, fit.at(end), gain, probability)
+
+
+def is_over(compute: float, end: float) -> bool:
+    """True at the end of a run, but for rounding."""
+    return compute >= end or math.isclose(compute, end)
 
 
 def last_error(points: Sequence[EvalPoint]) -> float:
@@ -107,7 +110,7 @@ def predict_evaluation(fit: Fit, point: EvalPoint) -> Estimate:
     rewards = fit.forecast.reward(point.compute)
     noise = EQUAL_ERROR * (1.0 if math.isnan(fit.overdispersion) else fit.overdispersion)
     if fit.noise == REPORTED_ERRORS:
-        noise = max(point.pass_rate_se, 1e-3) * max(1.0, fit.overdispersion)
+        noise = max(point.pass_rate_se, MIN_SD) * max(1.0, fit.overdispersion)
     noisy = rewards + noise * np.random.default_rng(0).standard_normal(len(rewards))
     return estimate(float(np.median(rewards)), np.clip(noisy, 0, 1), fit.confidence)
 

@@ -19,20 +19,19 @@ from trainer.scaling.curve.fit import (
     Fit,
     fit_curve,
     fit_with_draws,
-    is_wide,
 )
+from trainer.scaling.curve.flags import is_wide
 from trainer.scaling.curve.marginal import typical_gap
-from trainer.scaling.curve.points import MAX_POINTS, averaged, checked
+from trainer.scaling.curve.points import MAX_POINTS, MIN_SD, averaged, checked
+from trainer.scaling.curve.posterior import OUTLIER
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid
+from trainer.scaling.seeds import MARGIN
 from trainer.scaling.simulate import autocorrelated, simulated
 
 Array = NDArray[np.float64]
 
-WITHIN = 0.02  # A is known if its interval reaches no further than this from its value
+WITHIN = MARGIN  # A is known if its interval reaches no further than this from its value
 CHANCE = 0.8  # the probability of that at which a plan is good enough
-MIN_NOISE = 1e-4  # no real evaluation has less: it would take ten million samples
-AUTOCORRELATED = 0.5  # probability of autocorrelation from which it is simulated
-OUTLIER = 3.0  # standard deviations from which a residual is left out of the noise estimate
 UNUSABLE_PILOT = {  # flags of a pilot from which nothing can be predicted
     "falling": "fix the run before planning",
     "last-point-low": "evaluate again before planning",
@@ -101,13 +100,13 @@ def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Pr
     reported = float(np.median(data.sd)) if data.sd_known else 0.0
     residual_sd = _residual_sd(pilot, fit, reported)
     noise, given = noise or max(reported, residual_sd), noise is not None
-    if noise < MIN_NOISE and not given:
+    if noise < MIN_SD and not given:
         raise ConfigError(
             f"{pilot.name}: its evaluations are within {noise:.1g} of the curve and have no standard errors, "
             "so the noise of an evaluation is unknown; give --noise"
         )
     length = 0.0
-    if fit.autocorrelated_prob > AUTOCORRELATED and residual_sd > reported / 2:  # else there is little noise
+    if fit.autocorrelated_prob > 1 / 2 and residual_sd > reported / 2:  # else there is little noise
         length = -typical_gap(data.compute) / math.log(fit.autocorrelation)
     return Prospect(sigmoids, pilot, noise, reported, fit.C_mid.value, length), fit
 
@@ -199,7 +198,7 @@ def _trial(task: tuple[Prospect, int, float, int, float]) -> tuple[bool, float]:
     R0 = seen.R0
     if isinstance(R0, EvalPoint) and not seen.points:  # with a pilot it has been measured
         R0 = replace(R0, pass_rate=float(np.clip(truth.R0 + rng.normal(0, prospect.noise), 0, 1)))
-    fit = fit_curve(replace(new, points=(*seen.points, *new.points), R0=R0), check_shape=False)
+    fit = fit_curve(replace(new, points=(*seen.points, *new.points), R0=R0), prior=None)
     return is_known(fit, within), abs(fit.A.value - truth.A)
 
 

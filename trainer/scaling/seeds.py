@@ -21,19 +21,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import ndtr
+from scipy.special import ndtr, softmax
 
 from trainer.scaling.curve.fit import Estimate, Fit, estimate
+from trainer.scaling.curve.points import MIN_SD
 from trainer.scaling.curve.posterior import DRAWS, Draws
+from trainer.scaling.random_effects import LEVELS, effects
 
 Array = NDArray[np.float64]
 
-MARGIN = 0.02  # between the ceilings of two single runs of one recipe, 90 %
-MARGIN_IN_MEDIANS = 3.3117  # that margin over the median of τ, where log2 τ has the standard deviation 1
+MARGIN = 0.02  # between the ceilings of two single runs of one recipe, 90 % (arXiv 2510.13786)
 SEED_SD = 0.07  # median of τ of log B and log C_mid before the seeds update it: an assumption
 PARAMETERS = ("A", "B", "C_mid")
-TAU_LEVELS = np.linspace(-4, 4, 97)  # log2 of τ over the prior's median
-R0_SD = 1e-3  # of R0 over seeds, at least: none is expected, but a covariance must not be singular
 KERNELS = 400  # draws of a run from which its density is estimated
 SMOOTHING = 0.5  # times Silverman's bandwidth: the variance over seeds smooths, too
 PROPOSAL = 1.5  # times the covariance of the closed form
@@ -65,6 +64,19 @@ class SeedVariance:
         return float(brentq(excess, 0.0, 20 * float(self.tau[-1])))
 
 
+def seed_variance(recipes: Sequence[Sequence[tuple[float, float]]], median: float) -> SeedVariance:
+    """τ of one parameter from (value, variance of its fit) of each run; `median`: that of its prior.
+
+    log2 of τ has a standard deviation of 1 before.
+    """
+    tau = median * 2**LEVELS
+    evidence = sum(effects(runs, tau).log_evidence for runs in recipes)
+    return SeedVariance(tau, softmax(-(LEVELS**2) / 2 + evidence))
+
+
+MARGIN_IN_MEDIANS = seed_variance([], 1.0).margin(0.9)
+
+
 def seed_variances(recipes: Sequence[Sequence[Fit]], margin: float = MARGIN) -> dict[str, SeedVariance]:
     """τ of A, log B and log C_mid, from the runs of some recipes."""
     medians = {"A": margin / MARGIN_IN_MEDIANS, "B": SEED_SD, "C_mid": SEED_SD}
@@ -72,27 +84,6 @@ def seed_variances(recipes: Sequence[Sequence[Fit]], margin: float = MARGIN) -> 
         name: seed_variance([_moments(fits, name) for fits in recipes], median)
         for name, median in medians.items()
     }
-
-
-def seed_variance(recipes: Sequence[Sequence[tuple[float, float]]], median: float) -> SeedVariance:
-    """τ of one parameter from (value, variance of its fit) of each run; `median`: the prior's."""
-    tau = median * 2**TAU_LEVELS
-    log_weight = -(TAU_LEVELS**2) / 2 + sum(log_evidence(runs, tau) for runs in recipes)
-    weight = np.exp(log_weight - log_weight.max())
-    return SeedVariance(tau, weight / weight.sum())
-
-
-def log_evidence(runs: Sequence[tuple[float, float]], tau: Array) -> Array:
-    """(levels,): log p(runs of one recipe | τ), with value ~ N(mean of the recipe, τ² + variance).
-
-    The mean has a flat prior and is integrated out, so that a recipe of one run says nothing about τ.
-    """
-    value, variance = np.asarray(runs, np.float64).T
-    w = 1 / (tau[:, None] ** 2 + variance)  # (levels, runs)
-    mean = (w @ value) / w.sum(1)
-    spread = (w * (value - mean[:, None]) ** 2).sum(1)
-    result: Array = 0.5 * (np.log(w).sum(1) - np.log(w.sum(1)) - spread)
-    return result
 
 
 def pool(
@@ -103,8 +94,8 @@ def pool(
 ) -> tuple[Draws, Draws]:
     """Draws of a recipe from those of its runs; and of the weighted mean of these runs alone."""
     tau = np.stack([variances[name].tau[i] for name, i in zip(PARAMETERS, levels, strict=True)], axis=1)
-    evidence = [log_evidence(_moments(fits, name), variances[name].tau) for name in PARAMETERS]
-    counted = np.sum([log_p[i] for log_p, i in zip(evidence, levels, strict=True)], axis=0)
+    each = [effects(_moments(fits, name), variances[name].tau) for name in PARAMETERS]
+    counted = np.sum([e.log_evidence[i] for e, i in zip(each, levels, strict=True)], axis=0)
     recipe, runs = pool_draws([_coordinates(fit) for fit in fits], tau, counted, rng)
     return _from_coordinates(recipe), _from_coordinates(runs)
 
@@ -140,7 +131,7 @@ def pool_draws(
     covariance, and half from single runs. A single run needs no weights: its draws move to other seeds.
     """
     runs = [rng.permutation(x) for x in runs]  # all fits use the same seed, which would correlate them
-    R0_sd = max(R0_SD, float(np.std([x[:, 0].mean() for x in runs])))
+    R0_sd = max(MIN_SD, float(np.std([x[:, 0].mean() for x in runs])))
     variances = np.concatenate([np.full((len(tau), 1), R0_sd), tau], axis=1) ** 2
     if len(runs) == 1:
         return runs[0] + np.sqrt(variances) * rng.standard_normal(variances.shape), runs[0]

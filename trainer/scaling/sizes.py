@@ -19,7 +19,6 @@ Runs = Mapping[float, Sequence[Curve]]  # by size
 MAX_WIDTH = 0.2  # of a reward's interval, and ...
 MAX_FACTOR = 3.0  # ... of an exponent's, beyond which the law is not identified
 DELTAS, STARTS = np.geomspace(1, 60, 15), np.linspace(-0.5, 1, 16)  # δ and t0 of the logistic
-BILLION = 1e9
 POWER = "arXiv 2509.25300, log(1 − R) = −k(N) log C + E(N), k(N) = K_max/(1 + N0/N), E(N) free: k(N)"
 LOGISTIC = "arXiv 2507.18014, R = α R0 + β N + γ/(1 + exp(−δ(t − t0))): R at t = 1, an equally long training,"
 
@@ -36,9 +35,9 @@ def jackknife(
     rule: Callable[[Runs, float], float], runs: Runs, size: float, confidence: float
 ) -> Estimate | None:
     """A rule's number for `size`, with Student's interval; None: it fails, also without one of the sizes."""
-    without = [rule({n: some for n, some in runs.items() if n != left}, size) for left in runs]
-    value, freedom = rule(runs, size), len(runs) - 1
-    half = math.sqrt(freedom * float(np.var(without))) * float(stdtrit(freedom, (1 + confidence) / 2))
+    without = [rule({n: some for n, some in runs.items() if n != omitted}, size) for omitted in runs]
+    value, dof = rule(runs, size), len(runs) - 1
+    half = math.sqrt(dof * float(np.var(without))) * float(stdtrit(dof, (1 + confidence) / 2))
     return Estimate(value, value - half, value + half) if math.isfinite(value + half) else None
 
 
@@ -61,22 +60,22 @@ def _slope(curve: Curve) -> float:
 def end_reward(runs: Runs, size: float, R0: float) -> float:
     """R at t = 1 of LOGISTIC; t is the share of a run's compute. NaN: the R0 of a run is unknown."""
     rows = [
-        (_start(curve), n / BILLION, p.compute / curve.points[-1].compute, p.pass_rate)
+        (_start(curve), n / size, p.compute / curve.points[-1].compute, p.pass_rate)
         for n, curves in runs.items()
         for curve in curves
         for p in curve.points
     ]
-    start, billions, t, reward = np.array(rows).T
+    start, relative, t, reward = np.array(rows).T
     if np.isnan(start).any():
         return math.nan
     best, predicted = math.inf, math.nan
     for delta, t0 in ((delta, t0) for delta in DELTAS for t0 in STARTS):
-        design = np.stack([start, billions, expit(delta * (t - t0))], 1)
+        design = np.stack([start, relative, expit(delta * (t - t0))], 1)
         solution, _, rank, _ = np.linalg.lstsq(design, reward, rcond=1e-6)
         sse = float(((reward - design @ solution) ** 2).sum())
         if rank == 3 and sse < best:
             best = sse
-            predicted = float(solution @ [R0, size / BILLION, expit(delta * (1 - t0))])
+            predicted = float(solution @ [R0, 1.0, expit(delta * (1 - t0))])
     return predicted
 
 

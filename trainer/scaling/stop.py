@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from trainer.config.forecast import StopRule
 from trainer.scaling.curve.fit import median
+from trainer.scaling.curve.shape import UNLIKELY
 from trainer.scaling.curve.sigmoid import EvalPoint
 from trainer.scaling.earlier import Earlier
-from trainer.scaling.forecast import END_TOLERANCE, STOP_PROBABILITY, Forecast, forecast
+from trainer.scaling.forecast import Forecast, forecast, is_over
 
 
 def reason_to_stop(
@@ -32,7 +33,7 @@ def reason_to_stop(
     earlier runs say.
     """
     compute, look, says = points[-1].compute, None, list[bool]()
-    if compute >= end * (1 - END_TOLERANCE) or not says_stop(now, compute, end, rule):
+    if is_over(compute, end) or not says_stop(now, compute, end, rule):
         return ""
     for n in range(max(1, len(points) - patience - 1), len(points) + 1):  # an alarm takes two evaluations
         look = forecast(points[:n], 0.0, look, like)
@@ -40,8 +41,8 @@ def reason_to_stop(
     if len(says) < patience or not all(says[-patience:]):
         return ""
     rewards = now.fit.forecast.reward([compute, 2 * compute, end])
-    found = [median(rewards[:, i] - rewards[:, 0], now.fit.confidence) for i in (1, 2)]
-    doubled, forgone = (f"{e.value:+.3f} ({e.low:+.3f} to {e.high:+.3f})" for e in found)
+    gains = [median(rewards[:, i] - rewards[:, 0], now.fit.confidence) for i in (1, 2)]
+    doubled, forgone = (f"{e.value:+.3f} ({e.low:+.3f} to {e.high:+.3f})" for e in gains)
     return (
         f"a doubling of the compute would probably gain {doubled} [{rule.text} for {patience} evaluations "
         f"in a row]; forgone until the planned end: {forgone}, about {end - compute:.3g} {unit} saved"
@@ -53,4 +54,4 @@ def says_stop(look: Forecast, compute: float, end: float, rule: StopRule) -> boo
     if not look.fit.predictable or look.alarm:
         return False
     rewards = look.fit.forecast.reward([compute, 2 * compute if rule.per_doubling else end])
-    return float((rewards[:, 1] - rewards[:, 0] >= rule.gain).mean()) < STOP_PROBABILITY
+    return float((rewards[:, 1] - rewards[:, 0] >= rule.gain).mean()) < UNLIKELY

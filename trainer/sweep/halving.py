@@ -41,11 +41,7 @@ def forecasts(groups: Mapping[str, Sequence[Curve]]) -> dict[str, list[Average]]
 
 
 def _is_predictable(run: Curve) -> bool:
-    return (
-        run.R0 is not None
-        and len(run.points) >= MIN_LEARNED
-        and fit_curve(run, check_shape=False).predictable
-    )
+    return run.R0 is not None and len(run.points) >= MIN_LEARNED and fit_curve(run, prior=None).predictable
 
 
 def chances(runs: Mapping[str, Sequence[Average]], budget: float) -> dict[str, float]:

@@ -152,7 +152,7 @@ def test_a_given_ceiling_and_a_free_one_have_the_evidence_of_brute_force_integra
     reward = 0.3 * (1 - s) + 0.9 * s + 0.02 * np.random.default_rng(2).standard_normal(8)
     data = Data(c, reward, np.full(8, 0.03), True, 0.31, 0.0 if exact else 0.05)
     (white,) = noise_models(data, np.ones(8), ())
-    start, gained = data.with_start(data.reward, 0.31), data.with_start(s, 0.0)
+    start, gained = data.prepend_R0(data.reward, 0.31), data.prepend_R0(s, 0.0)
     n = len(start) + 3
     grid = (np.arange(1200) + 0.5) / 1200
 

@@ -53,13 +53,13 @@ def test_the_level_and_the_limit_of_the_intervals_can_be_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = write_curve(tmp_path / "a.csv"), tmp_path / "a.json"
-    options = ["--confidence", "0.8", "--within", "1e-5", "--r0", "0.3"]
+    options = ["--confidence", "0.8", "--within", "1e-9", "--r0", "0.3"]
     for command in ("fit", "predict"):
         ahead = ["--at", "20000"] if command == "predict" else []
         assert main([command, str(path), "--json", str(out), *options, *ahead]) == 0
         found = json.loads(out.read_text())[str(path)]
         assert found["confidence"] == 0.8 and found["flags"] == ["wide"]
-        assert "reaches further than 1e-05 from its value" in " ".join(capsys.readouterr().out.split())
+        assert "reaches further than 1e-09 from its value" in " ".join(capsys.readouterr().out.split())
 
 
 def test_several_inputs_are_fitted_and_drawn_in_one_picture(tmp_path: Path) -> None:

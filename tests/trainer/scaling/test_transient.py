@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve
-from trainer.scaling.curve.transient import without_transient
+from trainer.scaling.curve.fit import without_transient
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 COMPUTE = np.arange(250, 8001, 250.0)

@@ -12,7 +12,8 @@ from trainer.config import ConfigError
 from trainer.scaling.across import MIN_SIZES, SCATTER, Across, across
 from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
 from trainer.scaling.comparability import add_same_metric, check_seeds, incomparable, warnings
-from trainer.scaling.curve.fit import MAX_INTERVAL, Estimate
+from trainer.scaling.curve.fit import Estimate
+from trainer.scaling.curve.flags import MAX_INTERVAL
 from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.options import ReadOptions, add_input_arguments, expand
 from trainer.scaling.reading.read import same_unit

@@ -22,29 +22,28 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, softmax
 
 from trainer.scaling.curve.families import (
-    FEW_CORRELATIONS,
     Axis,
     Family,
     Integrated,
     integrate,
     logistic_of_power,
+    reach,
     sigmoids,
 )
-from trainer.scaling.curve.marginal import Data, Noise, noise_models
-from trainer.scaling.curve.posterior import DRAWS, Draws, draw_ends, full_box, robust
+from trainer.scaling.curve.marginal import CORRELATIONS, Data, Noise, noise_models
+from trainer.scaling.curve.posterior import DRAWS, Draws, draw_cells, draw_ends, robust
+from trainer.scaling.curve.sigmoid import add_axes
 
 Array = NDArray[np.float64]
 
+FEW_CORRELATIONS = CORRELATIONS[1::2]  # more of them do not change which law is likelier
 LOGISTICS = 3  # values of q, if the ceiling is free
 STARTS = (0.0, 0.12)  # above the measured R0: where a logistic to 1 may start after a transient
 P_RANGE = (0.3, 3.0)
-MAX_TAU = 30.0  # τ is sought up to this multiple of the largest compute
-LEAST_R0 = 0.02  # a smaller start makes no difference to the curve: its q is large
-LEAST_Q = 0.3  # with a smaller one it is the stretched approach
+MIN_R0 = 0.02  # a smaller start makes no difference to the curve: its q is large
+MIN_Q = 0.3  # with a smaller one it is the stretched approach
 TRANSIENT_SD = 0.14  # of x, in rewards
-SEEN = 1 / 3  # of the first point's compute: a T below it would be over before a point could show it
-REACHES, REACH_STEPS = (1e-3, 1e6), 400  # of the last compute: where the compute for a reward is sought
-LEAST_ODDS = 1e-6  # rewards nearer to 0 or 1 are taken for these
+SOUGHT = np.geomspace(1e-3, 1e6, 400)  # multiples of the last compute at which a reward is sought
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,8 @@ class Prior:
     solved: LawPrior  # ... to a ceiling of 1: every prompt can be learned
     transients: tuple[Transient, ...]
     unit: float | None = None  # compute in which T is given
-    drift: tuple[float, float] = (
-        0.0,
-        0.0,
-    )  # mean and sd of the forecast's error in log odds, per e-fold of C
+    # mean and sd of the forecast's error in log odds, per e-fold of C
+    drift: tuple[float, float] = (0.0, 0.0)
 
     @property
     def laws(self) -> tuple[LawPrior, ...]:
@@ -108,9 +105,8 @@ class LawDraws:
     def reward(self, compute: ArrayLike) -> Array:
         """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
         c = np.asarray(compute, np.float64)
-        lift = (slice(None),) + (None,) * c.ndim
-        R0, A, x, T = (v[lift] for v in (self.R0, self.A, self.x, self.T))
-        s = self.family.fraction(c, *(v[lift] for v in self.theta))
+        R0, A, x, T, *theta = add_axes(c.ndim, self.R0, self.A, self.x, self.T, *self.theta)
+        s = self.family.fraction(c, *theta)
         result: Array = R0 + (A - R0) * s + x * np.exp(-c / T)
         return result
 
@@ -126,30 +122,35 @@ class Average:
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
-        rewards = np.concatenate([part.reward(compute) for part in self.parts])
+        rewards = np.clip(np.concatenate([part.reward(compute) for part in self.parts]), 0, 1)
         if not self.drift.any():
-            return np.clip(rewards, 0, 1)
+            return rewards
         ahead = np.log(np.maximum(np.asarray(compute, np.float64) / self.last, 1))
-        odds = logit(np.clip(rewards, LEAST_ODDS, 1 - LEAST_ODDS))
-        result: Array = expit(odds + np.multiply.outer(self.drift, ahead))
+        result: Array = expit(logit(rewards) + np.multiply.outer(self.drift, ahead))
         return result
 
     @classmethod
     def of_sigmoids(cls, draws: Draws, last: float) -> Average:
-        """Not averaged."""
+        """The draws of the sigmoid alone."""
         return cls((draws,), math.nan, last, np.zeros(len(draws.A)))
 
     def compute_for(self, reward: float) -> Array:
         """C at which each draw first reaches `reward`: 0 if it starts there, infinite if it never does."""
-        at = self.last * np.geomspace(*REACHES, REACH_STEPS)
-        rewards = self.reward(at)
-        k = (rewards >= reward).argmax(1)
-        row = np.arange(len(k))
-        above, below = rewards[row, k], rewards[row, np.maximum(k - 1, 0)]
-        part = (reward - below) / np.where(above > below, above - below, 1)
-        inside = np.exp(np.log(at[k]) - (1 - part) * math.log(at[1] / at[0]))
-        found = np.where(k > 0, inside, np.where(self.reward(0.0) >= reward, 0.0, at[0]))
-        return np.where(above >= reward, found, np.inf)
+        compute = self.last * SOUGHT
+        first = first_reached(compute, self.reward(compute), reward)
+        return np.where(first > compute[0], first, np.where(self.reward(0.0) >= reward, 0.0, first))
+
+
+def first_reached(compute: Array, rewards: Array, reward: float) -> Array:
+    """(n,): where each row of `rewards`, (n, m) at `compute`, first is at `reward`; infinite if nowhere."""
+    reached = rewards >= reward
+    k, row = reached.argmax(1), np.arange(len(rewards))
+    before = np.maximum(k - 1, 0)
+    rise = rewards[row, k] - rewards[row, before]
+    share = np.where(rise > 0, (reward - rewards[row, before]) / np.where(rise > 0, rise, 1), 1)
+    log_c = np.log(compute)
+    first = np.exp(log_c[before] + share * (log_c[k] - log_c[before]))
+    return np.where(reached.any(1), np.where(k > 0, first, compute[0]), np.inf)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +179,7 @@ def mixture(data: Data, prior: Prior = DEFAULT) -> Mixture:
     data = replace(data, R0_se=data.start_error(overdispersion))
     base = tuple(noise_models(data, weight, FEW_CORRELATIONS))
     unit = prior.unit or float(data.compute[-1])
-    seen = [t for t in prior.transients if t.T * unit >= SEEN * data.compute[0]]
+    seen = [t for t in prior.transients if t.T * unit >= reach(data)[0]]
     transients = [] if data.exact else seen
     none = 1 - sum(t.probability for t in transients)
     noises = [replace(noise, log_prior=noise.log_prior + math.log(none)) for noise in base]
@@ -186,33 +187,30 @@ def mixture(data: Data, prior: Prior = DEFAULT) -> Mixture:
     directions = []
     for transient in transients:
         T = transient.T * unit
-        h = size * data.with_start(np.exp(-data.compute / T), 1.0)
+        h = size * data.prepend_R0(np.exp(-data.compute / T), 1.0)
         directions.append((T, h))
         extra = math.log(transient.probability)
         noises += [replace(n, log_prior=n.log_prior + extra) for n in (noise.plus(h) for noise in base)]
-    tried = [
-        (law, probability, integrate(data, noises, family))
-        for law, probability, family in _families(data, prior)
-    ]
-    p = softmax([math.log(probability) + found.log_evidence for _, probability, found in tried])
-    components = (Component(law, found, float(x)) for (law, _, found), x in zip(tried, p, strict=True))
-    return Mixture(data, tuple(components), base, tuple(directions), size)
+    laws, probabilities, families = zip(*_families(data, prior), strict=True)
+    integrals = [integrate(data, noises, family) for family in families]
+    p = softmax(np.log(probabilities) + [x.log_evidence for x in integrals]).tolist()
+    return Mixture(data, tuple(map(Component, laws, integrals, p)), base, tuple(directions), size)
 
 
 def average(data: Data, prior: Prior = DEFAULT, seed: int = 0) -> Average:
     """The laws' draws; the same for the same data, prior and seed."""
-    found = mixture(data, prior)
+    mixed = mixture(data, prior)
     rng = np.random.default_rng(seed)
-    shares = np.cumsum([component.probability for component in found.components])
+    shares = np.cumsum([component.probability for component in mixed.components])
     counts = np.diff(np.rint(DRAWS * np.append(0.0, shares / shares[-1])).astype(int))
     parts = tuple(
-        draw(found, component.integrated, int(count), rng)
-        for component, count in zip(found.components, counts, strict=True)
+        draw(mixed, component.integrated, int(count), rng)
+        for component, count in zip(mixed.components, counts, strict=True)
         if count
     )
     mean, sd = prior.drift
     drift = mean + sd * rng.standard_normal(DRAWS)
-    sigmoid_prob = sum(component.probability for component in found.components if component.law == 0)
+    sigmoid_prob = sum(component.probability for component in mixed.components if component.law == 0)
     return Average(parts, sigmoid_prob, float(data.compute[-1]), drift)
 
 
@@ -222,12 +220,12 @@ def _families(data: Data, prior: Prior) -> Iterator[tuple[int, float, Family]]:
     The logistics' q takes values from A / R0 − 1 for the largest reward to that for a ceiling of 1.
     """
     sigmoid, stretched, logistic, solved = prior.laws
-    yield 0, sigmoid.probability, sigmoids(full_box(data), sigmoid.shape)
-    R0 = max(float(data.reward[0]) if data.R0 is None else data.R0, LEAST_R0)
-    low = max(float(data.reward.max()) / R0 - 1, LEAST_Q)
+    yield 0, sigmoid.probability, sigmoids(data, prior=sigmoid.shape)
+    R0 = max(float(data.reward[0]) if data.R0 is None else data.R0, MIN_R0)
+    low = max(float(data.reward.max()) / R0 - 1, MIN_Q)
     free = np.geomspace(low, max(1 / R0 - 1, low), LOGISTICS).tolist()
     to_1 = [1 / min(R0 + start, 0.95) - 1 for start in STARTS]
-    tau = Axis(float(data.compute[0]) / 3, MAX_TAU * float(data.compute[-1]), 21)  # as for C_mid
+    tau = Axis(*reach(data), 21)
     kinds: tuple[tuple[LawPrior, list[float], float | None], ...] = (
         (stretched, [0.0], None), (logistic, free, None), (solved, to_1, 1.0),
     )  # fmt: skip
@@ -238,20 +236,18 @@ def _families(data: Data, prior: Prior) -> Iterator[tuple[int, float, Family]]:
             yield law, its.probability / len(values), family
 
 
-def draw(found: Mixture, law: Integrated, count: int, rng: np.random.Generator) -> LawDraws:
+def draw(mixed: Mixture, law: Integrated, count: int, rng: np.random.Generator) -> LawDraws:
     """Curves of a law, in proportion to their probability; the transient's size is the most likely one."""
-    data, bases = found.data, len(found.base)
-    total = softmax(law.log_weight, axis=None).ravel().cumsum()
-    k = np.searchsorted(total / total[-1], (np.arange(count) + 0.5) / count)
-    model, cell = np.divmod(rng.permutation(np.minimum(k, total.size - 1)), law.log_weight.shape[1])
-    R0, A = draw_ends(data, law.cells, model, cell, rng)
+    data, bases = mixed.data, len(mixed.base)
+    model, cell = draw_cells(law, count, rng)
+    R0, A = draw_ends(data, law, model, cell, rng)
     theta = tuple(x[cell, 0] for x in law.theta)  # those that R0 and A belong to
     x, T = np.zeros(count), np.ones(count)
-    s = law.family.fraction(data.with_start(data.compute, 0.0), *(v[:, None] for v in theta))
-    rest = data.with_start(data.reward, data.R0 or 0.0) - R0[:, None] * (1 - s) - A[:, None] * s
+    s = law.family.fraction(data.prepend_R0(data.compute, 0.0), *(v[:, None] for v in theta))
+    rest = data.prepend_R0(data.reward, data.R0 or 0.0) - R0[:, None] * (1 - s) - A[:, None] * s
     for which in np.unique(model[model >= bases]):
-        (T_here, h), base = found.directions[which // bases - 1], found.base[which % bases]
-        of, u = model == which, base.whiten @ h
-        T[of] = T_here
-        x[of] = found.size * (rest[of] @ base.whiten.T @ u) / (1 + u @ u)
+        (T_here, h), base = mixed.directions[which // bases - 1], mixed.base[which % bases]
+        here, u = model == which, base.whiten @ h
+        T[here] = T_here
+        x[here] = mixed.size * (rest[here] @ base.whiten.T @ u) / (1 + u @ u)
     return LawDraws(law.family, R0, A, theta, x, T)

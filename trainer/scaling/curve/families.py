@@ -16,15 +16,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
 
-from trainer.scaling.curve.marginal import Cells, Data, Noise, marginal
+from trainer.scaling.curve.marginal import Data, GridCells, Noise, marginal, typical_gap
 from trainer.scaling.curve.sigmoid import fraction_gained
 
 Array = NDArray[np.float64]
 
-FEW_CORRELATIONS = (0.7, 0.93)  # ρ of the noise; more of them do not change which law is likelier
-KEEP = 8.0  # nats below the peak up to which the search for the peak is refined
-RESOLVED, MAX_ROUNDS = 0.2, 5  # share of the cells in that range at which it is fine enough
+B_RANGE = (0.3, 20.0)  # of the sigmoid
+MAX_REACH = 30.0  # C_mid and τ are sought up to this multiple of the largest compute
+SEEN = 1 / 3  # and from this share of the first point's: what is over before it leaves no trace
+KEEP = 8.0  # nats below the peak up to which the grid is refined: what lies beyond is under e^-8 of it
+RESOLVED = 0.2  # share of the cells in that range at which the grid is fine enough
+MAX_ROUNDS = 5  # of refinement
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,11 @@ class Axis:
         """In the measure of the prior."""
         return float(np.log(self.high / self.low)) if self.log else self.high - self.low
 
+    @property
+    def step(self) -> float:
+        """Between two cells, in the measure of the prior."""
+        return self.length / (self.cells - 1)
+
     def log_prior(self, x: Array) -> Array:
         """The log density of the prior at x, in its measure."""
         if self.normal is None:
@@ -55,9 +64,9 @@ class Axis:
         z = ((np.log(x) if self.log else x) - mean) / sd
         return -0.5 * z * z - math.log(sd * math.sqrt(2 * math.pi))
 
-    def around(self, kept: NDArray[np.bool_]) -> Axis:
-        """The same number of cells for the range of those kept, (cells,), and one step more."""
-        k, x = np.flatnonzero(kept), self.values
+    def around(self, inside: NDArray[np.bool_]) -> Axis:
+        """The same number of cells for the range of those inside, (cells,), and one step more."""
+        k, x = np.flatnonzero(inside), self.values
         low, high = x[max(k[0] - 1, 0)], x[min(k[-1] + 1, self.cells - 1)]
         return replace(self, low=float(low), high=float(high))
 
@@ -78,10 +87,17 @@ class Integrated:
     """The marginal likelihoods of a family on a grid of its parameters, which lies around the peak."""
 
     family: Family
+    axes: tuple[Axis, ...]  # of the grid
     theta: list[Array]  # (cells, 1) each
-    cells: list[Cells]  # by noise
+    cells: list[GridCells]  # by noise
     log_weight: Array  # (noises, cells), the prior included
     log_evidence: float  # the probability of the data, averaged over all parameters
+
+
+def on_grid(data: Data, family: Family, axes: Sequence[Axis]) -> tuple[list[Array], Array]:
+    """The parameters of every cell, (cells, 1) each, and the fractions s at R0 and the points, (cells, n)."""
+    theta = [x.reshape(-1, 1) for x in np.meshgrid(*(axis.values for axis in axes), indexing="ij")]
+    return theta, family.fraction(data.prepend_R0(data.compute, 0.0)[None, :], *theta)
 
 
 def integrate(data: Data, noises: Sequence[Noise], family: Family) -> Integrated:
@@ -90,35 +106,43 @@ def integrate(data: Data, noises: Sequence[Noise], family: Family) -> Integrated
     The integral is the trapezoidal rule's: cells at an end of a range count half.
     """
     axes = list(family.axes)
-    for left in reversed(range(MAX_ROUNDS)):
-        grid = np.meshgrid(*(axis.values for axis in axes), indexing="ij")
-        theta = [x.reshape(-1, 1) for x in grid]
-        s = family.fraction(data.with_start(data.compute, 0.0)[None, :], *theta)
+    for last_round in (*[False] * (MAX_ROUNDS - 1), True):
+        theta, s = on_grid(data, family, axes)
         cells = [marginal(data, noise, s, family.ceiling) for noise in noises]
         prior = sum((a.log_prior(x[:, 0]) for a, x in zip(family.axes, theta, strict=True)), np.zeros(len(s)))
         log_weight = np.stack([c.log_weight for c in cells]) + prior
-        kept = (log_weight > log_weight.max() - KEEP).any(0)
-        if not axes or not left or kept.mean() > RESOLVED:
+        inside = (log_weight > log_weight.max() - KEEP).any(0)
+        if not axes or last_round or inside.mean() > RESOLVED:
             break
-        kept = kept.reshape(grid[0].shape)
+        inside = inside.reshape([axis.cells for axis in axes])
         others = [tuple(j for j in range(len(axes)) if j != i) for i in range(len(axes))]
-        refined = [axis.around(kept.any(other)) for axis, other in zip(axes, others, strict=True)]
+        refined = [axis.around(inside.any(other)) for axis, other in zip(axes, others, strict=True)]
         if refined == axes:
             break
         axes = refined
     for axis, x in zip(axes, theta, strict=True):
         log_weight[:, np.isin(x[:, 0], axis.values[[0, -1]])] -= math.log(2)
-    cell = sum(math.log(axis.length / (axis.cells - 1)) for axis in axes)
-    return Integrated(
-        family, theta, cells, log_weight, float(np.logaddexp.reduce(log_weight, axis=None)) + cell
-    )
+    cell = sum(math.log(axis.step) for axis in axes)
+    evidence = float(np.logaddexp.reduce(log_weight, axis=None)) + cell
+    return Integrated(family, tuple(axes), theta, cells, log_weight, evidence)
 
 
-def sigmoids(box: tuple[float, float, float, float], normal: tuple[float, float] | None = None) -> Family:
-    """Between these ends of B and of C_mid; `normal`: the prior of log B."""
-    B_low, B_high, C_low, C_high = box
-    axes = (Axis(B_low, B_high, 13, normal=normal), Axis(C_low, C_high, 21))
+def sigmoids(
+    data: Data, cells: tuple[int, int] = (13, 21), prior: tuple[float, float] | None = None
+) -> Family:
+    """The sigmoid on a grid of so many values of B and C_mid; `prior`: a normal one of log B."""
+    axes = (Axis(*B_RANGE, cells[0], normal=prior), Axis(*reach(data), cells[1]))
     return Family("a sigmoid", fraction_gained, axes)
+
+
+def reach(data: Data) -> tuple[float, float]:
+    """The ends of the range in which C_mid and τ are sought."""
+    return SEEN * float(data.compute[0]), MAX_REACH * float(data.compute[-1])
+
+
+def full_box(data: Data) -> tuple[float, float, float, float]:
+    """The ends of the ranges in which B and C_mid are sought."""
+    return (*B_RANGE, *reach(data))
 
 
 def logistic_of_power(q: float) -> Callable[..., Array]:
@@ -130,3 +154,26 @@ def logistic_of_power(q: float) -> Callable[..., Array]:
         return result
 
     return fraction
+
+
+LOGISTIC = "a logistic"
+
+
+def other_families(data: Data) -> tuple[Family, ...]:
+    """Curves to compare the sigmoid with; their parameters reach from the gaps of the data to beyond it."""
+    last, gap = float(data.compute[-1]), typical_gap(data.compute)
+
+    def logistic(c: Array, middle: Array, steepness: Array) -> Array:
+        low = expit(-steepness * middle)
+        return (expit(steepness * (c - middle)) - low) / (1 - low)
+
+    return (
+        Family("an exponential approach", lambda c, t: -np.expm1(-c / t), (Axis(gap / 2, 10 * last, 60),)),
+        Family("a straight rise to a hard cap", lambda c, t: np.minimum(c / t, 1),
+               (Axis(min(2 * gap, last / 2), last, 60),)),
+        Family("a straight line", lambda c: c / last, (), has_end=False),
+        Family("a logarithm of compute", lambda c, t: np.log1p(c / t) / np.log1p(last / t),
+               (Axis(gap / 30, 10 * last, 40),), has_end=False),
+        Family(LOGISTIC, logistic,
+               (Axis(last / 20, 1.4 * last, 20, log=False), Axis(2 / last, 80 / last, 14))),
+    )  # fmt: skip

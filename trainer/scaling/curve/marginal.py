@@ -26,8 +26,7 @@ Array = NDArray[np.float64]
 CORRELATIONS = (0.4, 0.7, 0.85, 0.93, 0.97)  # ρ, of points a median gap apart
 CORRELATED_SHARE = 0.98  # of the variance, where there is correlation
 NOISE_PRIOR_POINTS = 3.0  # the reported standard errors count as much as this many points
-LEAST_RANGE = 1e-6  # of A: a start nearer to 1 leaves nothing to rise
-WIDE_SD = 1.0  # sd of A from which it is uniform enough within its bounds for the range of R0
+MIN_RANGE = 1e-6  # of A: an R0 nearer to 1 leaves no ceiling to estimate
 STRATA = 16  # equally likely parts of A's distribution, for the bounds on R0
 
 
@@ -59,7 +58,7 @@ class Data:
         """The lowest ceiling: an exact R0, or 0."""
         return float(self.R0 or 0) if self.exact else 0.0
 
-    def with_start(self, x: Array, start: float) -> Array:
+    def prepend_R0(self, x: Array, start: float) -> Array:
         """x, (n,), after the entry `start` for R0, if that is measured."""
         return x if self.exact or self.R0 is None else np.concatenate([[start], x])
 
@@ -95,7 +94,7 @@ class LinearFit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cells:
+class GridCells:
     """The posterior of R0 and A on a grid of (B, C_mid) under one noise model: (cells,) each."""
 
     fit: LinearFit  # its R0 and A are the means
@@ -104,7 +103,7 @@ class Cells:
     A_low: Array  # quantiles of A's bounds under its unbounded t distribution
     A_high: Array
     R0_sd: Array  # for a given A
-    freedom: float
+    dof: float
 
 
 def typical_gap(compute: Array) -> float:
@@ -150,7 +149,7 @@ def linear_fit(data: Data, whiten: Array, s: Array, ceiling: float | None = None
     """
     x_A = s @ whiten.T
     x_R0 = whiten.sum(1) - x_A
-    y = whiten @ data.with_start(data.reward, data.R0 or 0.0)
+    y = whiten @ data.prepend_R0(data.reward, data.R0 or 0.0)
     if ceiling is not None:
         return _start_alone(data, x_R0, y - ceiling * x_A, ceiling)
     A_A = (x_A * x_A).sum(1)
@@ -181,10 +180,10 @@ def _start_alone(data: Data, x_R0: Array, y_less_A: Array, A: float) -> LinearFi
     return LinearFit(R0, cells + A, sse, R0_R0**n, cells, R0_variance=n / R0_R0, R0_slope=cells, parameters=n)
 
 
-def marginal(data: Data, noise: Noise, s: Array, ceiling: float | None = None) -> Cells:
+def marginal(data: Data, noise: Noise, s: Array, ceiling: float | None = None) -> GridCells:
     """The posterior of R0 and A for every row of s, and the row's weight, the marginal likelihood.
 
-    With σ² integrated out, A has a t distribution with ν degrees of freedom and the weight is
+    With σ² integrated out, A has a t distribution with ν degrees of dof and the weight is
 
         prior |Σ|^−½ |XᵀX|^−½ (ν₀ + SSE)^(−ν/2) P(A within bounds) P(0 ≤ R0 ≤ A),    ν = ν₀ + n − parameters
 
@@ -195,21 +194,21 @@ def marginal(data: Data, noise: Noise, s: Array, ceiling: float | None = None) -
     """
     fit = linear_fit(data, noise.whiten, s, ceiling)
     prior_points = NOISE_PRIOR_POINTS if data.sd_known else 0.0
-    freedom = len(noise.whiten) - fit.parameters + prior_points
+    dof = len(noise.whiten) - fit.parameters + prior_points
     total = prior_points + np.maximum(fit.sse, 1e-12)
-    A_sd, R0_sd = np.sqrt(total / freedom * fit.A_variance), np.sqrt(total / freedom * fit.R0_variance)
+    A_sd, R0_sd = np.sqrt(total / dof * fit.A_variance), np.sqrt(total / dof * fit.R0_variance)
     floor = fit.R0 if data.exact else 0.0
-    log_weight = noise.log_prior - 0.5 * np.log(fit.determinant) - 0.5 * freedom * np.log(total)
-    log_weight += 0.5 * fit.parameters * math.log(math.pi) + float(gammaln(freedom / 2))
+    log_weight = noise.log_prior - 0.5 * np.log(fit.determinant) - 0.5 * dof * np.log(total)
+    log_weight += 0.5 * fit.parameters * math.log(math.pi) + float(gammaln(dof / 2))
     low, high = np.zeros(len(s)), np.ones(len(s))
     if ceiling is None:  # A's prior density: 1 / (1 − R0), or 2 for R0 and A together if R0 is unknown
-        log_weight += math.log(2) if data.R0 is None else -math.log(max(1 - data.R0, LEAST_RANGE))
-        low, high = (stdtr(freedom, np.clip((x - fit.A) / A_sd, -1e8, 1e8)) for x in (floor, 1.0))
+        log_weight += math.log(2) if data.R0 is None else -math.log(max(1 - data.R0, MIN_RANGE))
+        low, high = (stdtr(dof, np.clip((x - fit.A) / A_sd, -1e8, 1e8)) for x in (floor, 1.0))
     log_weight = log_weight + np.log(np.maximum(high - low, 1e-300))
     if not data.exact:
         within = R0_within(fit.R0, fit.A, A_sd, low, high, fit.R0_slope, R0_sd)
         log_weight = log_weight + np.log(np.maximum(within.mean(-1), 1e-300))
-    return Cells(fit, log_weight, A_sd, low, high, R0_sd, freedom)
+    return GridCells(fit, log_weight, A_sd, low, high, R0_sd, dof)
 
 
 def R0_within(
@@ -218,7 +217,7 @@ def R0_within(
     """(n, STRATA): probability that 0 ≤ R0 ≤ A in each of the equally likely parts of A's distribution."""
     middle = (np.arange(STRATA) + 0.5) / STRATA
     z = ndtri(np.clip(A_low[:, None] + (A_high - A_low)[:, None] * middle, 1e-12, 1 - 1e-12))
-    A_there = np.where(A_sd[:, None] > WIDE_SD, middle, A[:, None] + A_sd[:, None] * z)
+    A_there = np.where(A_sd[:, None] > 1, middle, A[:, None] + A_sd[:, None] * z)
     mean, sd = R0[:, None] + R0_slope[:, None] * (A_there - A[:, None]), np.maximum(R0_sd, 1e-12)[:, None]
     result: Array = np.maximum(ndtr((A_there - mean) / sd) - ndtr(-mean / sd), 0)
     return result

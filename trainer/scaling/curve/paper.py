@@ -19,7 +19,8 @@ Array = NDArray[np.float64]
 
 MIN_POINTS = 3  # the sigmoid has three parameters besides R0
 B_TABLE = np.geomspace(0.05, 20.0, 121)  # the values of B tried first
-MAX_SLOPE = 0.224  # the largest |∂s/∂ log B|: that of |x|·s(x)·s(−x), at x = 1.54
+_X = np.linspace(0, 5, 10_001)
+MAX_SLOPE = float((_X * expit(_X) * expit(-_X)).max()) + 1e-6  # the largest |∂s/∂ log B|
 MAX_STEPS = 60  # of Gauss-Newton
 FLAGS = {
     "A-at-grid-edge": "the best A is the first or last of its grid: move the grid's ends",

@@ -16,38 +16,37 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
-from trainer.scaling.curve.families import FEW_CORRELATIONS, Axis, Family, integrate, sigmoids
-from trainer.scaling.curve.marginal import NOISE_PRIOR_POINTS, Data, Noise, noise_models, typical_gap
-from trainer.scaling.curve.posterior import Posterior, full_box, robust
-from trainer.scaling.curve.sigmoid import Sigmoid, fraction_gained
+from trainer.scaling.curve.average import FEW_CORRELATIONS
+from trainer.scaling.curve.families import LOGISTIC, Family, integrate, other_families, sigmoids
+from trainer.scaling.curve.marginal import NOISE_PRIOR_POINTS, Data, Noise, noise_models
+from trainer.scaling.curve.points import MIN_SD
+from trainer.scaling.curve.posterior import Posterior
+from trainer.scaling.curve.sigmoid import fraction_gained
 
 Array = NDArray[np.float64]
 
-LAST_LOW = 3  # up to so many last points can be far below the curve
-FAR_BELOW = 5.0  # in standard deviations of the other points from the curve
-LEAST_DROP = 0.03  # a smaller distance is not called a collapse
-
+UNLIKELY = (
+    0.1  # probability of a sigmoid, of independent errors, of a gain below which they are not counted on
+)
 MIN_CHECKED = 8  # points; with fewer the families cannot be distinguished
-LEAST_SD = 1e-3  # of an evaluation: more precise ones are taken for as precise as this
-BETTER = 4.0  # log likelihood of another family's best curve over the sigmoid's from which it is better
-SECOND_STAGE, CHANGED = 2.0, 3.5  # ... of a sigmoid with a second stage, or with a late change
-AS_GOOD = 1.5  # log evidence of a family over the sigmoid's from which it is as good, ...
-NO_WORSE = -1.5  # ... if its best curve is at least this likely
-AUTOCORRELATED = 0.9  # probability of correlated errors from which, as without standard errors, ...
-MARGIN = 1.25  # ... these limits are higher by this, because the noise itself is less certain
-LOGISTIC = "a logistic"  # seen to its end it is like a sigmoid, so that it must be better than one; but ...
-LATE = 0.6  # ... with its middle beyond this share of the data it matters as soon as it is no worse
-AHEAD = 4.0  # times the data: where families that are as good must agree
-STAGE_B, STAGE_SHARE = 2.0, 0.4  # of a second stage: efficiency, and sd of its height in shares of the rise
-STAGES = 8  # places that are tried for it
+BETTER = 3.5  # log likelihood of the best other curve over the best sigmoid's from which it is better
+AS_GOOD = 1.4  # log evidence of a family over the sigmoid's from which it is as good
+LATE = 0.6  # share of the data beyond whose middle a logistic matters as soon as it is no worse
+EXTRAPOLATION = 4.0  # times the data: where families that are as good must agree
+MAX_LAST_LOW = 3  # so many last points can be far below the curve
+MIN_DROP = 0.03  # a smaller distance is not called a collapse
 CHANGES, CHANGE_SHARE = (0.5, 0.6, 0.7, 0.8, 0.9), 0.15  # shares of the data after which a change sets in; sd
+STAGES, STAGE_B, STAGE_SHARE = (
+    8,
+    2.0,
+    0.4,
+)  # places tried for a second stage; its B; sd, in shares of the rise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What the data say of a family, and its most likely curve."""
+    """The probability of the data under a family, and its most likely curve."""
 
     log: float  # evidence
     peak: float  # log likelihood of that curve, with σ integrated
@@ -73,69 +72,71 @@ def another_shape(data: Data, found: Posterior) -> OtherShape | None:
     """The likeliest other shape, one that is better before all that are as good; None: there is none."""
     if len(data.compute) < MIN_CHECKED:
         return None
-    weight, scale = robust(data)
-    margin = MARGIN if found.autocorrelated_prob > AUTOCORRELATED or not data.sd_known else 0.0
-    data, scale = _with_errors(data, scale)
-    noises = noise_models(data, weight, FEW_CORRELATIONS)
-    sigmoid = sigmoids(full_box(data))
+    # The noise is less certain where errors are correlated or not reported; then the limits are higher.
+    margin = AS_GOOD if found.autocorrelated_prob > 1 - UNLIKELY or not data.sd_known else 0.0
+    data, sigma = _with_errors(data, found.scale)
+    noises, sigmoid = noise_models(data, found.weight, FEW_CORRELATIONS), sigmoids(data)
     e = evidence(data, noises, sigmoid)
     usual = replace(e, log=e.log + margin, peak=e.peak + margin)
-    shapes = [*_other_families(data, noises, usual, found)]
-    shapes += _additions(data, noises, usual, sigmoid, scale)
-    return max(shapes, key=lambda found: (found[1].better, found[0]), default=(0.0, None))[1]
+    shapes = [
+        *_families(data, noises, usual, found), *_additions(data, noises, usual, sigmoid, sigma)
+    ]  # fmt: skip
+    return max(shapes, key=lambda shape: (shape[1].better, shape[0]), default=(0.0, None))[1]
 
 
 def _with_errors(data: Data, scale: float) -> tuple[Data, float]:
-    """The data with standard errors: the reported ones, else the residuals' size; and what is left of σ."""
-    R0_se = data.start_error(scale) if data.sd_known or data.exact else scale * data.start_error(scale)
-    sd, scale = (data.sd, max(scale, 1.0)) if data.sd_known else (data.sd * scale, 1.0)
-    R0_se = R0_se if data.exact else max(R0_se, LEAST_SD)
-    return replace(data, sd=np.maximum(sd, LEAST_SD), R0_se=R0_se, sd_known=True), scale
+    """The data with standard errors: the reported ones, else the residuals' size; and what remains of σ."""
+    R0_se = data.start_error(scale)
+    if not data.sd_known:
+        data, scale, R0_se = replace(data, sd=data.sd * scale, sd_known=True), 1.0, scale * R0_se
+    R0_se = data.R0_se if data.exact else max(R0_se, MIN_SD)
+    return replace(data, sd=np.maximum(data.sd, MIN_SD), R0_se=R0_se), max(scale, 1.0)
 
 
-def _other_families(
+def _families(
     data: Data, noises: Sequence[Noise], usual: Evidence, found: Posterior
 ) -> Iterator[tuple[float, OtherShape]]:
     """The evidence and description of each family that is better, or as good with another end."""
     last = float(data.compute[-1])
-    low, high = np.quantile(found.draws.reward(AHEAD * last), [0.05, 0.95])
-    for family in _families(data):
+    low, high = np.quantile(found.draws.reward(EXTRAPOLATION * last), [0.05, 0.95])
+    for family in other_families(data):
         e = evidence(data, noises, family)
-        better, as_good = e.peak > usual.peak + BETTER, e.log > usual.log + AS_GOOD
-        as_good = as_good and e.peak > usual.peak + NO_WORSE
-        if family.name == LOGISTIC:
+        better = e.peak > usual.peak + BETTER
+        as_good = e.log > usual.log + AS_GOOD and e.peak > usual.peak - AS_GOOD
+        if family.name == LOGISTIC:  # seen to its end it is like a sigmoid
             as_good = e.log > usual.log and e.parameters[0] > LATE * last
-        elsewhere = data.R0 is not None and not low <= float(e.reward(family, AHEAD * last)) <= high
-        if better or (as_good and elsewhere):
-            end = f"ends at {e.A:.2f}" if family.has_end else "has no ceiling"
+        end = float(e.reward(family, EXTRAPOLATION * last))
+        if better or (as_good and data.R0 is not None and not low <= end <= high):
+            says = f"ends at {e.A:.2f}" if family.has_end else "has no ceiling"
             compared = "better than" if better else "as well as"
-            text = f"{family.name} describes the points {compared} a sigmoid and {end}"
+            text = f"{family.name} describes the points {compared} a sigmoid and {says}"
             yield e.log, OtherShape(text, better)
 
 
 def _additions(
-    data: Data, noises: Sequence[Noise], usual: Evidence, sigmoid: Family, scale: float
+    data: Data, noises: Sequence[Noise], usual: Evidence, sigmoid: Family, sigma: float
 ) -> Iterator[tuple[float, OtherShape]]:
-    """The evidence and description of what is added to the sigmoid. `scale`: σ."""
+    """The evidence and description of what is added to the sigmoid."""
     c, last = data.compute, float(data.compute[-1])
     rise = float(data.reward.max()) - (float(data.reward.min()) if data.R0 is None else data.R0)
-    changes = [CHANGE_SHARE * np.clip((c / last - x) / (1 - x), 0, None) for x in CHANGES]
-    stages = [STAGE_SHARE * fraction_gained(c, STAGE_B, x) for x in np.geomspace(c[0] / 4, last, STAGES)]
-    for added, least in ((changes, CHANGED), (stages, SECOND_STAGE)):
-        directions = [data.with_start(h * rise / scale, 0.0) for h in added]
+
+    def likeliest(terms: Sequence[Array]) -> tuple[Evidence, int]:
+        directions = [data.prepend_R0(h * rise / sigma, 0.0) for h in terms]
         each = [evidence(data, [noise.plus(h) for noise in noises], sigmoid) for h in directions]
         k = int(np.argmax([e.peak for e in each]))
-        if each[k].peak <= usual.peak + least:
-            continue
-        if added is stages:
-            yield each[k].log, OtherShape("the reward rises in two stages", better=True)
-        else:
-            away = (data.reward - each[k].reward(sigmoid, c)) @ changes[k]
-            part = f"the last {1 - CHANGES[k]:.0%} of the compute"
-            says = (
-                f"in {part} the reward {'falls below' if away < 0 else 'rises above'} the sigmoid of the rest"
-            )
-            yield each[k].log, OtherShape(says, better=True)
+        return each[k], k
+
+    changes = [CHANGE_SHARE * np.clip((c / last - x) / (1 - x), 0, None) for x in CHANGES]
+    e, k = likeliest(changes)
+    if e.peak > usual.peak + BETTER:
+        away = (data.reward - e.reward(sigmoid, c)) @ changes[k]
+        moves = "falls below" if away < 0 else "rises above"
+        part = f"the last {1 - CHANGES[k]:.0%} of the compute"
+        yield e.log, OtherShape(f"in {part} the reward {moves} the sigmoid of the rest", better=True)
+    stages = [STAGE_SHARE * fraction_gained(c, STAGE_B, x) for x in np.geomspace(c[0] / 4, last, STAGES)]
+    e, _ = likeliest(stages)
+    if e.peak > usual.peak + math.log(STAGES):  # the best of so many places is by chance as much likelier
+        yield e.log, OtherShape("the reward rises in two stages", better=True)
 
 
 def evidence(data: Data, noises: Sequence[Noise], family: Family) -> Evidence:
@@ -145,44 +146,19 @@ def evidence(data: Data, noises: Sequence[Noise], family: Family) -> Evidence:
     fit = found.cells[model].fit
     A = float(np.clip(fit.A[k], data.lowest_A, 1))
     sse = NOISE_PRIOR_POINTS + max(float(fit.sse[k]), 0.0)
-    peak = noises[model].log_prior - 0.5 * found.cells[model].freedom * math.log(sse)
+    peak = noises[model].log_prior - 0.5 * found.cells[model].dof * math.log(sse)
     return Evidence(found.log_evidence, peak, float(fit.R0[k]), A, tuple(float(x[k, 0]) for x in found.theta))
 
 
-def _families(data: Data) -> tuple[Family, ...]:
-    """What else a curve can be. Parameters in compute reach from below the gaps of the data to beyond it."""
-    last, gap = float(data.compute[-1]), typical_gap(data.compute)
-
-    def logistic(c: Array, middle: Array, steepness: Array) -> Array:
-        low = expit(-steepness * middle)
-        return (expit(steepness * (c - middle)) - low) / (1 - low)
-
-    return (
-        Family("an exponential approach", lambda c, t: -np.expm1(-c / t), (Axis(gap / 2, 10 * last, 60),)),
-        Family("a straight rise to a hard cap", lambda c, t: np.minimum(c / t, 1),
-               (Axis(min(2 * gap, last / 2), last, 60),)),
-        Family("a straight line", lambda c: c / last, (), has_end=False),
-        Family("a logarithm of compute", lambda c, t: np.log1p(c / t) / np.log1p(last / t),
-               (Axis(gap / 30, 10 * last, 40),), has_end=False),
-        Family(LOGISTIC, logistic,
-               (Axis(last / 20, 1.4 * last, 20, log=False), Axis(2 / last, 80 / last, 14))),
-    )  # fmt: skip
-
-
-def last_drop(data: Data, sigmoid: Sigmoid) -> float:
+def last_drop(data: Data, found: Posterior) -> float:
     """How far the last points lie below the curve while all others follow it; 0: they do not.
 
     The fit gives little weight to such points, so that the curve is that of the others.
     """
-    residual = data.reward - sigmoid.reward(data.compute)
-    for count in range(1, LAST_LOW + 1):
-        last, others, sd = residual[-count:], residual[:-count], data.sd[:-count]
-        freedom = len(others) - (3 if data.exact else 4)
-        if freedom < 1:
-            break
-        scale = float(np.sqrt(((others / sd) ** 2).sum() / freedom))
-        noise = data.sd * (max(scale, 1.0) if data.sd_known else scale)
-        limit = np.maximum(FAR_BELOW * noise, LEAST_DROP)
-        if (last < -limit[-count:]).all() and (np.abs(others) < limit[:-count]).all():
-            return float(-last.mean())
-    return 0.0
+    residual = data.reward - found.sigmoid.reward(data.compute)
+    far = found.outliers & (np.abs(residual) > MIN_DROP)
+    count = int(far.sum())
+    last = residual[len(residual) - count :]
+    if not 0 < count <= MAX_LAST_LOW or not far[len(far) - count :].all() or (last > 0).any():
+        return 0.0
+    return float(-last.mean())

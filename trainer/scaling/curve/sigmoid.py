@@ -38,13 +38,20 @@ def fraction_gained(compute: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array
     return result
 
 
+def add_axes(count: int, *columns: Array) -> list[Array]:
+    """Columns (n,) with so many further axes of length 1: (n, 1, …)."""
+    return [x.reshape(-1, *(1,) * count) for x in columns]
+
+
 def compute_for(reward: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array:
     """C at which R(C) is `reward`: 0 if that is at most R0, infinite from A on. Broadcasts."""
     gained = np.asarray(reward, np.float64) - np.asarray(R0, np.float64)
-    left = np.asarray(A, np.float64) - np.asarray(reward, np.float64)
+    remaining = np.asarray(A, np.float64) - np.asarray(reward, np.float64)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        between = np.asarray(C_mid) * (np.maximum(gained, 0) / np.maximum(left, 0)) ** (1 / np.asarray(B))
-    result: Array = np.where(gained <= 0, 0.0, np.where(left <= 0, np.inf, between))
+        between = np.asarray(C_mid) * (np.maximum(gained, 0) / np.maximum(remaining, 0)) ** (
+            1 / np.asarray(B)
+        )
+    result: Array = np.where(gained <= 0, 0.0, np.where(remaining <= 0, np.inf, between))
     return result
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from trainer.config import ConfigError
+from trainer.scaling.curve.fit import without_transient
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of, mean_point
-from trainer.scaling.curve.transient import without_transient
 from trainer.scaling.reading import columns as names
 from trainer.scaling.reading.compute import Compute, compute_of, steps_of
 from trainer.scaling.reading.options import DEFAULT, Input, ReadOptions, expand

@@ -1,0 +1,116 @@
+"""Flags of a fit: what the data cannot identify, and how that is said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from trainer.scaling.curve.estimate import Estimate
+from trainer.scaling.curve.families import B_RANGE
+from trainer.scaling.curve.marginal import Data
+from trainer.scaling.curve.posterior import Posterior
+from trainer.scaling.curve.shape import MIN_DROP, OtherShape, last_drop
+
+FIFTH = 0.2  # of the rise, the points, the variance: see the flags wide and poor-fit
+MAX_INTERVAL = 0.1  # A is not identified where its interval is wider than this
+SURPRISING = 2.0  # standard errors from which residuals are more than noise
+FLAGS = {
+    "too-few-points": "there are fewer than 5 evaluations after the start",
+    "flat": "the reward has not risen beyond its noise",
+    "A-at-bound": "a ceiling of 1, the highest possible, fits the data as well",
+    "C_mid-beyond-data": "half of the rise is beyond the data, or in the last point alone",
+    "falling": "the reward has fallen from its peak, which a sigmoid cannot describe",
+    "not-sigmoid": "another shape describes the points better than a sigmoid",
+    "other-shape": "other shapes describe the points as well as a sigmoid, or better, with another end",
+    "wide": "the interval of A is wider than a fifth of the rise from R0, or than 0.10",
+    "last-point-low": "the last evaluation is far below the curve: a collapse, or a bad evaluation",
+    "poor-fit": "a fifth of the points are outliers, or the curve explains less than a fifth of the variance",
+    "B-at-bound": "the rise was over before the evaluations could show how steep it was",
+    "R0-unknown": "the reward at zero compute was not measured, and B and C_mid depend on it",
+}
+SUFFICIENT = {"too-few-points", "falling", "flat"}  # reasons that explain the other ones
+HARMLESS = {"B-at-bound", "R0-unknown"}  # the ceiling is identified all the same
+NO_CURVE = {"flat", "falling", "poor-fit"}  # no shape describes such points
+
+
+def is_wide(e: Estimate, rise: float, within: float | None) -> bool:
+    """True if an interval reaches further than `within` from its value, or is too wide for the rise."""
+    if within is not None:
+        return max(e.high - e.value, e.value - e.low) > within
+    return e.high - e.low > min(FIFTH * rise, MAX_INTERVAL)
+
+
+def shape_flag(shape: OtherShape) -> dict[str, str]:
+    """The flag of another shape, and what it means."""
+    return {"not-sigmoid" if shape.better else "other-shape": shape.text}
+
+
+def few_points(data: Data) -> tuple[str, ...]:
+    """The flags of too few points for a sigmoid: fallen from their peak, or not risen, by three errors."""
+    if data.R0 is None or not len(data.reward):
+        return ("too-few-points",)
+    last, noise = float(data.reward[-1]), 3 * math.hypot(float(data.sd[-1]), data.R0_se)
+    if last < max(float(data.reward.max()), data.R0) - noise:
+        return "too-few-points", "falling"
+    return ("too-few-points", "flat") if last < data.R0 + noise else ("too-few-points",)
+
+
+def flags_of(
+    data: Data, found: Posterior, A: Estimate, B: Estimate, rise: float, within: float | None
+) -> dict[str, str]:
+    """The flags of a sigmoid, and what each means."""
+    r, sd = data.reward, data.sd
+    if not data.sd_known:  # the noise, from how far each point is from the mean of its neighbours
+        sd = np.maximum(sd, 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5)
+    last = max(2, len(r) // 5)
+    start = float(r[0]) if data.R0 is None else data.R0
+    width = min(len(r), max(3, last))  # the median of three ignores one outlier
+    windows = np.median(np.lib.stride_tricks.sliding_window_view(r, width), axis=-1)
+    ends = (width, windows[-1]), (3, np.median(r[-3:]))  # a late fall shows in a few points only
+    falling = any(windows.max() - end > max(MIN_DROP, 4 * sd.mean() / n**0.5) for n, end in ends)
+    flat = not falling and r[-last:].mean() - start < 3 * sd[-last:].mean() / last**0.5
+    drop = last_drop(data, found)
+    raised = {
+        "flat": flat,
+        "A-at-bound": A.high >= 0.99 and A.low < 0.95,
+        "C_mid-beyond-data": found.sigmoid.C_mid > data.compute[-2],
+        "falling": falling,
+        "last-point-low": drop > 0 and not falling,
+        "wide": is_wide(A, rise, within),
+        "poor-fit": not flat and not falling and _is_poor(data, found),  # these say why
+        "B-at-bound": B.high > 0.9 * B_RANGE[1],
+        "R0-unknown": data.R0 is None,
+    }
+    said = dict(_details(A, rise, within, drop))
+    return {flag: said.get(flag, FLAGS[flag]) for flag, is_raised in raised.items() if is_raised}
+
+
+def _is_poor(data: Data, found: Posterior) -> bool:
+    """True if too many points are outliers, or the sigmoid explains too little of the variance.
+
+    So a single jump or mere noise is not taken for a curve. R0 counts as a point, because much of the rise
+    can come before the first evaluation.
+    """
+    start = [] if data.R0 is None else [data.R0]
+    r, predicted = np.r_[start, data.reward], found.sigmoid.reward(np.r_[[0.0] * len(start), data.compute])
+    if found.outliers.sum() >= FIFTH * len(data.reward):
+        return True
+    z = (data.reward - predicted[len(start) :]) / data.sd
+    if data.sd_known and float(np.sqrt((z**2).mean())) < SURPRISING:  # the reported errors explain it
+        return False
+    return float(((r - predicted) ** 2).sum()) > (1 - FIFTH) * float(((r - r.mean()) ** 2).sum())
+
+
+def _details(A: Estimate, rise: float, within: float | None, drop: float) -> Iterator[tuple[str, str]]:
+    """The flags of which more can be said of this fit than FLAGS does."""
+    if within:
+        yield "wide", f"the interval of A reaches further than {within:g} from its value"
+    else:
+        most = f"a fifth of the rise from R0 ({FIFTH * rise:.3f})"
+        limit = f"{MAX_INTERVAL:.2f}" if FIFTH * rise > MAX_INTERVAL else most
+        yield "wide", f"the interval of A is {A.high - A.low:.3f} wide, which is more than {limit}"
+    if drop:
+        low = f"the last evaluation is {drop:.2f} below the curve: a collapse, or a bad evaluation"
+        yield "last-point-low", low
