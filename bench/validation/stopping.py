@@ -18,8 +18,7 @@ from bench.table import markdown
 from bench.validation.shapes import CONTROL, KINDS, LAST, NOISE, SEED, simulate
 from trainer.config.forecast import ForecastConfig, StopRule
 from trainer.scaling import EvalPoint
-from trainer.scaling.forecast import forecast
-from trainer.scaling.stop import says_stop
+from trainer.scaling.forecast import forecast, says_stop
 
 PATIENCE = ForecastConfig().patience
 RULES = [

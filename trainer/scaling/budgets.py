@@ -134,8 +134,7 @@ def _by_growth(run: Average, compute: Array, rng: np.random.Generator) -> Array:
     """
     end, twice = run.reward(np.array([run.last, 2 * run.last])).T
     shuffled = rng.permutation(len(end))  # all fits use the same seed, and curves can gain alike
-    result: Array = run.reward(compute)[shuffled[np.argsort((twice - end)[shuffled])]]
-    return result
+    return run.reward(compute)[shuffled[np.argsort((twice - end)[shuffled])]]
 
 
 def curves_of(

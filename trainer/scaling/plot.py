@@ -130,8 +130,7 @@ def straighten(curve: Curve, fit: Fit) -> Straightened:
 
     def logit(x: Array) -> Array:
         with np.errstate(divide="ignore"):
-            result: Array = np.log(np.maximum(x - R0, 0)) - np.log(np.maximum(A - x, 0))
-        return result
+            return np.log(np.maximum(x - R0, 0)) - np.log(np.maximum(A - x, 0))
 
     r, se = r[inside], se[inside]
     return Straightened(c[inside], logit(r), logit(r - se), logit(r + se), int((~inside).sum()))

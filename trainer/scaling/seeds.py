@@ -168,8 +168,7 @@ class _Kernels:
         """(draws, 4): one from each mixture."""
         z = rng.standard_normal(self.covariance.shape[:2])
         near = self.at[rng.integers(0, len(self.at), len(z))]
-        result: Array = near + np.einsum("nij,nj->ni", np.linalg.cholesky(self.covariance), z)
-        return result
+        return near + np.einsum("nij,nj->ni", np.linalg.cholesky(self.covariance), z)
 
     def log_density(self, x: Array) -> Array:
         """(draws,): that of each mixture at its row of x, (draws, 4), but for a constant."""
@@ -180,8 +179,7 @@ class _Kernels:
         exponent = Py @ at.T - 0.5 * atPat
         peak = exponent.max(1)
         mean = np.exp(exponent - peak[:, None]).mean(1)
-        result: Array = np.log(mean) + peak - 0.5 * ((Py * y).sum(1) + np.linalg.slogdet(self.covariance)[1])
-        return result
+        return np.log(mean) + peak - 0.5 * ((Py * y).sum(1) + np.linalg.slogdet(self.covariance)[1])
 
 
 def _kernels(draws: Array, between: Array, rng: np.random.Generator) -> _Kernels:

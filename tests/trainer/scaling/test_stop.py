@@ -14,8 +14,7 @@ from trainer.config import ConfigError
 from trainer.config.forecast import StopRule
 from trainer.scaling import EvalPoint, Sigmoid
 from trainer.scaling.curve.fit import fit_run
-from trainer.scaling.forecast import forecast
-from trainer.scaling.stop import reason_to_stop
+from trainer.scaling.forecast import forecast, reason_to_stop
 
 LAW = Sigmoid(R0=0.11, A=0.70, B=2.4, C_mid=0.05)
 SD = 0.005

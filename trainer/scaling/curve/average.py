@@ -107,8 +107,7 @@ class LawDraws:
         c = np.asarray(compute, np.float64)
         R0, A, x, T, *theta = add_axes(c.ndim, self.R0, self.A, self.x, self.T, *self.theta)
         s = self.family.fraction(c, *theta)
-        result: Array = R0 + (A - R0) * s + x * np.exp(-c / T)
-        return result
+        return R0 + (A - R0) * s + x * np.exp(-c / T)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,8 +125,7 @@ class Average:
         if not self.drift.any():
             return rewards
         ahead = np.log(np.maximum(np.asarray(compute, np.float64) / self.last, 1))
-        result: Array = expit(logit(rewards) + np.multiply.outer(self.drift, ahead))
-        return result
+        return expit(logit(rewards) + np.multiply.outer(self.drift, ahead))
 
     @classmethod
     def of_sigmoids(cls, draws: Draws, last: float) -> Average:

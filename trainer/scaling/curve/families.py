@@ -150,8 +150,7 @@ def logistic_of_power(q: float) -> Callable[..., Array]:
 
     def fraction(c: ArrayLike, p: Array, tau: Array) -> Array:
         e = np.exp(-np.minimum((np.asarray(c, np.float64) / tau) ** p, 700.0))
-        result: Array = (1 - e) / (1 + q * e)
-        return result
+        return (1 - e) / (1 + q * e)
 
     return fraction
 

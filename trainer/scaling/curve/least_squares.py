@@ -34,8 +34,7 @@ class Exponential:
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C)."""
-        result: Array = self.R0 - (self.A - self.R0) * np.expm1(-np.asarray(compute, np.float64) / self.tau)
-        return result
+        return self.R0 - (self.A - self.R0) * np.expm1(-np.asarray(compute, np.float64) / self.tau)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,7 @@ class Logistic:
     def reward(self, compute: ArrayLike) -> Array:
         """R(C)."""
         c = np.asarray(compute, np.float64)
-        result: Array = self.L + (self.U - self.L) * expit(self.k * (c - self.c))
-        return result
+        return self.L + (self.U - self.L) * expit(self.k * (c - self.c))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,7 @@ class PowerLaw:
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C), for C > 0."""
-        result: Array = self.A - self.D / np.asarray(compute, np.float64) ** self.B
-        return result
+        return self.A - self.D / np.asarray(compute, np.float64) ** self.B
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +78,7 @@ class LogPower:
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C), for C > 0."""
-        result: Array = 1 - np.exp(self.E - self.k * np.log(np.asarray(compute, np.float64)))
-        return result
+        return 1 - np.exp(self.E - self.k * np.log(np.asarray(compute, np.float64)))
 
 
 FamilyCurve = Sigmoid | Exponential | Logistic | PowerLaw | LogPower
@@ -153,8 +149,7 @@ def _power(data: Data, most: float, high: tuple[float, float]) -> tuple[float, f
     first, (shallow, steep) = data.compute[0], np.log(POWER_RANGE)
 
     def fraction(c: Array, log_exponent: ArrayLike) -> Array:
-        result: Array = -np.expm1(-np.exp(log_exponent) * np.log(c / first))
-        return result
+        return -np.expm1(-np.exp(log_exponent) * np.log(c / first))
 
     at_first, A, log_exponent = _least_squares(
         data, fraction, [np.linspace(shallow, steep, 200)], (LOWEST_START, most), high
@@ -195,8 +190,7 @@ def _least_squares(
 
     def errors(x: Array) -> Array:
         (first, last), s = ends(*x[:2]), fraction(c, *x[2:])
-        result: Array = (first + (last - first) * s - y) / sd
-        return result
+        return (first + (last - first) * s - y) / sd
 
     bounds = np.array([[0, 1], [0, 1], *([axis[0], axis[-1]] for axis in axes)]).T
     inside = bounds + 1e-9 * np.array([1, -1])[:, None] * (bounds[1] - bounds[0])

@@ -219,5 +219,4 @@ def R0_within(
     z = ndtri(np.clip(A_low[:, None] + (A_high - A_low)[:, None] * middle, 1e-12, 1 - 1e-12))
     A_there = np.where(A_sd[:, None] > 1, middle, A[:, None] + A_sd[:, None] * z)
     mean, sd = R0[:, None] + R0_slope[:, None] * (A_there - A[:, None]), np.maximum(R0_sd, 1e-12)[:, None]
-    result: Array = np.maximum(ndtr((A_there - mean) / sd) - ndtr(-mean / sd), 0)
-    return result
+    return np.maximum(ndtr((A_there - mean) / sd) - ndtr(-mean / sd), 0)

@@ -49,8 +49,7 @@ class Draws:
         """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
         c = np.asarray(compute, np.float64)
         R0, A, B, C_mid = add_axes(c.ndim, self.R0, self.A, self.B, self.C_mid)
-        result: Array = R0 + (A - R0) * fraction_gained(c, B, C_mid)
-        return result
+        return R0 + (A - R0) * fraction_gained(c, B, C_mid)
 
     def compute_for(self, reward: float) -> Array:
         """C at which each draw reaches `reward`: 0 if that is at most R0, infinite from A on."""

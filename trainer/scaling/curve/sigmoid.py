@@ -34,8 +34,7 @@ def fraction_gained(compute: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array
     """The fraction of A − R0 that is gained: 1 / (1 + (C_mid / C)^B), 0 at C = 0. Broadcasts."""
     c, b, c_mid = (np.asarray(x, np.float64) for x in (compute, B, C_mid))
     with np.errstate(divide="ignore", over="ignore"):
-        result: Array = 1 / (1 + (c_mid / c) ** b)
-    return result
+        return 1 / (1 + (c_mid / c) ** b)
 
 
 def add_axes(count: int, *columns: Array) -> list[Array]:
@@ -51,8 +50,7 @@ def compute_for(reward: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_
         between = np.asarray(C_mid) * (np.maximum(gained, 0) / np.maximum(remaining, 0)) ** (
             1 / np.asarray(B)
         )
-    result: Array = np.where(gained <= 0, 0.0, np.where(remaining <= 0, np.inf, between))
-    return result
+    return np.where(gained <= 0, 0.0, np.where(remaining <= 0, np.inf, between))
 
 
 @dataclass(frozen=True, slots=True)
