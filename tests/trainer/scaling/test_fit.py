@@ -74,8 +74,8 @@ SMALL_RISE = Sigmoid(R0=0.30, A=0.40, B=1.92, C_mid=2542)
 
 def small_rise(within: float | None = None, confidence: float = 0.9) -> Fit:
     compute = np.arange(500, 9001, 250.0)
-    noisy = SMALL_RISE.reward(compute) + np.random.default_rng(0).normal(0, 0.0045, 35)
-    return fit(compute, noisy, np.full(35, 0.0045), R0=0.3, confidence=confidence, within=within)
+    noisy = SMALL_RISE.reward(compute) + np.random.default_rng(2).normal(0, 0.006, 35)
+    return fit(compute, noisy, np.full(35, 0.006), R0=0.3, confidence=confidence, within=within)
 
 
 def test_a_ceiling_is_identified_in_relation_to_the_rise() -> None:

@@ -100,7 +100,7 @@ def on_grid(data: Data, family: Family, axes: Sequence[Axis]) -> tuple[list[Arra
     return theta, family.fraction(data.prepend_R0(data.compute, 0.0)[None, :], *theta)
 
 
-def integrate(data: Data, noises: Sequence[Noise], family: Family) -> Integrated:
+def integrate(data: Data, noises: Sequence[Noise], family: Family, keep: float = KEEP) -> Integrated:
     """The evidence of a family: marginal likelihoods on a grid that is refined around the peak.
 
     The integral is the trapezoidal rule's: cells at an end of a range count half.
@@ -111,7 +111,7 @@ def integrate(data: Data, noises: Sequence[Noise], family: Family) -> Integrated
         cells = [marginal(data, noise, s, family.ceiling) for noise in noises]
         prior = sum((a.log_prior(x[:, 0]) for a, x in zip(family.axes, theta, strict=True)), np.zeros(len(s)))
         log_weight = np.stack([c.log_weight for c in cells]) + prior
-        inside = (log_weight > log_weight.max() - KEEP).any(0)
+        inside = (log_weight > log_weight.max() - keep).any(0)
         if not axes or last_round or inside.mean() > RESOLVED:
             break
         inside = inside.reshape([axis.cells for axis in axes])

@@ -33,7 +33,7 @@ from trainer.scaling.curve.sigmoid import Sigmoid, add_axes, compute_for, fracti
 OUTLIER = 3.0  # standard deviations from which a point loses weight
 OUTLIER_WEIGHT = 0.25  # a point of less weight is counted as an outlier
 DRAWS = 4000
-POSTERIOR_CELLS = (25, 41)  # of B and C_mid
+CELLS, KEEP_TAILS = (25, 41), 10.0  # of B and C_mid; nats: with 8, a vague ceiling loses its upper tail
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +78,7 @@ def posterior(data: Data, draws: int = DRAWS) -> Posterior:
     weight, overdispersion = robust(data)
     data = replace(data, R0_se=data.start_error(overdispersion))
     noises = noise_models(data, weight)
-    found = integrate(data, noises, sigmoids(data, POSTERIOR_CELLS))
+    found = integrate(data, noises, sigmoids(data, CELLS), KEEP_TAILS)
     by_noise = softmax(found.log_weight, axis=None).sum(1)
     rng = np.random.default_rng(0)
     model, cell = draw_cells(found, draws, rng)
