@@ -12,7 +12,7 @@ from trainer.scaling.curve.average import DEFAULT
 from trainer.scaling.curve.fit import MIN_FORECAST, MIN_POINTS, Estimate, fit_curve
 from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.earlier import SEEN_SHARE, Earlier, prior_after
-from trainer.scaling.forecast import last_error, predict_evaluation
+from trainer.scaling.predict import last_error, predict_evaluation
 
 LAST_PART = 0.75  # of the compute, beyond which all evaluations are forecast
 

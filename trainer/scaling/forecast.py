@@ -15,15 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 from trainer.config.forecast import StopRule
 from trainer.scaling.curve.average import DEFAULT
-from trainer.scaling.curve.fit import MIN_GAIN, REPORTED_ERRORS, Estimate, Fit, estimate, fit_run, median
-from trainer.scaling.curve.points import EQUAL_ERROR, MIN_SD
+from trainer.scaling.curve.fit import MIN_GAIN, Estimate, Fit, fit_run, median
 from trainer.scaling.curve.shape import UNLIKELY
 from trainer.scaling.curve.sigmoid import EvalPoint, curve_of
 from trainer.scaling.earlier import Earlier, prior_after
+from trainer.scaling.predict import last_error, predict_evaluation
 
 DOUBTS = {"not-sigmoid", "other-shape", "last-point-low"}  # flags that forbid a recommendation
 
@@ -103,22 +101,6 @@ def forecast(
 def is_over(compute: float, end: float) -> bool:
     """True at the end of a run, but for rounding."""
     return compute >= end or math.isclose(compute, end)
-
-
-def last_error(points: Sequence[EvalPoint]) -> float:
-    """The last point's error as the fit takes it: that of the most certain point if it is 0 or unknown."""
-    reported = [p.pass_rate_se for p in points if p.compute > 0 and p.pass_rate_se > 0]
-    return points[-1].pass_rate_se or min(reported, default=EQUAL_ERROR)
-
-
-def predict_evaluation(fit: Fit, point: EvalPoint) -> Estimate:
-    """What an evaluation at the point's compute should give, with the noise of the evaluation itself."""
-    rewards = fit.forecast.reward(point.compute)
-    noise = EQUAL_ERROR * (1.0 if math.isnan(fit.overdispersion) else fit.overdispersion)
-    if fit.noise == REPORTED_ERRORS:
-        noise = max(point.pass_rate_se, MIN_SD) * max(1.0, fit.overdispersion)
-    noisy = rewards + noise * np.random.default_rng(0).standard_normal(len(rewards))
-    return estimate(float(np.median(rewards)), np.clip(noisy, 0, 1), fit.confidence)
 
 
 def describe_recommendation(now: Forecast, unit: str, remaining: float) -> str:

@@ -30,13 +30,12 @@ from trainer.scaling.curve.families import (
     reach,
     sigmoids,
 )
-from trainer.scaling.curve.marginal import CORRELATIONS, Data, Noise, noise_models
+from trainer.scaling.curve.marginal import FEW_CORRELATIONS, Data, Noise, noise_models
 from trainer.scaling.curve.posterior import DRAWS, Draws, draw_cells, draw_ends, robust
 from trainer.scaling.curve.sigmoid import add_axes
 
 Array = NDArray[np.float64]
 
-FEW_CORRELATIONS = CORRELATIONS[1::2]  # more of them do not change which law is likelier
 LOGISTICS = 3  # values of q, if the ceiling is free
 STARTS = (0.0, 0.12)  # above the measured R0: where a logistic to 1 may start after a transient
 P_RANGE = (0.3, 3.0)

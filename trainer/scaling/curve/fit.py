@@ -27,7 +27,6 @@ from trainer.scaling.curve.flags import (
     SURPRISING,
     few_points,
     flags_of,
-    shape_flag,
 )
 from trainer.scaling.curve.marginal import Data
 from trainer.scaling.curve.points import Columns, averaged, checked, data_of, evaluated
@@ -234,7 +233,7 @@ def _result(data: Data, facts: dict[str, Any], prior: Prior | None) -> Fit:
         if shape is None and ahead.sigmoid_prob < UNLIKELY:
             text = f"other laws are more probable (a sigmoid: {ahead.sigmoid_prob:.1%} probable)"
             shape = OtherShape(text, better=False)
-    flags = (shape_flag(shape) if shape else {}) | flags
+    flags = ({shape.flag: shape.text} if shape else {}) | flags
     at_2x, at_10x = (median(ahead.reward(x * c[-1]), confidence) for x in (2, FURTHEST))
     compute, tail = np.geomspace(c[0] / 10, c[-1] * FURTHEST, 100), (1 - confidence) / 2
     levels = np.quantile(ahead.reward(compute), [0.5, tail, 1 - tail], axis=0, method="inverted_cdf")

@@ -11,10 +11,11 @@ from trainer.scaling.curve.estimate import Estimate
 from trainer.scaling.curve.families import B_RANGE
 from trainer.scaling.curve.marginal import Data
 from trainer.scaling.curve.posterior import Posterior
-from trainer.scaling.curve.shape import MIN_DROP, OtherShape, last_drop
 
 FIFTH = 0.2  # of the rise, the points, the variance: see the flags wide and poor-fit
 MAX_INTERVAL = 0.1  # A is not identified where its interval is wider than this
+MAX_LAST_LOW = 3  # so many last points can be far below the curve
+MIN_DROP = 0.03  # a smaller distance is not called a collapse
 SURPRISING = 2.0  # standard errors from which residuals are more than noise
 FLAGS = {
     "too-few-points": "there are fewer than 5 evaluations after the start",
@@ -42,11 +43,6 @@ def is_wide(e: Estimate, rise: float, within: float | None) -> bool:
     return e.high - e.low > min(FIFTH * rise, MAX_INTERVAL)
 
 
-def shape_flag(shape: OtherShape) -> dict[str, str]:
-    """The flag of another shape, and what it means."""
-    return {"not-sigmoid" if shape.better else "other-shape": shape.text}
-
-
 def few_points(data: Data) -> tuple[str, ...]:
     """The flags of too few points for a sigmoid: fallen from their peak, or not risen, by three errors."""
     if data.R0 is None or not len(data.reward):
@@ -71,7 +67,7 @@ def flags_of(
     ends = (width, windows[-1]), (3, np.median(r[-3:]))  # a late fall shows in a few points only
     falling = any(windows.max() - end > max(MIN_DROP, 4 * sd.mean() / n**0.5) for n, end in ends)
     flat = not falling and r[-last:].mean() - start < 3 * sd[-last:].mean() / last**0.5
-    drop = last_drop(data, found)
+    drop = _last_drop(data, found)
     raised = {
         "flat": flat,
         "A-at-bound": A.high >= 0.99 and A.low < 0.95,
@@ -114,3 +110,17 @@ def _details(A: Estimate, rise: float, within: float | None, drop: float) -> Ite
     if drop:
         low = f"the last evaluation is {drop:.2f} below the curve: a collapse, or a bad evaluation"
         yield "last-point-low", low
+
+
+def _last_drop(data: Data, found: Posterior) -> float:
+    """How far the last points lie below the curve while all others follow it; 0: they do not.
+
+    The fit gives little weight to such points, so that the curve is that of the others.
+    """
+    residual = data.reward - found.sigmoid.reward(data.compute)
+    far = found.outliers & (np.abs(residual) > MIN_DROP)
+    count = int(far.sum())
+    last = residual[len(residual) - count :]
+    if not 0 < count <= MAX_LAST_LOW or not far[len(far) - count :].all() or (last > 0).any():
+        return 0.0
+    return float(-last.mean())

@@ -24,6 +24,7 @@ from scipy.special import gammaln, ndtr, ndtri, stdtr
 Array = NDArray[np.float64]
 
 CORRELATIONS = (0.4, 0.7, 0.85, 0.93, 0.97)  # ρ, of points a median gap apart
+FEW_CORRELATIONS = CORRELATIONS[1::2]  # more of them do not change which law is likelier
 CORRELATED_SHARE = 0.98  # of the variance, where there is correlation
 NOISE_PRIOR_POINTS = 3.0  # the reported standard errors count as much as this many points
 MIN_RANGE = 1e-6  # of A: an R0 nearer to 1 leaves no ceiling to estimate

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scaling.curve.average import FEW_CORRELATIONS
 from trainer.scaling.curve.families import LOGISTIC, Family, integrate, other_families, sigmoids
-from trainer.scaling.curve.marginal import NOISE_PRIOR_POINTS, Data, Noise, noise_models
+from trainer.scaling.curve.marginal import FEW_CORRELATIONS, NOISE_PRIOR_POINTS, Data, Noise, noise_models
 from trainer.scaling.curve.points import MIN_SD
 from trainer.scaling.curve.posterior import Posterior
 from trainer.scaling.curve.sigmoid import fraction_gained
@@ -34,8 +33,6 @@ BETTER = 3.5  # log likelihood of the best other curve over the best sigmoid's f
 AS_GOOD = 1.4  # log evidence of a family over the sigmoid's from which it is as good
 LATE = 0.6  # share of the data beyond whose middle a logistic matters as soon as it is no worse
 EXTRAPOLATION = 4.0  # times the data: where families that are as good must agree
-MAX_LAST_LOW = 3  # so many last points can be far below the curve
-MIN_DROP = 0.03  # a smaller distance is not called a collapse
 CHANGES, CHANGE_SHARE = (0.5, 0.6, 0.7, 0.8, 0.9), 0.15  # shares of the data after which a change sets in; sd
 STAGES, STAGE_B, STAGE_SHARE = (
     8,
@@ -66,6 +63,11 @@ class OtherShape:
 
     text: str
     better: bool
+
+    @property
+    def flag(self) -> str:
+        """The flag of a fit to such points."""
+        return "not-sigmoid" if self.better else "other-shape"
 
 
 def another_shape(data: Data, found: Posterior) -> OtherShape | None:
@@ -148,17 +150,3 @@ def evidence(data: Data, noises: Sequence[Noise], family: Family) -> Evidence:
     sse = NOISE_PRIOR_POINTS + max(float(fit.sse[k]), 0.0)
     peak = noises[model].log_prior - 0.5 * found.cells[model].dof * math.log(sse)
     return Evidence(found.log_evidence, peak, float(fit.R0[k]), A, tuple(float(x[k, 0]) for x in found.theta))
-
-
-def last_drop(data: Data, found: Posterior) -> float:
-    """How far the last points lie below the curve while all others follow it; 0: they do not.
-
-    The fit gives little weight to such points, so that the curve is that of the others.
-    """
-    residual = data.reward - found.sigmoid.reward(data.compute)
-    far = found.outliers & (np.abs(residual) > MIN_DROP)
-    count = int(far.sum())
-    last = residual[len(residual) - count :]
-    if not 0 < count <= MAX_LAST_LOW or not far[len(far) - count :].all() or (last > 0).any():
-        return 0.0
-    return float(-last.mean())
