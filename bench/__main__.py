@@ -45,11 +45,15 @@ def main(argv: Sequence[str]) -> int:
     if name not in BENCHMARKS:
         print(f"error: bench has no {name!r}; expected one of: {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    entry = name if "." in name or name not in PACKAGES else f"{name}.__main__"
-    return importlib.import_module(f"bench.{entry}").main(options) or 0
+    return importlib.import_module(module(name)).main(options) or 0
 
 
-PACKAGES = ("learner", "pipeline", "validation", "faults")  # each has a benchmark of its own name
+def module(name: str) -> str:
+    """The module of a benchmark."""
+    return f"bench.{name}.__main__" if name in PACKAGES else f"bench.{name}"
+
+
+PACKAGES = ("gpu", "learner", "pipeline", "validation", "faults")  # each has a benchmark of its own name
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
