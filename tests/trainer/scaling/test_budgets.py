@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from simulated import falling, write
-from trainer.scaling.commands.compare_tables import ranges
 
 from trainer.scaling import Curve, curve
 from trainer.scaling.__main__ import main
@@ -18,6 +17,7 @@ from trainer.scaling.budgets import Curves, costs, curves_of
 from trainer.scaling.compare import Comparison, compare_fits
 from trainer.scaling.compare_text import answer, pair_sentences, reward_seed_sentence
 from trainer.scaling.curve.fit import Fit, fit_curve
+from trainer.scaling.tables import ranges
 
 C = np.linspace(0, 8000, 21)
 SD = 0.006
