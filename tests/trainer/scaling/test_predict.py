@@ -177,7 +177,7 @@ def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
         "dry_run": False, "commit": "abc", "machine": {"card": "NVIDIA H200"},
         "cases": [
             {"shape": [16384, 4096, 151936], "name": name, "effective_tflops": rate}
-            for name, rate in (("ours, spx", 650.0), ("naive FP32", 51.0))
+            for name, rate in (("ours, single-pass", 650.0), ("naive FP32", 51.0))
         ],
     }  # fmt: skip
     (tmp_path / "kernels.json").write_text(json.dumps(suite))
