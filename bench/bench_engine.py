@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from bench.engine import NEW, SEQUENCES, providers, random_prompts, requests
-from bench.learner.step import save_model
-from bench.learner.throughput import TINY
+from bench.learner.step import TINY, save_model
 from trainer.engines.torch.engine import TorchEngine
 from trainer.launcher.placement import cpu_has_bfloat16
 from trainer.models.resolve import resolve_model

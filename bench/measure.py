@@ -33,6 +33,12 @@ def milliseconds(call: Callable[[], object], device: str) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
+def synchronize(device: str) -> None:
+    """Wait for the GPU, where there is one."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
 def rounds_of(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
     """The order of each round: each begins with the next name, so that no name always goes first."""
     for i in range(rounds):

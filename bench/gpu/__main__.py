@@ -1,151 +1,123 @@
-"""What one GPU can show: without a STAGE its first ten minutes, each stage saved when it ends.
+"""What one GPU can show: without a STAGE its first ten minutes, each stage in a process of its own.
 
-  python -m bench gpu --out OUT                  machine, tests, engine, learner, a run: ten minutes
-  python -m bench gpu --out OUT kernels          the loss: providers and variants at three shapes, its parts
+  python -m bench gpu --out OUT                  machine, tests, learner, a run: ten minutes
+  python -m bench gpu --out OUT kernels          the loss beside its peers at three shapes, and its parts
   python -m bench gpu --out OUT tests            errors against float64, then tests/gpu and tests/kernels
   python -m bench gpu --out OUT trainer          the learner's step on Qwen3-0.6B and 4B, and the plain loop's
-  python -m bench gpu --out OUT --dry-run        tiny sizes, on the CPU too
 
-OUT gets STAGE.json and STAGE.log of each stage, and summary.txt; kernels and trainer write theirs after every
-case, and STAGE.txt with the tables. Each of the three ends within 8 minutes. A stage that fails or runs too
-long stops no other; the exit status is 1 if one failed. Without a GPU all are skipped, and it is 0. Needs
-torch 2.11+, triton 3.6+, transformers and pytest; nothing is downloaded. COMMIT: its name outside git.
+OUT gets STAGE.log of each stage, STAGE.json (of tests STAGE.xml) and summary.txt. Each of the three ends
+within 8 minutes. A stage that fails or runs too long stops no other; the exit status is 1 if one failed.
+Without a GPU all are skipped, and it is 0. Needs torch 2.11+, triton 3.6+, transformers and pytest; nothing
+is downloaded. COMMIT: its name outside git.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from bench import records
-from bench.gpu import first
-from bench.gpu.kernels import kernels_stage, tests_stage
-from bench.gpu.stage import Stage
-from bench.gpu.trainer import trainer_stage
-from bench.kernels.providers import peer_versions
-from bench.measure import machine
-from bench.records import ROOT, Record
-
-SUITE = {"kernels": kernels_stage, "tests": tests_stage, "trainer": trainer_stage}
-SUITE_S = 465.0
+from bench.records import ROOT
 
 
-@dataclass(frozen=True, slots=True)
-class FirstStage:
-    """A stage of the first ten minutes: the most seconds it may take, and what it does."""
+class Stage(NamedTuple):
+    """The most seconds that a stage may take, the module that it runs, and its options."""
 
     seconds: float
-    call: Callable[[], Record]
+    module: str
+    options: tuple[str, ...]
 
 
-def _tests(*paths: str) -> Callable[[], Record]:
-    return partial(first.tests_stage, paths)
+def _tests(seconds: float, *options: str) -> Stage:
+    return Stage(seconds, "pytest", ("-q", "-p", "no:cacheprovider", *options))
 
 
-FIRST = {
-    "machine": FirstStage(60, first.machine_stage),
-    "flash": FirstStage(
-        120, _tests("tests/gpu/test_attention.py", "tests/trainer/learner/test_learner_cuda.py")
-    ),
-    "kernel-tests": FirstStage(150, _tests("tests/gpu/test_gpu.py", "tests/gpu/test_gpu_body.py")),
-    "engine-tests": FirstStage(90, _tests("tests/gpu/test_torch_engine_cuda.py")),
-    "engine": FirstStage(60, first.engine_stage),
-    "learner-0.6b": FirstStage(90, partial(first.profile_stage, "qwen3-0.6b")),
-    "learner-4b": FirstStage(120, partial(first.profile_stage, "qwen3-4b")),
-    "body": FirstStage(90, _tests("bench/kernels/bench_body.py", "--benchmark-only")),
-    "syncs": FirstStage(60, partial(first.syncs_stage, "qwen3-0.6b")),
-    "nccl": FirstStage(60, first.nccl_stage),
-    "ipc": FirstStage(60, first.ipc_stage),
-    "launcher": FirstStage(240, first.launcher_stage),
+def _loss(seconds: float, n: int, h: int, v: int) -> Stage:
+    shape = (f"--rows={n}", f"--hidden={h}", f"--vocab={v}", "--chunk=8192", "--max-seconds=10")
+    return Stage(seconds, "bench.kernels.compare", ("--device=cuda", "--dtype=bfloat16", *shape))
+
+
+def _step(seconds: float, model: str, batch: str, *more: str) -> Stage:
+    options = (f"--model={model}", f"--batch={batch}", "--device=cuda", "--rounds=1", *more)
+    return Stage(seconds, "bench.learner", options)
+
+
+def _own(seconds: float, *options: str) -> Stage:
+    return Stage(seconds, "bench.gpu.stages", options)
+
+
+LARGE = ("--steps=3", "--checkpoint")  # 4B recomputes its activations, to fit
+STAGES = {
+    "machine": _own(60, "machine"),
+    "flash": _tests(120, "tests/gpu/test_attention.py", "tests/trainer/learner/test_learner_cuda.py"),
+    "kernel-tests": _tests(150, "tests/gpu/test_gpu.py", "tests/gpu/test_gpu_body.py"),
+    "engine-tests": _tests(90, "tests/gpu/test_torch_engine_cuda.py"),
+    "learner-0.6b": _own(90, "profile", "--model=qwen3-0.6b"),
+    "learner-4b": _own(120, "profile", "--model=qwen3-4b"),
+    "body": _tests(90, "bench/kernels/bench_body.py", "--benchmark-only"),
+    "ipc": _own(60, "ipc"),
+    "launcher": _own(240, "launcher"),
+    "kernels": _loss(150, 16384, 4096, 151936),
+    "probe": Stage(150, "bench.kernels.probe", ()),
+    "kernels-h2048": _loss(90, 16384, 2048, 151936),
+    "kernels-llama": _loss(90, 8192, 4096, 128256),
+    "accuracy": Stage(120, "bench.kernels.accuracy", ("--device=cuda", "--backends=triton")),
+    "all-tests": _tests(345, "--continue-on-collection-errors", "tests/gpu", "tests/kernels"),
+    "step-0.6b": _step(100, "qwen3-0.6b", "packs", "--steps=8"),
+    "step-4b": _step(180, "qwen3-4b", "packs", *LARGE),
+    "long-0.6b": _step(80, "qwen3-0.6b", "long", "--only=ours", "--steps=8"),
+    "long-4b": _step(105, "qwen3-4b", "long", "--only=ours", *LARGE),
+}
+GROUPS = {
+    "first": tuple(STAGES)[:9],
+    "kernels": ("kernels", "probe", "kernels-h2048", "kernels-llama"),
+    "tests": ("accuracy", "all-tests"),
+    "trainer": ("step-0.6b", "step-4b", "long-0.6b", "long-4b"),
 }
 
 
-def run_stage(name: str, out: Path, dry: bool) -> int:
-    """Run a stage in this process; write and print its record. 1 if it has failed."""
-    if name in SUITE:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        head: Record = {"stage": name, "dry_run": dry, "machine": machine(device)}
-        head |= {"versions": peer_versions(), "commit": records.commit()}
-        stage = Stage(out / f"{name}.json", head, dry)
-        stage.save()
-        return SUITE[name](stage)
-    start = time.monotonic()
-    try:
-        record = FIRST[name].call()
-    except Exception as error:
-        traceback.print_exc()
-        record = {"error": records.reason(error), "failed": True}
-    seconds = round(time.monotonic() - start, 1)
-    record |= {"stage": name, "seconds": seconds, "commit": records.commit()}
-    records.write(out / f"{name}.json", record)
-    print(json.dumps(record, indent=1))
-    return int(bool(record.get("failed") or record.get("exit")))
-
-
-def started(name: str, out: Path, dry: bool, environment: dict[str, str]) -> str:
+def run(name: str, out: Path) -> str:
     """Run a stage in a process of its own, and say how it ended."""
-    limit = SUITE_S if name in SUITE else FIRST[name].seconds
-    command = [sys.executable, "-m", "bench.gpu", "--here", "--out", str(out), name, *["--dry-run"] * dry]
+    stage = STAGES[name]
+    result = f"--junitxml={out / name}.xml" if stage.module == "pytest" else f"--out={out / name}.json"
+    command = [sys.executable, "-m", stage.module, *stage.options, result]
     with (out / f"{name}.log").open("w") as log:
         try:
             code = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=limit
-            ).returncode
+                command, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": "1"}, stdout=log,
+                stderr=subprocess.STDOUT, timeout=stage.seconds,
+            ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
-            return f"failed: over its {limit:g} s"
+            return f"failed: over its {stage.seconds:g} s"
     return "passed" if code == 0 else f"failed ({code})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the stages; the exit status."""
     p = records.parser("gpu", __doc__)
-    names = [*FIRST, *SUITE]
-    p.add_argument(
-        "stage", nargs="*", metavar="STAGE", help=f"of: {', '.join(names)} (the first ten minutes)"
-    )
+    names = [*GROUPS, *(name for name in STAGES if name not in GROUPS)]
+    p.add_argument("stage", nargs="*", metavar="STAGE", help=f"of: {', '.join(names)} (first)")
     p.add_argument("--out", type=Path, required=True, help="folder for the results")
-    p.add_argument("--dry-run", action="store_true", help="tiny sizes, on the CPU too")
-    text = "folder of wheels of the peers: liger_kernel, cut_cross_entropy, trl ..."
-    p.add_argument("--wheels", type=Path, metavar="FOLDER", help=text)
-    p.add_argument("--here", action="store_true", help="run the stage in this process, without a limit")
     args = p.parse_args(argv)
     if unknown := [name for name in args.stage if name not in names]:
         raise SystemExit(f"stage {', '.join(unknown)}: expected some of {', '.join(names)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    gpu = torch.cuda.is_available()
-    if args.here:
-        return max(run_stage(name, args.out, args.dry_run) for name in args.stage)
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    if args.dry_run and not gpu:
-        environment["TRITON_INTERPRET"] = "1"  # no GPU: Triton's kernels run in its interpreter
     ends = []
-    with tempfile.TemporaryDirectory() as site:
-        if args.wheels:
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-            subprocess.run([*pip, "--target", site, *args.wheels.glob("*.whl")], check=True)
-            environment["PYTHONPATH"] = os.pathsep.join([site, os.environ.get("PYTHONPATH", "")])
-        with (args.out / "summary.txt").open("w") as summary:
-            for name in args.stage or FIRST:
-                start, ended = time.monotonic(), "skipped: no GPU"
-                if gpu or args.dry_run:
-                    ended = started(name, args.out.resolve(), args.dry_run, environment)
-                line = f"{name:16} {ended:24} {time.monotonic() - start:4.0f} s"
-                print(line, flush=True)
-                print(line, file=summary, flush=True)
-                ends.append(ended)
-                if (tables := args.out / f"{name}.txt").exists():
-                    print(tables.read_text())
+    with (args.out / "summary.txt").open("w") as summary:
+        for name in (stage for asked in args.stage or ["first"] for stage in GROUPS.get(asked, (asked,))):
+            start = time.monotonic()
+            ended = run(name, args.out.resolve()) if torch.cuda.is_available() else "skipped: no GPU"
+            line = f"{name:16} {ended:24} {time.monotonic() - start:4.0f} s"
+            print(line, flush=True)
+            print(line, file=summary, flush=True)
+            ends.append(ended)
     return int(any(ended.startswith("failed") for ended in ends))
 
 

@@ -39,7 +39,6 @@ from bench.table import number, table
 
 ROWS = 64  # scored rows of the log-prob checks
 LOGIT_BARS = {"cpu": {3.0: 5e-6, 10.0: 1.5e-5}}  # max |Δlogp|, by logit std; CUDA: 1.5 × the GEMM's own error
-ROW_KERNELS = ("two-pass", "single-pass", "fused-epilogue")  # of the Triton backend
 GRADIENT_BARS = {"two-pass": 1.9e-3, "single-pass": 2.5e-3, "fused-epilogue": 2.5e-3, "exact": 1e-5}
 SPLIT_BARS = {3: 4e-6, 2: 3e-5}  # max |Δlogp| with FP32 weights split in bf16 parts, logit std 3
 
@@ -99,11 +98,8 @@ def mm_error(p: LossProblem, truth: Tensor) -> dict[str, float]:
     On the CPU, where mm(out_dtype=) does not exist, the GEMM is torch's FP32 one on upcast operands.
     """
     x, w = p.hidden.detach(), p.weight.detach()
-    if x.is_cuda:
-        z = torch.empty(len(x), len(w), device=x.device)
-        providers.wide_mm(x, w.t(), z)
-    else:
-        z = x.float() @ w.float().t()
+    z = torch.empty(len(x), len(w), device=x.device)
+    providers.wide_mm(x, w.t(), z)
     z = z.double()
     return {
         "logits_max_abs": float((z - truth).abs().max()),
@@ -145,7 +141,7 @@ def logprob_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterat
             bar = LOGIT_BARS["cpu"][std] if device == "cpu" else 1.5 * gemm["logp_max_abs"]
             scored, _ = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
             yield record(name, f"{backend}, scoring", worst(scored, truth), bar)
-            for kernel in ROW_KERNELS if backend == "triton" else ("two-pass",):
+            for kernel in providers.ROW_KERNELS if backend == "triton" else ("two-pass",):
                 measure = partial(train_error, p, truth, backend, row_kernel=kernel)
                 yield attempt(name, f"{backend}, training, {kernel}", bar, measure)
 
@@ -178,7 +174,7 @@ def gradient_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Itera
     p = make_problem(*sizes.gradients, torch.bfloat16, device)
     truth = solve(p)
     for backend in backends:
-        for kernel in ROW_KERNELS if backend == "triton" else ("two-pass",):
+        for kernel in providers.ROW_KERNELS if backend == "triton" else ("two-pass",):
             yield from _gradients(p, truth, backend, GRADIENT_BARS[kernel], row_kernel=kernel)
         wide = replace(p, weight=p.weight.detach().float().requires_grad_())
         yield from _gradients(wide, truth, backend, GRADIENT_BARS["exact"], exact=True)

@@ -3,7 +3,7 @@
   python -m bench.kernels.probe                        on CUDA N=16384 H=4096 V=151936, in about 4 minutes
   python -m bench.kernels.probe --shape 4096 1024 151936 --out probe.json
 
-The GPU suite's stage `kernels` has the same lines. Part by part: the card's limits (a copy, cuBLAS's GEMMs),
+Part by part: the card's limits (a copy, cuBLAS's GEMMs),
 the row kernels beside the copy, what the epilogues add to the bare Triton GEMM and its configurations, the
 whole op by row kernel and chunk, few tokens, and the kernels of one call by time. A line that fails says why.
 """
@@ -18,18 +18,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import kernels
 from bench import records
 from bench.kernels.problem import LossProblem, make_problem, subset
-from bench.kernels.providers import ours, scoring
+from bench.kernels.providers import ROW_KERNELS, ours, scoring, wide_mm
 from bench.measure import machine, milliseconds, summary
 from bench.records import Record, reason
 from bench.table import number, table
 
 ROUNDS = 7
-ROW_KERNELS = ("two-pass", "single-pass", "fused-epilogue")
 FEW_TOKENS = (256, 1024, 4096)
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (  # of the Triton GEMM, each against the default
     {"group": 16}, {"group": 32}, {"flatten": False}, {"stages": 3}, {"subtiles": 2}, {"subtiles": 1},
@@ -67,15 +65,15 @@ def limits(p: LossProblem, chunk: int) -> Iterator[Line]:
     yield Line("limit", "copy", partial(copy.copy_, source), moved=4.0 * c * v)
     del source, copy
     z, dz = new(c, v), new(c, v, dtype=h.dtype).normal_(0, 1e-3)
-    yield Line("limit", "logits, bf16 result", lambda: _mm(h, w.T, dz), flop)
-    yield Line("limit", "logits, FP32 result", lambda: _mm(h, w.T, z), flop)
+    yield Line("limit", "logits, bf16 result", lambda: wide_mm(h, w.T, dz), flop)
+    yield Line("limit", "logits, FP32 result", lambda: wide_mm(h, w.T, z), flop)
     dz.normal_(0, 1e-3)
     apart = new(c, 2 * v, dtype=h.dtype)[:, :v].copy_(dz)  # as in place of FP32 logits
     dx, dw, dw16 = new(c, h.shape[1]), new(v, h.shape[1]), new(v, h.shape[1], dtype=h.dtype)
     for name, gradient in (("", dz), (", rows 2V apart", apart)):
-        yield Line("limit", f"dX, FP32 result{name}", partial(_mm, gradient, w, dx), flop)
-        yield Line("limit", f"dW, FP32 result{name}", partial(_mm, gradient.T, h, dw), flop)
-        yield Line("limit", f"dW, FP32 sum{name}", partial(_mm, gradient.T, h, dw, add=True), flop)
+        yield Line("limit", f"dX, FP32 result{name}", partial(wide_mm, gradient, w, dx), flop)
+        yield Line("limit", f"dW, FP32 result{name}", partial(wide_mm, gradient.T, h, dw), flop)
+        yield Line("limit", f"dW, FP32 sum{name}", partial(wide_mm, gradient.T, h, dw, add=True), flop)
     yield Line("limit", "dW, bf16 result", lambda: torch.mm(dz.T, h, out=dw16), flop)
 
 
@@ -85,7 +83,7 @@ def row_kernels(p: LossProblem, chunk: int) -> Iterator[Line]:
 
     y, ones = p.targets[:chunk], torch.ones(chunk, device=p.targets.device)
     z = torch.empty(chunk, len(p.weight), device=y.device)
-    _mm(p.hidden.detach()[:chunk], p.weight.detach().T, z)
+    wide_mm(p.hidden.detach()[:chunk], p.weight.detach().T, z)
     size, anchor, kept = float(z.numel()), z.amax(1), z.clone()
     again = partial(z.copy_, kept)
     yield Line("rows", "row_stats", lambda: rows.row_stats(z, y, ones, 0.0), moved=4 * size)
@@ -133,17 +131,6 @@ def epilogues(p: LossProblem, chunk: int) -> Iterator[Line]:
 
 def _fail(error: Exception) -> None:
     raise error
-
-
-def _mm(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
-    """out (+)= a b, in `out`'s type straight from the accumulator; a dry run's CPU has no such product."""
-    if not a.is_cuda:
-        a, b = a.to(out.dtype), b.to(out.dtype)
-    options: dict[str, Any] = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
-    if add:
-        torch.addmm(out, a, b, out=out, **options)
-    else:
-        torch.mm(a, b, out=out, **options)
 
 
 def measure(line: Line, device: str, rounds: int = ROUNDS) -> Record:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import kernels
 from bench.kernels.problem import MAX_RATIO, LossAnswer, LossProblem
+from trainer.accounting.kernel_rates import ROW_KERNELS
 
 LIMIT = "3 bare GEMMs"
 OBJECTIVE = kernels.CISPO(MAX_RATIO)
@@ -140,30 +141,7 @@ class Gemms:
             c = len(x)
             wide_mm(x, w.t(), z[:c])
             torch.mm(dz[:c], w, out=dx[rows])
-            if rows.start and wide:
-                torch.addmm(dw, dz[:c].t(), x, out_dtype=torch.float32, out=dw)
-            elif rows.start:
-                dw.addmm_(dz[:c].t(), x)
-            else:
-                wide_mm(dz[:c].t(), x, dw)
-        return LossAnswer()
-
-
-class OneGemm:
-    """The limit of scoring: X Wᵀ in FP32 alone, into a buffer."""
-
-    def __init__(self) -> None:
-        self.out: Tensor | None = None
-
-    @torch.no_grad()
-    def __call__(self, p: LossProblem) -> LossAnswer:
-        x, w = p.hidden.detach(), p.weight.detach()
-        if self.out is None or self.out.shape != (len(x), len(w)):
-            self.out = torch.empty(len(x), len(w), device=x.device)
-        if x.is_cuda:
-            wide_mm(x, w.t(), self.out)
-        else:
-            torch.mm(x.float(), w.t().float(), out=self.out)
+            wide_mm(dz[:c].t(), x, dw, add=rows.start > 0)
         return LossAnswer()
 
 
@@ -173,12 +151,15 @@ def scoring(p: LossProblem, backend: str | None) -> LossAnswer:
     return LossAnswer(logprobs=logp, entropy=entropy)
 
 
-def wide_mm(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out = a b, in `out`'s type straight from the accumulator."""
-    if a.dtype == out.dtype:
-        torch.mm(a, b, out=out)
+def wide_mm(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+    """out (+)= a b, in `out`'s type straight from the accumulator; a CPU computes in that type."""
+    if not a.is_cuda:
+        a, b = a.to(out.dtype), b.to(out.dtype)
+    options: dict[str, Any] = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
+    if add:
+        torch.addmm(out, a, b, out=out, **options)
     else:
-        torch.mm(a, b, out_dtype=out.dtype, out=out)
+        torch.mm(a, b, out=out, **options)
 
 
 def our_backends(device: str) -> list[str]:
@@ -189,9 +170,15 @@ def our_backends(device: str) -> list[str]:
 def all_providers(p: LossProblem, backends: Sequence[str] | None = None) -> list[Provider]:
     """Every provider for this problem, the limit first."""
     device, rows = p.hidden.device.type, p.chunk_rows
+    chosen = our_backends(device) if backends is None else backends
     by_backend = [
-        Provider(f"ours ({backend})", partial(ours, backend=backend, chunk_rows=rows))
-        for backend in (our_backends(device) if backends is None else backends)
+        Provider(f"ours ({backend})", partial(ours, backend=backend, chunk_rows=rows)) for backend in chosen
+    ]
+    by_backend += [
+        Provider(
+            f"ours (triton, {kernel})", partial(ours, backend="triton", chunk_rows=rows, row_kernel=kernel)
+        )
+        for kernel in ROW_KERNELS * ("triton" in chosen)
     ]
     return [
         Provider(LIMIT, Gemms(), "the limit: whole, no loss"),

@@ -7,7 +7,7 @@ real batch, so nothing is downloaded. All sizes are in one `StepProblem`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist
 from typing import Any
@@ -69,6 +69,16 @@ class StepProblem:
     micro_batch_tokens: int  # ours
     micro_batch_sequences: int  # the plain loop's
     checkpoint: bool  # recompute activations, both sides
+
+
+TINY = StepProblem("tiny", "cpu", "float32", 2, 4, 8, 12, 0.8, 40, 64, 2, False)
+SMALL = StepProblem("smollm2-135m", "cpu", "float32", 4, 8, 128, 256, 0.8, 2048, 2048, 4, False)
+PACKS = StepProblem("qwen3-0.6b", "cuda", "bfloat16", 4, 8, 256, 1400, 0.7, 3840, 16_384, 2, False)
+BATCHES = {  # of bench.learner
+    "small": SMALL,
+    "packs": PACKS,
+    "long": replace(PACKS, prompts=1, group=1, median=15_872, sigma=0.0, longest=15_872),
+}
 
 
 def make_batch(p: StepProblem) -> list[TrainSequence]:

@@ -8,12 +8,12 @@
 
 ours    the Learner as in a run: completions packed as a tree under their prompt, no padding,
         fused loss, clipping, fused AdamW
-plain   transformers' model on padded micro-batches of --micro-batch-sequences completions, each with its
-        prompt, in the batch's order; whole logits, log_softmax, CISPO, clipping, fused AdamW; dtype, weights,
+plain   transformers' model on padded micro-batches of a few completions, each with its prompt, in the
+        batch's order; whole logits, log_softmax, CISPO, clipping, fused AdamW; dtype, weights,
         batch, SDPA and allocator settings are the same
 
-Weights are random, in the shape of the named model. The batch is --prompts groups of --group completions
-with log-normal lengths. Each measurement is a fresh process: build, warm up, time --steps steps; providers
+Weights are random, in the shape of the named model. The batch is groups of completions with log-normal
+lengths. Each measurement is a fresh process: build, warm up, time --steps steps; providers
 take turns. Columns:
   s, low–high   of one step: median and range over rounds and steps
   useful tok/s  prompt tokens, counted once per group, and completion tokens, over the median. Padding, and
@@ -47,8 +47,8 @@ from transformers.utils import logging as transformers_logging
 
 from bench import records
 from bench.learner import step as learner_step
-from bench.learner.step import MODELS, PROVIDERS, StepProblem
-from bench.measure import machine, process_peak_bytes, rounds_of
+from bench.learner.step import BATCHES, MODELS, PACKS, PROVIDERS, SMALL, TINY, StepProblem
+from bench.measure import machine, process_peak_bytes, rounds_of, synchronize
 from bench.records import ROOT, Record
 from bench.table import bar, number, spread, table
 from trainer.launcher.supervisor import CPU_ENVIRONMENT
@@ -58,7 +58,6 @@ from trainer.types import TrainSequence
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bf16 FLOP/s, from the makers' data sheets
 HEAD = ("", "s", "low–high", "useful tok/s", "fed", "of bound", "with attention", "peak GB", "note")
 TRACKED = "trainer-{}.json"
-TINY = StepProblem("tiny", "cpu", "float32", 2, 4, 8, 12, 0.8, 40, 64, 2, False)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,17 +68,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--model", choices=MODELS, default="smollm2-135m", help=text)
     p.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if cuda else "cpu")
     p.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32, on CUDA bfloat16")
-    for name, value, text in (
-        ("prompts", 4, "groups in the batch"),
-        ("group", 8, "completions of a prompt"),
-        ("prompt-tokens", 128, "of the middle prompt"),
-        ("median", 256, "tokens of the middle completion"),
-        ("longest", 2048, "tokens a completion is cut at"),
-        ("micro-batch-sequences", 4, "the plain loop's"),
-    ):
-        p.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{text} ({value})")
-    p.add_argument("--sigma", type=float, default=0.8, help="standard deviation of log(length) (0.8)")
-    p.add_argument("--micro-batch-tokens", type=int, metavar="N", help="ours (2048; on CUDA 16384)")
+    text = "lengths: 32 completions of median 256 tokens, of 1,400 (packs), or one of 16K (small)"
+    p.add_argument("--batch", choices=BATCHES, default="small", help=text)
     p.add_argument("--checkpoint", action="store_true", help="recompute activations, in both")
     p.add_argument("--steps", type=int, metavar="N", help="timed steps of a process (1; on CUDA 5)")
     p.add_argument("--only", choices=PROVIDERS, help="measure this provider alone")
@@ -92,35 +82,24 @@ def parser() -> argparse.ArgumentParser:
 
 def problem_of(args: argparse.Namespace) -> StepProblem:
     """The problem asked for."""
-    if args.quick:
-        return dataclasses.replace(TINY, device=args.device, dtype=args.dtype or "float32")
     cuda = args.device == "cuda"
-    return StepProblem(
-        model=args.model,
-        device=args.device,
-        dtype=args.dtype or ("bfloat16" if cuda else "float32"),
-        prompts=args.prompts,
-        group=args.group,
-        prompt_tokens=args.prompt_tokens,
-        median=args.median,
-        sigma=args.sigma,
-        longest=args.longest,
-        micro_batch_tokens=args.micro_batch_tokens or (16_384 if cuda else 2048),
-        micro_batch_sequences=args.micro_batch_sequences,
-        checkpoint=args.checkpoint,
-    )
+    dtype = args.dtype or ("bfloat16" if cuda and not args.quick else "float32")
+    p = dataclasses.replace(TINY if args.quick else BATCHES[args.batch], device=args.device, dtype=dtype)
+    if args.quick:
+        return p
+    tokens = PACKS.micro_batch_tokens if cuda else SMALL.micro_batch_tokens
+    return dataclasses.replace(p, model=args.model, micro_batch_tokens=tokens, checkpoint=args.checkpoint)
 
 
 # ------------------------------------------------------------------------------------------------ measuring
 
 
 def run(
-    p: StepProblem, providers: Sequence[str], rounds: int, steps: int, threads: int, folder: str,
-    gemm: bool = True, seconds: float | None = None,
-) -> Record:  # fmt: skip
+    p: StepProblem, providers: Sequence[str], rounds: int, steps: int, threads: int, folder: str
+) -> Record:
     """Every measurement of a problem, in rounds: the GEMMs, then the providers in turns.
 
-    `folder` holds the model. `gemm`: whether the bound is measured. `seconds`: the limit of one process.
+    `folder` holds the model.
     """
     counted = learner_step.lengths(learner_step.make_batch(p), p)
     record: Record = {
@@ -128,14 +107,13 @@ def run(
         "gemm": {"flops_per_s": 0.0}, "providers": {name: {"rounds": []} for name in providers},
     }  # fmt: skip
     for i, order in enumerate(rounds_of(providers, rounds), 1):
-        if gemm:
-            best = measure("gemm", p, folder, steps, threads, seconds)
-            if best.get("flops_per_s", 0.0) > record["gemm"]["flops_per_s"]:
-                record["gemm"] = best
-            rate = f"{best.get('flops_per_s', 0) / 1e9:.4g} GFLOP/s"
-            records.say(f"round {i}/{rounds}: " + (best.get("error") or f"best GEMM {rate}"))
+        best = measure("gemm", p, folder, steps, threads)
+        if best.get("flops_per_s", 0.0) > record["gemm"]["flops_per_s"]:
+            record["gemm"] = best
+        rate = f"{best.get('flops_per_s', 0) / 1e9:.4g} GFLOP/s"
+        records.say(f"round {i}/{rounds}: " + (best.get("error") or f"best GEMM {rate}"))
         for name in order:
-            result = measure(name, p, folder, steps, threads, seconds)
+            result = measure(name, p, folder, steps, threads)
             record["providers"][name]["rounds"].append(result)
             records.say(f"round {i}/{rounds}: {name} " + (result.get("error") or _line(result)))
     for result in record["providers"].values():
@@ -160,10 +138,8 @@ def _summarise(result: Record, record: Record) -> None:
     result["peak_bytes"] = int(statistics.median(r["peak_bytes"] for r in good))
 
 
-def measure(
-    what: str, p: StepProblem, folder: str, steps: int, threads: int, limit: float | None = None
-) -> Record:
-    """One measurement in a process of its own; {"error": one line} if it failed or took `limit` seconds."""
+def measure(what: str, p: StepProblem, folder: str, steps: int, threads: int) -> Record:
+    """One measurement in a process of its own; {"error": one line} if it failed."""
     command = [
         sys.executable, "-m", "bench.learner", f"--measure={what}", f"--folder={folder}",
         f"--steps={steps}",
@@ -172,22 +148,12 @@ def measure(
     environment = CPU_ENVIRONMENT | os.environ  # as the launcher sets them for a learner, for both providers
     if p.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # a learner takes a GPU where it sees one
-    try:
-        child = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=limit
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"stopped after {limit:.0f} s"}
+    child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         return {"error": f"ended with {child.returncode}: {last}"[:300]}
     result: Record = json.loads(child.stdout.splitlines()[-1])
     return result
-
-
-def peak_of(card: str) -> float | None:
-    """A card's FLOP/s by its data sheet; None if unknown."""
-    return next((peak for name, peak in PEAKS.items() if name in card), None)
 
 
 def measure_here(what: str, p: StepProblem, folder: str, steps: int) -> Record:
@@ -202,10 +168,10 @@ def measure_here(what: str, p: StepProblem, folder: str, steps: int) -> Record:
     step(warm)  # makes AdamW's moments
     seconds, cpu_seconds = [], []
     for _ in range(steps):
-        synchronize(p)
+        synchronize(p.device)
         start, cpu_start = time.perf_counter(), time.process_time()
         loss = step(batch)
-        synchronize(p)
+        synchronize(p.device)
         seconds.append(time.perf_counter() - start)
         cpu_seconds.append(time.process_time() - cpu_start)  # of all threads; less affected by other load
     peak = torch.cuda.max_memory_allocated() if p.device == "cuda" else process_peak_bytes()
@@ -218,18 +184,12 @@ def _short(s: TrainSequence) -> TrainSequence:
     return dataclasses.replace(s, **{name: x[:64] for name, x in per_token.items() if x is not None})
 
 
-def synchronize(p: StepProblem) -> None:
-    """Wait for the GPU, where there is one."""
-    if p.device == "cuda":
-        torch.cuda.synchronize()
-
-
 # ------------------------------------------------------------------------------------------------ table
 
 
 def bound(record: Record) -> tuple[float, str]:
     """The FLOP/s that ours is compared with, and a description."""
-    peak = peak_of(record.get("card", ""))
+    peak = next((peak for name, peak in PEAKS.items() if name in record.get("card", "")), None)
     if peak is not None:
         return peak, f"{peak / 1e12:.0f} TFLOP/s, dense bf16 of this card"
     gemm = record["gemm"]
@@ -259,23 +219,14 @@ def describe(record: Record) -> str:
     ]
     rows = []
     for name, result in record["providers"].items():
-        speed, memory = cells(result)
         rows.append([
-            name, *speed, str(tokens[f"fed_{name}"]), *share_cells(share if name == "ours" else None), memory,
+            name, *spread(result.get("s"), ".4g"), number(result.get("useful_tokens_per_s"), ".4g"),
+            str(tokens[f"fed_{name}"]),
+            *(number(x, ".3f") for x in (share if name == "ours" else None) or (None, None)),
+            number(result["peak_bytes"] / 1e9 if "peak_bytes" in result else None, ".2f"),
             result.get("error", ""),
         ])  # fmt: skip
     return "\n".join((*lines, table(HEAD, rows), *bars(record)))
-
-
-def cells(result: Record) -> tuple[list[str], str]:
-    """A provider's cells of time and speed, and of memory."""
-    speed = [*spread(result.get("s"), ".4g"), number(result.get("useful_tokens_per_s"), ".4g")]
-    return speed, number(result["peak_bytes"] / 1e9 if "peak_bytes" in result else None, ".2f")
-
-
-def share_cells(share: tuple[float, float] | None) -> list[str]:
-    """The cells of `shares`."""
-    return [number(x, ".3f") for x in share or (None, None)]
 
 
 def bars(record: Record) -> list[str]:
@@ -298,8 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table, write the record where asked."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(arguments)
-    counts = ("prompts", "group", "median", "longest", "rounds", "threads", "micro_batch_sequences")
-    records.at_least(1, args, *counts)
+    records.at_least(1, args, "rounds", "threads")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch sees no GPU; leave --device out to measure on the CPU")
     torch.set_num_threads(args.threads)

@@ -109,7 +109,7 @@ def test_each_bar_is_a_line() -> None:
 
 def test_bad_options_say_what_was_expected() -> None:
     with pytest.raises(SystemExit, match="at least 1"):
-        throughput.main(["--prompts=0"])
+        throughput.main(["--rounds=0"])
 
 
 def test_completions_longer_than_the_warm_up_are_measured(folder: str) -> None:

@@ -1,24 +1,21 @@
-"""The stages of a card's first ten minutes that no other benchmark has; each returns its record.
+"""The stages of a card's first ten minutes that no other benchmark has; each writes its record.
 
-machine    versions, the driver's table, copies over PCIe and within the card
-tests      pytest on some paths
-profile    a step of our learner on a model: kernels by class, idle time of the GPU, peak memory beside the
-           launcher's estimate
-syncs      where the learner's step and the engine's wait for the GPU
-engine     the torch engine's tokens/s, with CUDA graphs and without
-nccl       two ranks of the learner on one GPU, which NCCL takes for two hosts: a step beside that of one rank
-ipc        another process writes into a CUDA tensor of this one; memory that is offloaded is free for it
-launcher   a run with a learner on the GPU: killed, resumed, ended
+  python -m bench.gpu.stages machine                      versions, and copies over PCIe and within the card
+  python -m bench.gpu.stages profile --model qwen3-0.6b   a step of the learner: kernels by class, idle time,
+                                                          where it waits, peak memory beside the estimate
+  python -m bench.gpu.stages ipc                          another process writes into a tensor of this one;
+                                                          memory that is offloaded is free for it
+  python -m bench.gpu.stages launcher                     a run with a learner: killed, resumed, ended
+
+On a CPU they run with a tiny model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,7 +24,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,24 +35,17 @@ import torch.multiprocessing as mp
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bench import engine as bench_engine
-from bench.gpu.kernels import junit
-from bench.gpu.trainer import PACKS
+from bench import records
 from bench.kernels.providers import peer_versions
 from bench.learner import step as learner_step
-from bench.learner import throughput
-from bench.learner.step import StepProblem
-from bench.measure import machine, milliseconds
+from bench.learner.step import PACKS, TINY, StepProblem
+from bench.measure import machine, milliseconds, synchronize
 from bench.records import ROOT, Record
 from trainer.config import Config, LearnerConfig, ModelConfig
-from trainer.engines.torch.engine import TorchEngine
+from trainer.jsonl import read_lines
 from trainer.launcher.memory_estimate import rank_bytes, size_of
 from trainer.launcher.placement import Devices
-from trainer.learner.learner import Learner
 from trainer.learner.offload import Offload
-from trainer.learner.ranks import Ranks, init_ranks
-from trainer.telemetry import Clock
-from trainer.types import TrainBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLASSES = {  # of a kernel, by its name; the first that matches
@@ -98,37 +88,20 @@ def _times(call: Callable[[], object], rounds: int = 7) -> list[float]:
     return [milliseconds(call, DEVICE) for _ in range(rounds)]
 
 
-def tests_stage(paths: Sequence[str]) -> Record:
-    """pytest; the stage fails with it."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        code = subprocess.run([*command, *paths], cwd=ROOT).returncode
-        return {"exit": code} | (junit(report) if report.exists() else {})
-
-
-@contextlib.contextmanager
-def _learner(model: str) -> Iterator[tuple[StepProblem, str, Callable[[], float]]]:
-    """The problem of a model (on a CPU a tiny one), its folder, and a call that makes a step."""
-    p = replace(PACKS, model=model, checkpoint="4b" in model)
-    p = p if DEVICE == "cuda" else throughput.TINY
-    with tempfile.TemporaryDirectory(prefix="bench-first-") as folder:
-        learner_step.save_model(p, folder)
-        step, batch = learner_step.ours(p, folder), learner_step.make_batch(p)
-        yield p, folder, lambda: step(batch)
-
-
 def profile_stage(model: str) -> Record:
     """One step of the learner under the profiler, after two without it."""
-    with _learner(model) as (p, folder, step):
+    p = replace(PACKS, model=model, checkpoint="4b" in model) if DEVICE == "cuda" else TINY
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        learner_step.save_model(p, folder)
+        step = partial(learner_step.ours(p, folder), learner_step.make_batch(p))
         step()
         seconds = milliseconds(step, DEVICE) / 1e3
-        record: Record = {"model": p.model, "seconds": seconds} | _memory(p, folder)
+        record: Record = {"model": p.model, "step_s": seconds} | _memory(p, folder)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (DEVICE == "cuda")
         with profile(activities=activities) as profiler:
             step()
-            throughput.synchronize(p)
-        return record | _kernels(profiler)
+            synchronize(DEVICE)
+        return record | _kernels(profiler) | {"waits": _waits(step)}
 
 
 def _memory(p: StepProblem, folder: str) -> Record:
@@ -161,24 +134,13 @@ def _kernels(profiler: Any) -> Record:
     }  # fmt: skip
 
 
-def syncs_stage(model: str) -> Record:
-    """Waits by the line of ours that waits; none are seen on a CPU."""
-    with _learner(model) as (p, _, step):
-        step()
-        record: Record = {"model": p.model, "learner": _waits(step)}
-    with _engine(Path(ROOT, "trainer", "models", "tiny_model")) as (engine, submit):
-        submit(8, 40)
-        for _ in range(4):  # the first steps of a shape capture its graph
-            engine.step()
-        return record | {"engine": _waits(engine.step)}
-
-
 def _waits(call: Callable[[], object]) -> dict[str, int]:
+    """How often each line of ours waits for the GPU; none is seen on a CPU."""
     lines: Counter[str] = Counter()
 
     def record(message: object, *rest: object, **more: object) -> None:
         stack = [
-            f for f in traceback.extract_stack() if str(ROOT) in f.filename and "first.py" not in f.filename
+            f for f in traceback.extract_stack() if str(ROOT) in f.filename and "stages.py" not in f.filename
         ]
         if "synchroniz" in str(message).lower():
             lines[" < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in stack[:-4:-1])] += 1
@@ -194,82 +156,6 @@ def _waits(call: Callable[[], object]) -> dict[str, int]:
             if DEVICE == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
     return dict(lines.most_common())
-
-
-@contextlib.contextmanager
-def _engine(
-    folder: Path | str, slots: int = 64, dtype: torch.dtype = torch.float32
-) -> Iterator[tuple[TorchEngine, Callable[[int, int], None]]]:
-    """A torch engine, and a call that submits a number of requests of so many tokens."""
-    engine = TorchEngine(str(folder), dtype, True, slots, DEVICE, decoder=True)
-
-    def submit(count: int, tokens: int) -> None:
-        prompts = bench_engine.random_prompts()[:count] % engine.model.config.vocab_size
-        for request in bench_engine.requests(prompts):
-            engine.submit(replace(request, max_tokens=tokens))
-
-    yield engine, submit
-
-
-def engine_stage() -> Record:
-    """Tokens/s of 32 sequences, and whether both ways give the same tokens."""
-    p = replace(throughput.TINY, model="smollm2-135m") if DEVICE == "cuda" else throughput.TINY
-    tokens, dtype = (256, torch.bfloat16) if DEVICE == "cuda" else (8, torch.float32)
-    rates: dict[str, float] = {}
-    tokens_of: dict[str, dict[tuple[str, int], list[int]]] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-first-") as folder:
-        learner_step.save_model(p, folder)
-        for name, graphs in (("graphs", True), ("eager", False)):
-            with _engine(folder, bench_engine.SEQUENCES, dtype) as (engine, submit):
-                assert engine._decoder is not None
-                engine._decoder.graphs &= graphs
-                seconds = []
-                for _ in range(3):
-                    submit(bench_engine.SEQUENCES, tokens)
-                    start = time.perf_counter()
-                    done: dict[tuple[str, int], list[int]] = {}
-                    while not engine.idle:
-                        done |= {(c.request_id, c.index): c.token_ids.tolist() for c in engine.step()}
-                    seconds.append(time.perf_counter() - start)
-                tokens_of[name], rates[name] = done, bench_engine.SEQUENCES * tokens / min(seconds)
-    return {"model": p.model, "tokens_per_s": rates, "same_tokens": tokens_of["graphs"] == tokens_of["eager"]}
-
-
-def nccl_stage() -> Record:
-    """Loss and gradient norm of a step on one rank, and on two ranks of the same GPU."""
-    p = throughput.TINY
-    with tempfile.TemporaryDirectory(prefix="bench-first-") as folder:
-        learner_step.save_model(p, folder)
-        one = _train(folder, None)
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        mp.spawn(_rank, (folder, port), nprocs=2)
-        two = json.loads(Path(folder, "two.json").read_text())
-    gap = max(abs(two[k] / one[k] - 1) for k in one)
-    return {"one rank": one, "two ranks": two, "largest difference": gap, "failed": gap > 1e-3}
-
-
-def _rank(rank: int, folder: str, port: int) -> None:
-    """One of the two; NCCL refuses two ranks of one host on a GPU, and NCCL_HOSTID makes them two hosts."""
-    os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "NCCL_HOSTID": f"first-{rank}", "NCCL_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
-    ranks = init_ranks(60)
-    metrics = _train(folder, ranks)
-    if rank == 0:
-        Path(folder, "two.json").write_text(json.dumps(metrics))
-    ranks.close()
-    os._exit(0)  # gloo's threads may outlive the interpreter (pytorch issue 190489)
-
-
-def _train(folder: str, ranks: Ranks | None) -> dict[str, float]:
-    p = throughput.TINY
-    config = Config(model=ModelConfig(path=folder), learner=LearnerConfig(micro_batch_tokens=64))
-    learner = Learner(config, folder, Clock("learner", lambda spans: None), None, ranks)
-    metrics = learner.train(TrainBatch(1, tuple(learner_step.make_batch(p)), {}))
-    return {name: metrics[name] for name in ("learner/loss", "learner/grad_norm")}
 
 
 def ipc_stage() -> Record:
@@ -309,7 +195,7 @@ def _other_process(there: Any, back: Any) -> None:
 
 def launcher_stage() -> Record:
     """Kill the launcher after some steps, resume, and check that no step is lost."""
-    with tempfile.TemporaryDirectory(prefix="bench-first-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         data, run_dir = Path(folder, "sums.jsonl"), Path(folder, "run")
         rows = [
             {"question": f"Calculate {a} + {b}.", "answer": str(a + b)}
@@ -353,9 +239,28 @@ def launcher_stage() -> Record:
 
 def _steps(run_dir: Path) -> list[Record]:
     path = run_dir / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = []
-    with contextlib.suppress(json.JSONDecodeError):  # the last line may be half written
-        for line in lines:
-            rows.append(json.loads(line))
+    rows = read_lines(path) if path.exists() else ()
     return [row for row in rows if "learner/loss" in row]
+
+
+STAGES: dict[str, Callable[[], Record]] = {
+    "machine": machine_stage, "ipc": ipc_stage, "launcher": launcher_stage,
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a stage; the exit status is 1 if it has failed."""
+    p = records.parser("gpu.stages", __doc__)
+    p.add_argument("stage", choices=(*STAGES, "profile"))
+    p.add_argument("--model", choices=learner_step.MODELS, default="qwen3-0.6b", help="of profile")
+    p.add_argument("--out", type=Path, metavar="FILE", help="write the record here, as JSON")
+    args = p.parse_args(argv)
+    record = profile_stage(args.model) if args.stage == "profile" else STAGES[args.stage]()
+    record |= {"stage": args.stage, "commit": records.commit()}
+    records.write(args.out, record)
+    print(json.dumps(record, indent=1))
+    return int(bool(record.get("failed")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
