@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from small import environment, make_data, make_model
+from small import environment, make_data, make_model, metrics
 
 from trainer.launcher import placement, supervisor
 from trainer.main import main
@@ -68,10 +67,9 @@ def check_two_steps(recipe: str, task: Path, run_dir: Path, *more: str) -> None:
     """Train, and check that both steps changed the weights, were evaluated, and show what is the recipe's."""
     argv = ["--recipe", recipe, "--task", str(task), "--run-dir", str(run_dir), *MORE.get(recipe, ()), *more]
     assert main(argv) == 0
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if "learner/loss" in row]
+    steps = metrics(run_dir, "learner/loss")
     assert [row["step"] for row in steps] == [1, 2]
     assert all(math.isfinite(row["learner/loss"]) for row in steps)
     assert all(row["learner/grad_norm"] > 0 and row["learner/lr"] > 0 for row in steps)
-    assert [row["step"] for row in rows if "eval/pass_rate" in row] == [0, 2]
+    assert [row["step"] for row in metrics(run_dir, "eval/pass_rate")] == [0, 2]
     assert recipe not in SHOWS or SHOWS[recipe](steps), steps

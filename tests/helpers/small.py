@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from trainer.controller.journal import records
+from trainer.jsonl import read_lines
+
+MAIN = [sys.executable, "-m", "trainer.main"]
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
 
 
@@ -61,7 +70,7 @@ def command(model_dir: Path, data: Path, run_dir: Path, *more: str) -> list[str]
         "--evaluation.every": 2,
         "--evaluation.samples": 2,
     }
-    return [sys.executable, "-m", "trainer.main", *(str(x) for kv in flags.items() for x in kv), *more]
+    return [*MAIN, *(str(x) for kv in flags.items() for x in kv), *more]
 
 
 def environment(tmp: Path) -> dict[str, str]:
@@ -72,3 +81,45 @@ def environment(tmp: Path) -> dict[str, str]:
     )
     path = os.pathsep.join([str(tmp), os.getcwd()])
     return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run(argv: list[str], tmp: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, and check its exit code."""
+    done = subprocess.run(argv, env=environment(tmp), capture_output=True, text=True, timeout=400)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@contextmanager
+def started(argv: list[str], tmp: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command's process, killed at the end of the block; it writes to out.log and err.log in `tmp`."""
+    with (tmp / "out.log").open("w") as out, (tmp / "err.log").open("w") as err:
+        process = subprocess.Popen(argv, env=environment(tmp), stdout=out, stderr=err, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def until(holds: Callable[[], Any], process: subprocess.Popen[Any], seconds: float = 90) -> None:
+    """Wait; the test fails if the process ends or the time is over."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert process.poll() is None, "the run ended early"
+        assert time.monotonic() < deadline, "the run did not get going"
+        time.sleep(0.2)
+
+
+def metrics(run_dir: Path, key: str = "step") -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that have the key; none before there is the file."""
+    path = run_dir / "metrics.jsonl"
+    return [row for row in read_lines(path) if key in row] if path.exists() else []
+
+
+def steps(run_dir: Path, key: str = "learner/loss") -> list[int]:
+    return [row["step"] for row in metrics(run_dir, key)]
+
+
+def trained_groups(run_dir: Path) -> list[tuple[int, int]]:
+    """The first and the last group of each batch, from the journal."""
+    return [(r["first"], r["last"]) for r in records(run_dir / "journal") if "trained" in r]

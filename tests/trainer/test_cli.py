@@ -51,12 +51,8 @@ WRONG = {  # command lines, and what the error says
     "--logging.keep_checkpoints 0": "logging.keep_checkpoints is 0; expected 1 or more",
     "--seed -1": "seed is -1; expected 0 or more",
     "--pipeline.epochs 2": "pipeline.epochs is 2; expected 1 with scheme pipeline_rl",
-    "--curriculum.kind linear --curriculum.length_start 1": (
-        "kind is linear, but nothing grows: set curriculum.by or length_start"
-    ),
-    "--curriculum.kind linear --curriculum.length_start 999": (
-        "length_start is 999.0; expected above 0 and at most 1"
-    ),
+    "--curriculum.kind linear --curriculum.length_start 1": "kind is linear, but nothing grows: set curr",
+    "--curriculum.kind linear --curriculum.length_start 999": "is 999.0; expected above 0 and at most 1",
     "--curriculum.kind=linear --curriculum.length_start=.5 --engine.interruption.enabled=true": (
         "curriculum.length_start: with engine.interruption, completions are as long as its budgets"
     ),
@@ -68,9 +64,7 @@ WRONG = {  # command lines, and what the error says
     "--learner.lr .nan": "learner.lr is nan; expected above 0",
     "--engine.interruption.hi 5": "expected lo <= hi, given lo 8, hi 5",
     "--engine.interruption.answer_tokens 0": "answer_tokens is 0; expected 1 or more",
-    "--verifier.kind=judge --verifier.judge.url=http://h --pipeline.deadline_s=9": (
-        "expected less than pipeline.deadline_s 9"
-    ),
+    "--verifier.kind=judge --verifier.judge.url=http://h --pipeline.deadline_s=9": "than pipeline.deadline",
     "--objective.loss cipso": "objective: loss 'cipso': expected one of cispo, tis, .*module:fun",
     "--objective.clip_high 0.3": "clip_low and clip_high are of grpo, .* given with loss cispo",
     "--objective.loss icepop --objective.clip_low .1": "given with loss icepop and anchor g",
@@ -97,9 +91,7 @@ WRONG = {  # command lines, and what the error says
     "--mixture '{a: {}}' --evaluation.sets '{b/c: x}'": "'b/c'; expected TASK/NAME with a task of a",
     "--mixture '{a: {}}' --evaluation.sets '{a: x}'": "'a'; expected TASK/NAME with a task of a",
     "--evaluation.sets '{a/b: x}'": "evaluation.sets: 'a/b'; expected a name, of letters",
-    "--evaluation.pass_at '[2, 8]' --evaluation.samples 7": (
-        "evaluation.pass_at: 8; expected at most evaluation.samples, which is 7"
-    ),
+    "--evaluation.pass_at '[2, 8]' --evaluation.samples 7": "pass_at: 8; .* at most evaluation.samples, .* 7",
     "--evaluation.maj_at '[0]'": r"evaluation.maj_at\[0\] is 0; expected 1 or more",
     "--verifier.kind nonsense": "verifier.kind 'nonsense': expected choice, .*, or module:f",
     "--verifier.weight '{}'": "verifier.weight is empty; expected a number, or {step",
@@ -127,31 +119,27 @@ WRONG = {  # command lines, and what the error says
 def test_a_wrong_setting_is_one_clear_line_and_exit_code_2(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = shlex.split(line)
-    with pytest.raises(ConfigError, match=WRONG[line].replace("|", r"\|")):
-        cli.parse(argv)
-    assert main(argv) == 2
+    assert main(shlex.split(line)) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
+    assert re.search(WRONG[line].replace("|", r"\|"), err), err
 
 
-@pytest.mark.parametrize(
-    ("keep_at", "expected"),
-    [
-        ("[2, .5, 1]", [0.5, 1, 2, math.inf]),
-        ("every 0.5", [0.5, 1, 1.5, 2]),
-        ("every 2x from .5", [0.5, 1, 2, 4]),
-        ("[]", [math.inf]),
-    ],
-)
-def test_compute_at_which_checkpoints_are_kept_is_a_list_or_a_grid(
-    keep_at: str, expected: list[float]
-) -> None:
+KEPT = {
+    "[2, .5, 1]": [0.5, 1, 2, math.inf],
+    "every 0.5": [0.5, 1, 1.5, 2],
+    "every 2x from .5": [0.5, 1, 2, 4],
+    "[]": [math.inf],
+}
+
+
+@pytest.mark.parametrize("keep_at", KEPT)
+def test_compute_at_which_checkpoints_are_kept_is_a_list_or_a_grid(keep_at: str) -> None:
     follows = cli.parse(["--logging.keep_at", keep_at]).config.logging.next_kept
     points = [0.0]
-    for _ in expected:
+    for _ in KEPT[keep_at]:
         points.append(follows(points[-1]))
-    assert points[1:] == expected and follows(0.49) == expected[0]
+    assert points[1:] == KEPT[keep_at] and follows(0.49) == points[1]
 
 
 def test_a_bound_may_be_infinite() -> None:
@@ -183,10 +171,7 @@ def test_the_readmes_commands_with_own_data_start_from_neutral_settings() -> Non
         assert "5 - 12" not in config.data.template
         assert (config.engine.stop, config.verifier.kind) == ((), "math")
         assert config.engine.max_new_tokens >= 256 and not launch.notices
-    assert (
-        cli.parse(next(a for a in commands if "gsm8k/train.jsonl" in a)).config.run_dir
-        == "runs/gsm8k-train-0"
-    )
+        assert "gsm8k/train.jsonl" not in argv or config.run_dir == "runs/gsm8k-train-0"
 
 
 @pytest.mark.parametrize("argv", [[], ["--data.size", "500", "--data.held_out", "8"], ["--model.path", "m"]])
@@ -206,19 +191,25 @@ def test_own_data_on_top_of_a_recipe_names_the_settings_that_still_apply() -> No
     assert not cli.parse(["--recipe", "demo", "--data.source", "reasoning_gym:basic_arithmetic"]).notices
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("train.jsonl", "train"),
-        ("/data/gsm8k/train.parquet", "gsm8k-train"),
-        ("../my.data.jsonl", "my.data"),
-        ("datasets:openai/gsm8k", "openai-gsm8k"),
-        ("reasoning_gym:countdown", "countdown"),
-        ("", "data"),
-    ],
-)
-def test_a_run_on_own_data_is_named_after_them(source: str, name: str) -> None:
-    assert cli.parse(["--data.source", source, "--seed", "3"]).config.run_dir == f"runs/{name}-3"
+NAMES = {
+    "train.jsonl": "train",
+    "/data/gsm8k/train.parquet": "gsm8k-train",
+    "../my.data.jsonl": "my.data",
+    "datasets:openai/gsm8k": "openai-gsm8k",
+    "reasoning_gym:countdown": "countdown",
+    "": "data",
+}
+
+
+@pytest.mark.parametrize("source", NAMES)
+def test_a_run_on_own_data_is_named_after_them(source: str) -> None:
+    assert cli.parse(["--data.source", source, "--seed", "3"]).config.run_dir == f"runs/{NAMES[source]}-3"
+
+
+def reproduced(config: Config, folder: Path) -> Config:
+    """The config that a run's config.yaml is read as."""
+    (folder / "config.yaml").write_text(cli.to_yaml(config))
+    return cli.parse(["--recipe", str(folder / "config.yaml")]).config
 
 
 def test_a_mixture_starts_from_neutral_settings_and_reproduces_itself(tmp_path: Path) -> None:
@@ -227,27 +218,27 @@ def test_a_mixture_starts_from_neutral_settings_and_reproduces_itself(tmp_path: 
     assert config.run_dir == "runs/math-code-0" and config.engine.stop == ()
     assert {name: task.share for name, task in config.tasks.items()} == {"math": 3, "code": 1}
     assert config.tasks["code"].data.size == 7
-    path = tmp_path / "config.yaml"
-    path.write_text(cli.to_yaml(config))
-    assert cli.parse(["--recipe", str(path)]).config == config
+    assert reproduced(config, tmp_path) == config
     two = "{a: {}, b: {verifier: {length_penalty: {cache_tokens: 5}}}}"
     of_recipe = ("--verifier.length_penalty.cache_tokens", "9")
     penalised = cli.parse(["--mixture", two, *of_recipe]).config.tasks
     assert [t.verifier.length_penalty.cache_tokens for t in penalised.values()] == [9, 5]
     (example,) = re.findall(r"```yaml\n(.+?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
-    path.write_text(example)
-    assert cli.parse(["--recipe", str(path)]).config.tasks["sums"].data.held_out == 200
+    (tmp_path / "example.yaml").write_text(example)
+    assert cli.parse(["--recipe", str(tmp_path / "example.yaml")]).config.tasks["sums"].data.held_out == 200
     single = cli.parse(["--data.source", "m.jsonl"]).config
     assert single.tasks == {"": TaskConfig(data=single.data, verifier=single.verifier)}
 
 
 def test_a_recipe_with_an_unknown_key_names_file_and_key(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("learner: {learning_rate: 1.0}\n")
-    with pytest.raises(ConfigError, match=r"mine.yaml: unknown key 'learner.learning_rate' .*did you mean"):
-        cli.parse(["--recipe", str(tmp_path / "mine.yaml")])
-    (tmp_path / "bad.yaml").write_text("learner: [1\n")
-    with pytest.raises(ConfigError, match="not valid YAML"):
-        cli.parse(["--recipe", str(tmp_path / "bad.yaml")])
+    texts = {
+        "learner: {learning_rate: 1.0}": r"mine.yaml: unknown key 'learner.learning_rate' .*did you mean",
+        "learner: [1": "not valid YAML",
+    }
+    for text, problem in texts.items():
+        (tmp_path / "mine.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=problem):
+            cli.parse(["--recipe", str(tmp_path / "mine.yaml")])
 
 
 def test_the_resolved_config_reproduces_itself(tmp_path: Path) -> None:
@@ -255,9 +246,7 @@ def test_the_resolved_config_reproduces_itself(tmp_path: Path) -> None:
     config = cli.parse(["--learner.lr", "3e-6", "--engine.stop", "x", *scorers]).config
     assert config.verifier.extra == (ScorerConfig(kind="a:b", weight={0: 1.0, 50: 0.5}),)
     assert config.verifier.weight == 2.0
-    path = tmp_path / "config.yaml"
-    path.write_text(cli.to_yaml(config))
-    assert cli.parse(["--recipe", str(path)]).config == config
+    assert reproduced(config, tmp_path) == config
 
 
 @pytest.mark.parametrize("named", [["--run-dir", "runs/demo-7"], ["--seed", "7"], ["--recipe", "demo"]])
@@ -275,40 +264,38 @@ def test_a_resume_goes_on_with_its_own_config_whatever_names_it(
 
 
 def test_a_folder_is_in_use_only_where_there_is_something_to_lose(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
+    run_dir, journal = tmp_path / "run", tmp_path / "run" / "journal" / "000000.jsonl"
+
+    def refuse(problem: str, resume: bool = False, folder: Path = run_dir) -> None:
+        with pytest.raises(ConfigError, match=problem):
+            run_folder.claim(str(folder), resume)
+
     run_folder.claim(str(run_dir), False).close()  # a start that failed, say of a wrong model
     (run_dir / "metrics.jsonl").touch()
-    with run_folder.claim(str(run_dir), False), pytest.raises(ConfigError, match="by another process"):
-        run_folder.claim(str(run_dir), False)
+    with run_folder.claim(str(run_dir), False):
+        refuse("by another process")
     assert not (run_dir / "metrics.jsonl").exists()
-    (run_dir / "journal").mkdir()
-    (run_dir / "journal" / "000000.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match="in use already; continue that run with --resume"):
-        run_folder.claim(str(run_dir), False)
-    (run_dir / "journal" / "000000.jsonl").unlink()
-    (run_dir / "journal" / "000000.jsonl").write_text("{}\n")
+    journal.parent.mkdir()
+    journal.write_text("{}\n")
+    refuse("in use already; continue that run with --resume")
     (run_dir / "config.yaml").touch()
     (run_dir / "metrics.jsonl").write_text("{}\n")
-    for begun, problem in (
+    for origin, problem in (
         ({"run": "runs/other"}, "was to branch from runs/other, whose checkpoint it lacks"),
         ({"replay": "runs/other"}, "is a replay of runs/other"),
     ):
-        run_folder.record_origin(run_dir, begun)
-        with pytest.raises(ConfigError, match=problem):
-            run_folder.claim(str(run_dir), True)
+        run_folder.record_origin(run_dir, origin)
+        refuse(problem, resume=True)
         (run_dir / run_folder.ORIGIN).unlink()
     assert (run_dir / "metrics.jsonl").exists()
     run_folder.claim(str(run_dir), True).close()  # before its first checkpoint a run starts over
     assert not (run_dir / "metrics.jsonl").exists() and not list(run_dir.glob("journal/*"))
     assert {path.name for path in (run_dir / "before-2").iterdir()} == {"journal", "metrics.jsonl"}
-    (run_dir / "journal").mkdir()
     (run_dir / "checkpoints" / "step-000001").mkdir(parents=True)
     (run_dir / "checkpoints" / "step-000001" / "controller.json").touch()
-    with pytest.raises(ConfigError, match="in use already"):
-        run_folder.claim(str(run_dir), False)
+    refuse("in use already")
     (tmp_path / "letter.txt").touch()  # somebody's own folder
-    with pytest.raises(ConfigError, match="in use already"):
-        run_folder.claim(str(tmp_path), False)
+    refuse("in use already", folder=tmp_path)
 
 
 def test_help_explains_every_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,27 +325,26 @@ def attributes_read() -> set[tuple[str, str]]:
     types = build([BuildSource(str(p), n) for p, n in zip(paths, names, strict=True)], settings).types
     of_type: dict[tuple[int, int, str], set[str]] = {}  # classes by place and name of the attribute
     for node in types:
-        if isinstance(node, MemberExpr) and isinstance(
-            base := get_proper_type(types.get(node.expr)), Instance
-        ):
+        base = get_proper_type(types.get(node.expr)) if isinstance(node, MemberExpr) else None
+        if isinstance(base, Instance):
             of_type.setdefault((node.line, node.column, node.name), set()).add(base.type.name)
-    found = set()
+    read = set()
     for path in paths:
         trees: list[ast.AST] = [ast.parse(path.read_text())]
         if path.parent.name == "config" or path.name == "cli.py":  # only their properties read to some end
             functions = [n for n in ast.walk(trees[0]) if isinstance(n, ast.FunctionDef)]
             trees = [f for f in functions if any(ast.unparse(d) == "property" for d in f.decorator_list)]
         for n in (n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Attribute)):
-            found |= {(name, n.attr) for name in of_type.get((n.lineno, n.col_offset, n.attr), ())}
-    return found
+            read |= {(name, n.attr) for name in of_type.get((n.lineno, n.col_offset, n.attr), ())}
+    return read
 
 
 def owners(cls: type, prefix: str = "") -> dict[str, tuple[str, str]]:
     """The class of the section, and the name in it, by key."""
-    found = {}
+    keys = {}
     for name, hint in get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
-            found |= owners(hint, f"{prefix}{name}.")
+            keys |= owners(hint, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = cls.__name__, name
-    return found
+            keys[f"{prefix}{name}"] = cls.__name__, name
+    return keys

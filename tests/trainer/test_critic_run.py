@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from recipe_run import make_task
+from small import metrics
 
 from trainer.main import main
 
@@ -19,8 +19,7 @@ def train(run_dir: Path, task: Path, *more: str) -> list[dict[str, Any]]:
     ppo = ["--objective.loss", "ppo", "--objective.anchor", "recomputed", "--objective.critic.lr", "1e-3"]
     on_policy = ["--pipeline.max_lag", "0", "--pipeline.no_positive_resampling", "false"]
     assert main(["--task", str(task), "--run-dir", str(run_dir), *ppo, *on_policy, *more]) == 0
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "learner/loss" in row]
+    return metrics(run_dir, "learner/loss")
 
 
 @pytest.mark.slow

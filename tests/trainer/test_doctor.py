@@ -16,12 +16,9 @@ def test_it_says_yes_where_the_default_recipe_runs(
 ) -> None:
     good = doctor.Finding("anything", "ok", "there")
     absent = doctor.Finding("GPU", "missing", "", "runs on the CPU", required=False)
-    monkeypatch.setattr(doctor, "examine", lambda: [good, absent])
-    assert doctor.main() == 0
-    monkeypatch.setattr(
-        doctor, "examine", lambda: [good, doctor.Finding("torch", "missing", "", "make setup")]
-    )
-    assert doctor.main() == 1
+    for other, code in ((absent, 0), (doctor.Finding("torch", "missing", "", "make setup"), 1)):
+        monkeypatch.setattr(doctor, "examine", lambda other=other: [good, other])
+        assert doctor.main() == code
     out = capsys.readouterr().out
     assert "make setup" in out and "cannot run yet: torch" in out
 
@@ -69,12 +66,10 @@ def test_without_an_installation_the_advice_is_to_make_one(monkeypatch: pytest.M
 
 def test_a_gpu_that_torch_cannot_use_is_not_called_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(doctor, "visible_gpus", lambda: ("0", "1"))
-    (gpu,) = doctor._gpus()
-    assert gpu.status == "wrong" and gpu.detail.startswith("2 listed by the driver")
-    monkeypatch.setattr(doctor, "visible_gpus", lambda: ())
-    (gpu,) = doctor._gpus()
-    assert gpu.status == "missing" and not gpu.required
+    for listed, status, detail in ((("0", "1"), "wrong", "2 listed by the driver"), ((), "missing", "")):
+        monkeypatch.setattr(doctor, "visible_gpus", lambda listed=listed: listed)
+        (gpu,) = doctor._gpus()
+        assert gpu.status == status and gpu.detail.startswith(detail) and not gpu.required
 
 
 @pytest.mark.parametrize("columns", [60, 80])
@@ -98,9 +93,8 @@ def test_without_a_compiler_the_report_says_what_is_slower(monkeypatch: pytest.M
 
 
 def test_small_shared_memory_is_only_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda folder: SimpleNamespace(free=(folder != doctor.SHARED) * 2**40)
-    )
+    usage = lambda folder: SimpleNamespace(free=(folder != doctor.SHARED) * 2**40)  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     *disks, shared = doctor._disks()
     assert (shared.name, shared.status) == ("/dev/shm", "wrong")
     assert "through the run folder" in shared.advice

@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from small import command, environment, make_data, make_model
+from small import (
+    MAIN,
+    command,
+    environment,
+    make_data,
+    make_model,
+    metrics,
+    run,
+    started,
+    steps,
+    trained_groups,
+    until,
+)
 from timeline import overlap, read_timeline
 from transformers import AutoModelForCausalLM
 
@@ -23,7 +32,7 @@ from trainer.launcher import supervisor
 from trainer.main import main
 from trainer.run_folder import PREFIX, latest
 
-TIMEOUT_S = 150
+FOREVER = ("--pipeline.steps", "100000")
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +45,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("data"))
 
 
-def run(argv: list[str], tmp: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, env=environment(tmp), capture_output=True, text=True, timeout=TIMEOUT_S)
-
-
-def lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def versions(run_dir: Path) -> list[np.ndarray]:
     """The versions of each completion's tokens, from the journal."""
     out: list[np.ndarray] = []
@@ -54,58 +55,48 @@ def versions(run_dir: Path) -> list[np.ndarray]:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A run of 4 steps at k = 0."""
-
-    argv: list[str]
-    folder: Path
-    wall: float  # seconds
-    stdout: str
-
-
 @pytest.fixture(scope="module")
-def finished(model_dir: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def on_policy(model_dir: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run_dir of a run of 4 steps at k = 0; wall.txt has its seconds, out.txt what it printed."""
     folder = tmp_path_factory.mktemp("finished")
-    argv = command(model_dir, data, folder / "run", "--pipeline.max_lag", "0")
-    began = time.monotonic()
-    done = run(argv, folder)
-    assert done.returncode == 0, done.stderr
-    return Finished(argv, folder / "run", time.monotonic() - began, done.stdout)
+    start = time.monotonic()
+    done = run(command(model_dir, data, folder / "run", "--pipeline.max_lag", "0"), folder)
+    (folder / "wall.txt").write_text(str(time.monotonic() - start))
+    (folder / "out.txt").write_text(done.stdout)
+    return folder / "run"
 
 
 def test_a_run_leaves_everything_it_promises_and_its_folder_is_not_overwritten(
-    finished: Finished, tmp_path: Path
+    on_policy: Path, model_dir: Path, data: Path, tmp_path: Path
 ) -> None:
-    run_dir = finished.folder
-    rows = lines(run_dir)
-    evaluations = [r for r in rows if "eval/pass_rate" in r]
+    evaluations = metrics(on_policy, "eval/pass_rate")
     assert [r["step"] for r in evaluations] == [0, 2, 4]
     assert all(0 <= r["eval/pass_rate"] <= 1 and r["eval/pass_rate_se"] > 0 for r in evaluations)
     compute = [r["compute/total"] for r in evaluations]
     assert compute[0] == 0 < compute[1] < compute[2]
-    assert [r["step"] for r in rows if "learner/loss" in r] == [1, 2, 3, 4]
-    ledger = json.loads((run_dir / "ledger.json").read_text())
+    assert steps(on_policy) == [1, 2, 3, 4]
+    ledger = json.loads((on_policy / "ledger.json").read_text())
     assert ledger["unit"] == "core-hours"
     for role in ("learner", "engine"):
         states = ledger["roles"][role]
         assert sum(states["states"].values()) == pytest.approx(states["wall_s"] * states["devices"], rel=0.01)
-        assert states["wall_s"] == ledger["wall_s"] < finished.wall  # to the end: test_supervisor.py
+        assert states["wall_s"] == ledger["wall_s"]  # to the end: test_supervisor.py
+    assert ledger["wall_s"] < float((on_policy.parent / "wall.txt").read_text())
     for name in ("config.yaml", "samples.jsonl", "fit.json", "curve.png", "report.html", "journal"):
-        assert (run_dir / name).stat().st_size > 0
-    assert list(run_dir.rglob("events.out.tfevents*"))
-    AutoModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "step-000004")
-    assert "identif" in finished.stdout  # three points identify nothing, and it says so
+        assert (on_policy / name).stat().st_size > 0
+    assert list(on_policy.rglob("events.out.tfevents*"))
+    AutoModelForCausalLM.from_pretrained(on_policy / "checkpoints" / "step-000004")
+    assert "identif" in (on_policy.parent / "out.txt").read_text()  # three points identify nothing
+    again = run(command(model_dir, data, on_policy), tmp_path, code=2)
+    assert "in use already" in again.stderr and again.stderr.count("\n") == 1
 
-    again = run(finished.argv, tmp_path)
-    assert again.returncode == 2 and "in use already" in again.stderr and again.stderr.count("\n") == 1
 
-
-def test_at_k_0_in_fp32_the_first_batch_has_ratio_1(finished: Finished) -> None:
-    first = next(r for r in lines(finished.folder) if r["step"] == 1 and "ratio/max" in r)
+def test_at_k_0_in_fp32_the_first_batch_has_ratio_1(on_policy: Path) -> None:
+    first = metrics(on_policy, "ratio/max")[0]
+    assert first["step"] == 1
     assert abs(first["ratio/max"] - 1) < 1e-4 and abs(first["ratio/min"] - 1) < 1e-4
     assert first["lag/histogram"] == {"0": first["lag/histogram"]["0"]}
-    assert all(len(set(v.tolist())) <= 1 for v in versions(finished.folder))
+    assert all(len(set(v.tolist())) <= 1 for v in versions(on_policy))
 
 
 @pytest.mark.slow
@@ -114,26 +105,19 @@ def test_at_k_4_versions_mix_within_completions_both_sides_work_at_once_and_a_re
 ) -> None:
     run_dir = tmp_path / "run"
     more = ["--pipeline.max_lag", "4", "--pipeline.steps", "10", "--engine.max_new_tokens", "200"]
-    done = run(
-        command(model_dir, data, run_dir, *more, "--engine.slots", "24", "--evaluation.every", "10"), tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    more += ["--engine.slots", "24", "--evaluation.every", "10"]
+    run(command(model_dir, data, run_dir, *more), tmp_path)
     assert any(len(set(v.tolist())) > 1 for v in versions(run_dir))
-    histogram: dict[str, int] = {}
-    for row in lines(run_dir):
-        for lag, count in row.get("lag/histogram", {}).items():
-            histogram[lag] = histogram.get(lag, 0) + count
-    assert len(histogram) >= 3 and max(map(int, histogram)) <= 4
+    lags = sum((Counter(row["lag/histogram"]) for row in metrics(run_dir, "lag/histogram")), Counter[str]())
+    assert len(lags) >= 3 and max(map(int, lags)) <= 4
     assert overlap(read_timeline(run_dir / "timeline.jsonl")) > 0
 
-    argv = [sys.executable, "-m", "trainer.main", "--resume", "--run-dir", str(run_dir)]
-    resumed = run([*argv, "--pipeline.steps", "12", "--evaluation.every", "2"], tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert [r["step"] for r in lines(run_dir) if "learner/loss" in r] == list(range(1, 13))
-    evaluations = [r for r in lines(run_dir) if "eval/pass_rate" in r]
-    assert [r["step"] for r in evaluations] == [0, 10, 12]
-    after = [r["compute/total"] for r in evaluations]
-    assert after == sorted(after)
+    resume = ["--resume", "--run-dir", str(run_dir), "--pipeline.steps", "12", "--evaluation.every", "2"]
+    run([*MAIN, *resume], tmp_path)
+    assert steps(run_dir) == list(range(1, 13))
+    assert steps(run_dir, "eval/pass_rate") == [0, 10, 12]
+    compute = [r["compute/total"] for r in metrics(run_dir, "eval/pass_rate")]
+    assert compute == sorted(compute)
 
 
 @pytest.mark.slow
@@ -143,15 +127,14 @@ def test_ppo_off_policy_trains_in_rounds_on_real_processes(
     run_dir = tmp_path / "run"
     scheme = ["--pipeline.scheme", "ppo_off_policy", "--pipeline.minibatches", "2", "--pipeline.epochs", "2"]
     more = ["--pipeline.steps", "7", "--evaluation.every", "3", "--objective.zero_variance", "resample"]
-    done = run(command(model_dir, data, run_dir, *scheme, *more), tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = [r for r in lines(run_dir) if "learner/loss" in r]
+    run(command(model_dir, data, run_dir, *scheme, *more), tmp_path)
+    rows = metrics(run_dir, "learner/loss")
     assert [set(r["lag/histogram"]) for r in rows] == [{str(lag)} for lag in (0, 1, 2, 3, 0, 1, 2)]
     for row in rows:  # only the round's first step is on-policy
         on_policy = max(abs(row["ratio/max"] - 1), abs(row["ratio/min"] - 1)) < 1e-4
         assert on_policy == (row["step"] in (1, 5)), row["step"]
     assert {int(v) for one in versions(run_dir) for v in one} == {0, 4}
-    assert [r["step"] for r in lines(run_dir) if "eval/pass_rate" in r] == [0, 3, 6, 7]
+    assert steps(run_dir, "eval/pass_rate") == [0, 3, 6, 7]
 
 
 @pytest.mark.slow
@@ -161,30 +144,22 @@ def test_a_round_of_ppo_off_policy_that_was_cut_short_is_begun_again(
     run_dir = tmp_path / "run"
     scheme = ["--pipeline.scheme", "ppo_off_policy", "--pipeline.minibatches", "50"]
     argv = command(model_dir, data, run_dir, *scheme, "--pipeline.steps", "1000", "--evaluation.every", "999")
-    process = subprocess.Popen(argv, env=environment(tmp_path), stdout=subprocess.DEVNULL)
-    try:
-        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 4, process)
+    with started(argv, tmp_path) as process:
+        until(lambda: len(metrics(run_dir)) > 4, process)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-    finally:
-        process.kill()
-    stopped = max(r["step"] for r in lines(run_dir) if "lag/max" in r)
+    stopped = max(steps(run_dir, "lag/max"))
     assert stopped % 50
-    resume = [sys.executable, "-m", "trainer.main", "--resume", "--run-dir", str(run_dir)]
-    done = run([*resume, "--pipeline.steps", str(stopped + 3)], tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = [r for r in lines(run_dir) if "lag/max" in r]
-    assert [r["step"] for r in rows] == list(range(1, stopped + 4))
-    assert [r["lag/max"] for r in rows[stopped:]] == [0, 1, 2]
-    rows = records(run_dir / "journal")
-    spans = [(r["first"], r["last"]) for r in rows if "trained" in r]
-    assert spans == [(4 * i, 4 * i + 3) for i in range(stopped + 3)]
+    run([*MAIN, "--resume", "--run-dir", str(run_dir), "--pipeline.steps", str(stopped + 3)], tmp_path)
+    assert steps(run_dir, "lag/max") == list(range(1, stopped + 4))
+    assert [r["lag/max"] for r in metrics(run_dir, "lag/max")[stopped:]] == [0, 1, 2]
+    assert trained_groups(run_dir) == [(4 * i, 4 * i + 3) for i in range(stopped + 3)]
 
 
 @pytest.mark.slow
 def test_a_run_ends_by_its_own_forecast(model_dir: Path, data: Path, tmp_path: Path) -> None:
-    run_dir, env = tmp_path / "run", environment(tmp_path)
-    (tmp_path / "tests_reward.py").write_text(  # right answers follow a sigmoid of the steps made
+    run_dir = tmp_path / "run"
+    (tmp_path / "own_reward.py").write_text(  # right answers follow a sigmoid of the steps made
         "import zlib\nfrom pathlib import Path\n"
         "def first_digit_even(completion, answer, metadata):\n"
         f"    metrics = Path({str(run_dir / 'metrics.jsonl')!r})\n"
@@ -194,13 +169,11 @@ def test_a_run_ends_by_its_own_forecast(model_dir: Path, data: Path, tmp_path: P
     )
     evaluation = ["--evaluation.every", "1", "--evaluation.samples", "8", "--data.held_out", "16"]
     rule = ["--forecast.stop", "gain<0.1 per doubling", "--forecast.patience", "2"]
-    argv = command(model_dir, data, run_dir, *evaluation, *rule, "--pipeline.steps", "200")
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr
-    rows, end = lines(run_dir), json.loads((run_dir / "ended.json").read_text())
-    last = max(r["step"] for r in rows if "learner/loss" in r)
+    kind = ("--verifier.kind", "own_reward:first_digit_even", "--pipeline.steps", "200")
+    done = run(command(model_dir, data, run_dir, *evaluation, *rule, *kind), tmp_path)
+    end, last = json.loads((run_dir / "ended.json").read_text()), max(steps(run_dir))
     assert end["by"] == "forecast" and f"stopping: {end['why']}" in done.stdout and last < 100
-    assert last == max(r["step"] for r in rows if "eval/pass_rate" in r)  # the last weights are evaluated
+    assert last == max(steps(run_dir, "eval/pass_rate"))  # the last weights are evaluated
     assert latest(run_dir) == run_dir / "checkpoints" / f"step-{last:06d}"
     assert "error_at_2x" in json.loads((run_dir / "fit.json").read_text())
 
@@ -208,40 +181,28 @@ def test_a_run_ends_by_its_own_forecast(model_dir: Path, data: Path, tmp_path: P
 @pytest.mark.slow
 def test_ctrl_c_saves_and_exits_cleanly(model_dir: Path, data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000")
-    process = subprocess.Popen(
-        argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    try:
-        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 3, process)
+    with started(command(model_dir, data, run_dir, *FOREVER), tmp_path) as process:
+        until(lambda: len(metrics(run_dir)) > 3, process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, process.stdout.read() if process.stdout else ""
-    finally:
-        process.kill()
-    step = max(r["step"] for r in lines(run_dir) if "learner/loss" in r)
-    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{step:06d}"]
+        assert process.wait(60) == 0, (tmp_path / "err.log").read_text()
+    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{max(steps(run_dir)):06d}"]
 
 
 @pytest.mark.slow
 def test_a_killed_launcher_loses_no_step(model_dir: Path, data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000", "--logging.checkpoint_every", "0")
-    log = tmp_path / "out.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(argv, env=environment(tmp_path), stdout=file, stderr=subprocess.STDOUT)
     pids: dict[str, int] = {}
     try:
-        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 3, process)
-        step = max(r["step"] for r in lines(run_dir) if "learner/loss" in r)
-        pids = json.loads((run_dir / "pids.json").read_text())
-        process.kill()
+        with started(command(model_dir, data, run_dir, *FOREVER), tmp_path) as process:
+            until(lambda: len(metrics(run_dir)) > 3, process)
+            step = max(steps(run_dir))
+            pids = json.loads((run_dir / "pids.json").read_text())
         process.wait()
         deadline = time.monotonic() + 60
-        while (left := [p for p in pids.values() if running(p)]) and time.monotonic() < deadline:
+        while (alive := list(filter(running, pids.values()))) and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert not left, "they outlive the launcher"
+        assert not alive, "they outlive the launcher"
     finally:
-        process.kill()
         for pid in filter(running, pids.values()):
             os.kill(pid, signal.SIGKILL)
     (saved,) = (run_dir / "checkpoints").iterdir()
@@ -249,7 +210,7 @@ def test_a_killed_launcher_loses_no_step(model_dir: Path, data: Path, tmp_path: 
 
 
 def running(pid: int) -> bool:
-    """Whether the process is neither gone nor a zombie."""
+    """True if the process is neither gone nor a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -257,28 +218,23 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["learner", "controller"])
+@pytest.mark.parametrize(
+    ("role", "ranks"), [("learner", "1"), ("controller", "1"), ("learner", "2"), ("learner-1", "2")]
+)
 def test_a_killed_role_ends_the_run_with_its_name(
-    role: str, model_dir: Path, data: Path, tmp_path: Path
+    role: str, ranks: str, model_dir: Path, data: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000")
-    process = subprocess.Popen(
-        argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 2, process)
+    argv = command(model_dir, data, run_dir, *FOREVER, "--learner.ranks", ranks)
+    with started(argv, tmp_path) as process:
+        until(lambda: len(metrics(run_dir)) > 2, process)
         pids = json.loads((run_dir / "pids.json").read_text())
         files = [f.resolve() for f in Path(f"/proc/{pids['learner']}/fd").iterdir()]
         (weights,) = {f.parent for f in files if f.parent.name.startswith(PREFIX)}
         os.kill(pids[role], signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 1
-    assert f"the {role}'s process was killed by signal 9" in err.decode()
-    for pid in pids.values():  # nothing is left running
-        assert not Path(f"/proc/{pid}").exists()
+        assert process.wait(60) == 1
+    assert f"the {role}'s process was killed by signal 9" in (tmp_path / "err.log").read_text()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())  # nothing is left running
     assert not weights.exists()  # nor in shared memory
 
 
@@ -287,41 +243,15 @@ def test_a_run_on_two_ranks_and_two_engines_is_resumed_on_one_of_each(
     model_dir: Path, data: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    two = ("--learner.ranks", "2", "--engine.count", "2")
-    done = run(command(model_dir, data, run_dir, *two), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert {"learner", "learner-1", "engine", "engine-1"} < json.loads(
-        (run_dir / "pids.json").read_text()
-    ).keys()
+    run(command(model_dir, data, run_dir, "--learner.ranks", "2", "--engine.count", "2"), tmp_path)
+    pids = json.loads((run_dir / "pids.json").read_text())
+    assert {"learner", "learner-1", "engine", "engine-1"} < pids.keys()
     books = json.loads((run_dir / "ledger.json").read_text())
     assert books["roles"].keys() == {"learner", "engine", "engine-1"}
     AutoModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "step-000004")
     one = ("--learner.ranks", "1", "--engine.count", "1", "--pipeline.steps", "6", "--resume")
-    done = run(command(model_dir, data, run_dir, *one), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert [r["step"] for r in lines(run_dir) if "learner/loss" in r] == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("role", ["learner", "learner-1"])
-def test_a_killed_rank_ends_the_run_with_its_name(
-    role: str, model_dir: Path, data: Path, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000", "--learner.ranks", "2")
-    process = subprocess.Popen(
-        argv, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 2, process)
-        pids = json.loads((run_dir / "pids.json").read_text())
-        os.kill(pids[role], signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 1
-    assert f"the {role}'s process was killed by signal 9" in err.decode()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+    run(command(model_dir, data, run_dir, *one), tmp_path)
+    assert steps(run_dir) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow
@@ -330,26 +260,24 @@ def test_a_killed_engine_is_started_again_and_no_group_is_lost(
     engines: int, model_dir: Path, data: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    argv = command(model_dir, data, run_dir, "--pipeline.steps", "100000", "--engine.count", str(engines))
-    log = tmp_path / "out.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(argv, env=environment(tmp_path), stdout=file, stderr=subprocess.STDOUT)
-    try:
-        until(lambda: (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) > 2, process)
+    argv = command(model_dir, data, run_dir, *FOREVER, "--engine.count", str(engines))
+
+    def printed() -> str:
+        return (tmp_path / "out.log").read_text() + (tmp_path / "err.log").read_text()
+
+    with started(argv, tmp_path) as process:
+        until(lambda: len(metrics(run_dir)) > 2, process)
         pids = json.loads((run_dir / "pids.json").read_text())
         os.kill(pids["engine"], signal.SIGKILL)
-        until(lambda: "engine is back, with the weights of version" in log.read_text(), process)
-        step = lines(run_dir)[-1]["step"]
-        until(lambda: lines(run_dir)[-1]["step"] > step + 10, process)
+        until(lambda: "engine is back, with the weights of version" in printed(), process)
+        step = metrics(run_dir)[-1]["step"]
+        until(lambda: metrics(run_dir)[-1]["step"] > step + 10, process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, log.read_text()
-    finally:
-        process.kill()
-    assert "engine's process was killed by signal 9" in log.read_text()
-    rows = list(records(run_dir / "journal"))
-    batches = [(r["first"], r["last"]) for r in rows if "trained" in r]
+        assert process.wait(60) == 0, printed()
+    assert "engine's process was killed by signal 9" in printed()
+    batches = trained_groups(run_dir)
     assert [first for first, _ in batches] == [0, *(last + 1 for _, last in batches[:-1])]
-    assert max(int(k) for r in lines(run_dir) for k in r.get("lag/histogram", {})) <= 1
+    assert max(int(lag) for r in metrics(run_dir, "lag/histogram") for lag in r["lag/histogram"]) <= 1
 
 
 def test_bad_data_is_one_line_with_its_line_number(
@@ -367,11 +295,3 @@ def test_bad_data_is_one_line_with_its_line_number(
     assert code == 2
     assert err.startswith("error: ") and err.count("\n") == 1
     assert "bad.jsonl:2" in err
-
-
-def until(holds: Any, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
-    while not holds():
-        assert process.poll() is None, "the run ended early"
-        assert time.monotonic() < deadline, "the run did not get going"
-        time.sleep(0.2)

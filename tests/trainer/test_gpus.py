@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from trainer import gpus
-from trainer.gpus import (
-    listed_gpus,
-    number_as_listed,
-    smallest_gpu_memory,
-    usable_gpus,
-    visible_gpus,
-    without_cuda,
-)
+from trainer.gpus import listed_gpus, smallest_gpu_memory, usable_gpus, visible_gpus, without_cuda
 from trainer.launcher import placement
 from trainer.main import main
 
@@ -59,19 +52,20 @@ def _forget_the_library() -> Any:
     gpus._library.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("query", "names", "memory"),
-    [
-        (eight(H100), "01234567", 81559 * MIB),
-        (eight(H200), "01234567", 143771 * MIB),
-        (f"0, GPU-a, {H200}\n1, GPU-b, {H100}\n", "01", 81559 * MIB),
-        ("0, GPU-a, NVIDIA GB10, [N/A]\n", "0", None),
-        ("No devices were found\n", "", None),
-        ("", "", None),
-    ],
-)
+LISTINGS = [
+    (eight(H100), "01234567", 81559 * MIB),
+    (eight(H200), "01234567", 143771 * MIB),
+    (f"0, GPU-a, {H200}\n1, GPU-b, {H100}\n", "01", 81559 * MIB),
+    ("0, GPU-a, NVIDIA GB10, [N/A]\n", "0", None),
+    ("No devices were found\n", "", None),
+    ("", "", None),
+]
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize(("query", "names", "memory"), LISTINGS)
 def test_what_nvidia_smi_lists_is_visible(
-    query: str, names: str, memory: float | None, monkeypatch: pytest.MonkeyPatch
+    query: str, names: str, memory: float | None, monkeypatch: Patch
 ) -> None:
     driver(monkeypatch, query)
     assert visible_gpus() == tuple(names) and smallest_gpu_memory() == memory
@@ -103,32 +97,29 @@ def test_the_library_is_asked_in_a_process_that_ends_well_with_and_without_one()
     assert found.returncode == 0 or "libcuda.so.1" in found.stderr
 
 
-@pytest.mark.parametrize(
-    ("visible", "names", "mib"),
-    [
-        ("1", ["1"], 81559), ("1, 2", ["1", "2"], 40960), ("10", ["10"], 143771),
-        ("GPU-cc04", ["GPU-cc04"], 143771), ("GPU-bb", ["GPU-bb"], 40960),
-        ("GPU-bb0,10", ["GPU-bb0", "10"], 81559), ("", [], None), ("-1", [], None),
-        ("MIG-aa01", ["MIG-aa01"], None),
-    ],
-)  # fmt: skip
-def test_hidden_gpus_are_not_given_to_anyone(
-    visible: str, names: list[str], mib: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+VISIBLE = {  # CUDA_VISIBLE_DEVICES -> MiB of the smallest
+    "1": 81559, "1, 2": 40960, "10": 143771, "GPU-cc04": 143771, "GPU-bb": 40960, "GPU-bb0,10": 81559,
+    "": None, "-1": None, "MIG-aa01": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+def test_hidden_gpus_are_not_given_to_anyone(visible: str, monkeypatch: Patch) -> None:
     driver(monkeypatch, FOUR)
     assert visible_gpus() == ("0", "1", "2", "10") and smallest_gpu_memory() == 8192 * MIB
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert visible_gpus() == tuple(names) and smallest_gpu_memory() == (mib and mib * MIB)
+    assert visible_gpus() == (tuple(visible.replace(" ", "").split(",")) if visible not in ("", "-1") else ())
+    assert smallest_gpu_memory() == (VISIBLE[visible] and VISIBLE[visible] * MIB)
 
 
 def test_cuda_numbers_gpus_as_nvidia_smi_does_unless_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    number_as_listed()
+    gpus.number_as_listed()
     assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
-    number_as_listed()
+    gpus.number_as_listed()
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
@@ -161,7 +152,7 @@ def test_without_vllm_a_dry_run_plans_for_the_torch_engine(
     count: int,
     arguments: list[str],
     printed: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     driver(monkeypatch, "".join(eight(H100).splitlines(keepends=True)[:count]))

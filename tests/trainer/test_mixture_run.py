@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from judges import Reply, says, serve
-from small import command, environment, make_data, make_model
+from small import command, make_data, make_model, metrics, run
 
 from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import read_inputs
@@ -20,13 +19,6 @@ def even(route: str, body: Any) -> Reply:
     """A judge that gives 1 where the first digit is even, as the verifier does, else 0.5."""
     digits = [c for c in body["messages"][0]["content"] if c.isdigit()]
     return says("1" if digits and int(digits[0]) % 2 == 0 else "0.5")
-
-
-@pytest.mark.slow
-def test_a_run_on_two_tasks_leaves_a_curve_of_each_and_of_each_further_set(tmp_path: Path) -> None:
-    with serve(even) as server:
-        rows, stdout = trained(tmp_path, server.url)
-    check(tmp_path, rows, stdout)
 
 
 def trained(tmp_path: Path, url: str) -> tuple[list[dict[str, Any]], str]:
@@ -50,22 +42,18 @@ def trained(tmp_path: Path, url: str) -> tuple[list[dict[str, Any]], str]:
     single = [i for i, flag in enumerate(argv) if flag.startswith(("--data.", "--verifier."))]
     argv = [word for i, word in enumerate(argv) if i not in single and i - 1 not in single]
     argv += ["--recipe", str(tmp_path / "mixed.yaml")]
-    done = subprocess.run(argv, env=environment(tmp_path), capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
-
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "eval/pass_rate" in row], done.stdout
+    printed = run(argv, tmp_path).stdout
+    return metrics(tmp_path / "run", "eval/pass_rate"), printed
 
 
-def check(tmp_path: Path, rows: list[dict[str, Any]], stdout: str) -> None:
-    """The promises: a score of each set, weighted into the main one, and readable as a curve."""
+@pytest.mark.slow
+def test_a_run_on_two_tasks_leaves_a_curve_of_each_and_of_each_further_set(tmp_path: Path) -> None:
+    with serve(even) as server:
+        rows, printed = trained(tmp_path, server.url)
     assert [row["step"] for row in rows] == [0, 2, 4]
     for row in rows:
-        assert (row["eval/sums/prompts"], row["eval/halves/prompts"], row["eval/sums/far/prompts"]) == (
-            8,
-            6,
-            5,
-        )
+        prompts = [row[f"eval/{name}/prompts"] for name in ("sums", "halves", "sums/far")]
+        assert prompts == [8, 6, 5]
         mean = 0.75 * row["eval/sums/pass_rate"] + 0.25 * row["eval/halves/pass_rate"]
         assert row["eval/pass_rate"] == pytest.approx(mean)
         for name in ("eval", "eval/sums", "eval/halves", "eval/sums/far"):
@@ -81,7 +69,6 @@ def check(tmp_path: Path, rows: list[dict[str, Any]], stdout: str) -> None:
             options = ReadOptions(reward_column=f"{name}/pass_rate", compute_column="compute/total")
             (curve,) = (reading.curve for reading in read_inputs([str(folder)], options))
             expected = [(r["step"], r[f"{name}/pass_rate"], r[f"{name}/pass_rate_se"]) for r in rows]
-            assert [(p.step, p.pass_rate, p.pass_rate_se) for p in curve.evaluations] == [
-                pytest.approx(e, rel=1e-6) for e in expected
-            ]
-    assert "sums/far 0." in stdout
+            points = [(p.step, p.pass_rate, p.pass_rate_se) for p in curve.evaluations]
+            assert points == [pytest.approx(values, rel=1e-6) for values in expected]
+    assert "sums/far 0." in printed

@@ -6,7 +6,6 @@ engine host 10.77.2.2 ---- node 0: 10.77.2.1, 10.77.1.1 ---- node 1: 10.77.1.2
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import command, environment, make_data, make_model
+from small import command, environment, make_data, make_model, steps
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,20 +67,8 @@ def hosts() -> Iterator[Hosts]:
         for a, a_address, b, b_address in LINKS:
             ends = ((a, f"to-{b}", a_address), (b, f"to-{a}", b_address))
             near, far = ((network.prefix + host, device) for host, device, _ in ends)
-            ip(
-                "link",
-                "add",
-                near[1],
-                "netns",
-                near[0],
-                "type",
-                "veth",
-                "peer",
-                "name",
-                far[1],
-                "netns",
-                far[0],
-            )
+            link = f"link add {near[1]} netns {near[0]} type veth peer name {far[1]} netns {far[0]}"
+            ip(*link.split())
             for host, device, address in ends:
                 ip("-n", network.prefix + host, "addr", "add", f"{address}/24", "dev", device)
                 ip("-n", network.prefix + host, "link", "set", device, "up")
@@ -100,32 +87,18 @@ def hosts() -> Iterator[Hosts]:
 def train(hosts: Hosts, tmp_path: Path, *more: str) -> list[subprocess.Popen[str]]:
     """The learner's two nodes, as torchrun starts them on each."""
     (tmp_path / "model").mkdir()
-    argv = command(
-        make_model(tmp_path / "model"),
-        make_data(tmp_path),
-        tmp_path / "run",
-        "--pipeline.deadline_s",
-        "100",
-        *more,
-    )
+    flags = ("--pipeline.deadline_s", "100", *more)
+    argv = command(make_model(tmp_path / "model"), make_data(tmp_path), tmp_path / "run", *flags)
     nodes = []
     for rank in range(2):
         torchrun = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
             "--node-rank", str(rank), "--master-addr", "10.77.1.1", "--master-port", "29571",
         ]  # fmt: skip
-        env = environment(tmp_path) | {
-            "GLOO_SOCKET_IFNAME": ("to-node1", "to-node0")[rank],
-            "SIGMOID_RL_SECRET": SECRET,
-        }
+        network = {"GLOO_SOCKET_IFNAME": ("to-node1", "to-node0")[rank], "SIGMOID_RL_SECRET": SECRET}
         log = tmp_path / f"node{rank}.log"
-        nodes.append(hosts.start(f"node{rank}", [*torchrun, *argv[1:]], env, log))
+        nodes.append(hosts.start(f"node{rank}", [*torchrun, *argv[1:]], environment(tmp_path) | network, log))
     return nodes
-
-
-def lines(tmp_path: Path) -> list[dict[str, Any]]:
-    path = tmp_path / "run" / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def ended(nodes: list[subprocess.Popen[str]], tmp_path: Path, seconds: float) -> str:
@@ -150,21 +123,17 @@ def wait_for(holds: Any, process: subprocess.Popen[str], tmp_path: Path, seconds
         time.sleep(0.2)
 
 
-def steps(tmp_path: Path) -> list[int]:
-    return [row["step"] for row in lines(tmp_path) if "learner/loss" in row]
-
-
 def test_two_nodes_train_one_model(hosts: Hosts, tmp_path: Path) -> None:
     nodes = train(hosts, tmp_path, "--pipeline.steps", str(STEPS))
     out = ended(nodes, tmp_path, 240)
     assert [node.returncode for node in nodes] == [0, 0], out
-    assert steps(tmp_path) == [1, 2, 3]
+    assert steps(tmp_path / "run") == [1, 2, 3]
     assert (tmp_path / "run" / "checkpoints" / "step-000003" / "model.safetensors").exists()
 
 
 def test_a_cut_between_the_nodes_ends_in_an_error_that_names_a_rank(hosts: Hosts, tmp_path: Path) -> None:
     nodes = train(hosts, tmp_path, "--pipeline.steps", "100000")
-    wait_for(lambda: len(steps(tmp_path)) > 2, nodes[0], tmp_path)
+    wait_for(lambda: len(steps(tmp_path / "run")) > 2, nodes[0], tmp_path)
     hosts.cut("node1", "to-node0")
     out = ended(nodes, tmp_path, 280)
     assert all(node.returncode != 0 for node in nodes), out
@@ -177,14 +146,14 @@ def test_two_nodes_and_an_engine_host_train_one_model(hosts: Hosts, tmp_path: Pa
     nodes, server = with_engine_host(hosts, tmp_path, "--pipeline.steps", str(STEPS))
     out = ended(nodes, tmp_path, 300)
     assert [node.returncode for node in nodes] == [0, 0], out
-    assert steps(tmp_path) == [1, 2, 3]
+    assert steps(tmp_path / "run") == [1, 2, 3]
     assert server.poll() is None  # it outlives a run, for the next
 
 
 @needs_vllm
 def test_a_cut_to_the_engine_host_ends_in_an_error_that_names_it(hosts: Hosts, tmp_path: Path) -> None:
     nodes, _ = with_engine_host(hosts, tmp_path, "--pipeline.steps", "100000")
-    wait_for(lambda: len(steps(tmp_path)) > 1, nodes[0], tmp_path)
+    wait_for(lambda: len(steps(tmp_path / "run")) > 1, nodes[0], tmp_path)
     hosts.cut("engine", "to-node0")
     out = ended(nodes, tmp_path, 280)
     assert all(node.returncode != 0 for node in nodes), out

@@ -88,21 +88,21 @@ def test_a_model_with_two_outputs_is_no_judge(folder: Path, tmp_path: Path) -> N
         ask(JudgeConfig(path=str(tmp_path)), "4")
 
 
+REPLIES = {
+    "0.7": 0.7,
+    "The answer is off by 1, so I give 0.25.": 0.25,
+    "<think>2 + 2 is 4</think>\n0": 0.0,
+    ".5": 0.5,
+    "1": 1.0,
+}
+
+
 @pytest.mark.axis("verifier.judge.api", "chat")
-@pytest.mark.parametrize(
-    ("reply", "score"),
-    [
-        ("0.7", 0.7),
-        ("The answer is off by 1, so I give 0.25.", 0.25),
-        ("<think>2 + 2 is 4</think>\n0", 0.0),
-        (".5", 0.5),
-        ("1", 1.0),
-    ],
-)
-def test_a_language_models_score_is_the_last_number_it_writes(reply: str, score: float) -> None:
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_language_models_score_is_the_last_number_it_writes(reply: str) -> None:
     with serve(lambda route, body: says(reply)) as server:
         (verdict,) = ask(replace(CONFIG, url=server.url), "four")
-    assert verdict == Verdict(score, "correct" if score >= 0.5 else "wrong")
+    assert verdict == Verdict(REPLIES[reply], "correct" if REPLIES[reply] >= 0.5 else "wrong")
     ((route, body),) = server.requests
     assert (route, body["model"], body["temperature"]) == ("/v1/chat/completions", "judge", 0)
     assert all(part in body["messages"][0]["content"] for part in ("2+2=", "4", "four"))
@@ -112,9 +112,9 @@ def test_a_language_models_score_is_the_last_number_it_writes(reply: str, score:
 def test_a_grade_outside_0_to_1_counts_only_under_a_template_of_ones_own(reply: str, score: float) -> None:
     with serve(lambda route, body: says(reply)) as server:
         config = replace(CONFIG, url=server.url)
-        (own,) = ask(replace(config, template="Grade {completion} from -9 to 9."), "4")
+        (verdict,) = ask(replace(config, template="Grade {completion} from -9 to 9."), "4")
         assert ask(config, "4") == [Verdict(0.0, "unparsable")]
-    assert own.score == pytest.approx(score)
+    assert verdict.score == pytest.approx(score)
 
 
 def test_half_a_surrogate_pair_does_not_end_the_run() -> None:
@@ -131,15 +131,15 @@ def test_a_reply_without_a_number_scores_0_and_a_judge_that_never_scores_ends_th
             ask(config, *map(str, range(50)))
 
 
+ENTRIES: list[tuple[Any, dict[str, Any], float]] = [
+    ("classify", {"index": 0, "label": "LABEL_0", "probs": [-2.5], "num_classes": 1}, -2.5),
+    ("pooling", {"index": 0, "object": "pooling", "data": [1.25]}, 1.25),
+    ("pooling", {"index": 0, "object": "pooling", "data": [[0.1], [0.2], [3.0]]}, 3.0),  # per token
+]
+
+
 @pytest.mark.axis("verifier.judge.api", "classify", "pooling")
-@pytest.mark.parametrize(
-    ("api", "entry", "score"),
-    [
-        ("classify", {"index": 0, "label": "LABEL_0", "probs": [-2.5], "num_classes": 1}, -2.5),
-        ("pooling", {"index": 0, "object": "pooling", "data": [1.25]}, 1.25),
-        ("pooling", {"index": 0, "object": "pooling", "data": [[0.1], [0.2], [3.0]]}, 3.0),  # per token
-    ],
-)
+@pytest.mark.parametrize(("api", "entry", "score"), ENTRIES)
 def test_vllms_reward_models_are_asked_with_the_conversation_and_without_activation(
     api: Any, entry: dict[str, Any], score: float
 ) -> None:
@@ -147,14 +147,9 @@ def test_vllms_reward_models_are_asked_with_the_conversation_and_without_activat
         config = replace(CONFIG, url=server.url, api=api)
         assert ask(config, "5") == [Verdict(score, "correct" if score >= 0.5 else "wrong")]
         ask(replace(config, template="Q {question} A {completion} of {answer}"), "5")
-    assert server.requests[0] == (
-        f"/{api}",
-        {
-            "model": "judge",
-            "messages": [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "5"}],
-            "use_activation": False,
-        },
-    )
+    turns = [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "5"}]
+    body = {"model": "judge", "messages": turns, "use_activation": False}
+    assert server.requests[0] == (f"/{api}", body)
     assert server.requests[1][1]["input"] == "Q 2+2= A 5 of 4"
 
 
@@ -166,9 +161,7 @@ def test_a_classifier_of_two_classes_is_no_reward_model() -> None:
 
 
 def test_the_same_completion_is_asked_once_and_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer.verifiers import judge
-
-    monkeypatch.setattr(judge, "CACHED", 2)
+    monkeypatch.setattr("trainer.verifiers.judge.CACHED", 2)
 
     async def run(config: JudgeConfig) -> list[int]:
         judge, counts = Judge(config, print), []
@@ -184,15 +177,13 @@ def test_the_same_completion_is_asked_once_and_the_cache_is_bounded(monkeypatch:
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_request_that_fails_by_the_servers_fault_is_sent_again(status: int) -> None:
-    left = [status, status, status]
-    with serve(lambda route, body: (left.pop(), "busy") if left else says("1")) as server:
+    failures = [(status, "busy")] * 3
+    with serve(lambda route, body: failures.pop() if failures else says("1")) as server:
         assert ask(replace(CONFIG, url=server.url), "4") == [Verdict(1.0, "correct")]
     assert len(server.requests) == 4
 
 
-def test_a_refused_completion_scores_0_and_a_refused_key_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_refused_text_scores_0_and_a_refused_key_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-secret")
     notes: list[str] = []
     refuse = lambda route, body: (400, "too long") if "long" in str(body) else says("1")  # noqa: E731
@@ -236,19 +227,16 @@ def test_a_server_that_comes_back_before_the_deadline_is_not_missed() -> None:
     assert asyncio.run(run()) == Verdict(1.0, "correct")
 
 
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        (JudgeConfig(url="judge:8000"), r"expected http\(s\)://HOST:PORT"),
-        (JudgeConfig(url="http://me:secret@judge"), "without a name or password"),
-        (JudgeConfig(url="http://judge", api_key_env="NO_SUCH_KEY"), r"\$NO_SUCH_KEY is not set"),
-        (
-            JudgeConfig(url="http://judge", template="{text}"),
-            "template: KeyError: 'text'; expected {question}",
-        ),
-        (JudgeConfig(path="a", device="gpu"), "device 'gpu': expected cpu or cuda:N"),
-    ],
-)
-def test_a_wrong_setting_is_named(config: JudgeConfig, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        Judge(config, print)
+WRONG = {
+    r"expected http\(s\)://HOST:PORT": JudgeConfig(url="judge:8000"),
+    "without a name or password": JudgeConfig(url="http://me:secret@judge"),
+    r"\$NO_SUCH_KEY is not set": JudgeConfig(url="http://judge", api_key_env="NO_SUCH_KEY"),
+    "template: KeyError: 'text'; expected {question}": JudgeConfig(url="http://judge", template="{text}"),
+    "device 'gpu': expected cpu or cuda:N": JudgeConfig(path="a", device="gpu"),
+}
+
+
+@pytest.mark.parametrize("problem", WRONG)
+def test_a_wrong_setting_is_named(problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Judge(WRONG[problem], print)

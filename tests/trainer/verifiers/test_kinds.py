@@ -59,11 +59,7 @@ SEVERAL: list[tuple[str, tuple[str, ...], dict[str, str | None]]] = [
     ("exact", ("NYC", "New York"), {"  new   york\n": "correct", "nyc": "correct", "New York City": "wrong"}),
     ("number", ("7", "8"), {"8.0": "correct", "9": "wrong", "x": "unparsable"}),
     ("math", ("7", "8"), {r"\boxed{8}": "correct", r"\boxed{9}": "wrong", r"\boxed{4+4}": "unparsable"}),
-    (
-        "math",
-        (r"\frac{1}{2}", "7"),
-        {r"\boxed{7}": "correct", r"\boxed{\frac{2}{4}}": None},
-    ),  # a worker may help
+    ("math", (r"\frac{1}{2}", "7"), {r"\boxed{7}": "correct", r"\boxed{\frac{2}{4}}": None}),
 ]
 
 
@@ -184,19 +180,15 @@ def prompts_of(source: str, template: str = "{question}\n{choices}\nAnswer:") ->
 
 
 def test_options_are_in_the_prompt_and_the_answer_is_a_letter_an_index_or_a_text(tmp_path: Path) -> None:
-    options = ["2", "3", "1"]
-    rows = [
-        {"question": f"q{i}", "options": options, "answer": a}
-        for i, a in enumerate(["C", 2, "1", 1, "3", " B "])
-    ]
+    answers = ["C", 2, "1", 1, "3", " B "]
+    rows = [{"question": f"q{i}", "options": ["2", "3", "1"], "answer": a} for i, a in enumerate(answers)]
     prompts = prompts_of(write(tmp_path / "a.jsonl", *rows))
     assert prompts[0].text == "q0\nA. 2\nB. 3\nC. 1\nAnswer:"
     assert [p.answer for p in prompts] == ["C", "C", "C", "B", "B", "B"]  # an index is never an option's text
     find("choice").check_answers(prompts)
     texts = {"C": "correct", "A": "wrong", "1": "correct", "?": "unparsable"}
-    assert {
-        t: outcome("choice", t, prompts[0].answer, choices=prompts[0].metadata["choices"]) for t in texts
-    } == texts
+    choices = prompts[0].metadata["choices"]
+    assert {text: outcome("choice", text, prompts[0].answer, choices=choices) for text in texts} == texts
 
 
 WRONG = {
@@ -227,35 +219,33 @@ def test_a_template_that_leaves_the_options_out_is_refused(tmp_path: Path) -> No
 PROMPT = Prompt("id", "text", (1,), "7", {"choices": ["Paris", "Rome"]})
 
 
-@pytest.mark.parametrize(
-    ("kind", "one", "other", "equal"),
-    [
-        ("number", "7", " 7.0 \nso it is", True),
-        ("number", "1,000", "$1000.", True),
-        ("number", "7", "8", False),
-        ("math", "so \\boxed{7}", "7.0 is it: 7.0", True),
-        ("math", "\\boxed{\\frac{1}{2}}", "\\boxed{\\dfrac{1}{2}}", True),
-        ("math", "\\boxed{\\frac{1}{2}}", "\\boxed{1/2}", False),
-        ("math", "\\boxed{7\\%}", "thinking: 8 </think> \\boxed{7}", True),
-        ("exact", "New  York", "new york\n", True),
-        ("exact", "New York", "York", False),
-        ("choice", "The answer is (B).", "Rome", True),
-        ("choice", "A", "B", False),
-        ("reasoning_gym", "so <answer> 3 4 </answer>", "3 4", True),
-        ("reasoning_gym", "3 4", "4 3", False),
-    ],
-)
+PAIRS = [  # kind, two completions, whether they have the same answer
+    ("number", "7", " 7.0 \nso it is", True),
+    ("number", "1,000", "$1000.", True),
+    ("number", "7", "8", False),
+    ("math", "so \\boxed{7}", "7.0 is it: 7.0", True),
+    ("math", "\\boxed{\\frac{1}{2}}", "\\boxed{\\dfrac{1}{2}}", True),
+    ("math", "\\boxed{\\frac{1}{2}}", "\\boxed{1/2}", False),
+    ("math", "\\boxed{7\\%}", "thinking: 8 </think> \\boxed{7}", True),
+    ("exact", "New  York", "new york\n", True),
+    ("exact", "New York", "York", False),
+    ("choice", "The answer is (B).", "Rome", True),
+    ("choice", "A", "B", False),
+    ("reasoning_gym", "so <answer> 3 4 </answer>", "3 4", True),
+    ("reasoning_gym", "3 4", "4 3", False),
+]
+NO_VOTES = ["number: seven", "number: ", "math: <think> 7", "math: ", "exact:  \n", "choice: A or B"]
+
+
+@pytest.mark.parametrize(("kind", "one", "other", "equal"), PAIRS)
 def test_which_completions_have_the_same_answer(kind: str, one: str, other: str, equal: bool) -> None:
     first, second = (find(kind).vote(text, PROMPT) for text in (one, other))
-    assert first is not None and second is not None
-    assert (first == second) is equal
+    assert first is not None and second is not None and (first == second) is equal
 
 
-NO_VOTES = [("number", "seven"), ("number", ""), ("math", "<think> 7"), ("math", ""), ("exact", " \n")]
-
-
-@pytest.mark.parametrize(("kind", "text"), [*NO_VOTES, ("choice", "A or B")])
-def test_a_completion_without_an_answer_has_no_vote(kind: str, text: str) -> None:
+@pytest.mark.parametrize("case", NO_VOTES)
+def test_a_completion_without_an_answer_has_no_vote(case: str) -> None:
+    kind, _, text = case.partition(": ")
     assert find(kind).vote(text, PROMPT) is None
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,65 +23,61 @@ from trainer.verifiers.pool import VerifierPool
 
 LOOP = asyncio.Runner()  # a pool belongs to one event loop
 Item = tuple[str, Answer, dict[str, Any]]  # completion, answer, columns
+USERS = "rewards_of_a_user:judge"
 
 
 def prompt(answer: Answer, metadata: dict[str, Any] | None = None) -> Prompt:
     return Prompt("0", "Question?", (1,), answer, metadata or {})
 
 
+@contextmanager
+def opened(kind: str, workers: int = 1, timeout_s: float = 5.0, **more: Any) -> Iterator[VerifierPool]:
+    """A pool, closed at the end of the block."""
+    pool = VerifierPool(VerifierConfig(kind=kind, workers=workers, timeout_s=timeout_s), **more)
+    yield pool
+    pool.close()
+
+
 def judge(pool: VerifierPool, *items: Item) -> list[Verdict]:
-    async def all_of_them() -> list[Verdict]:
+    async def judge_all() -> list[Verdict]:
         async with asyncio.timeout(60):
             return list(await asyncio.gather(*(pool.score(prompt(a, m), text) for text, a, m in items)))
 
-    return LOOP.run(all_of_them())
+    return LOOP.run(judge_all())
 
 
 def outcomes(pool: VerifierPool, *items: Item) -> list[str]:
     return [v.outcome for v in judge(pool, *items)]
 
 
-@pytest.fixture(scope="module")
-def math_pool() -> Iterator[VerifierPool]:
-    pool = VerifierPool(VerifierConfig(kind="math", workers=2, timeout_s=8.0))
-    yield pool
-    pool.close()
-
-
-def test_math_compares_by_value(math_pool: VerifierPool) -> None:
+def test_math_compares_by_value_with_each_answer_and_a_hundred_at_once_are_all_answered() -> None:
     half, point = r"\frac{1}{2}", r"\left(3, \frac{\pi}{2}\right)"
-    verdicts = outcomes(
-        math_pool,
-        (r"\boxed{0.5}", half, {}),
-        (r"\boxed{\frac{2}{4}}", half, {}),
-        (r"\boxed{0.6}", half, {}),
-        (r"\boxed{(3, \pi/2)}", point, {}),
-        (r"\boxed{(\pi/2, 3)}", point, {}),
-        (r"\boxed{1 + 2x}", "2x+1", {}),
-    )
-    assert verdicts == ["correct", "correct", "wrong", "correct", "wrong", "correct"]
-
-
-def test_a_worker_compares_with_each_answer_that_text_leaves_open(math_pool: VerifierPool) -> None:
-    answers = ("42", r"\frac{1}{2}", r"\frac{\pi}{2}")
-    texts = (r"\boxed{\frac{2}{4}}", r"\boxed{\pi/2}", r"\boxed{17+25}")  # 42 must be written as a number
-    assert outcomes(math_pool, *((t, answers, {}) for t in texts)) == ["correct", "correct", "wrong"]
-
-
-def test_a_hundred_at_once_on_two_workers_are_all_answered(math_pool: VerifierPool) -> None:
-    items = [(rf"\boxed{{\frac{{{2 * i}}}{{6}}}}", rf"\frac{{{i + i % 2}}}{{3}}", {}) for i in range(1, 101)]
-    verdicts = outcomes(math_pool, *items)
-    assert verdicts == ["wrong" if i % 2 else "correct" for i in range(1, 101)]
+    several = ("42", half, r"\frac{\pi}{2}")  # 42 must be written as a number
+    expected: list[tuple[str, Answer, str]] = [
+        ("0.5", half, "correct"),
+        (r"\frac{2}{4}", half, "correct"),
+        ("0.6", half, "wrong"),
+        (r"(3, \pi/2)", point, "correct"),
+        (r"(\pi/2, 3)", point, "wrong"),
+        ("1 + 2x", "2x+1", "correct"),
+        (r"\frac{2}{4}", several, "correct"),
+        (r"\pi/2", several, "correct"),
+        ("17+25", several, "wrong"),
+    ]
+    for i in range(1, 101):
+        gold = rf"\frac{{{i + i % 2}}}{{3}}"
+        expected.append((rf"\frac{{{2 * i}}}{{6}}", gold, "wrong" if i % 2 else "correct"))
+    with opened("math", workers=2, timeout_s=8.0) as pool:
+        verdicts = outcomes(pool, *((rf"\boxed{{{text}}}", answer, {}) for text, answer, _ in expected))
+    assert verdicts == [outcome for *_, outcome in expected]
 
 
 def test_an_answer_that_hangs_in_c_is_killed_and_the_pool_goes_on() -> None:
-    pool = VerifierPool(VerifierConfig(kind="math", workers=1, timeout_s=1.5))
     tower = (r"\boxed{7^{7^{7^{7}}}}", r"\frac{3}{7}", {})
     third = (r"\boxed{\frac{2}{6}}", r"\frac{1}{3}", {})
-    assert outcomes(pool, third, tower, third, tower, third) == [
-        "correct", "timeout", "correct", "timeout", "correct",
-    ]  # fmt: skip
-    pool.close()
+    with opened("math", timeout_s=1.5) as pool:
+        verdicts = outcomes(pool, third, tower, third, tower, third)
+    assert verdicts == ["correct", "timeout", "correct", "timeout", "correct"]
 
 
 USER = """
@@ -132,31 +129,27 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_users_function_judges_and_its_failures_are_contained(user_module: Path) -> None:
-    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=2, timeout_s=3.0))
-    asked = ["a", "b", "half", "loop", "a", "exit", "raise", "two", "memory", "a", "secret", "cwd", "forge"]
-    verdicts = judge(pool, *((text, "a", {}) for text in asked))
-    assert [v.outcome for v in verdicts] == [
-        "correct", "wrong", "wrong", "timeout", "correct", "crash", "crash", "crash", "crash", "correct",
-        "wrong", "correct", "crash",
-    ]  # fmt: skip
+    expected = {
+        "a": "correct", "b": "wrong", "half": "wrong", "loop": "timeout", "exit": "crash", "raise": "crash",
+        "two": "crash", "memory": "crash", "secret": "wrong", "cwd": "correct", "forge": "crash",
+    }  # fmt: skip
+    with opened(USERS, workers=2, timeout_s=3.0) as pool:
+        verdicts = judge(pool, *((text, "a", {}) for text in [*expected, "a"]))
+    assert [v.outcome for v in verdicts] == [*expected.values(), "correct"]
     assert [v.score for v in verdicts][:4] == [1.0, 0.0, 0.5, 0.0]
-    pool.close()
 
 
 def test_a_function_that_only_crashes_is_reported_once_and_ends_the_run(user_module: Path) -> None:
     warnings: list[str] = []
-    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=2), warnings.append)
-    assert judge(pool, *[("raise", "a", {})] * 49)[-1].outcome == "crash"
-    (line,) = warnings
-    assert "KeyError: 'no such column'" in line
-    with pytest.raises(ConfigError, match="first 50 verdicts was a crash, the first by KeyError"):
-        judge(pool, ("raise", "a", {}))
-    pool.close()
+    with opened(USERS, workers=2, warn=warnings.append) as pool:
+        assert judge(pool, *[("raise", "a", {})] * 49)[-1].outcome == "crash"
+        (line,) = warnings
+        assert "KeyError: 'no such column'" in line
+        with pytest.raises(ConfigError, match="first 50 verdicts was a crash, the first by KeyError"):
+            judge(pool, ("raise", "a", {}))
 
 
 def test_a_cancelled_item_leaves_no_answer_for_the_next(user_module: Path) -> None:
-    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=20.0))
-
     async def cancel_then_ask() -> Verdict:
         looping = asyncio.create_task(pool.score(prompt("a"), "loop"))
         await asyncio.sleep(0.3)
@@ -164,42 +157,32 @@ def test_a_cancelled_item_leaves_no_answer_for_the_next(user_module: Path) -> No
         async with asyncio.timeout(15):
             return await pool.score(prompt("b"), "b")
 
-    assert LOOP.run(cancel_then_ask()).outcome == "correct"
-    pool.close()
+    with opened(USERS, timeout_s=20.0) as pool:
+        assert LOOP.run(cancel_then_ask()).outcome == "correct"
 
 
-def test_the_pool_survives_the_death_of_its_fork_server(user_module: Path) -> None:
-    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=5.0))
-    assert pool._fork_server is not None
-    os.kill(pool._fork_server.pid, signal.SIGKILL)
-    pool._fork_server.wait()
-    first, second = outcomes(pool, ("a", "a", {}), ("a", "a", {}))
-    assert first in ("crash", "correct") and second == "correct"
-    pool.close()
-
-
-def test_a_fork_servers_folder_goes_with_the_pool_or_the_launcher(user_module: Path, tmp_path: Path) -> None:
-    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=5.0))
-    left = []
-    for _ in range(2):
-        assert (
-            outcomes(pool, ("a", "a", {}), ("a", "a", {}))[1] == "correct" and pool._fork_server is not None
-        )
-        links = [os.readlink(fd) for fd in Path(f"/proc/{pool._fork_server.pid}/fd").iterdir()]
-        left += [Path(link).parent for link in links if link.endswith(f"{os.sep}lock")]
-        if len(left) == 1:
-            pool._fork_server.kill()
-            pool._fork_server.wait()
-    killed, closed = left
-    pool.close()
+def test_the_pool_survives_its_fork_server_whose_folder_goes_with_the_pool_or_the_launcher(
+    user_module: Path, tmp_path: Path
+) -> None:
+    folders = []
+    with opened(USERS) as pool:
+        for kills in (True, False):
+            first, second = outcomes(pool, ("a", "a", {}), ("a", "a", {}))
+            assert first in ("crash", "correct") and second == "correct"
+            server = pool._fork_server
+            assert server is not None
+            links = [os.readlink(fd) for fd in Path(f"/proc/{server.pid}/fd").iterdir()]
+            folders += [Path(link).parent for link in links if link.endswith(f"{os.sep}lock")]
+            if kills:
+                os.kill(server.pid, signal.SIGKILL)
+                server.wait()
+    killed, closed = folders
     assert killed.exists() and not closed.exists()
     sweep(tmp_path)  # as the launcher does
     assert not killed.exists()
 
 
 def test_closing_the_pool_kills_a_looping_worker(user_module: Path) -> None:
-    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:judge", workers=1, timeout_s=60.0))
-
     async def leave_it_looping() -> None:
         task = asyncio.create_task(pool.score(prompt("a"), "loop"))
         await asyncio.sleep(0.3)
@@ -211,17 +194,16 @@ def test_closing_the_pool_kills_a_looping_worker(user_module: Path) -> None:
             assert not Path(f"/proc/{worker}").exists()
         task.cancel()
 
-    LOOP.run(leave_it_looping())
-    pool.close()
+    with opened(USERS, timeout_s=60.0) as pool:
+        LOOP.run(leave_it_looping())
 
 
 def test_nothing_that_a_scorer_executes_escapes(user_module: Path, tmp_path: Path) -> None:
     present, path = tmp_path / "present", tmp_path / "written"
     present.write_text("here")
-    pool = VerifierPool(VerifierConfig(kind="rewards_of_a_user:escapes", timeout_s=5.0))
-    (verdict,) = judge(pool, ("x", "y", {"path": str(path), "present": str(present)}))
-    pool.close()
-    assert verdict.outcome == "wrong" and verdict.score == 0.0
+    with opened("rewards_of_a_user:escapes") as pool:
+        verdicts = judge(pool, ("x", "y", {"path": str(path), "present": str(present)}))
+    assert verdicts == [Verdict(0.0, "wrong")]
     assert present.exists() and not path.exists()
 
 
@@ -261,7 +243,6 @@ def test_a_wrong_import_is_refused_at_the_start(user_module: Path) -> None:
 
 
 def test_reasoning_gym_scorers_that_execute_text_are_contained(tmp_path: Path) -> None:
-    pool = VerifierPool(VerifierConfig(kind="reasoning_gym", workers=2, timeout_s=4.0))
     task, arguments = "polynomial_multiplication", {"seed": 0, "size": 1}
     item = generate(task, arguments)[0] | {"origin": {"task": task, "arguments": arguments}}
     gold, path = item["answer"], tmp_path / "written"
@@ -276,33 +257,23 @@ def test_reasoning_gym_scorers_that_execute_text_are_contained(tmp_path: Path) -
         f"{gold}</think>": "unparsable",
         f"({gold}) + 0": "correct",  # the pool goes on
     }
-    assert outcomes(pool, *((text, gold, item) for text in texts)) == list(texts.values())
+    with opened("reasoning_gym", workers=2, timeout_s=4.0) as pool:
+        assert outcomes(pool, *((text, gold, item) for text in texts)) == list(texts.values())
     assert not path.exists()
-    pool.close()
-
-
-KNOBS: dict[str, dict[str, Any]] = {  # task -> its options
-    "chain_sum": {"min_terms": 4, "max_terms": 4, "min_digits": 3, "max_digits": 3},
-    "countdown": {"min_numbers": 3, "max_numbers": 3, "max_target": 300},
-    "spell_backward": {"min_word_len": 9, "max_word_len": 9},
-}
 
 
 def test_reasoning_gym_tasks_take_their_difficulty_and_are_scored_by_it() -> None:
-    pool = VerifierPool(VerifierConfig(kind="reasoning_gym", workers=1, timeout_s=30.0))
-    for task, options in KNOBS.items():
-        arguments = {"seed": 0, "size": 3, **options}
-        for item in generate(task, arguments):
-            gold, metadata = item["answer"], item["metadata"]
-            if task == "chain_sum":
-                terms = item["question"].rpartition(":")[2].split("=")[0].split()[::2]
-                assert [len(term.lstrip("-")) for term in terms] == [3] * 4
-            elif task == "countdown":
-                assert len(metadata["numbers"]) == 3 and metadata["target"] <= 300
-            else:
-                assert len(gold) == 9
-            columns = item | {"origin": {"task": task, "arguments": arguments}}
-            # With a blank, the texts differ, and the task's scorer is asked.
-            asked = ((f"<answer>{gold} </answer>", gold + " ", columns), ("0", gold, columns))
-            assert outcomes(pool, *asked) == ["correct", "wrong"], task
-    pool.close()
+    chain = {"min_terms": 4, "max_terms": 4, "min_digits": 3, "max_digits": 3}
+    options = {"chain_sum": chain, "spell_backward": {"min_word_len": 9, "max_word_len": 9}}
+    with opened("reasoning_gym", timeout_s=30.0) as pool:
+        for task, knobs in options.items():
+            arguments = {"seed": 0, "size": 3, **knobs}
+            for item in generate(task, arguments):
+                gold, question = item["answer"], item["question"]
+                terms = question.rpartition(":")[2].split("=")[0].split()[::2]
+                sizes = [len(term.lstrip("-")) for term in terms]
+                assert len(gold) == 9 if task == "spell_backward" else sizes == [3] * 4
+                columns = item | {"origin": {"task": task, "arguments": arguments}}
+                # With a blank, the texts differ, and the task's scorer is asked.
+                asked = ((f"<answer>{gold} </answer>", gold + " ", columns), ("0", gold, columns))
+                assert outcomes(pool, *asked) == ["correct", "wrong"], task
