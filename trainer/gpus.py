@@ -80,10 +80,8 @@ def smallest_gpu_memory() -> float | None:
 
 def listed_gpus() -> tuple[Gpu, ...]:
     """All GPUs of this machine, in the order of their numbers; of a GPU that is sliced (MIG), its slices."""
-    rows = [
-        [part.strip() for part in line.split(",")]
-        for line in _nvidia_smi(f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
-    ]
+    listing = _lines("nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
+    rows = [[part.strip() for part in line.split(",")] for line in listing]
     rows = [row for row in rows if len(row) == 4 and row[0].isdecimal()]
     if not rows:
         rows = [line.split(", ") for line in _library()]
@@ -99,7 +97,7 @@ def _slices() -> dict[str, list[Gpu]]:
     """The slices of each GPU by its number. The size in a slice's name is in GB, rounded."""
     slices: dict[str, list[Gpu]] = {}
     index, card = "", ""
-    for line in _nvidia_smi("-L"):
+    for line in _lines("nvidia-smi", "-L"):
         if whole := re.match(r"GPU (\d+): (.*) \(UUID", line):
             index, card = whole[1], whole[2]
         elif part := MIG.match(line):
@@ -109,23 +107,17 @@ def _slices() -> dict[str, list[Gpu]]:
 
 
 @cache
-def _library() -> tuple[str, ...]:
+def _library() -> list[str]:
     """A line for each GPU that libcuda lists, as nvidia-smi's; none without a driver."""
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    command = [sys.executable, "-c", FROM_LIBRARY]
-    try:
-        listing = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    except subprocess.SubprocessError:
-        return ()
-    return tuple(listing.stdout.splitlines()) if listing.returncode == 0 else ()
+    return _lines(sys.executable, "-c", FROM_LIBRARY, env=environment)
 
 
-def _nvidia_smi(*arguments: str) -> list[str]:
-    """The lines that nvidia-smi prints; none where it is missing or fails."""
+def _lines(*command: str, env: dict[str, str] | None = None) -> list[str]:
+    """The lines that a command prints; none where it is missing or fails."""
     try:
-        return subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30, check=True
-        ).stdout.splitlines()
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return []
+    return done.stdout.splitlines() if done.returncode == 0 else []

@@ -100,17 +100,18 @@ def record_origin(run_dir: Path, where: dict[str, Any]) -> None:
 
 def origin(run_dir: str | Path) -> dict[str, Any]:
     """The record that `record_origin` wrote; empty if the run began by itself."""
-    path = Path(run_dir, ORIGIN)
+    return _read(Path(run_dir, ORIGIN))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no file."""
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def complete(run_dir: Path, max_compute: float = 0.0) -> bool:
     """True if a run has ended by itself; one that ended at less compute than this one goes on."""
-    try:
-        end = json.loads((run_dir / ENDED).read_text())
-    except FileNotFoundError:
-        return False
-    return end["by"] != "compute" or 0 < max_compute <= end["max_compute"]
+    end = _read(run_dir / ENDED)
+    return bool(end) and (end["by"] != "compute" or 0 < max_compute <= end["max_compute"])
 
 
 def checkpoints(run_dir: str | Path) -> list[Path]:
@@ -122,7 +123,7 @@ def checkpoints(run_dir: str | Path) -> list[Path]:
 
 def kept(checkpoint: Path) -> float:
     """The compute at which it was written to be kept for good (`logging.keep_at`); 0 if it was not."""
-    compute: float = json.loads((checkpoint / "controller.json").read_text()).get("kept", 0.0)
+    compute: float = _read(checkpoint / "controller.json").get("kept", 0.0)
     return compute
 
 
@@ -134,21 +135,17 @@ def latest(run_dir: str | Path) -> Path | None:
 def write_checksums(folder: Path) -> None:
     """Write size and SHA-256 of each file in the folder."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS]
-    with ThreadPoolExecutor() as pool:
-        digests = pool.map(_sha256, files)
-        content = {
-            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest}
-            for path, digest in zip(files, digests, strict=True)
-        }
+    content = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(files, _digests(files), strict=True)
+    }
     write_atomic(folder / CHECKSUMS, json.dumps(content, indent=1))
 
 
 def damage(folder: Path) -> str:
     """Say what is wrong with the folder's files; empty if nothing is, or if it has no checksums."""
     try:
-        known = json.loads((folder / CHECKSUMS).read_text())
-    except FileNotFoundError:
-        return ""
+        known = _read(folder / CHECKSUMS)
     except ValueError:
         return f"{CHECKSUMS} is not readable"
     for name, file in known.items():
@@ -157,17 +154,22 @@ def damage(folder: Path) -> str:
             return f"{name} is missing"
         if (size := path.stat().st_size) != file["bytes"]:
             return f"{name} has {size} bytes, {file['bytes']} were written"
-    with ThreadPoolExecutor() as pool:
-        digests = pool.map(_sha256, [folder / name for name in known])
-        for (name, file), digest in zip(known.items(), digests, strict=True):
-            if digest != file["sha256"]:
-                return f"{name} is corrupt: its SHA-256 differs"
+    digests = _digests([folder / name for name in known])
+    for (name, file), digest in zip(known.items(), digests, strict=True):
+        if digest != file["sha256"]:
+            return f"{name} is corrupt: its SHA-256 differs"
     return ""
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digests(files: list[Path]) -> list[str]:
+    """The SHA-256 of each file; hashing releases the GIL."""
+
+    def sha256(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(sha256, files))
 
 
 def sweep(run_dir: Path) -> None:

@@ -123,3 +123,9 @@ def steps(run_dir: Path, key: str = "learner/loss") -> list[int]:
 def trained_groups(run_dir: Path) -> list[tuple[int, int]]:
     """The first and the last group of each batch, from the journal."""
     return [(r["first"], r["last"]) for r in records(run_dir / "journal") if "trained" in r]
+
+
+def check_no_group_is_lost(run_dir: Path) -> None:
+    """Every batch begins with the group after the last one of the batch before."""
+    batches = trained_groups(run_dir)
+    assert [first for first, _ in batches] == [0, *(last + 1 for _, last in batches[:-1])]

@@ -47,14 +47,3 @@ def test_every_value_of_every_axis_has_a_test_worked_by_hand() -> None:
     assert not marked - axes(), "marks name a key or a value that does not exist"
     missing = sorted(f"{key} {value}" for key, value in axes() - marked)
     assert not missing
-
-
-def test_a_mark_on_a_parameter_counts_and_one_on_a_helper_does_not(tmp_path: Path) -> None:
-    path = tmp_path / "some.py"
-    path.write_text(
-        '@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.axis("a.b", "c"))])\n'
-        "def test_x(x): ...\n"
-        '@pytest.mark.axis("a.b", "d", "e")\ndef test_y(): ...\n'
-        '@pytest.mark.axis("a.b", "f")\ndef helper(): ...\n'
-    )
-    assert set(marks(path)) == {("a.b", "c"), ("a.b", "d"), ("a.b", "e")}

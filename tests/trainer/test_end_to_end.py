@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from small import (
     MAIN,
+    check_no_group_is_lost,
     command,
     environment,
     make_data,
@@ -179,16 +180,6 @@ def test_a_run_ends_by_its_own_forecast(model_dir: Path, data: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_exits_cleanly(model_dir: Path, data: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    with started(command(model_dir, data, run_dir, *FOREVER), tmp_path) as process:
-        until(lambda: len(metrics(run_dir)) > 3, process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, (tmp_path / "err.log").read_text()
-    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{max(steps(run_dir)):06d}"]
-
-
-@pytest.mark.slow
 def test_a_killed_launcher_loses_no_step(model_dir: Path, data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     pids: dict[str, int] = {}
@@ -256,7 +247,7 @@ def test_a_run_on_two_ranks_and_two_engines_is_resumed_on_one_of_each(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engines", [1, 2])
-def test_a_killed_engine_is_started_again_and_no_group_is_lost(
+def test_a_killed_engine_is_started_again_no_group_is_lost_and_ctrl_c_saves(
     engines: int, model_dir: Path, data: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -274,9 +265,9 @@ def test_a_killed_engine_is_started_again_and_no_group_is_lost(
         until(lambda: metrics(run_dir)[-1]["step"] > step + 10, process)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0, printed()
+    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{max(steps(run_dir)):06d}"]
     assert "engine's process was killed by signal 9" in printed()
-    batches = trained_groups(run_dir)
-    assert [first for first, _ in batches] == [0, *(last + 1 for _, last in batches[:-1])]
+    check_no_group_is_lost(run_dir)
     assert max(int(lag) for r in metrics(run_dir, "lag/histogram") for lag in r["lag/histogram"]) <= 1
 
 

@@ -9,13 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.config import Config, ConfigError, EngineConfig, InterruptionConfig
-from trainer.controller.process import check_lengths
+from trainer.config import Config, EngineConfig, InterruptionConfig
 from trainer.engines.vllm.engine import vllm_settings
 from trainer.launcher.advice import plan
 from trainer.launcher.memory_estimate import PROMPT_TOKENS, ModelSize, estimate
 from trainer.launcher.placement import Devices, Split
-from trainer.types import Prompt
 
 PHRASE = "Time is up. </think>"
 INTERRUPTION = InterruptionConfig(enabled=True, lo=50, hi=100, phrase=PHRASE, answer_tokens=30)
@@ -42,13 +40,6 @@ def test_the_advice_plans_for_it() -> None:
     uninterrupted = EngineConfig(kind="vllm", slots=4, max_new_tokens=LONGEST)
     plans = [plan(Config(engine=e), SIZE, Split(2, 6)).text for e in (ENGINE, uninterrupted)]
     assert plans[0] == plans[1]
-
-
-def test_the_controller_refuses_a_model_with_fewer_positions() -> None:
-    prompt = Prompt(prompt_id="0", text="", token_ids=(1, 2, 3), answer="", metadata={})
-    check_lengths(ENGINE, [prompt], 5, 138)
-    with pytest.raises(ConfigError, match=r"3 tokens and a completion up to 135; the model .* 137"):
-        check_lengths(ENGINE, [prompt], 5, 137)
 
 
 def test_vllm_makes_room_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import unicodedata
 from decimal import Decimal
 from functools import cache, lru_cache
 
-from trainer.types import Answer
+from trainer.types import CORRECT, UNPARSABLE, WRONG, Answer, Verdict
 
 MAX_CHARS = 300  # of an answer
 MAX_MARKS = 30  # combining marks in a row, as in Unicode's Stream-Safe Text Format
@@ -72,6 +72,11 @@ def _literal_number(text: str) -> Decimal | None:
     if match is None or (match["sign"] and match["inner"]):
         return None
     return Decimal(match["sign"] + match["inner"] + match["digits"].replace(",", ""))
+
+
+def compared(value: Decimal | str | None, gold: Decimal | str | None) -> Verdict:
+    """The verdict on an answer that was read from a completion; None: it has none."""
+    return UNPARSABLE if value is None else CORRECT if value == gold else WRONG
 
 
 def no_text(answer: Answer) -> str:

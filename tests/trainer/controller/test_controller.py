@@ -277,7 +277,7 @@ def test_completions_that_cannot_fit_the_model_are_refused_at_the_start(interrup
     interruption = InterruptionConfig(enabled=interrupted, lo=10, hi=60, answer_tokens=30)
     engine = EngineConfig(max_new_tokens=100, interruption=interruption)
     check_lengths(engine, prompts(5), 10, 103)  # 3 tokens of prompt and 100 of completion, either way
-    with pytest.raises(ConfigError, match="the model has 102 positions: lower engine"):
+    with pytest.raises(ConfigError, match="3 tokens and a completion up to 100; the model has 102 pos"):
         check_lengths(engine, prompts(5), 10, 102)
 
 

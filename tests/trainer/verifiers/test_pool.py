@@ -262,18 +262,8 @@ def test_reasoning_gym_scorers_that_execute_text_are_contained(tmp_path: Path) -
     assert not path.exists()
 
 
-def test_reasoning_gym_tasks_take_their_difficulty_and_are_scored_by_it() -> None:
-    chain = {"min_terms": 4, "max_terms": 4, "min_digits": 3, "max_digits": 3}
-    options = {"chain_sum": chain, "spell_backward": {"min_word_len": 9, "max_word_len": 9}}
-    with opened("reasoning_gym", timeout_s=30.0) as pool:
-        for task, knobs in options.items():
-            arguments = {"seed": 0, "size": 3, **knobs}
-            for item in generate(task, arguments):
-                gold, question = item["answer"], item["question"]
-                terms = question.rpartition(":")[2].split("=")[0].split()[::2]
-                sizes = [len(term.lstrip("-")) for term in terms]
-                assert len(gold) == 9 if task == "spell_backward" else sizes == [3] * 4
-                columns = item | {"origin": {"task": task, "arguments": arguments}}
-                # With a blank, the texts differ, and the task's scorer is asked.
-                asked = ((f"<answer>{gold} </answer>", gold + " ", columns), ("0", gold, columns))
-                assert outcomes(pool, *asked) == ["correct", "wrong"], task
+def test_reasoning_gym_tasks_take_their_difficulty() -> None:
+    digits = {"min_terms": 4, "max_terms": 4, "min_digits": 3, "max_digits": 3}
+    for item in generate("chain_sum", {"seed": 0, "size": 3, **digits}):
+        terms = item["question"].rpartition(":")[2].split("=")[0].split()[::2]
+        assert [len(term.lstrip("-")) for term in terms] == [3] * 4

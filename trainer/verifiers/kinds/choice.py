@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any
 
-from trainer.types import CORRECT, UNPARSABLE, WRONG, Prompt, Verdict
-from trainer.verifiers.text import answer_part, fold, last_boxed
+from trainer.types import Prompt, Verdict
+from trainer.verifiers.text import answer_part, compared, fold, last_boxed
 from trainer.verifiers.verifier import Verifier
 
 MAX_CHARS = 2000  # at the end of a completion, where its answer is
@@ -35,8 +35,7 @@ class Choice(Verifier, kind="choice"):
         return "" if "choices" in prompt.metadata else ", without options; set data.choices_column"
 
     def compare(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
-        letter = chosen_letter(completion, metadata["choices"])
-        return UNPARSABLE if letter is None else CORRECT if letter == answer else WRONG
+        return compared(chosen_letter(completion, metadata["choices"]), answer)
 
     def vote(self, completion: str, prompt: Prompt) -> str | None:
         return chosen_letter(completion, prompt.metadata["choices"])

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from trainer.types import CORRECT, UNPARSABLE, WRONG, Prompt, Verdict
-from trainer.verifiers.text import MAX_CHARS, answer_part, fold, last_boxed, literal_number, no_text
+from trainer.verifiers.text import MAX_CHARS, answer_part, compared, fold, last_boxed, literal_number, no_text
 from trainer.verifiers.verifier import Verifier
 
 _CHOICE = re.compile(r"\bor\b")
@@ -87,8 +87,7 @@ class Math(Verifier, kind="math"):
             return CORRECT
         gold = plain_number(answer)
         if gold is not None:
-            number = plain_number(text)
-            return UNPARSABLE if number is None else CORRECT if number == gold else WRONG
+            return compared(plain_number(text), gold)
         if any(form.search(text) and not form.search(answer) for form in (_CHOICE, _TASK)):
             return UNPARSABLE
         return None

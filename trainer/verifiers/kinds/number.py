@@ -3,8 +3,8 @@
 from decimal import Decimal
 from typing import Any
 
-from trainer.types import CORRECT, UNPARSABLE, WRONG, Prompt, Verdict
-from trainer.verifiers.text import literal_number
+from trainer.types import Prompt, Verdict
+from trainer.verifiers.text import compared, literal_number
 from trainer.verifiers.verifier import Verifier, accepted
 
 
@@ -18,10 +18,7 @@ class Number(Verifier, kind="number"):
         return "" if literal else ", not a literal number; use math or exact"
 
     def compare(self, completion: str, answer: str, metadata: dict[str, Any]) -> Verdict:
-        number = first_number(completion)
-        if number is None:
-            return UNPARSABLE
-        return CORRECT if number == literal_number(answer) else WRONG
+        return compared(first_number(completion), literal_number(answer))
 
     def vote(self, completion: str, prompt: Prompt) -> Decimal | None:
         return first_number(completion)
