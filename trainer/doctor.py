@@ -19,9 +19,9 @@ from trainer.verifiers.verifier import registry
 
 Status = Literal["ok", "missing", "wrong"]
 GIB = 1024**3
-LEAST_MEMORY = 6  # GiB: engine and learner each hold SmolLM2-135M in FP32, one with AdamW's moments
-LEAST_DISK = 4  # GiB: the converted model, one checkpoint with optimizer, the one being written
-LEAST_SHM = 1  # GiB: the learner sends its weights to the engine through /dev/shm
+MIN_MEMORY = 6  # GiB: engine and learner each hold SmolLM2-135M in FP32, one with AdamW's moments
+MIN_DISK = 4  # GiB: the converted model, one checkpoint with optimizer, the one being written
+MIN_SHM = 1  # GiB: the learner sends its weights to the engine through /dev/shm
 TRAIN = ("train", "logs", "kernels")  # extras that training needs; without any there is the curve
 ADVICE = "make setup, or pip install '.[train]'"
 EXTRAS = {  # optional dependencies of setup.py -> what needs them
@@ -77,12 +77,12 @@ def _cpu() -> Finding:
 def _memory() -> Finding:
     page = os.sysconf("SC_PAGE_SIZE") / GIB
     free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-    advice = f"the default recipe needs {LEAST_MEMORY} GiB; --recipe tiny needs 2"
-    return _checked("memory", total >= LEAST_MEMORY, f"{total:.1f} GiB, {free:.1f} free", advice)
+    advice = f"the default recipe needs {MIN_MEMORY} GiB; --recipe tiny needs 2"
+    return _checked("memory", total >= MIN_MEMORY, f"{total:.1f} GiB, {free:.1f} free", advice)
 
 
 def _disks() -> Iterator[Finding]:
-    for name, folder, least in (("disk (here)", Path.cwd(), LEAST_DISK), ("disk (cache)", cache_folder(), 1)):
+    for name, folder, least in (("disk (here)", Path.cwd(), MIN_DISK), ("disk (cache)", cache_folder(), 1)):
         while not folder.exists():
             folder = folder.parent
         free = shutil.disk_usage(folder).free / GIB
@@ -90,8 +90,8 @@ def _disks() -> Iterator[Finding]:
         advice = f"{least} GiB, writable, are needed; --run-dir and SIGMOID_RL_CACHE name other folders"
         yield _checked(name, good, f"{free:.1f} GiB free in {folder}", advice)
     free = shutil.disk_usage(SHARED).free / GIB if SHARED.is_dir() else 0
-    advice = f"below {LEAST_SHM} GiB, weights travel through the run folder (in a container: --shm-size 2g)"
-    yield _checked("/dev/shm", free >= LEAST_SHM, f"{free:.1f} GiB free", advice, required=False)
+    advice = f"below {MIN_SHM} GiB, weights travel through the run folder (in a container: --shm-size 2g)"
+    yield _checked("/dev/shm", free >= MIN_SHM, f"{free:.1f} GiB free", advice, required=False)
 
 
 def _gpus() -> Iterator[Finding]:

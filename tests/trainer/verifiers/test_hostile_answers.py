@@ -48,7 +48,7 @@ class Case(NamedTuple):
     """A verifier kind, prompts, and how right answers may look: # is the gold answer, @ any text."""
 
     kind: str
-    prompts: list[Prompt]
+    prompts: list[Prompt]  # empty: those of reasoning_gym_prompts
     right: tuple[str, ...] = ()
     wrapper: str = "#"  # what a generated answer is put into, half of the times
 
@@ -64,6 +64,7 @@ def items(task: str) -> list[Prompt]:
     return [prompt(i["answer"], i | origin) for i in map(encode, library.create_dataset(task, **arguments))]
 
 
+@cache
 def reasoning_gym_prompts() -> list[Prompt]:
     """An item of each task that executes text or has a lenient scorer, and of three others."""
     tasks = [*EXECUTED, "coin_flip", "complex_arithmetic", "game_of_life_halting"]
@@ -77,7 +78,7 @@ OPTIONS = {"choices": [f"the {i}th word" for i in range(11)]}
 LINES = json.dumps({"inputs": ["60000 217\n"], "outputs": ["60217"]})
 CALLS = json.dumps([{"input": [60000, 217], "output": 60217, "fn_name": "add"}])
 BLOCK, ADD = "```python\n#\n```", "```python\ndef add(a, b):\n    return a + b\n```"
-QUICK = {
+CASES = {
     "number": Case("number", NUMBER, ("#\n@", " # \n", "60,217.50", "$#.", "６０２１７.5")),
     "exact": Case(
         "exact", [prompt("Königsberg 1736")], ("#", " #\n", "KÖNIGSBERG\n\n 1736", "Ko\u0308nigsberg 1736")
@@ -91,24 +92,22 @@ QUICK = {
     ),
     "judge": Case("judge", NUMBER),
     "own function": Case("hostile_answers:same", NUMBER, ("#",)),
-}  # fmt: skip
-SLOW: dict[str, Callable[[], Case]] = {
-    "math, an expression": lambda: Case(
+    "math, an expression": Case(
         "math", ROOT, (*BOXED, r"@</think>\boxed{\dfrac{\sqrt{739}}{23}}", r"@</think>\boxed{\sqrt{739}/23}"),
         r"\boxed{#}",
     ),
-    "reasoning_gym": lambda: Case(
-        "reasoning_gym", reasoning_gym_prompts(),
+    "reasoning_gym": Case(
+        "reasoning_gym", [],
         ("#", "@</think># ", "@</think><answer>#</answer>", "@</think><answer>\n#\n</answer> I think."),
         "<answer>#</answer>",
     ),
-    "code, standard input": lambda: Case(
-        "code", [prompt(LINES)], (f"@</think>{BLOCK.replace('#', SUM)}",), BLOCK
-    ),
-    "code, calls": lambda: Case(
+    "code, standard input": Case("code", [prompt(LINES)], (f"@</think>{BLOCK.replace('#', SUM)}",), BLOCK),
+    "code, calls": Case(
         "code", [prompt(CALLS)], (f"@</think>{ADD}", f"@</think>So:\n{ADD}\nIt works."), BLOCK
     ),
 }  # fmt: skip
+SLOW = ("reasoning_gym", "code, standard input")  # judged by the slow test alone
+PARTLY = ("math, an expression", "code, calls")  # of these the quick test judges a part
 
 
 class Parrot(Judge):
@@ -132,14 +131,14 @@ class Parrot(Judge):
 
 def texts(case: Case, count: int) -> Iterator[Item]:
     """The list, alone and wrapped, and generated texts; then right answers."""
-    random = Random(1)
+    random, prompts = Random(1), case.prompts or reasoning_gym_prompts()
     for i, hostile in enumerate(TEXTS):
         for form in {"#", case.wrapper}:
-            yield False, case.prompts[i % len(case.prompts)], form.replace("#", hostile)
+            yield False, prompts[i % len(prompts)], form.replace("#", hostile)
     for i in range(count):
-        yield False, random.choice(case.prompts), (case.wrapper if i % 2 else "#").replace("#", fuzz(random))
-    for i in range(max(len(case.prompts), count // 10) if case.right else 0):
-        asked = case.prompts[i % len(case.prompts)]
+        yield False, random.choice(prompts), (case.wrapper if i % 2 else "#").replace("#", fuzz(random))
+    for i in range(max(len(prompts), count // 10) if case.right else 0):
+        asked = prompts[i % len(prompts)]
         first, *others = random.choice(case.right).replace("#", str(asked.answer)).split("@")
         beside = (re.sub(r"\\boxed|<answer>|think>|```", "", fuzz(random)) for _ in others)
         yield True, asked, first + "".join(map(str.__add__, beside, others))
@@ -209,11 +208,8 @@ async def judged(case: Case, asked: list[Item], folder: Path) -> tuple[Counter[s
                 outcome = (await scorer.score(prompt, text)).outcome
                 seconds.append(time.perf_counter() - start)
                 outcomes[outcome] += not right
-                if (
-                    right != (outcome == "correct")
-                    or outcome == "crash"
-                    or seconds[-1] > DEADLINE_S + GRACE_S
-                ):
+                late = seconds[-1] > DEADLINE_S + GRACE_S
+                if right != (outcome == "correct") or outcome == "crash" or late:
                     wrong.append(f"{outcome} after {seconds[-1]:.1f} s: {text[:300]!r} for {prompt.answer!r}")
 
         await asyncio.gather(*(work() for _ in range(WORKERS)))
@@ -232,23 +228,17 @@ def check(case: Case, every: int, count: int, folder: Path) -> None:
     print(f"{case.kind}: {len(hostile)} hostile {dict(outcomes)}, {len(right)} right; {times}")
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_no_hostile_answer_breaks_a_comparison(name: str, tmp_path: Path) -> None:
-    check(QUICK[name], 1, 2000, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["math, an expression", "code, calls"])
-def test_no_hostile_answer_breaks_a_worker_or_a_sandbox(name: str, tmp_path: Path) -> None:
-    check(SLOW[name](), 97, 100, tmp_path)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in SLOW])
+def test_no_hostile_answer_breaks_a_comparison_a_worker_or_a_sandbox(name: str, tmp_path: Path) -> None:
+    check(CASES[name], *((97, 100) if name in PARTLY else (1, 2000)), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.parametrize("name", CASES)
 def test_none_of_the_list_and_none_of_many_generated_answers_is_believed(name: str, tmp_path: Path) -> None:
     assert len(set(TEXTS)) >= 400
-    case = QUICK.get(name) or SLOW[name]()
-    check(case, 1, int(os.environ.get("HOSTILE_ANSWERS", 1000)), tmp_path)
+    check(CASES[name], 1, int(os.environ.get("HOSTILE_ANSWERS", 1000)), tmp_path)
 
 
 @pytest.mark.parametrize("marks", ["\u0301" * 100_000 + "\u0327" * 100_000, "\uff9e\uff9f" * 100_000])
