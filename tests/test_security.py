@@ -97,10 +97,10 @@ def test_a_checkpoints_description_cannot_change_a_class(tmp_path: Path) -> None
 @pytest.mark.parametrize("place", ["metadata", "an entry", "a file outside"])
 def test_a_checkpoint_of_unknown_origin_executes_nothing(place: str, tmp_path: Path) -> None:
     malice = Malice(tmp_path / "executed")
-    folder, own = tmp_path / "state", {"weights": {"w": torch.ones(3)}}
+    folder, target = tmp_path / "state", {"weights": {"w": torch.ones(3)}}
     dcp.save({"weights": {"w": torch.arange(3.0)}}, checkpoint_id=folder, no_dist=True)
-    dcp.load(own, storage_reader=_Reader(folder), no_dist=True)
-    assert own["weights"]["w"].tolist() == [0, 1, 2]
+    dcp.load(target, storage_reader=_Reader(folder), no_dist=True)
+    assert target["weights"]["w"].tolist() == [0, 1, 2]
     if place == "metadata":
         (folder / ".metadata").write_bytes(pickle.dumps(malice))
     elif place == "an entry":

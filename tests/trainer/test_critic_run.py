@@ -31,11 +31,11 @@ def test_a_run_with_a_critic_goes_on_where_it_ended(
     task = make_task(tmp_path / "task", "torch", monkeypatch)
     critic = ("--objective.critic.body", body)
     unbroken = train(tmp_path / "unbroken", task, *critic, "--pipeline.steps", "3")
-    begun = train(tmp_path / "run", task, *critic, "--pipeline.steps", "2")
-    assert [row["step"] for row in begun] == [1, 2]
+    first = train(tmp_path / "run", task, *critic, "--pipeline.steps", "2")
+    assert [row["step"] for row in first] == [1, 2]
     resumed = train(tmp_path / "run", task, "--resume", "--pipeline.steps", "3")
     assert [row["step"] for row in resumed] == [1, 2, 3]
     assert all(row["train/effective_prompts"] == 4 for row in resumed)  # none is dropped for equal rewards
-    for ours, theirs in zip(resumed, unbroken, strict=True):
+    for ours, expected in zip(resumed, unbroken, strict=True):
         for key in SAME:
-            assert ours[key] == pytest.approx(theirs[key], rel=1e-4, abs=1e-6), (ours["step"], key)
+            assert ours[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-6), (ours["step"], key)

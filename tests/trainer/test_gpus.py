@@ -93,8 +93,8 @@ def test_a_driver_without_nvidia_smi_is_found(
 
 
 def test_the_library_is_asked_in_a_process_that_ends_well_with_and_without_one() -> None:
-    found = subprocess.run(["python", "-c", gpus.FROM_LIBRARY], capture_output=True, text=True, timeout=60)
-    assert found.returncode == 0 or "libcuda.so.1" in found.stderr
+    process = subprocess.run(["python", "-c", gpus.FROM_LIBRARY], capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0 or "libcuda.so.1" in process.stderr
 
 
 VISIBLE = {  # CUDA_VISIBLE_DEVICES -> MiB of the smallest

@@ -71,8 +71,8 @@ def test_the_parity_gate_reports_it_at_the_start(monkeypatch: pytest.MonkeyPatch
     prompts: Any = ["one prompt"]
     learner: Any = LearnerThatScores()
     monkeypatch.setitem(parity.PARITY_NATS, "float32", 0.05)
-    found = asyncio.run(parity.parity_gate(ctx, learner, weights, prompts))
-    assert found["tokens"] == 3
-    assert found["by_position"] == pytest.approx({"0-1K": 0.015, "1-4K": 0.03}, rel=1e-4)
-    line = _sentence(Event("parity", 0.0, found))
+    report = asyncio.run(parity.parity_gate(ctx, learner, weights, prompts))
+    assert report["tokens"] == 3
+    assert report["by_position"] == pytest.approx({"0-1K": 0.015, "1-4K": 0.03}, rel=1e-4)
+    line = _sentence(Event("parity", 0.0, report))
     assert line.endswith("3 tokens to 2.0e-02 nats (max 3.0e-02); by position 0-1K 1.5e-02, 1-4K 3.0e-02")

@@ -27,12 +27,12 @@ def trained(tmp_path: Path, url: str) -> tuple[list[dict[str, Any]], str]:
     far.write_text("".join(json.dumps({"question": f"{a}*9=", "answer": "1"}) + "\n" for a in range(5)))
     judge = {"url": url, "model": "m", "template": "{completion}", "deadline_s": 30}
     extra = [{"kind": "judge", "weight": 0}]
-    own = {"kind": "tests_reward:first_digit_even", "extra": extra, "judge": judge}
+    verifier = {"kind": "tests_reward:first_digit_even", "extra": extra, "judge": judge}
     sums = {"source": str(make_data(tmp_path)), "held_out": 8}
     halves = sums | {"template": "={question}", "held_out": 6}
     recipe: dict[str, Any] = {
         "mixture": {
-            "sums": {"share": 3, "data": sums, "verifier": own},
+            "sums": {"share": 3, "data": sums, "verifier": verifier},
             "halves": {"share": 1, "data": halves, "verifier": {"kind": "number"}},
         },
         "evaluation": {"sets": {"sums/far": str(far)}, "pass_at": [1, 2], "maj_at": [2], "best_at": [2]},

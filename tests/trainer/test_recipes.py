@@ -98,9 +98,9 @@ def test_a_task_without_a_recipe_is_trained_with_scalerl() -> None:
 
 def test_what_cannot_have_an_effect_or_leaves_a_recommendation_is_said(tmp_path: Path) -> None:
     write(tmp_path, r="recommended: {learner.lr: [1e-6, 5e-6], objective.clip_low: [0.2, 0.2]}")
-    given = ("--recipe", str(tmp_path / "r.yaml"))
-    assert said(*given, "--learner.lr", "5e-6") == []
-    assert said(*given, "--learner.lr", "6e-6") == ["learner.lr is 6e-06; recipe r recommends 1e-06 to 5e-06"]
+    flags = ("--recipe", str(tmp_path / "r.yaml"))
+    assert said(*flags, "--learner.lr", "5e-6") == []
+    assert said(*flags, "--learner.lr", "6e-6") == ["learner.lr is 6e-06; recipe r recommends 1e-06 to 5e-06"]
     head = ("--model.fp32_head", "neither", "--model.dtype")
     assert said(*head, "bfloat16") == []
     assert said(*head, "float32") == ["model.fp32_head neither changes nothing: model.dtype is float32"]

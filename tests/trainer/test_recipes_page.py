@@ -75,17 +75,17 @@ def recipe_row(name: str) -> str:
 
 def task_row(name: str) -> str:
     config = cli.parse(["--recipe", "grpo", "--task", name]).config
-    given = {key for layer in read_layers("task", name) for key in layer.values}
+    keys = {key for layer in read_layers("task", name) for key in layer.values}
     batch = f"{config.pipeline.prompts_per_step} x {config.pipeline.completions_per_prompt}"
     tasks = config.tasks.values()
     cells = (
         f"`{name}`",
-        config.model.path if "model.path" in given else "yours",
-        " + ".join(t.data.source for t in tasks) if given & {"data.source", "mixture"} else "yours",
-        " + ".join(t.verifier.kind for t in tasks) if given & {"verifier.kind", "mixture"} else "yours",
-        f"{config.engine.max_new_tokens:,}" if "engine.max_new_tokens" in given else "yours",
-        batch if "pipeline.prompts_per_step" in given else "the recipe's",
-        number(config.learner.lr) if "learner.lr" in given else "the recipe's",
+        config.model.path if "model.path" in keys else "yours",
+        " + ".join(t.data.source for t in tasks) if keys & {"data.source", "mixture"} else "yours",
+        " + ".join(t.verifier.kind for t in tasks) if keys & {"verifier.kind", "mixture"} else "yours",
+        f"{config.engine.max_new_tokens:,}" if "engine.max_new_tokens" in keys else "yours",
+        batch if "pipeline.prompts_per_step" in keys else "the recipe's",
+        number(config.learner.lr) if "learner.lr" in keys else "the recipe's",
     )
     return f"| {' | '.join(cell or 'yours' for cell in cells)} |"
 

@@ -66,8 +66,8 @@ def test_output_is_compared_token_by_token_in_each_line() -> None:
 def test_results_are_compared_as_values_of_json() -> None:
     assert same_result((1, [2.0, "x"]), [1, [2, "x"]]) and same_result({1: (2,)}, {"1": [2]})
     assert same_result(0.1 + 0.2, 0.3) and same_result(3, [3])
-    for given, expected in ((1, 2), ("1", 1), ([1], [1, 2]), ({1: 2}, {"1": 3}), (1.0001, 1.0), (None, [])):
-        assert not same_result(given, expected)
+    for actual, expected in ((1, 2), ("1", 1), ([1], [1, 2]), ({1: 2}, {"1": 3}), (1.0001, 1.0), (None, [])):
+        assert not same_result(actual, expected)
 
 
 STDIN_TESTS: dict[str, Answer] = {
