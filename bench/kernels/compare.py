@@ -50,7 +50,6 @@ def parser() -> argparse.ArgumentParser:
     ):
         p.add_argument(f"--{name}", type=int, default=value, metavar=letter, help=f"{text} ({value})")
     p.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both operands")
-    p.add_argument("--logit-std", type=float, default=3.0, help="standard deviation of the logits (3)")
     text = "a provider whose call takes longer, by an estimate on N/16 rows, is not timed (60)"
     p.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help=text)
     p.add_argument("--only", default="", help="comma-separated: providers whose name contains one of these")
@@ -66,7 +65,7 @@ def build(args: argparse.Namespace) -> tuple[LossProblem, list[Provider]]:
     """The problem and the providers asked for."""
     dtype = getattr(torch, args.dtype)
     problem = make_problem(
-        args.rows, args.hidden, args.vocab, dtype, args.device, args.logit_std, min(args.chunk, args.rows)
+        args.rows, args.hidden, args.vocab, dtype, args.device, chunk_rows=min(args.chunk, args.rows)
     )
     wanted = [word.strip().lower() for word in args.only.split(",") if word.strip()]
     providers = all_providers(problem)
@@ -123,7 +122,7 @@ def _warm_up(
 
 def _memory(name: str, args: argparse.Namespace) -> Record:
     """Peak bytes of one call, and how they were read, in a process of its own."""
-    shared = ("rows", "hidden", "vocab", "dtype", "chunk", "logit_std", "device", "threads")
+    shared = ("rows", "hidden", "vocab", "dtype", "chunk", "device", "threads")
     options = [f"--{k.replace('_', '-')}={getattr(args, k)}" for k in shared]
     command = [sys.executable, "-m", "bench.kernels.compare", *options, f"--memory-of={name}"]
     child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -182,7 +181,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "shape": dict(zip("NHV", problem.shape, strict=True)),
         "dtype": args.dtype,
         "chunk_rows": problem.chunk_rows,
-        "logit_std": args.logit_std,
         "rounds": args.rounds,
         "cases": compare(problem, providers, args),
     }

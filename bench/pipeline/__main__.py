@@ -187,7 +187,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--rates-from", type=Path, metavar="RUN_DIR", help=text)
     text = "the part of a decoding step of --run that does not depend on the number of sequences (0)"
     p.add_argument("--decode-step-s", type=float, default=0.0, help=text)
-    p.add_argument("--png", type=Path, metavar="FILE", help="draw steps/hour and idle shares over the split")
     return p
 
 
@@ -289,8 +288,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.rates_from and not args.run:
         raise SystemExit("--rates-from needs --run: the runs to predict")
     if args.run:
-        if args.png or args.record:
-            raise SystemExit("--png and --record are of a sweep over splits; they do not go with --run")
+        if args.record:
+            raise SystemExit("--record is of a sweep over splits; it does not go with --run")
         source = read_run(args.rates_from, args.decode_step_s) if args.rates_from else None
         runs = [read_run(folder, args.decode_step_s) for folder in args.run]
         result: Record = {"runs": [compare(one, source or one) for one in runs]}
@@ -299,9 +298,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = predict(args)
         text = describe(result)
     result["command"] = records.command("pipeline", argv)
-    path = records.path_of(args, TRACKED)
-    if png := args.png or (path.with_suffix(".png") if args.record and path else None):
-        draw(result, png)
+    if args.record:
+        draw(result, records.RESULTS / "pipeline.png")
     return records.finish(args, TRACKED, result, text)
 
 

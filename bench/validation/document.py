@@ -16,10 +16,7 @@ share = partial(number, form=".3f")
 
 def document(result: Record) -> str:
     """The page in Markdown: the bars, then every table."""
-    runs, planned, seed = (result[key] for key in ("runs", "planned", "seed"))
-    head = f"{runs} of {planned} simulated runs, seed {seed}; noise of sd {NOISE:g}."
-    if runs < planned:
-        head += " The command was interrupted: start it again to go on."
+    head = f"{result['runs']} simulated runs, seed {result['seed']}; noise of sd {NOISE:g}."
     sections = (_bars, _accuracy, _far, _coverage, _flags, _outliers, _ranges)
     return "\n\n".join([head, *(section(result) for section in sections)])
 

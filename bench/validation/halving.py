@@ -1,7 +1,7 @@
 """`python -m bench.validation.halving`: does --halving of a sweep lose the winner, and how much does it save?
 
 Simulated sweeps of 12 recipes × 3 seeds, which differ in A, B and C_mid, and their seeds by what the paper
-reports. The winner is the recipe with the highest true reward at the budget, or with the highest ceiling.
+reports. The winner is the recipe with the highest true reward at the budget.
 It uses every core that it may. Given the runs of a finished sweep, such as docs/study/runs.toml, it says what
 halving would have done.
 """
@@ -27,6 +27,7 @@ RECIPES, SEEDS, EVALUATIONS = 12, 3, 32
 SD = 0.012  # of an evaluation: 400 prompts × 4
 A_SD, LOG_SD = 0.04, 0.25  # over recipes, of A and of log B and log C_mid
 SEED_A, SEED_LOG = 0.006, 0.07  # over seeds
+TARGET = 1.0  # where the winner is the best, in budgets
 LAST = 3  # evaluations of a finished run whose mean is its reward
 C = np.linspace(0, 1, EVALUATIONS + 1)[1:]  # in budgets
 
@@ -64,15 +65,13 @@ def simulate(rng: np.random.Generator) -> tuple[list[Sigmoid], dict[str, list[Cu
     return laws, curves
 
 
-def halve(
-    curves: dict[str, list[Curve]], risk: float, target: float, budget: float = 1.0
-) -> dict[str, float]:
+def halve(curves: dict[str, list[Curve]], target: float, budget: float = 1.0) -> dict[str, float]:
     """The share of the budget at which each recipe is stopped; 1 if it is not."""
     stopped: dict[str, float] = {}
     for rung in RUNGS:
         left = {name: runs for name, runs in curves.items() if name not in stopped}
         going = {name: [cut(curve, rung * budget) for curve in runs] for name, runs in left.items()}
-        stopped |= dict.fromkeys(least_likely(chances(forecasts(going), target), risk), rung)
+        stopped |= dict.fromkeys(least_likely(chances(forecasts(going), target), RISK), rung)
     return {name: stopped.get(name, 1.0) for name in curves}
 
 
@@ -82,20 +81,20 @@ def cut(curve: Curve, compute: float) -> Curve:
     return Curve(curve.name, curve.unit, points, curve.R0)
 
 
-def trial(number: int, seed: int, risk: float, target: float) -> Trial:
+def trial(number: int, seed: int) -> Trial:
     """One sweep, halved."""
     laws, curves = simulate(np.random.default_rng([seed, number]))
-    shares = list(halve(curves, risk, target).values())
-    rewards = np.array([float(law.reward(target)) for law in laws])
+    shares = list(halve(curves, TARGET).values())
+    rewards = np.array([float(law.reward(TARGET)) for law in laws])
     left = max(r for r, share in zip(rewards, shares, strict=True) if share == 1)
     lost, saved = shares[int(rewards.argmax())] < 1, 1 - float(np.mean(shares))
-    return Trial(number, seed, risk, target, lost, saved, float(rewards.max() - left), RUNGS)
+    return Trial(number, seed, RISK, TARGET, lost, saved, float(rewards.max() - left), RUNGS)
 
 
-def replay(curves: dict[str, list[Curve]], risk: float) -> str:
+def replay(curves: dict[str, list[Curve]]) -> str:
     """What halving would have done to a finished sweep, up to the compute to which all its runs have data."""
     budget = min(run.points[-1].compute for runs in curves.values() for run in runs)
-    shares = halve(curves, risk, budget, budget)
+    shares = halve(curves, budget, budget)
     ends = {
         name: float(np.mean([p.pass_rate for run in runs for p in cut(run, budget).points[-LAST:]]))
         for name, runs in curves.items()
@@ -111,23 +110,21 @@ def replay(curves: dict[str, list[Curve]], risk: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the share of sweeps whose winner was lost, and what was saved."""
-    parser = records.parser("validation.halving", __doc__, sweeps=500, seed=0, risk=RISK)
-    parser.add_argument("--ceiling", action="store_true", help="the winner has the highest ceiling")
+    parser = records.parser("validation.halving", __doc__, sweeps=500, seed=0)
     text = "a file for each sweep's result; those in it are not run again"
     parser.add_argument("--out", type=Path, help=text)
     add_input_arguments(parser, nargs="*")
     args = parser.parse_args(argv)
     if args.inputs:
-        print(replay(curves_of(read_groups(args.inputs, ReadOptions.from_arguments(args))), args.risk))
+        print(replay(curves_of(read_groups(args.inputs, ReadOptions.from_arguments(args)))))
         return 0
-    target = 1e6 if args.ceiling else 1.0
     known = [Trial(**row) for row in read_lines(args.out)] if args.out and args.out.is_file() else []
-    asked = {(i, args.seed, args.risk, target) for i in range(args.sweeps)}
+    asked = {(i, args.seed, RISK, TARGET) for i in range(args.sweeps)}
     known = [t for t in known if tuple(t.rungs) == tuple(RUNGS)]  # others are of other code
     done = [t for t in known if (t.number, t.seed, t.risk, t.target) in asked]
     with ProcessPoolExecutor(records.cores()) as pool:
         remaining = sorted({i for i, *_ in asked} - {t.number for t in done})
-        running = [pool.submit(trial, number, args.seed, args.risk, target) for number in remaining]
+        running = [pool.submit(trial, number, args.seed) for number in remaining]
         for future in as_completed(running):
             done.append(future.result())
             if args.out:

@@ -1,28 +1,22 @@
-"""The simulated runs of the validation: fitted by our procedure and the paper's, kept line by line."""
+"""The simulated runs of the validation: fitted by our procedure and the paper's."""
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bench.records import ROOT, Record
+from bench.records import Record, say
 from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, PaperRun, Points, Scenario, simulate
-from trainer.jsonl import append, open_to_append, read_lines
 from trainer.scaling import Fit, Sigmoid, fit
 from trainer.scaling.curve.paper import PaperGrid, paper_fit
-
-Key = tuple[str, str, int, int]
 
 PROCEDURES = ("ours", "paper", "paper, finer")
 FINER = PaperGrid(C_mid=(300.0, 30_000.0, 200), spacing="log")  # with more values of C_mid than the paper's
 REFRESH_S = 60.0  # between two lines of progress
-CODE = ("trainer/scaling/curve/*.py", "bench/validation/runs.py", "bench/validation/scenarios.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +27,16 @@ class Task:
     row: str  # of PAPER_RUNS
     i: int
     seed: int
-    place: float  # among the runs of its scenario and row: 0 to 1
-
-    @property
-    def key(self) -> Key:
-        return self.scenario.name, self.row, self.i, self.seed
 
 
 def tasks_of(runs: int, seed: int) -> list[Task]:
-    """All tasks, in an order in which any first part has the same share of every scenario and row."""
-    every = [
-        Task(scenario, row, i, seed, (i + 0.5) / scenario.count(runs))
+    """All tasks."""
+    return [
+        Task(scenario, row, i, seed)
         for scenario in SCENARIOS
         for row in scenario.rows
         for i in range(scenario.count(runs))
     ]
-    return sorted(every, key=lambda task: task.place)
 
 
 def measure(task: Task) -> Record:
@@ -104,39 +92,14 @@ def _far(points: Points, run: PaperRun, curve: Sigmoid) -> float:
     return float(curve.reward(run.far) - points.curve.reward(run.far))
 
 
-# --------------------------------------------------------------------------------------- kept line by line
-
-
-def version() -> str:
-    """A hash of the code; records kept by other code are not used."""
-    files = sorted(path for pattern in CODE for path in ROOT.glob(pattern))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:10]
-
-
-def kept_in(folder: Path) -> Path:
-    """The file of this code's records."""
-    return folder / f"runs-{version()}.jsonl"
-
-
-def read(file: Path) -> dict[Key, Record]:
-    """The records kept in this file."""
-    records = read_lines(file) if file.is_file() else ()
-    return {(r["case"], r["row"], r["i"], r["seed"]): r for r in records}
-
-
-def work(tasks: Sequence[Task], file: Path, processes: int) -> Iterator[tuple[Key, Record]]:
-    """Measure, keep the records, and print how long it will take."""
+def work(tasks: Sequence[Task], processes: int) -> Iterator[Record]:
+    """The records of the tasks, in their order; progress is printed."""
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # inherited by the processes spawned
     start = printed = time.monotonic()
-    with open_to_append(file) as out, multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for n, (key, record) in enumerate(pool.imap_unordered(_measure, tasks), 1):
-            append(out, record)
-            yield key, record
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for n, record in enumerate(pool.imap(measure, tasks, chunksize=4), 1):
+            yield record
             now = time.monotonic()
             if now - printed > REFRESH_S or n == len(tasks):
                 printed, remaining = now, (now - start) / n * (len(tasks) - n)
-                print(f"{n} of {len(tasks)} runs, about {remaining / 60:.0f} min left", flush=True)
-
-
-def _measure(task: Task) -> tuple[Key, Record]:
-    return task.key, measure(task)
+                say(f"{n} of {len(tasks)} runs, about {remaining / 60:.0f} min left")

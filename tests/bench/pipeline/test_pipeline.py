@@ -133,7 +133,7 @@ def test_the_command_writes_tables_json_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record, picture = tmp_path / "out.json", tmp_path / "out.png"
-    pipeline.main([*SMALL, "--k=0,2", "--learner=1", f"--json={record}", f"--png={picture}"])
+    pipeline.main([*SMALL, "--k=0,2", "--learner=1", f"--json={record}"])
     result, text = json.loads(record.read_text()), capsys.readouterr().out
     schemes = ["PipelineRL-0", "PipelineRL-2", "PPO-off-policy-2"]
     assert [(r["scheme"], r["split"]) for r in result["records"]] == [
@@ -148,6 +148,7 @@ def test_the_command_writes_tables_json_and_picture(
     )
     for constant in result["constants"].values():
         assert constant["source"] and constant["source"] in text
+    pipeline.draw(result, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -173,7 +174,7 @@ def test_the_engines_rate_is_fitted_to_what_was_measured() -> None:
         (["--engine-rate=1:5"], "two points or more"),
         (["--run", "nowhere"], "expected the folder of a training run"),
         (["--rates-from=a"], "--rates-from needs --run"),
-        (["--run", "a", "--png=x.png"], "do not go with --run"),
+        (["--run", "a", "--record"], "does not go with --run"),
     ],
 )
 def test_bad_options_say_what_was_expected(options: list[str], match: str) -> None:
