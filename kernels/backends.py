@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .rows import Gradient
 from .settings import Settings
+from .tokens import Tokens
 
 MODULES = {"cpu": ".native", "triton": ".triton.backend", "torch": ".torch_backend"}
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
@@ -34,9 +35,8 @@ class Backend(Protocol):
         """(4, C) statistics of the rows of z (C, V), which is not changed."""
 
     def row_grads(
-        self, z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, anchor: Tensor,
-        a: Tensor, b: Tensor | None, k: Tensor | None, dz_y: Tensor, exact: bool,
-    ) -> Tensor:  # fmt: skip
+        self, z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, g: Gradient, exact: bool
+    ) -> Tensor:
         """The logits' gradient (C, V), in place of z; in FP32 if exact, else bf16 where that is faster."""
 
     def d_hidden(self, dz: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -71,9 +71,8 @@ class FusedTerms(Protocol):
         """True if it can for these settings."""
 
     def terms(
-        self, stats: Tensor, logprobs_gen: Tensor, advantages: Tensor, weights: Tensor,
-        inverse_temperature: Tensor, logprobs_ref: Tensor | None, settings: Settings, values: list[Tensor],
-    ) -> tuple[Gradient, Tensor]:  # fmt: skip
+        self, stats: Tensor, t: Tokens, settings: Settings, values: list[Tensor]
+    ) -> tuple[Gradient, Tensor]:
         """(the logits' gradient, sums of weight · term) of C rows, from (4, C) statistics.
 
         `values` are (C,) each, and are filled: log-prob, entropy, ratio, truncated, KL estimate.
@@ -84,18 +83,15 @@ def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backe
     """The backend of this name, or the best one for these tensors. ValueError if it cannot handle them."""
     if name is not None and name not in MODULES:
         raise ValueError(f"backend is {name!r}; expected one of {', '.join(MODULES)}, or None")
-    if name is None:
-        name = {"cpu": "cpu", "cuda": "triton"}.get(hidden.device.type, "torch")
-        reason = _why_not(name, hidden, weight)
-        if not reason:
-            return name, _load(name)
-        if _unavailable(name):
-            _notice(name, reason)
-        return "torch", _load("torch")
-    reason = _why_not(name, hidden, weight)
-    if reason:
+    wanted = name or {"cpu": "cpu", "cuda": "triton"}.get(hidden.device.type, "torch")
+    reason = _why_not(wanted, hidden, weight)
+    if not reason:
+        return wanted, _load(wanted)
+    if name is not None:
         raise ValueError(f"backend {name!r} cannot be used: {reason}")
-    return name, _load(name)
+    if _unavailable(wanted):
+        _notice(wanted, reason)
+    return "torch", _load("torch")
 
 
 @contextmanager

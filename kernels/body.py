@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from .backends import choose
+from .check import check_floating, check_tensors
 from .triton.config import INTERPRET
 
 MAX_WIDTH = 8192  # of a norm in Triton, whose programs hold a row in registers: more would spill
 MAX_ODD_WIDTH = 4096  # of one that is no multiple of 16, which needs more registers for addresses
 MAX_HEAD_DIM = 512
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def rms_norm(
@@ -35,10 +35,11 @@ def rms_norm(
     _check_shape("weight", weight, x.shape[-1:], f"the last dimension of x {tuple(x.shape)}")
     dtype = dtype or x.dtype
     if _use_triton(backend, dtype, x, weight):
-        from .triton import rms_norm as kernel
+        from .triton.rms_norm import RMSNorm
 
         _check_width("x", x, MAX_WIDTH, MAX_ODD_WIDTH)
-        return kernel.rms_norm(x, weight, eps, dtype)
+        out: Tensor = RMSNorm.apply(x, None, weight, eps, dtype)
+        return out
     return _normed(x, weight, eps).to(dtype)
 
 
@@ -61,10 +62,11 @@ def fused_add_rms_norm(
     _check_shape("weight", weight, x.shape[-1:], f"the last dimension of x {tuple(x.shape)}")
     dtype = dtype or x.dtype
     if _use_triton(backend, dtype, x, residual, weight):
-        from .triton import rms_norm as kernel
+        from .triton.rms_norm import RMSNorm
 
         _check_width("x", x, MAX_WIDTH, MAX_ODD_WIDTH)
-        return kernel.fused_add_rms_norm(x, residual, weight, eps, dtype)
+        normed, total = RMSNorm.apply(x, residual, weight, eps, dtype)
+        return normed, total
     total = _wide(x) + _wide(residual)
     return _normed(total, weight, eps).to(dtype), total.to(residual.dtype)
 
@@ -98,10 +100,11 @@ def fused_qk_norm_rope(
     cos, sin = (x.detach()[:, : q.shape[-1] // 2] for x in (cos, sin))
     dtype = dtype or q.dtype
     if _use_triton(backend, dtype, q, k, cos, sin, q_weight, k_weight):
-        from .triton import rope as kernel
+        from .triton.rope import QKNormRoPE
 
         _check_width("q", q, MAX_HEAD_DIM, MAX_HEAD_DIM)
-        return kernel.fused_qk_norm_rope(q, k, cos, sin, position_ids, q_weight, k_weight, eps, dtype)
+        q_out, k_out = QKNormRoPE.apply(q, k, q_weight, k_weight, cos, sin, position_ids, eps, dtype)
+        return q_out, k_out
     if position_ids is not None:
         cos, sin = cos[position_ids], sin[position_ids]
     cos, sin = (_wide(x).reshape(*q.shape[:-2], 1, x.shape[-1]) for x in (cos, sin))
@@ -140,9 +143,10 @@ def swiglu(
     _check_shape("up", up, gate.shape, "gate")
     dtype = dtype or gate.dtype
     if _use_triton(backend, dtype, gate, up):
-        from .triton import swiglu as kernel
+        from .triton.swiglu import SwiGLU
 
-        return kernel.swiglu(gate, up, dtype)
+        out: Tensor = SwiGLU.apply(gate, up, dtype)
+        return out
     return (torch.nn.functional.silu(_wide(gate)) * _wide(up)).to(dtype)
 
 
@@ -157,11 +161,10 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _use_triton(backend: str | None, dtype: torch.dtype, *tensors: Tensor | None) -> bool:
-    """Whether these inputs take the Triton kernels. ValueError if they should and cannot."""
+    """True if these inputs take the Triton kernels. ValueError if they should and cannot."""
     if backend not in (None, "triton", "torch"):
         raise ValueError(f"backend is {backend!r}; expected 'triton', 'torch', or None")
-    if dtype not in _FLOATS:
-        raise ValueError(f"dtype: expected a floating type, given {dtype}")
+    check_floating(dtype=dtype)
     x, *others = (tensor for tensor in tensors if tensor is not None)
     name, _ = choose(x, others[0], backend or ("triton" if x.is_cuda else "torch"))
     types = {dtype, *(tensor.dtype for tensor in others)} - {torch.float32, torch.bfloat16}
@@ -173,18 +176,12 @@ def _use_triton(backend: str | None, dtype: torch.dtype, *tensors: Tensor | None
 
 
 def _check_floats(tensors: dict[str, Tensor]) -> None:
-    """All are tensors of a floating type, on the device of the first."""
-    first, device = next(iter(tensors)), None
+    """All are tensors of a floating type and of at least one dimension, on the device of the first."""
+    check_tensors(tensors)
+    check_floating(**{name: x.dtype for name, x in tensors.items()})
     for name, x in tensors.items():
-        if not isinstance(x, Tensor):
-            raise ValueError(f"{name}: expected a tensor, given {type(x).__name__}")
-        if x.dtype not in _FLOATS:
-            raise ValueError(f"{name}: expected a floating type, given {x.dtype}")
         if not x.dim():
             raise ValueError(f"{name}: expected at least one dimension, given a number")
-        device = device or x.device
-        if x.device != device:
-            raise ValueError(f"{name} is on {x.device}, {first} on {device}; put both on one device")
 
 
 def _check_shape(name: str, x: Tensor, expected: torch.Size, reason: str) -> None:

@@ -1,6 +1,7 @@
 """Checks of the ops' inputs. Every ValueError says what was given and what was expected."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,13 +16,30 @@ class NonFiniteError(ValueError):
     """A tensor given to an op, or the log-probs computed from it, hold NaN or infinity."""
 
 
+def check_tensors(tensors: Mapping[str, Tensor | None]) -> None:
+    """ValueError unless all that are given are tensors on the device of the first."""
+    first = next(iter(tensors))
+    device = getattr(tensors[first], "device", None)
+    for name, x in tensors.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"{name}: expected a tensor, given {type(x).__name__}")
+        if x is not None and x.device != device:
+            raise ValueError(f"{name} is on {x.device}, {first} on {device}; put both on one device")
+
+
+def check_floating(**dtypes: torch.dtype) -> None:
+    """ValueError unless all are floating types."""
+    for name, dtype in dtypes.items():
+        if dtype not in _FLOATS:
+            raise ValueError(f"{name}: expected a floating type, given {dtype}")
+
+
 def check_shapes(
     hidden: Tensor, weight: Tensor, logits_dtype: torch.dtype, per_token: dict[str, Tensor | None]
 ) -> None:
     """ValueError on wrong shapes, types or devices; `per_token` holds all inputs of shape (N,)."""
-    for name, x in {"hidden": hidden, "weight": weight, **per_token}.items():
-        if x is not None and not isinstance(x, Tensor):
-            raise ValueError(f"{name}: expected a tensor, given {type(x).__name__}")
+    check_tensors({"hidden": hidden, "weight": weight, **per_token})
+    check_floating(hidden=hidden.dtype, weight=weight.dtype)
     shapes = tuple(hidden.shape), tuple(weight.shape)
     if hidden.dim() != 2 or weight.dim() != 2 or shapes[0][1] != shapes[1][1]:
         raise ValueError(
@@ -30,21 +48,14 @@ def check_shapes(
         )
     if not len(weight):
         raise ValueError("weight (V, H) has no rows; expected at least one token of the vocabulary")
-    for name, dtype in {"hidden": hidden.dtype, "weight": weight.dtype}.items():
-        if dtype not in _FLOATS:
-            raise ValueError(f"{name}: expected a floating type, given {dtype}")
     if logits_dtype not in _ROUNDED:
         raise ValueError(f"logits_dtype: expected float32, bfloat16 or float16, given {logits_dtype}")
     n = hidden.shape[0]
-    for name, x in {"weight": weight, **per_token}.items():
-        if x is None:
-            continue
-        if name != "weight" and x.shape != (n,):
+    for name, x in per_token.items():
+        if x is not None and x.shape != (n,):
             raise ValueError(f"{name}: expected shape ({n},), as hidden has {n} rows, given {tuple(x.shape)}")
-        if name in ("targets", "sequences") and x.dtype not in (torch.int64, torch.int32):
+        if x is not None and name in ("targets", "sequences") and x.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"{name}: expected int64 or int32, given {x.dtype}")
-        if x.device != hidden.device:
-            raise ValueError(f"{name} is on {x.device}, hidden on {hidden.device}; put both on one device")
 
 
 def check_values(

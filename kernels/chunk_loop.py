@@ -133,10 +133,8 @@ def _terms_and_gradient(
     settings, o = head.settings, outputs
     stats = stats if settings.group is None else merge_over(settings.group, stats)
     if hasattr(head.backend, "terms") and cast(FusedTerms, head.backend).has_terms(settings):
-        g, sums = cast(FusedTerms, head.backend).terms(
-            stats, t.logprobs_gen, t.advantages, t.weights, t.inverse_temperature, t.logprobs_ref, settings,
-            [x[rows] for x in (o.logp, o.entropy, o.ratio, o.truncated, o.kl_ref)],
-        )  # fmt: skip
+        values = [x[rows] for x in (o.logp, o.entropy, o.ratio, o.truncated, o.kl_ref)]
+        g, sums = cast(FusedTerms, head.backend).terms(stats, t, settings, values)
         outputs.sums.append(sums)
         return g
     probs = softmax(stats)
@@ -151,12 +149,10 @@ def _two_pass(
     settings, backend = head.settings, head.backend
     columns = t.targets - head.first
     head.logits(h, z)
-    stats = head.row_stats(z, columns, t.inverse_temperature)
+    stats = backend.row_stats(z, columns, t.inverse_temperature, settings.cap)
     g = _terms_and_gradient(head, stats, t, outputs, terms, rows)
     exact = settings.exact or torch.float32 in (h.dtype, head.weight.dtype)
-    dz = backend.row_grads(
-        z, columns, t.inverse_temperature, settings.cap, g.anchor, g.a, g.b, g.k, g.dz_y, exact
-    )
+    dz = backend.row_grads(z, columns, t.inverse_temperature, settings.cap, g, exact)
     if outputs.d_hidden is not None:
         dx = h.new_empty(h.shape, dtype=head.dtype)
         backend.d_hidden(dz, head.weight, dx)

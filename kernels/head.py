@@ -78,20 +78,16 @@ class LMHead:
         columns, n = tokens.targets - self.first, len(hidden)
         fused = getattr(self.backend, "score", None) if self.settings.logits_dtype == torch.float32 else None
         if fused is not None:
-            inverse_temperature = tokens.inverse_temperature
-            stats = fused(hidden, self.weight, columns, inverse_temperature, self.settings.cap)
+            stats = fused(hidden, self.weight, columns, tokens.inverse_temperature, self.settings.cap)
         else:
             stats = hidden.new_empty(4, n, dtype=self.dtype)
             buffer = self.logits_buffer(hidden, self.chunk_rows(n))
             for rows in chunks(n, len(buffer)):
                 z = buffer[: rows.stop - rows.start]
                 self.logits(hidden[rows], z)
-                stats[:, rows] = self.row_stats(z, columns[rows], tokens.inverse_temperature[rows])
+                scale = tokens.inverse_temperature[rows]
+                stats[:, rows] = self.backend.row_stats(z, columns[rows], scale, self.settings.cap)
         return softmax(stats if self.settings.group is None else merge_over(self.settings.group, stats))
-
-    def row_stats(self, z: Tensor, columns: Tensor, inverse_temperature: Tensor) -> Tensor:
-        """The backend's (4, C) statistics of z (C, V), over this rank's shard of the vocabulary."""
-        return self.backend.row_stats(z, columns, inverse_temperature, self.settings.cap)
 
 
 def chunks(n: int, most: int) -> list[slice]:

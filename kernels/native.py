@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .rows import Gradient
+
 LIBRARY = Path(__file__).with_name("_native.so")
 ISA_VARIABLE = "SIGMOID_RL_ISA"
 VERSION = 2  # must equal sigmoid_rl_version() in kernels/csrc/api.cpp
@@ -43,8 +45,7 @@ def why_not() -> str:
 
 def isas() -> list[str]:
     """The library's instruction sets that run on this machine, best first; the emulated are for tests."""
-    library = _loaded()
-    return [name for i, name in enumerate(_names(library)) if library.sigmoid_rl_runs_here(ctypes.c_int64(i))]
+    return [*_usable(_loaded())]
 
 
 def select(isa: str) -> None:
@@ -89,14 +90,14 @@ def score(h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tenso
 
 
 def row_grads(
-    z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, anchor: Tensor,
-    a: Tensor, b: Tensor | None, k: Tensor | None, dz_y: Tensor, exact: bool,
-) -> Tensor:  # fmt: skip
+    z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, g: Gradient, exact: bool
+) -> Tensor:
     """The logits' gradient (C, V) in place of z: BF16 if this ISA multiplies BF16 pairs, unless `exact`."""
     rows, _alive = _row_inputs(targets, inverse_temperature, cap, len(z))
     _output(z, *z.shape)
-    given = [None if x is None else _vector(x, torch.float32, len(z)) for x in (anchor, a, b, k, dz_y)]
-    coefficients = _Coefficients(*(None if x is None else x.data_ptr() for x in given))
+    values = g.anchor, g.a, g.b, g.k, g.dz_y
+    vectors = [None if x is None else _vector(x, torch.float32, len(z)) for x in values]
+    coefficients = _Coefficients(*(None if x is None else x.data_ptr() for x in vectors))
     bf16 = not exact and bool(_loaded().sigmoid_rl_has_pairs())
     _call("row_grads", _matrix(z), rows, ctypes.byref(coefficients), ctypes.c_bool(bf16))
     return z.view(torch.bfloat16)[:, : z.shape[1]] if bf16 else z
@@ -111,13 +112,8 @@ def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
 def add_d_weight(dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> None:
     """out (V, H) FP32 += dzᵀ h, or = if first."""
     a, b = _rows_of(dz), _rows_of(h)
-    _call(
-        "add_d_weight",
-        _matrix(a),
-        _matrix(b),
-        ctypes.c_bool(not first),
-        *_output(out, a.shape[1], b.shape[1]),
-    )
+    address, stride = _output(out, a.shape[1], b.shape[1])
+    _call("add_d_weight", _matrix(a), _matrix(b), ctypes.c_bool(not first), address, stride)
 
 
 @cache
@@ -154,16 +150,19 @@ def _names(library: ctypes.CDLL) -> list[str]:
     return names
 
 
+def _usable(library: ctypes.CDLL) -> dict[str, int]:
+    """The indices of the instruction sets that run on this machine, best first."""
+    names = enumerate(_names(library))
+    return {name: i for i, name in names if library.sigmoid_rl_runs_here(ctypes.c_int64(i))}
+
+
 def _choose(library: ctypes.CDLL, isa: str | None) -> None:
-    names = _names(library)
-    here = [i for i in range(len(names)) if library.sigmoid_rl_runs_here(ctypes.c_int64(i))]
-    wanted = [i for i in here if isa in (None, names[i])]
-    if not wanted:
-        known = "this machine lacks it" if isa in names else "it is unknown"
-        raise ValueError(
-            f"{ISA_VARIABLE} is {isa!r}, but {known}; expected one of {', '.join(names[i] for i in here)}"
-        )
-    library.sigmoid_rl_choose(ctypes.c_int64(wanted[0]))
+    usable = _usable(library)
+    isa = next(iter(usable)) if isa is None else isa
+    if isa not in usable:
+        known = "this machine lacks it" if isa in _names(library) else "it is unknown"
+        raise ValueError(f"{ISA_VARIABLE} is {isa!r}, but {known}; expected one of {', '.join(usable)}")
+    library.sigmoid_rl_choose(ctypes.c_int64(usable[isa]))
 
 
 def _call(name: str, *args: Any) -> None:

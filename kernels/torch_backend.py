@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .precision import ieee_fp32
+from .rows import Gradient
 
 CACHED_BYTES = 6 << 20  # rows processed together on a CPU: they stay in the cache between the passes
 score = None  # there is no fused scoring: the op computes chunks of logits
@@ -30,11 +31,7 @@ def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> T
 
 def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
     """out (C, V) = h Wᵀ, accumulated in the type of `out`."""
-    if weight.dtype != out.dtype:
-        torch.mm(h, weight.t(), out_dtype=out.dtype, out=out)
-    else:
-        with ieee_fp32():
-            torch.mm(h.to(out.dtype), weight.t(), out=out)
+    d_hidden(h, weight.t(), out)
 
 
 def row_stats(z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float) -> Tensor:
@@ -54,19 +51,18 @@ def row_stats(z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: floa
 
 
 def row_grads(
-    z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, anchor: Tensor,
-    a: Tensor, b: Tensor | None, k: Tensor | None, dz_y: Tensor, exact: bool,
-) -> Tensor:  # fmt: skip
+    z: Tensor, targets: Tensor, inverse_temperature: Tensor, cap: float, g: Gradient, exact: bool
+) -> Tensor:
     """The logits' gradient in place of z: e^v (a + b (v + k)), v = u − anchor, and dz_y at the target."""
     for rows, scratch in _row_blocks(z):
         y, local = _column(targets[rows], z)
-        v = _tempered(z[rows], inverse_temperature[rows], cap, scratch[0]).sub_(anchor[rows, None])
+        v = _tempered(z[rows], inverse_temperature[rows], cap, scratch[0]).sub_(g.anchor[rows, None])
         dz = torch.exp(v, out=scratch[1])
-        if b is None or k is None:
-            dz.mul_(a[rows, None])
+        if g.b is None or g.k is None:
+            dz.mul_(g.a[rows, None])
         else:
-            dz.mul_(v.add_(k[rows, None]).mul_(b[rows, None]).add_(a[rows, None]))
-        dz.scatter_(1, y, dz_y[rows, None].where(local, dz.gather(1, y)))
+            dz.mul_(v.add_(g.k[rows, None]).mul_(g.b[rows, None]).add_(g.a[rows, None]))
+        dz.scatter_(1, y, g.dz_y[rows, None].where(local, dz.gather(1, y)))
         if cap:  # d(cap · tanh(z / cap)) = 1 − tanh²
             slope = torch.tanh(torch.mul(z[rows], 1 / cap, out=scratch[0]), out=scratch[0]).square_()
             dz.mul_(slope.neg_().add_(1.0))

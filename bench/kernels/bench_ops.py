@@ -23,6 +23,7 @@ import kernels
 from bench.kernels.problem import LossProblem, make_problem
 from bench.kernels.providers import ours, scoring
 from kernels.backends import choose
+from kernels.rows import Gradient
 
 HEADS = {  # H and V
     "smollm2-135m": (576, 49152),
@@ -126,15 +127,14 @@ def test_kernel(benchmark: Any, model: str, kernel: str, dtype: str, device: str
     prepared = backend.prepare(hidden, weight, torch.float32, 3)
     z = torch.empty(n, v, device=device)
     backend.logits(hidden, prepared, z)
-    ones, anchor = torch.ones(n, device=device), z.amax(1)
+    ones = torch.ones(n, device=device)
+    gradient = Gradient(z.amax(1), ones, None, None, ones)
     out = {"d_hidden": torch.zeros(n, h, device=device), "d_weight": torch.zeros(v, h, device=device)}
     scaled = (z / n).bfloat16() if device == "cuda" else z / n  # as a gradient
     calls: dict[str, Callable[..., object]] = {
         "logits": lambda: backend.logits(hidden, prepared, z),
         "row_stats": lambda: backend.row_stats(z, p.targets, ones, 0.0),
-        "row_grads": lambda fresh: backend.row_grads(
-            fresh, p.targets, ones, 0.0, anchor, ones, None, None, ones, False
-        ),
+        "row_grads": lambda fresh: backend.row_grads(fresh, p.targets, ones, 0.0, gradient, False),
         "single_pass": lambda fresh: backend.single_pass(fresh, p.targets, ones, p.logprobs_gen),
         "fused_epilogue": lambda: backend.fused_epilogue(hidden, prepared, p.targets, ones, p.logprobs_gen),
         "d_hidden": lambda: backend.d_hidden(scaled, prepared, out["d_hidden"]),

@@ -17,20 +17,11 @@ if importlib.util.find_spec("triton") is not None:
     from .fused import fused_epilogue, score
     from .matmul import add_d_weight, d_hidden
     from .rows import row_grads, row_stats, single_pass
+    from .split import split_bf16
     from .terms import has_terms, terms
 
-    __all__ = [
-        "add_d_weight",
-        "d_hidden",
-        "fused_epilogue",
-        "has_terms",
-        "logits",
-        "row_grads",
-        "row_stats",
-        "score",
-        "single_pass",
-        "terms",
-    ]
+    __all__ = ["add_d_weight", "d_hidden", "fused_epilogue", "has_terms", "score", "terms"]
+    __all__ += ["row_grads", "row_stats", "single_pass"]
 
 
 def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -45,14 +36,19 @@ def logits(h: Tensor, weight: Tensor, out: Tensor) -> None:
 def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
     """The weight for the other functions: (V, H), or (V, parts·H) bf16 if it is FP32 and hidden is bf16.
 
-    ValueError on CPU tensors outside the interpreter.
+    ValueError on CPU tensors outside the interpreter, and on logits that are not float32.
     """
     if not (hidden.is_cuda or INTERPRET):
         raise ValueError(
             f"the triton backend was given tensors on {hidden.device}; expected CUDA tensors, or "
             "TRITON_INTERPRET=1 in the environment before Python starts"
         )
-    return matmul.prepare(hidden, weight, dtype, parts)
+    if dtype != torch.float32:
+        raise ValueError(f"the triton backend computes logits in float32; given inputs that need {dtype}")
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    if hidden.dtype == torch.bfloat16:
+        return weight if weight.dtype == torch.bfloat16 else split_bf16(weight.float(), parts)
+    return weight.float()
 
 
 def why_not() -> str:

@@ -16,18 +16,8 @@ EXACT_DEPTH = 4096
 error that grows with the number of summands; between GEMMs, sums are added with FP32's own rounding."""
 
 
-def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> Tensor:
-    """The weight (V, H) for the functions below; (V, parts·H) bf16 if it is FP32 and hidden is bf16."""
-    if dtype != torch.float32:
-        raise ValueError(f"the triton backend computes logits in float32; given inputs that need {dtype}")
-    weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    if hidden.dtype == torch.bfloat16:
-        return weight if weight.dtype == torch.bfloat16 else split_bf16(weight.float(), parts)
-    return weight.float()
-
-
 def d_hidden(dz: Tensor, weight: Tensor, out: Tensor) -> None:
-    """out (C, H) FP32 = dz W: dz (C, V) bf16 or FP32, weight from `prepare`.
+    """out (C, H) FP32 = dz W: dz (C, V) bf16 or FP32, weight from `kernels.triton.backend.prepare`.
 
     Products of bf16 parts below 2^-16 of the sum are left out. With a bf16 dz the last two parts of a split
     weight suffice: their error is far below the rounding of dz.
@@ -48,13 +38,11 @@ def add_d_weight(dz: Tensor, h: Tensor, out: Tensor, first: bool = False) -> Non
 
     If first, out = dzᵀ h; that may also be bf16 for bf16 dz and h.
     """
-    if h.dtype == torch.float32:
-        _sum_of_products([(dz.float().t(), h)], out, first)
-    elif dz.dtype == torch.bfloat16:
-        _sum_of_products([(dz.t(), h)], out, first)
-    else:
+    if dz.dtype == torch.float32 != h.dtype:
         pairs = [(part.t(), h) for part in split_bf16(dz, 2).split(dz.shape[1], 1)]
         _sum_of_products(pairs, out, first, EXACT_DEPTH)
+    else:
+        _sum_of_products([(dz.to(h.dtype).t(), h)], out, first)
 
 
 def cublas_logits(h: Tensor, weight: Tensor, out: Tensor) -> None:

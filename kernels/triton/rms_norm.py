@@ -22,22 +22,12 @@ from .config import INTERPRET, multiprocessors
 from .elementwise import as_fp32, to_bf16
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """(..., H) in `dtype`: x (..., H) normed, times weight (H,)."""
-    out: Tensor = RMSNorm.apply(x, None, weight, eps, dtype)
-    return out
-
-
-def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """(residual + x normed, in `dtype`; residual + x in the residual's type), (..., H) each."""
-    normed, total = RMSNorm.apply(x, residual, weight, eps, dtype)
-    return normed, total
-
-
 class RMSNorm(torch.autograd.Function):
-    """y, and with a residual the new residual too, which is `h` in the backward."""
+    """x (..., H) normed, times weight (H,), in `dtype`.
+
+    With a residual (..., H), that of residual + x, and the new residual residual + x in the residual's type,
+    which is `h` in the backward.
+    """
 
     @staticmethod
     def forward(
@@ -70,21 +60,20 @@ class RMSNorm(torch.autograd.Function):
         grad = as_rows(torch.zeros_like(h) if dy is None else dy)
         above = grad if d_total is None else as_rows(d_total)
         dx = torch.empty(h.shape, dtype=types[0], device=h.device)
-        d_residual = None
-        if types[1] is not None:
-            d_residual = dx if types[1] == types[0] else torch.empty(h.shape, dtype=types[1], device=h.device)
+        two = types[1] not in (None, types[0])
+        d_residual = torch.empty(h.shape, dtype=types[1], device=h.device) if two else dx
         launch = _launch(rows)
         programs = persistent(len(rows), launch["num_warps"], h.device)
         partial = torch.empty(programs, rows.shape[1], dtype=torch.float32, device=h.device)
         if len(rows):
             with torch.cuda.device_of(h):
                 _rms_norm_grads[(programs,)](
-                    rows, weight.contiguous(), grad, above, dx, dx if d_residual is None else d_residual,
-                    partial, len(rows), rows.shape[1], rows.stride(0), grad.stride(0), above.stride(0),
-                    ctx.eps, ADD=d_total is not None, TWO=d_residual is not None and d_residual is not dx,
-                    INTERPRET=INTERPRET, **launch,
+                    rows, weight.contiguous(), grad, above, dx, d_residual, partial, len(rows), rows.shape[1],
+                    rows.stride(0), grad.stride(0), above.stride(0), ctx.eps, ADD=d_total is not None,
+                    TWO=two, INTERPRET=INTERPRET, **launch,
                 )  # fmt: skip
-        return dx, d_residual, partial.sum(0).to(weight.dtype), None, None
+        dw = partial.sum(0).to(weight.dtype)
+        return dx, None if types[1] is None else d_residual, dw, None, None
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -22,28 +22,12 @@ from .elementwise import as_fp32
 from .rms_norm import persistent, rounded
 
 
-def fused_qk_norm_rope(
-    q: Tensor,  # (..., query heads, D)
-    k: Tensor,  # (..., key heads, D)
-    cos: Tensor,  # (P, D/2)
-    sin: Tensor,  # (P, D/2)
-    position_ids: Tensor | None,  # (...)
-    q_weight: Tensor | None,  # (D,)
-    k_weight: Tensor | None,  # (D,)
-    eps: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """q and k normed and rotated, in `dtype`. A position outside the tables gives NaN."""
-    if position_ids is not None:
-        position_ids = position_ids.reshape(-1).contiguous()
-    if cos.stride() != sin.stride() or cos.stride(1) != 1:
-        cos, sin = cos.contiguous(), sin.contiguous()
-    q_out, k_out = QKNormRoPE.apply(q, k, q_weight, k_weight, cos, sin, position_ids, eps, dtype)
-    return q_out, k_out
-
-
 class QKNormRoPE(torch.autograd.Function):
-    """q and k, rotated; the backward keeps them as given, or nothing of them without a norm."""
+    """q (..., query heads, D) and k (..., key heads, D) normed by weights (D,) and rotated, in `dtype`.
+
+    cos and sin are (P, D/2), position_ids (...); a position outside the tables gives NaN. The backward keeps
+    q and k as they came, or nothing of them without a norm.
+    """
 
     @staticmethod
     def forward(
@@ -51,6 +35,10 @@ class QKNormRoPE(torch.autograd.Function):
         sin: Tensor, position_ids: Tensor | None, eps: float, dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         normed = q_weight is not None and k_weight is not None
+        if position_ids is not None:
+            position_ids = position_ids.reshape(-1).contiguous()
+        if cos.stride() != sin.stride() or cos.stride(1) != 1:
+            cos, sin = cos.contiguous(), sin.contiguous()
         q_out, k_out = (torch.empty(x.shape, dtype=dtype, device=x.device) for x in (q, k))
         ctx.save_for_backward(cos, sin, position_ids, *((q, k, q_weight, k_weight) if normed else ()))
         ctx.eps, ctx.types = eps, (q.dtype, k.dtype)

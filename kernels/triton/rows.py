@@ -14,17 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..rows import Gradient
 from .config import INTERPRET, RowConfig, row_config
-from .elementwise import (
-    LN_2,
-    LOG2_E,
-    LOWEST,
-    RAISE,
-    cap_slope,
-    capped,
-    from_bf16,
-    to_bf16,
-)
+from .elementwise import LN_2, LOG2_E, LOWEST, RAISE, cap_slope, capped, from_bf16, to_bf16
 
 
 def row_stats(
@@ -51,11 +43,7 @@ def row_grads(
     targets: Tensor,  # (C,) int64
     inverse_temperature: Tensor,  # (C,)
     cap: float,
-    anchor: Tensor,  # (C,)
-    a: Tensor,  # (C,)
-    b: Tensor | None,  # (C,)
-    k: Tensor | None,  # (C,)
-    dz_y: Tensor,  # (C,)
+    g: Gradient,
     exact: bool,
     config: RowConfig | None = None,
 ) -> Tensor:
@@ -66,14 +54,13 @@ def row_grads(
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)
     dz = z if exact else as_bf16(z)
-    targets, inverse_temperature, anchor, a, dz_y, b_or_any, k_or_any = dense(
-        targets, inverse_temperature, anchor, a, dz_y, a if b is None else b, a if k is None else k
-    )
+    b, k = g.a if g.b is None else g.b, g.a if g.k is None else g.k  # any pointers, if there is no entropy
+    vectors = dense(targets, inverse_temperature, g.anchor, g.a, b, k, g.dz_y)
     if rows:
         _row_grads[(rows,)](
-            z, dz, targets, inverse_temperature, anchor, a, b_or_any, k_or_any, dz_y, vocabulary, z.stride(0),
-            dz.stride(0), cap, CAPPED=cap != 0.0, BONUS=b is not None, INTERPRET=INTERPRET,
-            BLOCK=config.block, num_warps=config.warps, num_stages=1, enable_fp_fusion=True,
+            z, dz, *vectors, vocabulary, z.stride(0), dz.stride(0), cap, CAPPED=cap != 0.0,
+            BONUS=g.b is not None, INTERPRET=INTERPRET, BLOCK=config.block, num_warps=config.warps,
+            num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
     return dz
 

@@ -18,14 +18,8 @@ from .elementwise import as_fp32
 from .rms_norm import as_rows, rounded
 
 
-def swiglu(gate: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:
-    """(..., F) in `dtype`, from gate and up (..., F)."""
-    out: Tensor = SwiGLU.apply(gate, up, dtype)
-    return out
-
-
 class SwiGLU(torch.autograd.Function):
-    """y from gate and up."""
+    """y (..., F) in `dtype`, from gate and up (..., F)."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..objectives import CISPO, OBJECTIVES, SAPO, Clip, IcePop
 from ..rows import Gradient
 from ..settings import Settings
+from ..tokens import Tokens
 from .config import INTERPRET
 from .elementwise import expm1, log1p, precise_exp, precise_log
 from .rows import dense
@@ -28,20 +29,15 @@ def has_terms(settings: Settings) -> bool:
     return type(settings.objective) in TERMS
 
 
-def terms(
-    stats: Tensor,  # (4, C), over the whole vocabulary
-    logprobs_gen: Tensor,  # (C,), like the next three
-    advantages: Tensor,
-    weights: Tensor,
-    inverse_temperature: Tensor,
-    logprobs_ref: Tensor | None,
-    settings: Settings,
-    values: list[Tensor],  # (C,) each, to be filled: log-prob, entropy, ratio, truncated, KL estimate
-) -> tuple[Gradient, Tensor]:
-    """The logits' gradient, and (blocks,) sums of weight · term with its penalties."""
+def terms(stats: Tensor, t: Tokens, settings: Settings, values: list[Tensor]) -> tuple[Gradient, Tensor]:
+    """The logits' gradient of C rows, and (blocks,) sums of weight · term with its penalties.
+
+    stats (4, C) are over the whole vocabulary. `values` are filled, (C,) each: log-prob, entropy, ratio,
+    truncated, KL estimate.
+    """
     rows, bonus, kl = stats.shape[1], settings.entropy_bonus != 0.0, settings.kl
-    per_token = dense(logprobs_gen, advantages, weights, inverse_temperature)
-    reference = per_token[0] if logprobs_ref is None else logprobs_ref.contiguous()
+    per_token = dense(t.logprobs_gen, t.advantages, t.weights, t.inverse_temperature)
+    reference = per_token[0] if t.logprobs_ref is None else t.logprobs_ref.contiguous()
     factors, sums = stats.new_empty(4 if bonus else 2, rows), stats.new_empty(triton.cdiv(rows, BLOCK))
     _terms[(len(sums),)](
         stats, *per_token, reference, *values, factors, sums, rows, *_parameters(settings.objective),

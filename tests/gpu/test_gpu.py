@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from kernels import linear_logprob, policy_loss
-from kernels.rows import softmax
+from kernels.rows import Gradient, softmax
 from kernels.triton import backend, config, fused, rows
 
 if not torch.cuda.is_available():  # after the imports, so that a renamed module is noticed without a GPU
@@ -85,10 +85,10 @@ def test_gradients_in_place_are_the_rounded_ones_every_time(vocabulary: int, bon
     z, y, one = torch.randn(512, vocabulary) * 3, torch.randint(vocabulary, (512,)), torch.ones(512)
     a, b, k, dz_y = torch.randn(4, 512)
     m = rows.row_stats(z, y, one, 0.0)[0]
-    rest = (one, 30.0, m, a, b if bonus else None, k if bonus else None, dz_y)
-    exact = rows.row_grads(z.clone(), y, *rest, exact=True).bfloat16()
+    g = Gradient(m, a, b if bonus else None, k if bonus else None, dz_y)
+    exact = rows.row_grads(z.clone(), y, one, 30.0, g, exact=True).bfloat16()
     for _ in range(10):
-        assert torch.equal(rows.row_grads(z.clone(), y, *rest, exact=False), exact)
+        assert torch.equal(rows.row_grads(z.clone(), y, one, 30.0, g, exact=False), exact)
 
 
 @pytest.mark.parametrize("width", [4096, 1001])
@@ -154,10 +154,10 @@ def test_the_gemms_add_nothing_to_the_roundings_of_the_logits_gradient(exact: bo
     backend.logits(h, weight, z)
     stats = rows.row_stats(z, y, one, 0.0)
     found = softmax(stats)
-    a, dz_y = -1 / found.total, found.others / found.total
+    g = Gradient(stats[0], -1 / found.total, None, None, found.others / found.total)
     expected = -torch.softmax(z.double(), 1)
     expected.scatter_(1, y[:, None], (found.others.double() / found.total)[:, None])
-    dz = rows.row_grads(z, y, one, 0.0, stats[0], a, None, None, dz_y, exact)
+    dz = rows.row_grads(z, y, one, 0.0, g, exact)
     backend.d_hidden(dz, weight, dx)
     for chunk in range(4):
         part = slice(chunk * 128, chunk * 128 + 128)
@@ -225,10 +225,9 @@ def test_offsets_past_2_to_31_are_right() -> None:
         softmax(rows.row_stats(z, y, one, 0.0)[:, -8:]).logp.double(), exact_log_probs(last, y[-8:]),
         rtol=0, atol=5e-6,
     )  # fmt: skip
-    dz = rows.row_grads(z, y, one, 0.0, one, one, None, None, one, exact=False)[-8:]
-    alone = rows.row_grads(
-        last, y[-8:], *(one[-8:], 0.0), *(one[-8:],) * 2, None, None, one[-8:], exact=False
-    )
+    g, few = Gradient(one, one, None, None, one), Gradient(one[-8:], one[-8:], None, None, one[-8:])
+    dz = rows.row_grads(z, y, one, 0.0, g, exact=False)[-8:]
+    alone = rows.row_grads(last, y[-8:], one[-8:], 0.0, few, exact=False)
     assert torch.equal(dz, alone)
     del z
     h, weight = torch.randn(n, 64).bfloat16(), torch.randn(V, 64).bfloat16()

@@ -1,12 +1,20 @@
-"""Problems for the fused loss, and how far tensors lie apart."""
+"""Problems for the fused loss, its results and gradients, the same in float64, and how far they lie apart."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels import PolicyLossOutput, policy_loss
+from kernels.reference import reference_loss
+from kernels.rows import softmax
 
-def problem(n: int, h: int, v: int, std: float = 1.0, seed: int = 0, noise: float = 0.5) -> dict[str, Tensor]:
+
+def problem(
+    n: int = 23, h: int = 13, v: int = 61, std: float = 1.0, seed: int = 0, noise: float = 0.5
+) -> dict[str, Tensor]:
     """Arguments of `policy_loss`: numbers of bf16 in FP32, ratios on both sides of 1."""
     g = torch.Generator().manual_seed(seed)
 
@@ -20,6 +28,59 @@ def problem(n: int, h: int, v: int, std: float = 1.0, seed: int = 0, noise: floa
         "hidden": hidden, "weight": weight, "targets": targets, "logprobs_gen": logp + noise * rand(n),
         "advantages": rand(n), "token_weights": torch.rand(n, generator=g) / max(n, 1),
     }  # fmt: skip
+
+
+def leaves(p: dict[str, Tensor]) -> dict[str, Any]:
+    """The arguments again, of which hidden and weight want gradients."""
+    return {k: x.detach().clone().requires_grad_(k in ("hidden", "weight")) for k, x in p.items()}
+
+
+def train(p: dict[str, Tensor], upstream: float = 1.0, **options: Any) -> tuple[PolicyLossOutput, Any, Any]:
+    """The results of the loss, and upstream times its gradients in hidden and weight."""
+    q = leaves(p)
+    out = policy_loss(**q, **options)
+    (out.loss * upstream).backward()
+    return out, q["hidden"].grad, q["weight"].grad
+
+
+def run(p: dict[str, Tensor], **options: Any) -> list[Any]:
+    """Loss, log-probs, entropies, and the gradients in hidden and weight."""
+    out, dx, dw = train(p, **options)
+    return [out.loss.detach(), out.logprobs, out.entropy, dx, dw]
+
+
+def exact(
+    p: dict[str, Tensor], upstream: float = 1.0, max_ratio: float = 4.0, **options: Any
+) -> list[Tensor]:
+    """The same in float64 by the reference and autograd; upstream multiplies the gradients."""
+    q = leaves({k: x.double() if k in ("hidden", "weight") else x for k, x in p.items()})
+    loss, logp, entropy = reference_loss(**q, max_ratio=max_ratio, **options)
+    gradients = torch.autograd.grad(loss * upstream, (q["hidden"], q["weight"]))
+    return [x.detach() for x in (loss, logp, entropy, *gradients)]
+
+
+def exact_softmax(z: Tensor, y: Tensor, it: Tensor, cap: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """(tempered logits, log π(y), entropy) in float64; π(y) near 1 keeps its precision."""
+    x = cap * torch.tanh(z.double() / cap) if cap else z.double()
+    u = x * it.double()[:, None]
+    log_pi, target = torch.log_softmax(u, 1), y[:, None]
+    others = (u - u.gather(1, target)).exp().scatter(1, target, 0.0).sum(1)
+    return u, -torch.log1p(others), -(log_pi.exp() * log_pi).sum(1)
+
+
+def check_single_pass(
+    exp: Tensor, stats: Tensor, z: Tensor, y: Tensor, it: Tensor, atol: float
+) -> list[Tensor]:
+    """Ê and the statistics are those of the logits z; returns the logits' gradient and the exact one."""
+    u, logp, entropy = exact_softmax(z, y, it)
+    found = softmax(stats)
+    torch.testing.assert_close(found.logp.double(), logp, rtol=1e-6, atol=atol)
+    torch.testing.assert_close(found.entropy.double(), entropy, rtol=0, atol=max(atol, 8e-6))
+    dz = -exp.double() / found.total.double()[:, None]
+    expected = -torch.softmax(u, 1)
+    expected.scatter_add_(1, y[:, None], torch.ones(len(y), 1, dtype=torch.float64))
+    assert float((dz - expected).norm() / expected.norm()) < 2.5e-3
+    return [dz, expected]
 
 
 def error(a: Tensor, b: Tensor) -> float:

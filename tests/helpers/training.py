@@ -40,6 +40,14 @@ MODELS = {
 }  # fmt: skip
 
 
+def plain_logprobs(lm: Any, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+    """(T,) log-probs of the tokens after the prompt by transformers alone."""
+    ids = torch.tensor([[*map(int, prompt), *map(int, tokens)]])
+    with torch.no_grad():
+        logp = lm(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return logp.gather(1, ids[0, len(prompt) :, None])[:, 0]
+
+
 class NoClock:
     """Stands in for the role's clock."""
 

@@ -246,7 +246,7 @@ def test_a_position_outside_the_tables_gives_nan_where_it_cannot_be_checked() ->
     from kernels.triton import rope
 
     q, positions = randn(3, 2, 8).requires_grad_(), torch.tensor([0, 4, -1])
-    out, _ = rope.fused_qk_norm_rope(q, q, *rope_tables(4, 8), positions, None, None, EPS, FP32)
+    out, _ = rope.QKNormRoPE.apply(q, q, None, None, *rope_tables(4, 8), positions, EPS, FP32)
     out.sum().backward()
     assert q.grad is not None
     for x in (out.detach(), q.grad):
@@ -267,10 +267,7 @@ def test_other_float_types_take_torch() -> None:
 Q, K, TABLE = randn(5, 3, 8), randn(5, 1, 8), randn(9, 4)
 ROTATE = fused_qk_norm_rope
 WRONG: list[tuple[Callable[[], Any], str]] = [
-    (
-        lambda: rms_norm(Q, randn(3)),
-        "weight: expected shape (8,), as the last dimension of x (5, 3, 8)",
-    ),
+    (lambda: rms_norm(Q, randn(3)), "weight: expected shape (8,), as the last dimension of x (5, 3, 8)"),
     (lambda: rms_norm(Q.long(), Q[0, 0]), "x: expected a floating type, given torch.int64"),
     (lambda: rms_norm(3.0, Q), "x: expected a tensor, given float"),  # type: ignore[arg-type]
     (lambda: rms_norm(torch.ones(()), Q), "x: expected at least one dimension"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from losses import run
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -35,12 +36,7 @@ def problem() -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def train(p: dict[str, Tensor], **options: Any) -> list[Tensor]:
-    hidden, weight = (p[k].clone().requires_grad_() for k in ("hidden", "weight"))
-    rest = {k: x for k, x in p.items() if k not in ("hidden", "weight")}
-    out = policy_loss(hidden, weight, kl=KL(0.1), entropy_bonus=0.2, exact=True, **rest, **options)  # type: ignore[arg-type]  # tensors
-    out.loss.backward()
-    return [out.loss.detach(), out.logprobs, out.entropy, hidden.grad, weight.grad]  # type: ignore[list-item]  # set by backward
+train = partial(run, kl=KL(0.1), entropy_bonus=0.2, exact=True)
 
 
 def _start(rank: int, size: int, folder: str, work: Callable[[int, int], list[Tensor]]) -> None:

@@ -14,6 +14,7 @@ from losses import error
 from torch import Tensor
 
 from kernels import native
+from kernels.rows import Gradient
 
 pytestmark = [
     pytest.mark.skipif(bool(native.why_not()), reason=native.why_not()),
@@ -41,15 +42,23 @@ def logits(h: Tensor, w: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("types", TYPES)
-@pytest.mark.parametrize("shape", [(1, 1, 2), (37, 13, 101), (29, 300, 523), (65, 613, 67)])
-def test_gemms_equal_float64(shape: tuple[int, int, int], types: tuple[torch.dtype, ...]) -> None:
+@pytest.mark.parametrize("shape", [(1, 1, 2), (37, 13, 101), (29, 300, 523), (65, 613, 67), (301, 67, 1031)])
+def test_gemms_equal_float64_and_give_the_same_bits_on_any_number_of_threads(
+    shape: tuple[int, int, int], types: tuple[torch.dtype, ...]
+) -> None:
     c, h, v = shape
     hidden, weight = rand(c, h, dtype=types[0]), rand(v, h, dtype=types[1])
     dz, before = rand(c, v, dtype=types[0]), rand(v, h)
     assert error(logits(hidden, weight), hidden.double() @ weight.double().T) < 3e-7
-    d_hidden, d_weight = torch.full((c, h), math.nan), before.clone()
-    native.d_hidden(dz, weight, d_hidden)
-    native.add_d_weight(dz, hidden, d_weight)
+    results = []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        d_hidden, d_weight = torch.full((c, h), math.nan), before.clone()
+        native.d_hidden(dz, weight, d_hidden)
+        native.add_d_weight(dz, hidden, d_weight)
+        results.append((d_hidden, d_weight))
+    for other in results[1:]:
+        assert torch.equal(other[0], results[0][0]) and torch.equal(other[1], results[0][1])
     assert error(d_hidden, dz.double() @ weight.double()) < 5e-7
     assert error(d_weight, before.double() + dz.double().T @ hidden.double()) < 3e-7
 
@@ -97,15 +106,15 @@ def test_row_grads_equal_float64(cap: float, entropy: bool) -> None:
     v = u - anchor[:, None].double()
     bonus = b[:, None].double() * (v + k[:, None].double()) if entropy else 0.0
     expected = slope * torch.where(at_target, dz_y[:, None].double(), v.exp() * (a[:, None].double() + bonus))
-    extra = (b, k) if entropy else (None, None)
+    g = Gradient(anchor, a, *((b, k) if entropy else (None, None)), dz_y)
     for exact in (True, False):
-        dz = native.row_grads(z.clone(), targets, inverse, cap, anchor, a, *extra, dz_y, exact)
+        dz = native.row_grads(z.clone(), targets, inverse, cap, g, exact)
         bf16 = not exact and native.info()["isa"] in ("amx", "avx512_bf16", "emulated", "emulated_amx")
         assert dz.dtype == (torch.bfloat16 if bf16 else torch.float32) and dz.shape == z.shape
         assert error(dz, expected) < (2**-9 if bf16 else 5e-7)
     inplace = z.clone()
-    native.row_grads(inplace, targets, inverse, cap, anchor, a, *extra, dz_y, True)
-    assert torch.equal(inplace, native.row_grads(z, targets, inverse, cap, anchor, a, *extra, dz_y, True))
+    native.row_grads(inplace, targets, inverse, cap, g, True)
+    assert torch.equal(inplace, native.row_grads(z, targets, inverse, cap, g, True))
 
 
 def test_exp_is_within_two_units_and_right_at_the_ends() -> None:

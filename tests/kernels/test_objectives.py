@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from losses import error
+from losses import error, train
 from torch import Tensor
 
 from kernels import (
@@ -139,15 +139,13 @@ def oracle(p: dict[str, Tensor], surrogate: Surrogate, mode: dict[str, Any]) -> 
     return [x.detach() for x in (loss, logp, entropy, *torch.autograd.grad(loss, (hidden, weight)))]
 
 
+def without_reference(p: dict[str, Tensor]) -> dict[str, Any]:
+    return {k: x for k, x in p.items() if k != "logprobs_ref"}
+
+
 def ours(p: dict[str, Tensor], upstream: float = 1.0, **options: Any) -> list[Tensor]:
-    hidden, weight = (p[k].detach().clone().requires_grad_() for k in ("hidden", "weight"))
-    rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights", "sequences")}
-    if "kl" in options:
-        rest["logprobs_ref"] = p["logprobs_ref"]
-    out = policy_loss(hidden, weight, p["targets"], **rest, **options)
-    (out.loss * upstream).backward()
-    assert hidden.grad is not None and weight.grad is not None
-    return [out.loss.detach(), out.logprobs, out.entropy, hidden.grad / upstream, weight.grad / upstream]
+    out, dx, dw = train(p if "kl" in options else without_reference(p), upstream, **options)
+    return [out.loss.detach(), out.logprobs, out.entropy, dx / upstream, dw / upstream]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -168,9 +166,7 @@ def test_every_objective_in_every_mode_on_every_backend_equals_its_formula_in_fl
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_bound_is_hit_by_some_token_and_missed_by_another(name: str) -> None:
     objective, _ = OBJECTIVES[name]  # or the test above would prove less than it says
-    p = problem()
-    rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights", "sequences")}
-    out = policy_loss(p["hidden"], p["weight"], p["targets"], objective=objective, **rest)
+    out = policy_loss(**without_reference(problem()), objective=objective)
     share = float(out.stats["ratio/truncated"])
     assert share == 0 if name in ("REINFORCE", "SAPO") else 0 < share < 1
 
@@ -266,16 +262,15 @@ def test_a_token_the_generator_gave_no_chance_makes_no_nan(name: str) -> None:
     p = problem()  # vLLM reports −9999 for one; a ratio of infinity times an advantage of 0 would be NaN
     p["logprobs_gen"][:2] = -9999.0
     p["advantages"][0] = 0.0
-    rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights", "sequences")}
-    out = policy_loss(p["hidden"], p["weight"], p["targets"], objective=OBJECTIVES[name][0], **rest)
+    out = policy_loss(**without_reference(p), objective=OBJECTIVES[name][0])
     assert bool(out.loss.isfinite())
     assert 0 < float(out.stats["ess"]) <= 1 and bool(out.stats["ratio/max"].isfinite())
 
 
 def test_the_penalty_is_reported_without_its_coefficient() -> None:
     p = problem()
-    rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights", "logprobs_ref")}
-    out = policy_loss(p["hidden"], p["weight"], p["targets"], kl=KL(7.0, "k3"), **rest)
+    arguments: dict[str, Any] = dict(p)
+    out = policy_loss(**arguments, kl=KL(7.0, "k3"))
     logp = oracle(p, OBJECTIVES["CISPO"][1], {})[1]
     expected = kl_estimate("k3", logp, p["logprobs_ref"].double()).mean()
     assert float(out.stats["kl/ref"]) == pytest.approx(float(expected), rel=1e-5)
@@ -332,7 +327,7 @@ def test_settings_that_make_no_sense_are_a_clear_error(make: Callable[[], Any], 
     ],
 )
 def test_options_that_do_not_go_together_are_a_clear_error(options: dict[str, Any], says: str) -> None:
-    p = problem()
-    rest = {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights")}
+    p = without_reference(problem())
+    del p["sequences"]
     with pytest.raises(ValueError, match=says):
-        policy_loss(p["hidden"], p["weight"], p["targets"], **rest, **options)
+        policy_loss(**p, **options)

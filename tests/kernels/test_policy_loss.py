@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from losses import error
+from losses import error, exact, leaves, train
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import CISPO, head, linear_logprob, policy_loss, torch_backend
 from kernels import op as op_module
-from kernels.reference import reference_loss
 
 pytestmark = pytest.mark.usefixtures("isa")  # the default backend of CPU tensors is the native one
 
@@ -33,27 +32,6 @@ def problem(n: int = 37, h: int = 13, v: int = 101, scale: float = 1.0, seed: in
     log_pi = torch.log_softmax(inputs["hidden"] @ inputs["weight"].T, 1)
     logp = log_pi.gather(1, inputs["targets"][:, None])[:, 0]
     return inputs | {"logprobs_gen": logp + 0.8 * rand(n)}  # ratios on both sides of the bound
-
-
-def per_token(p: dict[str, Tensor]) -> dict[str, Any]:
-    return {k: p[k] for k in ("logprobs_gen", "advantages", "token_weights")}
-
-
-def ours(p: dict[str, Tensor], upstream: float = 1.0, **options: Any) -> tuple[Any, Tensor, Tensor]:
-    hidden, weight = (p[k].detach().clone().requires_grad_() for k in ("hidden", "weight"))
-    rest = per_token(p)
-    out = policy_loss(hidden, weight, p["targets"], **rest, **options)
-    (out.loss * upstream).backward()
-    assert hidden.grad is not None and weight.grad is not None
-    return out, hidden.grad, weight.grad
-
-
-def oracle(p: dict[str, Tensor], upstream: float = 1.0, **options: Any) -> list[Tensor]:
-    hidden, weight = (p[k].detach().double().requires_grad_() for k in ("hidden", "weight"))
-    rest = per_token(p) | {"targets": p["targets"]}
-    loss, logp, entropy = reference_loss(hidden, weight, **rest, **options)
-    gradients = torch.autograd.grad(loss * upstream, (hidden, weight))
-    return [x.detach() for x in (loss, logp, entropy, *gradients)]
 
 
 class Watch(TorchDispatchMode):
@@ -75,7 +53,7 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("shape", [(1, 1, 2), (37, 13, 101), (130, 31, 997)])
 @pytest.mark.parametrize("max_ratio", [0.7, 4.0, math.inf])
 @pytest.mark.parametrize("temperature", [1.0, 0.6, "per token"])
-def test_loss_logp_entropy_and_gradients_equal_the_float64_oracle(
+def test_loss_logp_entropy_and_gradients_equal_the_float64_exact(
     shape: tuple[int, int, int], max_ratio: float, temperature: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head, "CHUNK_BYTES", 50 * shape[2] * 4)  # several chunks
@@ -83,8 +61,8 @@ def test_loss_logp_entropy_and_gradients_equal_the_float64_oracle(
     p = problem(*shape)
     if temperature == "per token":
         temperature = torch.linspace(0.5, 2.0, shape[0])
-    out, dx, dw = ours(p, 0.37, objective=CISPO(max_ratio), temperature=temperature)
-    loss, logp, entropy, dx64, dw64 = oracle(p, 0.37, max_ratio=max_ratio, temperature=temperature)
+    out, dx, dw = train(p, 0.37, objective=CISPO(max_ratio), temperature=temperature)
+    loss, logp, entropy, dx64, dw64 = exact(p, 0.37, max_ratio=max_ratio, temperature=temperature)
     assert abs(out.loss.item() - loss.item()) <= 2e-6 * max(1.0, abs(loss.item()))
     assert float((out.logprobs - logp).abs().max()) < 5e-6
     assert float((out.entropy - entropy).abs().max()) < 1e-5
@@ -113,11 +91,10 @@ def test_two_tokens_by_hand() -> None:
 
 def test_float64_states_are_computed_in_float64_throughout() -> None:
     p = {k: x.double() if x.is_floating_point() else x for k, x in problem().items()}
-    out, dx, dw = ours(p)
-    loss, logp, entropy, dx64, dw64 = oracle(p, max_ratio=4.0)
+    out, dx, dw = train(p)
     found = (out.loss, out.logprobs, out.entropy, dx, dw)
-    for ours_, exact in zip(found, (loss, logp, entropy, dx64, dw64), strict=True):
-        assert ours_.dtype == torch.float64 and error(ours_.detach(), exact) < 1e-13
+    for ours, expected in zip(found, exact(p), strict=True):
+        assert ours.dtype == torch.float64 and error(ours.detach(), expected) < 1e-13
 
 
 def test_gradients_pass_gradcheck_in_float64() -> None:
@@ -126,8 +103,8 @@ def test_gradients_pass_gradcheck_in_float64() -> None:
     p["logprobs_gen"] = p["logprobs_gen"] - 50
 
     def loss(hidden: Tensor, weight: Tensor) -> Tensor:
-        rest = per_token(p)
-        return policy_loss(hidden, weight, p["targets"], **rest, objective=CISPO(2.0)).loss
+        arguments: dict[str, Any] = p | {"hidden": hidden, "weight": weight}
+        return policy_loss(**arguments, objective=CISPO(2.0)).loss
 
     assert torch.autograd.gradcheck(loss, [p[k].requires_grad_() for k in ("hidden", "weight")])
 
@@ -139,20 +116,22 @@ def test_masked_tokens_cost_nothing_and_change_nothing() -> None:
     for key, junk in {"hidden": math.nan, "targets": -100, "logprobs_gen": math.nan}.items():
         p[key][5:12] = junk  # whatever a masked token holds is not looked at
     p["targets"] = p["targets"].int()
-    out, dx, dw = ours(p)
-    small, dx_small, dw_small = ours(kept)
+    out, dx, dw = train(p)
+    small, dx_small, dw_small = train(kept)
     assert torch.equal(out.loss, small.loss) and torch.equal(dw, dw_small)
     assert torch.equal(torch.cat([dx[:5], dx[12:]]), dx_small) and not dx[5:12].any()
     assert not out.logprobs[5:12].any() and not out.entropy[5:12].any()
     assert torch.equal(out.stats["entropy"], small.stats["entropy"])
 
 
+@pytest.mark.parametrize("drop_masked", [True, False])
 @pytest.mark.parametrize("n", [0, 4])
-def test_no_token_in_the_loss_gives_zero_loss_and_zero_gradients(n: int) -> None:
+def test_no_token_in_the_loss_gives_zeros(n: int, drop_masked: bool) -> None:
     p = problem(n)
     p["token_weights"].zero_()
-    out, dx, dw = ours(p)
-    assert out.loss.item() == 0 and not dx.any() and not dw.any()
+    out, *gradients = train(p, drop_masked=drop_masked)
+    results = [out.loss, out.logprobs, out.entropy, *out.stats.values(), *gradients]
+    assert not any(bool(x.any()) for x in results)
 
 
 @pytest.mark.parametrize("backend", ["torch", None])
@@ -164,8 +143,7 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(
     monkeypatch.setattr(op_module, "policy_loss", op_module.compute)  # a custom op hides what it calls
     p = problem(n, 7, v)
     with Watch() as watch:
-        hidden, weight = (p[k].requires_grad_() for k in ("hidden", "weight"))
-        policy_loss(hidden, weight, p["targets"], backend=backend, **per_token(p))
+        policy_loss(**leaves(p), backend=backend)
         linear_logprob(p["hidden"], p["weight"], p["targets"], backend=backend)
     assert watch.largest == 64 * v
 
@@ -173,31 +151,30 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(
 def test_without_gradients_there_is_one_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op_module, "policy_loss", op_module.compute)  # a custom op hides what it calls
     p = problem()
-    rest = per_token(p)
-    hidden, weight = (p[k].requires_grad_() for k in ("hidden", "weight"))
+    q = leaves(p)
     with torch.no_grad(), Watch() as watch:
-        loss = policy_loss(hidden, weight, p["targets"], backend="torch", **rest).loss
+        loss = policy_loss(**q, backend="torch").loss
     assert watch.ops["mm"] == 1 and not watch.ops.keys() & {"addmm", "addmm_", "zeros_like"}
     monkeypatch.undo()
-    assert torch.equal(loss, ours(p, backend="torch")[0].loss)
+    assert torch.equal(loss, train(p, backend="torch")[0].loss)
 
 
 def test_autocast_does_not_round_the_logits() -> None:
     p = problem()
-    exact, dx, dw = ours(p)
+    whole, dx, dw = train(p)
     with torch.autocast("cpu", torch.bfloat16):
-        out, dx_cast, dw_cast = ours(p)
+        out, dx_cast, dw_cast = train(p)
         scored = linear_logprob(p["hidden"], p["weight"], p["targets"])
     for logp, entropy in ((out.logprobs, out.entropy), scored):
-        assert torch.equal(logp, exact.logprobs) and torch.equal(entropy, exact.entropy)
+        assert torch.equal(logp, whole.logprobs) and torch.equal(entropy, whole.entropy)
     assert torch.equal(dx, dx_cast) and torch.equal(dw, dw_cast)
 
 
 def test_bf16_inputs_get_bf16_gradients_of_fp32_logits() -> None:
     p = problem()
     p |= {k: p[k].bfloat16() for k in ("hidden", "weight")}
-    out, dx, dw = ours(p)
-    _, logp, _, dx64, dw64 = oracle(p, max_ratio=4.0)
+    out, dx, dw = train(p)
+    _, logp, _, dx64, dw64 = exact(p)
     assert float((out.logprobs - logp).abs().max()) < 5e-6
     assert dx.dtype == dw.dtype == torch.bfloat16
     assert error(dx, dx64) < 2.5e-3 and error(dw, dw64) < 2.5e-3  # one rounding: 2⁻⁹/√3 rms, 2⁻⁹ at most
@@ -208,7 +185,7 @@ def test_an_upstream_gradient_is_not_rounded_to_bf16_with_the_gradients() -> Non
     p |= {k: p[k].bfloat16() for k in ("hidden", "weight")}
     third = torch.tensor(1 / 3)  # 0.33398 in bf16, which would make all gradients 2e-3 too long
     # the gradients that the forward stored, times the FP32 number, rounded once
-    for scaled, stored in zip(ours(p, 1 / 3)[1:], ours(p)[1:], strict=True):
+    for scaled, stored in zip(train(p, 1 / 3)[1:], train(p)[1:], strict=True):
         assert torch.equal(scaled, (stored.float() * third).bfloat16())
         assert not torch.equal(scaled, stored * third.bfloat16())
 
@@ -217,50 +194,47 @@ def test_fp16_gradients_outlive_a_loss_scale() -> None:
     # GradScaler starts at 65536, which FP16 has not, and is there for gradients that FP16 has not either
     p = problem()
     p |= {k: p[k].half() for k in ("hidden", "weight")} | {"token_weights": p["token_weights"] * 1e-5}
-    out, dx, dw = ours(p, 65536.0)
-    _, _, _, dx64, dw64 = oracle(p, 65536.0, max_ratio=4.0)
+    out, dx, dw = train(p, 65536.0)
+    _, _, _, dx64, dw64 = exact(p, 65536.0)
     assert dx.dtype == dw.dtype == torch.float16 and out.loss.dtype == torch.float32
     assert error(dx, dx64) < 5e-4 and error(dw, dw64) < 5e-4
 
 
 def test_differentiating_twice_is_refused() -> None:
-    p = problem()
-    rest = per_token(p)
-    hidden = p["hidden"].requires_grad_()
-    loss = policy_loss(hidden, p["weight"], p["targets"], **rest).loss
+    q = leaves(problem())
+    loss = policy_loss(**q).loss
     scale = torch.tensor(2.0, requires_grad=True)
-    gradient = torch.autograd.grad(loss * scale, hidden, create_graph=True)[0]
+    gradient = torch.autograd.grad(loss * scale, q["hidden"], create_graph=True)[0]
     with pytest.raises(RuntimeError, match="differentiated once"):
         gradient.sum().backward()
 
 
 def test_a_retained_graph_gives_the_same_gradients_twice_and_a_frozen_head_gets_none() -> None:
-    p = problem()
-    hidden, weight = p["hidden"].requires_grad_(), p["weight"]
-    rest = per_token(p)
-    out = policy_loss(hidden, weight, p["targets"], **rest)
-    first = torch.autograd.grad(out.loss, hidden, retain_graph=True)[0]
-    assert torch.equal(first, torch.autograd.grad(2 * out.loss, hidden)[0] / 2)
-    assert weight.grad is None
+    p: dict[str, Any] = problem()
+    hidden = p["hidden"].requires_grad_()
+    loss = policy_loss(**p).loss
+    first = torch.autograd.grad(loss, hidden, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(2 * loss, hidden)[0] / 2)
+    assert p["weight"].grad is None
 
 
 def test_scoring_equals_the_loss_own_logprobs_and_takes_bf16() -> None:
     p = problem()
-    out, *_ = ours(p, temperature=0.7)
+    out, *_ = train(p, temperature=0.7)
     logp, entropy = linear_logprob(p["hidden"], p["weight"], p["targets"], temperature=0.7)
     assert torch.equal(logp, out.logprobs) and torch.equal(entropy, out.entropy)
     hidden, weight = p["hidden"].bfloat16(), p["weight"].bfloat16()
     logp, _ = linear_logprob(hidden, weight, p["targets"])
-    exact = reference_loss(hidden, weight, p["targets"], **per_token(p))[1]
-    assert float((logp - exact).abs().max()) < 5e-6  # bf16 products are exact in FP32
+    logp64 = exact(p | {"hidden": hidden, "weight": weight})[1]
+    assert float((logp - logp64).abs().max()) < 5e-6  # bf16 products are exact in FP32
     rounded, _ = linear_logprob(hidden, weight, p["targets"], logits_dtype=torch.bfloat16)
-    assert float((rounded - exact).abs().max()) > 1e-3  # what the FP32 head avoids
+    assert float((rounded - logp64).abs().max()) > 1e-3  # what the FP32 head avoids
 
 
 def test_statistics_are_those_of_the_definition() -> None:
     p = problem()
-    out, *_ = ours(p, objective=CISPO(2.0))
-    log_ratio = oracle(p)[1] - p["logprobs_gen"]
+    out, *_ = train(p, objective=CISPO(2.0))
+    log_ratio = exact(p)[1] - p["logprobs_gen"]
     ratio = log_ratio.exp()
     for key, expected in {
         "ratio/mean": ratio.mean(), "ratio/max": ratio.max(), "ratio/min": ratio.min(),

@@ -13,7 +13,6 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from kernels.triton import backend, config, matmul
-from kernels.triton.matmul import ieee_fp32
 from kernels.triton.split import split_bf16
 
 pytestmark = [
@@ -116,19 +115,6 @@ def test_an_fp32_weights_logits_are_as_good_as_a_bf16_weights_although_sums_are_
 
     bare = worst(weight.bfloat16(), weight.bfloat16())
     assert worst(parts_of(weight, 3), weight) < 1.2 * bare
-
-
-@pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])
-def test_tf32_is_off_inside_and_as_the_user_set_it_outside(setting: str) -> None:
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    try:
-        matmul.fp32_precision = setting
-        with ieee_fp32():
-            assert matmul.fp32_precision == "ieee"
-        assert matmul.fp32_precision == setting
-    finally:
-        matmul.fp32_precision = before
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -21,18 +21,15 @@ import pytest
 import torch
 from sass import instructions_in_loop, instructions_outside_products
 
-pytestmark = [
-    pytest.mark.timeout(1500),  # a generation takes two minutes on two idle cores
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.timeout(1500)  # a generation takes two minutes on two idle cores
 SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # of a block, CUDA C++ Programming Guide
 ROWS, WIDTH = 4096, 4096
 PRODUCT = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}  # the tensor cores' instruction
 PARTS = 2  # processes that compile side by side
 
 
-def launches(capability: int, part: int) -> list[tuple[str, dict[str, Any]]]:
-    """(name, what was found) for each kernel in each shipped config, of one of the PARTS of all cases."""
+def launches(capability: int, part: int, pattern: str) -> list[tuple[str, dict[str, Any]]]:
+    """(name, machine code) of each kernel in each shipped config, of one of the PARTS of the cases."""
     import triton
     from triton.runtime.jit import JITFunction
 
@@ -54,7 +51,8 @@ def launches(capability: int, part: int) -> list[tuple[str, dict[str, Any]]]:
     JITFunction.run = compile_instead
     fused.capability = lambda device: capability
     fused.multiprocessors = lambda device: 132
-    for case, call in cases()[part::PARTS]:  # noqa: B007  # compile_instead reads it
+    chosen = [(name, call) for name, call in cases() if re.search(pattern, name)]
+    for case, call in chosen[part::PARTS]:  # noqa: B007  # compile_instead reads it
         call()
     return found
 
@@ -63,7 +61,9 @@ def cases() -> list[tuple[str, Any]]:
     """Calls that between them launch every kernel in every config and with every switch."""
     from kernels import CISPO, KL, REINFORCE, SAPO, DualClip, IcePop
     from kernels.head import LMHead
+    from kernels.rows import Gradient
     from kernels.settings import Settings
+    from kernels.tokens import Tokens
     from kernels.triton import fused, rows, split, terms
 
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -75,6 +75,7 @@ def cases() -> list[tuple[str, Any]]:
         return head.logits_buffer(weight, ROWS)
 
     row, y = new(ROWS), new(ROWS, dtype=torch.int64)
+    t = Tokens(y, row, row, row, row, row, None)
     found: list[tuple[str, Any]] = []
     for vocabulary, cap in [
         (151936, 0.0), (151936, 30.0), (128257, 0.0), (50257, 0.0), (1000, 30.0), (1, 0.0),
@@ -83,10 +84,9 @@ def cases() -> list[tuple[str, Any]]:
         name = f"V={vocabulary} cap={cap}"
         found.append((name, lambda z=z, cap=cap: rows.row_stats(z, y, row, cap)))
         for exact in (False, True):
-            found.append((
-                f"{name} exact={exact}",
-                lambda z=z, cap=cap, b=b, e=exact: rows.row_grads(z, y, row, cap, row, row, b, b, row, e),
-            ))  # fmt: skip
+            g = Gradient(row, row, b, b, row)
+            run = lambda z=z, cap=cap, g=g, e=exact: rows.row_grads(z, y, row, cap, g, e)  # noqa: E731
+            found.append((f"{name} exact={exact}", run))
         if not cap:
             found.append((name, lambda z=z: rows.single_pass(z, y, row, row)))
     found.append(("parts=3", lambda: split.split_bf16(new(ROWS, WIDTH), 3)))
@@ -114,7 +114,7 @@ def cases() -> list[tuple[str, Any]]:
         ):
             found.append((
                 f"{objective} {settings.kl}",
-                lambda s=settings: terms.terms(new(4, ROWS), row, row, row, row, row, s, [row] * 5),
+                lambda s=settings: terms.terms(new(4, ROWS), t, s, [row] * 5),
             ))  # fmt: skip
     return found + body_cases()
 
@@ -135,19 +135,19 @@ def body_cases() -> list[tuple[str, Any]]:
     def norm(rows: int, width: int, x: torch.dtype, residual: torch.dtype | None, dtype: torch.dtype) -> None:
         h, weight = new(rows, width, dtype=x), new(width)
         if residual is None:
-            train(rms_norm.rms_norm(h, weight, 1e-6, dtype))
+            train(rms_norm.RMSNorm.apply(h, None, weight, 1e-6, dtype))
         else:
-            train(rms_norm.fused_add_rms_norm(h, new(rows, width, dtype=residual), weight, 1e-6, dtype))
+            train(rms_norm.RMSNorm.apply(h, new(rows, width, dtype=residual), weight, 1e-6, dtype))
 
     def rotate(tokens: int, heads: int, kv_heads: int, width: int, x: torch.dtype, normed: bool) -> None:
         q, k = new(tokens, heads, width, dtype=x), new(tokens, kv_heads, width, dtype=x)
         table, positions = new(40960, width // 2), new(tokens, dtype=torch.int64)
         weights = (new(width), new(width)) if normed else (None, None)
-        train(rope.fused_qk_norm_rope(q, k, table, table, positions, *weights, 1e-6, torch.bfloat16))
+        train(rope.QKNormRoPE.apply(q, k, *weights, table, table, positions, 1e-6, torch.bfloat16))
 
     def gated(rows: int, width: int, dtype: torch.dtype) -> None:
         packed = new(rows, 2 * width, dtype=dtype)
-        train(swiglu.swiglu(*packed.chunk(2, 1), torch.bfloat16))
+        train(swiglu.SwiGLU.apply(*packed.chunk(2, 1), torch.bfloat16))
 
     calls = [
         *((norm, c) for c in [
@@ -278,8 +278,8 @@ def short(dtype: torch.dtype) -> str:
 
 
 @cache
-def report(capability: int) -> dict[str, dict[str, Any]]:
-    """What the program prints."""
+def report(capability: int, pattern: str = "") -> dict[str, dict[str, Any]]:
+    """The program's output for the cases whose names match."""
     pytest.importorskip("triton")
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if not (Path(find_spec("triton").origin).parent / "backends/nvidia/bin/cuobjdump").exists():  # type: ignore[union-attr,arg-type]
@@ -288,7 +288,7 @@ def report(capability: int) -> dict[str, dict[str, Any]]:
     kept["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [kept.get("PYTHONPATH")])])
     runs = [
         subprocess.Popen(
-            [sys.executable, __file__, str(capability), str(part)],
+            [sys.executable, __file__, str(capability), str(part), pattern],
             env=kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for part in range(PARTS)
@@ -306,10 +306,16 @@ def report(capability: int) -> dict[str, dict[str, Any]]:
 
 
 generations = pytest.mark.parametrize(
-    "capability",
-    [80, 90, 100],
-    ids="sm_{}".format,
+    "capability", [pytest.param(c, marks=pytest.mark.slow) for c in (80, 90, 100)], ids="sm_{}".format
 )
+
+
+def test_two_kernels_do_not_spill_on_hopper() -> None:
+    """The same within seconds, of two kernels."""
+    found = report(90, "^(V=151936 cap=0.0|parts=3)$")
+    assert {name.split()[0] for name in found} == {"_row_stats", "_single_pass", "_split"}
+    assert [n for n, code in found.items() if code["STL"] or code["LDL"] or code["stack"]] == []
+    assert all(code["instructions"] > 50 and not any(code["refused"].values()) for code in found.values())
 
 
 @generations
@@ -347,6 +353,7 @@ def test_bf16_products_use_the_tensor_cores_and_fp32_ones_are_not_rounded(capabi
                 assert code["wgmma"] and not code["HMMA"], name
 
 
+@pytest.mark.slow
 def test_an_epilogue_is_at_most_10_instructions_a_logit_and_no_product_of_a_step_waits_for_another() -> None:
     """On Hopper. ptxas makes every product wait if the epilogue may read their sum too early."""
     found = report(90)
@@ -356,6 +363,7 @@ def test_an_epilogue_is_at_most_10_instructions_a_logit_and_no_product_of_a_step
     assert {n: code["waits"] for n, code in found.items() if code["HGMMA"] and code["waits"] != 1} == {}
 
 
+@pytest.mark.slow
 def test_the_row_statistics_take_at_most_9_instructions_a_logit() -> None:
     """On Hopper. With reductions over all threads in every tile there were 22."""
     found = {n: code["logit"] for n, code in report(90).items() if n.startswith("_row_stats")}
@@ -363,6 +371,7 @@ def test_the_row_statistics_take_at_most_9_instructions_a_logit() -> None:
     assert len(found) == 3 and {n: logit for n, logit in found.items() if not 5 < logit <= 9} == {}
 
 
+@pytest.mark.slow
 def test_the_account_counts_what_was_compiled() -> None:
     from bench.kernels.account import INSTRUCTIONS
 
@@ -402,4 +411,4 @@ def test_bf16_results_wait_for_all_reads_of_their_tile(capability: int) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(launches(*map(int, sys.argv[1:]))))
+    print(json.dumps(launches(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from losses import check_single_pass, exact_softmax
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels.rows import softmax
+from kernels.rows import Gradient, softmax
 from kernels.triton import config, rows
 from kernels.triton.config import RowConfig
 
@@ -17,18 +18,6 @@ pytestmark = [
 ]
 TILES = RowConfig(block=16, warps=1)
 C = 5
-
-
-def oracle(z: Tensor, y: Tensor, it: Tensor, cap: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """(u, log π(y), entropy) in float64."""
-    x = z.double()
-    if cap:
-        x = cap * torch.tanh(x / cap)
-    u = x * it.double()[:, None]
-    log_pi = torch.log_softmax(u, 1)
-    target = y[:, None]
-    others = (u - u.gather(1, target)).exp().scatter(1, target, 0.0).sum(1)  # exact where π(y) is near 1
-    return u, -torch.log1p(others), -(log_pi.exp() * log_pi).sum(1)
 
 
 def problem(vocabulary: int, scale: float = 3.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,7 +32,7 @@ def test_log_probs_and_entropies_are_float64s(vocabulary: int, cap: float) -> No
     z, y, it = problem(vocabulary)
     before = z.clone()
     found = softmax(rows.row_stats(z, y, it, cap, TILES))
-    _, logp, entropy = oracle(z, y, it, cap)
+    _, logp, entropy = exact_softmax(z, y, it, cap)
     torch.testing.assert_close(found.logp.double(), logp, rtol=0, atol=3e-6)
     torch.testing.assert_close(found.entropy.double(), entropy, rtol=0, atol=3e-6)
     assert torch.equal(z, before)
@@ -54,7 +43,7 @@ def test_a_peaked_rows_log_prob_keeps_its_relative_precision() -> None:
     z, y, it = problem(61, 1.0)
     it.fill_(1.0)
     z[torch.arange(C), y] = z.amax(1) + gap
-    _, logp, _ = oracle(z, y, it)
+    _, logp, _ = exact_softmax(z, y, it)
     for stats in (
         rows.row_stats(z, y, it, 0.0, TILES),
         rows.single_pass(z.clone(), y, it, logp.float(), TILES)[1],
@@ -67,7 +56,7 @@ def test_unlikely_targets_and_offset_logits_are_as_exact() -> None:
     it.fill_(1.0)
     z = (z * 512).round() / 512 + 1e4  # exact in FP32
     z[torch.arange(C), y] -= torch.tensor([0.0, 40.0, 80.0, 120.0, 300.0])
-    _, logp, entropy = oracle(z, y, it)
+    _, logp, entropy = exact_softmax(z, y, it)
     found = softmax(rows.row_stats(z, y, it, 0.0, TILES))
     torch.testing.assert_close(found.logp.double(), logp, rtol=3e-7, atol=3e-6)
     torch.testing.assert_close(found.entropy.double(), entropy, rtol=0, atol=3e-6)
@@ -76,7 +65,7 @@ def test_unlikely_targets_and_offset_logits_are_as_exact() -> None:
 def test_a_target_of_another_shard_is_no_column_of_this_one() -> None:
     z, y, it = problem(61)
     y[:4] = torch.tensor([-1, 61, 63, -(10**12)])  # 63 lies within the last tile
-    u, *_ = oracle(z, y.clamp(0, 60), it)
+    u, *_ = exact_softmax(z, y.clamp(0, 60), it)
     anchor, others, target, dot = rows.row_stats(z, y, it, 0.0, TILES).double()
     v = u - anchor[:, None]
     v[4, y[4]] = -torch.inf
@@ -93,18 +82,18 @@ def test_the_gradient_is_float64s_and_in_bf16_the_nearest_in_place(cap: float, b
     y[3] = -7
     m = rows.row_stats(z, y, it, cap, TILES)[0]
     a, b, k, dz_y = torch.randn(4, C)
-    u, *_ = oracle(z, y.clamp(0), it, cap)
+    u, *_ = exact_softmax(z, y.clamp(0), it, cap)
     v = u - m.double()[:, None]
     expected = v.exp() * (a[:, None] + bonus * b[:, None] * (v + k[:, None]))
     local = torch.arange(C) != 3
     expected[local, y[local]] = dz_y[local].double()
     if cap:
         expected *= 1 - torch.tanh(z.double() / cap) ** 2
-    rest = (it, cap, m, a, b if bonus else None, k if bonus else None, dz_y)
-    exact = rows.row_grads(z.clone(), y, *rest, exact=True, config=TILES)
+    g = Gradient(m, a, b if bonus else None, k if bonus else None, dz_y)
+    exact = rows.row_grads(z.clone(), y, it, cap, g, True, TILES)
     torch.testing.assert_close(exact.double(), expected, rtol=2e-6, atol=2e-6)
     chunk = z.clone()
-    rounded = rows.row_grads(chunk, y, *rest, exact=False, config=TILES)
+    rounded = rows.row_grads(chunk, y, it, cap, g, False, TILES)
     assert torch.equal(rounded, exact.bfloat16())
     assert rounded.data_ptr() == chunk.data_ptr() and rounded.stride() == (2 * 61, 1)
 
@@ -115,7 +104,7 @@ def test_a_value_for_all_rows_need_not_be_copied_for_each() -> None:
     stats = rows.row_stats(z, apart, spread, 0.0, TILES)
     assert torch.equal(stats, rows.row_stats(z, y, one, 0.0, TILES))
     found = [
-        rows.row_grads(z.clone(), t, x, 0.0, x, x, x, x, x, False, TILES)
+        rows.row_grads(z.clone(), t, x, 0.0, Gradient(x, x, x, x, x), False, TILES)
         for t, x in ((apart, spread), (y, one))
     ]
     assert torch.equal(*found)
@@ -132,7 +121,7 @@ def test_rows_may_lie_apart() -> None:
     one, found = torch.ones(C), []
     for chunk in (z, wide[:, :61]):
         stats = rows.row_stats(chunk, y, it, 0.0, TILES)
-        dz = rows.row_grads(chunk, y, it, 0.0, stats[0], one, None, None, one, False, TILES)
+        dz = rows.row_grads(chunk, y, it, 0.0, Gradient(stats[0], one, None, None, one), False, TILES)
         found.append((stats, dz))
     assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
     assert bool(wide[:, 61:].isnan().all())
@@ -141,9 +130,9 @@ def test_rows_may_lie_apart() -> None:
 @pytest.mark.parametrize("error", [0.0, 1.0, -30.0, 30.0])
 def test_the_single_pass_gives_statistics_and_the_gradients_factors_whatever_the_anchor(error: float) -> None:
     z, y, it = problem(61)
-    _, logp, entropy = oracle(z, y, it)
+    logp = exact_softmax(z, y, it)[1]
     exp, stats = rows.single_pass(z.clone(), y, it, (logp + error).float().clamp(max=0.0), TILES)
-    check_single_pass(z, y, it, exp, stats, logp, entropy)
+    torch.testing.assert_close(*check_single_pass(exp, stats, z, y, it, 4e-6), rtol=2**-7, atol=1e-12)
 
 
 def test_the_single_pass_raises_an_anchor_that_logits_exceed_by_far_wherever_they_stand() -> None:
@@ -154,29 +143,15 @@ def test_the_single_pass_raises_an_anchor_that_logits_exceed_by_far_wherever_the
     z[3, 40] += 70.0  # in the third, which rescales the first two
     z[4, 60], z[4, 20] = z[4, 60] + 200.0, z[4, 20] + 100.0  # twice
     y[2:] = 50
-    _, logp, entropy = oracle(z, y, it)
     exp, stats = rows.single_pass(z.clone(), y, it, torch.zeros(C), TILES)
     assert float((stats[0] - z.amax(1)).max()) <= 0
-    check_single_pass(z, y, it, exp, stats, logp, entropy)
-
-
-def check_single_pass(
-    z: Tensor, y: Tensor, it: Tensor, exp: Tensor, stats: Tensor, logp: Tensor, entropy: Tensor
-) -> None:
-    found = softmax(stats)
-    torch.testing.assert_close(found.logp.double(), logp, rtol=1e-6, atol=4e-6)
-    torch.testing.assert_close(found.entropy.double(), entropy, rtol=0, atol=8e-6)
-    dz = -exp.double() / found.total.double()[:, None]  # per unit of dL/dlog π, before the temperature
-    expected = -torch.softmax(z.double() * it.double()[:, None], 1)
-    expected.scatter_add_(1, y[:, None], torch.ones(C, 1, dtype=torch.float64))
-    assert float((dz - expected).norm() / expected.norm()) < 2.5e-3
-    torch.testing.assert_close(dz, expected, rtol=2**-7, atol=1e-12)  # twice rounded where raised
+    torch.testing.assert_close(*check_single_pass(exp, stats, z, y, it, 4e-6), rtol=2**-7, atol=1e-12)
 
 
 def test_the_single_pass_takes_rows_whose_target_is_elsewhere() -> None:
     z, y, it = problem(61)
     exp, stats = rows.single_pass(z.clone(), y - 100, it, torch.zeros(C), TILES)
-    u, *_ = oracle(z, y, it)
+    u, *_ = exact_softmax(z, y, it)
     v = u - stats[0].double()[:, None]
     torch.testing.assert_close(stats[1].double(), v.exp().sum(1), rtol=1e-6, atol=0)
     torch.testing.assert_close(exp.double(), v.exp(), rtol=2**-7, atol=0)
@@ -186,5 +161,5 @@ def test_no_rows_give_no_rows() -> None:
     none, y = torch.empty(0, 61), torch.empty(0, dtype=torch.int64)
     f = none.new_empty(0)
     assert rows.row_stats(none, y, f, 0.0).shape == (4, 0)
-    assert rows.row_grads(none, y, f, 0.0, f, f, None, None, f, False).shape == (0, 61)
+    assert rows.row_grads(none, y, f, 0.0, Gradient(f, f, None, None, f), False).shape == (0, 61)
     assert rows.single_pass(none, y, f, f)[0].shape == (0, 61)

@@ -10,16 +10,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels import (
-    CISPO,
-    GSPO,
-    KL,
-    SAPO,
-    Clip,
-    IcePop,
-    chunk_loop,
-    policy_loss,
-)
+from kernels import CISPO, GSPO, KL, SAPO, Clip, IcePop, chunk_loop, policy_loss
 from kernels.head import LMHead
 from kernels.objectives import OBJECTIVES, Objective
 from kernels.rows import Gradient, softmax
@@ -45,10 +36,7 @@ def tokens(seed: int = 0) -> tuple[Tensor, Tokens]:
     stats = torch.stack([anchor, others, anchor - below, -others * torch.rand(C) * 5])
     logp = softmax(stats).logp
     gen, ref = (logp + scale * torch.randn(C) for scale in (0.5, 0.3))
-    gen[::50], gen[1::50] = (
-        -9999.0,
-        0.0,
-    )  # for the generator impossible, and certain
+    gen[::50], gen[1::50] = (-9999.0, 0.0)  # for the generator impossible, and certain
     weights = torch.rand(C) * (torch.rand(C) > 0.2)
     t = Tokens(
         torch.zeros(C).long(), gen.clamp(max=0.0), torch.randn(C) * (torch.rand(C) > 0.1), weights,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training import MODELS, NoClock, make_model, of_the_data, sequences
+from training import MODELS, NoClock, make_model, of_the_data, plain_logprobs, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer import run_folder
@@ -87,10 +87,7 @@ def test_a_checkpoint_is_a_hugging_face_model_with_the_same_logits(kind: str, tm
     save(one, tmp_path / "step-000001")
     lm = AutoModelForCausalLM.from_pretrained(tmp_path / "step-000001")
     s = batch(1).sequences[0]
-    ids = torch.from_numpy(np.concatenate([s.prompt_ids, s.token_ids]).astype(np.int64))[None]
-    with torch.no_grad():
-        logp = lm(ids).logits[0, len(s.prompt_ids) - 1 : -1].log_softmax(-1)
-    expected = logp[range(len(s.token_ids)), s.token_ids.tolist()].numpy()
+    expected = plain_logprobs(lm, s.prompt_ids, s.token_ids).numpy()
     np.testing.assert_allclose(one.score([s])[0].logprobs, expected, atol=1e-5)
 
 

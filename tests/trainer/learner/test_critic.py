@@ -13,16 +13,7 @@ import torch
 from safetensors.torch import load_file
 from test_ranks import FEW, on_ranks
 from torch import Tensor
-from training import (
-    NoClock,
-    config,
-    error,
-    gradients_of_step,
-    make_model,
-    of_the_data,
-    save,
-    sequences,
-)
+from training import NoClock, config, error, gradients_of_step, make_model, of_the_data, save, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer.config import Config, ConfigError, CriticConfig, ObjectiveConfig

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tr
+from training import plain_logprobs
 
 from trainer.config import ConfigError, ModelConfig
 from trainer.engines.torch.engine import TorchEngine
@@ -55,21 +56,10 @@ def test_engine_and_learner_agree_with_transformers(family: str, tmp_path: Path)
     sequences = []
     for c in done:
         prompt = PROMPTS[c.request_id]
-        ids = torch.tensor([[*prompt, *c.token_ids.tolist()]])
-        with torch.no_grad():
-            logp = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        expected = logp.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+        expected = plain_logprobs(model, prompt, c.token_ids).numpy()
         np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
-        sequences.append(
-            TrainSequence(
-                np.array(prompt, np.int32),
-                c.token_ids,
-                c.logprobs_gen,
-                c.versions,
-                np.ones(10, np.float32),
-                np.ones(10, np.float32),
-            )
-        )
+        ids, one = np.array(prompt, np.int32), np.ones(10, np.float32)
+        sequences.append(TrainSequence(ids, c.token_ids, c.logprobs_gen, c.versions, one, one))
     policy = PolicyModel(str(tmp_path), ModelConfig(path=str(tmp_path)))
     (micro_batch,) = pack(sequences, 1000)
     with torch.no_grad():

@@ -270,18 +270,11 @@ def test_match_engine_is_derived_on_a_gpu_in_bfloat16_and_refused_where_it_means
     cpu, gpu, fp32, bf16 = torch.device("cpu"), torch.device("cuda"), torch.float32, torch.bfloat16
     matched: list[bool] = []
     monkeypatch.setattr(fused_body, "fuse", lambda lm, dtype, match_engine: str(matched.append(match_engine)))
-    llama, gemma = (
-        tr.AutoModelForCausalLM.from_config(c)
-        for c in (CONFIGS["llama"], tr.Gemma3TextConfig(**SHAPE, head_dim=16))
-    )
+    configs = CONFIGS["llama"], tr.Gemma3TextConfig(**SHAPE, head_dim=16)
+    llama, gemma = map(tr.AutoModelForCausalLM.from_config, configs)
     assert "; residual stream in bf16" in fuse_on(gpu, llama, bf16, None)
-    for device, dtype, setting in (
-        (gpu, fp32, None),
-        (gpu, bf16, False),
-        (gpu, bf16, True),
-        (cpu, bf16, True),
-    ):
-        fuse_on(device, llama, dtype, setting)
+    for device, *rest in ((gpu, fp32, None), (gpu, bf16, False), (gpu, bf16, True), (cpu, bf16, True)):
+        fuse_on(device, llama, *rest)
     assert matched == [True, False, False, True, True]
     assert fuse_on(cpu, llama, bf16, None) == "" and len(matched) == 5
     for lm, dtype, why in (

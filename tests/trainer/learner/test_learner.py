@@ -17,6 +17,7 @@ from training import (
     make_model,
     of_the_data,
     oracle,
+    plain_logprobs,
     sequences,
 )
 from transformers import AutoModelForCausalLM
@@ -86,13 +87,8 @@ def test_score_is_plain_transformers_for_every_token(model_dir: str) -> None:
     batch = sequences()
     lm = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     for s, got in zip(batch, learner(model_dir, config(micro_batch_tokens=50)).score(batch), strict=True):
-        got = got.logprobs
-        ids = torch.from_numpy(np.concatenate([s.prompt_ids, s.token_ids]).astype(np.int64))[None]
-        with torch.no_grad():
-            logp = lm(ids).logits[0, len(s.prompt_ids) - 1 : -1].log_softmax(-1)
-        np.testing.assert_allclose(
-            got, logp[range(len(s.token_ids)), s.token_ids.tolist()].numpy(), atol=1e-5
-        )
+        expected = plain_logprobs(lm, s.prompt_ids, s.token_ids).numpy()
+        np.testing.assert_allclose(got.logprobs, expected, atol=1e-5)
 
 
 def test_clipping_is_that_of_torch(model_dir: str) -> None:
@@ -122,11 +118,8 @@ def test_a_non_finite_step_is_skipped_and_the_third_in_a_row_refused(model_dir: 
     elif where == "weights":
         dict(one.model.lm.named_parameters())["model.norm.weight"].data[0] = np.inf
     elif where == "loss":
-        first = replace(
-            first,
-            advantages=np.full(len(first.advantages), 3e38, np.float32),
-            token_weights=np.full(len(first.token_weights), 3e38, np.float32),
-        )
+        huge = np.full(len(first.advantages), 3e38, np.float32)
+        first = replace(first, advantages=huge, token_weights=huge)
     else:
         one.parameters[0].register_hook(lambda g: g * np.nan)
     before = [p.detach().clone() for p in one.parameters]

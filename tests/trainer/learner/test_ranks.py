@@ -22,17 +22,7 @@ import torch
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
-from training import (
-    MODELS,
-    NoClock,
-    config,
-    error,
-    gradients_of_step,
-    make_model,
-    oracle,
-    save,
-    sequences,
-)
+from training import MODELS, NoClock, config, error, gradients_of_step, make_model, oracle, save, sequences
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 

@@ -14,40 +14,25 @@ def test_a_local_folder_is_taken_as_it_is(tiny_model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "message"),
+    ("file", "content", "message"),
     [
-        ("config.json", "no config.json"),
-        ("model.safetensors", "no weights"),
-        ("tokenizer.json", "no tokenizer"),
+        ("config.json", None, "no config.json"),
+        ("model.safetensors", None, "no weights"),
+        ("tokenizer.json", None, "no tokenizer"),
+        ("config.json", "{", "not a JSON object"),
+        ("config.json", "[]", "not a JSON object"),
+        ("config.json", '{"architectures": ["BertModel"]}', "BertModel"),
     ],
 )
-def test_a_folder_that_lacks_a_part_is_refused_by_its_name(
-    tiny_model_dir: Path, tmp_path: Path, broken: str, message: str
+def test_a_folder_that_lacks_a_part_or_is_no_causal_lm_is_refused_by_its_name(
+    tiny_model_dir: Path, tmp_path: Path, file: str, content: str | None, message: str
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_model_dir, folder)
-    (folder / broken).unlink()
+    (folder / file).unlink() if content is None else (folder / file).write_text(content)
     with pytest.raises(ConfigError, match=message) as error:
         resolve_model(str(folder))
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ("{", "not a JSON object"),
-        ("[]", "not a JSON object"),
-        ('{"architectures": ["BertModel"]}', "BertModel"),
-    ],
-)
-def test_a_config_that_is_no_causal_lm_is_refused(
-    tiny_model_dir: Path, tmp_path: Path, config: str, message: str
-) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model_dir, folder)
-    (folder / "config.json").write_text(config)
-    with pytest.raises(ConfigError, match=message):
-        resolve_model(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,8 @@ from trainer.models import tiny
 from trainer.models.resolve import resolve_model
 
 ADDITION = DataConfig(
-    options={
-        "min_terms": 2,
-        "max_terms": 2,
-        "min_digits": 2,
-        "max_digits": 2,
-        "operators": ["+"],
-        "allow_parentheses": False,
-        "allow_negation": False,
-    },
+    options=dict.fromkeys(["min_terms", "max_terms", "min_digits", "max_digits"], 2)
+    | {"operators": ["+"], "allow_parentheses": False, "allow_negation": False},
     size=2000,
     held_out=200,
 )
@@ -59,29 +52,32 @@ def test_sft_never_sees_a_held_out_prompt_nor_the_probes() -> None:
     assert not set(trained) & set(probed)
 
 
+def rate_of_held_out(folder: Path) -> float:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    pairs = [(p.text, p.answer) for p in load_prompts(ADDITION, tokenizer).held_out]
+    return tiny.pass_rate(model, *tiny.encode(pairs, tokenizer))
+
+
 def test_pass_rate_is_the_probability_of_answer_and_eos() -> None:
     tokenizer, model = tiny.make_tokenizer(), tiny.make_model(0)
-    ids, is_answer = tiny.encode([("Calculate 10 + 11.", "21"), ("Calculate 90 + 11.", "101")], tokenizer)
-    expected = 0.0
-    for question, answer in (("Calculate 10 + 11.", "21"), ("Calculate 90 + 11.", "101")):
+    pairs, expected = [("Calculate 10 + 11.", "21"), ("Calculate 90 + 11.", "101")], 0.0
+    for question, answer in pairs:
         context, p = tokenizer.encode(question), 1.0
         for token in [*tokenizer.encode(answer), tokenizer.eos_token_id]:
             with torch.no_grad():
                 p *= float(model(input_ids=torch.tensor([context])).logits[0, -1].double().softmax(-1)[token])
             context.append(token)
         expected += p / 2
-    assert tiny.pass_rate(model, ids, is_answer) == pytest.approx(expected, rel=1e-4)
+    assert tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_weights_in_the_package_are_small_and_start_where_rl_can_begin(tmp_path: Path) -> None:
     folder = Path(resolve_model("tiny", cache=tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()  # nothing is made or copied
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 400_000
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    pairs = [(p.text, p.answer) for p in load_prompts(ADDITION, tokenizer).held_out]
-    assert tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) == pytest.approx(0.149, abs=0.02)
-    assert tokenizer.get_vocab() == tiny.make_tokenizer().get_vocab()
+    assert rate_of_held_out(folder) == pytest.approx(0.149, abs=0.02)
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == tiny.make_tokenizer().get_vocab()
 
 
 @pytest.mark.slow
@@ -89,10 +85,7 @@ def test_the_weights_in_the_package_are_small_and_start_where_rl_can_begin(tmp_p
 def test_sft_ends_where_rl_can_begin(tmp_path: Path) -> None:
     reached = tiny.make_tiny(tmp_path)
     assert 0.14 <= reached <= 0.19
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    held_out = load_prompts(ADDITION, tokenizer).held_out
-    pairs = [(p.text, p.answer) for p in held_out]
-    assert 0.12 <= tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) <= 0.22
+    assert 0.12 <= rate_of_held_out(tmp_path) <= 0.22
 
 
 def test_sft_answers_are_right_at_their_rate_and_close_otherwise() -> None:
