@@ -38,6 +38,7 @@ CONFIGS: dict[str, tr.PretrainedConfig] = {
     "qwen3": tr.Qwen3Config(**SHAPE, head_dim=16),
     "qwen3_moe": MODELS["moe"],
 }  # fmt: skip
+ONE_LAYER = {"qwen3 of one layer": tr.Qwen3Config(**SHAPE | {"num_hidden_layers": 1}, head_dim=16)}
 OPS = ("rms_norm", "fused_add_rms_norm", "fused_qk_norm_rope", "swiglu")
 
 
@@ -49,7 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         folder = tmp_path_factory.getbasetemp() / f"fused-{family}"
         if not folder.exists():
             torch.manual_seed(3)
-            lm = tr.AutoModelForCausalLM.from_config(CONFIGS[family])
+            lm = tr.AutoModelForCausalLM.from_config((CONFIGS | ONE_LAYER)[family])
             for p in lm.parameters():
                 p.data.normal_(0, 0.2) if p.dim() > 1 else p.data.add_(torch.randn_like(p), alpha=0.3)
             lm.save_pretrained(folder)
@@ -244,8 +245,9 @@ def engine_logits(folder: str, compiled: bool) -> Tensor:
 @pytest.mark.skipif(
     shutil.which("c++") is None and shutil.which("g++") is None, reason="Inductor compiles C++"
 )
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family", [*ONE_LAYER, *(pytest.param(x, marks=pytest.mark.slow) for x in ("qwen2", "qwen3"))]
+)
 def test_matched_log_probs_are_those_of_a_compiled_bf16_engine(
     family: str, folders: Callable[[str], str]
 ) -> None:
