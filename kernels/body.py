@@ -89,13 +89,13 @@ def fused_qk_norm_rope(
     In the layout of `rotate_half` (Llama, Qwen3): with halves a and b, (a cos − b sin, b cos + a sin). The
     results are contiguous, in `dtype` or q's. The tables get no gradient. `rms_norm` explains `backend`.
     """
-    norms = {"q_weight": q_weight, "k_weight": k_weight}
-    given = {name: x for name, x in norms.items() if x is not None}
-    if len(given) == 1:
-        raise ValueError(f"q_weight and k_weight go together: give both or neither, given {', '.join(given)}")
-    _check_floats({"q": q, "k": k, "cos": cos, "sin": sin} | given)
+    both = {"q_weight": q_weight, "k_weight": k_weight}
+    norms = {name: x for name, x in both.items() if x is not None}
+    if len(norms) == 1:
+        raise ValueError(f"q_weight and k_weight go together: give both or neither, given {', '.join(norms)}")
+    _check_floats({"q": q, "k": k, "cos": cos, "sin": sin} | norms)
     _check_rope(q, k, cos, sin, position_ids)
-    for name, x in given.items():
+    for name, x in norms.items():
         _check_shape(name, x, q.shape[-1:], f"the last dimension of q {tuple(q.shape)}")
     cos, sin = (x.detach()[:, : q.shape[-1] // 2] for x in (cos, sin))
     dtype = dtype or q.dtype

@@ -198,8 +198,8 @@ def _output(x: Tensor, rows: int, columns: int) -> tuple[int, ctypes.c_int64]:
 
 def _row_inputs(targets: Tensor, inverse_temperature: Tensor, cap: float, n: int) -> tuple[Any, list[Tensor]]:
     """The C structure, and the tensors it points to, which the caller must keep alive."""
-    given = [_vector(targets, torch.int64, n), _vector(inverse_temperature, torch.float32, n)]
-    return ctypes.byref(_Rows(given[0].data_ptr(), given[1].data_ptr(), cap)), given
+    vectors = [_vector(targets, torch.int64, n), _vector(inverse_temperature, torch.float32, n)]
+    return ctypes.byref(_Rows(vectors[0].data_ptr(), vectors[1].data_ptr(), cap)), vectors
 
 
 def _vector(x: Tensor, dtype: torch.dtype, n: int) -> Tensor:

@@ -65,7 +65,7 @@ class Arguments(NamedTuple):
 
 
 def capturing(x: Tensor) -> bool:
-    """Whether a CUDA graph is being captured, which forbids waiting for values of x."""
+    """True if a CUDA graph is being captured, which forbids waiting for values of x."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -129,7 +129,7 @@ def _config(epilogue: Any, h: Tensor, weight: Tensor, out: Tensor, cap: float) -
 
 
 def _aligned(x: Tensor) -> bool:
-    """Whether TMA can copy it: contiguous rows that start at multiples of 16 bytes."""
+    """True if TMA can copy it: contiguous rows that start at multiples of 16 bytes."""
     return x.stride(1) == 1 and x.stride(0) * x.itemsize % 16 == 0 and x.data_ptr() % 16 == 0
 
 

@@ -49,7 +49,7 @@ def imbalance(steps: Sequence[MicroStep]) -> float:
 
 
 def _duration(steps: Sequence[MicroStep]) -> int:
-    """In tokens."""
+    """The time of the micro-steps, in tokens of the longest micro-batch of each."""
     return sum(max(len(m.input_ids) for m in step) for step in steps)
 
 
