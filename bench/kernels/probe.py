@@ -26,6 +26,7 @@ from bench.kernels.providers import ROW_KERNELS, ours, scoring, wide_mm
 from bench.measure import machine, milliseconds, summary
 from bench.records import Record, reason
 from bench.table import number, table
+from kernels.rows import Gradient
 
 ROUNDS = 7
 FEW_TOKENS = (256, 1024, 4096)
@@ -84,11 +85,11 @@ def row_kernels(p: LossProblem, chunk: int) -> Iterator[Line]:
     y, ones = p.targets[:chunk], torch.ones(chunk, device=p.targets.device)
     z = torch.empty(chunk, len(p.weight), device=y.device)
     wide_mm(p.hidden.detach()[:chunk], p.weight.detach().T, z)
-    size, anchor, kept = float(z.numel()), z.amax(1), z.clone()
+    size, kept = float(z.numel()), z.clone()
+    gradient = Gradient(z.amax(1), ones, None, None, ones)
     again = partial(z.copy_, kept)
     yield Line("rows", "row_stats", lambda: rows.row_stats(z, y, ones, 0.0), moved=4 * size)
-    no = (None, None)
-    grads = partial(rows.row_grads, z, y, ones, 0.0, anchor, ones, *no, ones, False)
+    grads = partial(rows.row_grads, z, y, ones, 0.0, gradient, False)
     yield Line("rows", "row_grads", grads, moved=6 * size, before=again)
     single = partial(rows.single_pass, z, y, ones, -ones)
     yield Line("rows", "single_pass", single, moved=6 * size, before=again)
