@@ -14,8 +14,9 @@ from simulated import assert_one_line_and_exit_code_2, falling, simulated, write
 from trainer.accounting.kernel_cost import CONSTANTS, MODELS
 from trainer.scaling import Curve, Fit, Sigmoid, fit
 from trainer.scaling.__main__ import main
+from trainer.scaling.commands import readings_of
 from trainer.scaling.predict import compute_for, kernel_shift, reward_at
-from trainer.scaling.reading.read import Reading, read_inputs
+from trainer.scaling.reading.read import Reading
 from trainer.scaling.text import amount
 
 LAW = Sigmoid(R0=0.30, A=0.61, B=2.0, C_mid=2500)
@@ -161,9 +162,9 @@ def test_the_columns_read_and_what_was_noticed_are_printed(
     from trainer.scaling.commands import predict as command
 
     def with_note(*args: Any) -> list[Reading]:
-        return [replace(reading, notes=("One row was left out.",)) for reading in read_inputs(*args)]
+        return [replace(reading, notes=("One row was left out.",)) for reading in readings_of(*args)]
 
-    monkeypatch.setattr(command, "read_inputs", with_note)
+    monkeypatch.setattr(command, "readings_of", with_note)
     assert main(["predict", write(tmp_path / "run.csv", run_of()), "--at", "5000"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "R: 'pass_rate'. Standard errors: 'pass_rate_se'. One row was left out. Ceiling: " in text

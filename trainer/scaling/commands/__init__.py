@@ -1,47 +1,88 @@
-"""The commands of `python -m trainer.scaling`, one module each; options of the fit; how files are written."""
+"""The commands of `python -m trainer.scaling`, one module each; what they share: options, inputs, outputs."""
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
+from trainer.scaling.curve.fit import without_transient
 from trainer.scaling.earlier import Earlier, learn
+from trainer.scaling.reading.arguments import Options
 from trainer.scaling.reading.groups import curves_of, read_groups
-from trainer.scaling.reading.options import ReadOptions
+from trainer.scaling.reading.options import INPUTS, ReadOptions
+from trainer.scaling.reading.read import Reading, read_inputs
 
 PICTURES = (".png", ".svg", ".pdf")
 
 
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(Options):
+    """How to fit a curve; `fit_curve` checks them."""
+
+    group: ClassVar[tuple[str, ...]] = ("fit",)
+
+    confidence: Annotated[float, "P"] = 0.9
+    """probability of the intervals"""
+    within: Annotated[float | None, "D"] = None
+    """call the ceiling identified if its interval reaches no further than D from its value, on a scale from
+    0 to 1 (default: if it is no wider than a fifth of the rise from R0, and than 0.10)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastOptions(FitOptions, ReadOptions):
+    """How to read and fit runs, and which finished runs their forecasts learn from."""
+
+    like: Annotated[tuple[str, ...], "RUN"] = ()
+    """finished runs of the same kind, seeds of one recipe as NAME=RUN,RUN: forecasts learn from them which
+    law such runs follow, how steep it is, and how far off forecasts of them would have been"""
+
+
 def add_fit_arguments(command: argparse.ArgumentParser) -> None:
-    """--confidence and --within: pass them on to `fit_curve`, which checks them."""
-    add = command.add_argument_group("fit").add_argument
-    add(
-        "--confidence", type=float, default=0.9, metavar="P",
-        help="probability of the intervals (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--within", type=float, metavar="D",
-        help="call the ceiling identified if its interval reaches no further than D from its value, on a "
-        "scale from 0 to 1 (default: if it is no wider than a fifth of the rise from R0, and than 0.10)",
-    )  # fmt: skip
+    """--confidence and --within."""
+    FitOptions.add_to(command)
 
 
-def add_like_argument(command: argparse.ArgumentParser) -> None:
-    """--like: pass it on to `read_like`."""
-    command.add_argument(
-        "--like", nargs="+", default=[], metavar="RUN",
-        help="finished runs of the same kind, seeds of one recipe as NAME=RUN,RUN: forecasts learn from them "
-        "which law such runs follow, how steep it is, and how far off forecasts of them would have been",
-    )  # fmt: skip
+def add_options(
+    command: argparse.ArgumentParser, options: type[Options], examples: str, nargs: str = "+"
+) -> None:
+    """The inputs, the options and the examples of a command."""
+    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, examples
+    command.add_argument("inputs", nargs=nargs, metavar="RUN_OR_FILE", help=INPUTS)
+    options.add_to(command)
 
 
-def read_like(args: argparse.Namespace) -> Earlier | None:
+def read_like(options: ForecastOptions) -> Earlier | None:
     """The information in the runs of --like; None: there are none."""
-    options = ReadOptions.from_arguments(args)
-    return learn(curves_of(read_groups(args.like, options))) if args.like else None
+    return learn(curves_of(groups_of(options.like, options))) if options.like else None
+
+
+def readings_of(inputs: Sequence[str], options: ReadOptions) -> list[Reading]:
+    """The runs of all inputs, without early transients if that is asked for."""
+    return [_without_early(reading) for reading in read_inputs(inputs, options)]
+
+
+def groups_of(inputs: Sequence[str], options: ReadOptions) -> dict[str, list[Reading]]:
+    """The same by recipe."""
+    return {name: list(map(_without_early, group)) for name, group in read_groups(inputs, options).items()}
+
+
+def _without_early(reading: Reading) -> Reading:
+    curve = without_transient(reading.curve) if reading.drop_early else reading.curve
+    if not (count := len(reading.curve.points) - len(curve.points)):
+        return reading
+    note = f"Evaluations before {curve.points[0].compute:.4g}, which --drop-early leaves out: {count}."
+    return replace(reading, curve=curve, notes=(*reading.notes, note))
+
+
+def check_amounts(name: str, amounts: Sequence[float], expected: str = "a budget above 0") -> None:
+    """ConfigError: an amount of compute or money on the command line is not above 0, or infinite."""
+    if wrong := [amount for amount in amounts if not 0 < amount < math.inf]:
+        raise ConfigError(f"{name} {wrong[0]:g}: expected {expected}")
 
 
 def check_outputs(json_path: Path | None, picture: Path | None = None) -> None:
@@ -56,8 +97,3 @@ def check_outputs(json_path: Path | None, picture: Path | None = None) -> None:
 def write_json(path: Path, content: Any) -> None:
     """What is unknown or infinite becomes null."""
     path.write_text(json.dumps(nan_to_null(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-
-
-def as_typed(numbers: Sequence[float]) -> str:
-    """Numbers as on a command line, for help texts."""
-    return " ".join(f"{x:g}" for x in numbers)

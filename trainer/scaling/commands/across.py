@@ -6,16 +6,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from trainer.config import ConfigError
 from trainer.scaling.across import MIN_SIZES, SCATTER, Across, across
-from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
+from trainer.scaling.commands import (
+    FitOptions,
+    add_options,
+    check_amounts,
+    check_outputs,
+    groups_of,
+    write_json,
+)
 from trainer.scaling.comparability import add_same_metric, check_seeds, incomparable, warnings
 from trainer.scaling.curve.fit import Estimate
 from trainer.scaling.curve.flags import MAX_INTERVAL
-from trainer.scaling.reading.groups import read_groups
-from trainer.scaling.reading.options import ReadOptions, add_input_arguments, expand
+from trainer.scaling.reading.options import ReadOptions, expand
 from trainer.scaling.reading.read import same_unit
 from trainer.scaling.sizes import other_laws
 from trainer.scaling.text import DETERMINED, amount, amounts, interval, paragraph, sources, table
@@ -40,32 +46,32 @@ class Prediction:
     other_laws: dict[str, Estimate | None]
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AcrossCommand(FitOptions, ReadOptions):
     """The sizes trained, the sizes to predict, and where to write it."""
-    add_input_arguments(command)
-    add_fit_arguments(command)
+
+    at: Annotated[tuple[float, ...], "BUDGET"] = ()
+    """predict its rewards at these budgets, in the unit of compute"""
+    json: Annotated[Path | None, "FILE"] = None
+    """write everything here"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command line."""
+    add_options(command, AcrossCommand, EXAMPLES)
     add_same_metric(command)
-    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
-    add = command.add_argument
-    add("--size", nargs="+", required=True, metavar="N", help="predict a run of these sizes, such as 14B")
-    text = "predict its rewards at these budgets, in the unit of compute"
-    add("--at", type=float, nargs="+", default=[], metavar="BUDGET", help=text)
-    add("--json", type=Path, metavar="FILE", help="write everything here")
+    text = "predict a run of these sizes, such as 14B"
+    command.add_argument("--size", nargs="+", required=True, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> None:
     """Print what each size does, and what the sizes asked for would do."""
-    check_outputs(args.json)
-    if wrong := [at for at in args.at if not 0 < at < math.inf]:
-        raise ConfigError(f"--at {wrong[0]:g}: expected a budget above 0")
-    if unnamed := [
-        given.runs[0]
-        for x in args.inputs
-        for given in expand(x, ReadOptions.from_arguments(args))
-        if given.name is None
-    ]:
+    options = AcrossCommand.from_arguments(args)
+    check_outputs(options.json)
+    check_amounts("--at", options.at)
+    if unnamed := [given.runs[0] for x in args.inputs for given in expand(x, options) if given.name is None]:
         raise ConfigError(f"{unnamed[0]}: expected its size before it, as in 8B={unnamed[0]}")
-    readings = read_groups(args.inputs, ReadOptions.from_arguments(args))
+    readings = groups_of(args.inputs, options)
     sizes = sizes_of([*readings, *args.size])
     check_seeds(readings)
     if incomparable(readings, args.same_metric):
@@ -75,18 +81,18 @@ def run(args: argparse.Namespace) -> None:
         )
     curves = {sizes[name]: [reading.curve for reading in runs] for name, runs in readings.items()}
     unit = same_unit([curve for runs in curves.values() for curve in runs])
-    found = across(curves, [sizes[name] for name in args.size], args.confidence, args.within)
+    found = across(curves, [sizes[name] for name in args.size], options.confidence, options.within)
     names = {size: name for name, size in sizes.items()}
     runs = {size: [r.curves[i] for i in r.used] for size, r in found.recipes.items()}
     predicted = {
         size: Prediction(
-            {at: found.reward(size, at) for at in args.at},
-            other_laws(runs, size, found.estimate(size, "R0").value, args.confidence),
+            {at: found.reward(size, at) for at in options.at},
+            other_laws(runs, size, found.estimate(size, "R0").value, options.confidence),
         )
         for size in found.predicted
     }
-    if args.json:
-        write_json(args.json, to_json(found, predicted, names, unit))
+    if options.json:
+        write_json(options.json, to_json(found, predicted, names, unit))
     notes = [x for x in warnings(readings) if not x.startswith("The runs differ in the model")]
     print("\n\n".join((
         *(paragraph(f"Note: {note}", "") for note in notes),

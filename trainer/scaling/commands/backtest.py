@@ -2,25 +2,25 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from trainer.config import ConfigError
 from trainer.scaling.backtest import Backtest, backtest, summarize
 from trainer.scaling.commands import (
-    add_fit_arguments,
-    add_like_argument,
+    ForecastOptions,
+    add_options,
     check_outputs,
     read_like,
+    readings_of,
     write_json,
 )
 from trainer.scaling.curve.fit import MIN_FORECAST
 from trainer.scaling.earlier import Earlier
-from trainer.scaling.reading.options import ReadOptions, add_input_arguments
-from trainer.scaling.reading.read import Reading, read_inputs
+from trainer.scaling.reading.read import Reading
 from trainer.scaling.text import amount, interval, paragraph, short_names, sources, table
 
-SHARES = ("10%", "25%", "50%")
 EXAMPLES = """\
 examples:
   python -m trainer.scaling backtest run-*.csv
@@ -29,31 +29,35 @@ examples:
 """
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True, kw_only=True)
+class BacktestCommand(ForecastOptions):
     """Which runs, up to where they are fitted, and where to write the result."""
-    add_input_arguments(command)
-    add_fit_arguments(command)
-    add_like_argument(command)
-    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
-    command.add_argument(
-        "--fit-until", nargs="+", default=SHARES, metavar="UNTIL",
-        help="fit each run up to this share of its compute, such as 25%%, or up to this compute (default: "
-        f"{' '.join(SHARES).replace('%', '%%')}); the last quarter of the run is forecast",
-    )  # fmt: skip
-    command.add_argument("--details", action="store_true", help="a row for each run, too")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
+
+    fit_until: Annotated[tuple[str, ...], "UNTIL"] = ("10%", "25%", "50%")
+    """fit each run up to this share of its compute, such as 25%, or up to this compute (default:
+    10% 25% 50%); the last quarter of the run is forecast"""
+    details: bool = False
+    """a row for each run, too"""
+    json: Annotated[Path | None, "FILE"] = None
+    """write everything here"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command line."""
+    add_options(command, BacktestCommand, EXAMPLES)
 
 
 def run(args: argparse.Namespace) -> None:
     """Print a row for each --fit-until."""
-    check_outputs(args.json)
-    limits = {text: _limit(text) for text in args.fit_until}
-    readings, like = read_inputs(args.inputs, ReadOptions.from_arguments(args)), read_like(args)
+    options = BacktestCommand.from_arguments(args)
+    check_outputs(options.json)
+    limits = {text: _limit(text) for text in options.fit_until}
+    readings, like = readings_of(args.inputs, options), read_like(options)
     tests = {
-        text: [_test(reading, value, is_share, like, args) for reading in readings]
+        text: [_test(reading, value, is_share, like, options) for reading in readings]
         for text, (value, is_share) in limits.items()
     }
-    if args.json:
+    if options.json:
         names = [reading.curve.name for reading in readings]
         content = {
             until: {
@@ -62,8 +66,8 @@ def run(args: argparse.Namespace) -> None:
             }
             for until, found in tests.items()
         }
-        write_json(args.json, content)
-    print(describe(readings, tests, args))
+        write_json(options.json, content)
+    print(describe(readings, tests, options))
 
 
 def _limit(text: str) -> tuple[float, bool]:
@@ -80,18 +84,18 @@ def _limit(text: str) -> tuple[float, bool]:
 
 
 def _test(
-    reading: Reading, value: float, is_share: bool, like: Earlier | None, args: argparse.Namespace
+    reading: Reading, value: float, is_share: bool, like: Earlier | None, options: BacktestCommand
 ) -> Backtest | None:
     points = reading.curve.points
     until = value / 100 * points[-1].compute if is_share and points else value
-    return backtest(reading.curve, until, args.confidence, args.within, like)
+    return backtest(reading.curve, until, options.confidence, options.within, like)
 
 
 def describe(
-    readings: Sequence[Reading], tests: dict[str, list[Backtest | None]], args: argparse.Namespace
+    readings: Sequence[Reading], tests: dict[str, list[Backtest | None]], options: BacktestCommand
 ) -> str:
     """For a terminal."""
-    level = f"{args.confidence:.0%}"
+    level = f"{options.confidence:.0%}"
     rows: list[tuple[str, ...]] = [
         ("until", "forecast", "identified", "error", "bias", f"{level} holds", "width", "last quarter")
     ]
@@ -109,10 +113,10 @@ def describe(
         f"run with fewer than {MIN_FORECAST} evaluations up to there, or none after it, that has not yet "
         "risen, or has fallen, has no forecast."
     )
-    if args.like:
+    if options.like:
         about += " Each forecast knows the runs of --like, but not those of the run's own recipe."
     parts = ["\n".join(table(rows)), paragraph(about, "")]
-    if args.details:
+    if options.details:
         parts += [_details(until, readings, found) for until, found in tests.items()]
     return "\n\n".join([*parts, sources(readings)])
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling import compare_text as text_of
-from trainer.scaling.commands import add_fit_arguments, check_outputs, write_json
+from trainer.scaling.commands import add_fit_arguments, check_outputs, groups_of, write_json
 from trainer.scaling.comparability import add_same_metric, check_seeds, incomparable, warnings
 from trainer.scaling.compare import Comparison, Recipe, compare, without_ranking
 from trainer.scaling.plot import plot_recipes
-from trainer.scaling.reading.groups import read_groups
 from trainer.scaling.reading.options import ReadOptions, add_input_arguments
 from trainer.scaling.reading.read import Reading, same_unit
 from trainer.scaling.seeds import MARGIN
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--margin {args.margin:g}: expected a difference of ceilings between 0 and 1")
     if wrong := [at for at in args.at if not 0 < at < float("inf")]:
         raise ConfigError(f"--at {wrong[0]:g}: expected a budget above 0")
-    readings = read_groups(args.inputs, ReadOptions.from_arguments(args))
+    readings = groups_of(args.inputs, ReadOptions.from_arguments(args))
     if len(readings) < 2:
         raise ConfigError(f"there is only one recipe, {next(iter(readings))}; expected two or more")
     groups = {name: [reading.curve for reading in runs] for name, runs in readings.items()}

@@ -3,19 +3,19 @@
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Fit, explain, fit_curve
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands import (
-    add_fit_arguments,
-    add_like_argument,
-    as_typed,
+    ForecastOptions,
+    add_options,
     check_outputs,
     read_like,
+    readings_of,
     write_json,
 )
 from trainer.scaling.curve.average import DEFAULT
@@ -23,8 +23,8 @@ from trainer.scaling.curve.least_squares import FamilyFit, compare_families
 from trainer.scaling.curve.paper import FLAGS, PaperFit, PaperGrid, paper_fit
 from trainer.scaling.earlier import Earlier, describe_prior, prior_after
 from trainer.scaling.plot import Named, plot_curves, reward_title
-from trainer.scaling.reading.options import ReadOptions, add_input_arguments
-from trainer.scaling.reading.read import Reading, read_inputs, same_unit
+from trainer.scaling.reading.arguments import Options
+from trainer.scaling.reading.read import Reading, same_unit
 from trainer.scaling.text import (
     amount,
     amounts,
@@ -49,45 +49,49 @@ examples:
 PAPER_UNIT = "GPU-hours"  # of C_mid in the paper's grid
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Procedures(Options):
+    """Other ways to fit."""
+
+    group: ClassVar[tuple[str, ...]] = ("procedures",)
+
+    procedure: Literal["ours", "paper"] = "ours"
+    """paper: that of arXiv 2510.13786, a grid over A and C_mid without weights or intervals"""
+    paper_A: Annotated[tuple[float, float, float], ("LOW", "HIGH", "STEP")] = PaperGrid().A
+    """the paper's grid of A"""
+    paper_c_mid: Annotated[tuple[float, float, float] | None, ("LOW", "HIGH", "N")] = None
+    """the paper's grid of C_mid (default: 100 40000 100, in GPU-hours)"""
+    paper_spacing: Literal["linear", "log"] = "linear"
+    """spacing of the grid of C_mid"""
+    families: bool = False
+    """compare the sigmoid with an exponential, a logistic and power laws: how well each predicts"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitCommand(Procedures, ForecastOptions):
     """What to fit, by which procedure, and where to write it."""
-    add_input_arguments(command)
-    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
-    add_fit_arguments(command)
-    add_like_argument(command)
-    add = command.add_argument_group("procedures").add_argument
-    add(
-        "--procedure", choices=("ours", "paper"), default="ours",
-        help="paper: that of arXiv 2510.13786, a grid over A and C_mid without weights or intervals",
-    )  # fmt: skip
-    grid = PaperGrid()
-    add(
-        "--paper-A", type=float, nargs=3, default=grid.A, metavar=("LOW", "HIGH", "STEP"),
-        help=f"the paper's grid of A (default: {as_typed(grid.A)})",
-    )  # fmt: skip
-    add(
-        "--paper-c-mid", type=float, nargs=3, metavar=("LOW", "HIGH", "N"),
-        help=f"the paper's grid of C_mid (default: {as_typed(grid.C_mid)}, in {PAPER_UNIT})",
-    )  # fmt: skip
-    add(
-        "--paper-spacing", choices=("linear", "log"), default="linear",
-        help="spacing of the grid of C_mid (default: %(default)s)",
-    )  # fmt: skip
-    text = "compare the sigmoid with an exponential, a logistic and power laws: how well each predicts"
-    add("--families", action="store_true", help=text)
-    text = f"with {MANY} runs or more: everything about each, instead of a table"
-    command.add_argument("--details", action="store_true", help=text)
-    command.add_argument("--json", type=Path, help="write the fits here, by input")
-    command.add_argument("--plot", type=Path, help="plot all inputs in this file (.png, .svg or .pdf)")
+
+    details: bool = False
+    """with 3 runs or more: everything about each, instead of a table"""
+    json: Annotated[Path | None, "FILE"] = None
+    """write the fits here, by input"""
+    plot: Annotated[Path | None, "FILE"] = None
+    """plot all inputs in this file (.png, .svg or .pdf)"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command line."""
+    add_options(command, FitCommand, EXAMPLES)
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the fits, also of data that do not identify the ceiling: the text says so."""
-    check_outputs(args.json, args.plot)
-    if args.plot and args.procedure == "paper":
+    options = FitCommand.from_arguments(args)
+    check_outputs(options.json, options.plot)
+    if options.plot and options.procedure == "paper":
         raise ConfigError("--plot shows the intervals of --procedure ours; --procedure paper has none")
-    readings, like = read_inputs(args.inputs, ReadOptions.from_arguments(args)), read_like(args)
-    if args.plot:
+    readings, like = readings_of(args.inputs, options), read_like(options)
+    if options.plot:
         same_unit([reading.curve for reading in readings])
     labels = short_names([reading.curve.name for reading in readings])
     results: dict[str, Any] = {}
@@ -95,28 +99,28 @@ def run(args: argparse.Namespace) -> None:
     drawn: list[Named] = []
     for reading, label in zip(readings, labels, strict=True):
         curve = reading.curve
-        if args.procedure == "paper":
-            paper = _fit_as_paper(curve, args)
+        if options.procedure == "paper":
+            paper = _fit_as_paper(curve, options)
             texts, content = [_explain_paper(paper, curve.unit)], _paper_json(paper, curve)
         else:
-            fit = _fit(curve, like, args)
-            test = backtest(curve, None, args.confidence, args.within, like)
+            fit = _fit(curve, like, options)
+            test = backtest(curve, None, options.confidence, options.within, like)
             texts = [text for text in (explain(fit, curve.unit), describe_backtest(test, curve.unit)) if text]
             if like and fit.predictable:
                 texts.append(paragraph(describe_prior(prior_after(like, curve), like.without(curve))))
             content = fit.to_json() | {"error_at_2x": error_at_2x(test), "backtest": test and asdict(test)}
             drawn.append((label, curve, fit))
-        if args.families:
+        if options.families:
             families = compare_families(curve)
             texts.append(_explain_families(families))
             content["families"] = [asdict(family) for family in families]
-        results[curve.name] = _to_json(reading, content, args)
+        results[curve.name] = _to_json(reading, content, options)
         paragraphs.append("\n".join([sources([reading]), *texts]))
-    if args.plot:
-        plot_curves(drawn, args.plot, reward_title([reading.reward_column for reading in readings]))
-    if args.json:
-        write_json(args.json, results)
-    if len(drawn) < MANY or args.details or args.families:
+    if options.plot:
+        plot_curves(drawn, options.plot, reward_title([reading.reward_column for reading in readings]))
+    if options.json:
+        write_json(options.json, results)
+    if len(drawn) < MANY or options.details or options.families:
         print("\n\n".join(paragraphs))
     else:
         print(_table(drawn, readings))
@@ -140,40 +144,41 @@ def _table(runs: Sequence[Named], readings: Sequence[Reading]) -> str:
     return "\n".join([*table(rows), *texts, sources(readings), paragraph(details, "")])
 
 
-def _fit(curve: Curve, like: Earlier | None, args: argparse.Namespace) -> Fit:
+def _fit(curve: Curve, like: Earlier | None, options: FitCommand) -> Fit:
     if len(curve.evaluations) < 2:
         points = "one point" if curve.evaluations else "no point"
         raise ConfigError(f"{curve.name}: there is {points}; expected several, at increasing compute")
     prior = prior_after(like, curve) if like else DEFAULT
-    return fit_curve(curve, args.confidence, args.within, prior=prior)
+    return fit_curve(curve, options.confidence, options.within, prior=prior)
 
 
-def _to_json(reading: Reading, content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+def _to_json(reading: Reading, content: dict[str, Any], options: FitCommand) -> dict[str, Any]:
     """The fit and its cross-checks, the unit of compute, the procedure and what was read; the band last."""
     source = {
         "compute": reading.compute,
         "reward": reading.reward,
         "error": reading.error,
         "notes": reading.notes,
-        "reward_range": list(args.reward_range),
-        "drop_before": args.drop_before,
-        "drop_early": args.drop_early,
+        "reward_range": list(options.reward_range),
+        "drop_before": options.drop_before,
+        "drop_early": options.drop_early,
     }
     band = {"band": content.pop("band")} if "band" in content else {}
-    return {"unit": reading.curve.unit, "procedure": args.procedure, **content, "source": source, **band}
+    return {"unit": reading.curve.unit, "procedure": options.procedure, **content, "source": source, **band}
 
 
-def _fit_as_paper(curve: Curve, args: argparse.Namespace) -> PaperFit:
+def _fit_as_paper(curve: Curve, options: FitCommand) -> PaperFit:
     """The paper's fit. ConfigError: no R0, or no grid for this unit."""
     R0 = curve.R0.pass_rate if isinstance(curve.R0, EvalPoint) else curve.R0
     if R0 is None:
         raise ConfigError(f"{curve.name}: the paper's procedure needs R0: a point at compute 0, or --r0")
-    if args.paper_c_mid is None and curve.unit != PAPER_UNIT:
+    if options.paper_c_mid is None and curve.unit != PAPER_UNIT:
         raise ConfigError(
             f"{curve.name}: the paper's grid of C_mid is in {PAPER_UNIT}, the compute in {curve.unit}; "
             "set --paper-c-mid LOW HIGH N"
         )
-    grid = PaperGrid(tuple(args.paper_A), tuple(args.paper_c_mid or PaperGrid().C_mid), args.paper_spacing)
+    low, high, count = options.paper_c_mid or PaperGrid().C_mid
+    grid = PaperGrid(options.paper_A, (low, high, int(count)), options.paper_spacing)
     try:
         return paper_fit([p.compute for p in curve.points], [p.pass_rate for p in curve.points], R0, grid)
     except ConfigError as e:

@@ -3,14 +3,15 @@
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 from rich.console import Console
 from rich.progress import Progress
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import as_typed, check_outputs, write_json
+from trainer.scaling.commands import add_options, check_outputs, readings_of, write_json
 from trainer.scaling.curve.fit import MIN_POINTS, Fit
 from trainer.scaling.plan import (
     A_RANGE,
@@ -26,14 +27,14 @@ from trainer.scaling.plan import (
     prior,
     simulate,
 )
-from trainer.scaling.reading.options import ReadOptions, add_input_arguments, flag
-from trainer.scaling.reading.read import Reading, read_inputs, same_unit
+from trainer.scaling.reading.arguments import Options, flag
+from trainer.scaling.reading.options import ReadOptions
+from trainer.scaling.reading.read import Reading, same_unit
 from trainer.scaling.text import amount, interval, paragraph, sources
 
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × C_mid
 FURTHER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # × what the pilot has spent
-EVALUATIONS = (10, 20, 40)
-NOISE, RUNS = 0.005, 24
+NOISE = 0.005
 PARALLEL_FROM = 60  # fits; for fewer, starting processes takes longer
 COARSE = 0.1  # share of the rise from which the precision asked for is called coarse
 MAX_COMPUTE = 1e305  # multiples of more overflow
@@ -49,100 +50,107 @@ examples:
 """
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Assumptions(Options):
+    """A run that is planned without a pilot."""
+
+    group: ClassVar[tuple[str, ...]] = ("without a pilot", "your assumptions, with --r0 and --unit")
+
+    c_mid: Annotated[tuple[float, ...] | None, "C"] = None
+    """compute at which half of the gain is reached, in --unit: one number, or LOW HIGH for all between them,
+    uniform in the logarithm"""
+    a: Annotated[tuple[float, float] | None, ("LOW", "HIGH")] = None
+    """range of the ceiling A, a reward (default: 0.5 0.75)"""
+    b: Annotated[tuple[float, float] | None, ("LOW", "HIGH")] = None
+    """range of the efficiency B (default: 1.1 2.5)"""
+    autocorrelation: Annotated[float | None, "RHO"] = None
+    """correlation of the errors of neighbouring evaluations, from 0 (default) to 1; in many runs it is not 0,
+    and a run must then be longer"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans(Options):
+    """The plans to try."""
+
+    group: ClassVar[tuple[str, ...]] = ("plans",)
+
+    noise: Annotated[float | None, "SD"] = None
+    """standard deviation of an evaluation, on 0 to 1 (default: the pilot's, else 0.005); after a pilot with
+    correlated errors, those of the simulated evaluations are correlated, too"""
+    budgets: Annotated[tuple[float, ...] | None, "X"] = None
+    """budgets of the whole run to try, in multiples of C_mid (default: 1 1.5 2 3 4 6 10), after one pilot in
+    multiples of its compute (default: 1.25 1.5 2 3 4 6 10)"""
+    evaluations: Annotated[tuple[int, ...], "N"] = (10, 20, 40)
+    """numbers of evaluations to try, equally spaced, after a pilot"""
+    eval_cost: Annotated[float, "C"] = 0.0
+    """cost of one evaluation, in the unit of compute (default: 0)"""
+    within: Annotated[float, "D"] = WITHIN
+    """A is known if its 90% interval reaches no further than this"""
+    runs: Annotated[int, "N"] = 24
+    """simulated runs for each plan"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCommand(Plans, Assumptions, ReadOptions):
     """A pilot, or the assumptions without one; the plans to try."""
-    add_input_arguments(command, nargs="*")
-    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
-    add = command.add_argument_group("without a pilot", "your assumptions, with --r0 and --unit").add_argument
-    add(
-        "--c-mid", type=float, nargs="+", metavar="C",
-        help="compute at which half of the gain is reached, in --unit: one number, or LOW HIGH for all "
-        "between them, uniform in the logarithm",
-    )  # fmt: skip
-    for name, what, usual in (("--a", "ceiling A, a reward", A_RANGE), ("--b", "efficiency B", B_RANGE)):
-        add(
-            name, type=float, nargs=2, metavar=("LOW", "HIGH"),
-            help=f"range of the {what} (default: {usual[0]} {usual[1]})",
-        )  # fmt: skip
-    add(
-        "--autocorrelation", type=float, metavar="RHO",
-        help="correlation of the errors of neighbouring evaluations, from 0 (default) to 1; in many runs "
-        "it is not 0, and a run must then be longer",
-    )  # fmt: skip
-    add = command.add_argument_group("plans").add_argument
-    add(
-        "--noise", type=float, metavar="SD",
-        help=f"standard deviation of an evaluation, on 0 to 1 (default: the pilot's, else {NOISE}); "
-        "after a pilot with correlated errors, those of the simulated evaluations are correlated, too",
-    )  # fmt: skip
-    add(
-        "--budgets", type=float, nargs="+", metavar="X",
-        help=f"budgets of the whole run to try, in multiples of C_mid (default: {as_typed(BUDGETS)}), "
-        f"after one pilot in multiples of its compute (default: {as_typed(FURTHER)})",
-    )  # fmt: skip
-    add(
-        "--evaluations", type=int, nargs="+", default=EVALUATIONS, metavar="N",
-        help="numbers of evaluations to try, equally spaced, after a pilot "
-        f"(default: {as_typed(EVALUATIONS)})",
-    )  # fmt: skip
-    add(
-        "--eval-cost", type=float, default=0.0, metavar="C",
-        help="cost of one evaluation, in the unit of compute (default: 0)",
-    )  # fmt: skip
-    add(
-        "--within", type=float, default=WITHIN, metavar="D",
-        help=f"A is known if its 90%% interval reaches no further than this (default: {WITHIN})",
-    )  # fmt: skip
-    add("--runs", type=int, default=RUNS, metavar="N", help=f"simulated runs for each plan (default: {RUNS})")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the table here")
+
+    json: Annotated[Path | None, "FILE"] = None
+    """write the table here"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command line."""
+    add_options(command, PlanCommand, EXAMPLES, nargs="*")
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the table, and the cheapest plan."""
-    _check(args)
-    readings, known = read_inputs(args.inputs, ReadOptions.from_arguments(args)) if args.inputs else [], False
+    options = PlanCommand.from_arguments(args)
+    check_outputs(options.json)
+    _check(options, bool(args.inputs))
+    readings, known = readings_of(args.inputs, options) if args.inputs else [], False
     if len(readings) == 1:
-        prospect, fit, unit = _pilot(readings[0], args)
-        known = is_known(fit, args.within)
-        budgets = [fit.compute_range[1] * x for x in sorted(args.budgets or FURTHER)]
+        prospect, fit, unit = _pilot(readings[0], options)
+        known = is_known(fit, options.within)
+        budgets = [fit.compute_range[1] * x for x in sorted(options.budgets or FURTHER)]
     else:
-        assumed = _pilots(readings, args) if readings else (_assumed(args), args.unit or "GPU-hours")
+        assumed = _pilots(readings, options) if readings else (_assumed(options), options.unit or "GPU-hours")
         prospect, unit = assumed
-        budgets = [prospect.C_mid * x for x in sorted(args.budgets or BUDGETS)]
+        budgets = [prospect.C_mid * x for x in sorted(options.budgets or BUDGETS)]
     if not budgets[-1] < MAX_COMPUTE:
         raise ConfigError(
             f"a budget of {budgets[-1]:g} {unit}: expected one below {MAX_COMPUTE:g}; is the unit right?"
         )
-    cells = [] if known else _simulated(prospect, budgets, args)
-    if args.json:
+    cells = [] if known else _simulated(prospect, budgets, options)
+    if options.json:
         best = cheapest(cells)
-        write_json(args.json, {
-            "unit": unit, "within": args.within, "noise": prospect.noise, "runs": args.runs,
+        write_json(options.json, {
+            "unit": unit, "within": options.within, "noise": prospect.noise, "runs": options.runs,
             "known": known, "autocorrelated": max(prospect.correlation_length, prospect.autocorrelation) > 0,
             "plans": [asdict(cell) for cell in cells], "cheapest": best and asdict(best),
         })  # fmt: skip
     if known:
-        text = f"The pilot already identifies A to ±{args.within:g}: no more is needed"
+        text = f"The pilot already identifies A to ±{options.within:g}: no more is needed"
         print(paragraph(f"{text}. For more precision, give a smaller --within.", ""))
     else:
-        print(describe(prospect, cells, unit, args))
+        print(describe(prospect, cells, unit, options))
 
 
-def _simulated(prospect: Prospect, budgets: Sequence[float], args: argparse.Namespace) -> list[Cell]:
+def _simulated(prospect: Prospect, budgets: Sequence[float], options: PlanCommand) -> list[Cell]:
     """Simulate every plan, with a progress bar on standard error."""
-    evaluations = sorted(set(args.evaluations))
+    evaluations = sorted(set(options.evaluations))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the workers: one core each
     fits = len(budgets) * len(evaluations) * len(prospect.sigmoids)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("simulating", total=fits)
         return simulate(
-            prospect, budgets, evaluations, args.eval_cost, args.within,
+            prospect, budgets, evaluations, options.eval_cost, options.within,
             workers=_cores() if fits >= PARALLEL_FROM else 1,
             progress=lambda: bar.advance(task),
         )  # fmt: skip
 
 
-def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argparse.Namespace) -> str:
+def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, options: PlanCommand) -> str:
     """For a terminal."""
     evaluations = list(dict.fromkeys(cell.evaluations for cell in cells))
     more = " more" if prospect.seen.points else ""
@@ -156,8 +164,8 @@ def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argpars
         rows.append([amount(budget, 4), f"{budget / scale:.3g}", *results])
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     text = (
-        f"Probability that the 90% interval of A reaches no further than ±{args.within:g}, and median "
-        f"error of A, from {args.runs} simulated runs each:"
+        f"Probability that the 90% interval of A reaches no further than ±{options.within:g}, and median "
+        f"error of A, from {options.runs} simulated runs each:"
     )
     table = ["  ".join(map(str.rjust, row, widths)) for row in (head, *rows)]
     best = cheapest(cells)
@@ -166,14 +174,16 @@ def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argpars
         "with less --noise (more samples), or accept less precision (--within)."
     )
     if best is not None:
-        cost = f", {amount(best.cost)} with the cost of evaluations" if args.eval_cost else ""
+        cost = f", {amount(best.cost)} with the cost of evaluations" if options.eval_cost else ""
         conclusion = (
             f"The cheapest plan that reaches {CHANCE:.0%}: up to {amount(best.budget, 4)} {unit} "
             f"({best.budget / scale:.3g} {scale_name}{cost}), with {best.evaluations}{more} equally spaced "
             f"evaluations: {best.chance:.0%}."
         )
     margin = 1.645 * max(cell.chance_se for cell in cells)
-    uncertain = f"With {args.runs} runs each, the probabilities are known to ±{margin:.0%} (90% intervals)."
+    uncertain = (
+        f"With {options.runs} runs each, the probabilities are known to ±{margin:.0%} (90% intervals)."
+    )
     if best is not None:
         uncertain += (
             " That plan is the first whose share of runs is high enough, which is optimistic with few runs: "
@@ -182,10 +192,10 @@ def describe(prospect: Prospect, cells: Sequence[Cell], unit: str, args: argpars
     return "\n".join([paragraph(text, ""), *table, "", paragraph(conclusion, ""), paragraph(uncertain, "")])
 
 
-def _pilots(readings: Sequence[Reading], args: argparse.Namespace) -> tuple[Prospect, str]:
+def _pilots(readings: Sequence[Reading], options: PlanCommand) -> tuple[Prospect, str]:
     """A new run like several pilots, and the unit of their compute."""
     unit = same_unit([reading.curve for reading in readings])
-    prospect, fits = like_pilots([reading.curve for reading in readings], args.runs, args.noise)
+    prospect, fits = like_pilots([reading.curve for reading in readings], options.runs, options.noise)
     numbers = zip(*((fit.A.value, fit.C_mid.value) for fit in fits), strict=True)
     A, C_mid = (f"{min(x):.3g} to {max(x):.3g}" for x in numbers)
     text = (
@@ -199,9 +209,9 @@ def _pilots(readings: Sequence[Reading], args: argparse.Namespace) -> tuple[Pros
     return prospect, unit
 
 
-def _pilot(reading: Reading, args: argparse.Namespace) -> tuple[Prospect, Fit, str]:
+def _pilot(reading: Reading, options: PlanCommand) -> tuple[Prospect, Fit, str]:
     curve = reading.curve
-    prospect, fit = after_pilot(curve, args.runs, args.noise)
+    prospect, fit = after_pilot(curve, options.runs, options.noise)
     A = interval(fit.A, ".3f", fit.identified)
     text = (
         f"Pilot: {fit.points} evaluations up to {amount(fit.compute_range[1])} {curve.unit}, A {A}, noise "
@@ -209,9 +219,9 @@ def _pilot(reading: Reading, args: argparse.Namespace) -> tuple[Prospect, Fit, s
     )
     for name in {"not-sigmoid", "other-shape"}.intersection(fit.flags):
         text += f" The simulations assume a sigmoid, but {fit.describe(name)}."
-    if prospect.correlation_length and not is_known(fit, args.within):
+    if prospect.correlation_length and not is_known(fit, options.within):
         text += " The errors of neighbouring points are correlated, also in the simulations."
-    text += _relative(args.within, fit.A.value - fit.R0.value)
+    text += _relative(options.within, fit.A.value - fit.R0.value)
     print("\n".join([sources([reading]), paragraph(text)]))
     return prospect, fit, curve.unit
 
@@ -225,32 +235,32 @@ def _relative(within: float, rise: float) -> str:
     return text if share > COARSE else ""
 
 
-def _assumed(args: argparse.Namespace) -> Prospect:
-    if args.c_mid is None or args.r0 is None:
+def _assumed(options: PlanCommand) -> Prospect:
+    if options.c_mid is None or options.r0 is None:
         raise ConfigError("plan: give the run or file of a pilot, or your assumptions as --c-mid and --r0")
-    C_mid = (args.c_mid[0], args.c_mid[-1])
-    if not (len(args.c_mid) <= 2 and 0 < C_mid[0] <= C_mid[1] < float("inf")):
-        given = " ".join(f"{x:g}" for x in args.c_mid)
+    C_mid = (options.c_mid[0], options.c_mid[-1])
+    if not (len(options.c_mid) <= 2 and 0 < C_mid[0] <= C_mid[1] < float("inf")):
+        given = " ".join(f"{x:g}" for x in options.c_mid)
         raise ConfigError(f"--c-mid {given}: expected a compute above 0, or LOW HIGH with 0 < LOW ≤ HIGH")
-    A, B = (tuple(given or usual) for given, usual in ((args.a, A_RANGE), (args.b, B_RANGE)))
-    if not 0 <= args.r0 < A[0] <= A[1] <= 1:
-        raise ConfigError(f"--r0 {args.r0:g} --a {A[0]:g} {A[1]:g}: expected 0 ≤ R0 < low ≤ high ≤ 1")
+    A, B = options.a or A_RANGE, options.b or B_RANGE
+    if not 0 <= options.r0 < A[0] <= A[1] <= 1:
+        raise ConfigError(f"--r0 {options.r0:g} --a {A[0]:g} {A[1]:g}: expected 0 ≤ R0 < low ≤ high ≤ 1")
     if not 0 < B[0] <= B[1] < float("inf"):
         raise ConfigError(f"--b {B[0]:g} {B[1]:g}: expected 0 < low ≤ high")
-    rho = args.autocorrelation or 0.0
+    rho = options.autocorrelation or 0.0
     if not 0 <= rho < 1:
         raise ConfigError(f"--autocorrelation {rho:g}: expected a correlation of at least 0 and below 1")
-    noise = NOISE if args.noise is None else args.noise
-    prospect = prior(C_mid, args.r0, noise, args.runs, A, B, rho)
+    noise = NOISE if options.noise is None else options.noise
+    prospect = prior(C_mid, options.r0, noise, options.runs, A, B, rho)
     at = amount(C_mid[0])
     if C_mid[0] < C_mid[1]:
         at = f"from {at} to {amount(C_mid[1])} (the multiples below are of {amount(prospect.C_mid)})"
     errors = f", errors of neighbouring evaluations correlated by {rho:g}" if rho else ""
     text = (
-        f"Assumed: A from {A[0]:g} to {A[1]:g}, B from {B[0]:g} to {B[1]:g}, C_mid {at}, R0 {args.r0:g} "
+        f"Assumed: A from {A[0]:g} to {A[1]:g}, B from {B[0]:g} to {B[1]:g}, C_mid {at}, R0 {options.r0:g} "
         f"measured before step 1, noise {noise:g} per evaluation{errors}."
     )
-    print(paragraph(text + _relative(args.within, A[0] - args.r0), ""))
+    print(paragraph(text + _relative(options.within, A[0] - options.r0), ""))
     return prospect
 
 
@@ -258,34 +268,35 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check(args: argparse.Namespace) -> None:
-    check_outputs(args.json)
-    _check_unused(args)
-    least = 1 if args.inputs else MIN_POINTS
-    least_budget = 1.0 if args.inputs else 0.0
+def _check(options: PlanCommand, pilot: bool) -> None:
+    _check_unused(options, pilot)
+    least = 1 if pilot else MIN_POINTS
+    least_budget = 1.0 if pilot else 0.0
     for name, values, low, expected in (
-        ("--noise", [] if args.noise is None else [args.noise], 0.0, "above 0"),
-        ("--budgets", args.budgets or [], least_budget, f"above {least_budget:g}"),
-        ("--evaluations", args.evaluations, least - 1, f"of at least {least}"),
-        ("--within", [args.within], 0.0, "above 0"),
-        ("--runs", [args.runs], 4, "of at least 5"),
+        ("--noise", [] if options.noise is None else [options.noise], 0.0, "above 0"),
+        ("--budgets", options.budgets or [], least_budget, f"above {least_budget:g}"),
+        ("--evaluations", options.evaluations, least - 1, f"of at least {least}"),
+        ("--within", [options.within], 0.0, "above 0"),
+        ("--runs", [options.runs], 4, "of at least 5"),
     ):
         if wrong := [x for x in values if not low < x < float("inf")]:
             raise ConfigError(f"{name} {wrong[0]:g}: expected a number {expected}")
-    if not 0 <= args.eval_cost < float("inf"):
-        raise ConfigError(f"--eval-cost {args.eval_cost:g}: expected a compute of at least 0")
+    if not 0 <= options.eval_cost < float("inf"):
+        raise ConfigError(f"--eval-cost {options.eval_cost:g}: expected a compute of at least 0")
 
 
-def _check_unused(args: argparse.Namespace) -> None:
-    """Refuse options that would be ignored."""
-    if args.inputs:
-        for name in ("--c-mid", "--a", "--b", "--autocorrelation"):
-            if getattr(args, name.strip("-").replace("-", "_")) is not None:
-                raise ConfigError(f"{name} is for planning without a pilot; give one or the other")
+def _check_unused(options: PlanCommand, pilot: bool) -> None:
+    """ConfigError: an option would be ignored."""
+    if pilot:
+        for option in fields(Assumptions):
+            if getattr(options, option.name) is not None:
+                raise ConfigError(
+                    f"{flag(option.name)} is for planning without a pilot; give one or the other"
+                )
         return
-    read, unset = ReadOptions.from_arguments(args), ReadOptions(r0=args.r0, unit=args.unit)
-    names = [option.name for option in fields(read)]
-    if unused := [flag(name) for name in names if getattr(read, name) != getattr(unset, name)]:
+    unset = ReadOptions(r0=options.r0, unit=options.unit)
+    names = [option.name for option in fields(ReadOptions)]
+    if unused := [flag(name) for name in names if getattr(options, name) != getattr(unset, name)]:
         raise ConfigError(
             f"{', '.join(unused)}: only for reading a pilot, and there is none; give its file, or omit this"
         )

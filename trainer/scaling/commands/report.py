@@ -1,13 +1,14 @@
 """`report`: one HTML page for one or many runs, complete in itself; pictures for papers on demand."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import add_fit_arguments
+from trainer.scaling.commands import FitOptions, add_options, groups_of
 from trainer.scaling.comparability import add_same_metric, check_seeds
-from trainer.scaling.reading.groups import read_groups
-from trainer.scaling.reading.options import ReadOptions, add_input_arguments
+from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.report import write
 
 EXAMPLES = """\
@@ -19,26 +20,34 @@ examples:
 """
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand(FitOptions, ReadOptions):
     """What to report, and where."""
-    add_input_arguments(command)
-    add_fit_arguments(command)
+
+    out: Annotated[Path, "FILE"] = Path("report.html")
+    """the page"""
+    png: Annotated[Path | None, "DIR"] = None
+    """write curves.png and efficiency.png here"""
+    svg: Annotated[Path | None, "DIR"] = None
+    """the same as .svg"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command line."""
+    add_options(command, ReportCommand, EXAMPLES)
     add_same_metric(command)
-    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
-    command.add_argument("--out", type=Path, default=Path("report.html"), help="the page (report.html)")
-    command.add_argument("--png", type=Path, metavar="DIR", help="write curves.png and efficiency.png here")
-    command.add_argument("--svg", type=Path, metavar="DIR", help="the same as .svg")
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the page and the pictures, and say where they are."""
-    if not args.out.parent.is_dir():  # before any work, so that a wrong name costs nothing
-        raise ConfigError(f"--out {args.out}: there is no folder {args.out.parent}; make it first")
-    for folder in (args.png, args.svg):
+    options = ReportCommand.from_arguments(args)
+    if not options.out.parent.is_dir():  # before any work, so that a wrong name costs nothing
+        raise ConfigError(f"--out {options.out}: there is no folder {options.out.parent}; make it first")
+    for folder in (options.png, options.svg):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is a file; expected a folder for the pictures")
-    groups = read_groups(args.inputs, ReadOptions.from_arguments(args))
+    groups = groups_of(args.inputs, options)
     check_seeds(groups)
-    pictures = {ending: folder for ending in ("png", "svg") if (folder := getattr(args, ending))}
-    files = write(groups, args.out, pictures, args.confidence, args.within, args.same_metric)
+    pictures = {ending: folder for ending in ("png", "svg") if (folder := getattr(options, ending))}
+    files = write(groups, options.out, pictures, options.confidence, options.within, args.same_metric)
     print(*files, sep="\n")

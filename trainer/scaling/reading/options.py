@@ -10,11 +10,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar, Literal
 
 from trainer.config import ConfigError
-from trainer.config.values import field_docs
 from trainer.scaling.reading import columns as names
+from trainer.scaling.reading.arguments import Options, flag
 from trainer.scaling.reading.values import numbers
 
 WAYS = ("compute_column", "devices", "gpu_hours_per_step")  # each defines C
@@ -25,41 +25,52 @@ INPUTS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """How to read curves from files. The docstring under each field is its line in `--help`.
+def _start(text: str) -> float | str:
+    if text == "first":
+        return text
+    try:
+        return float(numbers([{"--start": text}], "--start")[0])
+    except ConfigError as e:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date, no number and not 'first'") from e
 
-    A column is given by its name, or by a part of it that no other has.
-    """
 
-    compute_column: str | None = None
+Name = Annotated[str | None, "NAME"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions(Options):
+    """How to read curves from files. A column is given by its name, or by a part of it that no other has."""
+
+    group: ClassVar[tuple[str, ...]] = ("input", "columns by name, or by a part of it that no other has")
+
+    compute_column: Name = None
     """column or tag of C, the compute (default: by its name)"""
-    reward_column: str | None = None
+    reward_column: Name = None
     """column or tag of R, the held-out pass rate (default: by its name)"""
-    se_column: str | None = None
+    se_column: Name = None
     """column of R's standard error (default: by its name)"""
-    samples: float | None = None
+    samples: Annotated[float | None, "N"] = None
     """without such a column: R is the mean of N samples (prompts × k), as if the prompts were drawn again
     each time; if they stay the same, these errors are too large"""
-    r0: float | None = None
+    r0: Annotated[float | None, "R"] = None
     """reward at zero compute (default: the one measured there, if any)"""
-    reward_range: tuple[float, float] = (0.0, 1.0)
+    reward_range: Annotated[tuple[float, float], ("LOW", "HIGH")] = (0.0, 1.0)
     """scale of R and --r0 (-1 1, or 0 100 for percent); the output is on a scale from 0 to 1"""
-    unit: str | None = None
+    unit: Annotated[str | None, names.unit_of] = None
     """unit of compute: GPU-hours, core-hours, FLOPs, steps (default: by C's name)"""
-    devices: float | None = None
+    devices: Annotated[float | None, "N"] = None
     """C in GPU-hours: elapsed time × N GPUs; wall time of TensorBoard and W&B includes evaluations and
     checkpoints, but pauses are left out"""
-    time_column: str | None = None
+    time_column: Name = None
     """with --devices: column of that time (default: by name)"""
-    time_unit: str | None = None
+    time_unit: Literal["ms", "s", "min", "h", "d"] | None = None
     """with --devices: unit of that time (default: by the column's name, else seconds)"""
-    start: float | str | None = None
+    start: Annotated[float | str | None, _start, "TIME"] = None
     """with --devices: when training began, a date or a value of the time column; first: at the first row
     (default: at step 0)"""
-    gpu_hours_per_step: float | None = None
+    gpu_hours_per_step: Annotated[float | None, "X"] = None
     """C in GPU-hours: X times the step"""
-    drop_before: float = 0.0
+    drop_before: Annotated[float, "C"] = 0.0
     """leave out points before C, but not R0"""
     drop_early: bool = False
     """leave out the first quarter of the rise if it deviates from the curve"""
@@ -86,12 +97,6 @@ class ReadOptions:
                 f"--reward-range {low:g} {high:g}: expected the lowest reward, then the highest"
             )
 
-    @classmethod
-    def from_arguments(cls, arguments: argparse.Namespace) -> "ReadOptions":
-        """The options on a command line that has `add_input_arguments`."""
-        values = {option.name: getattr(arguments, option.name) for option in fields(cls)}
-        return cls(**values | {"reward_range": tuple(arguments.reward_range)})
-
     @property
     def rescales(self) -> bool:
         """True if rewards are on another scale than from 0 to 1."""
@@ -104,6 +109,7 @@ class ReadOptions:
 
 
 DEFAULT = ReadOptions()
+SHORT = {o.name.removesuffix("_column"): o.name for o in fields(ReadOptions) if o.name.endswith("_column")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,47 +121,10 @@ class Input:
     options: ReadOptions
 
 
-def flag(name: str) -> str:
-    """A field of `ReadOptions` as on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
 def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> None:
     """The inputs and how to read them. `nargs`: number of inputs."""
     command.add_argument("inputs", nargs=nargs, metavar="RUN_OR_FILE", help=INPUTS)
-    _add_options(command)
-
-
-def _start(text: str) -> float | str:
-    if text == "first":
-        return text
-    try:
-        return float(numbers([{"--start": text}], "--start")[0])
-    except ConfigError as e:
-        raise argparse.ArgumentTypeError(f"{text!r} is no date, no number and not 'first'") from e
-
-
-ARGUMENTS: dict[str, dict[str, Any]] = {  # how argparse reads the options that are no plain text
-    "samples": {"type": float, "metavar": "N"},
-    "r0": {"type": float, "metavar": "R"},
-    "reward_range": {"type": float, "nargs": 2, "metavar": ("LOW", "HIGH")},
-    "unit": {"type": names.unit_of},
-    "devices": {"type": float, "metavar": "N"},
-    "time_unit": {"choices": tuple(names.TIME_UNITS)},
-    "start": {"type": _start, "metavar": "TIME"},
-    "gpu_hours_per_step": {"type": float, "metavar": "X"},
-    "drop_before": {"type": float, "metavar": "C"},
-    "drop_early": {"action": "store_true"},
-}
-SHORT = {name.removesuffix("_column"): name for name in ReadOptions.__slots__ if name.endswith("_column")}
-
-
-def _add_options(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("input", "columns by name, or by a part of it that no other has")
-    docs = field_docs(ReadOptions)
-    for option in fields(ReadOptions):
-        how = ARGUMENTS.get(option.name, {"metavar": "NAME"})
-        group.add_argument(flag(option.name), default=option.default, help=docs[option.name], **how)
+    ReadOptions.add_to(command)
 
 
 def expand(text: str, options: ReadOptions) -> list[Input]:
@@ -198,7 +167,7 @@ def _from_toml(path: Path, options: ReadOptions) -> list[Input]:
 def _with_texts(options: ReadOptions, texts: Mapping[str, str], where: str) -> ReadOptions:
     """The options with others in their place, written as text; a way to define C replaces any other way."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    _add_options(parser)
+    ReadOptions.add_to(parser)
     chosen = {SHORT.get(key, key.replace("-", "_")): value for key, value in texts.items()}
     replaced = {*chosen, *(WAYS if set(WAYS) & set(chosen) else ())}
     values = {

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from trainer.config import ConfigError
-from trainer.scaling.curve.fit import without_transient
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of, mean_point
 from trainer.scaling.reading import columns as names
 from trainer.scaling.reading.compute import Compute, compute_of, steps_of
@@ -36,6 +35,7 @@ class Reading:
     # What runs must share to be compared, as far as their files say it: keys of `SETTINGS`.
     settings: Mapping[str, str] = field(default_factory=dict)
     path: Path = Path()  # as given
+    drop_early: bool = False  # as asked: whoever fits the curve leaves out an early transient
 
     def __str__(self) -> str:
         return f"C: {self.compute}, in {self.curve.unit}. R: {self.reward}. Standard errors: {self.error}."
@@ -108,8 +108,6 @@ def _reading(name: str, path: Path, rows: list[Row], options: ReadOptions) -> Re
         raise ConfigError(f"no row holds {reward!r}{beyond}")
     measured = curve_of(name, compute.unit, kept)
     curve = _with_r0(measured, options)
-    if options.drop_early:
-        curve = without_transient(curve)
     before = sum(0 < p.compute < curve.points[0].compute for p in merged) if curve.points else 0
     source = compute.source + (f" (without {before} before {curve.points[0].compute:.4g})" if before else "")
     low, high = options.reward_range
@@ -125,7 +123,9 @@ def _reading(name: str, path: Path, rows: list[Row], options: ReadOptions) -> Re
         *_about_r0(measured, options),
     )  # fmt: skip
     settings = settings_of(path, reward, rows[0])
-    return Reading(curve, source, f"{reward!r}{mapped}", error_source, reward, notes, settings)
+    return Reading(
+        curve, source, f"{reward!r}{mapped}", error_source, reward, notes, settings, path, options.drop_early
+    )
 
 
 def _points(
