@@ -12,12 +12,12 @@ from trainer.scaling.compare import (
     Recipe,
     pair_level,
 )
-from trainer.scaling.curve.fit import FLAGS, Estimate
+from trainer.scaling.curve.fit import FLAGS
 from trainer.scaling.seeds import MARGIN, SEED_SD
-from trainer.scaling.text import amount, amounts, interval, percent
+from trainer.scaling.text import amount, amounts, interval, level, percent, signed
 
 MAX_NAMED = 4  # recipes in the answer
-MAX_DETAILED_PAIRS = 3  # of more pairs, only ceilings and leads are described
+FEW = 3  # recipes of which every pair is described in sentences, and B and C_mid compared
 
 
 def recipe_sentences(comparison: Comparison) -> list[str]:
@@ -112,7 +112,7 @@ def pair_sentences(pair: Pair, comparison: Comparison, unit: str) -> list[str]:
     """What is known of two recipes; of many pairs, only their ceilings and leads."""
     two = [recipe for recipe in comparison.recipes if recipe.name in (pair.a, pair.b)]
     sentences = [*_rewards(pair, comparison, unit), _ceilings(pair, two)]
-    if not pair.doubts and len(comparison.pairs) <= MAX_DETAILED_PAIRS:
+    if not pair.doubts and len(comparison.recipes) <= FEW:
         sentences += _efficiencies(pair, unit)
     return sentences + _leads(pair, two, comparison, unit)
 
@@ -127,7 +127,7 @@ def _rewards(pair: Pair, comparison: Comparison, unit: str) -> Iterator[str]:
         by = f"+{e.value:.3f} ({low:.3f} to {high:.3f})"
         yield f"{where}: {pair.ahead} is ahead by {by}, more than fits and seeds explain."
     else:
-        yield f"{where}: not distinguished, {pair.a} less {pair.b} {_signed(pair.reward)}."
+        yield f"{where}: not distinguished, {pair.a} less {pair.b} {signed(pair.reward)}."
 
 
 def _shared(comparison: Comparison) -> str:
@@ -140,13 +140,13 @@ def _ceilings(pair: Pair, two: Sequence[Recipe]) -> str:
     if pair.doubts:
         return f"Whether the ceilings differ is not known: {_unidentified(two, 'that', 'those')}."
     if pair.verdict == DIFFERENT:
-        return f"The ceilings differ: A {_signed(pair.A)}."
+        return f"The ceilings differ: A {signed(pair.A)}."
     if pair.verdict == EQUIVALENT:
         return (
-            f"The ceilings are equivalent: A {_signed(pair.A_runs)} in these runs, within the "
+            f"The ceilings are equivalent: A {signed(pair.A_runs)} in these runs, within the "
             f"±{pair.margin:.3f} of two runs of one recipe."
         )
-    return f"Whether the ceilings differ is not known: A {_signed(pair.A)}. Train longer, or run more seeds."
+    return f"Whether the ceilings differ is not known: A {signed(pair.A)}. Train longer, or run more seeds."
 
 
 def _efficiencies(pair: Pair, unit: str) -> list[str]:
@@ -232,12 +232,3 @@ def _reasons(recipe: Recipe) -> str:
     together = ", with all its runs together" if len(fits) > 1 else ""
     flags = [flag for flag in recipe.doubts if recipe.described or flag in UNFIT]
     return "; ".join(fits[0].describe(flag) + together * (flag == "wide") for flag in flags)
-
-
-def level(p: float) -> str:
-    """The level of an interval: `97.5%`."""
-    return f"{100 * p:.4g}%"
-
-
-def _signed(e: Estimate) -> str:
-    return f"{e.value:+.3f} ({e.low:+.3f} to {e.high:+.3f})"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ from trainer.scaling.text import interval
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture needs
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from trainer.scaling.compare import Comparison
 
@@ -68,82 +66,69 @@ def plot_curves(runs: Sequence[Named], path: Path, reward: str = "held-out rewar
     """
     labels = _labels(runs, ceiling)
     columns = 1 if max(map(len, labels.values())) > WIDEST_LABEL else min(2, len(labels))
-    width, height = BOTH_COLUMNS
-
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(1, 2, sharey=True)
-        drawn = [x for axes, log in zip(panels, (False, True), strict=True) for x in _curves(axes, runs, log)]
-        _reward_axis(panels[0], drawn, reward)
-        _legend(figure, labels, _looks(runs), columns)
-
-    _save(draw, (width, height + LEGEND_ROW * math.ceil(len(labels) / columns)), path)
+    _picture(path, runs, ("linear", "log"), labels, columns, reward)
 
 
 def plot_efficiency(runs: Sequence[Named], path: Path) -> None:
     """Write the efficiency plot of the runs whose ceiling is identified; runs of one name look alike."""
-    shown = [run for run in runs if run[2].identified]
-    labels = _labels(shown, efficiency)
-    width, height = ONE_COLUMN
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        _efficiency(axes, shown, runs[0][1].unit, _looks(runs))
-        _legend(figure, labels, _looks(runs), 1)
-
-    _save(draw, (width, height + LEGEND_ROW * len(labels)), path)
+    labels = _labels([run for run in runs if run[2].identified], efficiency)
+    _picture(path, runs, ("efficiency",), labels)
 
 
 def plot_recipes(comparison: Comparison, path: Path, reward: str = "held-out reward") -> None:
     """The curves of recipes, and beside them the efficiency plot, where a ceiling is identified."""
     runs = [(r.name, *run) for r in comparison.recipes for run in zip(r.curves, r.fits, strict=True)]
-    labels, looks = _labels(runs, _ceiling_and_efficiency), _looks(runs)
-    width, height = BOTH_COLUMNS
-
-    def draw(figure: Figure) -> None:
-        identified = [run for run in runs if run[2].identified]
-        panels = figure.subplots(1, 2 if identified else 1, squeeze=False)[0]
-        _reward_axis(panels[0], _curves(panels[0], runs, log=True), reward)
-        if identified:
-            _efficiency(panels[1], identified, runs[0][1].unit, looks)
-        _legend(figure, labels, looks, 1)
-
-    _save(draw, (width, height + LEGEND_ROW * len(labels)), path)
+    panels = ("log", "efficiency") if any(fit.identified for _, _, fit in runs) else ("log",)
+    _picture(path, runs, panels, _labels(runs, _ceiling_and_efficiency), 1, reward)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Straightened:
-    """Points of the efficiency plot and one standard error up and down; (n,) each, natural logarithms."""
-
-    compute: Array
-    value: Array
-    low: Array  # −inf if the point less its error is not above R0
-    high: Array  # inf if the point plus its error is not below A
-    left_out: int  # points not between R0 and A, which have no logarithm
-
-
-def straighten(curve: Curve, fit: Fit) -> Straightened:
-    """The curve's points, with the R0 and A of its fit."""
-    columns = ([getattr(p, k) for p in curve.points] for k in ("compute", "pass_rate", "pass_rate_se"))
-    c, r, se = (np.array(x, np.float64) for x in columns)
-    R0, A = fit.R0.value, fit.A.value
-    inside = (r > R0) & (r < A)
-
-    def logit(x: Array) -> Array:
-        with np.errstate(divide="ignore"):
-            return np.log(np.maximum(x - R0, 0)) - np.log(np.maximum(A - x, 0))
-
-    r, se = r[inside], se[inside]
-    return Straightened(c[inside], logit(r), logit(r - se), logit(r + se), int((~inside).sum()))
-
-
-def _save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path) -> None:
+def _picture(
+    path: Path,
+    runs: Sequence[Named],
+    panels: Sequence[str],
+    labels: Mapping[str, str],
+    columns: int = 1,
+    reward: str = "",
+) -> None:
+    """Panels side by side (linear or log compute, or the efficiency plot), and above them the legend."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: no window system, no global state
+    from matplotlib.lines import Line2D
 
+    width, height = ONE_COLUMN if panels == ("efficiency",) else BOTH_COLUMNS
+    size = width, height + LEGEND_ROW * math.ceil(len(labels) / columns)
+    looks = _looks(runs)
     with rc_context(rc=STYLE):  # type: ignore[arg-type]  # its keys are literals in the stubs
         figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
+        all_axes = figure.subplots(1, len(panels), squeeze=False, sharey="linear" in panels)[0]
+        drawn: list[float] = []
+        for axes, panel in zip(all_axes, panels, strict=True):
+            if panel == "efficiency":
+                _efficiency(axes, [run for run in runs if run[2].identified], looks)
+            else:
+                drawn += _curves(axes, runs, panel == "log")
+            _compute_axis(axes, runs[0][1].unit, log=panel != "linear")
+        if drawn:
+            _reward_axis(all_axes[0], drawn, reward)
+        if labels:
+            marks = [Line2D([], [], ls="none", ms=3, **looks[name]) for name in labels]
+            figure.legend(marks, list(labels.values()), loc="outside upper left", ncols=columns)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def straighten(curve: Curve, fit: Fit) -> Array:
+    """The points of the efficiency plot, (n, 4): compute, logit, and the ends of its standard error.
+
+    Points that are not between the R0 and A of the fit have no logit and are left out. An end that is not
+    between them is infinite.
+    """
+    points = [(p.compute, p.pass_rate, p.pass_rate_se) for p in curve.points]
+    c, r, se = np.array(points, np.float64).reshape(-1, 3).T
+    R0, A = fit.R0.value, fit.A.value
+    ends = np.stack([r, r - se, r + se], 1)
+    with np.errstate(divide="ignore"):
+        logits = np.log(np.maximum(ends - R0, 0)) - np.log(np.maximum(A - ends, 0))
+    return np.column_stack([c, logits])[(r > R0) & (r < A)]
 
 
 def forecast_end(curve: Curve, longest: float) -> float:
@@ -160,7 +145,6 @@ def _curves(axes: Axes, runs: Sequence[Named], log: bool) -> list[float]:
     for name, curve, fit in runs:
         end = forecast_end(curve, longest) if curve.points else 0.0
         drawn += _curve(axes, curve, fit, end if log else min(end, LINEAR_REACH * longest), log, looks[name])
-    _compute_axis(axes, runs[0][1].unit, log)
     return drawn
 
 
@@ -190,22 +174,21 @@ def _curve(
     return (*low, *high, fit.A.value)
 
 
-def _efficiency(axes: Axes, runs: Sequence[Named], unit: str, looks: dict[str, dict[str, Any]]) -> None:
+def _efficiency(axes: Axes, runs: Sequence[Named], looks: Mapping[str, dict[str, Any]]) -> None:
     ends: list[float] = []
     for name, curve, fit in runs:
-        look, line = looks[name], straighten(curve, fit)
+        look, (compute, value, low, high) = looks[name], straighten(curve, fit).T
         c = np.geomspace(curve.points[0].compute / 1.3, 1.3 * curve.points[-1].compute, 2)
         straight = fit.B.value * np.log(c / fit.C_mid.value)
         axes.plot(c, straight, color=look["color"], lw=1)
-        axes.plot(line.compute, line.value, ls="none", ms=3, mec="white", mew=0.4, **look)
-        low, high = np.maximum(line.low, -MAX_LOGIT), np.minimum(line.high, MAX_LOGIT)
-        axes.vlines(line.compute, low, high, color=look["color"], lw=0.6, alpha=0.7)
-        ends += [*line.value, *straight]
-    _compute_axis(axes, unit, log=True)
+        axes.plot(compute, value, ls="none", ms=3, mec="white", mew=0.4, **look)
+        low, high = np.maximum(low, -MAX_LOGIT), np.minimum(high, MAX_LOGIT)
+        axes.vlines(compute, low, high, color=look["color"], lw=0.6, alpha=0.7)
+        ends += [*value, *straight]
+    axes.set_ylabel("log [(R − R0) / (A − R)]")
     if ends:
         axes.set_ylim(min(ends) - 0.5, max(ends) + 0.5)
-    axes.set_ylabel("log [(R − R0) / (A − R)]")
-    if not runs:
+    else:
         axes.text(0.5, 0.5, "no ceiling is identified", ha="center", transform=axes.transAxes)
 
 
@@ -240,21 +223,12 @@ def _labels(runs: Sequence[Named], describe: Callable[[Fit], str]) -> dict[str, 
 
 
 def _looks(runs: Sequence[Named]) -> dict[str, dict[str, Any]]:
-    return {name: _look(i) for i, name in enumerate(dict.fromkeys(name for name, _, _ in runs))}
-
-
-def _legend(figure: Figure, labels: Mapping[str, str], looks: Mapping[str, Any], columns: int) -> None:
-    """Above the panels, in the order of `labels`."""
-    from matplotlib.lines import Line2D
-
-    marks = [Line2D([], [], ls="none", ms=3, **looks[name]) for name in labels]
-    if labels:
-        figure.legend(marks, list(labels.values()), loc="outside upper left", ncols=columns)
-
-
-def _look(i: int) -> dict[str, Any]:
-    round_ = i // len(COLOURS)  # repeated colours get other markers
-    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + round_) % len(MARKERS)]}
+    """A colour and a marker for each name; repeated colours get other markers."""
+    looks = {}
+    for i, name in enumerate(dict.fromkeys(name for name, _, _ in runs)):
+        marker = MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]
+        looks[name] = {"color": COLOURS[i % len(COLOURS)], "marker": marker}
+    return looks
 
 
 def _compute_axis(axes: Axes, unit: str, log: bool) -> None:
@@ -263,13 +237,10 @@ def _compute_axis(axes: Axes, unit: str, log: bool) -> None:
     if log:
         axes.set_xscale("log")
         low, high = axes.get_xlim()
-        wide = high / low > 100
-        axes.xaxis.set_major_formatter(
-            FuncFormatter(lambda x, _: f"{x:g}" if 1e-4 <= x < 1e5 else f"{x:.0e}")
-        )
-        axes.xaxis.set_minor_formatter(
-            NullFormatter() if wide else FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
-        )
+        major = FuncFormatter(lambda x, _: f"{x:g}" if 1e-4 <= x < 1e5 else f"{x:.0e}")
+        minor = FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+        axes.xaxis.set_major_formatter(major)
+        axes.xaxis.set_minor_formatter(NullFormatter() if high / low > 100 else minor)
     else:
         axes.set_xlim(left=0)
     axes.set_xlabel(f"compute ({unit}{', log scale' if log else ''})")

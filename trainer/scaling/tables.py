@@ -7,9 +7,7 @@ from trainer.scaling import compare_text as text_of
 from trainer.scaling.budgets import FURTHEST, Standing
 from trainer.scaling.compare import DIFFERENT, EQUIVALENT, Comparison, Pair, Recipe, pair_level
 from trainer.scaling.curve.fit import FLAGS
-from trainer.scaling.text import amount, amounts, interval, paragraph, percent, table
-
-FEW = 3  # recipes of which every pair is described in sentences without --details
+from trainer.scaling.text import amount, amounts, interval, level, paragraph, percent, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Section:
 
 def parts(comparison: Comparison, unit: str, details: bool) -> Iterator[str | Table | Section]:
     """All that a comparison says, in order; of many recipes, each pair in sentences only with `details`."""
-    several = len(comparison.recipes) > FEW and not details
+    several = len(comparison.recipes) > text_of.FEW and not details
     yield from text_of.answer(comparison, unit)
     yield from ranking(comparison, unit)
     yield from text_of.reward_seed_sentence(comparison, unit)
@@ -70,11 +68,11 @@ def ranking(comparison: Comparison, unit: str) -> Iterator[Table]:
         runs = f"{count} of {all_runs}" if count < all_runs else str(count)
         reward = _dashed(text_of.reward_at(s))
         rows.append((s.recipe, runs, reward, _best(s), ranges([place[name] for name in ahead])))
-    note = f"({text_of.level(comparison.confidence)} intervals of the recipe, other seeds included; {unit})"
+    note = f"({level(comparison.confidence)} intervals of the recipe, other seeds included; {unit})"
     if comparison.incomparable:
         yield Table([row[:3] for row in rows], notes=[note])
         return
-    sure = text_of.level(pair_level("A", comparison.confidence))
+    sure = level(pair_level("A", comparison.confidence))
     note = (
         f"{note[:-1]}. Best: the probability of being it. Ahead of: those that are behind by more than "
         f"fits and seeds explain, which holds for all of them together with {sure})"
@@ -90,8 +88,7 @@ def at_budgets(comparison: Comparison, unit: str) -> Iterator[Table]:
     head = ("recipe", *(amount(at) for at, _ in comparison.budgets))
     names = [s.recipe for s in comparison.end[1]] if comparison.end else []
     rewards = [(name, *(_reward(row[name]) for row in by_name)) for name in names]
-    level = text_of.level(comparison.confidence)
-    title = f"Reward at a budget in {unit} (± half of the {level} interval):"
+    title = f"Reward at a budget in {unit} (± half of the {level(comparison.confidence)} interval):"
     yield Table([head, *rewards], title, text_of.budget_sentences(comparison))
     best = [(name, *(_best(row[name]) for row in by_name)) for name in names]
     if any(cell for row in best for cell in row[1:]):
@@ -135,8 +132,7 @@ def ceilings(comparison: Comparison, unit: str, several: bool) -> Iterator[str |
         if recipe.doubts:
             cells = (f"not identified: {A.low:.2f} to {A.high:.2f}", "", "")
         rows.append((recipe.name, *map(_dashed, cells)))
-    level = text_of.level(comparison.confidence)
-    about = f"({level} intervals of the recipe, other seeds included; C_mid in {unit})"
+    about = f"({level(comparison.confidence)} intervals of the recipe, other seeds included; C_mid in {unit})"
     reasons = _shared_reasons(comparison.recipes) if several else text_of.recipe_sentences(comparison)
     yield Table(rows, notes=[about, *reasons]) if rows[1:] else Table([], notes=reasons)
     if any(not recipe.doubts for recipe in comparison.recipes):

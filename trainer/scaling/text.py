@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.scaling.backtest import Backtest, error_at_2x
-from trainer.scaling.curve.fit import FLAGS, HARMLESS, Estimate, Fit
+from trainer.scaling.curve.fit import FLAGS, HARMLESS, Estimate, Fit, estimate
 from trainer.scaling.reading.read import Reading
 
 WIDTH = 79
@@ -26,7 +26,7 @@ def explain(fit: Fit, unit: str) -> str:
     if fit.predictable:
         lines += [assumption(fit), *(_ahead(fit, unit, times) for times in (2, 10))]
     lines.append(paragraph(f"{formula}; R² {r_squared(fit)}; {fit.confidence:.0%} intervals."))
-    return "\n".join([*lines, *_notes(fit)])
+    return "\n".join([*lines, *map(paragraph, noise(fit))])
 
 
 def evaluations(fit: Fit) -> str:
@@ -83,8 +83,8 @@ def _parameters(fit: Fit, unit: str) -> list[str]:
         most = f"B (at least {fit.B.low:.2g}) and C_mid (at most {amount(fit.C_mid.high)} {unit})"
         lines.append(paragraph(f"{most} are not identified: {FLAGS['B-at-bound']}."))
     elif fit.identified:
-        nine_tenths = fit.sigmoid.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
-        lines.append(f"  90% of the gain from R0 to A takes about {amount(nine_tenths)} {unit}")
+        cost = amount(compute_for_most(fit).value)
+        lines.append(f"  90% of the gain from R0 to A takes about {cost} {unit}")
     return lines
 
 
@@ -104,23 +104,37 @@ def _ahead(fit: Fit, unit: str, times: int) -> str:
     return f"  at {f'{times}×':>3} the compute ({compute} {unit}): {interval(e, '.3f', fit.identified)}"
 
 
-def _notes(fit: Fit) -> list[str]:
-    """What to know about the noise."""
-    notes = []
+def compute_for_most(fit: Fit) -> Estimate:
+    """The compute at which 90% of A − R0 is gained: C_mid · 9^(1/B)."""
+    draws = fit.draws
+    assert draws is not None  # the ceiling is identified
+    return estimate(
+        fit.C_mid.value * 9 ** (1 / fit.B.value), draws.C_mid * 9 ** (1 / draws.B), fit.confidence
+    )
+
+
+def noise(fit: Fit) -> list[str]:
+    """Sentences about the scatter of the points."""
+    sentences = []
     if fit.outliers:
         points = "1 point is an outlier and counts" if fit.outliers == 1 else None
-        notes.append(f"{points or f'{fit.outliers} points are outliers and count'} for little.")
+        sentences.append(f"{points or f'{fit.outliers} points are outliers and count'} for little.")
     if fit.overdispersed:
-        notes.append(
+        sentences.append(
             f"The points scatter {fit.overdispersion:.1f} times as much as their standard errors say; the "
             "intervals allow for that."
         )
     if fit.autocorrelated_prob > 0.9 and fit.overdispersion > 0.5:
-        notes.append(
+        sentences.append(
             "The errors of neighbouring points are correlated, or the run follows no sigmoid; the "
             "intervals allow for correlated errors of a sigmoid."
         )
-    return [paragraph(note) for note in notes]
+    return sentences
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def describe_backtest(test: Backtest | None, unit: str) -> str:
@@ -175,6 +189,16 @@ def interval(e: Estimate, form: str, quoted: bool = True) -> str:
     """`value (low to high)`, or `low to high` where the value is not to be quoted."""
     ends = f"{e.low:{form}} to {e.high:{form}}"
     return f"{e.value:{form}} ({ends})" if quoted else ends
+
+
+def level(p: float) -> str:
+    """The level of an interval: `97.5%`."""
+    return f"{100 * p:.4g}%"
+
+
+def signed(e: Estimate) -> str:
+    """A difference and its interval."""
+    return f"{e.value:+.3f} ({e.low:+.3f} to {e.high:+.3f})"
 
 
 def percent(p: float) -> str:

@@ -23,15 +23,15 @@ from trainer.sweep.spec import ASKED, Sweep, load, load_status
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: every run is complete. 1: some failed. 2: wrong input. 130: stopped, and can go on."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    table = given[:1] == ["table"]
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    table = arguments[:1] == ["table"]
     if table:
-        given[:1] = ["--out"]
-    mark = given.index("--") if "--" in given else len(given)
+        arguments[:1] = ["--out"]
+    mark = arguments.index("--") if "--" in arguments else len(arguments)
     number_as_listed()
     try:
-        args = _parser().parse_intermixed_args(given[:mark])
-        sweep = load(args.out) if table else _asked(args, tuple(given[mark + 1 :]))
+        args = _parser().parse_intermixed_args(arguments[:mark])
+        sweep = load(args.out) if table else _asked(args, tuple(arguments[mark + 1 :]))
         if args.dry_run:
             sweep.check()
             print(plan(sweep, args))

@@ -70,14 +70,14 @@ class LocalExecutor:
         lock, ours = self._lock(run), os.sched_getaffinity(0)
         clear(run)
         env = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[slot])} if self.gpus[slot] else {})
-        with lock.open("w") as held, log_of(run).open("a") as log:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with lock.open("w") as lock_file, log_of(run).open("a") as log:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.sched_setaffinity(0, self.cores[slot])  # the child has it from us
             try:
-                child = spawn(run, compute, log, env, held.fileno())
+                child = spawn(run, compute, log, env, lock_file.fileno())
             finally:
                 os.sched_setaffinity(0, ours)
-            json.dump({"pid": child.pid, "slot": slot}, held)
+            json.dump({"pid": child.pid, "slot": slot}, lock_file)
         return Process(lock, child.pid, slot, child)
 
     def _lock(self, run: Run) -> Path:
@@ -92,14 +92,14 @@ class Job:
         self.child: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> None:
-        with (self.run.folder.parent / "jobs" / f"{self.run.name}.lock").open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)  # a job that was given up as lost may still train
+        with (self.run.folder.parent / "jobs" / f"{self.run.name}.lock").open("w") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_EX)  # a job that was given up as lost may still train
             if complete(self.run.folder, self.compute):
                 return
             clear(self.run)
             with log_of(self.run).open("a") as log:
-                self.child = spawn(self.run, self.compute, log, os.environ, held.fileno())
-            print(self.child.pid, file=held, flush=True)
+                self.child = spawn(self.run, self.compute, log, os.environ, lock_file.fileno())
+            print(self.child.pid, file=lock_file, flush=True)
             asked = False
             while self.child.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -173,14 +173,14 @@ class Cluster:
 
 
 def spawn(
-    run: Run, compute: float, log: IO[str], env: Mapping[str, str], held: int
+    run: Run, compute: float, log: IO[str], env: Mapping[str, str], lock: int
 ) -> subprocess.Popen[bytes]:
-    """The trainer's process, in a session of its own: the sweep alone answers Ctrl-C. It holds `held`."""
+    """The trainer's process, in a session of its own: only the sweep answers Ctrl-C. It keeps `lock`."""
     command = run.command(compute)
     print("$", *command, file=log, flush=True)
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(env),
-        start_new_session=True, pass_fds=(held,),
+        start_new_session=True, pass_fds=(lock,),
     )  # fmt: skip
 
 

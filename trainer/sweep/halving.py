@@ -67,7 +67,7 @@ def least_likely(best: Mapping[str, float], risk: float) -> dict[str, float]:
 def stop_recipes(sweep: Sweep, share: float, status: Status) -> None:
     """Decide at a rung, and write down what was decided: a sweep that is started again does not ask again."""
     groups, _ = read(sweep)
-    going = {k: [r.curve for r in of] for k, of in groups.items() if k not in status.stopped}
+    going = {k: [r.curve for r in runs] for k, runs in groups.items() if k not in status.stopped}
     stop = least_likely(chances(forecasts(going), sweep.budget), RISK)
     status.stopped |= {name: {"share": share, "probability": p} for name, p in stop.items()}
     status.decided.append(share)

@@ -13,7 +13,7 @@ from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands.compare import describe, to_json
 from trainer.scaling.compare import compare
 from trainer.scaling.curve.fit import MIN_POINTS
-from trainer.scaling.reading.groups import read_groups
+from trainer.scaling.reading.groups import curves_of, read_groups
 from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import Reading, same_unit
 from trainer.scaling.reading.tables import read_tables
@@ -33,12 +33,12 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
     content: dict[str, Any] = {"cost": costs, "left_out": short, "stopped": status.stopped}
     parts: list[str] = []
     if groups:
-        curves = {name: [reading.curve for reading in of] for name, of in groups.items()}
-        unit = same_unit([curve for of in curves.values() for curve in of])
-        going = [c.points[-1].compute for k, of in curves.items() if k not in status.stopped for c in of]
+        curves = curves_of(groups)
+        unit = same_unit([curve for runs in curves.values() for curve in runs])
+        going = [c.points[-1].compute for k, runs in curves.items() if k not in status.stopped for c in runs]
         comparison = compare(curves, end=min(going) if status.stopped and going else None)
         r2 = {r.name: float(np.mean([r.fits[i].r2 for i in r.used])) for r in comparison.recipes}
-        tests = {Path(curve.name).name: backtest(curve) for of in curves.values() for curve in of}
+        tests = {Path(curve.name).name: backtest(curve) for runs in curves.values() for curve in runs}
         errors = {name: e for name, test in tests.items() if (e := error_at_2x(test)) is not None}
         content |= to_json(comparison, groups, unit) | {"r2": r2, "error_at_2x": errors}
         each = ", ".join(f"{name} {value:.3f}" for name, value in r2.items())

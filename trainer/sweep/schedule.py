@@ -47,20 +47,20 @@ def train(
     checkpoint; at the second, at once.
     """
     waiting = [run for run in runs if not complete(run.folder, compute)]
-    found = {run: handle for run in waiting if (handle := executor.find(run))}
-    waiting = [run for run in waiting if run not in found]
-    active: dict[Run, Process | Submitted] = dict(found)
+    taken_over = {run: handle for run in waiting if (handle := executor.find(run))}
+    waiting = [run for run in waiting if run not in taken_over]
+    active: dict[Run, Process | Submitted] = dict(taken_over)
     asked, began = 0, time.monotonic() - status.wall_s
     while active or (waiting and not came):
         for run in [run for run, handle in active.items() if handle.done()]:
             del active[run]
             if complete(run.folder, compute):
                 status.errors.pop(run.name, None)
-            elif run in found and not came:
+            elif run in taken_over and not came:
                 waiting.append(run)  # as it may have been to end at an earlier rung
             elif not came:
                 status.errors[run.name] = last_error(run)
-            found.pop(run, None)
+            taken_over.pop(run, None)
         while asked < len(came):
             asked += 1
             for handle in active.values():

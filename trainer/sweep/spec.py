@@ -65,13 +65,14 @@ class Sweep:
     @cached_property
     def groups(self) -> dict[str, list[Run]]:
         """The runs by the name of their recipe."""
-        given = [("--recipe", r, "--task", self.task) for r in self.recipes]
-        runs = {Path(r).stem: list[Run]() for r in self.recipes}
-        for (name, of), arguments in zip(runs.items(), given, strict=True):
+        runs: dict[str, list[Run]] = {}
+        for recipe in self.recipes:
+            name = Path(recipe).stem
+            runs[name] = []
             for seed in range(self.seeds):
                 folder = self.folder / f"{name}-{seed}"
-                own = (*TRAINER, *arguments, "--seed", str(seed), "--run-dir", str(folder), *self.overrides)
-                of.append(Run(name, folder, own))
+                command = (*TRAINER, "--recipe", recipe, "--task", self.task, "--seed", str(seed))
+                runs[name].append(Run(name, folder, (*command, "--run-dir", str(folder), *self.overrides)))
         return runs
 
     @property

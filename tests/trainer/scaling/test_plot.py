@@ -13,13 +13,13 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from trainer.scaling import Curve, EvalPoint, Fit, Sigmoid, fit_curve, fit_run, plot, plot_curve
-from trainer.scaling.plot import COLOURS, _look, ceiling, forecast_end, plot_curves, plot_efficiency
+from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run, plot, plot_curve
+from trainer.scaling.plot import COLOURS, Named, _looks, ceiling, forecast_end, plot_curves, plot_efficiency
 
 LAW = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 
 
-def named(name: str, law: Sigmoid, last: float = 16_000) -> tuple[str, Curve, Fit]:
+def named(name: str, law: Sigmoid, last: float = 16_000) -> Named:
     points = tuple(
         EvalPoint(i, c, float(law.reward(c)), 0.005) for i, c in enumerate(np.arange(500, last, 500.0))
     )
@@ -28,7 +28,7 @@ def named(name: str, law: Sigmoid, last: float = 16_000) -> tuple[str, Curve, Fi
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[tuple[str, Curve, Fit]]:
+def runs() -> list[Named]:
     return [named("ScaleRL", LAW), named("DAPO", replace(LAW, A=0.52)), named("short", LAW, 4000)]
 
 
@@ -38,32 +38,37 @@ def size(png: Path) -> tuple[int, int]:
     return width, height
 
 
-def test_pictures_fit_one_and_two_columns_at_300_dpi(
-    runs: list[tuple[str, Curve, Fit]], tmp_path: Path
-) -> None:
+def test_pictures_fit_one_and_two_columns_at_300_dpi(runs: list[Named], tmp_path: Path) -> None:
     plot_curves(runs, tmp_path / "c.png")
     plot_efficiency(runs, tmp_path / "e.png")
     assert size(tmp_path / "c.png")[0] == 2100 and size(tmp_path / "e.png")[0] == 1020  # 7 and 3.4 inches
+    points = [EvalPoint(0, 0.0, 0.3, 0.01)]  # R0 alone
+    plot_curve(points, fit_run(points), tmp_path / "c.png", "core-hours", "begun")
+    assert size(tmp_path / "c.png")[0] == 2100
 
 
-def test_every_run_is_named_with_its_ceiling_and_colour(
-    runs: list[tuple[str, Curve, Fit]], tmp_path: Path
+def test_every_run_is_named_with_its_ceiling_and_colour_in_the_same_file_each_time(
+    runs: list[Named], tmp_path: Path
 ) -> None:
-    plot_curves(runs, tmp_path / "c.svg", "val/accuracy")
+    for name in ("c.svg", "again.svg"):
+        plot_curves(runs, tmp_path / name, "val/accuracy")
     text = (tmp_path / "c.svg").read_text(encoding="utf-8")
+    assert (tmp_path / "again.svg").read_text(encoding="utf-8") == text
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", text)
-    fit = runs[0][2]
-    assert f"ScaleRL: A = {fit.A.value:.3f} ({fit.A.low:.3f} to {fit.A.high:.3f})" in texts
-    short = runs[2][2].A
-    assert f"short: A not identified, {short.low:.2f} to {short.high:.2f}" in texts
-    assert {"compute (GPU-hours)", "compute (GPU-hours, log scale)", "val/accuracy"} <= set(texts)
+    A, short = runs[0][2].A, runs[2][2].A
+    assert {
+        f"ScaleRL: A = {A.value:.3f} ({A.low:.3f} to {A.high:.3f})",
+        f"short: A not identified, {short.low:.2f} to {short.high:.2f}",
+        "compute (GPU-hours)",
+        "compute (GPU-hours, log scale)",
+        "val/accuracy",
+    } <= set(texts)
     assert all(colour.lower() in text.lower() for colour in COLOURS[:3])
-    assert (
-        not re.search(r"font: (\d+)px", text) or min(map(float, re.findall(r"font: ([\d.]+)px", text))) >= 7
-    )
+    sizes = [float(x) for x in re.findall(r"font: ([\d.]+)px", text)]
+    assert sizes and min(sizes) >= 7
 
 
-def drawn(runs: list[tuple[str, Curve, Fit]], log: bool = False) -> tuple[Any, list[float]]:
+def drawn(runs: list[Named], log: bool = False) -> tuple[Any, list[float]]:
     axes = Figure().subplots()
     return axes, plot._curves(axes, runs, log)
 
@@ -79,7 +84,7 @@ def dashes(axes: Any) -> list[str]:
     return [line.get_linestyle() for line in axes.lines if line.get_linestyle() != "None"]
 
 
-def test_the_y_axis_holds_the_whole_band(runs: list[tuple[str, Curve, Fit]]) -> None:
+def test_the_y_axis_holds_the_whole_band(runs: list[Named]) -> None:
     for log in (False, True):
         axes, heights = drawn(runs[:1], log)
         assert min(heights) <= band(axes)[:, 1].min() and max(heights) >= band(axes)[:, 1].max()
@@ -92,7 +97,7 @@ def test_the_y_axis_holds_the_whole_band(runs: list[tuple[str, Curve, Fit]]) -> 
 
 
 def test_beyond_the_data_an_unidentified_run_has_a_range_and_no_line(
-    runs: list[tuple[str, Curve, Fit]],
+    runs: list[Named],
 ) -> None:
     assert dashes(drawn(runs[:1])[0]) == ["-", "--", ":"]  # fit, forecast, ceiling
     axes, _ = drawn(runs[2:])
@@ -112,15 +117,15 @@ def test_a_run_that_has_fallen_has_no_curve_and_no_forecast() -> None:
 
 
 def test_a_forecast_reaches_as_far_as_the_longest_run_but_not_beyond_ten_times_its_own(
-    runs: list[tuple[str, Curve, Fit]],
+    runs: list[Named],
 ) -> None:
     short = runs[2][1]  # up to 3,500
     ends = [forecast_end(short, longest) for longest in (3500, 12_000, 20_000)]
     assert ends == [4 * 3500, 2 * 12_000, 10 * 3500]
 
 
-def test_seeds_look_alike_and_keep_their_colour_in_both_pictures(tmp_path: Path) -> None:
-    runs = [named("short", LAW, 4000), named("b", LAW), named("b", replace(LAW, B=2))]
+def test_seeds_look_alike_and_keep_their_colour_in_both_pictures(runs: list[Named], tmp_path: Path) -> None:
+    runs = [runs[2], *(("b", *run[1:]) for run in runs[:2])]
     plot_curves(runs, tmp_path / "c.svg")
     plot_efficiency(runs, tmp_path / "e.svg")
     curves, straight = ((tmp_path / n).read_text(encoding="utf-8").lower() for n in ("c.svg", "e.svg"))
@@ -129,28 +134,15 @@ def test_seeds_look_alike_and_keep_their_colour_in_both_pictures(tmp_path: Path)
     assert COLOURS[1].lower() in curves and COLOURS[1].lower() in straight
 
 
-def test_every_run_has_a_mark_of_its_own_and_no_two_look_alike() -> None:
-    looks = [(x["color"], x["marker"]) for x in map(_look, range(49))]
+def test_every_run_has_a_mark_of_its_own_and_no_two_look_alike(runs: list[Named]) -> None:
+    several = [(str(i), *runs[0][1:]) for i in range(49)]
+    looks = [(look["color"], look["marker"]) for look in _looks(several).values()]
     assert len({mark for _, mark in looks[:7]}) == 7 and len(set(looks)) == 49
 
 
-def test_the_efficiency_plot_leaves_out_what_has_no_ceiling(
-    runs: list[tuple[str, Curve, Fit]], tmp_path: Path
-) -> None:
+def test_the_efficiency_plot_leaves_out_what_has_no_ceiling(runs: list[Named], tmp_path: Path) -> None:
     plot_efficiency(runs, tmp_path / "e.svg")
     text = (tmp_path / "e.svg").read_text(encoding="utf-8")
     assert f"ScaleRL: B = {runs[0][2].B.value:.2f}" in text and "short" not in text
     plot_efficiency(runs[2:], tmp_path / "none.svg")
     assert "no ceiling is identified" in (tmp_path / "none.svg").read_text(encoding="utf-8")
-
-
-def test_the_same_picture_is_the_same_file(runs: list[tuple[str, Curve, Fit]], tmp_path: Path) -> None:
-    for name in ("a.svg", "b.svg"):
-        plot_curves(runs[:1], tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_a_run_with_R0_alone_is_drawn(tmp_path: Path) -> None:
-    points = [EvalPoint(0, 0.0, 0.3, 0.01)]
-    plot_curve(points, fit_run(points), tmp_path / "c.png", "core-hours", "begun")
-    assert size(tmp_path / "c.png")[0] == 2100

@@ -120,38 +120,34 @@ def test_after_a_kill_of_the_sweep_its_next_start_takes_over_the_run_that_trains
     assert len(made) == 4 * 24 and set(made.values()) == {1}  # no step was made twice
 
 
-@pytest.mark.slow
-def test_after_a_kill_of_everything_runs_go_on_from_their_checkpoints(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("run", "step"), [("grpo-0", 2), pytest.param("scalerl-0", 6, marks=pytest.mark.slow)]
+)
+def test_after_a_kill_of_everything_runs_go_on_from_their_checkpoints_or_begin_again(
+    tmp_path: Path, run: str, step: int
+) -> None:
     folder = tmp_path / "sweep"
     sweep = start(folder, tick=0.05)
-    wait_until(lambda: "scalerl-0 6" in lines(folder / "steps.txt"), "no step")
-    pid = json.loads((folder / "jobs" / "scalerl-0.lock").read_text())["pid"]
+    wait_until(lambda: f"{run} {step}" in lines(folder / "steps.txt"), "no step")
+    pid = json.loads((folder / "jobs" / f"{run}.lock").read_text())["pid"]
     os.killpg(sweep.pid, signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
     sweep.wait()
     assert main([*ASKED, "--out", str(folder)]) == 0
-    assert Counter(starts(folder)) == {"grpo-0": 1, "grpo-1": 1, "scalerl-0": 2, "scalerl-1": 1}
+    assert Counter(starts(folder)) == {name: 1 + (name == run) for name in RUNS}
     made = Counter(lines(folder / "steps.txt"))
-    assert made["scalerl-0 3"] == made["scalerl-0 20"] == 1 and made["scalerl-0 5"] == 2  # checkpoint at 4
-    assert all(steps(folder, run) == list(range(25)) for run in RUNS)
+    assert made[f"{run} 1"] == (2 if step < 4 else 1) and made[f"{run} 20"] == 1  # a checkpoint at 4
+    assert all(steps(folder, name) == list(range(25)) for name in RUNS)
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_runs_with_a_checkpoint_and_the_same_command_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "sweep"
-    sweep = start(folder, tick=0.1)
-    wait_until(lambda: "grpo-0 2" in lines(folder / "steps.txt"), "no step")
-    pid = json.loads((folder / "jobs" / "grpo-0.lock").read_text())["pid"]
-    os.killpg(sweep.pid, signal.SIGKILL)
-    os.kill(pid, signal.SIGKILL)
-    sweep.wait()
-    assert main([*ASKED, "--out", str(folder)]) == 0
-    assert steps(folder, "grpo-0") == list(range(25))
-
-
-def test_ctrl_c_stops_the_runs_with_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    sweep = start(folder, tick=0.1)
-    wait_until(lambda: "grpo-0 2" in lines(folder / "steps.txt"), "no step")
+    sweep = start(folder, tick=0.2)
+    wait_until(lambda: "grpo-0 1" in lines(folder / "steps.txt"), "no step")
+    assert main([*ASKED, "--out", str(folder)]) == 2
+    assert "this sweep is running in another process" in capsys.readouterr().err
     sweep.send_signal(signal.SIGINT)
     _, err = sweep.communicate(timeout=30)
     assert sweep.returncode == 130 and "0 of 4 runs are complete; the same command goes on" in err
@@ -209,40 +205,25 @@ def test_wrong_input_is_one_line_and_starts_nothing(
     assert not (folder / "starts.txt").exists()
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[Path]:
+def test_more_may_be_added_to_a_sweep_and_another_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "sweep"
-    assert main([*ASKED, "--out", str(folder), "--budget", "0.2"]) == 0
-    yield folder
-
-
-def test_a_folder_of_another_sweep_is_refused(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["grpo", "scalerl", "dapo", "--task", "arithmetic", "--seeds", "3"]
+    for asked in (ASKED, more):  # recipes and seeds
+        assert main([*asked, "--out", str(folder), "--budget", "0.2"]) == 0
+    added = starts(folder)
+    assert Counter(added) == {f"{r}-{s}": 1 for r in ("grpo", "scalerl", "dapo") for s in (0, 1, 2)}
     for change, says in (
         (["--budget", "0.3"], "of another sweep: its budget is 0.2, given 0.3"),
         (["--budget", "0.2", "--", "--learner.lr", "1"], "of another sweep: its overrides is"),
-        (["--budget", "0.2", "--seeds", "1"], "of a sweep with 2 seeds; more may be added, not fewer"),
+        (["--budget", "0.2", "--seeds", "2"], "of a sweep with 3 seeds; more may be added, not fewer"),
+        (["--budget", "0.2", "--out", str(tmp_path)], "is in use already, and not by a sweep"),
     ):
         capsys.readouterr()
-        assert main([*ASKED, "--out", str(made), *change]) == 2
+        assert main([*more, "--out", str(folder), *change]) == 2
         err = capsys.readouterr().err
-        assert says in err and err.count("\n") == 1 and len(starts(made)) == 4
-
-
-def test_recipes_and_seeds_may_be_added_and_a_strangers_folder_is_refused(made: Path, tmp_path: Path) -> None:
-    more = ["grpo", "scalerl", "dapo", "--task", "arithmetic", "--seeds", "3", "--budget", "0.2"]
-    assert main([*more, "--out", str(made)]) == 0
-    assert Counter(starts(made)) == {f"{r}-{s}": 1 for r in ("grpo", "scalerl", "dapo") for s in (0, 1, 2)}
-    (tmp_path / "letter.txt").touch()
-    assert main([*more, "--out", str(tmp_path)]) == 2
-
-
-def test_a_sweep_runs_in_one_process_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = start(tmp_path / "sweep", tick=0.5)
-    wait_until(lambda: starts(tmp_path / "sweep"), "no start")
-    assert main([*ASKED, "--out", str(tmp_path / "sweep")]) == 2
-    assert "this sweep is running in another process" in capsys.readouterr().err
-    sweep.send_signal(signal.SIGTERM)
-    sweep.communicate(timeout=30)
+        assert says in err and err.count("\n") == 1 and starts(folder) == added
 
 
 def test_the_plan_names_the_commands_and_starts_nothing(

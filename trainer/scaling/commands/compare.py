@@ -11,7 +11,8 @@ from trainer.scaling import compare_text as text_of
 from trainer.scaling.commands import add_fit_arguments, check_outputs, groups_of, write_json
 from trainer.scaling.comparability import add_same_metric, check_seeds, incomparable, warnings
 from trainer.scaling.compare import Comparison, Recipe, compare, without_ranking
-from trainer.scaling.plot import plot_recipes
+from trainer.scaling.plot import plot_recipes, reward_title
+from trainer.scaling.reading.groups import curves_of
 from trainer.scaling.reading.options import ReadOptions, add_input_arguments
 from trainer.scaling.reading.read import Reading, same_unit
 from trainer.scaling.seeds import MARGIN
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     readings = groups_of(args.inputs, ReadOptions.from_arguments(args))
     if len(readings) < 2:
         raise ConfigError(f"there is only one recipe, {next(iter(readings))}; expected two or more")
-    groups = {name: [reading.curve for reading in runs] for name, runs in readings.items()}
+    groups = curves_of(readings)
     unit = same_unit([curve for curves in groups.values() for curve in curves])
     check_seeds(readings)
     comparison = compare(groups, args.at, args.margin, args.confidence, args.within)
@@ -68,8 +69,8 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         write_json(args.json, to_json(comparison, readings, unit))
     if args.plot:
-        columns = {reading.reward_column for runs in readings.values() for reading in runs}
-        plot_recipes(comparison, args.plot, columns.pop() if len(columns) == 1 else "held-out reward")
+        columns = [reading.reward_column for runs in readings.values() for reading in runs]
+        plot_recipes(comparison, args.plot, reward_title(columns))
     print(describe(comparison, readings, unit, args.details))
 
 

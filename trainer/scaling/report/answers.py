@@ -1,16 +1,13 @@
 """The first screen: how high the run will end, how certain that is, and at what cost."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.scaling.curve.fit import HARMLESS, Estimate, Fit, estimate
+from trainer.scaling.curve.fit import HARMLESS, Estimate, Fit
 from trainer.scaling.report.run import Run
-from trainer.scaling.text import amount, evaluations
+from trainer.scaling.text import amount, compute_for_most, evaluations, interval, noise, sentence
 
-MOST = 0.9  # of the gain from R0 to A
 AHEAD = (2, 10)  # the budgets at which rewards are forecast, in multiples of the longest run's compute
-MAX_TICKS = 4  # on the scale of the ceilings
 NEEDED = {  # what an unidentified ceiling needs, by flag; any other: a longer run
     "too-few-points": "Evaluate more often or train longer.",
     "flat": "Train until the reward rises.",
@@ -44,8 +41,8 @@ def answers(run: Run) -> tuple[Answer, ...]:
     short, spread = f"{amount(cost.value)} {unit}", f"{amount(cost.low)} to {amount(cost.high)}"
     if "B-at-bound" in fit.flags:  # the data give no lower end
         short, spread = f"at most {amount(cost.high)} {unit}", "they were over before the first evaluations"
-    certain = f"The {fit.confidence:.0%} interval, from {evaluations(fit)}. {notes(fit)}".strip()
-    gain = f"gain {MOST:.0%} of the way from R0 to A ({spread})"
+    certain = f"The {fit.confidence:.0%} interval, from {evaluations(fit)}. {cautions(fit)}".strip()
+    gain = f"gain 90% of the way from R0 to A ({spread})"
     return (
         Answer("How high will it end?", f"{A.value:.3f}", f"This is the ceiling A. {_latest(run)}"),
         Answer("How certain is that?", f"{A.low:.3f} to {A.high:.3f}", certain),
@@ -62,11 +59,10 @@ def _unidentified(run: Run) -> tuple[Answer, ...]:
         meaning = f"The {fit.confidence:.0%} interval of the ceiling A. {_latest(run)}"
     elif fit.draws is not None:
         possible, meaning = "no forecast", _latest(run)
-    sure = reasons(fit)
+    sure = fit.reasons
     if low := "last-point-low" in fit.flags and fit.predictable:
         sure = f"if the last evaluation is a bad one, A is {possible}"
-        fell = fit.describe("last-point-low")
-        possible, meaning = "unknown", f"{fell[0].upper()}{fell[1:]}. {_latest(run)}"
+        possible, meaning = "unknown", f"{sentence(fit.describe('last-point-low'))} {_latest(run)}"
     needed = next((NEEDED[flag] for flag in fit.flags if flag in NEEDED), LONGER)
     spent = f"The {amount(fit.compute_range[1])} {run.curve.unit} so far do not identify the ceiling."
     ahead = _twice(fit) if fit.predictable and not low else ""
@@ -77,16 +73,6 @@ def _unidentified(run: Run) -> tuple[Answer, ...]:
     )
 
 
-def compute_for_most(fit: Fit) -> Estimate:
-    """The compute at which 90 % of A − R0 is gained: C_mid · 9^(1/B)."""
-    odds = MOST / (1 - MOST)
-    draws = fit.draws
-    assert draws is not None  # the ceiling is identified
-    return estimate(
-        fit.C_mid.value * odds ** (1 / fit.B.value), draws.C_mid * odds ** (1 / draws.B), fit.confidence
-    )
-
-
 def budgets(runs: Sequence[Run]) -> tuple[float, ...]:
     """The computes at which the rewards of all runs are forecast, so that they can be compared."""
     longest = max(run.fit.compute_range[1] for run in runs)
@@ -94,42 +80,30 @@ def budgets(runs: Sequence[Run]) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Whisker:
-    """A ceiling on the common scale, in percent of its width."""
-
-    low: float
-    high: float
-    value: float | None  # None: the ceiling is not identified, so that only its range is shown
-
-
-@dataclass(frozen=True, slots=True)
 class Whiskers:
-    """The ceilings of all runs on one scale. None: nothing is known of a ceiling."""
+    """The ceilings of all runs on one scale, in percent of its width. None: nothing is known of a ceiling."""
 
     ticks: tuple[tuple[float, str], ...]  # (percent, reward)
-    runs: tuple[Whisker | None, ...]
+    runs: tuple[Estimate | None, ...]
 
 
 def whiskers(fits: Sequence[Fit]) -> Whiskers:
     """The ceilings, or their ranges, on one scale with ticks."""
+    from matplotlib.ticker import MaxNLocator  # not needed for a single run
+
     known = [f.A for f in fits if f.predictable]
     if not known:
         return Whiskers((), (None,) * len(fits))
     low, high = min(a.low for a in known), max(a.high for a in known)
     margin = max(0.08 * (high - low), 0.01)
-    low, span = low - margin, high - low + 2 * margin
+    low, high = low - margin, high + margin
 
     def at(x: float) -> float:
-        return round(100 * (x - low) / span, 2)
+        return round(100 * (x - low) / (high - low), 2)
 
-    size = 10.0 ** math.floor(math.log10(span / MAX_TICKS))
-    step = next(m * size for m in (1, 2, 5, 10) if span / (m * size) <= MAX_TICKS)
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    ticks = (i * step for i in range(math.ceil(low / step), math.floor((low + span) / step) + 1))
-    shown = (
-        Whisker(at(f.A.low), at(f.A.high), at(f.A.value) if f.identified else None) if f.predictable else None
-        for f in fits
-    )
+    ticks = [x for x in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= x <= high]
+    digits = max(len(f"{x:.6g}".partition(".")[2]) for x in ticks)
+    shown = (Estimate(*map(at, (f.A.value, f.A.low, f.A.high))) if f.predictable else None for f in fits)
     return Whiskers(tuple((at(x), f"{x:.{digits}f}") for x in ticks), tuple(shown))
 
 
@@ -141,27 +115,10 @@ def _latest(run: Run) -> str:
 
 def _twice(fit: Fit) -> str:
     e = fit.at_2x
-    gives = f"{e.low:.2f} to {e.high:.2f}"
-    if fit.identified:
-        gives = f"{e.value:.3f} ({e.low:.3f} to {e.high:.3f})"
+    gives = interval(e, ".3f") if fit.identified else interval(e, ".2f", quoted=False)
     return f"If the run goes on as it did, twice the compute gives {gives}."
 
 
-def reasons(fit: Fit) -> str:
-    """Why the ceiling is not identified: of a run that has fallen, that alone."""
-    return fit.describe("falling") if "falling" in fit.flags else fit.reasons
-
-
-def notes(fit: Fit) -> str:
+def cautions(fit: Fit) -> str:
     """What to know of a fit besides the reasons why its ceiling is not identified."""
-    found = [fit.describe(flag) for flag in fit.flags if flag in HARMLESS]
-    if fit.outliers:
-        several = f"{fit.outliers} evaluations are outliers and count"
-        one = "1 evaluation is an outlier and counts"
-        found.append(f"{one if fit.outliers == 1 else several} for little")
-    if fit.overdispersed:
-        found.append(
-            f"the evaluations scatter {fit.overdispersion:.1f} times as much as their standard errors say, "
-            "which the intervals allow for"
-        )
-    return f"Note: {'; '.join(found)}." if found else ""
+    return " ".join([*(sentence(fit.describe(flag)) for flag in fit.flags if flag in HARMLESS), *noise(fit)])

@@ -81,12 +81,12 @@ def _record(record: Record, predictable: bool) -> dict[str, Any]:
 
 
 def _efficiency(curve: Curve, fit: Fit) -> dict[str, Any]:
-    line = straighten(curve, fit)
+    points = straighten(curve, fit)
     return {
-        "points": [_plain(x) for x in np.stack([line.compute, line.value, line.low, line.high], 1).tolist()],
+        "points": _plain(points.tolist()),
         "B": fit.B.value,
         "C_mid": fit.C_mid.value,
-        "left_out": line.left_out,
+        "left_out": len(curve.points) - len(points),
     }
 
 

@@ -24,7 +24,7 @@ from trainer.scaling.report import answers
 from trainer.scaling.report.charts import as_script, chart_data
 from trainer.scaling.report.run import Run, by_recipe, run_of_folder, runs_of
 from trainer.scaling.tables import parts
-from trainer.scaling.text import amount, percent
+from trainer.scaling.text import amount, compute_for_most
 
 COLOURS, MARKS = 7, 4  # as in page.css and page.js: repeated colours get another mark
 LONGEST_TEXT = 4000  # characters of a completion
@@ -68,7 +68,6 @@ def page(runs: Sequence[Run], same_metric: bool = False) -> str:
         autoescape=True, undefined=StrictUndefined, finalize=visible, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["amount"] = amount
-    environment.filters["percent"] = percent
     ahead, names = answers.budgets(runs), list(by_recipe(runs))
     views = [_view(i, r, names.index(r.recipe), ahead) for i, r in enumerate(runs)]
     return environment.from_string(_resource("page.html")).render(
@@ -83,7 +82,7 @@ def page(runs: Sequence[Run], same_metric: bool = False) -> str:
         script_digest=Markup(digest),
         data=Markup(as_script(chart_data(runs))),
         runs=views,
-        whiskers=answers.whiskers([r.fit for r in runs]),
+        whiskers=answers.whiskers([r.fit for r in runs]) if len(runs) > 1 else None,
         forecasts=any(r.record and r.record.forecasts and r.fit.predictable for r in runs),
         method=_resource("page.method.txt").strip().split("\n\n"),
         made=f"{date.today():%d %B %Y} by sigmoid-rl {version()}",
@@ -174,9 +173,8 @@ def _view(i: int, run: Run, recipe: int, budgets: Sequence[float]) -> dict[str, 
         "fit": fit,
         "error_at_2x": error_at_2x(backtest(run.curve)),
         "answers": answers.answers(run),
-        "cost": answers.compute_for_most(fit) if fit.identified else None,
-        "cautions": answers.notes(fit) if fit.predictable else "",
-        "reasons": answers.reasons(fit),
+        "cost": compute_for_most(fit) if fit.identified else None,
+        "cautions": answers.cautions(fit) if fit.predictable else "",
         "points": run.curve.evaluations,
         "record": record,
         "ledger": _ledger(record.ledger) if record and record.ledger else None,
