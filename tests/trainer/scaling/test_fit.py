@@ -45,8 +45,8 @@ def test_amounts_of_compute_are_easy_to_read() -> None:
     compute = np.arange(500, 16001, 500.0)
     text = explain(fit(compute, PAPER.reward(compute), np.full(32, 0.003), R0=PAPER.R0), "GPU-hours")
     assert "midpoint    C_mid 2,540 (2," in text and "(32,000 GPU-hours)" in text and "e+0" not in text
-    assert [amount(x) for x in (0.05126, 7, 812.4, 2541.7, 3.2e5, 2.541e21, math.inf)] == [
-        "0.0513", "7", "812", "2,540", "320,000", "2.54e+21", "∞",
+    assert [amount(x) for x in (0.05126, 7, 812.4, 2541.7, 3.2e5, 2.541e21, math.inf, math.nan)] == [
+        "0.0513", "7", "812", "2,540", "320,000", "2.54e+21", "∞", "–",
     ]  # fmt: skip
 
 

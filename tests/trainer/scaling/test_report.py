@@ -28,24 +28,17 @@ from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.comparability import warnings
 from trainer.scaling.compare import compare_fits
 from trainer.scaling.compare_text import seed_sentence
-from trainer.scaling.curve.posterior import B_RANGE, MAX_C_MID
+from trainer.scaling.curve.families import B_RANGE, MAX_REACH
 from trainer.scaling.plot import straighten
 from trainer.scaling.reading.read import Reading
 from trainer.scaling.report import write_report
 from trainer.scaling.report.answers import answers, budgets, cautions, whiskers
 from trainer.scaling.report.charts import chart_data
 from trainer.scaling.report.page import differing, page, title_of
-from trainer.scaling.report.run import (
-    MAX_STEPS,
-    Run,
-    averaged,
-    by_recipe,
-    evenly_chosen,
-    lanes_of,
-    run_of_folder,
-)
+from trainer.scaling.report.run import MAX_STEPS, Run, averaged, by_recipe, evenly_chosen, lanes_of
+from trainer.scaling.report.run import run_of_folder as read_folder
 from trainer.scaling.tables import Section, Table, parts
-from trainer.scaling.text import amount, compute_for_most, short_names
+from trainer.scaling.text import compute_for_most, short_names
 
 
 class Parsed(HTMLParser):
@@ -90,7 +83,7 @@ def table(path: Path, law: Sigmoid = LAW, ahead: float = 1.0, column: str = "cor
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run folder, to be read only."""
-    return run_of_folder(write_run(tmp_path_factory.mktemp("ours") / "run"))
+    return read_folder(write_run(tmp_path_factory.mktemp("ours") / "run"))
 
 
 @cache
@@ -272,7 +265,7 @@ def test_the_method_is_explained_alike_on_the_page_and_in_the_docs() -> None:
     for text in (" ".join(paragraph.split()) for paragraph in source.split("\n\n")):
         assert text in words and text in method
     low, high = B_RANGE
-    assert f"{low:g} to {high:g}" in method and f"{MAX_C_MID:g} times the last" in method
+    assert f"{low:g} to {high:g}" in method and f"{MAX_REACH:g} times the last" in method
 
 
 def test_nine_tenths_of_the_rise_by_hand() -> None:
@@ -348,18 +341,6 @@ def test_runs_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
     assert short_names(names[:1] + names[2:]) == ["seed", "curve"]
 
 
-def test_amounts_are_written_as_people_do() -> None:
-    expected = {
-        0.0142857: "0.0143",
-        2542.4: "2,540",
-        16000.0: "16,000",
-        1.234e21: "1.23e+21",
-        0.0: "0",
-        math.inf: "∞",
-    }
-    assert {x: amount(x) for x in expected} == expected and amount(math.nan) == "–"
-
-
 def test_settings_that_differ_are_found() -> None:
     a, b = "run_dir: x\nlearner: {lr: 1.0e-5, eps: 1.0}\n", "run_dir: y\nlearner: {lr: 2.0e-5, eps: 1.0}\n"
     assert differing([a, None, b]) == [("learner.lr", ["1e-05", "–", "2e-05"])]
@@ -407,25 +388,21 @@ def test_a_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
     again = {"step": 60, "train/pass_rate": 0.123, "compute/total": 0.25}
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(again) + "\n")
-    record = run_of_folder(folder).record
+    record = read_folder(folder).record
     assert record is not None and [s["step"] for s in record.steps] == list(range(1, 61))
     assert record.steps[-1]["train/pass_rate"] == 0.123
 
 
-def test_a_run_under_way_is_reported_without_what_it_has_not_written(tmp_path: Path) -> None:
+def test_a_run_that_only_measured_R0_is_reported_without_what_it_has_not_written(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     for name in ("ledger.json", "timeline.jsonl", "samples.jsonl"):
         (folder / name).unlink()
-    text = page([run_of_folder(folder)])
-    assert "no ledger.json" in text and "No samples were kept" in text
-
-
-def test_a_run_that_only_measured_R0_has_a_report(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
     first = (folder / "metrics.jsonl").read_text().split("\n")[0]
     (folder / "metrics.jsonl").write_text(first + "\n")
     write_report(folder)
-    assert "There is no curve yet" in (folder / "report.html").read_text(encoding="utf-8")
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    for says in ("There is no curve yet", "no ledger.json", "No samples were kept"):
+        assert says in text
 
 
 def test_the_command_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
