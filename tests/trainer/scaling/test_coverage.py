@@ -10,8 +10,9 @@ from scipy.linalg import toeplitz
 from bench.validation.runs import ours, truths
 from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, SHORT, TOO_SHORT, WEAK, WELL, simulate
 from trainer.scaling import Fit, Sigmoid, fit
+from trainer.scaling.curve.families import B_RANGE, MAX_REACH
 from trainer.scaling.curve.marginal import CORRELATED_SHARE, CORRELATIONS, NOISE_PRIOR_POINTS, Data
-from trainer.scaling.curve.posterior import B_RANGE, MAX_C_MID, posterior
+from trainer.scaling.curve.posterior import posterior
 
 Array = NDArray[np.float64]
 
@@ -97,7 +98,7 @@ def test_where_the_start_is_unknown_draws_are_the_brute_force_integral_over_star
     R0, A = np.linspace(0, 0.5, 41), np.linspace(0.6, 1, 41)
     weight = brute_force(data, b, c_mid, R0, A)
     # all there is: hardly any of it beyond that grid
-    everywhere = (np.geomspace(*B_RANGE, 31), np.geomspace(c[0] / 3, c[-1] * MAX_C_MID, 51),
+    everywhere = (np.geomspace(*B_RANGE, 31), np.geomspace(c[0] / 3, c[-1] * MAX_REACH, 51),
                   np.linspace(0, 1, 21), np.linspace(0, 1, 21))  # fmt: skip
     coarse = brute_force(data, *everywhere)
     inside = np.ix_(*((x >= g[0]) & (x <= g[-1]) for x, g in zip(everywhere, (b, c_mid, R0, A), strict=True)))
