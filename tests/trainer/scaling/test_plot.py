@@ -64,7 +64,7 @@ def test_every_run_is_named_with_its_ceiling_and_colour_in_the_same_file_each_ti
         "val/accuracy",
     } <= set(texts)
     assert all(colour.lower() in text.lower() for colour in COLOURS[:3])
-    sizes = [float(x) for x in re.findall(r"font: ([\d.]+)px", text)]
+    sizes = [float(x) for x in re.findall(r"font-size: ([\d.]+)px", text)]
     assert sizes and min(sizes) >= 7
 
 
