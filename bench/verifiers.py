@@ -49,12 +49,12 @@ async def measure(pool: VerifierPool, programs: int, completion: str, answer: st
     return programs / seconds
 
 
-async def run(programs: int, workers: int, sandbox: str) -> None:
+async def run(programs: int, workers: int) -> None:
     """Measure and print every case."""
-    code = CodeConfig(sandbox="none" if sandbox == "none" else "bubblewrap")
+    code = CodeConfig(sandbox="bubblewrap")
     pool = VerifierPool(VerifierConfig(kind="code", workers=workers, timeout_s=60.0, code=code))
     load = os.getloadavg()[0]
-    print(f"{workers} workers, {records.cores()} cores, sandbox {sandbox}, load before {load:.1f}")
+    print(f"{workers} workers, {records.cores()} cores, load before {load:.1f}")
     for name, case in CASES.items():
         print(f"{name:42} {await measure(pool, programs, *case):6.1f} programs/s")
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -66,9 +66,8 @@ async def run(programs: int, workers: int, sandbox: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; the exit code."""
     parser = records.parser("verifiers", __doc__, programs=100, workers=records.cores())
-    parser.add_argument("--sandbox", default="bubblewrap", choices=["bubblewrap", "none"])
     args = parser.parse_args(argv)
-    asyncio.run(run(args.programs, args.workers, args.sandbox))
+    asyncio.run(run(args.programs, args.workers))
     return 0
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from bench import records
 from bench.faults.matrix import FULL, KILLED, READ_ONLY, VLLM, Cell, all_cells
 from bench.faults.trial import try_cell
+from bench.table import markdown
 from trainer.jsonl import append, open_to_append, read_lines
 
 Row = dict[str, Any]
@@ -99,10 +100,9 @@ def _names(cell: Cell, line: str) -> bool:
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown: by role and fault, what became of the run, how soon, and how often something was wrong."""
-    lines = [
-        "| process | fault | instants | recovered | ended in one line | seconds, median (most) | failures |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    head = ["process", "fault", "instants", "recovered", "ended in one line"]
+    head += ["seconds, median (most)", "failures"]
+    lines = []
     keys = dict.fromkeys((row["role"], row["fault"]) for row in rows)
     phases = Counter((cell.role, cell.fault) for cell in all_cells())
     for role, fault in keys:
@@ -112,12 +112,12 @@ def table(rows: Sequence[Row]) -> str:
         seconds = [i["seconds"] for i in instants] or [0.0]
         failed = sum(len(failures(row)) for row in cells)
         tried = f"{len({row['phase'] for row in cells})} of {phases[role, fault]} phases"
-        lines.append(
-            f"| {role} | {fault} | {len(instants)} in {tried} "
-            f"| {ended['recovered'] + ended['complete']} | {ended['error'] + ended['killed']} "
-            f"| {statistics.median(seconds):.1f} ({max(seconds):.1f}) | {failed} |"
-        )
-    return "\n".join(lines)
+        lines.append([
+            role, fault, f"{len(instants)} in {tried}", str(ended["recovered"] + ended["complete"]),
+            str(ended["error"] + ended["killed"]), f"{statistics.median(seconds):.1f} ({max(seconds):.1f})",
+            str(failed),
+        ])  # fmt: skip
+    return markdown(head, lines)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 SHARED = Path("/dev/shm")
@@ -44,8 +45,10 @@ def verifiers(mark: str) -> tuple[int, list[int]]:
 
 
 def with_shared_memory(folder: Path) -> list[str]:
-    """The beginning of a command that gives it a shared memory of its own, in `folder`/shm. Only root can."""
-    if os.geteuid():
+    """The beginning of a command that gives it a shared memory of its own, in `folder`/shm.
+
+    Empty where this user or this container may not mount."""
+    if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         return []
     (folder / "shm").mkdir(exist_ok=True)
     script = f'mount --bind "{folder / "shm"}" {SHARED} && exec "$@"'

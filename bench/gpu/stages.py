@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -36,13 +35,14 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench import records
+from bench.faults.run import START_DEADLINE_S, Run
+from bench.faults.trial import ORPHANS_S, audit
 from bench.kernels.providers import peer_versions
 from bench.learner import step as learner_step
 from bench.learner.step import PACKS, TINY, StepProblem
 from bench.measure import machine, milliseconds, synchronize
 from bench.records import ROOT, Record
 from trainer.config import Config, LearnerConfig, ModelConfig
-from trainer.jsonl import read_lines
 from trainer.launcher.memory_estimate import rank_bytes, size_of
 from trainer.launcher.placement import Devices
 from trainer.learner.offload import Offload
@@ -57,7 +57,6 @@ CLASSES = {  # of a kernel, by its name; the first that matches
     "elementwise": r"elementwise|vectorized|index|cat",
 }
 LAUNCHED_STEPS = 3  # before the run is killed
-DEADLINE_S = 110.0  # of each half of the run
 
 
 def machine_stage() -> Record:
@@ -194,53 +193,21 @@ def _other_process(there: Any, back: Any) -> None:
 
 
 def launcher_stage() -> Record:
-    """Kill the launcher after some steps, resume, and check that no step is lost."""
+    """Kill the launcher after some steps, resume, and check that no step and no prompt is lost."""
+    flags = ("--pipeline.deadline_s", str(START_DEADLINE_S), *("--learner.ranks", "1") * (DEVICE == "cuda"))
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-        data, run_dir = Path(folder, "sums.jsonl"), Path(folder, "run")
-        rows = [
-            {"question": f"Calculate {a} + {b}.", "answer": str(a + b)}
-            for a in range(10, 30)
-            for b in range(10, 20)
-        ]
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        command = [
-            sys.executable, "-m", "trainer.main", "--run-dir", str(run_dir), "--model.path", "tiny",
-            "--data.source", str(data), "--verifier.kind", "number", "--data.held_out", "20",
-            "--engine.kind", "torch", "--engine.max_new_tokens", "5", "--pipeline.prompts_per_step", "16",
-            "--evaluation.every", "1000", "--logging.checkpoint_every", "1", "--logging.tensorboard", "false",
-            "--pipeline.deadline_s", str(DEADLINE_S), *(["--learner.ranks", "1"] if DEVICE == "cuda" else []),
-        ]  # fmt: skip
-        first = subprocess.Popen([*command, "--pipeline.steps", "100000"], cwd=ROOT)
+        run = Run(Path(folder), (*flags, "--pipeline.steps", "100000"), {})
         try:
-            until = time.monotonic() + DEADLINE_S
-            while len(_steps(run_dir)) < LAUNCHED_STEPS and first.poll() is None and time.monotonic() < until:
-                time.sleep(0.2)
+            run.until(lambda: run.last_step() >= LAUNCHED_STEPS, START_DEADLINE_S)
+            run.signal("launcher", signal.SIGKILL)
+            orphans, killed_after = sorted(run.left(ORPHANS_S).values()), run.last_step()
         finally:
-            first.send_signal(signal.SIGKILL)
-            first.wait()
-        killed = len(_steps(run_dir))
-        time.sleep(3)  # its roles end once their pipes are closed
-        last = killed + LAUNCHED_STEPS
-        resumed = [*command, "--pipeline.steps", str(last), "--resume"]
-        code = subprocess.run(resumed, cwd=ROOT, timeout=DEADLINE_S).returncode
-        steps = [row["step"] for row in _steps(run_dir)]
-        books = json.loads((run_dir / "ledger.json").read_text())
-        wanted = "GPU-hours" if DEVICE == "cuda" else "core-hours"
-        failed = code != 0 or not killed or steps != list(range(1, last + 1)) or books["unit"] != wanted
-        record = {
-            "exit": code,
-            "killed_after": killed,
-            "steps": steps,
-            "unit": books["unit"],
-            "failed": failed,
-        }
-        return record | {"roles": books["roles"], "metrics": _steps(run_dir)[-1:]}
-
-
-def _steps(run_dir: Path) -> list[Record]:
-    path = run_dir / "metrics.jsonl"
-    rows = read_lines(path) if path.exists() else ()
-    return [row for row in rows if "learner/loss" in row]
+            run.close()
+        record = {"killed_after": killed_after, "orphans": orphans, **audit(Path(folder), flags)}
+        books = json.loads((run.dir / "ledger.json").read_text())
+    failed = bool(orphans or record["problems"] or killed_after < LAUNCHED_STEPS)
+    failed |= books["unit"] != ("GPU-hours" if DEVICE == "cuda" else "core-hours")
+    return record | {"unit": books["unit"], "roles": books["roles"], "failed": failed}
 
 
 STAGES: dict[str, Callable[[], Record]] = {
