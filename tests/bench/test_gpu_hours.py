@@ -9,7 +9,6 @@ import pytest
 
 from bench import gpu_hours, records
 from bench.gpu_hours import account
-from bench.kernels import accuracy
 from bench.sources import CURVES
 from trainer.accounting.kernel_cost import (
     CONSTANTS,
@@ -19,7 +18,7 @@ from trainer.accounting.kernel_cost import (
     Setting,
     Shape,
 )
-from trainer.accounting.kernel_rates import ROW_KERNELS, measured_heads
+from trainer.accounting.kernel_rates import measured_heads
 from trainer.config import ConfigError
 from trainer.scaling.curve.sigmoid import Sigmoid
 
@@ -87,10 +86,6 @@ def test_measured_rates_are_the_fastest_training_case_at_the_nearest_shape() -> 
         measured_heads(suite_record(), 4096, 151936, "float32")
     source = "MEASURED on NVIDIA H200, commit abc: ours, single-pass, chunk 4096"
     assert heads["ours"].source.startswith(source)
-
-
-def test_each_row_kernel_of_the_gpu_suite_counts_as_ours() -> None:
-    assert set(accuracy.ROW_KERNELS) <= set(ROW_KERNELS)
 
 
 def test_the_command_writes_table_json_and_picture(
