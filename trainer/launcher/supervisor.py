@@ -61,9 +61,9 @@ class Supervisor:
 
     def __init__(
         self, config: Config, model_dir: str, devices: Devices, resume: dict[str, Any] | None,
-        on_event: Callable[[str, object], str | None], controller: str = CONTROLLER,
+        on_event: Callable[[str, object], str | None], controller: str = "",
     ) -> None:  # fmt: skip
-        self._controller = controller
+        self._controller = controller or CONTROLLER
         self.config = for_roles(config, devices)
         self.model_dir, self.devices, self.resume, self.on_event = model_dir, devices, resume, on_event
         self.run_dir = Path(config.run_dir)

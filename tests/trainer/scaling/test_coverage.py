@@ -38,7 +38,7 @@ def test_intervals_of_the_published_curves_cover_the_truth(case: str, each: int)
 @pytest.mark.parametrize("start", ["given", "measured", "unknown"])
 def test_intervals_from_six_points_cover_the_truth_and_no_ceiling_is_identified(start: str) -> None:
     rng, n, sd, hits, identified = np.random.default_rng(SEED), 6, 0.02, [], 0
-    for _ in range(12):
+    for _ in range(20):
         law = Sigmoid(
             rng.uniform(0.05, 0.4),
             rng.uniform(0.55, 0.95),

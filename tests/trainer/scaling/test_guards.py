@@ -97,7 +97,7 @@ def test_the_command_warns_first_and_refuses_unlike_seeds(
     for more, shown in (([], False), (["--same-metric"], True)):
         assert main(["report", "one.csv", "other.csv", "--out", "r.html", *more]) == 0
         page = Path("r.html").read_text(encoding="utf-8")
-        assert ("best: " in page) == ("one against other" in page) == shown
+        assert ("the best with a probability" in page) == ("one against other" in page) == shown
         assert ("do not say which recipe is better" in page) != shown
     assert_one_line_and_exit_code_2(["compare", "a=one.csv,other.csv", "b=one.csv"], "same points", capsys)
     third = simulated(Sigmoid(0.3, 0.5, 2, 2500), np.arange(500, 8001, 500.0), 0.005, 2)
