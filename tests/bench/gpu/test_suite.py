@@ -14,7 +14,7 @@ from bench.gpu import stages
 from bench.learner.step import BATCHES, lengths, make_batch
 from bench.records import ROOT
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="dry runs are for machines without a GPU")
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="promises of a machine without a GPU")
 
 
 @pytest.mark.parametrize("name", gpu.STAGES)
@@ -56,6 +56,7 @@ def test_the_learners_batches_fill_packs_of_16k_tokens(name: str) -> None:
         assert counted["longest"] <= 4_224 and counted["fed_ours"] / counted["micro_batches"] > 12_000
 
 
+@on_cpu
 def test_without_a_gpu_every_stage_is_skipped_in_one_line(tmp_path: Path) -> None:
     assert gpu.main(["--out", str(tmp_path)]) == 0
     lines = (tmp_path / "summary.txt").read_text().splitlines()
@@ -81,6 +82,7 @@ def test_a_failing_stage_stops_no_other_and_is_in_the_status(
 
 
 @pytest.mark.slow
+@on_cpu
 @pytest.mark.parametrize("stage", ["machine", "profile", "ipc", "launcher"])
 def test_the_stages_run_on_a_cpu(stage: str, tmp_path: Path) -> None:
     out = tmp_path / "record.json"
