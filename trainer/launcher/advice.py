@@ -22,9 +22,9 @@ tests/bench/pipeline compares this with the simulation of bench.pipeline: the sp
 slower than the best simulated one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.accounting.kernel_cost import Constant
 from trainer.config import Config
@@ -37,8 +37,7 @@ OVERLAP = "a higher pipeline.max_lag, with scheme pipeline_rl,"
 NO_SPLIT = "learner and engine share the {} in time, so there is no split to choose"
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(NamedTuple):
     """What to do, as a sentence, and the numbers behind it."""
 
     text: str
@@ -69,46 +68,43 @@ ASSUMED = {
 
 def advise_run(books: Mapping[str, Any], idle: Mapping[str, float], config: Config) -> Advice:
     """Advice at the end of a run: `ledger.to_json()`, `ledger.idle_shares()` and the run's config."""
-    devices = {role: books["roles"][role]["devices"] for role in idle}
-    engines = {role: n for role, n in devices.items() if role != "learner"}
-    total, learner_idle = sum(engines.values()), idle["learner"]
+    engines = {role: books["roles"][role]["devices"] for role in idle if role != "learner"}
+    total, learner_idle, cores = sum(engines.values()), idle["learner"], books["unit"] == "core-hours"
     if not engines:
         return Advice(f"learner idle {learner_idle:.0%}; there is no engine")
     weights = engines if total else dict.fromkeys(engines, 1.0)
     engine_idle = sum(idle[role] * n for role, n in weights.items()) / sum(weights.values())
-    shares = f"learner idle {learner_idle:.0%}, engine idle {engine_idle:.0%}"
-    if books["unit"] == "core-hours" or (config.engine.colocate and total >= 1):
-        unit = "cores" if books["unit"] == "core-hours" else "GPUs"
-        return advise_shared(f"{books['devices_total']:g} {unit}", learner_idle, engine_idle)
-    if not total:
-        return Advice(f"{shares}: the engines are on the CPU")
-    if total < 1:  # learner and engine side by side
-        return advise_shared("GPU", learner_idle, engine_idle)
-    if config.engine.urls:
-        more = "servers" if engine_idle < learner_idle else "learner ranks"
-        shares = shares.replace("engine idle", "engines idle")
-        return Advice(f"{shares}: the engines are on other machines; more {more} would help first")
-    split = Split(round(devices["learner"]), round(total))
+    if cores or config.engine.colocate or 0 < total < 1:  # the last: side by side on one GPU
+        return advise_shared("cores" if cores else "GPUs", learner_idle, engine_idle)
+    if config.engine.urls or not total:
+        more = "engines" if engine_idle < learner_idle else "learner ranks"
+        shares = f"learner idle {learner_idle:.0%}, engines idle {engine_idle:.0%}"
+        return Advice(
+            f"{shares}: the engines are on other machines or on the CPU; more {more} would help first"
+        )
+    split = Split(round(books["roles"]["learner"]["devices"]), round(total))
     return advise(split, learner_idle, engine_idle, config.engine.tensor_parallel)
 
 
 def advise(split: Split, learner_idle: float, engine_idle: float, width: int = 1) -> Advice:
     """The best split of the same devices, by measured idle shares; engines take `width` devices each."""
-    devices = split.learner + split.engine
-    candidates = [Split(devices - e, e) for e in range(width, devices, width)]
-    step = {s: _step_time(split, s, 1 - learner_idle, 1 - engine_idle) for s in candidates}
-    best = min(candidates, key=lambda s: (step[s], abs(s.engine - split.engine)))
-    speedup = 1 / step[best]
+    best, speedup = _best(split, width, lambda new: _step_time(split, new, 1 - learner_idle, 1 - engine_idle))
     text = f"learner idle {learner_idle:.0%}, engine idle {engine_idle:.0%}: "
     if speedup < MIN_SPEEDUP:
-        text += f"{split} GPUs (engine + learner) is the best split of {devices}"
+        text += f"{split} GPUs (engine + learner) is the best split"
         if min(learner_idle, engine_idle) > NOTABLE_IDLE:
             text += f"; both sides wait: {OVERLAP} would let them overlap more"
         return Advice(text, split)
-    moved = abs(best.engine - split.engine)
-    source, target = ("learner", "engine") if best.engine > split.engine else ("engine", "learner")
-    text += f"give {moved} GPU{'s' * (moved > 1)} of the {source} to the {target}: {split} -> {best} "
-    return Advice(text + f"(engine + learner), about {speedup:.2f}x steps per hour", best, speedup)
+    text += f"of {split} GPUs (engine + learner) make {best}: about {speedup:.2f}x steps per hour"
+    return Advice(text, best, speedup)
+
+
+def _best(split: Split, width: int, seconds: Callable[[Split], float]) -> tuple[Split, float]:
+    """The split of the same devices with the shortest step, and how many times as fast it is."""
+    total = split.learner + split.engine
+    candidates = [Split(total - engine, engine) for engine in range(width, total, width)]
+    best = min(candidates, key=lambda new: (seconds(new), abs(new.engine - split.engine)))
+    return best, seconds(split) / seconds(best)
 
 
 def _step_time(present: Split, new: Split, learner_busy: float, engine_busy: float) -> float:
@@ -128,11 +124,9 @@ def advise_shared(devices: str, learner_idle: float, engine_idle: float) -> Advi
     elif min(learner_idle, engine_idle) > NOTABLE_IDLE:
         bound = "both wait part of the time: for verdicts, for batches being built, or for each other"
     elif abs(learner_idle - engine_idle) < NOTABLE_IDLE:
-        bound = "both are busy nearly all the time: the cores bound the run"
-    elif engine_idle < learner_idle:
-        bound = "generation bounds the run"
+        bound = f"both are busy nearly all the time: the {devices} bound the run"
     else:
-        bound = "the learner bounds the run"
+        bound = f"{'generation' if engine_idle < learner_idle else 'the learner'} bounds the run"
     idle = f"(learner idle {learner_idle:.0%}, engine idle {engine_idle:.0%})"
     return Advice(f"{NO_SPLIT.format(devices)}; {bound} {idle}")
 
@@ -144,19 +138,15 @@ def plan(config: Config, size: ModelSize, split: Split) -> Advice:
     """
     if config.engine.urls:
         return Advice("the engines are on other machines, so there is no split to choose")
-    if config.engine.kind == "torch" and not split.cores:
-        return Advice("no rates of the torch engine on GPUs are known, so no split is advised")
     if split.cores or config.engine.colocate:
-        devices = f"{split.cores} cores" if split.cores else "GPUs"
-        return Advice(NO_SPLIT.format(devices))
-    width, total = config.engine.tensor_parallel, split.learner + split.engine
-    longest = config.engine.longest_completion()
+        return Advice(NO_SPLIT.format("cores" if split.cores else "GPUs"))
+    if config.engine.kind == "torch":
+        return Advice("no rates of the torch engine on GPUs are known, so no split is advised")
+    width, longest = config.engine.tensor_parallel, config.engine.longest_completion()
     context = ASSUMED["prompt_tokens"].value + ASSUMED["context_share"].value * longest
     rates = assumed_rates(size.parameters, size.layers, size.kv_width, context, width)
-    candidates = [Split(total - e, e) for e in range(width, total, width)]
-    steps = {s: assumed_step(config, rates, s) for s in {*candidates, split}}
-    best = min(candidates, key=lambda s: (steps[s].step, abs(s.engine - split.engine)))
-    now, speedup = steps[split], steps[split].step / steps[best].step
+    best, speedup = _best(split, width, lambda new: assumed_step(config, rates, new).step)
+    now = assumed_step(config, rates, split)
     text = (
         f"at assumed rates, {split} GPUs (engine + learner) make {3600 / now.step:.3g} steps per hour, "
         f"learner idle {1 - now.train / now.step:.0%}, engine idle {1 - now.generate / now.step:.0%}"
@@ -167,8 +157,7 @@ def plan(config: Config, size: ModelSize, split: Split) -> Advice:
     return Advice(text, best, speedup)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds of one optimizer step, and of each side's work in it."""
 
     generate: float

@@ -41,7 +41,7 @@ class ModelSize:
     parameters: int
     layers: int
     hidden: int
-    feed_forward: int  # width; in a mixture of experts, of all experts that one token passes through
+    feed_forward: int  # width; of all the experts that a token passes through
     kv_width: int
     vocabulary: int
     tied: bool = True  # the head is the embedding
@@ -81,57 +81,47 @@ def size_of(folder: str | Path) -> ModelSize:
 def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimate:
     """The memory of one learner rank, of one engine and of the host."""
     width = 4 if config.model.dtype == "float32" else 2
-    engine = config.engine
-    tokens = PROMPT_TOKENS + engine.longest_completion()
-    shard = size.parameters // len(devices.learner)  # each node holds a replica
-    rank = {
-        "weights, FP32": 4 * shard,
-        "gradients, FP32": 4 * shard,
-        "AdamW's two moments, FP32": 8 * shard,
-    }
-    rank |= _at_the_peak(config, size, devices)
+    weights, ranks = width * size.parameters, len(devices.learner)  # each node holds a replica
+    critic = size.parameters if config.objective.critic.body == "own" else 0  # an untied head is not in it
     reference = 0
     if config.objective.kl.coefficient:  # its embedding and head stay FP32
-        reference = width * size.parameters + (4 - width) * size.vocabulary * size.hidden
-        rank["the frozen reference"] = reference // len(devices.learner)
-    critic = size.parameters if config.objective.critic.body == "own" else 0  # an untied head is not in it
-    if critic:
-        rank["the critic's weights, gradients and moments, FP32"] = 16 * (critic // len(devices.learner))
-    engine_bytes = _of_an_engine(config, size, devices, tokens, width)
+        reference = weights + (4 - width) * size.vocabulary * size.hidden
+    rank = {
+        "weights, gradients and AdamW's moments, FP32": 16 * size.parameters // ranks,
+        "the critic's": 16 * critic // ranks,
+        "the frozen reference": reference // ranks,
+    }
     files = config.weight_files if weight_push(config, devices) == "file" else 0
-    host = {"published weights (at most)": width * size.parameters * files}
-    if files and devices.gpus:
-        host["a pinned copy of them, which is written"] = width * size.parameters
-    if engine.colocate:
-        offloaded = 12 * (size.parameters + critic) + reference
-        offloaded += width * size.parameters * len(devices.engines)
-        host["weights and moments offloaded from the GPUs, pinned"] = int(PINNED * offloaded)
-    return MemoryEstimate(rank, engine_bytes, host)
+    offloaded = 12 * (size.parameters + critic) + reference + weights * len(devices.engines)
+    host = {
+        "published weights (at most)": weights * files,
+        "a pinned copy of them, which is written": weights if files and devices.gpus else 0,
+        "offloaded from the GPUs, pinned": int(PINNED * offloaded) if config.engine.colocate else 0,
+    }
+    engine = _of_an_engine(config, size, any(devices.engines), width)
+    return MemoryEstimate(rank | _at_the_peak(config, size, devices), engine, host)
 
 
-def _of_an_engine(
-    config: Config, size: ModelSize, devices: Devices, tokens: int, width: int
-) -> dict[str, int]:
-    """What an engine holds for sequences of so many tokens, with `width` bytes a number."""
-    engine, on_gpu = config.engine, any(devices.engines)
-    torch, kept = engine.kind != "vllm", int(engine.interruption.enabled)
-    numbers = 2 * size.layers * size.kv_width * engine.slots * tokens
+def _of_an_engine(config: Config, size: ModelSize, on_gpu: bool, width: int) -> dict[str, int]:
+    """What an engine holds, with `width` bytes a number of its weights."""
+    engine, weights, torch = config.engine, width * size.parameters, config.engine.kind != "vllm"
+    numbers = 2 * size.layers * size.kv_width * engine.slots * _longest_sequence(config)
+    between = int(engine.interruption.enabled)  # what is kept between thinking and answer
     cache = f"KV cache (prompts of {PROMPT_TOKENS} tokens)"
-    if torch and on_gpu:
-        return {
-            "weights": width * size.parameters,
-            # To twice its length at most; and what is kept between thinking and answer.
-            f"{cache}, and its old place while it grows": (3 + kept) * width * numbers,
-            "logits of a step, and their probabilities": 12 * size.vocabulary * engine.slots,
-            "CUDA": CONTEXT,
-        }
-    held = {"weights": width * size.parameters, cache: (4 * (1 + kept) if torch else width) * numbers}
-    if torch:
-        fp32_head = config.model.fp32_head in ("both", "generator") and width < 4
-        packed = 0 if config.model.dtype == "float16" else width * size.parameters
-        head = 8 * size.vocabulary * size.hidden * fp32_head
-        held["linear layers again, packed"] = packed + head
-    return held
+    if not torch:
+        return {"weights": weights, cache: width * numbers}
+    if on_gpu:  # the cache grows to twice its length at most
+        grown = (3 + between) * width * numbers
+        steps = 12 * size.vocabulary * engine.slots
+        return {"weights": weights, f"{cache}, and its old place": grown, "logits, CUDA": steps + CONTEXT}
+    fp32_head = config.model.fp32_head in ("both", "generator") and width < 4
+    packed = weights * (config.model.dtype != "float16") + 8 * size.vocabulary * size.hidden * fp32_head
+    return {"weights": weights, cache: 4 * (1 + between) * numbers, "linear layers again, packed": packed}
+
+
+def _longest_sequence(config: Config) -> int:
+    """Tokens of a prompt and the longest completion."""
+    return PROMPT_TOKENS + config.engine.longest_completion()
 
 
 def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str, int]:
@@ -141,34 +131,31 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
     gradients of embedding and head are whole. Ranks gather these two in FP32 and keep them for the step.
     """
     learner, ranks = config.learner, len(devices.learner)
-    ends = 1 if size.tied or learner.vocab_parallel else 2  # a head split over the ranks is never gathered
-    tokens = learner.micro_batch_tokens or default_token_budget(devices.gpus)
-    narrow = config.model.dtype != "float32"
+    # A completion is never split: one that is longer than the budget has a micro-batch of its own.
+    tokens = max(learner.micro_batch_tokens or default_token_budget(devices.gpus), _longest_sequence(config))
+    narrow, head = config.model.dtype != "float32", size.vocabulary * size.hidden
     # Bytes of a token in a layer; in 16 bits norms, RoPE and residual stream are FP32, the rest is not.
     whole = 32 * size.hidden + 8 * size.feed_forward if narrow else 48 * size.hidden + 16 * size.feed_forward
-    checkpointed = learner.checkpoint_activations
     # Between layers there are two tensors on a GPU (learner/fused_body.py), of 16 bits unless set otherwise.
     between = 8 if devices.gpus and not (narrow and config.model.match_engine is not False) else 4
-    activations = size.layers * tokens * (between * size.hidden if checkpointed else whole)
-    head = size.vocabulary * size.hidden
-    rows = min(CUDA_CHUNK_ROWS, tokens)
+    saved = size.layers * tokens * (between * size.hidden if learner.checkpoint_activations else whole)
     parts = ranks if learner.vocab_parallel else 1
+    rows = min(CUDA_CHUNK_ROWS, tokens)
     chunk = 4 * size.vocabulary * rows if devices.gpus else max(LOGITS_CHUNK, 4 * size.vocabulary)
-    logits, copies = "a chunk of logits", "the head's gradients, and its 16-bit copy"
-    in_loss = {"activations of a micro-batch": activations, logits: chunk // parts}
+    activations, logits = "activations of a micro-batch", "logits, and the head's gradients and copies"
     if not devices.gpus:  # several ranks on a CPU are a test
-        return in_loss
+        return {activations: saved, logits: chunk // parts}
     # FP32: dW twice, as it is scaled. Else 2 for the copy, and dW in both types, or in bf16 alone twice.
-    in_loss[copies] = (8 if not narrow or tokens > rows else 6) * head // parts
-    at_end = {"a recomputed layer": whole * tokens if checkpointed else activations // size.layers}
+    copies = (8 if not narrow or tokens > rows else 6) * head
+    in_loss = {activations: saved, logits: (chunk + copies) // parts}
+    at_end = {"a layer": whole * tokens if learner.checkpoint_activations else saved // size.layers}
     if ranks > 1:
+        ends = 4 * head * (1 if size.tied or learner.vocab_parallel else 2)  # a split head is never gathered
         layer = (size.parameters - (1 if size.tied else 2) * head) // size.layers
-        gathered = "embedding and head, gathered whole in FP32"
-        in_loss[gathered] = at_end[gathered] = 4 * ends * head
-        at_end["their gradients, and those to be scattered, FP32"] = 8 * ends * head
-        at_end["two gathered layers and a layer's gradients"] = (4 if narrow else 8) * layer + 8 * layer
-    context = {"CUDA and NCCL": CONTEXT}
-    return max(in_loss, at_end, key=lambda held: sum(held.values())) | context
+        in_loss["embedding and head, gathered whole in FP32"] = ends
+        at_end["embedding and head, gathered whole in FP32, and their gradients"] = 3 * ends
+        at_end["two gathered layers and a layer's gradients"] = (12 if narrow else 16) * layer
+    return max(in_loss, at_end, key=lambda held: sum(held.values())) | {"CUDA and NCCL": CONTEXT}
 
 
 def check_fits(config: Config, model_dir: str, devices: Devices) -> tuple[int, str]:
@@ -176,38 +163,46 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> tuple[int, s
 
     Returns the bytes that a learner rank needs, and a note if the check is not possible, else an empty text.
     """
-    size = size_of(model_dir)
+    size, gpu = size_of(model_dir), smallest_gpu_memory()
     memory = estimate(config, size, devices)
-    rank, engine = sum(memory.rank.values()), sum(memory.engine.values())
-    model = f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters"
+    rank, engine, host = (sum(held.values()) for held in (memory.rank, memory.engine, memory.host))
+    host += 0 if any(devices.engines) else engine * len(devices.engines)
+    host += 0 if devices.gpus else rank * len(devices.learner)
+    name = f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters"
+
+    def check(item: str, needed: float, available: float, place: str, lower: str) -> None:
+        if needed > available:
+            raise ConfigError(
+                f"{name}, {item}: about {needed / GIB:.1f} GiB are needed and {place} has "
+                f"{available / GIB:.1f}, {(needed - available) / GIB:.1f} too few; lower {lower}"
+            )
+
+    lower = "pipeline.max_lag, engine.slots or engine.count, or the model"
     if not devices.gpus:
-        total = rank * len(devices.learner) + engine * len(devices.engines) + sum(memory.host.values())
-        lower = "pipeline.max_lag, learner.micro_batch_tokens or engine.slots"
-        _check(model, total, _ram(), "this machine", lower)
-        return rank, ""
-    gpu = smallest_gpu_memory()
-    lower = "the model, or leave out engine.colocate"
-    host = sum(memory.host.values())
-    if any(devices.engines):
-        _check(f"{model}, what leaves the GPUs in turns", host, _ram(), "this machine", lower)
-    else:
-        held = host + engine * len(devices.engines)
-        _check(f"{model}, engines on the CPU", held, _ram(), "this machine", "engine.slots or engine.count")
-    if gpu is None:
-        return rank, "the driver does not tell the GPUs' memory, so whether the model fits is not checked"
-    place = f"a GPU, with {SPARE:.0%} to spare,"
+        lower += ", or learner.micro_batch_tokens"
+    elif config.engine.colocate:
+        lower = "the model, or leave out engine.colocate"
+    check("on the host", host, _ram(), "this machine", lower)
+    if gpu is None or not devices.gpus:
+        unknown = "the driver does not tell the GPUs' memory, so whether the model fits is not checked"
+        return rank, unknown if devices.gpus else ""
+    place, room = f"a GPU, with {SPARE:.0%} to spare,", (1 - SPARE) * gpu
     if any(devices.engines) and config.engine.kind != "vllm":
-        beside = devices.shared
         lower = "engine.slots or learner.micro_batch_tokens, or set engine.tensor_parallel 0: on the CPU"
-        roles = "a learner rank and the engine beside it" if beside else "an engine"
-        _check(f"{model}, {roles}", engine + (rank if beside else 0), (1 - SPARE) * gpu, place, lower)
+        item, needed = (
+            ("a learner rank and the engine beside it", rank) if devices.shared else ("an engine", 0)
+        )
+        check(item, needed + engine, room, place, lower)
     elif any(devices.engines):
         weights = memory.engine["weights"] // config.engine.tensor_parallel
         lower = "the model, or give engine.tensor_parallel more GPUs"
-        share = config.engine.memory * gpu
-        _check(f"{model}, an engine's share of the weights", weights, share, "engine.memory of a GPU", lower)
-    lower = "learner.micro_batch_tokens, set checkpoint_activations, or give learner.ranks more GPUs"
-    _check(f"{model}, a learner rank", rank, (1 - SPARE) * gpu, place, lower)
+        item, share = "an engine's share of the weights", config.engine.memory * gpu
+        check(item, weights, share, "engine.memory of a GPU", lower)
+    lower = (
+        "learner.micro_batch_tokens and the longest completion, set checkpoint_activations, or give "
+        "learner.ranks more GPUs"
+    )
+    check("a learner rank", rank, room, place, lower)
     return rank, ""
 
 
@@ -223,17 +218,16 @@ def with_room(
     chosen = config.learner.ranks or usual.world or usual.remote or config.engine.colocate
     if chosen or not usual.gpus or gpu is None:
         return usual
-    for ranks in range(len(usual.learner), sum(map(len, usual.engines)) + len(usual.learner)):
+    needed, room = rank_bytes(config, size, usual), (1 - SPARE) * gpu
+    why = f"of {len(usual.learner)}, each would need {needed / GIB:.1f} GiB; a GPU has {gpu / GIB:.1f}, and "
+    why += f"{SPARE:.0%} stay free"
+    devices = usual
+    while rank_bytes(config, size, devices) > room:
         try:
-            devices = devices_of(ranks)
+            devices = replace(devices_of(len(devices.learner) + 1), why=why)
         except ConfigError:
-            break
-        if rank_bytes(config, size, devices) <= (1 - SPARE) * gpu:
-            fewer, needed = len(usual.learner), rank_bytes(config, size, usual) / GIB
-            why = f"of {fewer}, each would need {needed:.1f} GiB; a GPU has {gpu / GIB:.1f}, and {SPARE:.0%} "
-            why += "stay free"
-            return replace(devices, why=why) if ranks > fewer else devices
-    return usual
+            return usual
+    return devices
 
 
 def stays_on_cpu(config: Config) -> bool:
@@ -286,15 +280,12 @@ def describe(config: Config, devices: Devices, size: ModelSize | None) -> str:
         return f"{split}\nmemory: {config.model.path} is not on this machine yet, so its size is not known"
     memory = estimate(config, size, devices)
     lines, total = [f"memory, for {size.parameters / 1e6:.4g} M parameters:"], 0
-    for owner, count, sizes in (
-        ("learner rank", len(devices.learner), memory.rank),
-        ("engine", len(devices.engines), memory.engine),
-        ("host", 1, memory.host),
-    ):
+    counts = {"learner rank": len(devices.learner), "engine": len(devices.engines), "host": 1}
+    for (owner, count), held in zip(counts.items(), (memory.rank, memory.engine, memory.host), strict=True):
         prefix = f"each {owner}: " if count > 1 else f"{owner}: "
-        lines += [f"  {prefix + name:<48}{b / GIB:8.2f} GiB" for name, b in sizes.items() if count]
-        total += count * sum(sizes.values())
-    return "\n".join([split, *lines, f"  {'together, at most':<48}{total / GIB:8.2f} GiB"])
+        lines += [f"  {prefix + name:<58}{b / GIB:8.2f} GiB" for name, b in held.items() if b and count]
+        total += count * sum(held.values())
+    return "\n".join([split, *lines, f"  {'together, at most':<58}{total / GIB:8.2f} GiB"])
 
 
 def _parameters(folder: Path) -> int:
@@ -305,14 +296,6 @@ def _parameters(folder: Path) -> int:
             header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         total += sum(math.prod(t["shape"]) for name, t in header.items() if name != "__metadata__")
     return total
-
-
-def _check(item: str, needed: float, available: float, place: str, lower: str) -> None:
-    if needed > available:
-        raise ConfigError(
-            f"{item}: about {needed / GIB:.1f} GiB are needed and {place} has {available / GIB:.1f}, "
-            f"{(needed - available) / GIB:.1f} too few; lower {lower}"
-        )
 
 
 def _ram() -> float:
