@@ -19,18 +19,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
-from rich.cells import chop_cells
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from trainer.config import Config
-from trainer.launcher.terminal_plot import clock, curve, number, printable, sparkline, with_error
+from trainer.launcher.terminal_plot import clock, curve, number, printable, with_error
 
-REFRESH_PER_S = 2  # a frame costs about 2 ms, and the cores belong to the training
+REFRESH_PER_S = 2  # the cores belong to the training
 PLAIN_EVERY_S = 5.0  # least time between two step lines of the plain log
 SAMPLE_S = 4.0  # a sample stays this long, so that it can be read
-SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class RunState:
@@ -40,7 +40,6 @@ class RunState:
         self.steps, self.every = steps, every
         self.step = 0
         self.latest: dict[str, Any] = {}
-        self.rewards: deque[float] = deque(maxlen=200)
         self.evaluations: list[dict[str, Any]] = []
         self._step_ends: deque[float] = deque(maxlen=200)
         self._evaluated: deque[float] = deque(maxlen=200)
@@ -61,8 +60,6 @@ class RunState:
         self.step = max(self.step, int(metrics.get("step", 0)))
         if now is not None:
             self._step_ends.append(now)
-        if (reward := number(metrics.get("train/reward"))) is not None:
-            self.rewards.append(reward)
         return False
 
     def left(self, now: float) -> float | None:
@@ -156,7 +153,6 @@ class LiveView(View):
         super().__init__(config, unit, stream)
         self.console = console or Console(file=stream, highlight=False)
         self._lock = threading.Lock()
-        self._phases: list[tuple[str, float]] = []
         self._logs: deque[str] = deque(maxlen=20)
         self._sample: Mapping[str, Any] = {}
         self._sampled = float("-inf")
@@ -167,17 +163,13 @@ class LiveView(View):
         self._live.start()
         return self
 
-    def phase(self, name: str) -> None:
-        with self._lock:
-            self._phases.append((name, time.monotonic()))
-
     def update(self, metrics: Mapping[str, Any], *, resumed: bool = False) -> None:
         with self._lock:
             self.state.update(metrics, None if resumed else time.monotonic())
 
     def log(self, text: str) -> None:
         with self._lock:
-            self._logs.append(f"{clock(time.monotonic() - self.began):>7}  {text}")
+            self._logs.append(f"{clock(time.monotonic() - self.began):>7}  {printable(text)}")
 
     def sample(self, sample: Mapping[str, Any]) -> None:
         with self._lock:
@@ -188,105 +180,79 @@ class LiveView(View):
         with suppress(OSError):
             self._live.stop()
 
-    def render(self) -> Text:
-        """The current frame, in the terminal's size."""
+    def render(self) -> RenderableType:
+        """The current frame: progress, the curve with the facts beside it (or below), a sample, the log."""
+        (width, height), state, now = self.console.size, self.state, time.monotonic()
         with self._lock:
-            width, height = self.console.size
-            frame = self._training if self.state.step else self._starting
-            lines = frame(width, height - 1)
-        for line in lines:
-            line.truncate(width)
-        return Text("\n", no_wrap=True, overflow="crop").join(lines)
+            facts_, wide = [*facts(state, self.unit), *set_scores(state.latest)], width >= 76
+            rest = height - 9 - (0 if wide else min(9, len(facts_)))  # 9: head, bar, title, x axis, gaps
+            shown = max(1, min(8, rest // 5))  # lines of sample and of log
+            rows = max(3, min(17, rest - 2 * shown))
+            plot = self._plot(
+                width - 38 if wide else width, rows - 1 + rows % 2
+            )  # odd: a label in the middle
+            facts_ = facts_[: rows if wide else 9]
+            table = _grid(*((Text(name, "dim"), Text(f" {value}")) for name, value in facts_))
+            title = Text.assemble((printable(self.name), "bold"), (f"  {printable(self.subject)}", "dim"))
+            left = f"   {clock(state.left(now))} left" if state.step else ""
+            times = Text(f"{clock(now - self.began)} elapsed{left}")
+            bar = ProgressBar(state.steps, min(state.step, state.steps), complete_style="cyan")
+            share = Text(f" {state.step / max(1, state.steps):4.0%}")
+            return Group(
+                _grid((title, times), ratios=(1, None)),
+                _grid((Text(f"step {state.step}/{state.steps} "), bar, share), ratios=(None, 1, None)),
+                Text(),
+                self._title(),
+                *([_grid((plot, Text("  "), table))] if wide else [plot, table]),
+                Text(),
+                *self._sample_lines(width, shown),
+                Text(),
+                *(Text(line, "dim", no_wrap=True, overflow="crop") for line in list(self._logs)[-shown:]),
+            )
 
-    def _starting(self, width: int, height: int) -> list[Text]:
-        """The phases of the start-up, the current one with a spinner."""
-        now = time.monotonic()
-        lines = [self._head(width, now), Text()]
-        ends = [at for _, at in self._phases[1:]] + [now]
-        for (name, at), end in zip(self._phases, ends, strict=False):
-            spinner = SPINNER[int(now * REFRESH_PER_S) % len(SPINNER)]
-            mark = ("✓ ", "green") if end is not now else (f"{spinner} ", "cyan")
-            lines.append(Text.assemble("  ", mark, f"{printable(name)}  ", (clock(end - at), "dim")))
-        if self.state.evaluations:
-            rate = with_error(self.state.latest, "eval/pass_rate")
-            lines += [Text(), Text(f"  held-out pass rate before training  {rate}")]
-        return [*lines, Text(), *self._log_lines(height - len(lines) - 1)][-height:]
-
-    def _training(self, width: int, height: int) -> list[Text]:
-        """Head and bar, the curve with the facts beside it (or below, if narrow), a sample, the log."""
-        now, wide = time.monotonic(), width >= 76
-        facts_ = self._facts(34 if wide else width)[: max(9, height - 14)]
-        rest = height - 8 - (0 if wide else len(facts_))  # 8: head, bar, gaps, titles, x axis
-        shown = max(1, min(8, rest // 5))  # lines of sample and of log
-        rows = max(3, min(17, rest - 2 * shown))
-        plot = self._plot(width - 38 if wide else width, rows - 1 + rows % 2)  # odd: a label in the middle
-        if wide:
-            facts_ += [Text()] * (len(plot) - len(facts_))
-            for left, right in zip(plot, facts_, strict=False):
-                left.align("left", width - 36)
-                left.append_text(right)
-        else:
-            plot += facts_
-        lines = [self._head(width, now), self._bar(width), Text(), *plot, Text()]
-        return [*lines, *self._sample_lines(width, shown + 1), Text(), *self._log_lines(shown)]
-
-    def _head(self, width: int, now: float) -> Text:
-        left = ("   ", (clock(self.state.left(now)), "bold"), (" left", "dim"))
-        elapsed = clock(now - self.began), (" elapsed", "dim")
-        times = Text.assemble(*elapsed, *(left if self.state.step else ()))
-        head = Text.assemble((printable(self.name), "bold"), ("  " + printable(self.subject), "dim"))
-        head.align("left", max(0, width - times.cell_len - 1))
-        return Text.assemble(head, " ", times)
-
-    def _bar(self, width: int) -> Text:
-        state = self.state
-        share = min(1.0, state.step / max(1, state.steps))
-        label, percent = f"step {state.step}/{state.steps} ", f" {share:4.0%}"
-        room = max(1, width - len(label) - len(percent))
-        done = round(share * room)
-        return Text.assemble(label, ("━" * done, "cyan"), ("─" * (room - done), "bright_black"), percent)
-
-    def _facts(self, width: int) -> list[Text]:
-        lines = []
-        for name, value in facts(self.state, self.unit):
-            line = Text.assemble((f"{name:<12}", "dim"), value)
-            if name == "reward" and width > line.cell_len + 4:
-                line.append("  " + sparkline(self.state.rewards, width - line.cell_len - 2), "cyan")
-            lines.append(line)
-        sets = [Text.assemble((f"{name:<12} ", "dim"), rate) for name, rate in set_scores(self.state.latest)]
-        return [*lines, Text(describe_forecast(self.state), "yellow"), *sets]  # the last are cut if need be
-
-    def _plot(self, width: int, rows: int) -> list[Text]:
-        """The held-out pass rate over compute, the ceiling as a dashed line."""
-        latest, evaluations = self.state.latest, self.state.evaluations
-        title = Text.assemble(("held-out pass rate  ", "dim"))  # only these words dim
+    def _title(self) -> Text:
+        """The held-out pass rate from start to now, and its forecast."""
+        evaluations = self.state.evaluations
+        title = Text.assemble(("held-out pass rate  ", "dim"), no_wrap=True, overflow="crop")
         if len(evaluations) > 1:
             title.append(f"{number(evaluations[0]['eval/pass_rate']) or 0:.3f} → ")
-        title.append(with_error(latest, "eval/pass_rate"), "bold")
-        points = [(number(e.get("compute/total")) or 0.0, number(e["eval/pass_rate"])) for e in evaluations]
-        known = [(x, y) for x, y in points if y is not None]
-        lines = curve(known, number(latest.get("forecast/ceiling")), max(10, width - 5), rows)
-        end = f"{known[-1][0]:.3g} {self.unit}" if known else ""
-        return [title, *lines, Text(f"     0{end:>{max(0, width - 6)}}", "dim")]
+        title.append(with_error(self.state.latest, "eval/pass_rate"), "bold")
+        return title.append(f"  {describe_forecast(self.state)}", "yellow")
+
+    def _plot(self, width: int, rows: int) -> Group:
+        """The held-out pass rate over compute, the ceiling as a dashed line."""
+        points = [
+            (number(row.get("compute/total")) or 0.0, rate)
+            for row in self.state.evaluations
+            if (rate := number(row["eval/pass_rate"])) is not None
+        ]
+        lines = curve(points, number(self.state.latest.get("forecast/ceiling")), max(10, width - 5), rows)
+        end = f"{points[-1][0]:.3g} {self.unit}" if points else ""
+        return Group(*lines, Text(f"     0{end:>{max(0, width - 6)}}", "dim", no_wrap=True, overflow="crop"))
 
     def _sample_lines(self, width: int, count: int) -> list[Text]:
         """The tail of a prompt, and one completion coloured by its reward."""
-        completions = self._sample.get("completions") or [{}]
-        text, reward = str(completions[0].get("text", "")), number(completions[0].get("reward"))
-        if reward is None:
-            return [Text("sample", "dim")] + [Text()] * (count - 1)
-        outcome = f"{completions[0].get('outcome', '')}, reward {reward:+.3g}"
-        prompt = printable(str(self._sample.get("prompt", ""))[-width:].strip())
-        title = Text.assemble((f"sample of step {self._sample.get('step', '?')}  ", "dim"), (outcome, "dim"))
-        room = max(1, width - title.cell_len - 2)
-        title.append("  " + chop_cells(prompt[::-1], room)[0][::-1] if prompt else "")
-        lines = chop_cells(printable(text[: width * count]), max(1, width - 2))[: count - 1]
-        lines += [""] * (count - 1 - len(lines))
-        return [title, *(Text("  " + line, "green" if reward > 0 else "red") for line in lines)]
+        completion = (self._sample.get("completions") or [{}])[0]
+        reward = number(completion.get("reward"))
+        lines = [Text("sample", "dim", no_wrap=True, overflow="crop")]
+        if reward is not None:
+            lines[0].append(f" of step {self._sample.get('step', '?')}, {completion.get('outcome', '')}")
+            prompt = printable(str(self._sample.get("prompt", ""))[-width // 2 :].strip())
+            lines[0].append(f", reward {reward:+.3g}  {prompt}")
+            text = Text(printable(str(completion.get("text", ""))[: width * count]))
+            text.stylize("green" if reward > 0 else "red")
+            lines += text.wrap(self.console, width, overflow="fold")[:count]
+        return lines + [Text()] * (count + 1 - len(lines))
 
-    def _log_lines(self, count: int) -> list[Text]:
-        lines = list(self._logs)[-count:] if count > 0 else []
-        return [Text(printable(line), "dim") for line in lines]
+
+def _grid(*rows: tuple[RenderableType, ...], ratios: tuple[int | None, ...] = ()) -> Table:
+    """Columns whose lines are cut and never wrapped; those with a ratio take the room that is left."""
+    grid = Table.grid(expand=any(ratios))
+    for ratio in ratios or (None,) * max(map(len, rows), default=0):
+        grid.add_column(ratio=ratio, no_wrap=True, overflow="crop")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
 def facts(state: RunState, unit: str) -> list[tuple[str, str]]:

@@ -4,14 +4,12 @@ plotext's curve looks as good, but would save only 15 lines, for 3 MB on disk an
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
 from rich.text import Text
 
-SPARKS = "▁▂▃▄▅▆▇█"
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # braille bits, by column and row of a cell
 
 
@@ -47,18 +45,6 @@ def curve(points: Sequence[tuple[float, float]], ceiling: float | None, width: i
             line.append("".join(char for char, _ in run), style)
         lines.append(line)
     return lines
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as a row of at most 16 bars; each bar is a mean."""
-    values = list(values)
-    if len(values) < 2 or width < 2:
-        return ""
-    bars = min(width, len(values), 16)
-    edges = [len(values) * i // bars for i in range(bars + 1)]
-    means = [statistics.fmean(values[a:b]) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    return "".join(SPARKS[round((m - low) / (high - low or 1.0) * (len(SPARKS) - 1))] for m in means)
 
 
 def clock(seconds: float | None) -> str:

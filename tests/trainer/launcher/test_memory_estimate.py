@@ -182,8 +182,8 @@ def test_a_head_split_over_the_ranks_is_never_gathered_and_fp32_has_its_gradient
         (learner(16384), on_gpus(4), (16, 1e4), r"an engine's share of the weights: about 15\.3 GiB"),
         # Weights and moments, 12 bytes a parameter, and the engine's 2: 107 GiB, and a third more, pinned.
         (
-            replace(learner(4096), engine=EngineConfig(kind="vllm", colocate=True, weight_push="ipc")), BESIDE,
-            (200, 128), r"on the host: about 142\.\d GiB",
+            replace(learner(4096), engine=EngineConfig(kind="vllm", colocate=True, weight_push="ipc")),
+            BESIDE, (200, 128), r"on the host: about 142\.\d GiB",
         ),
     ],
 )  # fmt: skip
