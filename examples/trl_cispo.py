@@ -104,7 +104,7 @@ class FusedCISPOTrainer(GRPOTrainer):
             if name in inputs:
                 return inputs[name][mask].float()
         tokens = inputs["completion_ids"][mask]
-        return linear_logprob(hidden, weight, tokens, **self._logits)[0]
+        return linear_logprob(hidden.detach(), weight.detach(), tokens, **self._logits).logprobs
 
     def _normalizer(self, inputs: dict[str, Any]) -> Tensor:
         """As in TRL: completion tokens per process in an accumulation window; in evaluation, in the batch."""

@@ -8,7 +8,6 @@ from functools import partial
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .backends import FusedTerms, SinglePass
@@ -40,16 +39,12 @@ class StepOutputs:
 
     @staticmethod
     def empty(hidden: Tensor, head: LMHead, needs_hidden: bool, needs_weight: bool) -> StepOutputs:
-        """Tensors for these tokens; the first chunk writes dW, so that it need not be zero."""
+        """Tensors for these tokens."""
         new = partial(hidden.new_zeros, dtype=head.dtype)
         n = len(hidden)
         loss, ratio, truncated, kl_ref = new((4, n))  # not the other two: an op's results share no memory
-        new_weight = hidden.new_empty if len(hidden) else hidden.new_zeros
-        return StepOutputs(
-            new(n), new(n), loss, ratio, truncated, kl_ref,
-            hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else None,
-            new_weight(head.shape, dtype=head.d_weight_dtype(hidden)) if needs_weight else None,
-        )  # fmt: skip
+        gradients = head.empty_gradients(hidden, needs_hidden, needs_weight)
+        return StepOutputs(new(n), new(n), loss, ratio, truncated, kl_ref, *gradients)
 
     def loss_sum(self, weights: Tensor) -> Tensor:
         """() Σ weight · loss over all tokens."""
@@ -102,7 +97,7 @@ def make_terms(head: LMHead, hidden: Tensor, tokens: Tokens) -> Terms:
         )
     if t.sequences is None:
         raise ValueError(f"{type(objective).__name__} needs sequences (N,): the sequence of each token")
-    logp = head.score(hidden, t).logp
+    logp = softmax(head.statistics(hidden, t.targets, t.inverse_temperature)).logp
     term = check_term(
         objective.over_sequences(logp, t.logprobs_gen, t.advantages, t.sequences, t.weights), len(logp)
     )
@@ -115,7 +110,7 @@ def train(head: LMHead, hidden: Tensor, tokens: Tokens, outputs: StepOutputs) ->
     """Forward and backward, chunk by chunk: 6NHV FLOP, or 2NHV less for each gradient not needed."""
     terms, n = make_terms(head, hidden, tokens), len(hidden)
     if outputs.d_hidden is None and outputs.d_weight is None:
-        probs = head.score(hidden, tokens)
+        probs = softmax(head.statistics(hidden, tokens.targets, tokens.inverse_temperature))
         outputs.record(slice(0, n), probs, tokens, head.settings, terms(slice(0, n), probs.logp))
         return
     step = _two_pass if head.settings.row_kernel == "two-pass" else _single_pass
@@ -146,21 +141,11 @@ def _terms_and_gradient(
 def _two_pass(
     head: LMHead, h: Tensor, t: Tokens, outputs: StepOutputs, terms: Terms, rows: slice, z: Tensor
 ) -> None:
-    settings, backend = head.settings, head.backend
-    columns = t.targets - head.first
     head.logits(h, z)
-    stats = backend.row_stats(z, columns, t.inverse_temperature, settings.cap)
+    scale = t.inverse_temperature
+    stats = head.backend.row_stats(z, t.targets - head.first, scale, head.settings.cap)
     g = _terms_and_gradient(head, stats, t, outputs, terms, rows)
-    exact = settings.exact or torch.float32 in (h.dtype, head.weight.dtype)
-    dz = backend.row_grads(z, columns, t.inverse_temperature, settings.cap, g, exact)
-    if outputs.d_hidden is not None:
-        dx = h.new_empty(h.shape, dtype=head.dtype)
-        backend.d_hidden(dz, head.weight, dx)
-        if settings.group is not None:  # each rank has summed over its shard of the vocabulary
-            dist.all_reduce(dx, dist.ReduceOp.SUM, settings.group)
-        outputs.d_hidden[rows] = dx
-    if outputs.d_weight is not None:
-        backend.add_d_weight(dz, h, outputs.d_weight, first=not rows.start)
+    head.add_gradients(z, h, t.targets, scale, g, rows, outputs.d_hidden, outputs.d_weight)
 
 
 def _single_pass(
@@ -183,11 +168,3 @@ def _single_pass(
         outputs.d_hidden[rows] = dx.mul_(scale)
     if outputs.d_weight is not None:
         backend.add_d_weight(exp, (h * scale).to(h.dtype), outputs.d_weight, first=not rows.start)
-
-
-def gradient_dtype(x: Tensor) -> torch.dtype:
-    """The type in which x's gradient is kept for the backward.
-
-    FP32 for FP16: the gradient may only be representable in FP16 once the caller's loss scale is applied.
-    """
-    return torch.float32 if x.dtype == torch.float16 else x.dtype

@@ -1,17 +1,18 @@
-"""The LM head on a backend: its prepared weight, the size of its chunks, and scoring."""
+"""The LM head on a backend: its prepared weight, its logits in chunks, their statistics and gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .backends import Backend, choose
-from .rows import Softmax, merge_over, softmax
+from .rows import Gradient, merge_over
 from .settings import Settings
-from .tokens import Tokens
 
 CHUNK_BYTES = 128 << 20  # one chunk of logits on the CPU: larger than any cache, small beside any memory
 CUDA_CHUNK_ROWS = 8192  # each chunk reads and writes dW's FP32 sum, 8VH bytes: few, large chunks
@@ -73,21 +74,53 @@ class LMHead:
         if self.settings.logits_dtype != torch.float32:
             out.copy_(out.to(self.settings.logits_dtype))
 
-    def score(self, hidden: Tensor, tokens: Tokens) -> Softmax:
-        """Log-probs and entropies of all rows (2NHV FLOP)."""
-        columns, n = tokens.targets - self.first, len(hidden)
+    def chunked_logits(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Some rows and their logits (C, V), in one buffer, until all rows have come."""
+        size = self.chunk_rows(len(hidden))
+        buffer = self.logits_buffer(hidden, size)
+        for rows in chunks(len(hidden), size):
+            z = buffer[: rows.stop - rows.start]
+            self.logits(hidden[rows], z)
+            yield rows, z
+
+    def statistics(self, hidden: Tensor, targets: Tensor, inverse_temperature: Tensor) -> Tensor:
+        """(4, N) statistics of all rows over the whole vocabulary (2NHV FLOP)."""
+        columns, cap = targets - self.first, self.settings.cap
         fused = getattr(self.backend, "score", None) if self.settings.logits_dtype == torch.float32 else None
         if fused is not None:
-            stats = fused(hidden, self.weight, columns, tokens.inverse_temperature, self.settings.cap)
+            stats = fused(hidden, self.weight, columns, inverse_temperature, cap)
         else:
-            stats = hidden.new_empty(4, n, dtype=self.dtype)
-            buffer = self.logits_buffer(hidden, self.chunk_rows(n))
-            for rows in chunks(n, len(buffer)):
-                z = buffer[: rows.stop - rows.start]
-                self.logits(hidden[rows], z)
-                scale = tokens.inverse_temperature[rows]
-                stats[:, rows] = self.backend.row_stats(z, columns[rows], scale, self.settings.cap)
-        return softmax(stats if self.settings.group is None else merge_over(self.settings.group, stats))
+            stats = hidden.new_empty(4, len(hidden), dtype=self.dtype)
+            for rows, z in self.chunked_logits(hidden):
+                stats[:, rows] = self.backend.row_stats(z, columns[rows], inverse_temperature[rows], cap)
+        return stats if self.settings.group is None else merge_over(self.settings.group, stats)
+
+    def empty_gradients(
+        self, hidden: Tensor, needs_hidden: bool, needs_weight: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Tensors for `add_gradients`; None for a gradient that is not needed."""
+        d_hidden = hidden.new_empty(hidden.shape, dtype=gradient_dtype(hidden)) if needs_hidden else None
+        if not needs_weight:
+            return d_hidden, None
+        new = hidden.new_empty if len(hidden) else hidden.new_zeros  # the first chunk writes, others add
+        return d_hidden, new(self.shape, dtype=self.d_weight_dtype(hidden))
+
+    def add_gradients(
+        self, z: Tensor, h: Tensor, targets: Tensor, inverse_temperature: Tensor, g: Gradient, rows: slice,
+        d_hidden: Tensor | None, d_weight: Tensor | None,
+    ) -> None:  # fmt: skip
+        """What these rows, with logits z (C, V), which are overwritten, add to the gradients."""
+        settings, backend = self.settings, self.backend
+        exact = settings.exact or torch.float32 in (h.dtype, self.weight.dtype)
+        dz = backend.row_grads(z, targets - self.first, inverse_temperature, settings.cap, g, exact)
+        if d_hidden is not None:
+            dx = h.new_empty(h.shape, dtype=self.dtype)
+            backend.d_hidden(dz, self.weight, dx)
+            if settings.group is not None:  # each rank has summed over its shard of the vocabulary
+                dist.all_reduce(dx, dist.ReduceOp.SUM, settings.group)
+            d_hidden[rows] = dx
+        if d_weight is not None:
+            backend.add_d_weight(dz, h, d_weight, first=not rows.start)
 
 
 def chunks(n: int, most: int) -> list[slice]:
@@ -95,3 +128,11 @@ def chunks(n: int, most: int) -> list[slice]:
     count = -(-n // most)
     ends = [n * i // max(1, count) for i in range(count + 1)]
     return [slice(*pair) for pair in pairwise(ends)]
+
+
+def gradient_dtype(x: Tensor) -> torch.dtype:
+    """The type in which x's gradient is kept for the backward.
+
+    FP32 for FP16: the gradient may only be representable in FP16 once the caller's loss scale is applied.
+    """
+    return torch.float32 if x.dtype == torch.float16 else x.dtype

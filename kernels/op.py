@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .backends import launching
 from .check import check_log_probs, check_values
-from .chunk_loop import STATS, StepOutputs, gradient_dtype, train
-from .head import LMHead
+from .chunk_loop import STATS, StepOutputs, train
+from .head import LMHead, gradient_dtype
 from .settings import Settings, lookup
 from .shard import shard_offset
 from .tokens import Tokens

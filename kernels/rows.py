@@ -52,6 +52,11 @@ class Gradient:
     k: Tensor | None
     dz_y: Tensor
 
+    def __getitem__(self, rows: slice) -> "Gradient":
+        """The coefficients of some of the rows."""
+        b, k = (None if x is None else x[rows] for x in (self.b, self.k))
+        return Gradient(self.anchor[rows], self.a[rows], b, k, self.dz_y[rows])
+
 
 def gradient(rows: Softmax, c: Tensor, e: Tensor | None, inverse_temperature: Tensor) -> Gradient:
     """The logits' gradient, given per row c = dL/dlog π and e = dL/dentropy (None: no entropy in the loss).

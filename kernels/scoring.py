@@ -1,4 +1,11 @@
-"""Scoring: log-probs and entropies of given tokens from hidden states, without logits or gradients."""
+"""Log-probs and entropies of given tokens, differentiable per token, without holding the logits.
+
+The forward keeps four numbers a row (`kernels.rows`). From the upstream gradients c = dL/dlog π and
+e = dL/dentropy, the backward forms the logits' gradient of one chunk of rows at a time, whose logits it
+computes again. Both are custom ops, so torch.compile sees no graph break.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -7,12 +14,21 @@ from torch import Tensor
 from .backends import launching
 from .check import check_log_probs, check_shapes, check_values, inverse
 from .head import LMHead
-from .settings import Settings
+from .op import capturing, weighted_rows
+from .rows import gradient, softmax
+from .settings import Settings, lookup, register
 from .shard import gather_weight, shard_offset
-from .tokens import Tokens
 
 
-@torch.no_grad()
+class LogProbs(NamedTuple):
+    """Log-probs of tokens and what comes with them: (N,) each, FP32, or FP64 if hidden is."""
+
+    logprobs: Tensor  # nats, differentiable in hidden and weight
+    entropy: Tensor  # nats, differentiable in hidden and weight
+    logsumexp: Tensor  # of the logits, capped and divided by the temperature; no gradient
+    is_argmax: Tensor  # bool: no token has a larger logit than the target
+
+
 def linear_logprob(
     hidden: Tensor,  # (N, H)
     weight: Tensor,  # (V, H)
@@ -21,23 +37,125 @@ def linear_logprob(
     temperature: float | Tensor = 1.0,  # a number, or (N,)
     softcap: float | None = None,
     logits_dtype: torch.dtype = torch.float32,
+    exact: bool = False,
+    weight_parts: int = 3,
+    chunk_rows: int | None = None,
     group: dist.ProcessGroup | None = None,
     backend: str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies) of the targets, (N,) FP32 nats each, under the logits hidden · weightᵀ.
+) -> LogProbs:
+    """Log-probs and entropies of the targets under the logits hidden · weightᵀ, for any loss of one's own.
 
-    2NHV FLOP. No logits in memory, except one chunk with backend "torch" or a 16-bit `logits_dtype`. The
-    arguments and the errors are those of `policy_loss`.
+    2NHV FLOP; in the backward 2NHV more for the logits and for each gradient that is needed, of the tokens
+    alone whose upstream gradient is not 0. In memory are the logits of one chunk of rows in the backward, and
+    in the forward with backend "torch" or a 16-bit `logits_dtype`; otherwise none. It can be differentiated
+    once. With a `group`, every rank must compute the same loss. `policy_loss` needs 6NHV for its losses, and
+    documents the arguments and errors.
     """
     weight = gather_weight(weight)
     check_shapes(hidden, weight, logits_dtype, {"targets": targets})
-    inverse_temperature = inverse(temperature, hidden)
-    first, vocabulary = shard_offset(weight, group)
+    settings = _settings(softcap, logits_dtype, exact, weight_parts, chunk_rows, group, backend)
+    logp, entropy, stats = score(hidden, weight, targets, inverse(temperature, hidden), settings)
+    anchor, others, target, _ = stats.detach()
+    logsumexp = anchor + (others + (target - anchor).exp()).log()
+    return LogProbs(logp, entropy, logsumexp, target >= anchor)
+
+
+def _settings(
+    softcap: float | None, logits_dtype: torch.dtype, exact: bool, parts: int, rows: int | None,
+    group: dist.ProcessGroup | None, backend: str | None,
+) -> int:  # fmt: skip
+    """The number of these settings, checked; torch.compile calls it once for each set of arguments."""
+    return register(Settings(
+        softcap=softcap, logits_dtype=logits_dtype, exact=exact, weight_parts=parts, chunk_rows=rows,
+        group=group, backend=backend, row_kernel="two-pass",
+    ))  # fmt: skip
+
+
+_settings._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `settings`
+
+
+def compute(
+    hidden: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, settings: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probs, entropies, (4, N) statistics of the rows over the whole vocabulary)."""
+    options: Settings = lookup(settings)
+    first, vocabulary = shard_offset(weight, options.group)
     check_values(hidden, vocabulary, targets, inverse_temperature)
-    settings = Settings(softcap=softcap, logits_dtype=logits_dtype, group=group, backend=backend)
-    tokens = Tokens(targets.long(), *(inverse_temperature,) * 4, None, None)
     with launching(hidden):
-        head = LMHead.prepare(hidden, weight, inverse_temperature.dtype, settings, first)
-        scored = head.score(hidden, tokens)
-    check_log_probs(scored.logp, scored.entropy)
-    return scored.logp, scored.entropy
+        head = LMHead.prepare(hidden, weight, inverse_temperature.dtype, options, first)
+        stats = head.statistics(hidden, targets.long(), inverse_temperature)
+    probs = softmax(stats)
+    check_log_probs(probs.logp, probs.entropy)
+    return probs.logp, probs.entropy, stats
+
+
+def compute_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, stats: Tensor,
+    c: Tensor, e: Tensor | None, needs_hidden: bool, needs_weight: bool, settings: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(d_hidden, d_weight) from c = dL/dlog π and e = dL/dentropy; one that is not needed is empty."""
+    options: Settings = lookup(settings)
+    upstream = c if e is None else c.abs() + e.abs()
+    kept = None if capturing(hidden) else weighted_rows(upstream)
+    if kept is not None:
+        targets, inverse_temperature, c = targets[kept], inverse_temperature[kept], c[kept]
+        stats, e = stats[:, kept], None if e is None else e[kept]
+    h, targets = hidden if kept is None else hidden.index_select(0, kept), targets.long()
+    first, _ = shard_offset(weight, options.group)
+    with launching(hidden):
+        head = LMHead.prepare(hidden, weight, inverse_temperature.dtype, options, first)
+        d_h, d_weight = head.empty_gradients(h, needs_hidden, needs_weight)
+        g = gradient(softmax(stats), c, e, inverse_temperature)
+        for rows, z in head.chunked_logits(h):
+            head.add_gradients(
+                z, h[rows], targets[rows], inverse_temperature[rows], g[rows], rows, d_h, d_weight
+            )
+    if d_h is not None and kept is not None:
+        d_h = d_h.new_zeros(hidden.shape).index_copy_(0, kept, d_h)
+    empty = stats.new_empty(0)
+    return empty if d_h is None else d_h, empty if d_weight is None else d_weight.to(weight.dtype)
+
+
+score = torch.library.custom_op("sigmoid_rl::linear_logprob", compute, mutates_args=())
+differentiate = torch.library.custom_op(
+    "sigmoid_rl::linear_logprob_backward", compute_gradients, mutates_args=()
+)
+
+
+@score.register_fake
+def _(hidden: Tensor, weight: Tensor, targets: Tensor, scale: Tensor, settings: int) -> tuple[Tensor, ...]:
+    return scale.new_empty(len(hidden)), scale.new_empty(len(hidden)), scale.new_empty(4, len(hidden))
+
+
+@differentiate.register_fake
+def _(hidden: Tensor, weight: Tensor, targets: Tensor, scale: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *_, needs_hidden, needs_weight, _settings = rest
+    empty = scale.new_empty(0)
+    return hidden.new_empty(hidden.shape) if needs_hidden else empty, (
+        weight.new_empty(weight.shape) if needs_weight else empty
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.settings = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, output[-1])
+
+
+def _backward(ctx: Any, c: Tensor | None, e: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad[:2]
+    upstream = e if c is None else c
+    if upstream is None:
+        return (None,) * 5
+    c = torch.zeros_like(upstream) if c is None else c
+    gradients = differentiate(*ctx.saved_tensors, c, e, *needs, ctx.settings)
+    d_hidden, d_weight = (d if needed else None for needed, d in zip(needs, gradients, strict=True))
+    return d_hidden, d_weight, None, None, None
+
+
+def _refuse(*_: Any) -> None:
+    raise RuntimeError("linear_logprob can be differentiated once; its gradient has no derivative")
+
+
+score.register_autograd(_backward, setup_context=_save)
+differentiate.register_autograd(_refuse)

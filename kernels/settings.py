@@ -73,7 +73,7 @@ class Settings:
             )
 
 
-Registered = Objective | SequenceObjective | KL | dist.ProcessGroup | None
+Registered = Objective | SequenceObjective | KL | dist.ProcessGroup | Settings | None
 
 _lock = threading.Lock()
 _count = itertools.count(1)

@@ -139,7 +139,7 @@ def logprob_checks(backends: Sequence[str], device: str, sizes: Sizes) -> Iterat
         yield record(name, f"{product} + float64", gemm["logp_max_abs"], None, logits=gemm["logits_max_abs"])
         for backend in backends:
             bar = LOGIT_BARS["cpu"][std] if device == "cpu" else 1.5 * gemm["logp_max_abs"]
-            scored, _ = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
+            scored, _, *_ = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
             yield record(name, f"{backend}, scoring", worst(scored, truth), bar)
             for kernel in providers.ROW_KERNELS if backend == "triton" else ("two-pass",):
                 measure = partial(train_error, p, truth, backend, row_kernel=kernel)

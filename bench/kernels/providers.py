@@ -147,7 +147,7 @@ class Gemms:
 
 def scoring(p: LossProblem, backend: str | None) -> LossAnswer:
     """`kernels.linear_logprob`: log-probs and entropy without gradients, 2NHV."""
-    logp, entropy = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
+    logp, entropy, *_ = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
     return LossAnswer(logprobs=logp, entropy=entropy)
 
 

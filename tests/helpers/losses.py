@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import PolicyLossOutput, policy_loss
+from kernels import PolicyLossOutput, linear_logprob, policy_loss
 from kernels.reference import reference_loss
 from kernels.rows import softmax
 
@@ -47,6 +47,22 @@ def run(p: dict[str, Tensor], **options: Any) -> list[Any]:
     """Loss, log-probs, entropies, and the gradients in hidden and weight."""
     out, dx, dw = train(p, **options)
     return [out.loss.detach(), out.logprobs, out.entropy, dx, dw]
+
+
+def upstream(n: int, seed: int = 5) -> tuple[Tensor, Tensor]:
+    """Gradients of a loss in log-prob and entropy, of both signs, none for every third token."""
+    c, e = torch.randn(2, n, generator=torch.Generator().manual_seed(seed))
+    counted = torch.arange(n) % 3 != 0
+    return c * counted, e * counted
+
+
+def scored(p: dict[str, Tensor], **options: Any) -> list[Tensor]:
+    """Log-prob, entropy and log-sum-exp of `linear_logprob`, and its gradients for `upstream`."""
+    q = leaves(p)
+    out = linear_logprob(q["hidden"], q["weight"], q["targets"], **options)
+    c, e = upstream(len(out.logprobs))
+    (c * out.logprobs + e * out.entropy).sum().backward()
+    return [out.logprobs.detach(), out.entropy.detach(), out.logsumexp, q["hidden"].grad, q["weight"].grad]
 
 
 def exact(

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from losses import run
+from losses import run, scored
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -59,9 +59,7 @@ def sharded_vocabulary(rank: int, size: int) -> list[Tensor]:
     for backend in BACKENDS:
         for objective in (None, GSPO()):
             results += train(p, group=dist.group.WORLD, backend=backend, chunk_rows=5, objective=objective)
-        results += linear_logprob(
-            p["hidden"], p["weight"], p["targets"], group=dist.group.WORLD, backend=backend
-        )
+        results += scored(p, group=dist.group.WORLD, backend=backend, chunk_rows=5)
     return results
 
 
@@ -72,7 +70,7 @@ def test_a_vocabulary_over_ranks_gives_what_one_rank_gives(size: int, tmp_path: 
     for backend in BACKENDS:
         for objective in (None, GSPO()):
             expected += train(p, backend=backend, objective=objective)
-        expected += linear_logprob(p["hidden"], p["weight"], p["targets"], backend=backend)
+        expected += scored(p, backend=backend)
     assert all(len(rank) == len(expected) for rank in got)
     for i, whole in enumerate(expected):
         parts = [rank[i] for rank in got]

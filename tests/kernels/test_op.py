@@ -184,7 +184,9 @@ def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> Non
     sizes = range(1, 18) if backend == "cpu" else (1, 2, 4, 5, 6, 15, 16)
 
     def score(rows: Tensor) -> Tensor:
-        logp, entropy = linear_logprob(p["hidden"][rows], p["weight"], p["targets"][rows], backend=backend)
+        logp, entropy, *_ = linear_logprob(
+            p["hidden"][rows], p["weight"], p["targets"][rows], backend=backend
+        )
         return torch.stack([logp, entropy])
 
     def train(rows: Tensor) -> Tensor:
@@ -261,7 +263,7 @@ def test_peaked_rows_distant_targets_and_offsets_keep_their_precision(backend: s
             expected = -math.log1p(others)
             assert -1e-5 < expected < -9e-14
         assert float(out.logprobs) == pytest.approx(expected, rel=rel, abs=0)
-        scored, _ = linear_logprob(one[None], weight.detach(), torch.tensor([target]), backend=backend)
+        scored, *_ = linear_logprob(one[None], weight.detach(), torch.tensor([target]), backend=backend)
         assert float(scored) == pytest.approx(expected, rel=rel, abs=0)
         out.loss.backward()
         assert weight.grad is not None
@@ -270,7 +272,7 @@ def test_peaked_rows_distant_targets_and_offsets_keep_their_precision(backend: s
 
 def test_a_certain_tokens_entropy_keeps_its_relative_precision(backend: str) -> None:
     one, gap = torch.ones(1, 1), 20.0  # π = (1 − q, q): the entropy is q (gap + 1) to within q²
-    _, entropy = linear_logprob(one, torch.tensor([[gap], [0.0]]), torch.tensor([0]), backend=backend)
+    _, entropy, *_ = linear_logprob(one, torch.tensor([[gap], [0.0]]), torch.tensor([0]), backend=backend)
     assert float(entropy) == pytest.approx(math.exp(-gap) * (gap + 1), rel=1e-5, abs=0)
 
 
@@ -279,7 +281,7 @@ def test_integer_operands_give_the_exact_logits(backend: str) -> None:
     g = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randint(-2, 3, shape, generator=g).float() for shape in ((9, 300), (41, 300)))
     targets = torch.randint(41, (9,), generator=g)
-    logp, _ = linear_logprob(hidden, weight, targets, backend=backend)
+    logp, *_ = linear_logprob(hidden, weight, targets, backend=backend)
     expected = torch.log_softmax(hidden.double() @ weight.double().T, 1)[torch.arange(9), targets]
     assert float(((logp - expected) / expected).abs().max()) <= 4e-7
 
@@ -307,7 +309,7 @@ def test_strided_inputs_are_right(backend: str) -> None:
         q = p | {"hidden": hidden, "weight": p["weight"].t().contiguous().t()}
         for strided, expected in zip(run(q, backend=backend), plain, strict=True):
             torch.testing.assert_close(strided, expected, rtol=1e-5, atol=1e-6)
-        scored, _ = linear_logprob(q["hidden"], q["weight"], q["targets"], backend=backend)
+        scored, *_ = linear_logprob(q["hidden"], q["weight"], q["targets"], backend=backend)
         torch.testing.assert_close(scored, plain[1], rtol=1e-5, atol=1e-6)
 
 
@@ -396,7 +398,7 @@ def test_in_inference_mode_it_scores() -> None:
     p = problem()
     with torch.inference_mode():
         out = policy_loss(**p)  # type: ignore[arg-type]  # every argument is a tensor
-        scored, _ = linear_logprob(p["hidden"], p["weight"], p["targets"])
+        scored, *_ = linear_logprob(p["hidden"], p["weight"], p["targets"])
     assert torch.equal(out.logprobs, scored) and not out.loss.requires_grad
 
 

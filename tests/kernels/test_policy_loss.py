@@ -12,7 +12,7 @@ from losses import error, exact, leaves, train
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import CISPO, head, linear_logprob, policy_loss, torch_backend
+from kernels import CISPO, head, linear_logprob, policy_loss, scoring, torch_backend
 from kernels import op as op_module
 
 pytestmark = pytest.mark.usefixtures("isa")  # the default backend of CPU tensors is the native one
@@ -141,10 +141,17 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(
     n, v = 500, 211
     monkeypatch.setattr(head, "CHUNK_BYTES", 64 * v * 4)
     monkeypatch.setattr(op_module, "policy_loss", op_module.compute)  # a custom op hides what it calls
+    monkeypatch.setattr(scoring, "score", scoring.compute)
     p = problem(n, 7, v)
     with Watch() as watch:
         policy_loss(**leaves(p), backend=backend)
         linear_logprob(p["hidden"], p["weight"], p["targets"], backend=backend)
+    assert watch.largest == 64 * v
+    inputs = p["hidden"], p["weight"], p["targets"], torch.ones(n)
+    settings = scoring._settings(None, torch.float32, False, 3, None, None, backend)
+    stats = scoring.compute(*inputs, settings)[-1]
+    with Watch() as watch:
+        scoring.compute_gradients(*inputs, stats, torch.ones(n), None, True, True, settings)
     assert watch.largest == 64 * v
 
 
@@ -165,7 +172,7 @@ def test_autocast_does_not_round_the_logits() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out, dx_cast, dw_cast = train(p)
         scored = linear_logprob(p["hidden"], p["weight"], p["targets"])
-    for logp, entropy in ((out.logprobs, out.entropy), scored):
+    for logp, entropy in ((out.logprobs, out.entropy), scored[:2]):
         assert torch.equal(logp, whole.logprobs) and torch.equal(entropy, whole.entropy)
     assert torch.equal(dx, dx_cast) and torch.equal(dw, dw_cast)
 
@@ -221,13 +228,13 @@ def test_a_retained_graph_gives_the_same_gradients_twice_and_a_frozen_head_gets_
 def test_scoring_equals_the_loss_own_logprobs_and_takes_bf16() -> None:
     p = problem()
     out, *_ = train(p, temperature=0.7)
-    logp, entropy = linear_logprob(p["hidden"], p["weight"], p["targets"], temperature=0.7)
+    logp, entropy, *_ = linear_logprob(p["hidden"], p["weight"], p["targets"], temperature=0.7)
     assert torch.equal(logp, out.logprobs) and torch.equal(entropy, out.entropy)
     hidden, weight = p["hidden"].bfloat16(), p["weight"].bfloat16()
-    logp, _ = linear_logprob(hidden, weight, p["targets"])
+    logp, *_ = linear_logprob(hidden, weight, p["targets"])
     logp64 = exact(p | {"hidden": hidden, "weight": weight})[1]
     assert float((logp - logp64).abs().max()) < 5e-6  # bf16 products are exact in FP32
-    rounded, _ = linear_logprob(hidden, weight, p["targets"], logits_dtype=torch.bfloat16)
+    rounded, *_ = linear_logprob(hidden, weight, p["targets"], logits_dtype=torch.bfloat16)
     assert float((rounded - logp64).abs().max()) > 1e-3  # what the FP32 head avoids
 
 

@@ -130,7 +130,7 @@ class PolicyModel(nn.Module):
             "temperature": temperature, "logits_dtype": self.logits_dtype, "group": group,
         }  # fmt: skip
         if objective is None:
-            logprobs, entropy = linear_logprob(hidden, weight, **options, **of_tokens)
+            logprobs, entropy, *_ = linear_logprob(hidden, weight, **options, **of_tokens)
             return PolicyOutput(None, logprobs[ours], entropy[ours], values)
         options |= {"objective": objective, "kl": kl, "entropy_bonus": entropy_bonus}
         try:
