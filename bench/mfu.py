@@ -173,11 +173,12 @@ def replacements(counter: Counter) -> dict[tuple[Any, str], Any]:
         q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype,
         q_weight: Tensor | None = None, k_weight: Tensor | None = None, eps: float = 0.0,
     ) -> Any:  # fmt: skip
-        def op(q: Tensor, k: Tensor, *rest: Any) -> Any:
-            return torch.empty(q.shape, dtype=dtype), torch.empty(k.shape, dtype=dtype)
+        def op(x: Tensor, *rest: Any) -> Any:
+            return torch.empty(x.shape, dtype=dtype)
 
-        kept = (0, 1, 2, 3) if q_weight is not None else (2, 3)
-        return as_one_kernel(counter, op, kept)(q, k, cos, sin, q_weight, k_weight)
+        kept = (0, 1, 2) if q_weight is not None else (1, 2)
+        inputs = (q, cos, sin, q_weight), (k, cos, sin, k_weight)
+        return tuple(as_one_kernel(counter, op, kept)(*x) for x in inputs)
 
     def swiglu(gate: Tensor, up: Tensor, dtype: torch.dtype) -> Any:
         return as_one_kernel(counter, lambda g, u: torch.empty(g.shape, dtype=dtype), (0, 1))(gate, up)

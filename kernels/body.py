@@ -100,11 +100,11 @@ def fused_qk_norm_rope(
     cos, sin = (x.detach()[:, : q.shape[-1] // 2] for x in (cos, sin))
     dtype = dtype or q.dtype
     if _use_triton(backend, dtype, q, k, cos, sin, q_weight, k_weight):
-        from .triton.rope import QKNormRoPE
+        from .triton.rope import NormRoPE
 
         _check_width("q", q, MAX_HEAD_DIM, MAX_HEAD_DIM)
-        q_out, k_out = QKNormRoPE.apply(q, k, q_weight, k_weight, cos, sin, position_ids, eps, dtype)
-        return q_out, k_out
+        rest = cos, sin, position_ids, eps, dtype
+        return NormRoPE.apply(q, q_weight, *rest), NormRoPE.apply(k, k_weight, *rest)
     if position_ids is not None:
         cos, sin = cos[position_ids], sin[position_ids]
     cos, sin = (_wide(x).reshape(*q.shape[:-2], 1, x.shape[-1]) for x in (cos, sin))

@@ -1,9 +1,11 @@
-"""Launch configurations: plain functions of the device's capability and the problem, without autotuning."""
+"""Launches and their configurations: plain functions of the device and the problem, without autotuning."""
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on")
 """Whether kernels run on the CPU. Triton reads this when a kernel is defined: set it before import."""
@@ -16,6 +18,11 @@ class RowConfig:
     block: int
     """Columns of a tile."""
     warps: int = 8
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernel is compiled for."""
+        return {"BLOCK": self.block, "num_warps": self.warps}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,14 @@ class GemmConfig:
     """Row tiles processed together, so that their rows of h stay in the L2 cache."""
     programs_per_sm: int = 1
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernel is compiled for."""
+        tile = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth, "GROUP": self.group}
+        piece = min(self.piece, self.columns // self.subtiles)
+        epilogue = {"SUBTILES": self.subtiles, "PIECE": piece, "FLATTEN": self.flatten, "TMA": self.tma}
+        return tile | epilogue | {"num_warps": self.warps, "num_stages": self.stages}
+
 
 HOPPER = GemmConfig(128, 256, 64, warps=8, stages=4, tma=True, flatten=True, piece=8)
 """Two warpgroups of 64 rows, 4 × 48 KB of operands and 16 or 32 KB of results in shared memory."""
@@ -55,6 +70,13 @@ UNALIGNED = GemmConfig(64, 128, 64, warps=8, stages=1)
 FP32 = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=2, programs_per_sm=2)
 FP32_CAPPED = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=8, programs_per_sm=2)
 """FP32 operands, multiplied without tensor cores."""
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Run a kernel on the device of its first tensor. An empty grid has nothing to do."""
+    if all(grid):
+        with torch.cuda.device_of(next(x for x in arguments if isinstance(x, Tensor))):
+            kernel[grid](*arguments, **{"num_stages": 1, "enable_fp_fusion": True} | constants)
 
 
 def row_config(vocabulary: int) -> RowConfig:

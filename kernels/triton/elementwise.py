@@ -6,6 +6,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from . import config
+
+INTERPRET: tl.constexpr = tl.constexpr(config.INTERPRET)
 LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
 """Below any logit, but still finite as a difference and over a temperature of 1e-8 or more."""
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -16,7 +19,7 @@ limit e^{88}, also after the division by e^{u_y − m} ≥ e^{−20} in `kernels
 
 
 @triton.jit
-def to_bf16(x, INTERPRET: tl.constexpr):
+def to_bf16(x):
     """FP32 to bf16, rounded to nearest, ties to even. The interpreter's own conversion truncates."""
     if INTERPRET:
         bits = x.to(tl.uint32, bitcast=True)
@@ -26,7 +29,7 @@ def to_bf16(x, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def from_bf16(x, INTERPRET: tl.constexpr):
+def from_bf16(x):
     """bf16 to FP32, exactly (the interpreter's own conversion loses subnormals)."""
     if INTERPRET:
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
@@ -34,15 +37,29 @@ def from_bf16(x, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def as_fp32(x, INTERPRET: tl.constexpr):
+def as_fp32(x):
     """bf16 or FP32 as FP32."""
     if x.dtype == tl.bfloat16:
-        x = from_bf16(x, INTERPRET)
+        x = from_bf16(x)
     return x
 
 
 @triton.jit
-def fma(x, y, z, INTERPRET: tl.constexpr):
+def load_fp32(at, inside):
+    """bf16 or FP32 elements as FP32; 0 outside."""
+    return as_fp32(tl.load(at, mask=inside, other=0.0))
+
+
+@triton.jit
+def store_rounded(at, x, inside):
+    """Store FP32 x in the type of the elements at these places, FP32 or bf16."""
+    if at.dtype.element_ty == tl.bfloat16:
+        x = to_bf16(x)
+    tl.store(at, x, mask=inside)
+
+
+@triton.jit
+def fma(x, y, z):
     """x y + z, rounded once. The interpreter's own rounds the product, too."""
     if INTERPRET:
         return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(tl.float32)
@@ -63,36 +80,36 @@ def tanh(x):
 
 
 @triton.jit
-def capped(z, cap, CAPPED: tl.constexpr):
-    """The soft-capped logit, cap · tanh(z / cap) (Gemma 2, arXiv 2408.00118)."""
-    if CAPPED:
-        return cap * tanh(z * (1.0 / cap))
+def capped(z, CAP: tl.constexpr):
+    """The soft-capped logit, cap · tanh(z / cap) (Gemma 2, arXiv 2408.00118); z where cap is 0."""
+    if CAP != 0.0:
+        z = tanh(z * (1.0 / CAP)) * CAP
     return z
 
 
 @triton.jit
-def cap_slope(x, cap, CAPPED: tl.constexpr):
-    """d capped / dz at the capped logit x."""
-    if CAPPED:
-        t = x * (1.0 / cap)
-        return 1.0 - t * t
-    return 1.0 + x * 0.0
+def times_cap_slope(g, x, CAP: tl.constexpr):
+    """g · d capped / dz at the capped logit x."""
+    if CAP != 0.0:
+        t = x * (1.0 / CAP)
+        g *= 1.0 - t * t
+    return g
 
 
 @triton.jit
-def precise_exp(x, INTERPRET: tl.constexpr):
+def precise_exp(x):
     """As torch on CUDA; `tl.exp` loses digits as |x| grows."""
     return tl.exp(x) if INTERPRET else libdevice.exp(x)
 
 
 @triton.jit
-def precise_log(x, INTERPRET: tl.constexpr):
+def precise_log(x):
     """As torch on CUDA; `tl.log` loses digits near 1."""
     return tl.log(x) if INTERPRET else libdevice.log(x)
 
 
 @triton.jit
-def log1p(x, INTERPRET: tl.constexpr):
+def log1p(x):
     """log(1 + x) for x ≥ 0. The interpreter, which has none, takes log(u) x / (u − 1) with u = 1 + x."""
     if INTERPRET:
         u = 1.0 + x
@@ -101,7 +118,7 @@ def log1p(x, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def expm1(x, INTERPRET: tl.constexpr):
+def expm1(x):
     """e^x − 1. The interpreter, which has none, takes (u − 1) x / log(u) with u = e^x near 0."""
     if INTERPRET:
         u = tl.exp(x)

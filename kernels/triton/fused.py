@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import gemm
-from .config import INTERPRET, GemmConfig, capability, gemm_config, multiprocessors
+from .config import GemmConfig, capability, gemm_config, launch, multiprocessors
 from .rows import dense
 
 SCORED_ROWS = 16384
@@ -19,8 +19,8 @@ SCORED_ROWS = 16384
 def logits(h: Tensor, weight: Tensor, out: Tensor, config: GemmConfig | None = None) -> None:
     """out (C, V) FP32 = h Wᵀ, with weight from `prepare`; a row's bits do not depend on the other rows."""
     if len(h):
-        none = out.new_empty(0)
-        _launch(gemm.LOGITS, h, weight, none, none, none, out, none, none, 0.0, config)
+        config = config or _config(gemm.LOGITS, h, weight, out, 0.0)
+        _launch(gemm.LOGITS, h, weight, out, [out.new_empty(0)] * 5, 0.0, config)
 
 
 def score(
@@ -39,7 +39,7 @@ def score(
     for start in range(0, len(h), SCORED_ROWS):
         rows = slice(start, start + SCORED_ROWS)
         y, scale = dense(targets[rows], inverse_temperature[rows])
-        stats[:, rows] = _statistics(gemm.SCORE, h[rows], weight, y, scale, scale, scale, cap, config)[0]
+        stats[:, rows] = _statistics(gemm.SCORE, h[rows], weight, scale, [y, scale, scale], cap, config)[0]
     return stats
 
 
@@ -62,46 +62,46 @@ def fused_epilogue(
     if not rows:
         return exp, anchors.new_empty(4, 0)
     h, parts = _row_major(h), weight.shape[1] // h.shape[1]
-    targets, inverse_temperature, logprobs_gen = dense(targets, inverse_temperature, logprobs_gen)
-    gemm.estimate_anchors[(rows,)](
-        h, weight, targets, inverse_temperature, logprobs_gen, anchors, vocabulary, h.shape[1], h.stride(0),
-        weight.stride(0), PARTS=parts, INTERPRET=INTERPRET, BLOCK=512, num_warps=4, num_stages=1,
-        enable_fp_fusion=True,
-    )  # fmt: skip
-    stats, partial, columns = _statistics(
-        gemm.SINGLE_PASS, h, weight, targets, inverse_temperature, anchors, exp, 0.0, config
-    )
-    gemm.settle[(rows,)](
-        exp, partial, anchors, inverse_temperature, stats, targets, rows, vocabulary, exp.stride(0),
-        INTERPRET=INTERPRET, COLUMNS=columns, num_warps=1, num_stages=1, enable_fp_fusion=True,
-    )  # fmt: skip
+    targets, scale, logprobs_gen = dense(targets, inverse_temperature, logprobs_gen)
+    sizes = vocabulary, h.shape[1], h.stride(0), weight.stride(0)
+    tensors = h, weight, targets, scale, logprobs_gen, anchors
+    launch(gemm.estimate_anchors, (rows,), *tensors, *sizes, PARTS=parts, BLOCK=512, num_warps=4)
+    vectors = [targets, scale, anchors]
+    stats, partial, columns = _statistics(gemm.SINGLE_PASS, h, weight, exp, vectors, 0.0, config)
+    tensors = exp, partial, anchors, scale, stats, targets
+    launch(gemm.settle, (rows,), *tensors, vocabulary, exp.stride(0), COLUMNS=columns, num_warps=1)
     return exp, stats
 
 
 def _statistics(
-    epilogue: Any, h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, anchors: Tensor,
-    out: Tensor, cap: float, config: GemmConfig | None,
-) -> tuple[Tensor, Tensor, int]:  # fmt: skip
+    epilogue: Any,
+    h: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    vectors: list[Tensor],  # targets, inverse temperature, anchors: (rows,) each
+    cap: float,
+    config: GemmConfig | None,
+) -> tuple[Tensor, Tensor, int]:
     """(4, rows) statistics, those of each column tile, and the number of columns of a tile."""
     config = config or _config(epilogue, h, weight, out, cap)
     rows, tiles = len(h), triton.cdiv(len(weight), config.columns)
     partial = torch.empty(3, tiles, rows, dtype=torch.float32, device=h.device)
     target_logits, stats = partial.new_zeros(rows), partial.new_empty(4, rows)
-    _launch(
-        epilogue, h, weight, targets, inverse_temperature, anchors, out, partial, target_logits, cap, config
-    )
-    gemm.merge[(triton.cdiv(rows, 32),)](
-        partial, target_logits, stats, rows, tiles, TILES=32, ROWS=32, num_warps=4, num_stages=1,
-        enable_fp_fusion=True,
-    )  # fmt: skip
+    _launch(epilogue, h, weight, out, [*vectors, partial, target_logits], cap, config)
+    tensors, grid = (partial, target_logits, stats), (triton.cdiv(rows, 32),)
+    launch(gemm.merge, grid, *tensors, rows, tiles, TILES=32, ROWS=32, num_warps=4)
     return stats, partial, config.columns
 
 
 def _launch(
-    epilogue: Any, h: Tensor, weight: Tensor, targets: Tensor, inverse_temperature: Tensor, anchors: Tensor,
-    out: Tensor, partial: Tensor, target_logits: Tensor, cap: float, config: GemmConfig | None,
-) -> None:  # fmt: skip
-    config = config or _config(epilogue, h, weight, out, cap)
+    epilogue: Any,
+    h: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    vectors: list[Tensor],
+    cap: float,
+    config: GemmConfig,
+) -> None:
     h, rows, vocabulary, width = _row_major(h).to(weight.dtype), len(h), len(weight), h.shape[1]
     tiles = triton.cdiv(rows, config.rows) * triton.cdiv(vocabulary, config.columns)
     programs = min(tiles, config.programs_per_sm * multiprocessors(h.device))
@@ -111,15 +111,10 @@ def _launch(
         right = TensorDescriptor.from_tensor(weight, [config.columns, config.depth])
         if epilogue != gemm.SCORE:
             result = TensorDescriptor.from_tensor(out, [config.rows, config.columns // config.subtiles])
-    gemm.gemm[(programs,)](
-        left, right, targets, inverse_temperature, anchors, result, partial, target_logits, rows, vocabulary,
-        width, h.stride(0), weight.stride(0), out.stride(0), cap, PARTS=weight.shape[1] // width,
-        EPILOGUE=epilogue, CAPPED=cap != 0.0, TMA=config.tma, EVEN=width % config.depth == 0,
-        INTERPRET=INTERPRET, ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
-        GROUP=config.group, SUBTILES=config.subtiles,
-        PIECE=min(config.piece, config.columns // config.subtiles), FLATTEN=config.flatten,
-        num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=True,
-    )  # fmt: skip
+    sizes = rows, vocabulary, width, h.stride(0), weight.stride(0), out.stride(0)
+    even, parts = width % config.depth == 0, weight.shape[1] // width
+    constants = {"CAP": cap, "EPILOGUE": epilogue, "EVEN": even, "PARTS": parts} | config.constants
+    launch(gemm.gemm, (programs,), left, right, result, *vectors, *sizes, **constants)
 
 
 def _config(epilogue: Any, h: Tensor, weight: Tensor, out: Tensor, cap: float) -> GemmConfig:

@@ -17,7 +17,7 @@ register across the loop, and spill.
 import triton
 import triton.language as tl
 
-from .elementwise import LN_2, LOG2_E, LOWEST, RAISE, as_fp32, capped, fma, from_bf16, to_bf16
+from .elementwise import INTERPRET, LN_2, LOG2_E, LOWEST, RAISE, as_fp32, capped, fma, from_bf16, to_bf16
 
 LOGITS: tl.constexpr = tl.constexpr(0)
 """out (rows, vocabulary) FP32: the logits."""
@@ -30,12 +30,11 @@ out (rows, vocabulary) bf16: e^{u − anchor of the tile}, 0 at the target."""
 
 @triton.jit(do_not_specialize=["rows"])  # a row's bits must not depend on how many there are
 def gemm(
-    h, weight, targets, inverse_temperature, anchors, out, partial, target_logits,
-    rows, vocabulary, width, h_stride, weight_stride, out_stride, cap,
-    PARTS: tl.constexpr, EPILOGUE: tl.constexpr, CAPPED: tl.constexpr, TMA: tl.constexpr,
-    EVEN: tl.constexpr, INTERPRET: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, SUBTILES: tl.constexpr,
-    PIECE: tl.constexpr, FLATTEN: tl.constexpr,
+    h, weight, out, targets, inverse_temperature, anchors, partial, target_logits,
+    rows, vocabulary, width, h_stride, weight_stride, out_stride,
+    CAP: tl.constexpr, PARTS: tl.constexpr, EPILOGUE: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
+    SUBTILES: tl.constexpr, PIECE: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """h (rows, width), weight (vocabulary, PARTS · width): FP32 or bf16; descriptors if TMA, or pointers."""
     row_tiles = tl.cdiv(rows, ROWS)
@@ -56,34 +55,39 @@ def gemm(
                 left = h.load([row_start, depth])
                 right = weight.load([column_start, part * width + depth])
             else:
-                left = block(h, row_start, rows, depth, width, 0, h_stride, ROWS, DEPTH, EVEN)
+                left = block(h, row_start, rows, h_stride, depth, width, ROWS, DEPTH, EVEN)
                 right = block(
-                    weight, column_start, vocabulary, depth, width, part * width, weight_stride, COLUMNS,
-                    DEPTH, EVEN,
-                )  # fmt: skip
+                    weight + part * width,
+                    column_start,
+                    vocabulary,
+                    weight_stride,
+                    depth,
+                    width,
+                    COLUMNS,
+                    DEPTH,
+                    EVEN,
+                )
             if INTERPRET:  # its dot is wrong for bf16, and NumPy's result depends on a row's position
-                product += tl.sum(as_fp32(left, True)[:, None, :] * as_fp32(right, True)[None, :, :], 2)
+                product += tl.sum(as_fp32(left)[:, None, :] * as_fp32(right)[None, :, :], 2)
             else:
                 product = tl.dot(left, right.T, product, input_precision="ieee")
         if EPILOGUE == LOGITS:
             for index in tl.static_range(SUBTILES):
-                store(
-                    out, subtile(product, index, SUBTILES), row_start,
-                    column_start + index * (COLUMNS // SUBTILES), rows, vocabulary, out_stride, TMA,
-                )  # fmt: skip
+                part = subtile(product, index, SUBTILES)
+                column = column_start + index * (COLUMNS // SUBTILES)
+                store(out, part, row_start, column, rows, vocabulary, out_stride, TMA)
         else:
             statistics(
                 product, targets, inverse_temperature, anchors, out, partial, target_logits, row_start,
-                column_tile, rows, vocabulary, out_stride, cap, EPILOGUE, CAPPED, TMA, INTERPRET, SUBTILES,
-                PIECE,
+                column_tile, rows, vocabulary, out_stride, CAP, EPILOGUE, TMA, SUBTILES, PIECE,
             )  # fmt: skip
 
 
 @triton.jit
 def statistics(
     product, targets, inverse_temperature, anchors, out, partial, target_logits, row_start, column_tile,
-    rows, vocabulary, out_stride, cap, EPILOGUE: tl.constexpr, CAPPED: tl.constexpr, TMA: tl.constexpr,
-    INTERPRET: tl.constexpr, SUBTILES: tl.constexpr, PIECE: tl.constexpr,
+    rows, vocabulary, out_stride, CAP: tl.constexpr, EPILOGUE: tl.constexpr, TMA: tl.constexpr,
+    SUBTILES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """The epilogues SCORE and SINGLE_PASS of a tile: product (ROWS, COLUMNS) are its logits.
 
@@ -96,7 +100,7 @@ def statistics(
     inside = row < rows
     column_start = column_tile * COLUMNS
     columns = tl.minimum(vocabulary - column_start, COLUMNS)
-    product = capped(product, cap, CAPPED)
+    product = capped(product, CAP)
     # Triton waits for the product where it is used first. In a branch that wait would come too late.
     m = row_maximum(product)
     if columns < COLUMNS:
@@ -116,25 +120,23 @@ def statistics(
     exp_sums = tl.zeros((product.shape[0], PIECE), tl.float32)
     dot_sums = exp_sums
     for index in tl.static_range(SUBTILES):
-        v_2 = fma(subtile(product, index, SUBTILES), scale_2[:, None], 0.0 - m_2[:, None], INTERPRET)
+        v_2 = fma(subtile(product, index, SUBTILES), scale_2[:, None], 0.0 - m_2[:, None])
         exp = tl.exp2(v_2)
         for piece in tl.static_range(PIECES):
             exp_piece = subtile(exp, piece, PIECES)
             exp_sums += exp_piece
             dot_sums = tl.fma(exp_piece, subtile(v_2, piece, PIECES), dot_sums)
         if EPILOGUE == SINGLE_PASS:
-            store(
-                out, to_bf16(exp, INTERPRET), row_start, column_start + index * (COLUMNS // SUBTILES), rows,
-                vocabulary, out_stride, TMA,
-            )  # fmt: skip
+            column = column_start + index * (COLUMNS // SUBTILES)
+            store(out, to_bf16(exp), row_start, column, rows, vocabulary, out_stride, TMA)
     others, dot = tl.sum(exp_sums, 1), tl.sum(dot_sums, 1)
-    error = fma(m, scale_2, 0.0 - m_2, INTERPRET)
+    error = fma(m, scale_2, 0.0 - m_2)
     shrink = 1.0 - error * LN_2
     plane = tl.cast(tl.cdiv(vocabulary, COLUMNS), tl.int64) * rows
     partial += column_tile.to(tl.int64) * rows + row
     tl.store(partial, m * scale, mask=inside)
     tl.store(partial + plane, shrink * others, mask=inside)
-    tl.store(partial + 2 * plane, shrink * LN_2 * (dot - error * others), mask=inside)
+    tl.store(partial + 2 * plane, shrink * (dot - error * others) * LN_2, mask=inside)
 
 
 @triton.jit
@@ -168,13 +170,12 @@ def eighths(x):
 
 @triton.jit
 def block(
-    matrix, row_start, rows, depth, width, first, stride,
-    ROWS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """(ROWS, DEPTH) of a row-major matrix from column first + depth on; 0 past width, unless EVEN."""
+    matrix, row_start, rows, stride, depth, width, ROWS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr
+):
+    """(ROWS, DEPTH) of a row-major matrix from column depth on; 0 past width, unless EVEN."""
     row = tl.minimum(row_start + tl.arange(0, ROWS), rows - 1).to(tl.int64)
     k = depth + tl.arange(0, DEPTH)
-    at = matrix + row[:, None] * stride + (first + k)[None, :]
+    at = matrix + row[:, None] * stride + k[None, :]
     return tl.load(at) if EVEN else tl.load(at, mask=(k < width)[None, :], other=0.0)
 
 
@@ -241,7 +242,7 @@ def merge(partial, target_logits, stats, rows, tiles, TILES: tl.constexpr, ROWS:
 @triton.jit
 def estimate_anchors(
     h, weight, targets, inverse_temperature, logprobs_gen, anchors, vocabulary, width, h_stride,
-    weight_stride, PARTS: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
+    weight_stride, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The generator's estimate of the log-sum-exp, u_y − log π_gen, times the temperature, as logits are
     before their scaling; LOWEST without a target.
@@ -257,19 +258,18 @@ def estimate_anchors(
             k = start + tl.arange(0, BLOCK)
             left = tl.load(h + k, mask=k < width, other=0.0)
             right = tl.load(weight + part * width + k, mask=k < width, other=0.0)
-            products += as_fp32(left, INTERPRET) * as_fp32(right, INTERPRET)
+            products += as_fp32(left) * as_fp32(right)
     logprob = tl.minimum(tl.maximum(tl.load(logprobs_gen + row), -60.0), 0.0)
     anchor = tl.sum(products, 0) - logprob / tl.load(inverse_temperature + row)
     tl.store(anchors + row, tl.where(local, anchor, LOWEST))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def settle(
-    exp, partial, anchors, inverse_temperature, stats, targets, rows, vocabulary, stride,
-    INTERPRET: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    exp, partial, anchors, inverse_temperature, stats, targets, vocabulary, stride, COLUMNS: tl.constexpr
+):
     """Turn SINGLE_PASS's exp into Ê in place: −others at the target, one anchor for all tiles of a row."""
-    row = tl.program_id(0).to(tl.int64)
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     target = tl.load(targets + row)
     m = tl.load(stats + row)
     exp += row * stride
@@ -282,8 +282,8 @@ def settle(
             if shift < 0:
                 column = start + tl.arange(0, COLUMNS)
                 inside = column < vocabulary
-                scaled = from_bf16(tl.load(exp + column, mask=inside), INTERPRET) * tl.exp(shift)
-                tl.store(exp + column, to_bf16(scaled, INTERPRET), mask=inside)
+                scaled = from_bf16(tl.load(exp + column, mask=inside)) * tl.exp(shift)
+                tl.store(exp + column, to_bf16(scaled), mask=inside)
     tl.debug_barrier()  # another thread may have rescaled the target's column
     others = tl.load(stats + rows + row)
-    tl.store(exp + target, to_bf16(0.0 - others, INTERPRET), mask=(target >= 0) & (target < vocabulary))
+    tl.store(exp + target, to_bf16(0.0 - others), mask=(target >= 0) & (target < vocabulary))

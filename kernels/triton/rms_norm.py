@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .config import INTERPRET, multiprocessors
-from .elementwise import as_fp32, to_bf16
+from .config import launch, multiprocessors
+from .elementwise import load_fp32, store_rounded
 
 
 class RMSNorm(torch.autograd.Function):
@@ -39,12 +39,9 @@ class RMSNorm(torch.autograd.Function):
         if residual is not None:
             added = as_rows(residual)
             total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
-        if len(rows):
-            with torch.cuda.device_of(x):
-                _rms_norm[(len(rows),)](
-                    rows, added, weight.contiguous(), out, total, rows.shape[1], rows.stride(0),
-                    added.stride(0), eps, ADD=residual is not None, INTERPRET=INTERPRET, **_launch(rows),
-                )  # fmt: skip
+        tensors = rows, added, weight.contiguous(), out, total
+        sizes = rows.shape[1], rows.stride(0), added.stride(0)
+        launch(_rms_norm, (len(rows),), *tensors, *sizes, eps, ADD=residual is not None, **_constants(rows))
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.types = eps, (x.dtype, None if residual is None else residual.dtype)
         ctx.set_materialize_grads(False)
@@ -62,16 +59,12 @@ class RMSNorm(torch.autograd.Function):
         dx = torch.empty(h.shape, dtype=types[0], device=h.device)
         two = types[1] not in (None, types[0])
         d_residual = torch.empty(h.shape, dtype=types[1], device=h.device) if two else dx
-        launch = _launch(rows)
-        programs = persistent(len(rows), launch["num_warps"], h.device)
+        constants = _constants(rows) | {"ADD": d_total is not None, "TWO": two}
+        programs = persistent(len(rows), constants["num_warps"], h.device)
         partial = torch.empty(programs, rows.shape[1], dtype=torch.float32, device=h.device)
-        if len(rows):
-            with torch.cuda.device_of(h):
-                _rms_norm_grads[(programs,)](
-                    rows, weight.contiguous(), grad, above, dx, d_residual, partial, len(rows), rows.shape[1],
-                    rows.stride(0), grad.stride(0), above.stride(0), ctx.eps, ADD=d_total is not None,
-                    TWO=two, INTERPRET=INTERPRET, **launch,
-                )  # fmt: skip
+        tensors = rows, weight.contiguous(), grad, above, dx, d_residual, partial
+        strides = rows.stride(0), grad.stride(0), above.stride(0)
+        launch(_rms_norm_grads, (programs,), *tensors, *rows.shape, *strides, ctx.eps, **constants)
         dw = partial.sum(0).to(weight.dtype)
         return dx, None if types[1] is None else d_residual, dw, None, None
 
@@ -87,58 +80,49 @@ def persistent(tasks: int, warps: int, device: torch.device) -> int:
     return min(tasks, multiprocessors(device) * max(1, 16 // warps))
 
 
-def _launch(rows: Tensor) -> dict[str, Any]:
+def _constants(rows: Tensor) -> dict[str, int]:
     """One tile holds a row, 16 elements a thread."""
     block = max(128, triton.next_power_of_2(rows.shape[1]))
-    warps = max(1, min(16, block // 512))
-    return {"BLOCK": block, "num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
-
-
-@triton.jit
-def rounded(x, pointer, INTERPRET: tl.constexpr):
-    """FP32 x in the type that the pointer points to, FP32 or bf16."""
-    if pointer.dtype.element_ty == tl.bfloat16:
-        x = to_bf16(x, INTERPRET)
-    return x
+    return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
 
 
 @triton.jit
 def _rms_norm(
     x, residual, weight, out, total, width, stride, residual_stride, eps,
-    ADD: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    h = as_fp32(tl.load(x + row * stride + columns, mask=inside, other=0.0), INTERPRET)
+    h = load_fp32(x + row * stride + columns, inside)
     if ADD:
-        h += as_fp32(tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0), INTERPRET)
-        tl.store(total + row * width + columns, rounded(h, total, INTERPRET), mask=inside)
-    w = as_fp32(tl.load(weight + columns, mask=inside, other=0.0), INTERPRET)
+        h += load_fp32(residual + row * residual_stride + columns, inside)
+        store_rounded(total + row * width + columns, h, inside)
+    w = load_fp32(weight + columns, inside)
     rstd = tl.rsqrt(tl.sum(h * h, 0) / width + eps)
-    tl.store(out + row * width + columns, rounded(h * rstd * w, out, INTERPRET), mask=inside)
+    store_rounded(out + row * width + columns, h * rstd * w, inside)
 
 
 @triton.jit(do_not_specialize=["rows"])  # one row would be a kernel of its own
 def _rms_norm_grads(
     h, weight, dy, d_total, dx, d_residual, partial, rows, width, stride, dy_stride, d_total_stride, eps,
-    ADD: tl.constexpr, TWO: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, TWO: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     dw = tl.zeros((BLOCK,), tl.float32)
     for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
-        x = as_fp32(tl.load(h + row * stride + columns, mask=inside, other=0.0), INTERPRET)
-        g = as_fp32(tl.load(dy + row * dy_stride + columns, mask=inside, other=0.0), INTERPRET)
+        x = load_fp32(h + row * stride + columns, inside)
+        g = load_fp32(dy + row * dy_stride + columns, inside)
         rstd = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
         normed = x * rstd
         dw += g * normed
         # The weight is loaded late, since few registers are left.
-        g *= as_fp32(tl.load(weight + columns, mask=inside, other=0.0), INTERPRET)
+        g *= load_fp32(weight + columns, inside)
         d = rstd * (g - normed * (tl.sum(g * normed, 0) / width))
         if ADD:
-            d += as_fp32(tl.load(d_total + row * d_total_stride + columns, mask=inside, other=0.0), INTERPRET)
-        tl.store(dx + row * width + columns, rounded(d, dx, INTERPRET), mask=inside)
+            d += load_fp32(d_total + row * d_total_stride + columns, inside)
+        store_rounded(dx + row * width + columns, d, inside)
         if TWO:
-            tl.store(d_residual + row * width + columns, rounded(d, d_residual, INTERPRET), mask=inside)
+            store_rounded(d_residual + row * width + columns, d, inside)
     tl.store(partial + tl.program_id(0).to(tl.int64) * width + columns, dw, mask=inside)

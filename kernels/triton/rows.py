@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..rows import Gradient
-from .config import INTERPRET, RowConfig, row_config
-from .elementwise import LN_2, LOG2_E, LOWEST, RAISE, cap_slope, capped, from_bf16, to_bf16
+from .config import RowConfig, launch, row_config
+from .elementwise import LN_2, LOG2_E, LOWEST, RAISE, capped, from_bf16, times_cap_slope, to_bf16
 
 
 def row_stats(
@@ -28,13 +28,10 @@ def row_stats(
     """
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)
-    stats, (targets, inverse_temperature) = z.new_empty(4, rows), dense(targets, inverse_temperature)
-    if rows:
-        _row_stats[(rows,)](
-            z, targets, inverse_temperature, stats, rows, vocabulary, z.stride(0), cap,
-            CAPPED=cap != 0.0, BLOCK=config.block, LANES=min(32 * config.warps, config.block // 4),
-            num_warps=config.warps, num_stages=1, enable_fp_fusion=True,
-        )  # fmt: skip
+    stats = z.new_empty(4, rows)
+    inputs = z, *dense(targets, inverse_temperature), stats, vocabulary, z.stride(0)
+    lanes = min(32 * config.warps, config.block // 4)
+    launch(_row_stats, (rows,), *inputs, CAP=cap, LANES=lanes, **config.constants)
     return stats
 
 
@@ -56,12 +53,8 @@ def row_grads(
     dz = z if exact else as_bf16(z)
     b, k = g.a if g.b is None else g.b, g.a if g.k is None else g.k  # any pointers, if there is no entropy
     vectors = dense(targets, inverse_temperature, g.anchor, g.a, b, k, g.dz_y)
-    if rows:
-        _row_grads[(rows,)](
-            z, dz, *vectors, vocabulary, z.stride(0), dz.stride(0), cap, CAPPED=cap != 0.0,
-            BONUS=g.b is not None, INTERPRET=INTERPRET, BLOCK=config.block, num_warps=config.warps,
-            num_stages=1, enable_fp_fusion=True,
-        )  # fmt: skip
+    inputs = z, dz, *vectors, vocabulary, z.stride(0), dz.stride(0)
+    launch(_row_grads, (rows,), *inputs, CAP=cap, BONUS=g.b is not None, **config.constants)
     return dz
 
 
@@ -81,13 +74,8 @@ def single_pass(
     rows, vocabulary = z.shape
     config = config or row_config(vocabulary)
     exp, stats = as_bf16(z), z.new_empty(4, rows)
-    targets, inverse_temperature, logprobs_gen = dense(targets, inverse_temperature, logprobs_gen)
-    if rows:
-        _single_pass[(rows,)](
-            z, exp, targets, inverse_temperature, logprobs_gen, stats, rows, vocabulary, z.stride(0),
-            exp.stride(0), INTERPRET=INTERPRET, BLOCK=config.block, num_warps=config.warps, num_stages=1,
-            enable_fp_fusion=True,
-        )  # fmt: skip
+    inputs = z, exp, *dense(targets, inverse_temperature, logprobs_gen), stats, vocabulary
+    launch(_single_pass, (rows,), *inputs, z.stride(0), exp.stride(0), **config.constants)
     return exp, stats
 
 
@@ -116,22 +104,22 @@ def store_tile(at, tile, inside, WHOLE: tl.constexpr):
         tl.store(at, tile, mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def _row_stats(
-    z, targets, inverse_temperature, stats, rows, vocabulary, stride, cap,
-    CAPPED: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+    z, targets, inverse_temperature, stats, vocabulary, stride,
+    CAP: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Each of the LANES holds the maximum and the sums of its own columns; they are joined once a row.
 
     A lane is a thread where a tile's columns are seen as (loads, LANES, columns of a load).
     """
-    row = tl.program_id(0).to(tl.int64)
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     scale = tl.load(inverse_temperature + row)
     target = tl.load(targets + row)
     z += row * stride
     local = (target >= 0) & (target < vocabulary)
     y = tl.where(local, target, -1).to(tl.int32)
-    z_y = capped(tl.load(z + tl.maximum(y, 0)), cap, CAPPED)
+    z_y = capped(tl.load(z + tl.maximum(y, 0)), CAP)
     scale_2 = scale * LOG2_E
     m = z_y + tl.zeros((LANES,), tl.float32)  # a logit of this row, so that no lane's maximum is LOWEST
     others, dot = m * 0.0, m * 0.0
@@ -140,7 +128,7 @@ def _row_stats(
         for start in range(whole if TAIL else 0, vocabulary if TAIL else whole, BLOCK):
             columns = start + tl.arange(0, BLOCK)
             inside = columns < vocabulary
-            x = capped(load_tile(z + columns, inside, not TAIL), cap, CAPPED)
+            x = capped(load_tile(z + columns, inside, not TAIL), CAP)
             if TAIL:
                 x = tl.where(inside, x, LOWEST)
             if (y >= start) & (y < start + BLOCK):
@@ -160,13 +148,13 @@ def _row_stats(
     tl.store(stats + row, highest * scale)
     tl.store(stats + rows + row, tl.sum(shrink * others, 0))
     tl.store(stats + 2 * rows + row, tl.where(local, z_y * scale, 0.0))
-    tl.store(stats + 3 * rows + row, LN_2 * tl.sum(shrink * (dot + shift * others), 0))
+    tl.store(stats + 3 * rows + row, tl.sum(shrink * (dot + shift * others), 0) * LN_2)
 
 
 @triton.jit
 def _row_grads(
-    z, dz, targets, inverse_temperature, anchor, a, b, k, dz_y, vocabulary, stride, dz_stride, cap,
-    CAPPED: tl.constexpr, BONUS: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
+    z, dz, targets, inverse_temperature, anchor, a, b, k, dz_y, vocabulary, stride, dz_stride,
+    CAP: tl.constexpr, BONUS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     scale = tl.load(inverse_temperature + row)
@@ -181,25 +169,26 @@ def _row_grads(
         for start in range(whole if TAIL else 0, vocabulary if TAIL else whole, BLOCK):
             columns = start + tl.arange(0, BLOCK)
             inside = columns < vocabulary
-            x = capped(load_tile(z + columns, inside, not TAIL), cap, CAPPED)
+            x = capped(load_tile(z + columns, inside, not TAIL), CAP)
             v = x * scale - m
             coefficient = factor
             if BONUS:
                 coefficient += tl.load(b + row) * (v + tl.load(k + row))
-            g = tl.where(columns == target, at_target, tl.exp(v) * coefficient) * cap_slope(x, cap, CAPPED)
+            g = tl.where(columns == target, at_target, tl.exp(v) * coefficient)
+            g = times_cap_slope(g, x, CAP)
             if dz.dtype.element_ty == tl.bfloat16:
                 tl.debug_barrier()  # all threads have read this tile: see the top of the file
-                store_tile(dz + columns, to_bf16(g, INTERPRET), inside, not TAIL)
+                store_tile(dz + columns, to_bf16(g), inside, not TAIL)
             else:
                 store_tile(dz + columns, g, inside, not TAIL)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def _single_pass(
-    z, exp_out, targets, inverse_temperature, logprobs_gen, stats, rows, vocabulary, stride, exp_stride,
-    INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
+    z, exp_out, targets, inverse_temperature, logprobs_gen, stats, vocabulary, stride, exp_stride,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     scale = tl.load(inverse_temperature + row)
     target = tl.load(targets + row)
     z += row * stride
@@ -227,14 +216,14 @@ def _single_pass(
                 m = highest
                 for earlier in range(0, start, BLOCK):
                     at = exp_out + earlier + tl.arange(0, BLOCK)  # whole tiles: no mask
-                    tl.store(at, to_bf16(from_bf16(tl.load(at), INTERPRET) * shrink, INTERPRET))
+                    tl.store(at, to_bf16(from_bf16(tl.load(at)) * shrink))
             v = u - m
             exp = tl.where(columns == target, 0.0, tl.exp(v))
             dot += tl.sum(exp * v, 0)
             others += tl.sum(exp, 0)
-            store_tile(exp_out + columns, to_bf16(exp, INTERPRET), inside, not TAIL)
+            store_tile(exp_out + columns, to_bf16(exp), inside, not TAIL)
     tl.debug_barrier()  # another thread has written the target's column
-    tl.store(exp_out + target, to_bf16(0.0 - others, INTERPRET), mask=local)
+    tl.store(exp_out + target, to_bf16(0.0 - others), mask=local)
     tl.store(stats + row, m)
     tl.store(stats + rows + row, others)
     tl.store(stats + 2 * rows + row, u_y)

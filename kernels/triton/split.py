@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .config import INTERPRET
+from .config import launch
 from .elementwise import from_bf16, to_bf16
 
 
@@ -19,25 +19,19 @@ def split_bf16(x: Tensor, parts: int, block: int = 1024) -> Tensor:
     """
     rows, columns = x.shape
     out = x.new_empty(rows, parts * columns, dtype=torch.bfloat16)
-    if x.numel():
-        _split[(rows, triton.cdiv(columns, block))](
-            x, out, columns, x.stride(0), PARTS=parts, INTERPRET=INTERPRET, BLOCK=block, num_warps=4,
-            enable_fp_fusion=True,
-        )  # fmt: skip
+    grid = rows, triton.cdiv(columns, block)
+    launch(_split, grid, x, out, columns, x.stride(0), PARTS=parts, BLOCK=block, num_warps=4)
     return out
 
 
 @triton.jit
-def _split(
-    x, out, columns, stride,
-    PARTS: tl.constexpr, INTERPRET: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _split(x, out, columns, stride, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     rest = tl.load(x + row * stride + column, mask=inside, other=0.0)
     out += row * PARTS * columns
     for part in tl.static_range(PARTS):
-        rounded = to_bf16(rest, INTERPRET)
+        rounded = to_bf16(rest)
         tl.store(out + (PARTS - 1 - part) * columns + column, rounded, mask=inside)
-        rest = rest - from_bf16(rounded, INTERPRET)  # exact
+        rest = rest - from_bf16(rounded)  # exact

@@ -14,7 +14,7 @@ from ..objectives import CISPO, OBJECTIVES, SAPO, Clip, IcePop
 from ..rows import Gradient
 from ..settings import Settings
 from ..tokens import Tokens
-from .config import INTERPRET
+from .config import launch
 from .elementwise import expm1, log1p, precise_exp, precise_log
 from .rows import dense
 
@@ -39,13 +39,12 @@ def terms(stats: Tensor, t: Tokens, settings: Settings, values: list[Tensor]) ->
     per_token = dense(t.logprobs_gen, t.advantages, t.weights, t.inverse_temperature)
     reference = per_token[0] if t.logprobs_ref is None else t.logprobs_ref.contiguous()
     factors, sums = stats.new_empty(4 if bonus else 2, rows), stats.new_empty(triton.cdiv(rows, BLOCK))
-    _terms[(len(sums),)](
-        stats, *per_token, reference, *values, factors, sums, rows, *_parameters(settings.objective),
-        settings.entropy_bonus, 0.0 if kl is None else kl.coefficient,
-        OBJECTIVE=TERMS[type(settings.objective)], BONUS=bonus,
-        KL=0 if kl is None else ESTIMATORS[kl.estimator], INTERPRET=INTERPRET, BLOCK=BLOCK, num_warps=4,
-        num_stages=1, enable_fp_fusion=True,
-    )  # fmt: skip
+    tensors = stats, *per_token, reference, *values, factors, sums
+    coefficients = settings.entropy_bonus, 0.0 if kl is None else kl.coefficient
+    numbers = *_parameters(settings.objective), *coefficients
+    constants = {"OBJECTIVE": TERMS[type(settings.objective)], "BONUS": bonus, "BLOCK": BLOCK, "num_warps": 4}
+    constants["KL"] = 0 if kl is None else ESTIMATORS[kl.estimator]
+    launch(_terms, (len(sums),), *tensors, rows, *numbers, **constants)
     b, k = (factors[2], factors[3]) if bonus else (None, None)
     return Gradient(stats[0], factors[0], b, k, factors[1]), sums
 
@@ -73,7 +72,7 @@ POINTERS = [
 def _terms(
     stats, logprobs_gen, advantages, weights, inverse_temperature, logprobs_ref, logp_out, entropy_out,
     ratio_out, truncated_out, kl_out, factors, sums, rows, low, high, dual, bonus, kl_coefficient,
-    OBJECTIVE: tl.constexpr, BONUS: tl.constexpr, KL: tl.constexpr, INTERPRET: tl.constexpr,
+    OBJECTIVE: tl.constexpr, BONUS: tl.constexpr, KL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -86,10 +85,10 @@ def _terms(
     weight = tl.load(weights + row, mask=inside, other=0.0)
     scale = tl.load(inverse_temperature + row, mask=inside, other=1.0)
 
-    logp, entropy, total = softmax(target - anchor, others, dot, INTERPRET)
+    logp, entropy, total = softmax(target - anchor, others, dot)
     log_ratio = logp - tl.load(logprobs_gen + row, mask=inside, other=0.0)
-    ratio = precise_exp(tl.where(log_ratio > 80.0, 80.0, log_ratio), INTERPRET)
-    loss, derivative, truncated = objective(logp, ratio, advantage, low, high, dual, OBJECTIVE, INTERPRET)
+    ratio = precise_exp(tl.where(log_ratio > 80.0, 80.0, log_ratio))
+    loss, derivative, truncated = objective(logp, ratio, advantage, low, high, dual, OBJECTIVE)
     loss -= bonus * entropy
     if KL:
         log_ratio = logp - tl.load(logprobs_ref + row, mask=inside, other=0.0)
@@ -98,7 +97,7 @@ def _terms(
         elif KL == 2:
             estimate, slope = 0.5 * log_ratio * log_ratio, log_ratio
         else:
-            exp = expm1(0.0 - log_ratio, INTERPRET)
+            exp = expm1(0.0 - log_ratio)
             estimate, slope = exp + log_ratio, 0.0 - exp
         loss += kl_coefficient * estimate
         derivative += kl_coefficient * slope
@@ -114,29 +113,27 @@ def _terms(
     dz_y = c * others * per_total
     if BONUS:
         e = 0.0 - bonus * weight
-        dz_y -= e * precise_exp(logp, INTERPRET) * (logp + entropy) * scale
+        dz_y -= e * precise_exp(logp) * (logp + entropy) * scale
         tl.store(factors + 2 * rows + row, (0.0 - e) * per_total, mask=inside)
-        tl.store(factors + 3 * rows + row, entropy - precise_log(total, INTERPRET), mask=inside)
+        tl.store(factors + 3 * rows + row, entropy - precise_log(total), mask=inside)
     tl.store(factors + row, (0.0 - c) * per_total, mask=inside)
     tl.store(factors + rows + row, dz_y, mask=inside)
 
 
 @triton.jit
-def softmax(d, others, dot, INTERPRET: tl.constexpr):
+def softmax(d, others, dot):
     """`kernels.rows.softmax`: log-prob, entropy and total from d = target − anchor and the sums."""
-    exp_y = precise_exp(d, INTERPRET)
+    exp_y = precise_exp(d)
     total = others + exp_y
-    log_total = tl.where(d == 0.0, log1p(others, INTERPRET), precise_log(total, INTERPRET))
+    log_total = tl.where(d == 0.0, log1p(others), precise_log(total))
     relative = others / tl.where(exp_y < 1e-30, 1e-30, exp_y)
-    logp = tl.where(d > -20.0, 0.0 - log1p(relative, INTERPRET), d - log_total)
+    logp = tl.where(d > -20.0, 0.0 - log1p(relative), d - log_total)
     entropy = log_total - (dot + exp_y * d) / total
     return logp, entropy, total
 
 
 @triton.jit
-def objective(
-    logp, ratio, advantage, low, high, dual, OBJECTIVE: tl.constexpr, INTERPRET: tl.constexpr
-):  # fmt: skip
+def objective(logp, ratio, advantage, low, high, dual, OBJECTIVE: tl.constexpr):
     """`kernels.objectives`: loss, its derivative, and where a bound was active.
 
     Comparisons choose the bounds, so that NaN stays NaN.
@@ -164,8 +161,8 @@ def objective(
         loss = derivative * logp
     else:  # "gate": SAPO
         tau = tl.where(advantage > 0.0, low, high)
-        gate = 1.0 / (1.0 + precise_exp(tau * (1.0 - ratio), INTERPRET))
-        rest = 1.0 / (1.0 + precise_exp(tau * (ratio - 1.0), INTERPRET))
+        gate = 1.0 / (1.0 + precise_exp(tau * (1.0 - ratio)))
+        rest = 1.0 / (1.0 + precise_exp(tau * (ratio - 1.0)))
         derivative = -4.0 * gate * rest * ratio * advantage
         loss = -4.0 / tau * gate * advantage
     return loss, derivative, truncated

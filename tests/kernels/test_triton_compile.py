@@ -42,7 +42,7 @@ def launches(capability: int, part: int, pattern: str) -> list[tuple[str, dict[s
         bound = dict(zip(kernel.arg_names, args, strict=False))
         bound |= {k: options.pop(k) for k in list(options) if k in kernel.arg_names}
         code = compiled(triton, kernel, bound, options, capability)
-        variant = kernel, *(bound.get(k) for k in ("EPILOGUE", "PARTS", "TMA", "EVEN", "CAPPED"))
+        variant = kernel, *(bound.get(k) for k in ("EPILOGUE", "PARTS", "TMA", "EVEN", "CAP"))
         if variant not in tried:
             code["refused"] = refused_ones(kernel, bound, options, capability)
             tried.add(variant)
@@ -139,11 +139,11 @@ def body_cases() -> list[tuple[str, Any]]:
         else:
             train(rms_norm.RMSNorm.apply(h, new(rows, width, dtype=residual), weight, 1e-6, dtype))
 
-    def rotate(tokens: int, heads: int, kv_heads: int, width: int, x: torch.dtype, normed: bool) -> None:
-        q, k = new(tokens, heads, width, dtype=x), new(tokens, kv_heads, width, dtype=x)
+    def rotate(tokens: int, heads: int, width: int, x: torch.dtype, normed: bool) -> None:
         table, positions = new(40960, width // 2), new(tokens, dtype=torch.int64)
-        weights = (new(width), new(width)) if normed else (None, None)
-        train(rope.QKNormRoPE.apply(q, k, *weights, table, table, positions, 1e-6, torch.bfloat16))
+        weight = new(width) if normed else None
+        x = new(tokens, heads, width, dtype=x)
+        train(rope.NormRoPE.apply(x, weight, table, table, positions, 1e-6, torch.bfloat16))
 
     def gated(rows: int, width: int, dtype: torch.dtype) -> None:
         packed = new(rows, 2 * width, dtype=dtype)
@@ -154,7 +154,7 @@ def body_cases() -> list[tuple[str, Any]]:
             (ROWS, 4096, bf16, None, bf16), (ROWS, 8192, bf16, fp32, bf16), (1, 1, fp32, None, bf16),
         ]),
         *((rotate, c) for c in [
-            (ROWS, 32, 8, 128, bf16, True), (ROWS, 3, 1, 512, fp32, True), (1, 1, 1, 2, bf16, False),
+            (ROWS, 32, 128, bf16, True), (ROWS, 3, 512, fp32, True), (1, 1, 2, bf16, False),
         ]),
         (gated, (ROWS, 12288, bf16)),
     ]  # fmt: skip
