@@ -4,12 +4,13 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from trainer.config import Config, ConfigError, EngineConfig
+from trainer.config import Config, ConfigError
 from trainer.roles import role_name
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -43,7 +44,7 @@ class Devices:
 
     @property
     def gpus(self) -> bool:
-        """Whether this run uses GPUs."""
+        """True if this run uses GPUs."""
         return bool(self.learner[0])
 
     @property
@@ -87,13 +88,11 @@ class Devices:
             ranks = _count(len(self.learner), "learner rank")
             engines = _count(self.remote or len(self.engines), "remote engine" if self.remote else "engine")
             return f"{self.cores} CPU cores, shared in time by {ranks} and {engines}"
-        learner = ", ".join(",".join(rank) for rank in self.learner)
         engines = " | ".join(",".join(gpus) for gpus in self.engines if gpus)
         engines = engines or (f"{self.remote} remote" if self.remote else f"{len(self.engines)} on the CPU")
-        if self.shared and len(self.learner) == len(self.engines) == 1:
-            engines += ", beside the learner"
+        beside = ", beside the learner" * (bool(self.shared) and len(self.learner) == len(self.engines) == 1)
         why = f" ({len(self.learner)} ranks: {self.why})" if self.why else ""
-        return f"GPUs: learner {learner}{why}; engines {engines}"
+        return f"GPUs: learner {', '.join(chain(*self.learner))}{why}; engines {engines}{beside}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -125,36 +124,37 @@ def with_engine(config: Config, gpus: int) -> Config:
 
 def for_roles(config: Config, devices: Devices) -> Config:
     """The config for the roles, with engine.weight_push and engine.count as the devices decide them."""
-    config, push, count = (
-        with_engine(config, devices.gpus),
-        weight_push(config, devices),
-        len(devices.engines),
+    config, count = with_engine(config, devices.gpus), len(devices.engines)
+    return replace(
+        config, engine=replace(config.engine, weight_push=weight_push(config, devices), count=count)
     )
-    return replace(config, engine=replace(config.engine, weight_push=push, count=count))
 
 
 def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ipc"]:
     """How new weights reach the engines; ConfigError if these devices cannot do what the setting says."""
-    given = config.engine.weight_push
+    asked = config.engine.weight_push
     learner, engines = set(chain(*devices.learner)), set(chain(*devices.engines))
     best: Literal["file", "nccl", "ipc"] = "file"
-    if config.engine.kind == "torch":
-        best = "file"
-    elif devices.gpus and devices.remote:
-        best = "nccl" if given == "nccl" else "file"  # the server needs the setting, too
-    elif devices.gpus and any(gpu.startswith("MIG-") for gpu in learner | engines):
-        best = "file"  # NCCL does not connect slices of GPUs
-    elif devices.gpus and not learner & engines:
+    if config.engine.kind == "torch" or not devices.gpus or _has_slices(learner | engines):
+        pass
+    elif devices.remote:
+        best = "nccl" if asked == "nccl" else "file"  # the server needs the setting, too
+    elif not learner & engines:
         best = "nccl"
-    elif devices.gpus and engines <= learner:  # a memory handle is valid on the same GPU only
+    elif engines <= learner:  # a memory handle is valid on the same GPU only
         best = "ipc"
-    if given in ("nccl", "ipc") and given != best:
+    if asked in ("nccl", "ipc") and asked != best:
         raise ConfigError(
-            f"engine.weight_push {given}: nccl needs learner and engines on distinct GPUs, ipc a learner "
+            f"engine.weight_push {asked}: nccl needs learner and engines on distinct GPUs, ipc a learner "
             "rank on each of the engines' GPUs (engine.colocate), both vLLM and no slices (MIG); give auto "
             "or file"
         )
-    return "file" if given == "file" else best
+    return "file" if asked == "file" else best
+
+
+def _has_slices(gpus: Iterable[str]) -> bool:
+    """True if one is a part of a GPU (MIG): NCCL does not connect them."""
+    return any(gpu.startswith("MIG-") for gpu in gpus)
 
 
 def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[int, int] = (0, 0)) -> Devices:
@@ -166,15 +166,20 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
     _check_settings(config, bool(gpus), local)
     width, remote, free = engine.tensor_parallel, len(engine.urls), len(gpus)
     shared = engine.colocate or (torch and width == free)  # the torch engine on a single GPU
-    layout = _on_cores if not gpus else _shared if shared else _servers if remote else _side_by_side
-    ranks, count = layout(engine, local or config.learner.ranks, free)
-    if not gpus and max(ranks, count) > cores:
-        raise ConfigError(
-            f"{ranks} learner ranks and {count} engines on {cores} CPU cores; expected a core "
-            "for each of them: lower learner.ranks or engine.count"
-        )
+    ranks, count = local or config.learner.ranks, engine.count
     if not gpus:
+        ranks, count = ranks or 1, 0 if remote else count or 1
+        if max(ranks, count) > cores:
+            have = f"{ranks} learner ranks and {count} engines on {cores} CPU cores"
+            raise ConfigError(f"{have}; expected a core for each: lower learner.ranks or engine.count")
         return Devices(cores, ((),) * ranks, ((),) * count, remote, world)
+    if shared:  # both use all GPUs
+        ranks, count = ranks or free, count or max(1, free // width)
+    elif remote:
+        ranks = ranks or free
+    else:  # side by side; engines of width 0 are on the CPU
+        ranks = ranks or max(1, min(free - width, round(free * LEARNER_SHARE)))
+        count = count or max(1, (free - ranks) // width if width else 1)
     if engine.colocate:
         _check_torch(max(ranks, world))
     needed, first = (max(ranks, count * width), 0) if shared else (ranks + count * width, ranks)
@@ -184,7 +189,7 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
             f"machine has {free}; lower learner.ranks, engine.count or engine.tensor_parallel"
             + ("" if engine.colocate or torch else ", or let them take turns: engine.colocate")
         )
-    if ranks > 1 and any(gpu.startswith("MIG-") for gpu in gpus[:ranks]):
+    if ranks > 1 and _has_slices(gpus[:ranks]):
         raise ConfigError(
             f"{ranks} learner ranks on slices of GPUs (MIG), which NCCL does not connect; give 1"
         )
@@ -192,35 +197,11 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
     return Devices(cores, tuple((gpu,) for gpu in gpus[:ranks]), engines, remote, world, width)
 
 
-def _on_cores(engine: EngineConfig, ranks: int, gpus: int) -> tuple[int, int]:
-    """Learner ranks and engines that share the cores in time; `ranks`: as set, or 0."""
-    return ranks or 1, 0 if engine.urls else engine.count or 1
-
-
-def _shared(engine: EngineConfig, ranks: int, gpus: int) -> tuple[int, int]:
-    """Learner ranks and engines that both use all GPUs."""
-    return ranks or gpus, engine.count or max(1, gpus // engine.tensor_parallel)
-
-
-def _servers(engine: EngineConfig, ranks: int, gpus: int) -> tuple[int, int]:
-    """All GPUs for the learner, whose engines are on other machines."""
-    return ranks or gpus, 0
-
-
-def _side_by_side(engine: EngineConfig, ranks: int, gpus: int) -> tuple[int, int]:
-    """LEARNER_SHARE of the GPUs for the learner, the others for engines; at width 0 one on the CPU."""
-    width = engine.tensor_parallel
-    ranks = ranks or max(1, min(gpus - width, round(gpus * LEARNER_SHARE)))
-    return ranks, engine.count or max(1, (gpus - ranks) // width if width else 1)
-
-
 def _check_settings(config: Config, gpus: bool, local: int) -> None:
     """ConfigError if settings contradict each other, or need GPUs where there are none."""
     engine, ranks, torch = config.engine, config.learner.ranks, config.engine.kind != "vllm"
-    if engine.urls and (torch or engine.count):
-        raise ConfigError("engine.urls names vLLM servers: expected engine.kind vllm, and no engine.count")
-    if engine.urls and engine.colocate:
-        raise ConfigError("engine.colocate is for engines on this machine, engine.urls for others: give one")
+    if engine.urls and (torch or engine.count or engine.colocate):
+        raise ConfigError("engine.urls names vLLM servers: expected engine.kind vllm, no count, no colocate")
     if local and ranks not in (0, local):
         raise ConfigError(f"learner.ranks is {ranks}, but torchrun started {local} on this machine")
     if (not gpus or torch) and (engine.tensor_parallel > 1 or engine.colocate):
@@ -247,7 +228,7 @@ def slow_dtype(config: Config, devices: Devices) -> str:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16 by itself; taken for granted where there is no /proc/cpuinfo."""
+    """True if the CPU multiplies bfloat16 by itself; taken for granted where there is no /proc/cpuinfo."""
     try:
         lines = CPU_INFO.read_text().splitlines()
     except OSError:

@@ -41,6 +41,11 @@ CONTROLLER = "trainer.controller.process:controller_main"
 REPLAY = "trainer.controller.replay:replay_main"
 RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of torch.distributed
 CONTEXT = multiprocessing.get_context("spawn")
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    # A killed role's semaphores are removed; a warning about that would follow the launcher's error line.
+    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
+}
 # For torch on CPUs. Engine and learner share the cores, so idle OpenMP threads must soon sleep, but not at
 # once: waking one takes as long as a small operation. Without huge pages, page faults take a fifth of a
 # gradient's time.
@@ -88,7 +93,7 @@ class Supervisor:
                 signal.signal(stop, handler)
 
     def _spawn(self) -> None:
-        os.environ |= {"TOKENIZERS_PARALLELISM": "false"} | CPU_ENVIRONMENT | os.environ
+        os.environ |= ENVIRONMENT | CPU_ENVIRONMENT | os.environ
         (self.run_dir / "logs").mkdir(exist_ok=True)
         count = len(self.config.engine.urls) or len(self.devices.engines)
         engines = [self._start_engine(i) for i in range(count)]
@@ -146,11 +151,11 @@ class Supervisor:
     ) -> None:  # fmt: skip
         ours, theirs = CONTEXT.Pipe()
         limit_waits(ours, self.config.pipeline.deadline_s)
-        logs = self.run_dir / "logs"
+        log = str(self.run_dir / "logs" / f"{role}.log")
         env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} | (dict.fromkeys(RENDEZVOUS) if env is None else env)
-        given = os.getpid(), target, theirs, args, str(logs / f"{role}.log"), env
-        process = CONTEXT.Process(target=_role_entry, args=given, name=role)
-        _ensure_resource_tracker(logs / "resource_tracker.log")  # else `start` does it, and unblocks STOPS
+        entry = os.getpid(), target, theirs, args, log, env
+        process = CONTEXT.Process(target=_role_entry, args=entry, name=role)
+        resource_tracker.ensure_running()  # else `start` does it, and unblocks STOPS
         # A terminal's Ctrl-C reaches every process, but only the launcher answers it: see `_role_entry`.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
@@ -314,21 +319,6 @@ def learner_environment(config: Config) -> dict[str, Any]:
     if config.engine.weight_push != "ipc" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         env["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     return {name: value for name, value in env.items() if name not in os.environ}
-
-
-def _ensure_resource_tracker(log: Path) -> None:
-    """Have the process running in which Python tracks semaphores, with its messages in a log.
-
-    It removes what a killed role leaves; its warning about that must not follow the launcher's error line.
-    """
-    stderr = os.dup(2)
-    with log.open("a") as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            resource_tracker.ensure_running()
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
 
 
 def _free_port() -> int:

@@ -171,7 +171,7 @@ def test_ranks_made_by_torchrun_on_other_machines_are_in_the_books() -> None:
         ({"gpus": 2, "tensor_parallel": 0}, "engine.tensor_parallel 0 is for torch engines"),
         ({"urls": ("http://a:1",), "count": 2}, "engine.urls"),
         ({"urls": ("http://a:1",), "kind": "torch"}, "expected engine.kind vllm"),
-        ({"urls": ("http://a:1",), "colocate": True}, "give one"),
+        ({"urls": ("http://a:1",), "colocate": True}, "no colocate"),
         ({"ranks": 2, "torchrun": (4, 4)}, "learner.ranks is 2, but torchrun started 4"),
     ],
 )

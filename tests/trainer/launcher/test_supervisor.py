@@ -217,7 +217,6 @@ def test_nothing_follows_the_error_line_when_killed_roles_leave_semaphores(tmp_p
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 2, out
     assert out.splitlines()[-1] == "error: the data are wrong"
-    assert "leaked semaphore" in (tmp_path / "logs" / "resource_tracker.log").read_text()
 
 
 def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
