@@ -164,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--models", default="8b,scout,4b,0.6b", help="comma-separated: " + ", ".join(MODELS))
     p.add_argument(
         "--kernels", type=Path,
-        help="of the GPU suite, or bench.kernels.compare's --out, or pytest-benchmark's --benchmark-json",
+        help="the --out of bench.kernels.compare, as of the GPU suite's stage `kernels`",
     )  # fmt: skip
     p.add_argument(
         "--rate", action="append", default=[], metavar="HEAD=TF/s", help="a rate of your own (6NHV)"
@@ -190,7 +190,7 @@ def _heads(args: argparse.Namespace, shape: Shape) -> list[Head]:
     if args.kernels:
         try:
             record = json.loads(args.kernels.read_text())
-            measured = measured_heads(record, shape.hidden, shape.vocab, "bfloat16")
+            measured = measured_heads(record, "bfloat16")
             heads |= {head.name: head for head in measured}
         except ConfigError as e:
             raise SystemExit(str(e)) from None

@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = p.parse_args(argv)
     try:
         rates: dict[str, Any] = json.loads(args.kernel_rates.read_text())
-        heads = measured_heads(rates, rates["shape"]["H"], rates["shape"]["V"], "float32")
+        heads = measured_heads(rates, "float32")
         tflops = {head.name: head.tflops for head in heads}
         pairs = read_pairs(args.folder, tflops["ours"] / tflops["naive FP32"])
         rewards = shift(args.folder, pairs)

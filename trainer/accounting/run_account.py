@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ConfigError
 from trainer.roles import role_kind
 
 NOT_WORK = ("idle", "start-up", "evaluate")  # states of a role in which it does nothing for training
@@ -68,18 +67,13 @@ def run_times(run: Path) -> RunTimes | None:
     )
 
 
+def run_dtype(folder: Path) -> str:
+    """The type of a run's model."""
+    return str(_config(folder)["model"]["dtype"])
+
+
 def _config(folder: Path) -> dict[str, Any]:
     import yaml  # takes long to load, and other commands import this module
 
     content: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
     return content
-
-
-def head_shape(folder: Path) -> tuple[int, int, str]:
-    """Hidden size, vocabulary and type of a run's model. ConfigError: no checkpoint says so."""
-    for path in sorted(folder.glob("checkpoints/step-*/config.json"), reverse=True):
-        model = json.loads(path.read_text())
-        return int(model["hidden_size"]), int(model["vocab_size"]), str(_config(folder)["model"]["dtype"])
-    raise ConfigError(
-        f"{folder}: expected a checkpoint, whose config.json says how large the model's head is"
-    )

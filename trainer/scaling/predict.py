@@ -17,7 +17,7 @@ from trainer.accounting.kernel_cost import (
     cost_factor,
 )
 from trainer.accounting.kernel_rates import measured_heads
-from trainer.accounting.run_account import head_shape, run_times
+from trainer.accounting.run_account import run_dtype, run_times
 from trainer.config import ConfigError
 from trainer.scaling.curve.fit import REPORTED_ERRORS, Estimate, Fit, estimate, fit_curve
 from trainer.scaling.curve.points import EQUAL_ERROR, MIN_SD
@@ -125,7 +125,7 @@ def kernel_shift(
     if model not in MODELS:
         raise ConfigError(f"--model {model!r}: expected one of {', '.join(MODELS)}")
     shape = MODELS[model]
-    new, old = _both(kernel, measured_with, rates, shape.hidden, shape.vocab, "bfloat16")
+    new, old = _both(kernel, measured_with, rates, "bfloat16")
     setting = Setting(**{name: c.value for name, c in CONSTANTS.items()})
     return Shift(cost_factor(shape, setting, new, old), shape.name, new, old)
 
@@ -138,15 +138,13 @@ def shift_of_run(folder: Path, kernel: str, measured_with: str, rates: Mapping[s
     times = run_times(folder)
     if times is None:
         return None
-    new, old = _both(kernel, measured_with, rates, *head_shape(folder))
+    new, old = _both(kernel, measured_with, rates, run_dtype(folder))
     return Shift(times.factor(old.tflops / new.tflops), "", new, old)
 
 
-def _both(
-    kernel: str, measured_with: str, rates: Mapping[str, Any] | None, hidden: int, vocab: int, dtype: str
-) -> tuple[Head, Head]:
+def _both(kernel: str, measured_with: str, rates: Mapping[str, Any] | None, dtype: str) -> tuple[Head, Head]:
     """The published rates of two of KERNELS, or those of one record: both, or ConfigError."""
-    found = PUBLISHED_HEADS if rates is None else measured_heads(rates, hidden, vocab, dtype)
+    found = PUBLISHED_HEADS if rates is None else measured_heads(rates, dtype)
     heads = {head.name: head for head in found}
     if missing := [name for name in (KERNELS[kernel], KERNELS[measured_with]) if name not in heads]:
         raise ConfigError(

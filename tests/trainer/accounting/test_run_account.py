@@ -20,42 +20,18 @@ H, V = 576, 49152
 NAIVE_S, OURS_S = 2.0, 0.5  # of a pass at N = 512
 
 
-def benchmarks(dtype: str = "float32", **more: Any) -> dict[str, Any]:
-    """As pytest-benchmark 5 writes it, without what is not read."""
-
-    def row(name: str, dtype: str, median: float) -> dict[str, Any]:
-        return {
-            "name": f"test_policy_loss[{name}-{dtype}]", "params": {"name": name, "dtype": "UNSERIALIZABLE"},
-            "extra_info": {"shape": [512, H, V], "device": "cpu"}, "stats": {"median": median},
-        }  # fmt: skip
-
-    other = "bfloat16" if dtype == "float32" else "float32"
-    rows = [
-        row("naive FP32", dtype, NAIVE_S), row("naive FP32", other, 9.0),
-        row("ours (cpu)", dtype, OURS_S), row("ours (torch)", dtype, 0.8),
-        {"name": "test_fit", "params": None, "extra_info": {}, "stats": {"median": 1.0}},
-    ]  # fmt: skip
-    machine = {"cpu": {"brand_raw": "A CPU"}}
-    return {"benchmarks": rows, "machine_info": machine, "commit_info": {"id": "0123456789"}} | more
-
-
-def compared() -> dict[str, Any]:
+def compared(dtype: str = "float32") -> dict[str, Any]:
     """As bench.kernels.compare writes it."""
-    cases = [
-        {"name": name, "ms": {"median": 1000 * s}}
-        for name, s in (("3 bare GEMMs", 0.4), ("naive FP32", NAIVE_S), ("ours (cpu)", OURS_S))
-    ]
+    seconds = {"3 bare GEMMs": 0.4, "naive FP32": NAIVE_S, "ours (cpu)": OURS_S, "ours (torch)": 0.8}
+    cases = [{"name": name, "ms": {"median": 1000 * s}} for name, s in seconds.items()]
     return {
-        "shape": {"N": 512, "H": H, "V": V}, "dtype": "float32", "machine": {"cpu": "A CPU"},
+        "shape": {"N": 512, "H": H, "V": V}, "dtype": dtype, "machine": {"cpu": "A CPU"},
         "cases": [*cases, {"name": "x", "error": "y"}], "commit": "0123456",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("record", [benchmarks(), compared()], ids=["pytest-benchmark", "compare"])
-def test_rates_are_six_nhv_over_the_time_of_the_fastest_case_in_the_type_asked_for(
-    record: dict[str, Any],
-) -> None:
-    heads = {head.name: head for head in measured_heads(record, H, V, "float32")}
+def test_rates_are_six_nhv_over_the_time_of_the_fastest_case_in_the_type_asked_for() -> None:
+    heads = {head.name: head for head in measured_heads(compared(), "float32")}
     assert heads["ours"].tflops == pytest.approx(6 * 512 * H * V / OURS_S / 1e12)
     assert heads["naive FP32"].tflops == pytest.approx(heads["ours"].tflops * OURS_S / NAIVE_S)
     assert heads["ours"].source == (
@@ -63,7 +39,7 @@ def test_rates_are_six_nhv_over_the_time_of_the_fastest_case_in_the_type_asked_f
     )
     assert set(heads) == {"ours", "naive FP32"}
     with pytest.raises(ConfigError, match="no timed case in float16; expected"):
-        measured_heads(record, H, V, "float16")
+        measured_heads(compared(), "float16")
 
 
 @pytest.mark.parametrize(
@@ -96,9 +72,6 @@ def run_folder(folder: Path) -> Path:
     (run / "ledger.json").write_text(json.dumps(books))
     config = {"pipeline": {"scheme": "pipeline_rl"}, "model": {"dtype": "float32"}}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    model = run / "checkpoints" / "step-000060" / "config.json"
-    model.parent.mkdir(parents=True)
-    model.write_text(json.dumps({"hidden_size": H, "vocab_size": V}))
     return run
 
 
@@ -112,7 +85,7 @@ def test_a_run_is_predicted_with_another_kernel_by_its_own_ledger(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, rates, out = run_folder(tmp_path / "run"), tmp_path / "rates.json", tmp_path / "out.json"
-    rates.write_text(json.dumps(benchmarks()))
+    rates.write_text(json.dumps(compared()))
     asked = ["predict", str(run), "--at", "0.2", "--kernel", "naive", "--measured-with", "ours"]
     assert main([*asked, "--kernel-rates", str(rates), "--json", str(out)]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -128,7 +101,7 @@ def test_a_run_whose_ledger_does_not_book_the_loss_apart_is_said_to_take_the_pap
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, rates = write_run(tmp_path / "older"), tmp_path / "rates.json"
-    rates.write_text(json.dumps(benchmarks("bfloat16")))
+    rates.write_text(json.dumps(compared("bfloat16")))
     asked = ["predict", str(run), "--at", "0.2", "--unit", "GPU-hours", "--kernel", "naive"]
     assert main([*asked, "--measured-with", "ours", "--kernel-rates", str(rates)]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -142,7 +115,7 @@ def test_without_rates_of_both_kernels_a_run_has_no_account(
 ) -> None:
     run, rates = run_folder(tmp_path / "run"), tmp_path / "rates.json"
     asked = ["predict", str(run), "--at", "0.2", "--kernel", "peer", "--measured-with", "ours"]
-    rates.write_text(json.dumps(benchmarks()))
+    rates.write_text(json.dumps(compared()))
     assert main([*asked, "--kernel-rates", str(rates)]) == 2
     assert "it has no best peer in float32; both kernels must" in capsys.readouterr().err
     assert main(asked) == 2

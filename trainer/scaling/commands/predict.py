@@ -58,9 +58,8 @@ class Kernels(Options):
     model: Annotated[str | None, "SIZE"] = None
     """model of both: 0.6b, 4b, 8b, scout (default: 8b); not where a run's own ledger is used"""
     kernel_rates: Annotated[Path | None, "FILE"] = None
-    """rates measured on your machine, instead of published ones: kernels.json of `bench gpu`,
-    bench.kernels.compare's --out or pytest-benchmark's --benchmark-json. With them a run folder of ours is
-    accounted by its own ledger"""
+    """rates measured on your machine, instead of published ones: kernels.json of `bench gpu`, or another
+    --out of bench.kernels.compare. With them a run folder of ours is accounted by its own ledger"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +252,6 @@ def _shift(options: PredictCommand, reading: Reading, rates: dict[str, Any] | No
         return shift
     except (KeyError, TypeError, AttributeError) as e:
         raise ConfigError(
-            f"--kernel-rates {options.kernel_rates}: expected kernels.json of the GPU suite, "
-            "bench.kernels.compare's --out or pytest-benchmark's --benchmark-json"
+            f"--kernel-rates {options.kernel_rates}: expected the --out of bench.kernels.compare, as of the "
+            "GPU suite's stage `kernels`"
         ) from e
