@@ -18,7 +18,8 @@ import numpy as np
 
 from trainer.config import LengthPenaltyConfig, VerifierConfig
 from trainer.types import Outcome, Prompt
-from trainer.verifiers.verifier import Note, Scorer, find
+from trainer.verifiers.pool import open_scorer
+from trainer.verifiers.verifier import Note, Scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Rewards:
     def __init__(self, config: VerifierConfig, note: Note, shared: dict[Any, Scorer]) -> None:
         self._config, self._weights = config, [config.weight, *(scorer.weight for scorer in config.extra)]
         with ExitStack() as stack:
-            scorers = (find(kind).open(replace(config, kind=kind), note, shared) for kind in config.kinds)
+            scorers = (open_scorer(replace(config, kind=kind), note, shared) for kind in config.kinds)
             self._scorers = [stack.enter_context(closing(scorer)) for scorer in scorers]
             self.close = stack.pop_all().close
 

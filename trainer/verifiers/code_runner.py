@@ -28,7 +28,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "__iter__": list,
     "__len__": len,
 }
-_KINDS: dict[str, Any] = {k.__name__: k for k in (tuple, set, frozenset, bytes, bytearray, dict)}
+_KINDS: dict[str, Any] = {f"__{k.__name__}__": k for k in (tuple, set, frozenset, bytes, bytearray, dict)}
 _objects: list[Any] = []  # in the program's process: what it has returned that is not plain data
 
 
@@ -46,7 +46,7 @@ class Channel:
         self._target.flush()
 
 
-def encode(value: Any, number: Callable[[Any], int]) -> Any:
+def encode(value: Any, number: Callable[[Any], Any]) -> Any:
     """The value for JSON: plain data are copied, of any other object its number is given."""
     if type(value).__module__ == "numpy":
         value = value.tolist()
@@ -54,25 +54,30 @@ def encode(value: Any, number: Callable[[Any], int]) -> Any:
         return value
     if isinstance(value, list):
         return [encode(v, number) for v in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: encode(v, number) for key, v in value.items()}
     if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
+        return {"__complex__": [value.real, value.imag]}
     for name, kind in _KINDS.items():
         if isinstance(value, kind):
             return {name: [encode(v, number) for v in (value.items() if kind is dict else value)]}
-    return {"object": number(value)}
+    return {"__object__": number(value)}
 
 
-def decode(value: Any, get_object: Callable[[int], Any]) -> Any:
+def decode(value: Any, get_object: Callable[[Any], Any]) -> Any:
     """The inverse of `encode`."""
     if isinstance(value, list):
         return [decode(v, get_object) for v in value]
     if not isinstance(value, dict):
         return value
-    ((kind, content),) = value.items()
-    if kind == "object":
+    name, content = next(iter(value.items()), ("", []))
+    if name == "__object__":
         return get_object(content)
-    items = [decode(v, get_object) for v in content]
-    return complex(*items) if kind == "complex" else _KINDS[kind](items)
+    if name == "__complex__":
+        return complex(*content)
+    if name in _KINDS:
+        return _KINDS[name]([decode(v, get_object) for v in content])
+    return {key: decode(v, get_object) for key, v in value.items()}
 
 
 def _fork_program(request: dict[str, Any], stdin: int, stdout: int, ends: tuple[int, ...] = ()) -> int:
@@ -183,16 +188,18 @@ class Program(dict[str, Any]):
         used = name in sys.stdlib_module_names and re.search(rf"\b{name}\s*\.", self.tests)  # as a module
         return __import__(name) if used else self.ask("lookup", name)
 
-    def test(self, test: dict[str, Any]) -> Any:
-        """Call the program, or execute asserts, where its `entry` replaces what the first code defined."""
+    def test(self, test: dict[str, Any], most: int) -> tuple[str, Any]:
+        """Call the program, or execute asserts, where its `entry` replaces what the first code defined; the
+        result must be JSON, and no longer than any that can be right."""
         if "call" in test:
-            return encode(self.ask("lookup", test["call"])(*test["arguments"]), lambda value: -1)
+            result = self.ask("lookup", test["call"])(*test["arguments"])
+            return ("ended", result) if len(json.dumps(result)) <= most else ("failed", "")
         self.tests = "\n".join(test["code"])
         scope: dict[str, Any] = {"__name__": "tests", "__builtins__": self}
         for code in test["code"]:
             exec(compile(code, "tests.py", "exec"), scope)
             scope |= {name: self.ask("lookup", name) for name in test["entry"]}
-        return True
+        return "ended", True
 
 
 def _run(request: dict[str, Any], text: str, most: int) -> tuple[str, str]:
@@ -215,12 +222,6 @@ def _run(request: dict[str, Any], text: str, most: int) -> tuple[str, str]:
     return outcomes.get(os.waitstatus_to_exitcode(status), "failed"), output
 
 
-def _call(program: Program, test: dict[str, Any], most: int) -> tuple[str, Any]:
-    """The result of a test, unless its JSON is longer than any that can be right."""
-    result = program.test(test)
-    return ("ended", result) if len(json.dumps(result)) <= most else ("failed", "")
-
-
 def main(packages: str, fd: int) -> None:
     """Serve one program and its tests, until the socket closes."""
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no program may trace this process
@@ -232,7 +233,7 @@ def main(packages: str, fd: int) -> None:
     host.send("ready")
     while test := host.receive():
         try:
-            host.send(_call(program, *test) if program else _run(request, *test))
+            host.send(program.test(*test) if program else _run(request, *test))
         except BaseException:  # an assertion, an exception or the end of the program, a reply that is none
             host.send(["failed", ""])
 

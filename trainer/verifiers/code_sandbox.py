@@ -30,6 +30,7 @@ from typing import Any
 from trainer.config import CodeConfig, ConfigError
 from trainer.types import CORRECT, UNPARSABLE, WRONG, Answer, Verdict
 from trainer.verifiers import code_runner
+from trainer.verifiers.channel import ask
 from trainer.verifiers.code_tests import Tests, parse_tests, program_of, same_output, same_result
 
 UIDS = range(30_000, 60_000)  # of root's programs, another for each: Debian reserves these and assigns none
@@ -74,45 +75,39 @@ class CodeSandbox:
         program, tests = program_of(completion), parse_tests(answer, metadata)
         if not program.strip():
             return UNPARSABLE
-        outer, inner = socket.socketpair()
-        with outer, inner:
+        ours, runner_end = socket.socketpair()
+        with ours, runner_end:
+            ours.setblocking(False)
             process = await asyncio.create_subprocess_exec(
-                *self._command, str(inner.fileno()), pass_fds=[inner.fileno()], env=_ENVIRONMENT,
-                stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, cwd="/tmp", start_new_session=True,
-            )  # fmt: skip
-            inner.close()
-            reader, writer = await asyncio.open_connection(sock=outer, limit=MAX_REPLY)
+                *self._command,
+                str(runner_end.fileno()),
+                pass_fds=[runner_end.fileno()],
+                env=_ENVIRONMENT,
+                stdin=DEVNULL,
+                stdout=DEVNULL,
+                stderr=DEVNULL,
+                cwd="/tmp",
+                start_new_session=True,
+            )
+            runner_end.close()
             try:
-                return await self._run(reader, writer, tests, tests.prefix + program)
+                return await self._run(ours, tests, tests.prefix + program)
             finally:
-                writer.close()
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
 
-    async def _run(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tests: Tests, program: str
-    ) -> Verdict:
-        async def ask(message: Any) -> Any:
-            writer.write(json.dumps(message).encode() + b"\n")
-            return json.loads(await reader.readline() or "null")
-
-        uid = next(self._uids)
-        request = {"program": program, "calls": tests.calls, "limits": self._limits, "uid": uid}
-        if await ask(request) is None:
-            raise OSError("the sandbox did not start")
+    async def _run(self, conn: socket.socket, tests: Tests, program: str) -> Verdict:
+        request = {"program": program, "calls": tests.calls, "limits": self._limits, "uid": next(self._uids)}
+        await ask(conn, request, MAX_REPLY)
         try:
             for case, expected in tests.cases:
                 # Nothing much longer than what is expected comes back: reading it would stop the run.
-                most = 4096 + (16 * len(json.dumps(expected)) if tests.calls else 4 * len(expected))
-                outcome, output = await ask([case, most]) or ("failed", "")
+                most = 4096 + 4 * len(json.dumps(expected))
+                outcome, output = await ask(conn, [case, most], MAX_REPLY)
                 if outcome != "ended":
                     return Verdict(0.0, "timeout") if outcome == "timeout" else WRONG
-                if tests.calls:
-                    same = same_result(code_runner.decode(output, lambda _: object()), expected)
-                else:
-                    same = same_output(output, expected)
-                if not same:
+                if not (same_result if tests.calls else same_output)(output, expected):
                     return WRONG
         except (OSError, ValueError, RecursionError):
             return WRONG  # the program ended its sandbox, or its result is too long

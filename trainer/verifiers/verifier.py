@@ -36,9 +36,8 @@ class Scorer(Protocol):
 
 
 class Verifier:
-    """A kind. The docstring of a subclass is what is right, in `--help` and in docs/tasks.md."""
+    """A kind. The docstring of a subclass says what is right, in `--help`."""
 
-    answers = "text or a number; or a list"  # what the answer column holds, in docs/tasks.md
     error: Outcome = "unparsable"  # the outcome where `slow` raises
     extra: tuple[str, str] | None = None  # an optional dependency in setup.py, and what needs it
 
@@ -78,11 +77,9 @@ class Verifier:
         """Return a function that judges instead of a worker, such as one that starts sandboxes."""
         return None
 
-    def open(self, settings: VerifierConfig, note: Note, shared: dict[Any, Scorer]) -> Scorer:
-        """Start a scorer of this kind; `shared` keeps those that several tasks use."""
-        from trainer.verifiers.pool import VerifierPool
-
-        return VerifierPool(settings, note)
+    def open(self, settings: VerifierConfig, note: Note, shared: dict[Any, Scorer]) -> Scorer | None:
+        """Start a scorer that is no pool, if the kind has one; `shared`: those that several tasks use."""
+        return None
 
     @property
     def needs_worker(self) -> bool:

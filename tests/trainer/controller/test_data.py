@@ -14,7 +14,8 @@ import pytest
 
 from trainer.config import ConfigError, DataConfig
 from trainer.controller.data import Dataset, load_prompts
-from trainer.verifiers.kinds.reasoning_gym import decode, encode, generate
+from trainer.verifiers.code_runner import decode, encode
+from trainer.verifiers.kinds.reasoning_gym import generate
 
 
 class ByteTokenizer:
@@ -200,4 +201,4 @@ def test_a_wrong_task_or_option_is_refused() -> None:
 
 def test_items_survive_json() -> None:
     item = {"grid": ((1, 2), [3, (4,)]), "map": {1: "a", (2, 3): None}, "text": {"x": 1.5}}
-    assert decode(json.loads(json.dumps(encode(item)))) == item
+    assert decode(json.loads(json.dumps(encode(item, str))), str) == item

@@ -14,7 +14,7 @@ from trainer.controller import rewards
 from trainer.controller.rewards import Rewards, Scored, length_penalty, weight_at
 from trainer.types import Prompt, Verdict
 from trainer.verifiers import judge
-from trainer.verifiers.verifier import find
+from trainer.verifiers.pool import open_scorer
 
 PROMPT = Prompt("id", "2+2=", (1, 2), "4", {})
 
@@ -23,15 +23,12 @@ VERDICTS = {"right": Verdict(1.0, "correct"), "wrong": Verdict(0.25, "wrong")}
 
 
 class FakeScorer:
-    """Scores by its kind, which opens to itself; counts what it is asked."""
+    """Scores by its kind; counts what it is asked."""
 
     asked: ClassVar[list[str]] = []
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-
-    def open(self, *settings: Any) -> FakeScorer:
-        return self
 
     async def score(self, prompt: Prompt, text: str) -> Verdict:
         self.asked.append(self.kind)
@@ -43,7 +40,7 @@ class FakeScorer:
 
 @pytest.fixture(autouse=True)
 def fake_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewards, "find", FakeScorer)
+    monkeypatch.setattr(rewards, "open_scorer", lambda settings, *_: FakeScorer(settings.kind))
     FakeScorer.asked.clear()
 
 
@@ -124,7 +121,7 @@ def test_the_judge_ranks_by_its_score_and_a_completion_without_one_is_the_last(
 
 def test_tasks_with_equal_judges_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[JudgeConfig] = []
-    monkeypatch.setattr(rewards, "find", find)
+    monkeypatch.setattr(rewards, "open_scorer", open_scorer)
     monkeypatch.setattr(judge, "Judge", lambda config, note: opened.append(config) or FakeScorer("judge"))
     one, other = JudgeConfig(path="a"), JudgeConfig(path="a", threshold=0.7)
     judges: dict[Any, Any] = {}

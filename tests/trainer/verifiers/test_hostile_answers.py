@@ -30,8 +30,9 @@ from hostile_answers import TEXTS, fuzz
 from trainer.config import CodeConfig, JudgeConfig, VerifierConfig
 from trainer.types import Prompt, Verdict
 from trainer.verifiers import judge_server, text
+from trainer.verifiers.code_runner import encode
 from trainer.verifiers.judge import Judge
-from trainer.verifiers.kinds.reasoning_gym import EXECUTED, encode
+from trainer.verifiers.kinds.reasoning_gym import EXECUTED
 from trainer.verifiers.pool import VerifierPool
 from trainer.verifiers.verifier import find
 
@@ -61,7 +62,8 @@ def items(task: str) -> list[Prompt]:
     """Prompts of a task of reasoning-gym."""
     arguments = {"seed": 3, "size": 20}
     origin = {"origin": {"task": task, "arguments": arguments}}
-    return [prompt(i["answer"], i | origin) for i in map(encode, library.create_dataset(task, **arguments))]
+    made = (encode(item, str) for item in library.create_dataset(task, **arguments))
+    return [prompt(item["answer"], item | origin) for item in made]
 
 
 @cache

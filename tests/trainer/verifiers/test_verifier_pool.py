@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from trainer.config import ConfigError, VerifierConfig
-from trainer.run_folder import sweep
 from trainer.types import Answer, Prompt, Verdict
 from trainer.verifiers.kinds.reasoning_gym import generate
 from trainer.verifiers.pool import VerifierPool
@@ -92,12 +91,12 @@ def judge(completion, answer, metadata):
     if completion == "two": return 2.0
     if completion == "forge":  # a reply of 4,000 nested lists, on whichever descriptor leads to the pool
         for fd in range(3, 64):
-            try: os.write(fd, (4000).to_bytes(4, "big") + b"[" * 4000)
+            try: os.write(fd, b"[" * 4000 + b"\\n")
             except OSError: pass
     if completion == "memory": return float(len(bytearray(16 << 30)) > 0)
     if completion == "secret":
         return float("MY_TOKEN" in os.environ or "hunter2" in open("/proc/self/environ").read())
-    if completion == "cwd": return float(os.getcwd() != LOADED_FROM and not os.listdir("."))
+    if completion == "cwd": return float(os.getcwd() != LOADED_FROM)
     return float(completion == answer) if completion != "half" else 0.5
 
 def escapes(completion, answer, metadata):
@@ -161,33 +160,22 @@ def test_a_cancelled_item_leaves_no_answer_for_the_next(user_module: Path) -> No
         assert LOOP.run(cancel_then_ask()).outcome == "correct"
 
 
-def test_the_pool_survives_its_fork_server_whose_folder_goes_with_the_pool_or_the_launcher(
-    user_module: Path, tmp_path: Path
-) -> None:
-    folders = []
+def test_the_pool_survives_its_fork_server(user_module: Path) -> None:
     with opened(USERS) as pool:
-        for kills in (True, False):
-            first, second = outcomes(pool, ("a", "a", {}), ("a", "a", {}))
-            assert first in ("crash", "correct") and second == "correct"
-            server = pool._fork_server
-            assert server is not None
-            links = [os.readlink(fd) for fd in Path(f"/proc/{server.pid}/fd").iterdir()]
-            folders += [Path(link).parent for link in links if link.endswith(f"{os.sep}lock")]
-            if kills:
-                os.kill(server.pid, signal.SIGKILL)
-                server.wait()
-    killed, closed = folders
-    assert killed.exists() and not closed.exists()
-    sweep(tmp_path)  # as the launcher does
-    assert not killed.exists()
+        assert pool._workers is not None
+        os.kill(pool._workers.fork_server.pid, signal.SIGKILL)
+        pool._workers.fork_server.wait()
+        first, second = outcomes(pool, ("a", "a", {}), ("a", "a", {}))
+        assert first in ("crash", "correct") and second == "correct"
 
 
 def test_closing_the_pool_kills_a_looping_worker(user_module: Path) -> None:
     async def leave_it_looping() -> None:
         task = asyncio.create_task(pool.score(prompt("a"), "loop"))
         await asyncio.sleep(0.3)
-        assert pool._fork_server is not None
-        children = Path(f"/proc/{pool._fork_server.pid}/task/{pool._fork_server.pid}/children")
+        assert pool._workers is not None
+        server = pool._workers.fork_server.pid
+        children = Path(f"/proc/{server}/task/{server}/children")
         if children.exists():
             worker = int(children.read_text().split()[0])
             pool.close()

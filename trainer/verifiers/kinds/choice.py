@@ -29,8 +29,6 @@ _MARKUP = re.compile(r"(?i)\\(?:text|mathrm|textbf|mathbf)\s*(?=\{)|[*_$`{}\"']|
 class Choice(Verifier, kind="choice"):
     """The letter of the right option."""
 
-    answers = "a letter, an index from 0, or an option's text"
-
     def problem(self, prompt: Prompt) -> str:
         return "" if "choices" in prompt.metadata else ", without options; set data.choices_column"
 

@@ -9,7 +9,6 @@ from trainer.verifiers.verifier import Judgement, Verifier
 class Code(Verifier, kind="code"):
     """A program that passes all tests."""
 
-    answers = "the tests"
     extra = "code", "verifier.kind code (or Debian's bubblewrap)"
 
     def problem(self, prompt: Prompt) -> str:

@@ -10,8 +10,6 @@ from trainer.verifiers.verifier import Verifier
 class Exact(Verifier, kind="exact"):
     """The same text, but for case, blanks and Unicode form."""
 
-    answers = "text; or a list"
-
     def problem(self, prompt: Prompt) -> str:
         return no_text(prompt.answer)
 

@@ -13,7 +13,6 @@ from trainer.verifiers.verifier import OWN, Verifier
 class Function(Verifier, kind=OWN):
     """What your function(completion, answer, metadata) says: 0 to 1, of which only 1 is a pass."""
 
-    answers = "anything; a list arrives as a list"
     error: Outcome = "crash"
     function: Callable[[str, Any, dict[str, Any]], Any]
 

@@ -9,8 +9,6 @@ from trainer.verifiers.verifier import Note, Scorer, Verifier
 class JudgeKind(Verifier, kind="judge"):
     """What a model likes, see `verifier.judge`."""
 
-    answers = "anything"
-
     def check(self, settings: VerifierConfig, config: Config) -> None:
         judge, deadline_s = settings.judge, config.pipeline.deadline_s
         if bool(judge.path) == bool(judge.url):

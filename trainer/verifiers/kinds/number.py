@@ -11,8 +11,6 @@ from trainer.verifiers.verifier import Verifier, accepted
 class Number(Verifier, kind="number"):
     """One literal number in the first line."""
 
-    answers = "a number; or a list"
-
     def problem(self, prompt: Prompt) -> str:
         literal = all(literal_number(answer) is not None for answer in accepted(prompt.answer))
         return "" if literal else ", not a literal number; use math or exact"

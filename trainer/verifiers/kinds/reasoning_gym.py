@@ -1,8 +1,8 @@
 """Kind `reasoning_gym`: a task's own scorer. `generate` makes its items in a subprocess.
 
-The controller generates and encodes the items; the worker that scores them decodes. Several tasks draw from
-Python sets, so their items depend on the interpreter's hash seed: the subprocess sets it to 0, for the same
-items in every run. Several scorers distinguish tuples from lists, which JSON does not: `encode` marks them.
+The controller generates and encodes the items; the worker that scores them decodes: several scorers
+distinguish tuples from lists, which JSON does not. Several tasks draw from Python sets, so their items depend
+on the interpreter's hash seed: the subprocess sets it to 0, for the same items in every run.
 
 `may_be_scored` keeps from reasoning-gym 0.1.25's scorers what they must not get: nine execute the text with
 eval, and four of all give full marks to some answer that is wrong for every item.
@@ -21,6 +21,7 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.types import CORRECT, UNPARSABLE, WRONG, Prompt, Verdict
+from trainer.verifiers.code_runner import decode, encode
 from trainer.verifiers.text import answer_part
 from trainer.verifiers.verifier import Verifier
 
@@ -47,8 +48,6 @@ _tasks: dict[str, Any] = {}  # a worker makes each task object once
 class ReasoningGym(Verifier, kind="reasoning_gym"):
     """What the task's own scorer says, but for constant answers."""
 
-    answers = "(comes with `reasoning_gym:TASK`)"
-
     def problem(self, prompt: Prompt) -> str:
         return "" if "origin" in prompt.metadata else " of another source; use math or exact"
 
@@ -69,7 +68,7 @@ class ReasoningGym(Verifier, kind="reasoning_gym"):
         key = repr(origin)
         if key not in _tasks:
             _tasks[key] = reasoning_gym.create_dataset(origin["task"], **origin["arguments"])
-        item = decode({name: metadata[name] for name in ("question", "answer", "metadata")})
+        item = decode({name: metadata[name] for name in ("question", "answer", "metadata")}, str)
         text = tagged(completion)
         if not may_be_scored(origin["task"], text, item):
             return UNPARSABLE
@@ -105,37 +104,8 @@ def generate(task: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     if process.returncode:
         lines = process.stderr.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"]
         raise ConfigError(f"reasoning_gym:{task} with {arguments} cannot be generated: {lines[-1]}")
-    reply = json.loads(process.stdout)
-    if "error" in reply:
-        raise ConfigError(reply["error"])
-    items: list[dict[str, Any]] = reply["items"]
+    items: list[dict[str, Any]] = json.loads(process.stdout)
     return items
-
-
-def encode(value: Any) -> Any:
-    """The value for JSON, with tuples and non-string keys marked."""
-    if isinstance(value, tuple):
-        return {"__tuple__": [encode(v) for v in value]}
-    if isinstance(value, list):
-        return [encode(v) for v in value]
-    if isinstance(value, dict):
-        if all(isinstance(k, str) for k in value):
-            return {k: encode(v) for k, v in value.items()}
-        return {"__dict__": [[encode(k), encode(v)] for k, v in value.items()]}
-    return value
-
-
-def decode(value: Any) -> Any:
-    """The inverse of `encode`."""
-    if isinstance(value, list):
-        return [decode(v) for v in value]
-    if isinstance(value, dict):
-        if "__tuple__" in value:
-            return tuple(decode(v) for v in value["__tuple__"])
-        if "__dict__" in value:
-            return {decode(k): decode(v) for k, v in value["__dict__"]}
-        return {k: decode(v) for k, v in value.items()}
-    return value
 
 
 def may_be_scored(task: str, answer: str, item: dict[str, Any]) -> bool:
@@ -155,23 +125,23 @@ def may_be_scored(task: str, answer: str, item: dict[str, Any]) -> bool:
     return task != "complex_arithmetic" or "n" not in answer.lower()  # the scorer accepts nan
 
 
-def _items(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The subprocess's reply: the items, or an error message."""
+def _items(task: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """The items, in the subprocess; SystemExit with a line for the user if there can be none."""
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError:
-        return {"error": f"reasoning_gym:{task} needs the package: pip install 'reasoning-gym==0.1.25'"}
+        sys.exit("the package is missing: pip install 'reasoning-gym==0.1.25'")
     if task not in DATASETS:
         close = ", ".join(difflib.get_close_matches(task, DATASETS, n=3)) or "basic_arithmetic, gsm_symbolic"
-        return {"error": f"reasoning-gym has no task {task!r}; similar names: {close}"}
+        sys.exit(f"reasoning-gym has no such task; similar names: {close}")
     try:
         dataset = reasoning_gym.create_dataset(task, **arguments)
     except (TypeError, AssertionError, ValueError) as e:
         known = ", ".join(f.name for f in dataclasses.fields(DATASETS[task][1]))
-        return {"error": f"data.options for reasoning_gym:{task}: {e}; it takes {known}; given {arguments}"}
-    return {"items": [encode(dataset[i]) for i in range(len(dataset))]}
+        sys.exit(f"data.options: {e}; it takes {known}")
+    return [encode(item, str) for item in dataset]
 
 
 if __name__ == "__main__":
-    json.dump(_items(sys.argv[1], json.loads(sys.argv[2])), sys.stdout, default=str)
+    json.dump(_items(sys.argv[1], json.loads(sys.argv[2])), sys.stdout)
