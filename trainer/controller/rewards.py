@@ -70,8 +70,7 @@ def weight_at(weight: float | dict[int, float], step: int) -> float:
     """The weight at an optimizer step (from 0): linear between the points of a mapping, constant outside."""
     if not isinstance(weight, dict):
         return weight
-    steps = sorted(weight)
-    return float(np.interp(step, steps, [weight[s] for s in steps]))
+    return float(np.interp(step, sorted(weight), [weight[s] for s in sorted(weight)]))
 
 
 def length_penalty(tokens: int, penalty: LengthPenaltyConfig) -> float:
