@@ -3,7 +3,7 @@
     launcher  --- spawns, reads telemetry of --->  controller, engine, learner
     launcher  --- Shutdown, Keep, Replacement --->  controller
     controller --- Request, UpdateWeights, Transfer, Abort, Pause, Resume, Shutdown --->  engine
-    engine     --- Ready, Completion, WeightsHeld, Ack --->                               controller
+    engine     --- Ready, Completion, Ack --->                                            controller
     controller --- TrainBatch, Push, Ack, Score, Save, Shutdown --->     learner
     learner    --- Ready, StepDone, Written, Refused, Transfer, Scored, Ack --->  controller
 
@@ -28,7 +28,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Answer to Transfer, Push, Pause and Save, once that is complete."""
+    """Answer to UpdateWeights, Transfer, Push, Pause and Save, once that is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,11 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class UpdateWeights:
-    """Swap to the safetensors file at `path` before the next token; sequences and their KV stay."""
+    """Swap to the safetensors file at `path` before the next token; sequences and their KV stay. Every token
+    after the Ack is from `version`."""
 
     version: int
     path: str
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsHeld:
-    """The engine has loaded the weights: every later token is from `version`."""
-
-    version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class RoleClient:
     def __init__(self, conn: Connection, name: str) -> None:
         self.name, self._conn = name, conn
         self._dead: OSError | None = None
+        self._replies: asyncio.Queue[Any] = asyncio.Queue()
         self._arrived = select.poll()  # whether a message waits to be read
         self._arrived.register(conn, select.POLLIN)
         asyncio.get_running_loop().add_reader(conn.fileno(), self._read)
@@ -73,10 +74,8 @@ class RoleClient:
             raise self._dead
         try:
             self._conn.send(message)
-        except BlockingIOError as e:
-            raise self._end(not_reading(self.name)) from e
         except OSError as e:
-            raise self._end() from e
+            raise self._end(e, not_reading(self.name)) from e
 
     def _read(self) -> None:
         try:
@@ -87,12 +86,21 @@ class RoleClient:
         except (EOFError, OSError) as e:
             asyncio.get_running_loop().remove_reader(self._conn.fileno())
             self._received()  # what it sent before its death comes first
-            self._end(half_sent(self.name) if isinstance(e, BlockingIOError) else None)
+            self._end(e, half_sent(self.name))
         finally:
             self._received()
 
+    async def _reply(self) -> Any:
+        """The next answer, or the error after which none comes."""
+        reply = await self._replies.get()
+        if isinstance(reply, Exception):
+            self._replies.put_nowait(reply)  # for whoever else waits
+            raise reply
+        return reply
+
     def _receive(self, message: Any) -> None:
         """Take in one message."""
+        self._replies.put_nowait(message)
 
     def _received(self) -> None:
         """All messages that wait have been taken in."""
@@ -100,7 +108,9 @@ class RoleClient:
     def _fail(self, error: OSError) -> None:
         """Wake whoever waits for an answer with this error."""
 
-    def _end(self, error: OSError | None = None) -> OSError:
-        self._dead = error or ConnectionError(f"{self.name}'s process has died")
+    def _end(self, cause: Exception, frozen: OSError) -> OSError:
+        died = ConnectionError(f"{self.name}'s process has died")
+        self._dead = frozen if isinstance(cause, BlockingIOError) else died
+        self._replies.put_nowait(self._dead)
         self._fail(self._dead)
         return self._dead

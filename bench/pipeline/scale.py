@@ -46,7 +46,7 @@ from trainer.engines.protocol import EngineClient
 from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
 from trainer.launcher.terminal import make_view
-from trainer.messages import Event, Ready, Spans, StepDone, UpdateWeights, WeightsHeld
+from trainer.messages import Ack, Event, Ready, Spans, StepDone, UpdateWeights
 from trainer.types import Columns, Completion, Prompt, Request, TrainBatch
 
 PROMPTS, COMPLETIONS, LAG = 48, 16, 12  # 13 batches of 768 are in flight
@@ -81,7 +81,7 @@ def engine_main(conn: Connection, tokens: int) -> None:
                 conn.send(Columns.from_records([done]))
         elif isinstance(message, UpdateWeights):
             version = message.version
-            conn.send(WeightsHeld(version))
+            conn.send(Ack())
         else:
             return
 

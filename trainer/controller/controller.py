@@ -97,7 +97,7 @@ class Controller:
         self._longest = self.config.engine.longest_completion(len(ctx.phrase_ids))
         self._stepped = False  # in this process
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the run ends
-        self.groups = Groups(ctx, sampler, journal, emit, self._spawn)
+        self.groups = Groups(ctx, sampler, journal, emit, self.spawn)
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Resume from the state in a checkpoint."""
@@ -130,8 +130,8 @@ class Controller:
             await self._evaluate(0)
         self.emit("training_begins", {"step": self.version})
         self.groups.free_slots(self.version)
-        sync = self._spawn(self._sync_loop(), "sync loop")
-        issue = self._spawn(self.groups.issue(), "issue loop")
+        sync = self.spawn(self._sync_loop(), "sync loop")
+        issue = self.spawn(self.groups.issue(), "issue loop")
         try:
             await self._first_of(self._train_loop(), sync, issue)
             # Wait for the last weights and their evaluation.
@@ -145,7 +145,8 @@ class Controller:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Start a task, which is cancelled when the run ends."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -158,26 +159,29 @@ class Controller:
             waited = time.monotonic()
             batches = min(pipeline.minibatches if pipeline.off_policy else 1, pipeline.steps - self.version)
             generated, seed = await self._collect(batches), (self.config.seed, self.version)
-            unscored = [g for m in generated for g in m.groups]
             dealt = deal(generated, pipeline.epochs, seed)
             minibatches = list(islice(dealt, pipeline.steps - self.version))
-            waited = time.monotonic() - waited
             self._round_end = self.version + len(minibatches)
-            for minibatch in minibatches:
-                if self.stop.is_set() and not self.complete_by:  # the engines need a round's last version
-                    return
-                if self.keep:
-                    await self.save()
-                await self.weights.before_step()
-                # A task of its own, so that it ends and can be saved when something else fails meanwhile.
-                self._step = asyncio.create_task(self._train_step(minibatch, unscored, waited))
-                await asyncio.shield(self._step)
-                unscored, waited = [], 0.0
-                if self.version < pipeline.steps and due(self.version, self.config.logging.checkpoint_every):
-                    await self.save()
+            await self._train_round(minibatches, time.monotonic() - waited)
         if self.groups.exhausted:
             text = f"training ends after step {self.version}: {self.sampler.exhausted}"
             self.emit("note", {"text": text})
+
+    async def _train_round(self, minibatches: Sequence[Minibatch], waited: float = 0.0) -> None:
+        unscored = [g for m in minibatches if not m.epoch for g in m.groups]
+        for minibatch in minibatches:
+            if self.stop.is_set() and not self.complete_by:  # the engines need a round's last version
+                return
+            if self.keep:
+                await self.save()
+            await self.weights.before_step()
+            # A task of its own, so that it ends and can be saved when something else fails meanwhile.
+            self._step = asyncio.create_task(self._train_step(minibatch, unscored, waited))
+            await asyncio.shield(self._step)
+            unscored, waited = [], 0.0
+            last = self.version == self.config.pipeline.steps  # it is saved when the run ends
+            if not last and due(self.version, self.config.logging.checkpoint_every):
+                await self.save()
 
     async def _train_step(self, minibatch: Minibatch, unscored: Sequence[Group], waited: float) -> None:
         """Train on one batch, record it and publish the new weights. Before a round's first step all its

@@ -22,14 +22,13 @@ class LearnerClient(RoleClient):
 
     def __init__(self, conn: Connection) -> None:
         super().__init__(conn, "the learner")
-        self._replies: asyncio.Queue[Any] = asyncio.Queue()
         self._written: defaultdict[str, asyncio.Future[str]] = defaultdict(asyncio.Future)  # by path
         self._unanswered = False
         self._turn = asyncio.Lock()
 
     async def ready(self) -> dict[str, Any]:
         """The learner's description of itself, once it can take work."""
-        return _checked(await self._replies.get(), messages.Ready).info
+        return _checked(await self._reply(), messages.Ready).info
 
     async def train(self, batch: TrainBatch) -> messages.StepDone:
         """One optimizer step."""
@@ -84,24 +83,21 @@ class LearnerClient(RoleClient):
 
     async def _exchange(self, message: object) -> Any:
         self._send(message)
-        return await self._replies.get()
+        return await self._reply()
 
     def _receive(self, message: Any) -> None:
         if isinstance(message, messages.Written):
             self._written[message.path].set_result(message.problem)
         else:
-            self._replies.put_nowait(message)
+            super()._receive(message)
 
     def _fail(self, error: OSError) -> None:
-        self._replies.put_nowait(error)
         for file in [f for f in self._written.values() if not f.done()]:
             file.set_exception(error)
 
 
 def _checked(reply: object, kind: type[R]) -> R:
-    """The reply, which must be of this kind; errors are raised."""
-    if isinstance(reply, Exception):
-        raise reply
+    """The reply, which must be of this kind; a refusal is raised."""
     if isinstance(reply, messages.Refused):
         raise ConfigError(reply.message)
     if not isinstance(reply, kind):

@@ -34,7 +34,6 @@ from trainer.verifiers.verifier import Scorer
 ALIVE_EVERY_S = 2.0
 LOGGED = ("ready", "training_begins", "step", "eval")  # kinds of events
 _sending = threading.Lock()
-_tasks: set[asyncio.Task[None]] = set()  # the event loop holds tasks by weak references only
 
 
 def controller_main(
@@ -48,75 +47,65 @@ def controller_main(
 ) -> None:
     """Entry of the spawned process. `resume` is the controller's state in a checkpoint, and its 'path'.
     `kind`: the class of controller; a replay has no engines."""
-    work = partial(_run, config, model_dir, engine_conns, learner_conn, resume, telemetry, kind)
-    run_role("controller", telemetry, lambda: asyncio.run(work()), ends_with_peer=False)
+
+    async def run() -> None:
+        def note(text: str) -> None:
+            emit("note", {"text": text})
+
+        with alive(telemetry), ExitStack() as stack:
+            emit = partial(send_event, telemetry, log=stack.enter_context(event_log(config.run_dir)))
+            learner = stack.enter_context(closing(LearnerClient(learner_conn)))
+            clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
+            deadline = Deadline(config.pipeline.deadline_s, config.pipeline.start_deadline_s)
+            engines = stack.enter_context(closing(EnginePool(clients, deadline.wait_for, note)))
+            deadline.silent = engines.silent
+            emit("phase", {"name": "loading data and models"})
+            from transformers import AutoConfig, AutoTokenizer  # takes seconds, so the pipes are open before
+
+            tokenizer = AutoTokenizer.from_pretrained(model_dir)
+            dataset = load_tasks(config, tokenizer)
+            phrase = tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False))
+            rewards, shared = dict[str, Rewards](), dict[Any, Scorer]()
+            if clients:
+                positions = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
+                check_lengths(config.engine, dataset.prompts, len(phrase), positions)
+                emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
+                for name, task in config.tasks.items():
+                    rewards[name] = stack.enter_context(closing(Rewards(task.verifier, note, shared)))
+            stops = stop_ids(tokenizer, config.engine.stop)
+            ctx = RolloutContext(config, engines, rewards, decoder(tokenizer), stops, phrase, deadline)
+            journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal")))
+            sampler = sampler_of(config, dataset.train, note)
+            controller = kind(ctx, dataset, sampler, learner, journal, emit)
+            await _start(controller, resume)
+            asyncio.get_running_loop().add_reader(telemetry.fileno(), _hear, telemetry, controller)
+            started()
+            gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
+            await controller.run()
+            await controller.save()
+            emit("done", {"step": controller.version, "ended_by": controller.ended_by})
+
+    run_role("controller", telemetry, lambda: asyncio.run(run()), ends_with_peer=False)
 
 
-async def _run(
-    config: Config,
-    model_dir: str,
-    engine_conns: Sequence[Connection],
-    learner_conn: Connection,
-    resume: dict[str, Any] | None,
-    telemetry: Connection,
-    kind: type[Controller] = Controller,
-) -> None:
-    def note(text: str) -> None:
-        emit("note", {"text": text})
-
-    with alive(telemetry), ExitStack() as stack:
-        emit = partial(send_event, telemetry, log=stack.enter_context(event_log(config.run_dir)))
-        learner = stack.enter_context(closing(LearnerClient(learner_conn)))
-        clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
-        deadline = Deadline(config.pipeline.deadline_s)
-        start = Deadline(config.pipeline.start_deadline_s, "pipeline.start_deadline_s")
-        engines = stack.enter_context(closing(EnginePool(clients, deadline.wait_for, note)))
-        deadline.silent = engines.silent
-        emit("phase", {"name": "loading data and models"})
-        from transformers import AutoConfig, AutoTokenizer  # takes seconds, so the pipes are open before
-
-        tokenizer = AutoTokenizer.from_pretrained(model_dir)
-        dataset = load_tasks(config, tokenizer)
-        phrase = tuple(tokenizer.encode(config.engine.interruption.phrase, add_special_tokens=False))
-        rewards, shared = dict[str, Rewards](), dict[Any, Scorer]()
-        if clients:
-            positions = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
-            check_lengths(config.engine, dataset.prompts, len(phrase), positions)
-            emit("data", {"train": len(dataset.train), "held_out": len(dataset.held_out)})
-            for name, task in config.tasks.items():
-                rewards[name] = stack.enter_context(closing(Rewards(task.verifier, note, shared)))
-        stops = stop_ids(tokenizer, config.engine.stop)
-        ctx = RolloutContext(config, engines, rewards, decoder(tokenizer), stops, phrase, deadline)
-        journal = stack.enter_context(closing(Journal(Path(config.run_dir) / "journal")))
-        sampler = sampler_of(config, dataset.train, note)
-        controller = kind(ctx, dataset, sampler, learner, journal, emit)
-        await _start(controller, clients, start, resume)
-        listen(telemetry, controller, engines, start)
-        gc.freeze()  # otherwise a fifth of the time goes into walking the objects of imported modules
-        await controller.run()
-        await controller.save()
-        emit("done", {"step": controller.version, "ended_by": controller.ended_by})
-
-
-async def _start(
-    controller: Controller, clients: Sequence[EngineClient], start: Deadline, resume: dict[str, Any] | None
-) -> None:
+async def _start(controller: Controller, resume: dict[str, Any] | None) -> None:
     """Return once learner and engines are ready, hold the run's first weights, and agree on them."""
-    ready = {"learner": await start.wait_for(controller.learner.ready(), "learner: start")}
+    wait_for, engine = controller.ctx.deadline.wait_for, controller.ctx.engine
+    ready = {"learner": await wait_for(controller.learner.ready(), "learner: start", start=True)}
     if controller.config.engine.colocate:  # the learner has moved its weights off the engines' GPUs
-        controller.ctx.engine.resume()
-    if infos := [await start.wait_for(e.ready(), f"{e.name}: start") for e in clients]:
+        engine.resume()
+    if infos := await engine.ready():
         ready["engine"] = infos[0]
     controller.emit("ready", ready)
     if resume is not None:
         controller.restore(resume)
-    if clients:
+    if infos:
         # They have these weights. A way to push that does not work fails here, not at the first step.
         await controller.weights.push(controller.version)
         held_out = controller.dataset.held_out
         gate = parity_gate(controller.ctx, controller.learner, controller.weights, held_out)
         stage = "parity gate: learner and engine on the same tokens"
-        controller.emit("parity", await controller.ctx.deadline.wait_for(gate, stage))
+        controller.emit("parity", await wait_for(gate, stage))
 
 
 def check_lengths(
@@ -152,13 +141,6 @@ def event_log(run_dir: str) -> IO[str]:
     return open_to_append(path)
 
 
-def listen(telemetry: Connection, controller: Controller, engines: EnginePool, start: Deadline) -> None:
-    """Hear the launcher from now on, and outlive it."""
-    on_message = partial(_on_launcher_message, telemetry, controller, engines, start)
-    asyncio.get_running_loop().add_reader(telemetry.fileno(), on_message)
-    started()
-
-
 @contextmanager
 def alive(telemetry: Connection) -> Iterator[None]:
     """Let the launcher know that this process is not frozen: all others wait for it. A thread says so, since
@@ -176,9 +158,7 @@ def alive(telemetry: Connection) -> Iterator[None]:
         ended.set()
 
 
-def _on_launcher_message(
-    telemetry: Connection, controller: Controller, engines: EnginePool, start: Deadline
-) -> None:
+def _hear(telemetry: Connection, controller: Controller) -> None:
     """Take in an engine that the launcher has restarted, keep a checkpoint, or stop, also if it is dead.
 
     Ctrl-C can still follow the message that the run is complete: then the last weights are not evaluated.
@@ -189,9 +169,7 @@ def _on_launcher_message(
         message = Shutdown()
     if isinstance(message, Replacement):
         engine = EngineClient(message.conn, message.role)
-        task = asyncio.create_task(_replace(controller, engines, engine, start))
-        _tasks.add(task)
-        task.add_done_callback(_tasks.discard)
+        controller.spawn(controller.ctx.engine.replace(engine), f"replace {message.role}")
     elif isinstance(message, Keep):
         controller.keep = message.compute
     else:
@@ -199,13 +177,6 @@ def _on_launcher_message(
         if not message.ended_by:
             asyncio.get_running_loop().remove_reader(telemetry.fileno())
         controller.stop.set()
-
-
-async def _replace(
-    controller: Controller, engines: EnginePool, engine: EngineClient, start: Deadline
-) -> None:
-    with controller.ctx.deadline.starting(controller.config.pipeline.start_deadline_s):
-        await engines.replace(engine, start.wait_for)
 
 
 def decoder(tokenizer: Any) -> Callable[[list[list[int]]], list[str]]:

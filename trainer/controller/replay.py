@@ -5,7 +5,6 @@ them. With RUN's own settings its losses are therefore those of RUN, bit for bit
 the same samples would have taught, but then they are not samples of the policy that is trained.
 """
 
-import asyncio
 import json
 from functools import partial
 from multiprocessing.connection import Connection
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config
-from trainer.controller.controller import Controller, Emit, due
+from trainer.controller.controller import Controller, Emit
 from trainer.controller.process import controller_main
 from trainer.controller.recorded import Recorded
 from trainer.jsonl import nan_to_null, read_lines
@@ -54,17 +53,10 @@ class Replay(Controller):
         self.emit("training_begins", {"step": self.version})
         prompts = {p.prompt_id: p for p in self.dataset.train}
         for minibatches in self._recorded.rounds(prompts, self.config.pipeline.off_policy):
-            unscored = [g for m in minibatches if not m.epoch for g in m.groups]
-            for minibatch in minibatches:
-                if self.stop.is_set() or self.version >= self.config.pipeline.steps:
-                    return
-                if self.keep:
-                    await self.save()
-                self._step = asyncio.create_task(self._train_step(minibatch, unscored, 0.0))
-                await asyncio.shield(self._step)
-                unscored = []
-                if due(self.version, self.config.logging.checkpoint_every):
-                    await self.save()
+            remaining = self.config.pipeline.steps - self.version
+            if self.stop.is_set() or remaining <= 0:
+                return
+            await self._train_round(minibatches[:remaining])
 
     def _emit(self, emit: Emit, kind: str, data: dict[str, Any]) -> None:
         if kind == "step" and not self._differs:

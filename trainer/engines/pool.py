@@ -9,13 +9,16 @@ update_weights ──> all live engines in parallel         a replacement loads 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.engines.protocol import EngineClient
 from trainer.types import Completion, Request
 
-# (work, name) -> the result of the work, or a TimeoutError with that name
-WaitFor = Callable[[Awaitable[Any], str], Awaitable[Any]]
+
+class WaitFor(Protocol):
+    """The result of the work, or a TimeoutError with that name. `start`: of a process."""
+
+    def __call__(self, work: Awaitable[Any], name: str, start: bool = False) -> Awaitable[Any]: ...
 
 
 class EnginePool:
@@ -31,6 +34,10 @@ class EnginePool:
         self._pushing = asyncio.Lock()
         self._version, self._path = 0, ""  # of all engines, and the newest file of weights
         self._failure: Exception | None = None  # why a replacement failed to start: do not wait for it
+
+    async def ready(self) -> list[dict[str, Any]]:
+        """Wait until all can take work; returns their descriptions of themselves."""
+        return [await self._wait_for(e.ready(), f"{e.name}: start", start=True) for e in self._live]
 
     async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
         """As EngineClient.stream; each of the n completions comes exactly once, even if engines die."""
@@ -75,10 +82,10 @@ class EnginePool:
         for engine in self._live:
             engine.resume()
 
-    async def replace(self, engine: EngineClient, wait_for_start: WaitFor) -> None:
+    async def replace(self, engine: EngineClient) -> None:
         """Add an engine that replaces a dead one, once it is ready and has the weights of the others."""
         try:
-            await wait_for_start(engine.ready(), f"{engine.name}: start after its death")
+            await self._wait_for(engine.ready(), f"{engine.name}: start after its death", start=True)
             async with self._pushing:
                 await self._update(engine, self._version, self._path)
                 self._live[engine] = 0

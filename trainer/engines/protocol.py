@@ -7,7 +7,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from trainer import messages
-from trainer.messages import Ack, Ready, WeightsHeld
 from trainer.pipes import RoleClient, has_room
 from trainer.types import Columns, Completion, Request
 
@@ -19,8 +18,6 @@ class EngineClient(RoleClient):
     def __init__(self, conn: Connection, name: str) -> None:
         super().__init__(conn, name)
         self._streams: dict[str, asyncio.Queue[list[Completion] | Exception]] = {}
-        kinds = (Ready, WeightsHeld, Ack)
-        self._replies: dict[type[Any], asyncio.Queue[Any]] = {kind: asyncio.Queue() for kind in kinds}
         self._ended: dict[str, list[Completion]] = {}  # arrived, by request, and not yet delivered
         self._paused = False
         self._awaited = 0  # answers that calls wait for, besides those of streams
@@ -28,7 +25,7 @@ class EngineClient(RoleClient):
 
     async def ready(self) -> dict[str, Any]:
         """Wait until the engine can take work; returns its description of itself."""
-        return (await self._reply(Ready)).info
+        return (await self._answer()).info
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Completion]]:
         """Yield the request's n completions as they end; those that have arrived together come together.
@@ -53,21 +50,16 @@ class EngineClient(RoleClient):
 
     async def update_weights(self, version: int, path: str) -> None:
         """Load this safetensors file (empty path: keep the weights) and label later tokens with `version`."""
-        self._send(messages.UpdateWeights(version, path))
-        held: WeightsHeld = await self._reply(WeightsHeld)
-        if held.version != version:
-            raise RuntimeError(f"{self.name} has weights version {held.version}; expected {version}")
+        await self._ask(messages.UpdateWeights(version, path))
 
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
         """Make a call of vLLM's weight transfer. Allowed between `pause` and `resume`."""
-        self._send(messages.Transfer(call, info))
-        await self._reply(Ack)
+        await self._ask(messages.Transfer(call, info))
 
     async def pause(self) -> None:
         """Stop between two tokens; sequences and KV stay. With engine.colocate, free the GPU memory as well:
         `resume` then recomputes the KV with the weights of that moment."""
-        self._send(messages.Pause())
-        await self._reply(Ack)
+        await self._ask(messages.Pause())
         self._paused = True
 
     def resume(self) -> None:
@@ -83,19 +75,18 @@ class EngineClient(RoleClient):
     def _owes(self) -> bool:
         return bool(self._awaited or (self._streams and not self._paused))
 
-    async def _reply(self, kind: type[Any]) -> Any:
-        if self._dead is not None:
-            raise self._dead
+    async def _ask(self, message: object) -> None:
+        self._send(message)
+        await self._answer()
+
+    async def _answer(self) -> Any:
         if not self._owes:
             self._silent_since = time.monotonic()
         self._awaited += 1
         try:
-            reply = await self._replies[kind].get()
+            return await self._reply()
         finally:
             self._awaited -= 1
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
 
     def _receive(self, message: Any) -> None:
         self._silent_since = time.monotonic()
@@ -103,7 +94,7 @@ class EngineClient(RoleClient):
             for completion in message.to_records():
                 self._ended.setdefault(completion.request_id, []).append(completion)
         else:
-            self._replies[type(message)].put_nowait(message)
+            super()._receive(message)
 
     def _received(self) -> None:
         """Deliver the completions of one request together, to wake its rollout up once."""
@@ -113,5 +104,5 @@ class EngineClient(RoleClient):
         self._ended = {}
 
     def _fail(self, error: OSError) -> None:
-        for queue in (*self._streams.values(), *self._replies.values()):
+        for queue in self._streams.values():
             queue.put_nowait(error)

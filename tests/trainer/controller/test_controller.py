@@ -6,6 +6,8 @@ import asyncio
 import json
 import multiprocessing
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,9 @@ from fakes import (
 )
 
 from trainer.config import ConfigError, EngineConfig, InterruptionConfig
-from trainer.controller.process import _run, check_lengths, event_log, send_event
+from trainer.controller.process import check_lengths, controller_main, event_log, send_event
 from trainer.jsonl import read_lines
-from trainer.messages import Ready, StepDone
+from trainer.messages import Event, Failed, Ready, StepDone
 from trainer.models.resolve import resolve_model
 from trainer.run_folder import EVENTS
 from trainer.types import TrainBatch
@@ -305,18 +307,19 @@ def test_processes_that_are_ready_after_the_deadline_but_not_after_that_of_their
     config = having(configured(tmp_path, 0, deadline_s=0.5, start_deadline_s=60.0), data=data)
     engine, learner, telemetry = (multiprocessing.Pipe() for _ in range(3))
 
-    async def body() -> None:
-        work = _run(config, resolve_model("tiny"), [engine[1]], learner[1], None, telemetry[1])
-        running = asyncio.create_task(work)
+    def answer() -> None:
         for conn in (learner[0], engine[0]):
-            await asyncio.sleep(1.0)
+            time.sleep(1.0)
             conn.send(Ready({"parameters": 1}))
-        with pytest.raises(TimeoutError, match=r"no progress for pipeline\.deadline_s = 0.5 s"):
-            await running  # both are ready, and then nobody answers
 
-    asyncio.run(body())
-    kinds = []
+    threading.Thread(target=answer, daemon=True).start()
+    with pytest.raises(SystemExit):  # both are ready, and then nobody answers
+        controller_main(config, resolve_model("tiny"), [engine[1]], learner[1], None, telemetry[1])
+    told = []
     while telemetry[0].poll():
-        kinds.append(telemetry[0].recv().kind)
+        told.append(telemetry[0].recv())
     # The signs of life come from a thread, whenever it is their turn.
-    assert [kind for kind in kinds if kind != "alive"][:3] == ["phase", "data", "ready"]
+    events = [message.kind for message in told if isinstance(message, Event) and message.kind != "alive"]
+    assert events == ["phase", "data", "ready"]
+    (failure,) = [message for message in told if isinstance(message, Failed)]
+    assert "no progress for pipeline.deadline_s = 0.5 s" in failure.message

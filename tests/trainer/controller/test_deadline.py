@@ -36,14 +36,20 @@ def test_engines_that_do_not_answer_are_named() -> None:
 
 def test_a_start_and_a_restart_of_an_engine_have_a_deadline_of_their_own() -> None:
     async def waits() -> None:
-        await Deadline(2.0, "pipeline.start_deadline_s").wait_for(asyncio.sleep(0.3), "engine: start")
-        deadline = Deadline(0.1)
-        with deadline.starting(5.0):
-            await deadline.wait_for(asyncio.sleep(0.3), "generate: step 5")
+        deadline = Deadline(0.1, 2.0)
+        start = deadline.wait_for(asyncio.sleep(0.3), "engine: start", start=True)
+        await asyncio.gather(start, deadline.wait_for(asyncio.sleep(0.3), "generate: step 5"))
         await deadline.wait_for(asyncio.sleep(0.3), "generate: step 5")
 
     with pytest.raises(TimeoutError, match=r"generate: step 5: no progress for pipeline\.deadline_s = 0.1 s"):
         asyncio.run(waits())
-    start = Deadline(0.1, "pipeline.start_deadline_s")
-    with pytest.raises(TimeoutError, match=r"no progress for pipeline\.start_deadline_s = 0.1 s"):
-        asyncio.run(start.wait_for(asyncio.sleep(0.5), "engine: start"))
+
+    async def start() -> None:
+        deadline = Deadline(5.0, 0.2)
+        work = asyncio.create_task(deadline.wait_for(asyncio.sleep(0.5), "engine: start", start=True))
+        await asyncio.sleep(0.1)
+        deadline.restart()  # completions of other engines are no progress of this one
+        await work
+
+    with pytest.raises(TimeoutError, match=r"no progress for pipeline\.start_deadline_s = 0.2 s"):
+        asyncio.run(start())

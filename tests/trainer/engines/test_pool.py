@@ -57,7 +57,7 @@ class Engine:
         self.paused = False
 
 
-async def within(work: Awaitable[Any], what: str) -> Any:
+async def within(work: Awaitable[Any], what: str, start: bool = False) -> Any:
     try:
         return await asyncio.wait_for(work, 1)
     except TimeoutError:
@@ -137,7 +137,7 @@ def test_with_every_engine_dead_requests_wait_for_a_new_one_which_first_gets_the
         task = asyncio.create_task(indices(one, request("r")))
         await asyncio.sleep(0.05)
         assert not task.done()
-        await one.replace(new, within)  # type: ignore[arg-type]  # as much of a client as it needs
+        await one.replace(new)  # type: ignore[arg-type]  # as much of a client as it needs
         return await asyncio.wait_for(task, 2), new.version
 
     got, version = asyncio.run(work())
@@ -156,7 +156,7 @@ def test_an_engine_that_dies_of_a_push_does_not_hold_up_the_others_and_is_not_sa
         engines = EnginePool([other] if replacement else [dying, other], within, notes.append)  # type: ignore[list-item]
         await engines.update_weights(1, "file-1")
         if replacement:
-            await engines.replace(dying, within)  # type: ignore[arg-type]  # as much of a client as it needs
+            await engines.replace(dying)  # type: ignore[arg-type]  # as much of a client as it needs
         return await indices(engines, request("r"))
 
     assert len(asyncio.run(work())) == 4
@@ -181,7 +181,7 @@ def test_a_new_engine_that_fails_for_good_ends_the_wait_with_its_reason() -> Non
         one = pool(Engine("a", dies_after=0))
         task = asyncio.create_task(indices(one, request("r")))
         await asyncio.sleep(0.02)
-        await one.replace(Broken("a"), within)  # type: ignore[arg-type]  # as much of a client as it needs
+        await one.replace(Broken("a"))  # type: ignore[arg-type]  # as much of a client as it needs
         await asyncio.wait_for(task, 2)
 
     with pytest.raises(RuntimeError, match="no such model"):

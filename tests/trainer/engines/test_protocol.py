@@ -19,7 +19,7 @@ import pytest
 
 from trainer.engines.protocol import EngineClient
 from trainer.engines.torch.process import serve
-from trainer.messages import Ack, WeightsHeld
+from trainer.messages import Ack
 from trainer.pipes import limit_waits
 from trainer.telemetry import Clock
 from trainer.types import Columns, Completion, Request
@@ -179,7 +179,7 @@ def test_an_engine_is_silent_only_while_it_owes_an_answer() -> None:
         silent.append(client.silent_s())
         await asyncio.sleep(0.2)
         silent.append(client.silent_s())
-        theirs.send(WeightsHeld(1))
+        theirs.send(Ack())
         await push
         silent.append(client.silent_s())
         stream = asyncio.create_task(anext(client.stream(request("a", 1))))

@@ -10,7 +10,7 @@ import torch
 from trainer.config import Config
 from trainer.engines.backend import Activity, read_messages, run_engine
 from trainer.engines.torch.engine import TorchEngine
-from trainer.messages import Abort, Ack, Pause, Ready, Resume, Shutdown, UpdateWeights, WeightsHeld
+from trainer.messages import Abort, Ack, Pause, Ready, Resume, Shutdown, UpdateWeights
 from trainer.roles import started
 from trainer.telemetry import Clock
 from trainer.types import Columns, Request
@@ -51,7 +51,7 @@ def serve(engine: TorchEngine, conn: Connection, clock: Clock, telemetry: Connec
                 case UpdateWeights(version, path):
                     with clock.state("weight_update"):
                         engine.update_weights(version, path)
-                    conn.send(WeightsHeld(version))
+                    conn.send(Ack())
                 case Abort(request_ids):
                     conn.send(Columns.from_records(engine.abort(request_ids)))
                 case Pause():

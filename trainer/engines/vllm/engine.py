@@ -50,7 +50,7 @@ def engine_main(
             conn.recv()
         log = Path(config.run_dir) / "logs" / f"{role}.log"
         vllm = LocalVLLM(config, model_dir, threads, log, role_index(role))
-        await vllm.label(0)
+        await vllm.load(0, "")
         return vllm, {"kind": "vllm", "dtype": config.model.dtype, "threads": threads}
 
     run_vllm(role, conn, telemetry, config.engine.slots, start)
@@ -71,8 +71,7 @@ class LocalVLLM(VLLM):
     """One AsyncLLM and its child processes."""
 
     def __init__(self, config: Config, model_dir: str, threads: int, log: Path, index: int = 0) -> None:
-        self._engine, self._nccl_rank = config.engine, first_nccl_rank(config.engine, index)
-        self._log = log
+        self._engine, self._index, self._log = config.engine, index, log
         self._log_start = log.stat().st_size if log.is_file() else 0
         self._own, self._lock = run_folder.own_folder(run_folder.shared())
         set_environment(threads, self._own)
@@ -81,12 +80,11 @@ class LocalVLLM(VLLM):
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        settings = vllm_settings(config, model_dir)
         try:
-            arguments = AsyncEngineArgs(**vllm_settings(config, model_dir))
+            arguments = AsyncEngineArgs(**settings)
             self.limit: int = arguments.max_model_len
             self._llm: Any = AsyncLLM.from_engine_args(arguments)
-        except ConfigError:
-            raise
         except Exception as e:
             cause = self._cause(e)
             advice = (
@@ -134,7 +132,9 @@ class LocalVLLM(VLLM):
 
         try:
             if call == "init_weight_transfer_engine":
-                init = base.WeightTransferInitRequest(init_info=with_rank_offset(info, self._nccl_rank))
+                init = base.WeightTransferInitRequest(
+                    init_info=with_rank_offset(info, self._engine, self._index)
+                )
                 await self._llm.init_weight_transfer_engine(init)
             elif call == "start_weight_update":
                 if self._engine.colocate:  # not the KV cache: the learner's weights are on the GPU, too
@@ -157,10 +157,6 @@ class LocalVLLM(VLLM):
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": path}))
             await self._llm.finish_weight_update()
-        await self.label(version)
-
-    async def label(self, version: int) -> None:
-        """Label all later tokens with this version."""
         await self._llm.update_weight_version(str(version))
 
     async def check(self) -> dict[str, float]:
@@ -168,8 +164,7 @@ class LocalVLLM(VLLM):
 
         if self._llm.errored:
             raise RuntimeError(self._death())
-        values = {m.name: m for m in get_metrics_snapshot() if m.name in STATISTICS}
-        return {STATISTICS[name]: float(m.value) for name, m in values.items()}
+        return {STATISTICS[m.name]: float(m.value) for m in get_metrics_snapshot() if m.name in STATISTICS}
 
     async def close(self) -> None:
         self._llm.shutdown(timeout=5)
@@ -288,14 +283,11 @@ def _on_cpu() -> bool:
     return "cpu" in build or not visible_gpus()
 
 
-def first_nccl_rank(engine: EngineConfig, index: int) -> int:
-    """The rank of this engine's first GPU in the NCCL group for weights: the learner is 0, engines follow."""
-    return 1 + index * engine.tensor_parallel
-
-
-def with_rank_offset(init_info: dict[str, Any], first_rank: int) -> dict[str, Any]:
-    """The `init_info` of NCCL with this engine's own offset: vLLM's sender assumes that it has one engine."""
-    return init_info | {"rank_offset": first_rank} if "rank_offset" in init_info else init_info
+def with_rank_offset(init_info: dict[str, Any], engine: EngineConfig, index: int) -> dict[str, Any]:
+    """The `init_info` of NCCL with the rank of this engine's first GPU in the group for weights: the learner
+    is 0, engines follow. vLLM's sender assumes that it has one engine."""
+    offset = {"rank_offset": 1 + index * engine.tensor_parallel}
+    return init_info | offset if "rank_offset" in init_info else init_info
 
 
 def _one_line(text: str) -> str:

@@ -10,7 +10,7 @@ another has that one's salt: it goes on with the keys and values that are there.
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -29,7 +29,7 @@ from trainer.engines.backend import (
     read_messages,
     run_engine,
 )
-from trainer.messages import Ack, Ready, WeightsHeld
+from trainer.messages import Ack, Ready
 from trainer.roles import started
 from trainer.telemetry import Clock
 from trainer.types import Columns, Completion, FinishReason, Request
@@ -122,23 +122,24 @@ def run_vllm(role: str, conn: Connection, telemetry: Connection, slots: int, sta
     """Run the engine process from start to Shutdown."""
     with suppress(OSError):
         os.setsid()  # Ctrl-C in the terminal reaches the launcher, not vLLM's processes
-    run_engine(role, telemetry, lambda clock: asyncio.run(_serve(conn, telemetry, clock, slots, start)))
+
+    async def serve(clock: Clock) -> None:
+        began = time.monotonic()
+        vllm, info = await start()
+        try:
+            started()
+            conn.send(Ready(info | {"slots": slots, "start_s": round(time.monotonic() - began, 1)}))
+            await Scheduler(vllm, conn, clock, Activity(clock, telemetry), slots).run()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from group
+        finally:
+            await vllm.close()
+
+    run_engine(role, telemetry, lambda clock: asyncio.run(serve(clock)))
 
 
-async def _serve(conn: Connection, telemetry: Connection, clock: Clock, slots: int, start: Start) -> None:
-    began = time.monotonic()
-    vllm, info = await start()
-    try:
-        started()
-        conn.send(Ready(info | {"slots": slots, "start_s": round(time.monotonic() - began, 1)}))
-        await Scheduler(vllm, conn, clock, Activity(clock, telemetry), slots).run()
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from group
-    finally:
-        await vllm.close()
+class Ended(Exception):
+    """The engine is to end, with all that it is doing."""
 
 
 class Scheduler:
@@ -152,11 +153,10 @@ class Scheduler:
         self._running: dict[str, Request] = {}  # by Sample.id
         self._aborted: set[str] = set()  # that are still running
         self._salts: dict[str, int] = {}  # of requests to be continued
-        self._paused = self._updating = False
+        self._stopped = ""  # the clock's state while no sample may start
         self._booked_until = time.monotonic()
         self._ended: list[Completion] = []
         self._group = asyncio.TaskGroup()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serve until Shutdown, or until the controller is dead."""
@@ -167,70 +167,65 @@ class Scheduler:
             with suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(inbox.put_nowait, message)
 
-        async with self._group:
-            self._start_task(self._watch())
-            read_messages(self._conn, deliver)
-            while not isinstance(message := await inbox.get(), messages.Shutdown):
-                await self._handle(message)
-            for task in self._tasks:
-                task.cancel()
-
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._group.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        try:
+            async with self._group:
+                self._group.create_task(self._watch())
+                read_messages(self._conn, deliver)
+                while not isinstance(message := await inbox.get(), messages.Shutdown):
+                    await self._handle(message)
+                raise Ended  # cancels the tasks of the group
+        except* Ended:
+            pass
 
     async def _handle(self, message: object) -> None:
         match message:
             case Request() as request:
                 self._queue.add(request)
             case messages.UpdateWeights(version, path):
-                await self._update_weights(version, path)
+                paused = self._stopped
+                self._stop("weight_update")
+                if not paused:
+                    await self._vllm.pause(free_gpu=False)
+                await self._vllm.load(version, path)
+                self.version = version
+                if not paused:
+                    await self._vllm.resume(free_gpu=False)
+                self._send_completions()
+                self._stop(paused)
+                self._conn.send(Ack())
             case messages.Abort(request_ids):
                 self._ended += self._queue.abort(request_ids)
                 self._send_completions()
                 self._aborted |= {s for s, r in self._running.items() if r.request_id in request_ids}
                 await self._vllm.abort(frozenset(self._aborted))
             case messages.Pause():
-                self._book_time()
-                self._paused = True
+                self._stop("idle")
                 await self._vllm.pause(free_gpu=True)
                 self._send_completions()  # those that ended before the pause
                 self._conn.send(Ack())
             case messages.Resume():
-                self._book_time()
                 await self._vllm.resume(free_gpu=True)
-                self._paused = False
+                self._stop("")
             case messages.Transfer(call, info):
                 with self._clock.state("weight_update"):
                     await self._vllm.transfer(call, info)
                 self._conn.send(Ack())
         self._start_samples()
 
-    async def _update_weights(self, version: int, path: str) -> None:
+    def _stop(self, state: str) -> None:
+        """Start no sample in this state of the clock; in none ("") they may start."""
         self._book_time()
-        self._updating = True
+        self._stopped = state
         self._clock.enter(self._state)
-        if not self._paused:
-            await self._vllm.pause(free_gpu=False)
-        await self._vllm.load(version, path)
-        self.version = version
-        if not self._paused:
-            await self._vllm.resume(free_gpu=False)
-        self._send_completions()
-        self._book_time()
-        self._updating = False
-        self._conn.send(WeightsHeld(version))
 
     def _start_samples(self) -> None:
         """Start waiting samples while slots are free."""
         self._book_time()
-        stopped = self._paused or self._updating
-        while not stopped and len(self._running) < self._slots and self._queue.next_request:
+        while not self._stopped and len(self._running) < self._slots and self._queue.next_request:
             samples = self._queue.take(1)
             sample = Sample(samples.request, samples.first)
             self._running[sample.id] = samples.request
-            self._start_task(self._run_sample(sample))
+            self._group.create_task(self._run_sample(sample))
         self._clock.enter(self._state)
 
     async def _run_sample(self, sample: Sample) -> None:
@@ -261,9 +256,7 @@ class Scheduler:
 
     @property
     def _state(self) -> str:
-        if self._updating:
-            return "weight_update"
-        return "generate" if self._running and not self._paused else "idle"
+        return self._stopped or ("generate" if self._running else "idle")
 
     def _book_time(self) -> None:
         """Book the time since the last call; call it before each change of `_state` or `_running`."""

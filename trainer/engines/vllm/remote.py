@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import httpx2
 import numpy as np
 
 from trainer.config import Config, ConfigError
-from trainer.engines.vllm.engine import SECRET, first_nccl_rank, with_rank_offset
+from trainer.engines.vllm.engine import SECRET, with_rank_offset
 from trainer.engines.vllm.process import VLLM, Sample, run_vllm
 from trainer.messages import Event
 from trainer.roles import role_index
@@ -35,13 +36,14 @@ def engine_main(
     """Entry of the spawned process `role`; returns on Shutdown or when the controller is dead."""
 
     async def start() -> tuple[RemoteVLLM, dict[str, Any]]:
-        rank = first_nccl_rank(config.engine, role_index(role))
-        vllm = RemoteVLLM(url, role, config.pipeline.deadline_s, rank)
+        vllm = RemoteVLLM(url, role, config)
         try:
+            end = time.monotonic() + config.pipeline.deadline_s / 2
             if not await vllm.answers():
                 text = f"waiting for the server of {role} at {url}"
                 send(telemetry, Event("note", time.monotonic(), {"text": text}))
-                await vllm.wait_for_server(config.pipeline.deadline_s / 2)
+                while time.monotonic() < end and not await vllm.answers():  # it may start with the run
+                    await asyncio.sleep(1)
             await vllm.connect()
             if config.engine.weight_push == "nccl":
                 await vllm.transfer("shutdown_weight_transfer_engine", {})  # of an earlier run
@@ -59,11 +61,11 @@ def engine_main(
 class RemoteVLLM(VLLM):
     """One server."""
 
-    def __init__(self, url: str, role: str, deadline_s: float, nccl_rank: int = 1) -> None:
+    def __init__(self, url: str, role: str, config: Config) -> None:
         self.limit, self._label = 0, f"{role} at {url.rstrip('/')}"
-        self._nccl_rank = nccl_rank
-        self._deadline_s = deadline_s
-        self._health_timeout_s = min(HEALTH_TIMEOUT_S, deadline_s / 2)
+        self._engine, self._index = config.engine, role_index(role)
+        self._deadline_s = config.pipeline.deadline_s
+        self._health_timeout_s = min(HEALTH_TIMEOUT_S, self._deadline_s / 2)
         self._http = httpx2.AsyncClient(
             base_url=url.rstrip("/"),
             headers={"Authorization": f"Bearer {os.environ.get(SECRET, '')}"},
@@ -74,18 +76,15 @@ class RemoteVLLM(VLLM):
         )
 
     async def answers(self) -> bool:
-        """Whether a server listens at the URL."""
-        try:
-            await asyncio.wait_for(self._http.get("/health"), self._health_timeout_s)
-        except (httpx2.HTTPError, TimeoutError):
-            return False
-        return True
+        """True if a server listens at the URL."""
+        with suppress(httpx2.HTTPError, TimeoutError):
+            await self._health()
+            return True
+        return False
 
-    async def wait_for_server(self, seconds: float) -> None:
-        """Wait until the server answers, at most so long: it may start together with the run."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not await self.answers():
-            await asyncio.sleep(1)
+    async def _health(self) -> int:
+        """The status that the server answers in time."""
+        return (await asyncio.wait_for(self._http.get("/health"), self._health_timeout_s)).status_code
 
     async def connect(self) -> None:
         """Check that the server accepts our secret, and abort what an earlier run has left on it."""
@@ -124,7 +123,7 @@ class RemoteVLLM(VLLM):
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
         """vLLM's routes have the names of the calls."""
         bodies = {
-            "init_weight_transfer_engine": {"init_info": with_rank_offset(info, self._nccl_rank)},
+            "init_weight_transfer_engine": {"init_info": with_rank_offset(info, self._engine, self._index)},
             "update_weights": {"update_info": info},
         }
         await self._call("POST", f"/{call}", json=bodies.get(call, {}))
@@ -144,16 +143,14 @@ class RemoteVLLM(VLLM):
 
     async def check(self) -> dict[str, float]:
         try:
-            answer = await asyncio.wait_for(self._http.get("/health"), self._health_timeout_s)
+            status = await self._health()
         except (httpx2.HTTPError, TimeoutError) as e:
             raise RuntimeError(
                 f"{self._label} has not answered for {self._health_timeout_s:g} s ({_reason(e)}); check that "
                 "the server runs and that the network reaches it"
             ) from e
-        if answer.status_code != 200:
-            raise RuntimeError(
-                f"{self._label}: its engine has died (health {answer.status_code}); see its log"
-            )
+        if status != 200:
+            raise RuntimeError(f"{self._label}: its engine has died (health {status}); see its log")
         return {}
 
     async def close(self) -> None:
