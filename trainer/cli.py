@@ -24,7 +24,7 @@ import argparse
 import dataclasses
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -57,8 +57,8 @@ class Launch:
     """The run that the command line asked for."""
 
     config: Config
-    resume: bool
-    dry_run: bool
+    resume: bool = False
+    dry_run: bool = False
     notices: tuple[str, ...] = ()  # on settings of another task than the data's; more: launcher/notices.py
     origins: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # keys by where they were set
     recommended: dict[str, tuple[str, Any, Any]] = dataclasses.field(default_factory=dict)
@@ -74,104 +74,99 @@ def parse(argv: Sequence[str]) -> Launch:
     Without --recipe and --task the demo runs; with --data.source and neither, all keys start as by default.
     """
     flags = {key: raw for key, raw in vars(_parser().parse_args(argv)).items() if raw is not None}
-    resume, dry_run = flags.pop("resume"), flags.pop("dry_run")
-    recipe, task = flags.pop("recipe", None), flags.pop("task", None)
-    branch = flags.pop("branch_from", "")
-    replay = flags.pop("replay", "")
-    if (branch or replay) and (resume or bool(replay and (branch or recipe or task))):
+    resume, dry_run, recipe, task, branch, replay = (
+        flags.pop(name, "") for name in ("resume", "dry_run", "recipe", "task", "branch_from", "replay")
+    )
+    if (branch or replay) and (resume or (replay and (branch or recipe or task))):
         raise ConfigError("expected one of --resume, --branch-from and --replay; --replay takes no recipe")
-    source = _source(branch, replay, "run_dir" in flags) if branch or replay else None
-    if source and not (recipe or task):
-        recipe = str(source)
-    if recipe is None and (task or not {"data.source", "mixture"} & flags.keys()):
-        recipe = DEFAULT_TASK_RECIPE if task else DEFAULT_RECIPE
+    source = _source(branch, replay, "run_dir" in flags) if branch or replay else ""
+    if not (recipe or task):
+        recipe = source or ("" if {"data.source", "mixture"} & flags.keys() else DEFAULT_RECIPE)
+    recipe = recipe or (DEFAULT_TASK_RECIPE if task else "")
     overrides = {key: from_text(fields()[key][0], raw) for key, raw in flags.items()}
     launch = _resolve(recipe, task, overrides)
     config = launch.config
-    parent = _resolve(str(source), None, {}).config if source else config
+    parent = _resolve(source, "", {}).config if source else config
     if config.model.path != parent.model.path:
-        raise ConfigError(
-            f"model.path is {config.model.path}, that of {branch or replay} is {parent.model.path}; expected "
-            "the same, since the new run goes on from its weights or samples"
-        )
-    learning = [key for key in fields() if key.startswith(LEARNING_KEYS) and not key.startswith(MACHINE_KEYS)]
-    changed = tuple(key for key in learning if attrgetter(key)(config) != attrgetter(key)(parent))
+        given = f"model.path is {config.model.path}, that of {branch or replay} is {parent.model.path}"
+        raise ConfigError(f"{given}; expected the same: the new run goes on from its weights or samples")
     if not config.run_dir:
         names = [Path(name).stem for name in (recipe, task) if name] or config.mixture
         name = "-".join(names) or _short_name(config.data.source)
         config = dataclasses.replace(config, run_dir=f"runs/{name}-{config.seed}")
     stored = Path(config.run_dir, "config.yaml")
     if resume and stored.is_file():  # a run goes on as it began, whatever the recipe says
-        launch = _resolve(str(stored), None, overrides)
+        launch = _resolve(str(stored), "", overrides)
         config = dataclasses.replace(launch.config, run_dir=config.run_dir)
-    budget = config.engine.interruption
-    if budget.lo > budget.hi:
-        raise ConfigError(f"engine.interruption: expected lo <= hi, given lo {budget.lo}, hi {budget.hi}")
     check_secrets(config)
     check_objective(config.objective)
     _check_tasks(config)
     check_verifiers(config)
     _check_schedule(config)
     _ = config.forecast.rule, config.logging.next_kept  # ConfigError if it is no rule
-    start = {"resume": resume, "branch": branch, "replay": replay, "changed": changed}
-    return dataclasses.replace(launch, config=config, dry_run=dry_run, **start)
+    learning = [key for key in fields() if key.startswith(LEARNING_KEYS) and not key.startswith(MACHINE_KEYS)]
+    start = {"branch": branch, "replay": replay, "changed": _differing(learning, config, parent)}
+    return dataclasses.replace(launch, config=config, resume=bool(resume), dry_run=bool(dry_run), **start)
 
 
-def _source(branch: str, replay: str, named: bool) -> Path:
+def _differing(keys: Iterable[str], config: Config, other: Config) -> tuple[str, ...]:
+    """Those of the keys that have different values in the two."""
+    return tuple(key for key in keys if attrgetter(key)(config) != attrgetter(key)(other))
+
+
+def _source(branch: str, replay: str, named: bool) -> str:
     """The config.yaml of the run that a branch, or a replay, begins from."""
+    flag = "--branch-from" if branch else "--replay"
     run, _, step = branch.rpartition("@") if branch else (replay, "", "0")
     if not run or not step.isdecimal():
         raise ConfigError(f"--branch-from: expected RUN@STEP, such as runs/demo-0@40; given {branch!r}")
-    flag = "--branch-from" if branch else "--replay"
     if not named:
         raise ConfigError(f"{flag} needs a --run-dir, for the folder of the new run")
     if not (path := Path(run, "config.yaml")).is_file():
         raise ConfigError(f"{flag}: {run} holds no run (no config.yaml); give the --run-dir of one")
-    return path
+    return str(path)
 
 
 def _check_tasks(config: Config) -> None:
     """ConfigError for settings of the single task beside a mixture, and for names that cannot be metrics'."""
     tasks = f"({'|'.join(map(re.escape, config.mixture))})/" if config.mixture else ""
     sets = f"TASK/NAME with a task of {', '.join(config.mixture)}" if tasks else "a name"
-    for name in [name for name in config.mixture if not re.fullmatch(NAME, name)]:
-        raise ConfigError(f"mixture: {name!r}; expected a name, {NAME_CHARACTERS}")
-    for name in [name for name in config.evaluation.sets if not re.fullmatch(tasks + NAME, name)]:
-        raise ConfigError(f"evaluation.sets: {name!r}; expected {sets}, {NAME_CHARACTERS}")
+    for key, names, pattern, expected in (
+        ("mixture", config.mixture, NAME, "a name"),
+        ("evaluation.sets", config.evaluation.sets, tasks + NAME, sets),
+    ):
+        if wrong := [name for name in names if not re.fullmatch(pattern, name)]:
+            raise ConfigError(f"{key}: {wrong[0]!r}; expected {expected}, {NAME_CHARACTERS}")
     for key in ("pass_at", "maj_at", "best_at"):
         if (most := max(getattr(config.evaluation, key), default=0)) > (n := config.evaluation.samples):
             raise ConfigError(f"evaluation.{key}: {most}; expected at most evaluation.samples, which is {n}")
     single = [key for key in fields() if re.match(r"data\.|verifier\.(?!length_penalty\.)", key)]
-    changed = [key for key in single if attrgetter(key)(config) != attrgetter(key)(Config())]
-    if config.mixture and changed:
-        raise ConfigError(
-            f"with a mixture, each task has its own data and verifier; move {', '.join(changed)} to "
-            f"mixture.{next(iter(config.mixture))} or another task"
-        )
+    if config.mixture and (changed := ", ".join(_differing(single, config, Config()))):
+        task = f"mixture.{next(iter(config.mixture))}"
+        raise ConfigError(f"each task of a mixture has its own: move {changed} to {task} or another task")
 
 
 def _check_schedule(config: Config) -> None:
-    """ConfigError for epochs or a curriculum that would have no effect."""
-    epochs, curriculum = config.pipeline.epochs, config.curriculum
-    if epochs > 1 and not config.pipeline.off_policy:
-        raise ConfigError(
-            f"pipeline.epochs is {epochs}; expected 1 with scheme pipeline_rl, which trains on each batch "
-            "once: set pipeline.scheme ppo_off_policy"
-        )
-    if curriculum.kind == "none":
-        return
-    if not curriculum.by and curriculum.length_start == 1:
-        raise ConfigError(
+    """ConfigError for a budget without numbers, and for epochs or a curriculum that would have no effect."""
+    budget, epochs, curriculum = config.engine.interruption, config.pipeline.epochs, config.curriculum
+    grows, problem = curriculum.kind != "none", ""
+    if budget.lo > budget.hi:
+        problem = f"engine.interruption: expected lo <= hi, given lo {budget.lo}, hi {budget.hi}"
+    elif epochs > 1 and not config.pipeline.off_policy:
+        problem = f"pipeline.epochs is {epochs}; expected 1, or pipeline.scheme ppo_off_policy"
+    elif grows and not curriculum.by and curriculum.length_start == 1:
+        problem = (
             f"curriculum.kind is {curriculum.kind}, but nothing grows: set curriculum.by or length_start"
         )
-    if curriculum.length_start < 1 and config.engine.interruption.enabled:
-        raise ConfigError(
-            "curriculum.length_start: with engine.interruption, completions are as long as its budgets; set "
-            "length_start 1, or turn the interruption off"
+    elif grows and curriculum.length_start < 1 and budget.enabled:
+        problem = (
+            "curriculum.length_start: completions are as long as engine.interruption's budgets; set it to 1"
         )
+    if problem:
+        raise ConfigError(problem)
 
 
-def _resolve(recipe: str | None, task: str | None, overrides: Mapping[str, Any]) -> Launch:
+def _resolve(recipe: str, task: str, overrides: Mapping[str, Any]) -> Launch:
     """The defaults, under the recipe's chain, under its task's, under the command line's values."""
     layers = read_layers("recipe", recipe) if recipe else []
     defaults = [(layer.task, layer.path.parent) for layer in layers if layer.task]
@@ -184,8 +179,8 @@ def _resolve(recipe: str | None, task: str | None, overrides: Mapping[str, Any])
     for layer in layers:
         values |= layer.values
         origin |= dict.fromkeys(layer.values, layer.name)
-    base: Config = build(Config, nested(values), owner)
-    config: Config = build(Config, nested({**values, **overrides}), "command line")
+    base: Config = build(nested(values), Config, owner)
+    config: Config = build(nested({**values, **overrides}), Config, "command line")
     origins: dict[str, list[str]] = {}
     for key, name in (origin | dict.fromkeys(overrides, "the command line")).items():
         origins.setdefault(name, []).append(key)
@@ -195,21 +190,18 @@ def _resolve(recipe: str | None, task: str | None, overrides: Mapping[str, Any])
         for key, pair in layer.recommended.items()
         # What a task recommends of a recipe's own keys, such as epochs, is for recipes that use them.
         if not (key.startswith(RECIPE_KEYS) and layer.name.startswith("task "))
-        or attrgetter(key)(config) != attrgetter(key)(Config())
+        or _differing([key], config, Config())
     }
-    notices = tuple(_of_another_task(base, config, owner, overrides))
-    return Launch(config, False, False, notices, origins, recommended)
-
-
-def _of_another_task(base: Config, config: Config, owner: str, overrides: Mapping[str, Any]) -> Iterator[str]:
-    """A notice of the settings of `base`'s own task that still apply to other data."""
-    changed = [key for key in fields() if attrgetter(key)(base) != attrgetter(key)(Config())]
-    names = ", ".join(key for key in changed if key.startswith(TASK_KEYS) and key not in overrides)
-    if base.data.source not in ("", config.data.source) and names:
-        yield (
-            f"--data.source {config.data.source} replaces the data that {owner} was made for "
-            f"({base.data.source}), but its {names} still apply; set them, or give another --task"
+    source, notices = base.data.source, tuple[str, ...]()
+    changed = [key for key in _differing(fields(), base, Config()) if key.startswith(TASK_KEYS)]
+    if source not in ("", config.data.source) and (
+        names := ", ".join(k for k in changed if k not in overrides)
+    ):
+        notices = (
+            f"--data.source {config.data.source} replaces the data that {owner} was made for ({source}), but "
+            f"its {names} still apply; set them, or give another --task",
         )
+    return Launch(config, notices=notices, origins=origins, recommended=recommended)
 
 
 def _short_name(source: str) -> str:
@@ -229,47 +221,50 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; --help explains every option")
 
 
-BRANCH_HELP = (
-    "begin a new run with the checkpoint of that step of another run: weights, optimizer, sampler and "
-    "random state; steps and compute go on from there. Settings are RUN's, or those of --recipe and --task, "
-    "under the command line's"
-)
-REPLAY_HELP = (
-    "train again on the samples of another run's journal, without engines: bit for bit the same, or with "
-    "other learner settings, for which these samples are off-policy"
-)
-DRY_RUN_HELP = "print config, who set what, devices and memory; start nothing"
+FLAGS = {
+    "--recipe": ("NAME_OR_FILE", f"recipe to start from: a .yaml file or one of {shipped('recipe')}"),
+    "--task": ("NAME_OR_FILE", f"task to train on: a .yaml file or one of {shipped('task')}"),
+    "--branch-from": (
+        "RUN@STEP",
+        "begin a new run with the checkpoint of that step of another run: weights, optimizer, sampler and "
+        "random state; steps and compute go on from there. Settings are RUN's, or those of --recipe and "
+        "--task, under the command line's",
+    ),
+    "--replay": (
+        "RUN",
+        "train again on the samples of another run's journal, without engines: bit for bit the same, or with "
+        "other learner settings, for which these samples are off-policy",
+    ),
+}
 
 
 @cache
 def _parser() -> argparse.ArgumentParser:
+    flags = " ".join(f"[{flag} {metavar}]" for flag, (metavar, _) in FLAGS.items())
     parser = Parser(
         prog="python -m trainer.main",
-        usage="%(prog)s [--recipe NAME_OR_FILE] [--task NAME_OR_FILE] [--run-dir DIR] [--seed N] "
-        "[--resume] [--branch-from RUN@STEP] [--replay RUN] [--dry-run] [--SECTION.KEY VALUE ...]",
+        usage=f"%(prog)s {flags} [--run-dir DIR] [--seed N] [--resume] [--dry-run] [--SECTION.KEY VALUE ...]",
         allow_abbrev=False,
         formatter_class=argparse.RawTextHelpFormatter,
         description=__doc__,
     )
-    for flag, metavar, text in (
-        ("--recipe", "NAME_OR_FILE", f"recipe to start from: a .yaml file or one of {shipped('recipe')}"),
-        ("--task", "NAME_OR_FILE", f"task to train on: a .yaml file or one of {shipped('task')}"),
-        ("--branch-from", "RUN@STEP", BRANCH_HELP),
-        ("--replay", "RUN", REPLAY_HELP),
-    ):
+    for flag, (metavar, text) in FLAGS.items():
         parser.add_argument(flag, metavar=metavar, help=textwrap.fill(text, 84))
     parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
-    parser.add_argument("--dry-run", action="store_true", help=DRY_RUN_HELP)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print config, who set what, devices and memory; start nothing",
+    )
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for key, (hint, doc) in fields().items():
         section = key.rpartition(".")[0].partition(".")[0]
         if section not in groups:
             groups[section] = parser.add_argument_group(f"{section} (--{section}.KEY VALUE)")
-        default = attrgetter(key)(Config())
         doc = doc.format(kinds=kinds_help()) if key == "verifier.kind" else doc
-        text = f"{doc} [{type_name(hint)}; default: {default!r}]".replace("%", "%%")
-        flags = dict.fromkeys((f"--{key}", f"--{key.replace('_', '-')}"))
-        groups[section].add_argument(*flags, dest=key, metavar="VALUE", help=textwrap.fill(text, 84))
+        text = f"{doc} [{type_name(hint)}; default: {attrgetter(key)(Config())!r}]".replace("%", "%%")
+        flags_ = dict.fromkeys((f"--{key}", f"--{key.replace('_', '-')}"))
+        groups[section].add_argument(*flags_, dest=key, metavar="VALUE", help=textwrap.fill(text, 84))
     return parser
 
 

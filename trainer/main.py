@@ -12,24 +12,10 @@ from trainer.beginning import begin, source_of, starting_checkpoint
 from trainer.cli import Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.gpus import number_as_listed, smallest_gpu_memory, usable_gpus
-from trainer.launcher.memory_estimate import (
-    ModelSize,
-    describe,
-    known_size,
-    stays_on_cpu,
-    with_room,
-    with_slots,
-)
+from trainer.launcher import memory_estimate, placement
+from trainer.launcher.memory_estimate import ModelSize, known_size
 from trainer.launcher.notices import notices
-from trainer.launcher.placement import (
-    Devices,
-    assign,
-    for_roles,
-    slow_dtype,
-    torchrun_ranks,
-    with_engine,
-    without_judges,
-)
+from trainer.launcher.placement import Devices, slow_dtype, without_judges
 from trainer.run_folder import claim, latest
 
 
@@ -46,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if launch.replay:  # no engine that the learner would have to make room for
             engine = replace(launch.config.engine, kind="torch", urls=(), colocate=False, weight_push="auto")
             launch = replace(launch, config=replace(launch.config, engine=engine))
-        launch = replace(launch, config=with_engine(launch.config, len(gpus)))
+        launch = replace(launch, config=placement.with_engine(launch.config, len(gpus)))
         return dry_run(launch) if launch.dry_run else train(launch)
     except ConfigError as e:
         return _fail(str(e), 2)
@@ -60,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(launch: Launch) -> int:
     """Train, and print the summary of the run."""
     from trainer.engines.vllm.engine import check_installed
-    from trainer.launcher.memory_estimate import check_fits
     from trainer.launcher.recorder import Recorder  # takes a second, which --help need not wait for
     from trainer.launcher.summary import finish
     from trainer.launcher.supervisor import CONTROLLER, REPLAY, RoleDied, Supervisor
@@ -77,13 +62,10 @@ def train(launch: Launch) -> int:
         return follow(launch, devices)
     source = source_of(launch)
     with claim(config.run_dir, launch.resume), make_view(config, devices.unit) as view:
-        for notice in notices(launch):
-            view.log(notice)
         beginning = begin(launch, source, devices.unit)
-        for note in beginning.notes:
+        for note in (*notices(launch), *beginning.notes):
             view.log(note)
-        if beginning.start is None:
-            view.phase("preparing the model")
+        view.phase("preparing the model")
         model = beginning.start["path"] if beginning.start else resolve_model(config.model.path)
         devices = split(config, known_size(model))
         devices = replace(devices, engines=()) if beginning.recorded else devices
@@ -91,7 +73,7 @@ def train(launch: Launch) -> int:
         config = derived_slots(launch, config, known_size(model), devices)
         if config is not launch.config:
             view.log(f"engine.slots {config.engine.slots}: not set, so by the room for KV on its GPUs")
-        rank, unchecked = check_fits(config, model, devices)
+        rank, unchecked = memory_estimate.check_fits(config, model, devices)
         if unchecked:
             view.log(unchecked)
         recorder = Recorder(config, devices, view, beginning.resume, rank / 1e9)
@@ -121,7 +103,7 @@ def follow(launch: Launch, devices: Devices) -> int:
 
     for stop in STOPS:
         signal.signal(stop, signal.SIG_IGN)
-    config = for_roles(launch.config, devices)
+    config = placement.for_roles(launch.config, devices)
     os.environ |= {name: str(value) for name, value in learner_environment(config).items()}
     from trainer.learner.process import learner_main  # torch: it may read them when it is imported
 
@@ -144,7 +126,7 @@ def dry_run(launch: Launch) -> int:
     print(to_yaml(config))
     for source, keys in launch.origins.items():
         print(f"set by {source}: {', '.join(keys)}")
-    print(describe(config, devices, size))
+    print(memory_estimate.describe(config, devices, size))
     if size is not None:
         print(plan(config, size, devices.split()).text)
     return 0
@@ -154,18 +136,20 @@ def derived_slots(launch: Launch, config: Config, size: ModelSize | None, device
     """The config with engine.slots by the GPUs' memory, unless a file or the command line sets it."""
     if any("engine.slots" in keys for keys in launch.origins.values()):
         return config
-    return with_slots(config, size, devices, smallest_gpu_memory())
+    return memory_estimate.with_slots(config, size, devices, smallest_gpu_memory())
 
 
 def split(config: Config, size: ModelSize | None) -> Devices:
     """This machine's devices, assigned to the roles; more to the learner if it needs them for its memory."""
-    gpus = () if stays_on_cpu(config) else without_judges(config, usable_gpus())
+    gpus = () if memory_estimate.stays_on_cpu(config) else without_judges(config, usable_gpus())
 
     def devices_of(ranks: int) -> Devices:
         asked = replace(config, learner=replace(config.learner, ranks=ranks or config.learner.ranks))
-        return assign(asked, gpus, len(os.sched_getaffinity(0)), torchrun_ranks())
+        return placement.assign(asked, gpus, len(os.sched_getaffinity(0)), placement.torchrun_ranks())
 
-    return with_room(config, size, smallest_gpu_memory(), devices_of) if size else devices_of(0)
+    if size is None:
+        return devices_of(0)
+    return memory_estimate.with_room(config, size, smallest_gpu_memory(), devices_of)
 
 
 def _fail(message: str, code: int) -> int:

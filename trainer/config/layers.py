@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from trainer.config import Config, ConfigError
-from trainer.config.typed import build, coerce, fields, suggest
+from trainer.config.typed import build, fields, suggest
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 FOLDERS = {"recipe": RECIPES, "task": RECIPES / "tasks"}
@@ -75,10 +75,10 @@ def read_layers(
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: expected a mapping of sections, found {type(data).__name__}")
     base, task, recommended = data.pop("base", ""), data.pop("task", ""), data.pop("recommended", {})
-    build(Config, data, f"{kind} {name}")
+    build(data, Config, f"{kind} {name}")
     if unknown := [key for key in recommended if key not in fields()]:
         raise ConfigError(f"{where}: recommended: unknown key {unknown[0]!r}{suggest(unknown[0])}")
-    ranges = {k: [coerce(v, fields()[k][0], where) for v in pair] for k, pair in recommended.items()}
+    ranges = {k: [build(v, fields()[k][0], where, k) for v in pair] for k, pair in recommended.items()}
     layer = Layer(f"{kind} {path.stem}", path, dict(flat(data)), task, ranges)
     forbidden = RECIPE_KEYS if kind == "task" else DATA_KEYS if task else ()
     if wrong := [key for key in layer.values if key.startswith(forbidden)]:

@@ -15,56 +15,36 @@ from trainer.config import Config, ConfigError
 from trainer.config.values import field_docs
 
 
-def build(cls: type[Any], values: Mapping[str, Any], where: str, prefix: str = "") -> Any:
-    """An instance of the config dataclass `cls` from plain values; every key, type and range is checked."""
-    hints = get_type_hints(cls, include_extras=True)
-    kwargs: dict[str, Any] = {}
-    for key, value in values.items():
-        full = f"{prefix}{key}"
-        if key not in hints:
-            raise ConfigError(f"{where}: unknown key {full!r}{suggest(full)}; --help lists them all")
-        hint = hints[key]
-        if dataclasses.is_dataclass(hint):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}: {full} is a section; expected keys under it, found {value!r}")
-            kwargs[key] = build(hint, value, where, f"{full}.")  # type: ignore[arg-type]  # hint is a class
-        else:
-            kwargs[key] = coerce(value, hint, f"{where}: {full}")
-    for field in dataclasses.fields(cls):
-        if field.name not in kwargs and field.default is field.default_factory is dataclasses.MISSING:
-            raise ConfigError(
-                f"{where}: {prefix}{field.name} is missing; expected {type_name(hints[field.name])}"
-            )
-    return cls(**kwargs)
-
-
-def coerce(value: Any, hint: Any, where: str, finite: bool = True) -> Any:
-    """`value` as type `hint`, or a ConfigError that names both. Only a Range allows infinity."""
-    origin, args = get_origin(hint), get_args(hint)
+def build(value: Any, hint: Any, where: str, key: str = "", finite: bool = True) -> Any:
+    """`value` as type `hint`, or a ConfigError that names the key and both. Only a Range allows infinity."""
+    origin, args, place = get_origin(hint), get_args(hint), f"{where}: {key}" if key else where
     if origin is Annotated:
-        number, allowed = coerce(value, args[0], where, finite=False), args[1]
+        number, allowed = build(value, args[0], where, key, finite=False), args[1]
         if number not in allowed:
             reason = f": {allowed.reason}" if allowed.reason else ""
             finite_too = ", finite" if number == math.inf > allowed.most else ""
-            raise ConfigError(f"{where} is {number}; expected {allowed}{finite_too}{reason}")
+            raise ConfigError(f"{place} is {number}; expected {allowed}{finite_too}{reason}")
         return number
-    if origin in (UnionType, Union):
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, Mapping):
+            return _section(value, hint, where, f"{key}." if key else "")
+    elif origin in (UnionType, Union):
         for choice in args:
             with suppress(ConfigError):
-                return coerce(value, choice, where)
+                return build(value, choice, where, key)
     elif origin is Literal:
         if value in args:
             return value
-    elif dataclasses.is_dataclass(hint):
-        if isinstance(value, Mapping):
-            return build(hint, value, where)  # type: ignore[arg-type]  # hint is a class
     elif origin is tuple:
         items = [value] if isinstance(value, str) else value
         if isinstance(items, list | tuple) and (args[-1] is ... or len(items) == len(args)):
-            return tuple(coerce(item, args[0], f"{where}[{i}]") for i, item in enumerate(items))
+            return tuple(build(item, args[0], where, f"{key}[{i}]") for i, item in enumerate(items))
     elif origin is dict and args[1] is not Any:
         if isinstance(value, Mapping):
-            return {coerce(k, args[0], where): coerce(v, args[1], f"{where}.{k}") for k, v in value.items()}
+            return {
+                build(k, args[0], where, key): build(v, args[1], where, f"{key}.{k}")
+                for k, v in value.items()
+            }
     elif isinstance(value, bool) and hint is not bool:
         pass  # Python takes it for a number
     elif hint is float:
@@ -74,7 +54,22 @@ def coerce(value: Any, hint: Any, where: str, finite: bool = True) -> Any:
                 return number
     elif isinstance(value, origin or hint):
         return value
-    raise ConfigError(f"{where}: expected {type_name(hint)}, given {value!r}")
+    raise ConfigError(f"{place}: expected {type_name(hint)}, given {value!r}")
+
+
+def _section(values: Mapping[str, Any], cls: Any, where: str, prefix: str) -> Any:
+    """An instance of a dataclass of the config, whose keys begin with the prefix."""
+    hints = get_type_hints(cls, include_extras=True)
+    for name in values.keys() - hints:
+        key = f"{prefix}{name}"
+        raise ConfigError(f"{where}: unknown key {key!r}{suggest(key)}; --help lists them all")
+    for field in dataclasses.fields(cls):
+        if field.name not in values and field.default is field.default_factory is dataclasses.MISSING:
+            missing, expected = f"{prefix}{field.name}", type_name(hints[field.name])
+            raise ConfigError(f"{where}: {missing} is missing; expected {expected}")
+    return cls(
+        **{name: build(value, hints[name], where, f"{prefix}{name}") for name, value in values.items()}
+    )
 
 
 def from_text(hint: Any, raw: str) -> Any:
