@@ -17,6 +17,7 @@ import kernels
 from trainer.config import Config, LearnerConfig, ObjectiveConfig, PipelineConfig
 from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
+from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import as_dtensor, full_tensor
 from trainer.types import TrainBatch, TrainSequence
 
@@ -108,6 +109,15 @@ def config(**learner: Any) -> Config:
     return Config(
         learner=settings, pipeline=PipelineConfig(max_lag=2), objective=ObjectiveConfig(max_ratio=2.0)
     )
+
+
+def learner(
+    model_dir: str | Path, c: Config | None = None, resume_from: str | Path | None = None,
+    ranks: Ranks | None = None,
+) -> Learner:  # fmt: skip
+    """A learner of the model, or one that goes on from a checkpoint."""
+    clock: Any = NoClock()
+    return Learner(c or config(), str(model_dir), clock, resume_from and str(resume_from), ranks)
 
 
 def sequences(seed: int = 0, version: int = 0) -> tuple[TrainSequence, ...]:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training import MODELS, NoClock, make_model, of_the_data, plain_logprobs, sequences
+import training
+from training import MODELS, make_model, of_the_data, plain_logprobs, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer import run_folder
@@ -26,13 +27,8 @@ from trainer.types import TrainBatch
 TOKENIZER: Any = SimpleNamespace(save_pretrained=lambda folder: (folder / "tokenizer.json").write_text("{}"))
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model("tied", tmp_path_factory.mktemp("model"))
-
-
-def learner(model_dir: str, resume_from: str | None = None) -> Learner:
-    return Learner(Config(learner=LearnerConfig(lr=1e-2, warmup_steps=3)), model_dir, NoClock(), resume_from)
+def learner(model_dir: str | Path, resume_from: Path | None = None) -> Learner:
+    return training.learner(model_dir, Config(learner=LearnerConfig(lr=1e-2, warmup_steps=3)), resume_from)
 
 
 def batch(step: int) -> TrainBatch:
@@ -60,7 +56,7 @@ def test_a_resumed_learner_goes_on_bit_for_bit(model_dir: str, tmp_path: Path) -
     path = tmp_path / "step-000002"
     save(unbroken, path)
     random = torch.get_rng_state()
-    resumed = learner(str(path), str(path))
+    resumed = learner(path, path)
     assert torch.equal(torch.get_rng_state(), random)
     assert resumed.version == 2 and same(weights(resumed), weights(unbroken))
     for step in (3, 4):
@@ -74,7 +70,7 @@ def test_a_resume_takes_the_optimizers_settings_of_today(model_dir: str, tmp_pat
     one.train(batch(1))
     save(one, tmp_path / "step-000001")
     today = LearnerConfig(lr=2e-3, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.5)
-    resumed = Learner(Config(learner=today), model_dir, NoClock(), str(tmp_path / "step-000001"))
+    resumed = training.learner(model_dir, Config(learner=today), str(tmp_path / "step-000001"))
     group = resumed.optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (2e-3, (0.8, 0.9), 1e-7, 0.5)
     assert len(resumed.optimizer.state) == len(resumed.parameters)  # the moments are those of the checkpoint
@@ -111,7 +107,7 @@ def test_no_space_is_one_line_and_leaves_the_older_checkpoint(
         ):
             save(one, folder / name)
     assert [p.name for p in folder.iterdir()] == ["step-000001"]
-    assert learner(model_dir, str(folder / "step-000001")).version == 0
+    assert learner(model_dir, folder / "step-000001").version == 0
 
 
 def test_what_cannot_be_written_or_read_is_one_line_with_its_cause(
@@ -122,7 +118,7 @@ def test_what_cannot_be_written_or_read_is_one_line_with_its_cause(
     shard = next((folder / "step-000001" / "state").glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:-8])
     with pytest.raises(ConfigError, match="state: cannot be read: "):
-        learner(model_dir, str(folder / "step-000001"))
+        learner(model_dir, folder / "step-000001")
 
     def read_only(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")

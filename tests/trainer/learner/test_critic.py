@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import training
 from safetensors.torch import load_file
 from test_ranks import FEW, on_ranks
 from torch import Tensor
-from training import NoClock, config, error, gradients_of_step, make_model, of_the_data, save, sequences
+from training import config, error, gradients_of_step, of_the_data, save, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer.config import Config, ConfigError, CriticConfig, ObjectiveConfig
@@ -27,9 +28,9 @@ from trainer.types import TrainBatch, TrainSequence
 BODIES = ["own", "shared"]
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model("untied", tmp_path_factory.mktemp("model"))
+@pytest.fixture
+def model_dir(models: dict[str, str]) -> str:
+    return models["untied"]
 
 
 def settings(body: Any = "own", dtype: Any = "float32", **learner: Any) -> Config:
@@ -41,7 +42,7 @@ def learner(
     model_dir: str, c: Config, resume_from: Path | None = None, ranks: Ranks | None = None
 ) -> Learner:
     """One whose value head is not zero, so that the body has a gradient from the start."""
-    one = Learner(c, model_dir, NoClock(), resume_from and str(resume_from), ranks)  # type: ignore[arg-type]
+    one = training.learner(model_dir, c, resume_from, ranks)
     assert one.critic is not None
     if resume_from is None:
         torch.manual_seed(1)
@@ -90,7 +91,7 @@ def test_the_value_term_is_as_worked_by_hand() -> None:
 def test_a_critic_learns(model_dir: str, body: str) -> None:
     c = replace(settings(body, critic_lr=1e-2), pipeline=replace(config().pipeline, max_lag=99))
     c = replace(c, objective=replace(c.objective, critic=replace(c.objective.critic, value_clip=0.0)))
-    one = Learner(c, model_dir, NoClock())  # type: ignore[arg-type]
+    one = training.learner(model_dir, c)
     metrics = [one.train(replace(batch(), step=step)) for step in range(1, 41)]
     explained = [m["critic/explained_variance"] for m in metrics]
     assert explained[0] == 0  # all values are 0
@@ -117,7 +118,7 @@ def test_micro_batches_do_not_change_the_gradient(model_dir: str, body: str) -> 
 def test_a_policy_learns_the_same_beside_a_critic_of_its_own(model_dir: str) -> None:
     """The critic's gradient and its clipping leave the policy's alone."""
     c = settings(grad_clip=0.05)
-    alone = Learner(replace(c, objective=ObjectiveConfig(max_ratio=2.0)), model_dir, NoClock())  # type: ignore[arg-type]
+    alone = training.learner(model_dir, replace(c, objective=ObjectiveConfig(max_ratio=2.0)))
     both = learner(model_dir, c)
     a, b = alone.train(batch()), both.train(batch())
     assert a["learner/grad_norm"] == b["learner/grad_norm"] and b["critic/grad_norm"] > 0.05
@@ -211,14 +212,14 @@ def test_engines_and_the_hugging_face_folder_get_the_policy_alone(
 
 
 def test_a_checkpoint_without_a_critic_does_not_make_one(model_dir: str, tmp_path: Path) -> None:
-    alone = Learner(config(), model_dir, NoClock())  # type: ignore[arg-type]
+    alone = training.learner(model_dir)
     save(alone, tmp_path / "step-000000")
     with pytest.raises(ConfigError, match=r"checkpoint holds no critic; resume with the objective\.critic"):
         learner(model_dir, settings(), tmp_path / "step-000000")
     with_critic = learner(model_dir, settings())
     with_critic.train(batch())
     save(with_critic, tmp_path / "step-000001")
-    again = Learner(config(), model_dir, NoClock(), str(tmp_path / "step-000001"))  # type: ignore[arg-type]
+    again = training.learner(model_dir, None, tmp_path / "step-000001")
     assert again.version == 1 and again.critic is None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tr
-from test_ranks import free_port, one_step
+from test_ranks import lone_rank, one_step
 from torch import Tensor
 from training import MODELS, SHAPE, config, error, make_model, sequences
 
@@ -23,7 +23,6 @@ from trainer.learner.attention import layout, packed_attention
 from trainer.learner.fused_body import fuse, fuse_on
 from trainer.learner.packing import MicroBatch, pack
 from trainer.learner.policy_model import body_inputs, hidden_states, load, prepare
-from trainer.learner.ranks import init_ranks
 
 CONFIGS: dict[str, tr.PretrainedConfig] = {
     "llama": tr.LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
@@ -147,14 +146,8 @@ def test_a_sharded_model_is_fused_alike(
         monkeypatch.setattr(module, "fuse_on", lambda device, lm, dtype, matched: fuse(lm, dtype))
     folder, c = make_model("tied", tmp_path), config(checkpoint_activations=checkpointed)
     alone = one_step(folder, c, sequences(), None)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_PORT", free_port())
-    ranks = init_ranks(60)
-    try:
+    with lone_rank(monkeypatch) as ranks:
         ranked = one_step(folder, c, sequences(), ranks)
-    finally:
-        ranks.close()
     assert error(ranked["gradient"], alone["gradient"]) < 1e-6
     assert error(ranked["weights"], alone["weights"]) < 1e-6
 

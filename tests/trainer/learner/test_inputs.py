@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import NoClock, config, make_model, of_the_data, sequences
+from training import config, learner, make_model, of_the_data, sequences
 
 from trainer.config import LearnerConfig, default_token_budget
 from trainer.learner.inputs import Inputs, prefetch
@@ -42,7 +42,7 @@ def test_a_step_of_prepared_micro_batches_is_bitwise_the_same(tmp_path: Path) ->
     folder, c = make_model("tied", tmp_path), config(micro_batch_tokens=40)
     results = []
     for ahead in (False, True):
-        one = Learner(c, folder, NoClock())  # type: ignore[arg-type]  # as much of a clock as it needs
+        one = learner(folder, c)
         made: list[Inputs] = []
         if ahead:
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from training import (
-    NoClock,
     config,
     error,
     gradients_of_step,
-    make_model,
+    learner,
     of_the_data,
     oracle,
     plain_logprobs,
@@ -24,19 +23,8 @@ from transformers import AutoModelForCausalLM
 
 from kernels import NonFiniteError
 from trainer.config import Config, ConfigError, ModelConfig
-from trainer.learner.learner import Learner
-from trainer.learner.packing import pack
 from trainer.learner.statistics import lag_histogram
 from trainer.types import TrainBatch, TrainSequence
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model("tied", tmp_path_factory.mktemp("model"))
-
-
-def learner(model_dir: str, c: Config | None = None, resume_from: str | None = None) -> Learner:
-    return Learner(c or config(), model_dir, NoClock(), resume_from)  # type: ignore[arg-type]
 
 
 def gradients(
@@ -186,19 +174,3 @@ def test_an_empty_batch_advances_the_version_and_nothing_else(model_dir: str) ->
     metrics = one.train(TrainBatch(1, (), {}))
     assert one.version == 1 and metrics["learner/loss"] == 0 and metrics["learner/tokens"] == 0
     assert all(torch.equal(a, b) for a, b in zip(before, one.parameters, strict=True))
-
-
-def test_bfloat16_scores_what_a_bfloat16_engine_is_given(model_dir: str) -> None:
-    c = replace(config(), model=ModelConfig(dtype="bfloat16"))
-    one = learner(model_dir, c)
-    exact = np.concatenate([x.logprobs for x in learner(model_dir).score(sequences())])
-    gap = np.abs(np.concatenate([x.logprobs for x in one.score(sequences())]) - exact)
-    assert 1e-4 < gap.mean() < 0.1
-    assert all(p.dtype == torch.float32 for p in one.parameters)
-    _, got = gradients(model_dir, sequences(), c)
-    assert error(got, oracle(model_dir, sequences(), 2.0)[1]) < 0.1
-
-
-def test_packing_is_deterministic() -> None:
-    for a, b in zip(pack(sequences(), 40), pack(sequences(), 40), strict=True):
-        assert np.array_equal(a.input_ids, b.input_ids) and np.array_equal(a.owners, b.owners)

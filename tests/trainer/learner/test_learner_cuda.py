@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_ranks import Group, free_port, on_ranks, one_step
-from training import MODELS, NoClock, config, error, make_model, oracle, sequences
+from test_ranks import Group, lone_rank, on_ranks, one_step
+from training import MODELS, config, error, learner, make_model, oracle, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer.config import ModelConfig
-from trainer.learner.learner import Learner
-from trainer.learner.ranks import Ranks, init_ranks
+from trainer.learner.ranks import Ranks
 from trainer.messages import Ack, Save, Shutdown, StepDone
 from trainer.types import TrainBatch
 
@@ -45,13 +44,9 @@ def test_a_rank_of_one_does_what_the_learner_alone_does(
     model_dir = make_model("tied", tmp_path)
     c = replace(config(micro_batch_tokens=45, checkpoint_activations=True), model=ModelConfig(dtype=dtype))
     alone = one_step(model_dir, c, sequences(), None)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_PORT", free_port())
-    ranks = init_ranks(60)
-    assert ranks.device.type == "cuda"
-    ranked = one_step(model_dir, c, sequences(), ranks)
-    ranks.close()
+    with lone_rank(monkeypatch) as ranks:
+        assert ranks.device.type == "cuda"
+        ranked = one_step(model_dir, c, sequences(), ranks)
     assert error(ranked["gradient"], alone["gradient"]) < 1e-4
     assert error(ranked["weights"], alone["weights"]) < 1e-5
 
@@ -89,7 +84,7 @@ def test_the_process_steps_and_saves_from_the_gpu(tmp_path: Path, monkeypatch: p
     path = tmp_path / "checkpoints" / "step-000001"
     assert group.ask(Save(str(path), {"version": 1})) == Ack()
     AutoModelForCausalLM.from_pretrained(path)
-    resumed = Learner(config(), str(path), NoClock(), str(path))  # type: ignore[arg-type]
+    resumed = learner(path, None, path)
     assert resumed.version == 1 and resumed.parameters[0].is_cuda
     group.conn.send(Shutdown())
     assert not group.failures(0)

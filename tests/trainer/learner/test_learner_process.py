@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from training import config, make_model, sequences
+from training import config, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer.config import Config
@@ -23,11 +23,6 @@ from trainer.messages import Ack, Failed, Ready, Refused, Save, Score, Scored, S
 from trainer.types import TrainBatch
 
 TIMEOUT_S = 60
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model("tied", tmp_path_factory.mktemp("model"))
 
 
 class Process:

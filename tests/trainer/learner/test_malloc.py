@@ -12,7 +12,7 @@ from trainer.learner.process import keep_freed_memory
 def new_pages():
     counts = [resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
     for _ in range(4):
-        step = [torch.ones(5 << 20) for _ in range(6)]
+        step = [torch.ones(10 << 20) for _ in range(3)]  # larger than any that glibc keeps by itself
         del step
         counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
     return counts[1] - counts[0], counts[4] - counts[3]

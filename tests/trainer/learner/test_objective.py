@@ -15,10 +15,10 @@ from test_ranks import on_ranks
 from torch import Tensor
 from training import (
     VOCABULARY,
-    NoClock,
     config,
     error,
     gradients_of_step,
+    learner,
     make_model,
     oracle,
     plain_logprobs,
@@ -31,7 +31,6 @@ from kernels.objectives import OBJECTIVES
 from trainer.config import Config, ConfigError, CriticConfig, KLConfig, ModelConfig, ObjectiveConfig
 from trainer.controller.batch import build_batch
 from trainer.controller.scores import to_score
-from trainer.learner.learner import Learner
 from trainer.learner.objective import make_objective
 from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import full_tensor
@@ -40,11 +39,6 @@ from trainer.types import Group, Prompt, Rollout, TokenScores, TrainBatch, Train
 Surrogate = Callable[
     [Tensor, Tensor, Tensor, Tensor], Tensor
 ]  # of log π, the anchor, log π_gen, Â; each (T,)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model("tied", tmp_path_factory.mktemp("model"))
 
 
 def groups() -> list[Group]:
@@ -80,7 +74,7 @@ def gradient(
     model_dir: str, c: Config, batch: TrainBatch, ranks: Ranks | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The metrics of one step, and the gradient it was taken with."""
-    one = Learner(c, model_dir, NoClock(), None, ranks)  # type: ignore[arg-type]
+    one = learner(model_dir, c, None, ranks)
     metrics, gradients = gradients_of_step(one, batch)
     return metrics, gradients["policy"]
 
@@ -262,7 +256,7 @@ def test_entropy_bonus_is_subtracted_from_each_token_s_term(model_dir: str) -> N
 def test_the_truncated_share_is_the_objective_s_and_the_ratio_the_generator_s(model_dir: str) -> None:
     c = settings(loss="dapo", anchor="recomputed")
     metrics = check(model_dir, c, clip(0.2, 0.28))
-    now = Learner(c, model_dir, NoClock()).score(to_score(groups()))  # type: ignore[arg-type]
+    now = learner(model_dir, c).score(to_score(groups()))
     rollouts = [(i, r) for g in groups() for i, r in enumerate(g.rollouts)]
     ratios, clipped = [], []
     for s, (i, r), x in zip(now, rollouts, scores(), strict=True):
@@ -279,15 +273,15 @@ def test_the_reference_is_the_initial_model_after_steps_and_after_a_resume(
 ) -> None:
     c = settings(kl=KLConfig(coefficient=0.1))
     c = replace(c, model=replace(c.model, path=model_dir), run_dir=str(tmp_path))
-    one = Learner(c, model_dir, NoClock())  # type: ignore[arg-type]
+    one = learner(model_dir, c)
     first = one.score(to_score(groups()))
     for x in first:  # the policy is still the reference
         np.testing.assert_array_equal(x.logprobs, x.logprobs_ref)
     one.train(build_batch(groups(), 1, c.objective, 0, first))
     save(one, tmp_path / "step-000001")
-    resumed = Learner(c, str(tmp_path / "step-000001"), NoClock(), str(tmp_path / "step-000001"))  # type: ignore[arg-type]
-    for learner in (one, resumed):
-        for before, x in zip(first, learner.score(to_score(groups())), strict=True):
+    resumed = learner(tmp_path / "step-000001", c, tmp_path / "step-000001")
+    for trained in (one, resumed):
+        for before, x in zip(first, trained.score(to_score(groups())), strict=True):
             np.testing.assert_array_equal(x.logprobs_ref, before.logprobs)
             assert not np.allclose(x.logprobs, before.logprobs, atol=1e-3)
 
@@ -304,7 +298,7 @@ def test_a_penalty_in_the_loss_alone_is_scored_without_the_policy(
         {"critic": CriticConfig(body="own")},
     ):
         assert settings(**{"kl": kl, **other}).objective.needs_logprobs
-    one = Learner(c, model_dir, NoClock())  # type: ignore[arg-type]
+    one = learner(model_dir, c)
     both = one.score(to_score(groups()))
     monkeypatch.setattr(one.model, "forward", None)
     alone = one.score(to_score(groups()), c.objective.needs_logprobs)
@@ -316,7 +310,7 @@ def test_a_penalty_in_the_loss_alone_is_scored_without_the_policy(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_in_a_16_bit_type_the_reference_still_begins_as_the_policy(model_dir: str, dtype: str) -> None:
     c = replace(settings(kl=KLConfig(coefficient=0.1)), model=ModelConfig(dtype=dtype))  # type: ignore[arg-type]
-    one = Learner(c, model_dir, NoClock())  # type: ignore[arg-type]
+    one = learner(model_dir, c)
     assert one.reference is not None
     layers = [p for n, p in one.reference.lm.named_parameters() if "proj" in n]
     assert {p.dtype for p in layers} == {getattr(torch, dtype)}
@@ -352,8 +346,8 @@ def on_a_rank(models: dict[str, str], ranks: Ranks) -> dict[str, Any]:
         name: gradient(models[kind], c, batch, ranks) for name, (kind, c, batch) in rank_cases().items()
     }
     c = settings(kl=KLConfig(coefficient=0.3))
-    one = Learner(c, models["untied"], NoClock(), None, ranks)  # type: ignore[arg-type]
-    half = Learner(replace(c, model=ModelConfig(dtype="float16")), models["tied"], NoClock(), None, ranks)  # type: ignore[arg-type]
+    one = learner(models["untied"], c, None, ranks)
+    half = learner(models["tied"], replace(c, model=ModelConfig(dtype="float16")), None, ranks)
     first = half.score(to_score(groups()))
     half.policy.scale.state[0] = 2.0**40
     overflows = half.train(build_batch(groups(), 1, settings().objective, 0, scores()))["learner/overflows"]

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 from test_ranks import on_ranks
-from training import NoClock, config, make_model, sequences
+from training import config, learner, sequences
 
 from trainer.config import Config
-from trainer.learner.learner import Learner
 from trainer.learner.offload import Offload
 from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import full_tensor
@@ -51,7 +50,7 @@ def colocated(c: Config) -> Config:
 
 def three_steps(model_dir: str, c: Config, ranks: Ranks | None) -> dict[str, Any]:
     """Weights, moments and scores after three steps, and the bytes held between them."""
-    one = Learner(c, model_dir, NoClock(), None, ranks)  # type: ignore[arg-type]
+    one = learner(model_dir, c, None, ranks)
     if ranks is None:  # on a CPU its weights are in the mapped file, on a GPU in memory of their own
         for p in one.parameters:
             p.data = p.data.clone()
@@ -79,9 +78,10 @@ def check(offloaded: dict[str, Any], stayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
-def test_a_learner_offloaded_between_its_steps_trains_the_same_bits(kind: str, tmp_path: Path) -> None:
-    model_dir = make_model(kind, tmp_path)
-    check(three_steps(model_dir, colocated(config()), None), three_steps(model_dir, config(), None))
+def test_a_learner_offloaded_between_its_steps_trains_the_same_bits(
+    kind: str, models: dict[str, str]
+) -> None:
+    check(three_steps(models[kind], colocated(config()), None), three_steps(models[kind], config(), None))
 
 
 def both(model_dir: str, ranks: Ranks) -> dict[str, Any]:
@@ -93,7 +93,8 @@ CONFIGS = {"offloaded": colocated(config()), "stayed": config()}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tied", "untied"])
-def test_so_do_sharded_ranks(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model_dir = make_model(kind, tmp_path)
-    for results in on_ranks(2, tmp_path, partial(both, model_dir), monkeypatch):
+def test_so_do_sharded_ranks(
+    kind: str, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for results in on_ranks(2, tmp_path, partial(both, models[kind]), monkeypatch):
         check(results["offloaded"], results["stayed"])

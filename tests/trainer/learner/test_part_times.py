@@ -2,13 +2,12 @@
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from training import NoClock, config, make_model, sequences
+from training import NoClock, config, sequences
 
 import trainer.learner.policy_model as policy_model
 from trainer.accounting.throughput import PEAK_TFLOPS, peak_tflops, throughput
@@ -21,42 +20,26 @@ FORWARD_S, BACKWARD_S, OTHER_S = 0.05, 0.1, 0.3
 
 
 class Slow(torch.autograd.Function):
-    """Takes FORWARD_S and BACKWARD_S."""
+    """Takes these seconds in the forward and in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        time.sleep(FORWARD_S)
+    def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
+        time.sleep(forward_s)
+        ctx.backward_s = backward_s
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        time.sleep(BACKWARD_S)
-        return gradient
-
-
-class SlowBackward(Slow):
-    """Takes BACKWARD_S in the backward alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-
-class Other(Slow):
-    """Takes OTHER_S in the backward, and is no part."""
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        time.sleep(OTHER_S)
-        return gradient
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.backward_s)
+        return gradient, None, None
 
 
 def step(times: PartTimes) -> None:
-    x = Other.apply(torch.ones(2, requires_grad=True)) * 2
+    x = Slow.apply(torch.ones(2, requires_grad=True), 0, OTHER_S) * 2
     with times.part("slow"):
-        y = Slow.apply(x)
+        y = Slow.apply(x, FORWARD_S, BACKWARD_S)
     times.backward_of("slow", x, y)
-    Other.apply(y).sum().backward()
+    Slow.apply(y, 0, OTHER_S).sum().backward()
 
 
 def test_forward_and_backward_of_a_part_are_measured_and_nothing_beside_it() -> None:
@@ -84,23 +67,23 @@ class Shares(NoClock):
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_step_books_the_loss_head_and_attention_as_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
+    model_dir: str, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
 ) -> None:
     loss, attend, clock = policy_model.policy_loss, attention._attention, Shares()
 
     def slow_loss(*args: Any, **kwargs: Any) -> Any:
         time.sleep(0.1)
         out = loss(*args, **kwargs)
-        return replace(out, loss=SlowBackward.apply(out.loss))
+        return replace(out, loss=Slow.apply(out.loss, 0, BACKWARD_S))
 
     def slow_attention(*args: Any) -> Any:
         time.sleep(0.02)
-        return SlowBackward.apply(attend(*args))
+        return Slow.apply(attend(*args), 0, BACKWARD_S)
 
     monkeypatch.setattr(policy_model, "policy_loss", slow_loss)
     monkeypatch.setattr(attention, "_attention", slow_attention)
     settings = config(checkpoint_activations=checkpointed, micro_batch_tokens=1000)
-    one = Learner(settings, make_model("tied", tmp_path), clock)  # type: ignore[arg-type]
+    one = Learner(settings, model_dir, clock)  # type: ignore[arg-type]
     metrics = one.train(TrainBatch(1, sequences(), {}))
     layers = one.model.lm.config.num_hidden_layers
     calls = metrics["learner/micro_batches"]

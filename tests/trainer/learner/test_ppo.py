@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from training import VOCABULARY, NoClock, config, error, gradients_of_step, make_model
+from training import VOCABULARY, config, error, gradients_of_step, learner, make_model
 from transformers import AutoModel, AutoModelForCausalLM
 
 from trainer.config import Config, CriticConfig, KLConfig, ObjectiveConfig
 from trainer.controller.batch import build_batch
 from trainer.controller.scores import to_score
-from trainer.learner.learner import Learner
 from trainer.types import Group, Prompt, Rollout
 
 LR, CRITIC_LR, EPS, MAX_NORM = 0.05, 0.02, 1e-2, 0.3
@@ -161,7 +160,7 @@ def test_two_minibatches_are_those_of_a_plain_ppo(
     body: str, value_clip: float, beta: float, tmp_path: Path
 ) -> None:
     model_dir = make_model("tied", tmp_path)
-    one = Learner(settings(body, value_clip, beta), model_dir, NoClock())  # type: ignore[arg-type]
+    one = learner(model_dir, settings(body, value_clip, beta))
     critic = one.critic
     assert critic is not None
     head = critic.model.head if critic.model else one.model.value_head

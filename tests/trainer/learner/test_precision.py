@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training import NoClock, config, error, make_model, oracle, save, sequences
+from safetensors.torch import load_file
+from training import config, error, learner, oracle, save, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer.config import Config, EngineConfig, LearnerConfig, ModelConfig, PipelineConfig
@@ -26,11 +26,6 @@ from trainer.learner.weight_file import WeightFiles
 from trainer.types import Request, TrainBatch, TrainSequence
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model("tied", tmp_path_factory.mktemp("model"))
-
-
 def of(dtype: Any, fp32_head: Any = "both", **learner: Any) -> Config:
     return replace(config(**learner), model=ModelConfig(dtype=dtype, fp32_head=fp32_head))
 
@@ -42,11 +37,11 @@ def of(dtype: Any, fp32_head: Any = "both", **learner: Any) -> Config:
 def test_the_gradient_has_the_precision_of_the_compute_type(
     model_dir: str, dtype: str, least: float, most: float
 ) -> None:
-    one, exact = Learner(of(dtype), model_dir, NoClock()), oracle(model_dir, sequences(), 2.0)[1]  # type: ignore[arg-type]
+    one, exact = learner(model_dir, of(dtype)), oracle(model_dir, sequences(), 2.0)[1]
     metrics = one.train(TrainBatch(1, sequences(), {}))
     # What AdamW was given, by its first moment: its step would hide a factor that is left in.
     used = {n: one.optimizer.state[w]["exp_avg"] / 0.1 for n, w in one.weights.items()}
-    assert least <= error(used, exact) < most
+    assert least <= error(used, exact) < most and {p.dtype for p in one.parameters} == {torch.float32}
     norm = np.sqrt(sum(float((g**2).sum()) for g in exact.values()))
     assert metrics["learner/grad_norm"] == pytest.approx(norm, rel=most)
     assert metrics.get("learner/loss_scale") == (FIRST_SCALE if dtype == "float16" else None)
@@ -57,7 +52,7 @@ def test_small_float16_gradients_survive_by_the_loss_scale(model_dir: str) -> No
     exact = oracle(model_dir, tiny, 2.0)[1]
     errors = []
     for scale in (FIRST_SCALE, 1.0):
-        one = Learner(of("float16"), model_dir, NoClock())  # type: ignore[arg-type]
+        one = learner(model_dir, of("float16"))
         one.policy.scale.state[0] = scale
         one.policy.step = lambda norm, lr: None  # type: ignore[method-assign]
         one.train(TrainBatch(1, tiny, {}))
@@ -66,7 +61,7 @@ def test_small_float16_gradients_survive_by_the_loss_scale(model_dir: str) -> No
 
 
 def test_an_overflow_halves_the_scale_and_the_same_data_are_used(model_dir: str) -> None:
-    one, other = (Learner(of("float16"), model_dir, NoClock()) for _ in range(2))  # type: ignore[arg-type]
+    one, other = (learner(model_dir, of("float16")) for _ in range(2))
     one.policy.scale.state[0] = 2.0**40
     metrics = one.train(TrainBatch(1, sequences(), {}))
     other.train(TrainBatch(1, sequences(), {}))
@@ -91,24 +86,23 @@ def test_the_scale_doubles_after_a_hundred_steps_and_stands_in_a_checkpoint(
     assert scale.value == 2.0**16
     scale.record_step()
     assert scale.value == 2.0**17
-    one = Learner(of("float16"), model_dir, NoClock())  # type: ignore[arg-type]
+    one = learner(model_dir, of("float16"))
     one.policy.scale.state[0] = 2.0**9
     one.train(TrainBatch(1, sequences(), {}))
     folder = tmp_path / "step-000001"
     save(one, folder)
-    back = Learner(of("float16"), str(folder), NoClock(), str(folder))  # type: ignore[arg-type]
+    back = learner(folder, of("float16"), folder)
     assert back.policy.scale.state.tolist() == [2.0**9, 1]
 
 
 def test_float16_weights_are_published_as_f16_and_loaded_by_the_engine(
     model_dir: str, tmp_path: Path
 ) -> None:
-    one = Learner(of("float16"), model_dir, NoClock())  # type: ignore[arg-type]
+    one = learner(model_dir, of("float16"))
     one.train(TrainBatch(1, sequences(), {}))
     files = WeightFiles(str(tmp_path), 1 << 20, 1, torch.float16)
     path = Path(files.write(one.weights, 1))
-    header = json.loads(path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")])
-    assert {tensor["dtype"] for tensor in header.values()} == {"F16"}
+    assert {tensor.dtype for tensor in load_file(path).values()} == {torch.float16}
     engine = TorchEngine(model_dir, torch.float16, fp32_head=True, slots=4)
     engine.update_weights(1, str(path))
     gap = parity(engine, one)
@@ -139,7 +133,7 @@ def test_logits_are_fp32_exactly_where_the_head_is(
     model_dir: str, tmp_path: Path, fp32_head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = replace(of("bfloat16", fp32_head), engine=EngineConfig(slots=4), run_dir=str(tmp_path))
-    one = Learner(c, model_dir, NoClock())  # type: ignore[arg-type]
+    one = learner(model_dir, c)
     (m,) = pack(sequences(), 4096)
     with torch.no_grad():
         hidden = hidden_states(
@@ -201,10 +195,10 @@ def test_the_learning_rate_follows_its_schedule(
 
 def test_a_resumed_learner_keeps_its_place_in_the_schedule(model_dir: str, tmp_path: Path) -> None:
     c = replace(config(schedule="linear"), pipeline=PipelineConfig(steps=4, max_lag=2))
-    one = Learner(c, model_dir, NoClock())  # type: ignore[arg-type]
+    one = learner(model_dir, c)
     rates = [one.train(TrainBatch(i + 1, sequences(i, i), {}))["learner/lr"] for i in range(2)]
     save(one, tmp_path / "step-2")
-    back = Learner(c, str(tmp_path / "step-2"), NoClock(), str(tmp_path / "step-2"))  # type: ignore[arg-type]
+    back = learner(tmp_path / "step-2", c, tmp_path / "step-2")
     rates.append(back.train(TrainBatch(3, sequences(2, 2), {}))["learner/lr"])
     np.testing.assert_allclose(rates, [1e-3, 0.75e-3, 0.5e-3])  # learner.lr is 1e-3
     used = AutoModelForCausalLM.from_pretrained(tmp_path / "step-2").num_parameters()

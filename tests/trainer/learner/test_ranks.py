@@ -9,8 +9,8 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,13 +22,21 @@ import torch
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
-from training import MODELS, NoClock, config, error, gradients_of_step, make_model, oracle, save, sequences
+from training import (
+    NoClock,
+    config,
+    error,
+    gradients_of_step,
+    learner,
+    oracle,
+    save,
+    sequences,
+)
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import trainer.learner.learner
 from trainer.config import Config, ConfigError, ModelConfig, PipelineConfig
-from trainer.learner.learner import Learner
 from trainer.learner.offload import Offload
 from trainer.learner.process import LearnerService, learner_main
 from trainer.learner.ranks import Ranks, init_ranks
@@ -41,11 +49,6 @@ Results = dict[str, Any]
 FEW = 45  # tokens of a micro-batch: several to each of three ranks
 TIED = config(micro_batch_tokens=FEW)
 TIMEOUT_S = 90
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return {kind: make_model(kind, tmp_path_factory.mktemp(kind)) for kind in MODELS}
 
 
 def _start(rank: int, size: int, folder: str, work: Callable[[Ranks], Results]) -> None:
@@ -63,6 +66,17 @@ def free_port() -> str:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return str(s.getsockname()[1])
+
+
+@contextmanager
+def lone_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    """The only rank of a process group."""
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ranks = init_ranks(60)
+    yield ranks
+    ranks.close()
 
 
 def on_ranks(
@@ -100,7 +114,7 @@ CASES = {
 
 def one_step(model_dir: str, c: Config, batch: tuple[TrainSequence, ...], ranks: Ranks | None) -> Results:
     """Scores, then an optimizer step: its gradient, its metrics and the weights after it."""
-    one = Learner(c, model_dir, NoClock(), None, ranks)  # type: ignore[arg-type]
+    one = learner(model_dir, c, None, ranks)
     scores = [x.logprobs for x in one.score(batch)]
     kept = 0
 
@@ -144,9 +158,9 @@ def test_ranks_together_do_what_one_does(
         assert error(ours["gradient"], one["gradient"]) < 1e-5, name
         if c.model.dtype == "float32":
             assert error(ours["gradient"], oracle(models[kind], batch, 2.0)[1]) < 1e-5, name
-        step = {n: w - start for n, w, start in _moved(models[kind], one["weights"])}
-        ours_step = {n: w - start for n, w, start in _moved(models[kind], ours["weights"])}
-        assert error(ours_step, step) < 1e-3, name
+        start = AutoModelForCausalLM.from_pretrained(models[kind], dtype=torch.float32).state_dict()
+        moved = [{n: w - start[n] for n, w in of["weights"].items()} for of in (ours, one)]
+        assert error(*moved) < 1e-3, name
         for a, b in zip(ours["scores"], one["scores"], strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6, err_msg=name)
         for key, value in one["metrics"].items():
@@ -161,14 +175,9 @@ def test_ranks_together_do_what_one_does(
     assert got[0]["untied, checkpointed"]["kept"] < 0.3 * got[0]["untied"]["kept"]  # bytes autograd holds
 
 
-def _moved(model_dir: str, weights: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    before = dict(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).named_parameters())
-    return [(n, w, before[n].detach()) for n, w in weights.items()]
-
-
 def on_two_from_one(model_dir: str, one: Path, two: Path, ranks: Ranks) -> Results:
     """Goes on from a checkpoint of one rank, and saves; then rank 1's disk is full at the next one."""
-    resumed = Learner(TIED, str(one), NoClock(), str(one), ranks)  # type: ignore[arg-type]
+    resumed = learner(one, TIED, one, ranks)
     random = torch.get_rng_state()
     resumed.train(TrainBatch(2, sequences(2, 1), {}))
     save(resumed, two)
@@ -192,7 +201,7 @@ def on_two_from_one(model_dir: str, one: Path, two: Path, ranks: Ranks) -> Resul
 def test_a_checkpoint_goes_on_with_any_number_of_ranks(
     models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unbroken = Learner(TIED, models["tied"], NoClock())  # type: ignore[arg-type]
+    unbroken = learner(models["tied"], TIED)
     unbroken.train(TrainBatch(1, sequences(1, 0), {}))
     one, two = tmp_path / "step-000001", tmp_path / "step-000002"
     save(unbroken, one)
@@ -201,7 +210,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(
     got = on_ranks(2, tmp_path, work, monkeypatch)
     for step in (2, 3):
         unbroken.train(TrainBatch(step, sequences(step, step - 1), {}))
-    back = Learner(TIED, str(two), NoClock(), str(two))  # type: ignore[arg-type]
+    back = learner(two, TIED, two)
     assert back.version == 2
     back.train(TrainBatch(3, sequences(3, 2), {}))
     expected = {n: w.detach() for n, w in unbroken.weights.items()}
@@ -354,7 +363,7 @@ def answers(model_dir: str, folder: Path, ranks: Ranks) -> Results:
 
     Offload.offload = slow  # type: ignore[method-assign]  # a slow stand-in
     c = replace(TIED, run_dir=str(folder), engine=replace(TIED.engine, colocate=True))
-    service = LearnerService(c, model_dir, None, NoClock(), None, ranks)  # type: ignore[arg-type]  # as much of a clock as it needs
+    service = LearnerService(c, model_dir, None, NoClock(), None, ranks)
     ready = time.monotonic()
     service.answer(Score(sequences()[:2]))
     answered = time.monotonic()
@@ -371,26 +380,29 @@ def test_on_shared_gpus_no_answer_comes_before_every_rank_has_freed_its_memory(
         assert answered >= freed
 
 
-def test_without_its_companions_a_rank_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match="RANK is set and WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"):
-        init_ranks(1)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("MASTER_PORT", str(port))
-        with pytest.raises(ConfigError, match=f"rank 0 of 2.*127.0.0.1:{port}"):
+MISSING = {  # the environment of rank 0, TAKEN being a port on which another process listens
+    "RANK is set and WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not": {},
+    "rank 0 of 2.*127.0.0.1:TAKEN": {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "TAKEN"},
+    r"rank 0 of 2.*after 1 s: learner rank 1 did not come\.": {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+    # As set by hand, or by srun.
+    r"rank 0 of 3.* learner ranks 1, 2 did not come\.": {
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "localhost",
+    },
+}
+
+
+@pytest.mark.parametrize("error", MISSING)
+def test_without_its_companions_a_rank_says_where_it_looked(
+    error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = str(server.getsockname()[1])
+        for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"RANK": "0", **MISSING[error]}.items():
+            monkeypatch.setenv(name, value.replace("TAKEN", taken))
+        if len(MISSING[error]) == 2:
+            monkeypatch.setenv("MASTER_PORT", free_port())
+        with pytest.raises(ConfigError, match=error.replace("TAKEN", taken)):
             init_ranks(1)
-    monkeypatch.setenv("MASTER_PORT", free_port())
-    with pytest.raises(ConfigError, match=r"rank 0 of 2.*after 1 s: learner rank 1 did not come\."):
-        init_ranks(1)
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv("MASTER_ADDR", "localhost")  # as set by hand, or by srun
-    monkeypatch.setenv("MASTER_PORT", free_port())
-    with pytest.raises(ConfigError, match=r"rank 0 of 3.*after 1 s: learner ranks 1, 2 did not come\."):
-        init_ranks(1)

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from training import NoClock, config, make_model
+from training import learner
 
 from trainer import run_folder
 from trainer.config import ConfigError
 from trainer.learner import weight_file
-from trainer.learner.learner import Learner
 from trainer.learner.weight_file import WeightFiles
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_published_weights_are_the_models_in_the_engines_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
-    one = Learner(config(), make_model("tied", tmp_path / "model"), NoClock())  # type: ignore[arg-type]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_published_weights_are_the_models_in_the_engines_dtype(
+    model_dir: str, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    one = learner(model_dir)
     files = WeightFiles(str(tmp_path), 10**6, 2, dtype)
     path = files.write(one.weights, 7)
     written = load_file(path)
@@ -53,6 +54,7 @@ def test_a_dead_runs_folder_is_swept_from_both_roots_and_a_living_ones_is_not(
     alive = WeightFiles(str(run_dir), 1, 1, torch.float32)
     dead = [WeightFiles(str(run_dir), size, 1, torch.float32) for size in (1, 10**18)]
     assert [d.folder.parent for d in dead] == [shared, run_dir]
+    assert not dead[0].note and "not shared memory" in dead[1].note
     for one in dead:
         one._lock.close()  # as its process's death would
     WeightFiles(str(run_dir), 10**18, 1, torch.float32).close()
@@ -110,9 +112,3 @@ def test_a_file_written_behind_the_next_step_has_the_weights_of_its_own_and_no_n
     assert path == third and "No space left" in problem and "--resume" in problem
     assert not Path(third).exists()
     files.close()
-
-
-def test_files_on_disk_are_said_to_be(tmp_path: Path) -> None:
-    disk, shared = (WeightFiles(str(tmp_path), size, 2, torch.float32) for size in (10**18, 1))
-    assert "not shared memory" in disk.note and not shared.note
-    disk.close(), shared.close()
