@@ -14,7 +14,7 @@ is a ValueError. Importing this imports numpy and scipy, and neither torch nor t
 
 from trainer.config import ConfigError
 from trainer.scaling.compare import Comparison, compare
-from trainer.scaling.curve.fit import Estimate, Fit, fit, fit_curve, fit_run
+from trainer.scaling.curve.fit import Estimate, Fit, fit, fit_curve
 from trainer.scaling.curve.points import curve
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
 from trainer.scaling.plot import plot_curve
@@ -23,5 +23,5 @@ from trainer.scaling.text import explain
 
 __all__ = [
     "Comparison", "ConfigError", "Curve", "Estimate", "EvalPoint", "Fit", "Prediction", "Sigmoid", "compare",
-    "curve", "curve_of", "explain", "fit", "fit_curve", "fit_run", "plot_curve", "predict",
+    "curve", "curve_of", "explain", "fit", "fit_curve", "plot_curve", "predict",
 ]  # fmt: skip

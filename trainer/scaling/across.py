@@ -25,8 +25,8 @@ from scipy.special import expit, logit, softmax
 from trainer.config import ConfigError
 from trainer.scaling.compare import UNFIT, Recipe, pooled_recipes
 from trainer.scaling.curve.fit import Estimate, Fit, fit_curve, median
-from trainer.scaling.curve.posterior import DRAWS, Draws
-from trainer.scaling.curve.sigmoid import Curve
+from trainer.scaling.curve.marginal import DRAWS
+from trainer.scaling.curve.sigmoid import Curve, Draws
 from trainer.scaling.earlier import EXTREME
 from trainer.scaling.random_effects import LEVELS, effects
 from trainer.scaling.seeds import PARAMETERS, SeedVariance

@@ -35,8 +35,7 @@ from trainer.scaling.budgets import (
 )
 from trainer.scaling.curve.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws
 from trainer.scaling.curve.flags import is_wide
-from trainer.scaling.curve.posterior import Draws
-from trainer.scaling.curve.sigmoid import Curve, Sigmoid
+from trainer.scaling.curve.sigmoid import Curve, Draws, Sigmoid
 from trainer.scaling.seeds import MARGIN, PARAMETERS, SeedVariance, pool, seed_variances
 
 Array = NDArray[np.float64]

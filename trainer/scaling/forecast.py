@@ -17,7 +17,7 @@ from typing import Literal
 
 from trainer.config.forecast import StopRule
 from trainer.scaling.curve.average import DEFAULT
-from trainer.scaling.curve.fit import MIN_GAIN, Estimate, Fit, fit_run, median
+from trainer.scaling.curve.fit import MIN_GAIN, Estimate, Fit, fit_curve, median
 from trainer.scaling.curve.shape import UNLIKELY
 from trainer.scaling.curve.sigmoid import EvalPoint, curve_of
 from trainer.scaling.earlier import Earlier, prior_after
@@ -82,7 +82,7 @@ def forecast(
     `like`: what earlier runs say, of the same kind and with compute in the same unit.
     """
     prior = prior_after(like, curve_of("", like.unit, points)) if like else DEFAULT
-    fit, point = fit_run(points, prior=prior), points[-1]
+    fit, point = fit_curve(curve_of("", "", points), prior=prior), points[-1]
     predicted, missed, far_off = None, 0, False
     if before is not None and before.fit.averaged_draws is not None and point.compute > 0:
         predicted = predict_evaluation(before.fit, replace(point, pass_rate_se=last_error(points)))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import ConfigError
+from trainer.scaling.curve.families import OUTLIER
 from trainer.scaling.curve.fit import (
     HARMLESS,
     Fit,
@@ -21,9 +22,8 @@ from trainer.scaling.curve.fit import (
     fit_with_draws,
 )
 from trainer.scaling.curve.flags import is_wide
-from trainer.scaling.curve.marginal import typical_gap
-from trainer.scaling.curve.points import MAX_POINTS, MIN_SD, averaged, checked
-from trainer.scaling.curve.posterior import OUTLIER
+from trainer.scaling.curve.marginal import MIN_SD, typical_gap
+from trainer.scaling.curve.points import MAX_POINTS, averaged, checked
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid
 from trainer.scaling.seeds import MARGIN
 from trainer.scaling.simulate import autocorrelated, simulated

@@ -20,7 +20,8 @@ from trainer.accounting.kernel_rates import measured_heads
 from trainer.accounting.run_account import run_dtype, run_times
 from trainer.config import ConfigError
 from trainer.scaling.curve.fit import REPORTED_ERRORS, Estimate, Fit, estimate, fit_curve
-from trainer.scaling.curve.points import EQUAL_ERROR, MIN_SD
+from trainer.scaling.curve.marginal import MIN_SD
+from trainer.scaling.curve.points import EQUAL_ERROR
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint
 
 KERNELS = {"naive": "naive FP32", "peer": "best peer", "ours": "ours"}  # command line: name of the head

@@ -24,8 +24,8 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, softmax
 
 from trainer.scaling.curve.fit import Estimate, Fit, estimate
-from trainer.scaling.curve.points import MIN_SD
-from trainer.scaling.curve.posterior import DRAWS, Draws
+from trainer.scaling.curve.marginal import DRAWS, MIN_SD
+from trainer.scaling.curve.sigmoid import Draws
 from trainer.scaling.random_effects import LEVELS, effects
 
 Array = NDArray[np.float64]

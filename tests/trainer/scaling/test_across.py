@@ -15,7 +15,8 @@ from trainer.scaling import ConfigError, Curve, Sigmoid, curve
 from trainer.scaling.__main__ import main
 from trainer.scaling.across import SCATTER, across, predict_size, size_law
 from trainer.scaling.commands.across import sizes_of
-from trainer.scaling.curve.posterior import DRAWS, Draws
+from trainer.scaling.curve.marginal import DRAWS
+from trainer.scaling.curve.sigmoid import Draws
 from trainer.scaling.sizes import DELTAS, LOGISTIC, POWER, jackknife, other_laws
 
 SIZES = (1e9, 3e9, 8e9)

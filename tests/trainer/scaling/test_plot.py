@@ -13,7 +13,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run, plot, plot_curve
+from trainer.scaling import Curve, EvalPoint, Sigmoid, curve_of, fit_curve, plot, plot_curve
 from trainer.scaling.plot import COLOURS, Named, _looks, ceiling, forecast_end, plot_curves, plot_efficiency
 
 LAW = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
@@ -43,7 +43,7 @@ def test_pictures_fit_one_and_two_columns_at_300_dpi(runs: list[Named], tmp_path
     plot_efficiency(runs, tmp_path / "e.png")
     assert size(tmp_path / "c.png")[0] == 2100 and size(tmp_path / "e.png")[0] == 1020  # 7 and 3.4 inches
     points = [EvalPoint(0, 0.0, 0.3, 0.01)]  # R0 alone
-    plot_curve(points, fit_run(points), tmp_path / "c.png", "core-hours", "begun")
+    plot_curve(points, fit_curve(curve_of("", "", points)), tmp_path / "c.png", "core-hours", "begun")
     assert size(tmp_path / "c.png")[0] == 2100
 
 

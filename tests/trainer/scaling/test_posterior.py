@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from trainer.scaling import EvalPoint, Sigmoid, fit, fit_run
+from trainer.scaling import EvalPoint, Sigmoid, curve_of, fit, fit_curve
+from trainer.scaling.curve.families import robust
 from trainer.scaling.curve.marginal import CORRELATED_SHARE, CORRELATIONS, NOISE_PRIOR_POINTS, Data
-from trainer.scaling.curve.posterior import posterior, robust
+from trainer.scaling.curve.posterior import posterior
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 
@@ -91,7 +92,9 @@ def test_one_point_in_twenty_a_tenth_off_moves_the_ceiling_by_less_than_a_hundre
 @pytest.mark.parametrize("seed", range(3))
 def test_a_flat_run_leaves_its_start_as_measured_and_no_ceiling_below_it(seed: int) -> None:
     reward = 0.5 + np.random.default_rng(seed).normal(0, 0.01, 9)
-    found = fit_run([EvalPoint(i, float(i), float(r), 0.01) for i, r in enumerate(reward)])
+    found = fit_curve(
+        curve_of("", "", [EvalPoint(i, float(i), float(r), 0.01) for i, r in enumerate(reward)])
+    )
     assert found.R0.low > 0.47 and found.R0.high < 0.53
     assert found.A.low > 0.47 and found.A.high > 0.9
     assert found.at_2x.low > 0.47 and "flat" in found.flags
@@ -108,12 +111,12 @@ def test_the_same_points_give_the_same_draws_in_any_order() -> None:
 def test_compute_for_a_reward_is_the_inverse_of_the_reward_draw_by_draw() -> None:
     c = np.linspace(0.01, 0.3, 20)
     found = fit(c, LAW.reward(c), np.full(20, 0.01), R0=0.11)
-    assert found.draws is not None
-    at = found.draws.compute_for(0.6)
-    d = found.draws
-    back = d.R0 + (d.A - d.R0) / (1 + (d.C_mid / at) ** d.B)
-    np.testing.assert_allclose(back, 0.6)
-    assert np.isinf(found.compute_for(0.99).high) and found.draws.compute_for(0.1).max() == 0
+    at = found.forecast.compute_for(0.6)
+    np.testing.assert_allclose(np.diag(found.forecast.reward(at)), 0.6, atol=1e-3)
+    assert np.isinf(found.compute_for(0.99).high) and found.forecast.compute_for(0.1).max() == 0
+    law = found.sigmoid
+    assert law.reward(law.compute_for(0.6)) == pytest.approx(0.6)
+    assert (law.compute_for(0.1), law.compute_for(0.99)) == (0, np.inf)
 
 
 def test_a_long_series_is_fitted_as_its_means() -> None:
@@ -143,7 +146,7 @@ def test_a_run_that_scatters_widely_does_not_make_the_measured_start_uncertain()
             for i, (x, r) in enumerate(zip(c, rewards, strict=True), 1)
         ),
     ]
-    found = fit_run(run)
+    found = fit_curve(curve_of("", "", run))
     assert (
         found.overdispersion > 4 and found.R0.high - found.R0.low < 0.04 and abs(found.R0.value - 0.11) < 0.02
     )

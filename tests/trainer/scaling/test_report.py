@@ -22,7 +22,7 @@ from trainer.config import Config
 from trainer.jsonl import read_lines
 from trainer.launcher.summary import finish
 from trainer.messages import Spans
-from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve, fit_run
+from trainer.scaling import Curve, EvalPoint, Sigmoid, curve_of, fit_curve
 from trainer.scaling.__main__ import main
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.comparability import warnings
@@ -452,7 +452,9 @@ def test_a_run_does_not_fail_by_its_report(tmp_path: Path, capsys: pytest.Captur
     for role in ledger.devices:
         ledger.add(Spans(role, (("start-up", 0.0, 1.0), ("idle", 1.0, 9.0))))
     ledger.begin_training(1.0)
-    summary = finish(config, run.curve.evaluations, fit_run(run.curve.evaluations), ledger, (1, 2))
+    summary = finish(
+        config, run.curve.evaluations, fit_curve(curve_of("", "", run.curve.evaluations)), ledger, (1, 2)
+    )
     assert "report.html could not be written" in summary and "samples.jsonl" in summary
     assert (folder / "fit.json").is_file() and not (folder / "report.html").exists()
     assert "Traceback" in capsys.readouterr().err

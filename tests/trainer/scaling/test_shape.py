@@ -122,7 +122,7 @@ def test_the_evidence_is_the_brute_force_integral() -> None:
         by_hand.append(np.log(np.mean(each)))
     assert found[0].log - found[1].log == pytest.approx(by_hand[0] - by_hand[1], abs=0.05)
     assert by_hand[0] - by_hand[1] > 2
-    assert abs(found[0].A - 0.6) < 0.02
+    assert abs(found[0].curve[1] - 0.6) < 0.02
 
 
 def test_an_added_term_is_a_part_of_the_covariance() -> None:

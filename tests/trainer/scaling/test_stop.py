@@ -13,7 +13,7 @@ from trainer.cli import parse
 from trainer.config import ConfigError
 from trainer.config.forecast import StopRule
 from trainer.scaling import EvalPoint, Sigmoid
-from trainer.scaling.curve.fit import fit_run
+from trainer.scaling.curve.fit import fit_curve
 from trainer.scaling.forecast import forecast, reason_to_stop
 
 LAW = Sigmoid(R0=0.11, A=0.70, B=2.4, C_mid=0.05)
@@ -39,11 +39,9 @@ NEAR_THE_CEILING = points_of(np.linspace(0.02, 0.4, 20))
 @pytest.fixture(autouse=True, scope="module")
 def fits_are_made_once() -> Iterator[None]:
     """Each decision is made from the evaluations alone, so that the fits of their beginnings repeat."""
-    fit = cache(fit_run)
+    fit = cache(fit_curve)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "trainer.scaling.forecast.fit_run", lambda points, prior: fit(tuple(points), prior=prior)
-        )
+        patch.setattr("trainer.scaling.forecast.fit_curve", fit)
         yield
 
 

@@ -213,6 +213,6 @@ def _explain_families(families: Sequence[FamilyFit]) -> str:
     for f in sorted(families, key=lambda f: math.inf if f.held_out is None else f.held_out):
         aicc = "–" if f.aicc is None else f"+{f.aicc - best:.1f}"
         ahead = "–" if f.held_out is None else f"{f.held_out:.4f}"
-        numbers = ", ".join(f"{k} {v:.4g}" for k, v in asdict(f.curve).items())
+        numbers = ", ".join(f"{k} {v:.4g}" for k, v in f.curve.items())
         rows.append(f"  {f.family:11} {ahead:>7} {aicc:>8} {f.sse:8.2g}  {numbers}")
     return "\n".join(rows)

@@ -28,11 +28,11 @@ from trainer.scaling.curve.families import (
     integrate,
     logistic_of_power,
     reach,
+    robust,
     sigmoids,
 )
-from trainer.scaling.curve.marginal import FEW_CORRELATIONS, Data, Noise, noise_models
-from trainer.scaling.curve.posterior import DRAWS, Draws, draw_cells, draw_ends, robust
-from trainer.scaling.curve.sigmoid import add_axes
+from trainer.scaling.curve.marginal import DRAWS, FEW_CORRELATIONS, Data, Noise, noise_models
+from trainer.scaling.curve.sigmoid import Draws, add_axes
 
 Array = NDArray[np.float64]
 
@@ -236,9 +236,7 @@ def _families(data: Data, prior: Prior) -> Iterator[tuple[int, float, Family]]:
 def draw(mixed: Mixture, law: Integrated, count: int, rng: np.random.Generator) -> LawDraws:
     """Curves of a law, in proportion to their probability; the transient's size is the most likely one."""
     data, bases = mixed.data, len(mixed.base)
-    model, cell = draw_cells(law, count, rng)
-    R0, A = draw_ends(data, law, model, cell, rng)
-    theta = tuple(x[cell, 0] for x in law.theta)  # those that R0 and A belong to
+    model, (R0, A, *theta) = law.draw(data, count, rng)
     x, T = np.zeros(count), np.ones(count)
     s = law.family.fraction(data.prepend_R0(data.compute, 0.0), *(v[:, None] for v in theta))
     rest = data.prepend_R0(data.reward, data.R0 or 0.0) - R0[:, None] * (1 - s) - A[:, None] * s
@@ -247,4 +245,4 @@ def draw(mixed: Mixture, law: Integrated, count: int, rng: np.random.Generator) 
         here, u = model == which, base.whiten @ h
         T[here] = T_here
         x[here] = mixed.size * (rest[here] @ base.whiten.T @ u) / (1 + u @ u)
-    return LawDraws(law.family, R0, A, theta, x, T)
+    return LawDraws(law.family, R0, A, tuple(theta), x, T)

@@ -3,22 +3,37 @@
     sigmoid              s = 1 / (1 + (C_mid / C)^B)                       arXiv 2510.13786
     stretched approach   s = 1 − e^−u,                       u = (C / τ)^p     an exponential where p = 1
     logistic of C^p      s = (1 − e^−u) / (1 + q e^−u)
+    logistic             s = 1 / (1 + e^(−k (C − c)))                          R0 is its limit at the left
+    power law            s = 1 − (C₁ / C)^k                                    R0 is R at the first point, C₁
 
-If q = A / R0 − 1, the last is R = A / (1 + q e^−u): the odds of R / A grow by the factor e^u. With p = 1 it
-is a logistic in compute, and q = 0 gives the stretched approach.
+If q = A / R0 − 1, the third is R = A / (1 + q e^−u): the odds of R / A grow by the factor e^u. With p = 1 it
+is a logistic in compute, and q = 0 gives the stretched approach. A power law whose ceiling is 1 is the
+log-power law of arXiv 2509.25300.
+
+A family is integrated over its parameters (`integrate`), or fitted by least squares (`least_squares_curve`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit
+from scipy.ndimage import minimum_filter
+from scipy.optimize import least_squares
+from scipy.special import expit, softmax
 
-from trainer.scaling.curve.marginal import Data, GridCells, Noise, marginal, typical_gap
+from trainer.scaling.curve.marginal import (
+    Data,
+    GridCells,
+    Noise,
+    draw_ends,
+    linear_fit,
+    marginal,
+    typical_gap,
+)
 from trainer.scaling.curve.sigmoid import fraction_gained
 
 Array = NDArray[np.float64]
@@ -27,8 +42,7 @@ B_RANGE = (0.3, 20.0)  # of the sigmoid
 MAX_REACH = 30.0  # C_mid and τ are sought up to this multiple of the largest compute
 SEEN = 1 / 3  # and from this share of the first point's: what is over before it leaves no trace
 KEEP = 8.0  # nats below the peak up to which the grid is refined: what lies beyond is under e^-8 of it
-RESOLVED = 0.2  # share of the cells in that range at which the grid is fine enough
-MAX_ROUNDS = 5  # of refinement
+OUTLIER = 3.0  # standard deviations from which a point loses weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,12 @@ class Family:
     axes: tuple[Axis, ...]
     has_end: bool = True  # whether A is its ceiling
     ceiling: float | None = None  # A, if it is given
+    lowest_R0: float = 0.0  # a bound of least squares
+
+    def reward(self, compute: ArrayLike, R0: Array | float, A: Array | float, *theta: Array | float) -> Array:
+        """R(C); broadcasts."""
+        s = self.fraction(np.asarray(compute, np.float64), *theta)
+        return R0 + (A - R0) * s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +113,20 @@ class Integrated:
     log_weight: Array  # (noises, cells), the prior included
     log_evidence: float  # the probability of the data, averaged over all parameters
 
+    def draw(self, data: Data, count: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], list[Array]]:
+        """The number of a noise, and R0, A and the parameters, in proportion to their probability."""
+        total = softmax(self.log_weight, axis=None).ravel().cumsum()
+        k = np.searchsorted(total / total[-1], (np.arange(count) + 0.5) / count)
+        k = rng.permutation(np.minimum(k, total.size - 1))
+        model, cell = np.divmod(k, self.log_weight.shape[1])
+        ends = np.stack([cells.ends for cells in self.cells])[model, :, cell].T
+        return model, [*draw_ends(data, ends, self.cells[0].dof, rng), *(x[cell, 0] for x in self.theta)]
+
+    def peak(self) -> tuple[int, int]:
+        """The most likely cell over all noises, and its most likely noise."""
+        cell = int(np.logaddexp.reduce(self.log_weight).argmax())
+        return int(self.log_weight[:, cell].argmax()), cell
+
 
 def on_grid(data: Data, family: Family, axes: Sequence[Axis]) -> tuple[list[Array], Array]:
     """The parameters of every cell, (cells, 1) each, and the fractions s at R0 and the points, (cells, n)."""
@@ -103,16 +137,17 @@ def on_grid(data: Data, family: Family, axes: Sequence[Axis]) -> tuple[list[Arra
 def integrate(data: Data, noises: Sequence[Noise], family: Family, keep: float = KEEP) -> Integrated:
     """The evidence of a family: marginal likelihoods on a grid that is refined around the peak.
 
-    The integral is the trapezoidal rule's: cells at an end of a range count half.
+    The grid is fine enough where a fifth of its cells are within `keep` of the peak. The integral is the
+    trapezoidal rule's: cells at an end of a range count half.
     """
     axes = list(family.axes)
-    for last_round in (*[False] * (MAX_ROUNDS - 1), True):
+    for remaining in reversed(range(5)):  # rounds of refinement
         theta, s = on_grid(data, family, axes)
         cells = [marginal(data, noise, s, family.ceiling) for noise in noises]
         prior = sum((a.log_prior(x[:, 0]) for a, x in zip(family.axes, theta, strict=True)), np.zeros(len(s)))
         log_weight = np.stack([c.log_weight for c in cells]) + prior
         inside = (log_weight > log_weight.max() - keep).any(0)
-        if not axes or last_round or inside.mean() > RESOLVED:
+        if not axes or not remaining or inside.mean() > 0.2:
             break
         inside = inside.reshape([axis.cells for axis in axes])
         others = [tuple(j for j in range(len(axes)) if j != i) for i in range(len(axes))]
@@ -125,6 +160,77 @@ def integrate(data: Data, noises: Sequence[Noise], family: Family, keep: float =
     cell = sum(math.log(axis.step) for axis in axes)
     evidence = float(np.logaddexp.reduce(log_weight, axis=None)) + cell
     return Integrated(family, tuple(axes), theta, cells, log_weight, evidence)
+
+
+def robust(data: Data) -> tuple[Array, float]:
+    """Weights (n,) in (0, 1], at first Huber's, then redescending ones; and the residuals' size in sd.
+
+    The residuals are those of the sigmoid of least squares.
+    """
+    weight, family = np.ones(len(data.compute)), sigmoids(data, (25, 61))
+    theta, s = on_grid(data, family, family.axes)
+    for exponent in (1, 1, 1, 4, 4, 4):
+        whiten = np.diag(data.prepend_R0(np.sqrt(weight) / data.sd, 1 / max(data.R0_se, 1e-9)))
+        fit = linear_fit(data, whiten, s)
+        allowed = (fit.A <= 1) & (fit.R0 >= 0)
+        k = int((np.where(allowed, fit.sse, np.inf) if allowed.any() else fit.sse).argmin())
+        curve = family.reward(data.compute, fit.R0[k], min(fit.A[k], 1.0), *(x[k, 0] for x in theta))
+        z = np.abs(data.reward - curve) / data.sd
+        scale = max(float(np.median(z)) * 1.4826, 1.0 if data.sd_known else 1e-6)
+        before, weight = weight, np.minimum(1, (OUTLIER * scale / np.maximum(z, 1e-9)) ** exponent)
+        if (before == 1).all() and (weight == 1).all():  # no outliers: the other rounds would repeat this one
+            break
+    return weight, scale
+
+
+def least_squares_curve(data: Data, family: Family, whiten: Array) -> list[float]:
+    """R0 ≤ A and the parameters of least squares, sought from the lowest minima of the grid."""
+    theta, s = on_grid(data, family, family.axes)
+    linear, (low, high) = linear_fit(data, whiten, s, family.ceiling), _bounds(data, family)
+    A = np.clip(linear.A, low[1], high[1])
+    R0 = np.clip(linear.R0 + linear.R0_slope * (A - linear.A), low[0], np.minimum(A, high[0]))
+    rewards = R0[:, None] * (1 - s) + A[:, None] * s
+    error = (rewards - data.prepend_R0(data.reward, data.R0 or 0.0)) @ whiten.T
+    chi2 = (error**2).sum(1).reshape([axis.cells for axis in family.axes])
+    minima = np.flatnonzero(chi2 == minimum_filter(chi2, 3, mode="nearest"))
+    lowest = minima[np.argsort(chi2.ravel()[minima], kind="stable")][:4]
+    columns = np.stack([R0, A, *(x[:, 0] for x in theta)])
+    solutions = [polished(data, family, whiten, columns[:, k]) for k in lowest]
+    return min(solutions, key=lambda solution: solution[0])[1]
+
+
+def polished(data: Data, family: Family, whiten: Array, start: Array) -> tuple[float, list[float]]:
+    """The sum of squares, and R0 ≤ A and the parameters of the local least squares next to a start."""
+    (low, high), logs = _bounds(data, family), [False, False, *(axis.log for axis in family.axes)]
+    c, y = data.prepend_R0(data.compute, 0.0), whiten @ data.prepend_R0(data.reward, data.R0 or 0.0)
+
+    def curve(x: Array) -> list[float]:
+        R0, A, *theta = (float(np.exp(value) if log else value) for value, log in zip(x, logs, strict=True))
+        A = min(A, high[1])
+        return [low[0] + R0 * (min(A, high[0]) - low[0]), A, *theta]  # R0 is sought as a share of its range
+
+    def scaled(values: Iterable[float]) -> Array:
+        return np.array([np.log(x) if log else x for x, log in zip(values, logs, strict=True)])
+
+    A = min(max(start[1], low[1]), high[1])
+    share = (start[0] - low[0]) / max(min(A, high[0]) - low[0], 1e-300)
+    bounds = np.stack([scaled([0.0, *low[1:]]), scaled([1.0, *high[1:]])])
+    bounds[1] = np.maximum(bounds[1], bounds[0] + 1e-12)  # a value that is given
+    margin = 1e-9 * (bounds[1] - bounds[0])
+    solution = least_squares(
+        lambda x: whiten @ family.reward(c, *curve(x)) - y,
+        np.clip(scaled([share, *start[1:]]), bounds[0] + margin, bounds[1] - margin),
+        bounds=bounds, x_scale="jac", jac="3-point", ftol=1e-13, xtol=1e-12, gtol=1e-13,
+    )  # fmt: skip
+    return float(solution.cost), curve(solution.x)
+
+
+def _bounds(data: Data, family: Family) -> tuple[list[float], list[float]]:
+    """The lowest and the highest R0, A and parameters."""
+    R0 = (data.lowest_A,) * 2 if data.exact else (family.lowest_R0, 1.0)
+    A = (max(R0[0], 0.0), 1.0) if family.ceiling is None else (family.ceiling,) * 2
+    low, high = zip(R0, A, *((axis.low, axis.high) for axis in family.axes), strict=True)
+    return list(low), list(high)
 
 
 def sigmoids(
@@ -140,9 +246,9 @@ def reach(data: Data) -> tuple[float, float]:
     return SEEN * float(data.compute[0]), MAX_REACH * float(data.compute[-1])
 
 
-def full_box(data: Data) -> tuple[float, float, float, float]:
-    """The ends of the ranges in which B and C_mid are sought."""
-    return (*B_RANGE, *reach(data))
+def exponential(c: ArrayLike, tau: Array | float) -> Array:
+    """s of an exponential approach."""
+    return np.asarray(-np.expm1(-np.asarray(c, np.float64) / tau))
 
 
 def logistic_of_power(q: float) -> Callable[..., Array]:
@@ -167,7 +273,7 @@ def other_families(data: Data) -> tuple[Family, ...]:
         return (expit(steepness * (c - middle)) - low) / (1 - low)
 
     return (
-        Family("an exponential approach", lambda c, t: -np.expm1(-c / t), (Axis(gap / 2, 10 * last, 60),)),
+        Family("an exponential approach", exponential, (Axis(gap / 2, 10 * last, 60),)),
         Family("a straight rise to a hard cap", lambda c, t: np.minimum(c / t, 1),
                (Axis(min(2 * gap, last / 2), last, 60),)),
         Family("a straight line", lambda c: c / last, (), has_end=False),
@@ -176,3 +282,18 @@ def other_families(data: Data) -> tuple[Family, ...]:
         Family(LOGISTIC, logistic,
                (Axis(last / 20, 1.4 * last, 20, log=False), Axis(2 / last, 80 / last, 14))),
     )  # fmt: skip
+
+
+def families_to_fit(data: Data) -> dict[str, Family]:
+    """The sigmoid and the laws of others, over ranges in which to search for the least squares."""
+    first, last = float(data.compute[0]), float(data.compute[-1])
+    span, gap = last - first, max(float(np.diff(data.compute).min()), 1e-6 * (last - first))
+    steepness, middle = Axis(0.05 / span, 10 / gap, 41), Axis(first - span, last + 2 * span, 121, log=False)
+    power = Family("power law", lambda c, k: 1 - (first / c) ** k, (Axis(0.005, 10.0, 200),), lowest_R0=-10.0)
+    return {
+        "sigmoid": sigmoids(data, (31, 61)),
+        "logistic": Family("logistic", lambda c, k, m: expit(k * (c - m)), (steepness, middle)),
+        "power law": power,
+        "log-power": replace(power, ceiling=1.0),
+        "exponential": Family("exponential", exponential, (Axis(first / 10, 10 * last, 200),)),
+    }

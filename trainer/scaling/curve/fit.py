@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from numpy.typing import ArrayLike
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
 from trainer.scaling.curve.average import DEFAULT, Average, Prior, average
-from trainer.scaling.curve.estimate import Estimate, estimate, median
 from trainer.scaling.curve.flags import (
     FLAGS,
     HARMLESS,
@@ -29,13 +27,26 @@ from trainer.scaling.curve.flags import (
     flags_of,
 )
 from trainer.scaling.curve.marginal import Data
-from trainer.scaling.curve.points import Columns, averaged, checked, data_of, evaluated
-from trainer.scaling.curve.posterior import Draws, posterior
-from trainer.scaling.curve.shape import UNLIKELY, OtherShape, another_shape
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid, curve_of
+from trainer.scaling.curve.points import (
+    MIN_FORECAST,
+    MIN_POINTS,
+    Columns,
+    averaged,
+    checked,
+    curve,
+)
+from trainer.scaling.curve.posterior import posterior
+from trainer.scaling.curve.shape import UNLIKELY, another_shape
+from trainer.scaling.curve.sigmoid import (
+    Curve,
+    Draws,
+    Estimate,
+    EvalPoint,
+    Sigmoid,
+    estimate,
+    median,
+)
 
-MIN_POINTS = 5  # beyond R0: the sigmoid has three more parameters
-MIN_FORECAST = 3  # from which there is a wide forecast all the same, if R0 is known
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
 FURTHEST = 10.0  # multiple of the last compute up to which a curve is carried on
 REPORTED_ERRORS = "given standard errors"
@@ -48,16 +59,10 @@ class Fit:
     A: Estimate
     B: Estimate
     C_mid: Estimate
-    R0: Estimate
     at_2x: Estimate  # forecast of the reward at twice the last compute, and below at ten times
     at_10x: Estimate
-    band: tuple[tuple[float, float, float, float], ...] = field(repr=False)  # (compute, value, low, high)
+    R0: Estimate
     flags: tuple[str, ...]
-    r2: float
-    overdispersion: float  # residual sd in standard errors; where none are reported, in units of EQUAL_ERROR
-    autocorrelated_prob: float  # probability that the errors of neighbouring points are correlated
-    autocorrelation: float  # their correlation, if they are
-    outliers: int  # points that have lost three quarters of their weight or more
     confidence: float
     points: int  # beyond R0
     compute_range: tuple[float, float]
@@ -66,8 +71,14 @@ class Fit:
     noise: str
     data_hash: str
     within: float | None  # how far A's interval may reach from its value; None: in relation to the rise
-    details: dict[str, str]  # what a flag means for this fit, where FLAGS says less
+    r2: float = math.nan
+    overdispersion: float = math.nan  # residual sd in standard errors; without these, in units of EQUAL_ERROR
+    autocorrelated_prob: float = math.nan  # probability that the errors of neighbouring points are correlated
+    autocorrelation: float = math.nan  # their correlation, if they are
+    outliers: int = 0  # points that have lost three quarters of their weight or more
+    details: dict[str, str] = field(default_factory=dict)  # what a flag means here, where FLAGS says less
     sigmoid_prob: float = math.nan  # of the laws over which forecasts are averaged, that of the sigmoid
+    band: tuple[tuple[float, float, float, float], ...] = field(default=(), repr=False)  # C, value, low, high
     draws: Draws | None = field(default=None, repr=False, compare=False)  # None: too few points
     averaged_draws: Average | None = field(default=None, repr=False, compare=False)  # None: the same
 
@@ -129,16 +140,7 @@ class Fit:
         if not self.predictable:  # what lies beyond the data would be a forecast
             measured = [row for row in self.band if row[0] <= self.compute_range[1]]
             content |= {"at_2x": None, "at_10x": None, "band": measured}
-        return dict(nan_to_null(content | {"band": content.pop("band")}))
-
-
-def fit_run(
-    points: Sequence[EvalPoint], confidence: float = 0.9, within: float | None = None, prior: Prior = DEFAULT
-) -> Fit:
-    """Fit a run's evaluations; the one at compute 0 is R0."""
-    if not points:
-        raise ConfigError("fit: there are no points; expected R0 and at least one evaluation beyond it")
-    return fit_curve(curve_of("", "", points), confidence, within, prior=prior)
+        return dict(nan_to_null(content))
 
 
 def fit_curve(
@@ -148,10 +150,34 @@ def fit_curve(
     prior: Prior | None = DEFAULT,  # of the forecasts; None: it is known to be a sigmoid
 ) -> Fit:
     """Fit a curve. ConfigError as `fit`, after the curve's name."""
-    try:
-        return _fit(checked(curve), confidence, within, prior)
-    except ConfigError as e:
-        raise ConfigError(f"{curve.name}: {e}" if curve.name else str(e)) from e
+    data = checked(curve)
+    if not 0.5 <= confidence <= 0.9999:
+        raise ConfigError(f"--confidence {confidence:g}: expected a number from 0.5 to 0.9999, such as 0.9")
+    if within is not None and not 0 < within < 1:
+        raise ConfigError(f"--within {within:g}: expected a reward between 0 and 1, such as 0.02")
+    c, R0 = data.compute, data.R0
+    content = np.concatenate([c, data.reward, data.sd, [-1.0 if R0 is None else R0, data.R0_se]])
+    facts: dict[str, Any] = {
+        "confidence": confidence,
+        "within": within,
+        "points": len(c),
+        "compute_range": (float(c[0]), float(c[-1])) if len(c) else (0.0, 0.0),
+        "R0_source": "unknown" if R0 is None else "measured" if data.R0_se else "given",
+        "R0_reported": R0,
+        "noise": REPORTED_ERRORS if data.sd_known else "equal errors, from the residuals",
+        "data_hash": hashlib.sha256(content.tobytes()).hexdigest()[:16],
+    }
+    if len(c) >= MIN_POINTS:
+        return _result(averaged(data), facts, prior)
+    half = 1.645 * data.R0_se  # of the 90 % interval of a measured R0
+    start = Estimate(math.nan, 0.0, 1.0)
+    if R0 is not None:
+        start = Estimate(R0, max(0.0, R0 - half), min(1.0, R0 + half))
+    ahead = average(data, prior) if R0 is not None and prior and len(c) >= MIN_FORECAST else None
+    unknown = Estimate(math.nan, math.nan, math.nan)
+    return Fit(
+        *(unknown, unknown, unknown, unknown, unknown, start), few_points(data), averaged_draws=ahead, **facts
+    )
 
 
 def fit_with_draws(
@@ -179,44 +205,11 @@ def fit(
 
     ConfigError: C < 0 or NaN, rewards outside [0, 1], columns of different lengths, or that are not numbers.
     """
-    if isinstance(compute, Curve):
-        return fit_curve(compute, confidence, within)
-    c, r, sd = evaluated(compute, reward, se, data)
-    start = c == 0
-    if R0 is None and start.any():
-        R0, R0_se = float(r[start].mean()), float(np.hypot.reduce(sd[start])) / int(start.sum()) or None
-        c, r, sd = c[~start], r[~start], sd[~start]
-    return _fit(data_of(c, r, sd, R0, R0_se), confidence, within)
-
-
-def _fit(data: Data, confidence: float, within: float | None, prior: Prior | None = DEFAULT) -> Fit:
-    if not 0.5 <= confidence <= 0.9999:
-        raise ConfigError(f"--confidence {confidence:g}: expected a number from 0.5 to 0.9999, such as 0.9")
-    if within is not None and not 0 < within < 1:
-        raise ConfigError(f"--within {within:g}: expected a reward between 0 and 1, such as 0.02")
-    c, r, sd, R0 = data.compute, data.reward, data.sd, data.R0
-    content = np.concatenate([c, r, sd, [-1.0 if R0 is None else R0, data.R0_se]])
-    facts: dict[str, Any] = {
-        "confidence": confidence,
-        "within": within,
-        "points": len(c),
-        "compute_range": (float(c[0]), float(c[-1])) if len(c) else (0.0, 0.0),
-        "R0_source": "unknown" if R0 is None else "measured" if data.R0_se else "given",
-        "R0_reported": R0,
-        "noise": REPORTED_ERRORS if data.sd_known else "equal errors, from the residuals",
-        "data_hash": hashlib.sha256(content.tobytes()).hexdigest()[:16],
-    }
-    if len(c) < MIN_POINTS:
-        nan, half = math.nan, 1.645 * data.R0_se  # of the 90 % interval of a measured R0
-        unknown, start, ahead = Estimate(nan, nan, nan), Estimate(nan, 0.0, 1.0), None
-        if R0 is not None:
-            start = Estimate(R0, max(0.0, R0 - half), min(1.0, R0 + half))
-            ahead = average(data, prior) if prior and len(c) >= MIN_FORECAST else None
-        return Fit(
-            unknown, unknown, unknown, start, unknown, unknown, (), few_points(data), nan, nan, nan, nan,
-            outliers=0, details={}, averaged_draws=ahead, **facts,
-        )  # fmt: skip
-    return _result(averaged(data), facts, prior)
+    if not isinstance(compute, Curve):
+        compute = curve(compute, reward, se, data=data, R0=R0)
+        if R0 is not None and R0_se != 0:
+            compute = replace(compute, R0=EvalPoint(0, 0.0, R0, R0_se or 0.0))
+    return fit_curve(compute, confidence, within)
 
 
 def _result(data: Data, facts: dict[str, Any], prior: Prior | None) -> Fit:
@@ -226,20 +219,21 @@ def _result(data: Data, facts: dict[str, Any], prior: Prior | None) -> Fit:
         estimate(getattr(sigmoid, name), getattr(draws, name), confidence)
         for name in ("A", "B", "C_mid", "R0")
     )
-    flags = flags_of(data, found, A, B, A.value - R0.value, facts["within"])
-    ahead, shape = Average.of_sigmoids(draws, float(c[-1])), None
+    flags = flags_of(data, sigmoid, found.outliers, A, B, facts["within"])
+    ahead = Average.of_sigmoids(draws, float(c[-1]))
     if prior and NO_CURVE.isdisjoint(flags):
-        ahead, shape = average(data, prior), another_shape(data, found)
-        if shape is None and ahead.sigmoid_prob < UNLIKELY:
+        ahead, correlated = average(data, prior), found.autocorrelated_prob > 1 - UNLIKELY
+        shape = another_shape(data, draws, found.weight, found.scale, correlated)
+        if not shape and ahead.sigmoid_prob < UNLIKELY:
             text = f"other laws are more probable (a sigmoid: {ahead.sigmoid_prob:.1%} probable)"
-            shape = OtherShape(text, better=False)
-    flags = ({shape.flag: shape.text} if shape else {}) | flags
+            shape = {"other-shape": text}
+        flags = shape | flags
     at_2x, at_10x = (median(ahead.reward(x * c[-1]), confidence) for x in (2, FURTHEST))
     compute, tail = np.geomspace(c[0] / 10, c[-1] * FURTHEST, 100), (1 - confidence) / 2
     levels = np.quantile(ahead.reward(compute), [0.5, tail, 1 - tail], axis=0, method="inverted_cdf")
     residual, spread = r - sigmoid.reward(c), float(((r - r.mean()) ** 2).sum())
     return Fit(
-        *(A, B, C_mid, R0, at_2x, at_10x),
+        *(A, B, C_mid, at_2x, at_10x, R0),
         band=tuple(zip(*(x.tolist() for x in (compute, *levels)), strict=True)),
         flags=tuple(flags),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainer.scaling.curve.estimate import Estimate
 from trainer.scaling.curve.families import B_RANGE
 from trainer.scaling.curve.marginal import Data
-from trainer.scaling.curve.posterior import Posterior
+from trainer.scaling.curve.sigmoid import Estimate, Sigmoid
 
 FIFTH = 0.2  # of the rise, the points, the variance: see the flags wide and poor-fit
 MAX_INTERVAL = 0.1  # A is not identified where its interval is wider than this
-MAX_LAST_LOW = 3  # so many last points can be far below the curve
 MIN_DROP = 0.03  # a smaller distance is not called a collapse
 SURPRISING = 2.0  # standard errors from which residuals are more than noise
 FLAGS = {
@@ -54,10 +52,10 @@ def few_points(data: Data) -> tuple[str, ...]:
 
 
 def flags_of(
-    data: Data, found: Posterior, A: Estimate, B: Estimate, rise: float, within: float | None
+    data: Data, sigmoid: Sigmoid, outliers: NDArray[np.bool_], A: Estimate, B: Estimate, within: float | None
 ) -> dict[str, str]:
     """The flags of a sigmoid, and what each means."""
-    r, sd = data.reward, data.sd
+    r, sd, rise = data.reward, data.sd, sigmoid.A - sigmoid.R0
     if not data.sd_known:  # the noise, from how far each point is from the mean of its neighbours
         sd = np.maximum(sd, 1.4826 * float(np.median(np.abs(np.diff(r, 2)))) / 6**0.5)
     last = max(2, len(r) // 5)
@@ -67,60 +65,53 @@ def flags_of(
     ends = (width, windows[-1]), (3, np.median(r[-3:]))  # a late fall shows in a few points only
     falling = any(windows.max() - end > max(MIN_DROP, 4 * sd.mean() / n**0.5) for n, end in ends)
     flat = not falling and r[-last:].mean() - start < 3 * sd[-last:].mean() / last**0.5
-    drop = _last_drop(data, found)
+    drop = 0.0 if falling else _last_drop(data, sigmoid, outliers)
+    limit = f"a fifth of the rise from R0 ({FIFTH * rise:.3f})" if FIFTH * rise <= MAX_INTERVAL else "0.10"
+    wide = f"the interval of A is {A.high - A.low:.3f} wide, which is more than {limit}"
     raised = {
         "flat": flat,
         "A-at-bound": A.high >= 0.99 and A.low < 0.95,
-        "C_mid-beyond-data": found.sigmoid.C_mid > data.compute[-2],
+        "C_mid-beyond-data": sigmoid.C_mid > data.compute[-2],
         "falling": falling,
-        "last-point-low": drop > 0 and not falling,
+        "last-point-low": drop > 0,
         "wide": is_wide(A, rise, within),
-        "poor-fit": not flat and not falling and _is_poor(data, found),  # these say why
+        "poor-fit": not flat and not falling and _is_poor(data, sigmoid, outliers),  # these say why
         "B-at-bound": B.high > 0.9 * B_RANGE[1],
         "R0-unknown": data.R0 is None,
     }
-    said = dict(_details(A, rise, within, drop))
-    return {flag: said.get(flag, FLAGS[flag]) for flag, is_raised in raised.items() if is_raised}
+    said = FLAGS | {
+        "wide": f"the interval of A reaches further than {within:g} from its value" if within else wide,
+        "last-point-low": FLAGS["last-point-low"].replace("far", f"{drop:.2f}"),
+    }
+    return {flag: said[flag] for flag, is_raised in raised.items() if is_raised}
 
 
-def _is_poor(data: Data, found: Posterior) -> bool:
+def _is_poor(data: Data, sigmoid: Sigmoid, outliers: NDArray[np.bool_]) -> bool:
     """True if too many points are outliers, or the sigmoid explains too little of the variance.
 
     So a single jump or mere noise is not taken for a curve. R0 counts as a point, because much of the rise
     can come before the first evaluation.
     """
-    start = [] if data.R0 is None else [data.R0]
-    r, predicted = np.r_[start, data.reward], found.sigmoid.reward(np.r_[[0.0] * len(start), data.compute])
-    if found.outliers.sum() >= FIFTH * len(data.reward):
+    residual = data.reward - sigmoid.reward(data.compute)
+    if outliers.sum() >= FIFTH * len(residual):
         return True
-    z = (data.reward - predicted[len(start) :]) / data.sd
-    if data.sd_known and float(np.sqrt((z**2).mean())) < SURPRISING:  # the reported errors explain it
-        return False
-    return float(((r - predicted) ** 2).sum()) > (1 - FIFTH) * float(((r - r.mean()) ** 2).sum())
+    if data.sd_known and float(np.sqrt(((residual / data.sd) ** 2).mean())) < SURPRISING:
+        return False  # the reported errors explain it
+    r = data.reward
+    if data.R0 is not None:
+        residual, r = np.append(residual, data.R0 - sigmoid.R0), np.append(r, data.R0)
+    return float((residual**2).sum()) > (1 - FIFTH) * float(((r - r.mean()) ** 2).sum())
 
 
-def _details(A: Estimate, rise: float, within: float | None, drop: float) -> Iterator[tuple[str, str]]:
-    """The flags of which more can be said of this fit than FLAGS does."""
-    if within:
-        yield "wide", f"the interval of A reaches further than {within:g} from its value"
-    else:
-        most = f"a fifth of the rise from R0 ({FIFTH * rise:.3f})"
-        limit = f"{MAX_INTERVAL:.2f}" if FIFTH * rise > MAX_INTERVAL else most
-        yield "wide", f"the interval of A is {A.high - A.low:.3f} wide, which is more than {limit}"
-    if drop:
-        low = f"the last evaluation is {drop:.2f} below the curve: a collapse, or a bad evaluation"
-        yield "last-point-low", low
-
-
-def _last_drop(data: Data, found: Posterior) -> float:
-    """How far the last points lie below the curve while all others follow it; 0: they do not.
+def _last_drop(data: Data, sigmoid: Sigmoid, outliers: NDArray[np.bool_]) -> float:
+    """How far up to three last points lie below the curve while all others follow it; 0: they do not.
 
     The fit gives little weight to such points, so that the curve is that of the others.
     """
-    residual = data.reward - found.sigmoid.reward(data.compute)
-    far = found.outliers & (np.abs(residual) > MIN_DROP)
+    residual = data.reward - sigmoid.reward(data.compute)
+    far = outliers & (np.abs(residual) > MIN_DROP)
     count = int(far.sum())
     last = residual[len(residual) - count :]
-    if not 0 < count <= MAX_LAST_LOW or not far[len(far) - count :].all() or (last > 0).any():
+    if not 0 < count <= 3 or not far[len(far) - count :].all() or (last > 0).any():
         return 0.0
     return float(-last.mean())

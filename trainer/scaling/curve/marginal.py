@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, ndtr, ndtri, stdtr
+from scipy.linalg import block_diag
+from scipy.special import gammaln, ndtr, ndtri, stdtr, stdtrit
 
 Array = NDArray[np.float64]
 
@@ -27,7 +28,8 @@ CORRELATIONS = (0.4, 0.7, 0.85, 0.93, 0.97)  # ρ, of points a median gap apart
 FEW_CORRELATIONS = CORRELATIONS[1::2]  # more of them do not change which law is likelier
 CORRELATED_SHARE = 0.98  # of the variance, where there is correlation
 NOISE_PRIOR_POINTS = 3.0  # the reported standard errors count as much as this many points
-MIN_RANGE = 1e-6  # of A: an R0 nearer to 1 leaves no ceiling to estimate
+MIN_SD = 1e-3  # of an evaluation: more precise ones are taken for as precise as this
+DRAWS = 4000  # of every posterior
 STRATA = 16  # equally likely parts of A's distribution, for the bounds on R0
 
 
@@ -96,14 +98,11 @@ class LinearFit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GridCells:
-    """The posterior of R0 and A on a grid of (B, C_mid) under one noise model: (cells,) each."""
+    """The posterior of R0 and A on a grid of (B, C_mid) under one noise model."""
 
     fit: LinearFit  # its R0 and A are the means
-    log_weight: Array
-    A_sd: Array
-    A_low: Array  # quantiles of A's bounds under its unbounded t distribution
-    A_high: Array
-    R0_sd: Array  # for a given A
+    log_weight: Array  # (cells,)
+    ends: Array  # (7, cells) the arguments of `R0_within`
     dof: float
 
 
@@ -130,8 +129,7 @@ def noise_models(data: Data, weight: Array, correlations: Sequence[float] = CORR
         factor = np.linalg.cholesky(correlation * np.outer(sd, sd) + outlier_variance)
         inverse = np.linalg.inv(factor)
         if not data.exact and data.R0 is not None:
-            inverse = np.block([[np.array([[1 / data.R0_se]]), np.zeros((1, len(sd)))],
-                                [np.zeros((len(sd), 1)), inverse]])  # fmt: skip
+            inverse = block_diag(1 / data.R0_se, inverse)
         prior = 0.5 if rho == 0 else 0.5 / len(correlations)
         models.append(Noise(inverse, math.log(prior) - float(np.log(np.diag(factor)).sum())))
     return models
@@ -146,45 +144,38 @@ def linear_fit(data: Data, whiten: Array, s: Array, ceiling: float | None = None
         [x_R0·x_R0  x_R0·x_A] [R0]   [x_R0·y]
         [x_R0·x_A   x_A·x_A ] [A ] = [x_A·y ]        SSE = y·y − R0 (x_R0·y) − A (x_A·y)
 
-    If R0 is exact, only the row of A is left, with y less R0 x_R0. If A is given, as `ceiling`, only R0's.
+    If R0 is exact, or A is given as `ceiling`, its row is that of the unit matrix with the value at the
+    right, and y is without its part.
     """
+    free_R0, free_A = not data.exact, ceiling is None
     x_A = s @ whiten.T
     x_R0 = whiten.sum(1) - x_A
     y = whiten @ data.prepend_R0(data.reward, data.R0 or 0.0)
+    if not free_R0:
+        y = y - data.lowest_A * x_R0
     if ceiling is not None:
-        return _start_alone(data, x_R0, y - ceiling * x_A, ceiling)
-    A_A = (x_A * x_A).sum(1)
-    if data.exact:
-        R0 = np.full(len(s), data.lowest_A)
-        y_less_R0 = y - R0[0] * x_R0
-        A_A, zero = np.maximum(A_A, 1e-300), 0 * A_A
-        A = (x_A * y_less_R0).sum(1) / A_A
-        sse = (y_less_R0 * y_less_R0).sum(1) - A * A * A_A
-        return LinearFit(R0, A, sse, A_A, 1 / A_A, R0_variance=zero, R0_slope=zero, parameters=1)
-    R0_R0, R0_A = (x_R0 * x_R0).sum(1), (x_R0 * x_A).sum(1)
-    R0_y, A_y = x_R0 @ y, x_A @ y
-    R0_R0 = np.maximum(R0_R0, 1e-300)
-    determinant = np.maximum(R0_R0 * A_A - R0_A * R0_A, 1e-12 * R0_R0 * A_A + 1e-300)  # columns can be alike
+        y = y - ceiling * x_A
+    cells, both = np.ones(len(s)), free_R0 and free_A
+    R0_R0 = np.maximum((x_R0 * x_R0).sum(1), 1e-300) if free_R0 else cells
+    A_A = np.maximum((x_A * x_A).sum(1), 1e-300) if free_A else cells
+    R0_A = (x_R0 * x_A).sum(1) if both else 0 * cells
+    R0_y = (x_R0 * y).sum(1) if free_R0 else data.lowest_A * cells
+    A_y = (x_A * y).sum(1) if ceiling is None else ceiling * cells
+    determinant = R0_R0 * A_A - R0_A * R0_A
+    if both:  # the columns can be alike
+        determinant = np.maximum(determinant, 1e-12 * R0_R0 * A_A + 1e-300)
     R0, A = (A_A * R0_y - R0_A * A_y) / determinant, (R0_R0 * A_y - R0_A * R0_y) / determinant
     return LinearFit(
-        R0, A, y @ y - R0 * R0_y - A * A_y, determinant,
-        A_variance=R0_R0 / determinant, R0_variance=1 / R0_R0, R0_slope=-R0_A / R0_R0, parameters=2,
+        R0, A, (y * y).sum(-1) - free_R0 * R0 * R0_y - free_A * A * A_y, determinant,
+        A_variance=free_A * R0_R0 / determinant, R0_variance=free_R0 / R0_R0, R0_slope=-R0_A / R0_R0,
+        parameters=free_R0 + free_A,
     )  # fmt: skip
-
-
-def _start_alone(data: Data, x_R0: Array, y_less_A: Array, A: float) -> LinearFit:
-    """Least squares of R0 if A is given; both arrays are (cells, n). If R0 is exact, too, nothing is left."""
-    cells, n = np.zeros(len(x_R0)), int(not data.exact)
-    R0_R0 = np.maximum((x_R0 * x_R0).sum(1), 1e-300)
-    R0 = (x_R0 * y_less_A).sum(1) / R0_R0 if n else cells + data.lowest_A
-    sse = ((y_less_A - R0[:, None] * x_R0) ** 2).sum(1)
-    return LinearFit(R0, cells + A, sse, R0_R0**n, cells, R0_variance=n / R0_R0, R0_slope=cells, parameters=n)
 
 
 def marginal(data: Data, noise: Noise, s: Array, ceiling: float | None = None) -> GridCells:
     """The posterior of R0 and A for every row of s, and the row's weight, the marginal likelihood.
 
-    With σ² integrated out, A has a t distribution with ν degrees of dof and the weight is
+    With σ² integrated out, A has a t distribution with ν degrees of freedom and the weight is
 
         prior |Σ|^−½ |XᵀX|^−½ (ν₀ + SSE)^(−ν/2) P(A within bounds) P(0 ≤ R0 ≤ A),    ν = ν₀ + n − parameters
 
@@ -198,22 +189,27 @@ def marginal(data: Data, noise: Noise, s: Array, ceiling: float | None = None) -
     dof = len(noise.whiten) - fit.parameters + prior_points
     total = prior_points + np.maximum(fit.sse, 1e-12)
     A_sd, R0_sd = np.sqrt(total / dof * fit.A_variance), np.sqrt(total / dof * fit.R0_variance)
-    floor = fit.R0 if data.exact else 0.0
     log_weight = noise.log_prior - 0.5 * np.log(fit.determinant) - 0.5 * dof * np.log(total)
     log_weight += 0.5 * fit.parameters * math.log(math.pi) + float(gammaln(dof / 2))
     low, high = np.zeros(len(s)), np.ones(len(s))
     if ceiling is None:  # A's prior density: 1 / (1 − R0), or 2 for R0 and A together if R0 is unknown
-        log_weight += math.log(2) if data.R0 is None else -math.log(max(1 - data.R0, MIN_RANGE))
-        low, high = (stdtr(dof, np.clip((x - fit.A) / A_sd, -1e8, 1e8)) for x in (floor, 1.0))
+        log_weight += math.log(2) if data.R0 is None else -math.log(max(1 - data.R0, 1e-6))
+        low, high = (stdtr(dof, np.clip((x - fit.A) / A_sd, -1e8, 1e8)) for x in (data.lowest_A, 1.0))
     log_weight = log_weight + np.log(np.maximum(high - low, 1e-300))
+    ends = np.stack([fit.R0, fit.A, A_sd, low, high, fit.R0_slope, R0_sd])
     if not data.exact:
-        within = R0_within(fit.R0, fit.A, A_sd, low, high, fit.R0_slope, R0_sd)
-        log_weight = log_weight + np.log(np.maximum(within.mean(-1), 1e-300))
-    return GridCells(fit, log_weight, A_sd, low, high, R0_sd, dof)
+        log_weight = log_weight + np.log(np.maximum(R0_within(*ends).mean(-1), 1e-300))
+    return GridCells(fit, log_weight, ends, dof)
 
 
 def R0_within(
-    R0: Array, A: Array, A_sd: Array, A_low: Array, A_high: Array, R0_slope: Array, R0_sd: Array
+    R0: Array,  # (n,) its mean at the mean of A, and that of A
+    A: Array,
+    A_sd: Array,
+    A_low: Array,  # quantiles of A's bounds under its unbounded t distribution
+    A_high: Array,
+    R0_slope: Array,
+    R0_sd: Array,  # for a given A
 ) -> Array:
     """(n, STRATA): probability that 0 ≤ R0 ≤ A in each of the equally likely parts of A's distribution."""
     middle = (np.arange(STRATA) + 0.5) / STRATA
@@ -221,3 +217,22 @@ def R0_within(
     A_there = np.where(A_sd[:, None] > 1, middle, A[:, None] + A_sd[:, None] * z)
     mean, sd = R0[:, None] + R0_slope[:, None] * (A_there - A[:, None]), np.maximum(R0_sd, 1e-12)[:, None]
     return np.maximum(ndtr((A_there - mean) / sd) - ndtr(-mean / sd), 0)
+
+
+def draw_ends(data: Data, ends: Array, dof: float, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Draws of R0 and A, (n,) each, of cells with these `ends`, (7, n)."""
+    R0_mean, A_mean, A_sd, low, high, slope, R0_sd = ends
+    quantile = rng.random(len(A_mean))  # of A's distribution within its bounds
+    if not data.exact:
+        parts = R0_within(*ends).cumsum(-1)
+        part = (parts < (rng.random(len(A_mean)) * parts[:, -1])[:, None]).sum(-1)
+        quantile = (np.minimum(part, STRATA - 1) + quantile) / STRATA
+    t = stdtrit(dof, np.clip(low + (high - low) * quantile, 1e-12, 1 - 1e-12))
+    floor = data.lowest_A
+    # A quantile of so wide a t distribution would lose its digits; within its bounds it is uniform.
+    A = np.where(A_sd > 1e4, floor + (1 - floor) * quantile, np.clip(A_mean + A_sd * t, floor, 1))
+    R0, sd = R0_mean + slope * (A - A_mean), np.maximum(R0_sd, 1e-12)
+    if not data.exact:
+        first, last = ndtr(-R0 / sd), ndtr((A - R0) / sd)
+        R0 = R0 + sd * ndtri(np.clip(first + (last - first) * rng.random(len(A)), 1e-12, 1 - 1e-12))
+    return np.clip(R0, 0, A), A

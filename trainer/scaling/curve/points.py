@@ -13,17 +13,39 @@ from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of
 Array = NDArray[np.float64]
 
 MAX_POINTS = 150  # longer series are averaged over neighbours
-MIN_SD = 1e-3  # of an evaluation: more precise ones are taken for as precise as this
+MIN_POINTS = 5  # beyond R0: the sigmoid has three more parameters
+MIN_FORECAST = 3  # from which there is a wide forecast all the same, if R0 is known
 EQUAL_ERROR = 1e-2  # where no errors are reported; for the fit it only matters that they are equal
 
 
 def checked(curve: Curve) -> Data:
-    """The points of a curve in the order of compute, all errors above 0. ConfigError as `fit`."""
+    """The points of a curve in the order of compute, all errors above 0.
+
+    ConfigError, after the curve's name: a reward outside [0, 1], a compute that is not above 0.
+    """
     columns = [[getattr(p, name) for p in curve.points] for name in ("compute", "pass_rate", "pass_rate_se")]
     c, r, sd = (np.asarray(x, np.float64) for x in columns)
-    if isinstance(curve.R0, EvalPoint):
-        return data_of(c, r, sd, curve.R0.pass_rate, curve.R0.pass_rate_se or None)
-    return data_of(c, r, sd, curve.R0, 0.0)
+    first = curve.R0
+    R0, R0_se = (first.pass_rate, first.pass_rate_se) if isinstance(first, EvalPoint) else (first, 0.0)
+    start = [] if R0 is None else [R0]
+    for name, x, least, most, expected in (
+        ("compute of point {}", c, 5e-324, np.inf, "above 0 (at 0 it is R0)"),
+        ("reward of point {}", r, 0.0, 1.0, "in [0, 1]: divide percent by 100"),
+        ("standard error of point {}", sd, 0.0, np.inf, "of at least 0"),
+        ("R0", np.array(start), 0.0, 1.0, "in [0, 1]"),
+        ("R0's standard error", np.array([R0_se]), 0.0, 1.0, "in [0, 1]"),
+    ):  # fmt: skip
+        if len(wrong := np.flatnonzero(~((x >= least) & (x <= most) & np.isfinite(x)))):
+            i, run = int(wrong[0]), f"{curve.name}: " * bool(curve.name)
+            raise ConfigError(f"{run}fit: {name.format(i + 1)} is {x[i]}; expected a number {expected}")
+    order = np.argsort(c, kind="stable")
+    c, r, sd = c[order], r[order], sd[order]
+    known = bool((sd > 0).any())
+    # The binomial error of a perfect score is 0, but it is no more certain than the most certain point.
+    sd = np.where(sd > 0, sd, sd[sd > 0].min() if known else EQUAL_ERROR)
+    if isinstance(first, EvalPoint) and not R0_se:
+        return Data(c, r, sd, known, R0, float(sd.min(initial=EQUAL_ERROR)), R0_se_reported=False)
+    return Data(c, r, sd, known, R0, R0_se)
 
 
 def averaged(data: Data) -> Data:
@@ -36,28 +58,6 @@ def averaged(data: Data) -> Data:
     return replace(data, compute=c, reward=r, sd=sd)
 
 
-def data_of(c: Array, r: Array, sd: Array, R0: float | None, R0_se: float | None) -> Data:
-    """`checked`, of arrays."""
-    for name, x, least, most, expected in (
-        ("compute", c, 5e-324, np.inf, "above 0 (at 0 it is R0)"),
-        ("reward", r, 0.0, 1.0, "in [0, 1]: divide percent by 100"),
-        ("standard error", sd, 0.0, np.inf, "of at least 0"),
-    ):  # fmt: skip
-        if len(wrong := np.flatnonzero(~((x >= least) & (x <= most) & np.isfinite(x)))):
-            i = int(wrong[0])
-            raise ConfigError(f"fit: {name} of point {i + 1} is {x[i]}; expected a number {expected}")
-    for name, value in (("R0", R0), ("R0's standard error", R0_se)):
-        if value is not None and not 0 <= value <= 1:
-            raise ConfigError(f"fit: {name} is {value}; expected a number in [0, 1]")
-    order = np.argsort(c, kind="stable")
-    c, r, sd = c[order], r[order], sd[order]
-    known = bool((sd > 0).any())
-    # The binomial error of a perfect score is 0, but it is no more certain than the most certain point.
-    sd = np.where(sd > 0, sd, sd[sd > 0].min() if known else EQUAL_ERROR)
-    lowest = float(sd.min(initial=EQUAL_ERROR))
-    return Data(c, r, sd, known, R0, lowest if R0_se is None else R0_se, R0_se is not None)
-
-
 class Columns(Protocol):
     """A DataFrame, a dict of arrays, or whatever else gives a column for its name."""
 
@@ -66,7 +66,9 @@ class Columns(Protocol):
 
 def curve(
     compute: ArrayLike | str,  # (n,) ≥ 0, in `unit`; what was measured at 0 is R0
-    reward: ArrayLike | str,  # (n,) from 0 to 1, on held-out prompts; NaN: not evaluated there, left out
+    reward: ArrayLike
+    | str
+    | None,  # (n,) from 0 to 1, on held-out prompts; NaN: not evaluated there, left out
     se: ArrayLike | str | None = None,  # (n,) standard errors of the rewards; None or 0: unknown
     *,
     data: Columns | None = None,  # whose columns `compute`, `reward` and `se` then name
@@ -79,21 +81,14 @@ def curve(
     Percent must be divided by 100. ConfigError: columns of different lengths, or that are not numbers.
     """
     unit = unit or (compute if isinstance(compute, str) else "")
-    rows = np.stack(evaluated(compute, reward, se, data), 1).tolist()
-    run = curve_of(name, unit, (EvalPoint(i, *row) for i, row in enumerate(rows)))
-    return run if R0 is None else replace(run, R0=float(R0))
-
-
-def evaluated(
-    compute: ArrayLike | str, reward: ArrayLike | str | None, se: ArrayLike | str | None, data: Columns | None
-) -> list[Array]:
-    """(n,) each: compute, reward and standard error (0: unknown) where the reward is not NaN."""
     c, r = _numbers("compute", compute, data), _numbers("reward", reward, data)
     sd = np.zeros(c.shape) if se is None else _numbers("se", se, data)
     if not c.shape == r.shape == sd.shape:
         lengths = f"{len(c)}, {len(r)} and {len(sd)}"
         raise ConfigError(f"compute, reward and se have {lengths} values; expected as many of each")
-    return [x[~np.isnan(r)] for x in (c, r, np.where(np.isnan(sd), 0.0, sd))]
+    rows = np.stack([c, r, np.where(np.isnan(sd), 0.0, sd)], axis=1)[~np.isnan(r)].tolist()
+    run = curve_of(name, unit, (EvalPoint(i, *row) for i, row in enumerate(rows)))
+    return run if R0 is None else replace(run, R0=float(R0))
 
 
 def _numbers(what: str, values: ArrayLike | str | None, data: Columns | None) -> Array:

@@ -1,4 +1,6 @@
-"""The sigmoid of reward over compute (arXiv 2510.13786, eq. 1), and the evaluations it is fitted to."""
+"""The sigmoid of reward over compute (arXiv 2510.13786, eq. 1), evaluations, and estimates from draws."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
@@ -27,7 +29,9 @@ class Sigmoid:
 
     def compute_for(self, reward: float) -> float:
         """C at which R(C) is `reward`: 0 if that is at most R0, infinite from the ceiling on."""
-        return float(compute_for(reward, self.R0, self.A, self.B, self.C_mid))
+        if reward <= self.R0 or reward >= self.A:
+            return 0.0 if reward <= self.R0 else math.inf
+        return self.C_mid * ((reward - self.R0) / (self.A - reward)) ** (1 / self.B)
 
 
 def fraction_gained(compute: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array:
@@ -42,15 +46,45 @@ def add_axes(count: int, *columns: Array) -> list[Array]:
     return [x.reshape(-1, *(1,) * count) for x in columns]
 
 
-def compute_for(reward: ArrayLike, R0: ArrayLike, A: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array:
-    """C at which R(C) is `reward`: 0 if that is at most R0, infinite from A on. Broadcasts."""
-    gained = np.asarray(reward, np.float64) - np.asarray(R0, np.float64)
-    remaining = np.asarray(A, np.float64) - np.asarray(reward, np.float64)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        between = np.asarray(C_mid) * (np.maximum(gained, 0) / np.maximum(remaining, 0)) ** (
-            1 / np.asarray(B)
-        )
-    return np.where(gained <= 0, 0.0, np.where(remaining <= 0, np.inf, between))
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """Equally likely sigmoids; (n,) each."""
+
+    R0: Array
+    A: Array
+    B: Array
+    C_mid: Array
+
+    def reward(self, compute: ArrayLike) -> Array:
+        """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
+        c = np.asarray(compute, np.float64)
+        R0, A, B, C_mid = add_axes(c.ndim, self.R0, self.A, self.B, self.C_mid)
+        return R0 + (A - R0) * fraction_gained(c, B, C_mid)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Estimate:
+        """The same in another unit."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+
+
+def estimate(value: float, draws: Array, confidence: float) -> Estimate:
+    """A value and the interval of its draws, widened where that leaves out the value."""
+    tail = (1 - confidence) / 2
+    low, high = (float(x) for x in np.quantile(draws, [tail, 1 - tail], method="inverted_cdf"))
+    return Estimate(value, min(low, value), max(high, value))
+
+
+def median(draws: Array, confidence: float) -> Estimate:
+    """The median and the interval of draws, of which some can be infinite."""
+    return estimate(float(np.quantile(draws, 0.5, method="inverted_cdf")), draws, confidence)
 
 
 @dataclass(frozen=True, slots=True)
