@@ -69,20 +69,9 @@ class Recorder:
         self._why_stopped = ""  # by `forecast.stop` or `guard.stop`
         self._parameters = 0  # of the policy, once the learner is ready
         self._versions: dict[int, tuple[float, Compute, float]] = {}  # when made; compute, FLOPs until then
-        self._last_counters: dict[str, tuple[float, float]] = {}  # engine -> tokens, busy seconds
+        self._counts: dict[str, Mapping[str, float]] = {}  # by engine, as it last reported them
         self._tokens_per_s: dict[str, float] = {}  # by engine
         self._kv_use: list[float] = []  # shares of engines' KV caches in use, since the last line
-        self._preemptions: dict[str, float] = {}  # by engine, so far
-        self._handlers: dict[str, Callable[[str, Event], str | None]] = {
-            "phase": lambda role, event: self.view.phase(event.data["name"]),
-            "ready": self._on_ready,
-            "training_begins": self._on_training,
-            "step": self._on_step,
-            "eval": self._on_eval,
-            "sample": self._on_sample,
-            "engine": self._on_engine,
-            "done": self._on_done,
-        }
         if carried is None:
             self._write_config()
         if resume:
@@ -101,56 +90,64 @@ class Recorder:
     def handle(self, role: str, message: object) -> str:
         """Record one message that a role has sent; returns why the run is complete now, or nothing."""
         ended_by = ""
-        if isinstance(message, Spans):
-            self.ledger.add(message)
-        elif isinstance(message, Event):
-            if handler := self._handlers.get(message.kind):
-                ended_by = handler(role, message) or ""
-            else:
+        match message:
+            case Spans():
+                self.ledger.add(message)
+            case Event(kind="phase"):
+                self.view.phase(message.data["name"])
+            case Event(kind="ready", data={"learner": learner}):
+                self._parameters = learner["parameters"]
+                if kernels := learner.get("kernels"):
+                    self.view.log(f"learner: {kernels}")
+            case Event(kind="training_begins"):
+                self.ledger.begin_training(message.time)
+                self._write_config()  # in a resume only now: settings that do not start must not stay
+                self.view.phase("training")
+            case Event(kind="step"):
+                ended_by = self._on_step(message)
+            case Event(kind="eval"):
+                ended_by = self._on_eval(message)
+            case Event(kind="sample"):
+                self.metrics.write_sample(message.data)
+                self.view.sample(message.data)
+            case Event(kind="engine"):
+                self._on_engine(role, message.data)
+            case Event(kind="done", data={"ended_by": by}):
+                why = self._why_stopped if by in ("forecast", "guard") else ""
+                if by:
+                    record_end(self.run_dir, by, self.config.pipeline.max_compute, why)
+            case Event():
                 self.view.log(_sentence(message))
         if time.monotonic() - self._ledger_written >= LEDGER_EVERY_S:
             self._ledger_written = time.monotonic()
             self.ledger.write(self.run_dir)
         return ended_by
 
-    def _on_ready(self, role: str, event: Event) -> None:
-        learner = event.data["learner"]
-        self._parameters = learner["parameters"]
-        if learner.get("kernels"):
-            self.view.log(f"learner: {learner['kernels']}")
-
-    def _on_training(self, role: str, event: Event) -> None:
-        self.ledger.begin_training(event.time)
-        self._write_config()  # in a resume only now: settings that do not start must not stay
-        self.view.phase("training")
-
-    def _on_step(self, role: str, event: Event) -> str:
+    def _on_step(self, event: Event) -> str:
         compute, warnings = self._record_step(event)
         if compute >= self.config.logging.next_kept(self._kept):
             self._kept = compute
             self.ask(Keep(compute))
-        return "compute" if compute >= self._limit else self._warn(warnings)
+        for text in warnings.values():
+            self.view.log(f"warning: {text}")
+        lasting = [text for name, text in warnings.items() if SIGNS[name].in_a_row > 1]
+        if compute >= self._limit:
+            return "compute"
+        if not lasting or not self.config.guard.stop or self._why_stopped:
+            return ""
+        self._why_stopped = lasting[0]
+        self.view.log("stopping, as guard.stop asks")
+        return "guard"
 
-    def _on_sample(self, role: str, event: Event) -> None:
-        self.metrics.write_sample(event.data)
-        self.view.sample(event.data)
-
-    def _on_engine(self, role: str, event: Event) -> None:
-        """An engine's tokens per second since its last report; the counters of a new process begin at 0."""
-        now = tokens, busy_s = event.data["tokens"], event.data["busy_s"]
-        last_tokens, last_busy_s = self._last_counters.get(role, (0.0, 0.0))
-        if tokens < last_tokens:
-            last_tokens = last_busy_s = 0.0
-        self._last_counters[role], seconds = now, busy_s - last_busy_s
-        self._tokens_per_s[role] = (tokens - last_tokens) / seconds if seconds else 0.0
-        if "kv_use" in event.data:
-            self._kv_use.append(event.data["kv_use"])
-            self._preemptions[role] = event.data.get("preemptions", 0.0)
-
-    def _on_done(self, role: str, event: Event) -> None:
-        if by := event.data["ended_by"]:
-            why = self._why_stopped if by in ("forecast", "guard") else ""
-            record_end(self.run_dir, by, self.config.pipeline.max_compute, why)
+    def _on_engine(self, role: str, counts: Mapping[str, float]) -> None:
+        """Compute an engine's tokens per second since its last report; a new process counts from 0."""
+        last = self._counts.get(role, {})
+        if counts["tokens"] < last.get("tokens", 0.0):
+            last = {}
+        tokens, seconds = (counts[key] - last.get(key, 0.0) for key in ("tokens", "busy_s"))
+        self._counts[role], self._tokens_per_s[role] = counts, tokens / seconds if seconds else 0.0
+        if "kv_use" in counts:
+            self._kv_use.append(counts["kv_use"])
 
     def close(self) -> None:
         """Close the ledger and the files, once every role has ended."""
@@ -215,17 +212,6 @@ class Recorder:
             self._versions[row["step"]] = self.start + row["time"], compute, self._flops
         self.view.update(row, resumed=True)
 
-    def _warn(self, warnings: Mapping[str, str]) -> str:
-        """Show what is wrong; "guard" if that ends the run."""
-        for text in warnings.values():
-            self.view.log(f"warning: {text}")
-        lasting = [text for name, text in warnings.items() if SIGNS[name].in_a_row > 1]
-        if not lasting or not self.config.guard.stop or self._why_stopped:
-            return ""
-        self._why_stopped = lasting[0]
-        self.view.log("stopping, as guard.stop asks")
-        return "guard"
-
     def _write_line(self, data: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl: the event's numbers, and the compute when its version was made."""
         made_at, compute, flops = self._versions[data["step"]]
@@ -236,10 +222,8 @@ class Recorder:
             "engine/tokens_per_s": sum(self._tokens_per_s.values()),
         }
         if self._kv_use:
-            line |= {
-                "engine/kv_use": max(self._kv_use),
-                "engine/preemptions": sum(self._preemptions.values()),
-            }
+            preemptions = sum(counts.get("preemptions", 0.0) for counts in self._counts.values())
+            line |= {"engine/kv_use": max(self._kv_use), "engine/preemptions": preemptions}
             self._kv_use = []
         idle = self.ledger.idle_shares()
         for kind in ("learner", "engine"):
@@ -259,7 +243,7 @@ class Recorder:
         self._write_line(line | {f"warning/{name}": text for name, text in warnings.items()})
         return compute.total, warnings
 
-    def _on_eval(self, role: str, event: Event) -> str:
+    def _on_eval(self, event: Event) -> str:
         """Fit and forecast again with a new point of the curve; "forecast" if that ends the run.
 
         A launcher that is behind, since evaluations come faster than fits, only writes it down.
@@ -269,22 +253,20 @@ class Recorder:
         if self._forecast_due:
             self._write_line(line)
             return ""
-        step, compute = event.data["step"], self.points[-1].compute
+        step, compute, unit = event.data["step"], self.points[-1].compute, self.ledger.unit
         end = min(compute / step * self.config.pipeline.steps, self._limit) if step else 0.0
-        before, self._forecast = self._forecast, forecast(self.points, end, self._forecast, self._like)
-        if (error := error_at_2x(backtest(curve_of("", self.ledger.unit, self.points)))) is not None:
+        last = self._forecast.recommendation if self._forecast else "none"
+        self._forecast = forecast(self.points, end, self._forecast, self._like)
+        if (error := error_at_2x(backtest(curve_of("", unit, self.points)))) is not None:
             line["forecast/error_at_2x"] = error
         self._write_line(line | self._forecast.metrics())
-        advice = describe_recommendation(self._forecast, self.ledger.unit, end - compute)
-        last = before.recommendation if before else "none"
+        advice = describe_recommendation(self._forecast, unit, end - compute)
         if advice and self._forecast.recommendation != last:
             self.view.log(advice)
-        asked = self.config.forecast
-        if asked.rule is None or self._why_stopped:
+        rule, patience = self.config.forecast.rule, self.config.forecast.patience
+        if rule is None or self._why_stopped:
             return ""
-        self._why_stopped = reason_to_stop(
-            self.points, self._forecast, end, self.ledger.unit, asked.rule, asked.patience, self._like
-        )
+        self._why_stopped = reason_to_stop(self.points, self._forecast, end, unit, rule, patience, self._like)
         if self._why_stopped:
             self.view.log(f"stopping: {self._why_stopped}")
         return "forecast" if self._why_stopped else ""
