@@ -21,10 +21,8 @@ class MetricsWriter:
     def __init__(self, run_dir: Path, config: Config) -> None:
         for package in ("tensorboard", "wandb"):
             if getattr(config.logging, package) and importlib.util.find_spec(package) is None:
-                raise ConfigError(
-                    f"logging.{package} is on, but {package} is not installed; `pip install {package}`, "
-                    f"or set --logging.{package} false"
-                )
+                advice = f"`pip install {package}`, or set --logging.{package} false"
+                raise ConfigError(f"logging.{package} is on, but {package} is not installed; {advice}")
         self._run_dir = run_dir
         self._metrics = open_to_append(run_dir / "metrics.jsonl")
         self._samples = open_to_append(run_dir / "samples.jsonl")
@@ -37,9 +35,8 @@ class MetricsWriter:
         line = _finite(metrics)
         append(self._metrics, line)
         scalars = {k: v for k, v in line.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-        step = int(scalars.get("step", 0))
         if self._with_tensorboard:
-            self._write_events(step, {k: v for k, v in scalars.items() if k not in ("step", "time")})
+            self._write_events(scalars)
         if self._wandb is not None:
             self._wandb.log(scalars)
 
@@ -49,22 +46,22 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
-        self._metrics.close()
-        self._samples.close()
-        if self._events is not None:
-            self._events.close()
+        for file in filter(None, (self._metrics, self._samples, self._events)):
+            file.close()
         if self._wandb is not None:
             self._wandb.finish()
 
-    def _write_events(self, step: int, scalars: Mapping[str, float]) -> None:
+    def _write_events(self, scalars: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if self._events is None:
             self._events = EventFileWriter(str(self._run_dir / "tensorboard"), flush_secs=5)
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        tags = scalars.keys() - {"step", "time"}
+        values = [Summary.Value(tag=tag, simple_value=scalars[tag]) for tag in tags]
+        step, summary = int(scalars.get("step", 0)), Summary(value=values)
+        self._events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
 
 def _finite(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,15 +68,13 @@ def _idle_gpus(config: Config) -> Iterator[str]:
     if gpus and (version := without_cuda()):
         yield f"torch {version} is built without CUDA: {gpus} GPUs stay idle; install a CUDA build of torch"
     elif gpus and stays_on_cpu(config):
-        yield (
-            f"model.path {config.model.path} is too small for a GPU, which would mostly wait for launches "
-            f"of kernels: the run stays on the CPU, and GPUs idle ({gpus}); --learner.ranks 1 takes one"
-        )
+        small = f"model.path {config.model.path} is too small for a GPU, which would mostly wait for launches"
+        yield f"{small}: the run stays on the CPU, and GPUs idle ({gpus}); --learner.ranks 1 takes one"
     elif gpus and kind != "vllm" and importlib.util.find_spec("vllm") is None:
         yield "vLLM is not installed: the torch engine generates; for long completions pip install '.[vllm]'"
     elif not gpus and kind == "vllm" and not config.engine.urls:
-        left = " is left by the judges" if visible_gpus() else " on this machine"
-        yield f"no GPU{left}: vLLM and the learner run on the CPU"
+        place = "is left by the judges" if visible_gpus() else "on this machine"
+        yield f"no GPU {place}: vLLM and the learner run on the CPU"
 
 
 def _without_effect(launch: Launch) -> Iterator[str]:

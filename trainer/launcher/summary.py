@@ -25,23 +25,23 @@ def finish(
     """Write fit.json, curve.png and report.html into the run folder; returns the summary to print.
 
     `memory` is what a learner rank held at most, and what was expected, in GB."""
-    run_dir = Path(config.run_dir)
+    run_dir, text = Path(config.run_dir), "no evaluation was finished, so there is no curve yet"
+    if fit is not None:
+        test = backtest(curve_of(run_dir.name, ledger.unit, points))
+        content = {"error_at_2x": error_at_2x(test)} | fit.to_json()
+        write_atomic(run_dir / "fit.json", json.dumps(content, indent=1))
+        plot_curve(points, fit, run_dir / "curve.png", ledger.unit, run_dir.name)
+        text = "\n".join(filter(None, (explain(fit, ledger.unit), describe_backtest(test, ledger.unit))))
+        write_atomic(run_dir / "fit.txt", text)
+        try:
+            write_report(run_dir)
+        except Exception as e:  # the run is complete, and its summary must be printed whatever this error is
+            traceback.print_exc()
+            again = f"python -m trainer.scaling report {run_dir} --out {run_dir}/report.html"
+            text += (
+                f"\n\nreport.html could not be written ({e!r}). The run is complete; try again with {again}"
+            )
     advice = advise_run(ledger.to_json(), ledger.idle_shares(), config).text
-    if fit is None:
-        text = "no evaluation was finished, so there is no curve yet"
-        return summary_text(run_dir, points, ledger, text, advice, memory)
-    test = backtest(curve_of(run_dir.name, ledger.unit, points))
-    content = {"error_at_2x": error_at_2x(test)} | fit.to_json()
-    write_atomic(run_dir / "fit.json", json.dumps(content, indent=1))
-    plot_curve(points, fit, run_dir / "curve.png", ledger.unit, run_dir.name)
-    text = "\n".join(filter(None, (explain(fit, ledger.unit), describe_backtest(test, ledger.unit))))
-    write_atomic(run_dir / "fit.txt", text)
-    try:
-        write_report(run_dir)
-    except Exception as e:  # the run is complete, and its summary must be printed whatever this error is
-        traceback.print_exc()
-        command = f"python -m trainer.scaling report {run_dir} --out {run_dir}/report.html"
-        text += f"\n\nreport.html could not be written ({e!r}). The run is complete; try again with {command}"
     return summary_text(run_dir, points, ledger, text, advice, memory)
 
 
@@ -75,9 +75,8 @@ def summary_text(
     others = f"{compute.evaluation:.4g} for evaluation, {compute.startup:.4g} for start-up"
     lines.append(f"compute             {compute.total:.4g} {ledger.unit}, and {others}")
     if memory[0]:
-        lines.append(
-            f"learner's memory    {memory[0]:.3g} GB at most on a rank, {memory[1]:.3g} GB estimated"
-        )
+        held = f"{memory[0]:.3g} GB at most on a rank, {memory[1]:.3g} GB estimated"
+        lines.append(f"learner's memory    {held}")
     lines += ["", *_compute_table(books), "", *textwrap.wrap(advice, 100), "", fit.strip(), ""]
     lines.append(f"files in {run_dir}")
     lines += [f"  {name:<14} {content}" for name, content in FILES.items() if (run_dir / name).exists()]

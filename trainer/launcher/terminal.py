@@ -8,14 +8,12 @@ Model text is untrusted: it is never parsed as markup, and control characters ne
 from __future__ import annotations
 
 import re
-import statistics
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,13 +34,11 @@ SAMPLE_S = 4.0  # a sample stays this long, so that it can be read
 class RunState:
     """What the metrics have reported so far, and how long the rest will take."""
 
-    def __init__(self, steps: int, every: int) -> None:
-        self.steps, self.every = steps, every
-        self.step = 0
+    def __init__(self, steps: int) -> None:
+        self.steps, self.step = steps, 0
         self.latest: dict[str, Any] = {}
         self.evaluations: list[dict[str, Any]] = []
         self._step_ends: deque[float] = deque(maxlen=200)
-        self._evaluated: deque[float] = deque(maxlen=200)
 
     def update(self, metrics: Mapping[str, Any], now: float | None) -> bool:
         """Take one line of metrics; returns whether it is an evaluation. `now` is None in a resume."""
@@ -54,8 +50,6 @@ class RunState:
             self.latest["compute/total"] = spent
         if "eval/pass_rate" in metrics:
             self.evaluations.append(dict(metrics))
-            if now is not None:
-                self._evaluated.append(now)
             return True
         self.step = max(self.step, int(metrics.get("step", 0)))
         if now is not None:
@@ -63,18 +57,13 @@ class RunState:
         return False
 
     def left(self, now: float) -> float | None:
-        """Seconds to the end: the steps at their median pace, and what each further evaluation adds."""
+        """Seconds to the end: the steps at their mean pace, evaluations included, and the last evaluation."""
         if len(self._step_ends) < 3:
             return None
-        gaps = [b - a for a, b in pairwise(self._step_ends)]
-        pace = float(statistics.median(gaps))
-        alone = number(self.latest.get("eval/seconds")) or 0.0  # an evaluation while nothing else runs
-        seen = sum(t > self._step_ends[0] for t in self._evaluated)
-        added = max(0.0, sum(gaps) - pace * len(gaps)) / seen if seen else alone
-        between = (self.steps - 1) // self.every - self.step // self.every if self.every > 0 else 0
-        rest = (self.steps - self.step) * pace + max(0, between) * added
-        final = 0.0 if any(e.get("step") == self.steps for e in self.evaluations) else alone
-        return max(0.0, rest + final - (now - self._step_ends[-1]))
+        pace = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
+        evaluated = any(row.get("step") == self.steps for row in self.evaluations)
+        final = 0.0 if evaluated else number(self.latest.get("eval/seconds")) or 0.0
+        return max(0.0, (self.steps - self.step) * pace + final - (now - self._step_ends[-1]))
 
 
 class View:
@@ -87,7 +76,7 @@ class View:
         self.name, self.unit, self.stream = Path(config.run_dir).name, unit, stream
         data = " + ".join(config.mixture) or config.data.source.removeprefix("reasoning_gym:")
         self.subject = f"{Path(config.model.path).name} · {data}"
-        self.state = RunState(config.pipeline.steps, config.evaluation.every)
+        self.state = RunState(config.pipeline.steps)
         self.began = time.monotonic()
         self._last_line = float("-inf")
 

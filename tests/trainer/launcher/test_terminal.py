@@ -170,17 +170,13 @@ def test_the_plain_log_paces_its_step_lines_and_shows_every_evaluation() -> None
 
 
 def test_time_left_counts_the_evaluations_to_come() -> None:
-    state = RunState(steps=20, every=5)
-    state.update({"step": 0, "eval/pass_rate": 0.1, "eval/seconds": 30.0}, 0.0)
-    now = 100.0
-    for step in range(1, 8):  # 2 s a step, but 10 s for step 6, which an evaluation held up
-        now += 10.0 if step == 6 else 2.0
+    state = RunState(steps=20)
+    state.update({"step": 0, "eval/pass_rate": 0.1, "eval/seconds": 9.0}, 0.0)
+    assert state.left(0.0) is None
+    for step, now in enumerate((102.0, 104.0, 106.0, 108.0, 118.0, 120.0, 122.0), 1):  # step 5 waited for one
         state.update({"step": step}, now)
-        if step == 5:
-            state.update({"step": 5, "eval/pass_rate": 0.2, "eval/seconds": 9.0}, now + 9)
-    # 13 steps at 2 s, evaluations at 10 and 15 that add 8 s each, the last one alone: 9 s; less 3 s since.
-    assert state.left(now + 3.0) == pytest.approx(13 * 2 + 2 * 8 + 9 - 3)
-    assert RunState(20, 5).left(0.0) is None
+    # 13 steps at 20 s / 6, the last evaluation alone: 9 s; less 3 s since.
+    assert state.left(125.0) == pytest.approx(13 * 20 / 6 + 9 - 3)
 
 
 def test_time_left_is_not_known_from_before_a_resume() -> None:
