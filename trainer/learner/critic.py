@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 
 from trainer.config import Config
 from trainer.learner.fused_body import fuse_on
+from trainer.learner.inputs import make_inputs
 from trainer.learner.optimizer import LossScale, ShardedAdamW
 from trainer.learner.packing import MicroBatch
-from trainer.learner.policy_model import PolicyModel, PolicyOutput, body_inputs, hidden_states, load, prepare
+from trainer.learner.policy_model import PolicyModel, PolicyOutput, hidden_states, load, prepare
 from trainer.learner.ranks import Ranks
 from trainer.learner.schedule import DUMMY, MicroStep
 from trainer.learner.sharding import load_from_rank0, shard_module
@@ -63,7 +64,7 @@ class ValueModel(nn.Module):
         """(N,) values, each on the row that predicts its token: of the state before it."""
         # The head is FP32: in bfloat16 values near 1 would have steps of 1/128.
         device = self.head.weight.device
-        inputs = body_inputs(batch, self.dtype, device).to(device)
+        inputs = make_inputs(batch, self.dtype, device).to(device)
         out: Tensor = self.head(hidden_states(self.body, inputs, self.dtype).float())
         return out.sum(1)  # (N, 1): FSDP2 wants no view
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.learner.attention import Layout, layout
+from trainer.learner.attention import FLASH_DTYPES, Layout, flash_kernel, layout
 from trainer.learner.packing import MicroBatch
 
 S = TypeVar("S")
@@ -32,27 +32,27 @@ class Inputs:
 
     def to(self, device: torch.device) -> "Inputs":
         """The same on a device."""
-        if device.type == "cpu":
-            return self
+        return self if device.type == "cpu" else self._map(lambda x: x.to(device, non_blocking=True))
 
-        def put(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)
+    def pinned(self) -> "Inputs":
+        """The same in memory from which copies to a GPU wait for nothing."""
+        return self._map(Tensor.pin_memory)
 
+    def _map(self, put: Callable[[Tensor], Tensor]) -> "Inputs":
         columns = {name: put(x) for name, x in self.columns.items()}
         return Inputs(put(self.ids), put(self.positions), put(self.rows), self.packed.map(put), columns)
 
 
-def make_inputs(batch: MicroBatch, columns: Mapping[str, NDArray[Any]], flash: bool, pinned: bool) -> Inputs:
-    """The tensors of a micro-batch and of these columns of its loss tokens, in the host's memory."""
-
-    def host(x: Tensor) -> Tensor:
-        return x.pin_memory() if pinned else x
-
-    ids, positions, rows = (
-        host(torch.from_numpy(x)) for x in (batch.input_ids, batch.position_ids, batch.rows)
-    )
-    tensors = {name: host(torch.from_numpy(x)) for name, x in columns.items()}
-    return Inputs(ids, positions, rows, layout(batch.segments, flash).map(host), tensors)
+def make_inputs(
+    batch: MicroBatch, dtype: torch.dtype, device: torch.device, columns: Mapping[str, NDArray[Any]] = {}
+) -> Inputs:
+    """The tensors, in the host's memory, that a body in this type takes of a micro-batch on this device, and
+    those of these columns of its loss tokens."""
+    flash = device.type == "cuda" and dtype in FLASH_DTYPES and flash_kernel()[0] is not None
+    ids, positions, rows = map(torch.from_numpy, (batch.input_ids, batch.position_ids, batch.rows))
+    tensors = {name: torch.from_numpy(x) for name, x in columns.items()}
+    inputs = Inputs(ids, positions, rows, layout(batch.segments, flash), tensors)
+    return inputs.pinned() if device.type == "cuda" else inputs
 
 
 def prefetch(make: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:

@@ -15,7 +15,7 @@ question it saves half of the tokens or more.
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from typing import Any
 
@@ -253,11 +253,10 @@ def _micro_batch(pieces: Sequence[_Piece]) -> MicroBatch:
     runs = [run for piece in pieces for run in piece.runs]
     counts = [len(run.weighted) for run in runs]
 
-    def column(field: str) -> NDArray[Any]:
+    def column(field: str) -> Any:
+        if getattr(runs[0].sequence, field) is None:
+            return None
         return np.concatenate([getattr(run.sequence, field)[run.weighted] for run in runs])
-
-    def optional(field: str) -> NDArray[np.float32] | None:
-        return None if getattr(runs[0].sequence, field) is None else column(field).astype(np.float32)
 
     return MicroBatch(
         input_ids=np.concatenate(inputs).astype(np.int64),
@@ -267,13 +266,6 @@ def _micro_batch(pieces: Sequence[_Piece]) -> MicroBatch:
         segments=tuple(segments),
         rows=np.concatenate(rows),
         targets=column("token_ids").astype(np.int64),
-        logprobs_gen=column("logprobs_gen").astype(np.float32),
-        advantages=column("advantages").astype(np.float32),
-        token_weights=column("token_weights").astype(np.float32),
-        versions=column("versions"),
         owners=np.repeat(np.array([run.owner for run in runs]), counts),
-        logprobs_old=optional("logprobs_old"),
-        logprobs_ref=optional("logprobs_ref"),
-        values=optional("values"),
-        returns=optional("returns"),
+        **{f.name: column(f.name) for f in fields(TrainSequence) if not f.name.endswith("_ids")},
     )

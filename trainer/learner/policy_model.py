@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -25,7 +24,6 @@ from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_f
 
 from kernels import KL, NonFiniteError, Objective, SequenceObjective, linear_logprob, policy_loss
 from trainer.config import ConfigError, ModelConfig
-from trainer.learner.attention import FLASH_DTYPES, flash_kernel
 from trainer.learner.inputs import Inputs, make_inputs
 from trainer.learner.packing import MicroBatch
 from trainer.learner.part_times import LOSS_HEAD, PartTimes
@@ -162,7 +160,7 @@ class PolicyModel(nn.Module):
         arrays = {
             name: np.concatenate([getattr(b, column) for b in sharing]) for name, column in columns.items()
         }
-        return body_inputs(batch, self.dtype, self.lm.device, arrays)
+        return make_inputs(batch, self.dtype, self.lm.device, arrays)
 
     def _head(self) -> Tensor:
         """The head's weight, or this rank's rows of it."""
@@ -173,15 +171,6 @@ class PolicyModel(nn.Module):
             return weight
         shards = weight.tensor_split(dist.get_world_size(self.vocabulary_group))
         return shards[dist.get_rank(self.vocabulary_group)]
-
-
-def body_inputs(
-    batch: MicroBatch, dtype: torch.dtype, device: torch.device, columns: Mapping[str, NDArray[Any]] = {}
-) -> Inputs:
-    """What a body in this type, on this device, takes of a micro-batch, in the host's memory."""
-    cuda = device.type == "cuda"
-    flash = cuda and dtype in FLASH_DTYPES and flash_kernel()[0] is not None
-    return make_inputs(batch, columns, flash, pinned=cuda)
 
 
 def hidden_states(

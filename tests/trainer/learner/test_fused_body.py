@@ -21,8 +21,9 @@ from trainer.config import ConfigError
 from trainer.learner import critic, fused_body, learner
 from trainer.learner.attention import layout, packed_attention
 from trainer.learner.fused_body import fuse, fuse_on
+from trainer.learner.inputs import make_inputs
 from trainer.learner.packing import MicroBatch, pack
-from trainer.learner.policy_model import body_inputs, hidden_states, load, prepare
+from trainer.learner.policy_model import hidden_states, load, prepare
 
 CONFIGS: dict[str, tr.PretrainedConfig] = {
     "llama": tr.LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
@@ -65,7 +66,7 @@ def micro_batch() -> MicroBatch:
 
 def states(lm: tr.PreTrainedModel, dtype: torch.dtype) -> Tensor:
     """Hidden states of the micro-batch's loss tokens."""
-    return hidden_states(lm.base_model, body_inputs(micro_batch(), dtype, lm.device), dtype)
+    return hidden_states(lm.base_model, make_inputs(micro_batch(), dtype, lm.device), dtype)
 
 
 def run(

@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 
 from trainer.config import ModelConfig
 from trainer.learner import attention
+from trainer.learner.inputs import make_inputs
 from trainer.learner.packing import pack
-from trainer.learner.policy_model import PolicyModel, body_inputs, hidden_states
+from trainer.learner.policy_model import PolicyModel, hidden_states
 from trainer.types import TrainSequence
 
 VOCABULARY = 61
@@ -135,7 +136,7 @@ def hidden(model: PolicyModel, sequences: list[TrainSequence]) -> list[torch.Ten
     """Hidden states at each sequence's loss tokens, packed together."""
     (m,) = pack(sequences, 10**6)
     with torch.no_grad():
-        states = hidden_states(model.lm.base_model, body_inputs(m, model.dtype, model.lm.device), model.dtype)
+        states = hidden_states(model.lm.base_model, make_inputs(m, model.dtype, model.lm.device), model.dtype)
     return [states[torch.from_numpy(m.owners == i)] for i in range(len(sequences))]
 
 
