@@ -18,8 +18,8 @@ import numpy as np
 from bench import records
 from trainer.jsonl import read_lines
 from trainer.scaling import Curve, Sigmoid
-from trainer.scaling.reading.groups import curves_of, read_groups
-from trainer.scaling.reading.options import ReadOptions, add_input_arguments
+from trainer.scaling.reading.options import ReadOptions
+from trainer.scaling.reading.read import curves_of, read_groups
 from trainer.scaling.simulate import simulated
 from trainer.sweep.halving import RISK, RUNGS, chances, forecasts, least_likely
 
@@ -113,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = records.parser("validation.halving", __doc__, sweeps=500, seed=0)
     text = "a file for each sweep's result; those in it are not run again"
     parser.add_argument("--out", type=Path, help=text)
-    add_input_arguments(parser, nargs="*")
+    parser.add_argument("inputs", nargs="*", metavar="RUN_OR_FILE", help="runs instead of simulations")
+    ReadOptions.add_to(parser)
     args = parser.parse_args(argv)
     if args.inputs:
         print(replay(curves_of(read_groups(args.inputs, ReadOptions.from_arguments(args)))))

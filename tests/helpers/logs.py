@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from trainer.scaling.reading.groups import read_groups
-from trainer.scaling.reading.options import ReadOptions, add_input_arguments
-from trainer.scaling.reading.read import Reading, read_inputs
+from trainer.scaling.reading.options import Parser, ReadOptions
+from trainer.scaling.reading.read import Reading, read_groups, read_inputs
 
 
 def parsed(words: Sequence[object]) -> tuple[list[str], ReadOptions]:
     """The inputs and options of a command line."""
-    parser = argparse.ArgumentParser()
-    add_input_arguments(parser)
+    parser = Parser(prog="")
+    parser.add_argument("inputs", nargs="+")
+    ReadOptions.add_to(parser)
     arguments = parser.parse_args([str(word) for word in words])
     return arguments.inputs, ReadOptions.from_arguments(arguments)
 

@@ -24,7 +24,7 @@ from trainer.scaling import EvalPoint, Fit, curve_of
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.earlier import learn
 from trainer.scaling.forecast import describe_recommendation, forecast, reason_to_stop
-from trainer.scaling.reading.groups import curves_of, read_groups
+from trainer.scaling.reading.read import curves_of, read_groups
 
 LEDGER_EVERY_S = 5.0
 BEHIND_S = 2.0  # an evaluation that has waited for longer is not fitted

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from trainer.config import ConfigError
+from trainer.scaling.reading.options import Parser
 
 COMMANDS = {  # the module of each command is imported only to run it or to show its help
     "fit": "the sigmoid of each run: its ceiling with an interval, or why the data do not determine it",
@@ -35,24 +36,24 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: success, also if the data do not identify the ceiling. 2: wrong input."""
+
     argv = sys.argv[1:] if argv is None else argv
     style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m trainer.scaling", description=__doc__, epilog=EXAMPLES, formatter_class=style
     )
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     chosen = next((arg for arg in argv if arg in COMMANDS), None)
-    module = import_module(f"trainer.scaling.commands.{chosen}") if chosen else None
     for name, about in COMMANDS.items():
         command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-        if module and name == chosen:
-            module.add_arguments(command)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        parser.error(f"{args.command} has no {' '.join(unknown)}; see {parser.prog} {args.command} --help")
-    assert module  # else it has ended with an error or with --help
+        if name == chosen:
+            options, of_chosen = import_module(f"trainer.scaling.commands.{chosen}").Command, command
+            options.add_to(command)
     try:
-        module.run(args)
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            of_chosen.error(f"{chosen} has no {' '.join(unknown)}")
+        options.from_arguments(args).run(args.inputs)
     except ConfigError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2

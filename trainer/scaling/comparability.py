@@ -1,6 +1,5 @@
 """What makes a comparison of runs doubtful before any curve is fitted: what they do not share."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 
 from trainer.config import ConfigError
@@ -32,15 +31,6 @@ def warnings(groups: Groups) -> list[str]:
     if len(readings) > 1 and any(r.curve.unit == "steps" for r in readings):
         found.append("Compute is in steps: comparable only if a step costs the same in all runs.")
     return found
-
-
-def add_same_metric(command: argparse.ArgumentParser) -> None:
-    """--same-metric: recipes are compared whatever their rewards are called."""
-    command.add_argument(
-        "--same-metric", action="store_true",
-        help="the rewards are the same metric on the same prompts, although their columns, held-out sets or "
-        "scorers are named differently: compare them",
-    )  # fmt: skip
 
 
 def incomparable(groups: Groups, same_metric: bool) -> str:

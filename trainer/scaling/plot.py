@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 
 from trainer.scaling.curve.fit import Fit
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of
-from trainer.scaling.text import interval
+from trainer.scaling.layout import interval
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture needs
     from matplotlib.axes import Axes
-
-    from trainer.scaling.compare import Comparison
 
 Array = NDArray[np.float64]
 
@@ -37,7 +35,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = "osD^vPX"
 BOTH_COLUMNS, ONE_COLUMN = (7.0, 2.5), (3.4, 2.3)  # inches, the legend comes on top
 LEGEND_ROW = 0.15  # inches
-WIDEST_LABEL, WIDEST_Y = 56, 34  # characters of a legend in two columns, and along the y-axis
+LETTERS, WIDEST_Y = 16, 34  # characters of the legend in an inch, and along the y-axis
 STYLE = {
     **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize"), 8),
     **dict.fromkeys(("legend.fontsize", "legend.title_fontsize", "xtick.labelsize", "ytick.labelsize"), 7),
@@ -56,55 +54,36 @@ Named = tuple[str, Curve, Fit]  # (name in the legend, points, their fit)
 
 def plot_curve(points: Sequence[EvalPoint], fit: Fit, path: Path, unit: str, title: str) -> None:
     """Plot one run, with its evaluation at compute 0 if there is one."""
-    plot_curves([(title, curve_of(title, unit, points), fit)], path, "held-out pass rate")
+    plot([(title, curve_of(title, unit, points), fit)], path, "held-out pass rate")
 
 
-def plot_curves(runs: Sequence[Named], path: Path, reward: str = "held-out reward") -> None:
-    """Write PNG, SVG or PDF (by the ending): linear compute on the left, logarithmic on the right.
-
-    Runs of one name look alike. `reward`: the y-axis, as the column that was read.
-    """
-    labels = _labels(runs, ceiling)
-    columns = 1 if max(map(len, labels.values())) > WIDEST_LABEL else min(2, len(labels))
-    _picture(path, runs, ("linear", "log"), labels, columns, reward)
-
-
-def plot_efficiency(runs: Sequence[Named], path: Path) -> None:
-    """Write the efficiency plot of the runs whose ceiling is identified; runs of one name look alike."""
-    labels = _labels([run for run in runs if run[2].identified], efficiency)
-    _picture(path, runs, ("efficiency",), labels)
-
-
-def plot_recipes(comparison: Comparison, path: Path, reward: str = "held-out reward") -> None:
-    """The curves of recipes, and beside them the efficiency plot, where a ceiling is identified."""
-    runs = [(r.name, *run) for r in comparison.recipes for run in zip(r.curves, r.fits, strict=True)]
-    panels = ("log", "efficiency") if any(fit.identified for _, _, fit in runs) else ("log",)
-    _picture(path, runs, panels, _labels(runs, _ceiling_and_efficiency), 1, reward)
-
-
-def _picture(
-    path: Path,
-    runs: Sequence[Named],
-    panels: Sequence[str],
-    labels: Mapping[str, str],
-    columns: int = 1,
-    reward: str = "",
+def plot(
+    runs: Sequence[Named], path: Path, reward: str = "held-out reward", panels: str = "linear log"
 ) -> None:
-    """Panels side by side (linear or log compute, or the efficiency plot), and above them the legend."""
+    """Write PNG, SVG or PDF (by the ending): panels side by side, and above them what is known of each run.
+
+    `panels`: of `linear`, `log` (compute) and `efficiency`, which shows runs whose ceiling is identified, if
+    any. Runs of one name look alike. `reward`: the y-axis, as the column that was read.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: no window system, no global state
     from matplotlib.lines import Line2D
 
-    width, height = ONE_COLUMN if panels == ("efficiency",) else BOTH_COLUMNS
+    identified = [run for run in runs if run[2].identified]
+    shown = [panel for panel in panels.split() if panel in ("linear", "log", panels) or identified]
+    labels = _labels(runs if "log" in shown else identified, shown)
+    width, height = ONE_COLUMN if panels == "efficiency" else BOTH_COLUMNS
+    longest = max(map(len, labels.values()), default=1)
+    columns = max(1, min(2, len(labels), int(LETTERS * width / longest)))
     size = width, height + LEGEND_ROW * math.ceil(len(labels) / columns)
     looks = _looks(runs)
     with rc_context(rc=STYLE):  # type: ignore[arg-type]  # its keys are literals in the stubs
         figure = Figure(figsize=size, layout="constrained")
-        all_axes = figure.subplots(1, len(panels), squeeze=False, sharey="linear" in panels)[0]
+        all_axes = figure.subplots(1, len(shown), squeeze=False, sharey="linear" in shown)[0]
         drawn: list[float] = []
-        for axes, panel in zip(all_axes, panels, strict=True):
+        for axes, panel in zip(all_axes, shown, strict=True):
             if panel == "efficiency":
-                _efficiency(axes, [run for run in runs if run[2].identified], looks)
+                _efficiency(axes, identified, looks)
             else:
                 drawn += _curves(axes, runs, panel == "log")
             _compute_axis(axes, runs[0][1].unit, log=panel != "linear")
@@ -204,22 +183,14 @@ def ceiling(fit: Fit) -> str:
     return f"A not identified{f', {fit.A.low:.2f} to {fit.A.high:.2f}' if fit.predictable else ''}"
 
 
-def efficiency(fit: Fit) -> str:
-    """B for a legend."""
-    return f"B = {interval(fit.B, '.2f')}"
-
-
-def _ceiling_and_efficiency(fit: Fit) -> str:
-    return f"{ceiling(fit)}, {efficiency(fit)}" if fit.identified else ceiling(fit)
-
-
-def _labels(runs: Sequence[Named], describe: Callable[[Fit], str]) -> dict[str, str]:
+def _labels(runs: Sequence[Named], shown: Sequence[str]) -> dict[str, str]:
     """The legend's text by name: what is known of the run, or how many runs have this name."""
-    seeds = Counter(name for name, _, _ in runs)
-    return {
-        name: f"{name}: {describe(fit)}" if seeds[name] == 1 else f"{name} ({seeds[name]} runs)"
-        for name, _, fit in runs
-    }
+    seeds, labels = Counter(name for name, _, _ in runs), {}
+    for name, _, fit in runs:
+        known = [ceiling(fit)] if "log" in shown else []
+        known += [f"B = {interval(fit.B, '.2f')}"] if "efficiency" in shown and fit.identified else []
+        labels[name] = f"{name}: {', '.join(known)}" if seeds[name] == 1 else f"{name} ({seeds[name]} runs)"
+    return labels
 
 
 def _looks(runs: Sequence[Named]) -> dict[str, dict[str, Any]]:

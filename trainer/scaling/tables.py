@@ -1,13 +1,26 @@
-"""A comparison in tables and sentences, for the terminal and the page: first the answer, then its parts."""
+"""A comparison in sentences and tables, for the terminal and the page: first the answer, then its parts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainer.scaling import compare_text as text_of
-from trainer.scaling.budgets import FURTHEST, Standing
-from trainer.scaling.compare import DIFFERENT, EQUIVALENT, Comparison, Pair, Recipe, pair_level
+from trainer.scaling.budgets import END_TOLERANCE, FURTHEST, MIN_LEAD, Standing
+from trainer.scaling.compare import DIFFERENT, EQUIVALENT, UNFIT, Comparison, Pair, Recipe, pair_level
 from trainer.scaling.curve.fit import FLAGS
-from trainer.scaling.text import amount, amounts, interval, level, paragraph, percent, table
+from trainer.scaling.layout import (
+    amount,
+    amounts,
+    grouped,
+    interval,
+    level,
+    paragraph,
+    percent,
+    signed,
+    table,
+)
+from trainer.scaling.seeds import MARGIN, SEED_SD
+
+MAX_NAMED = 4  # recipes in the answer
+FEW = 3  # recipes of which every pair is described in sentences, and B and C_mid compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +55,46 @@ class Section:
 
 def parts(comparison: Comparison, unit: str, details: bool) -> Iterator[str | Table | Section]:
     """All that a comparison says, in order; of many recipes, each pair in sentences only with `details`."""
-    several = len(comparison.recipes) > text_of.FEW and not details
-    yield from text_of.answer(comparison, unit)
+    several = len(comparison.recipes) > FEW and not details
+    yield from answer(comparison, unit)
     yield from ranking(comparison, unit)
-    yield from text_of.reward_seed_sentence(comparison, unit)
+    yield from reward_seed_sentence(comparison, unit)
     for pair in comparison.pairs * (not several):
-        yield Section(f"{pair.a} against {pair.b}", text_of.pair_sentences(pair, comparison, unit))
+        yield Section(f"{pair.a} against {pair.b}", pair_sentences(pair, comparison, unit))
     yield from at_budgets(comparison, unit)
     yield from costs(comparison, unit)
     yield from ceilings(comparison, unit, several)
-    yield data(comparison, unit)
+    rows: list[tuple[str, ...]] = [("recipe", "runs", "evaluations", f"data to ({unit})")]
+    for recipe in comparison.recipes:
+        rows.append((recipe.name, str(len(recipe.fits)), str(recipe.evaluations), amount(recipe.last)))
+    yield Table(rows)
+
+
+def answer(comparison: Comparison, unit: str) -> Iterator[str]:
+    """Which recipe is best where all have data, and which others it is not surely ahead of."""
+    if comparison.end is None or comparison.incomparable:
+        return
+    first, *rest = comparison.end[1]
+    others = [s.recipe for s in rest if s.best is not None]
+    if first.best is None or not others:
+        return
+    open_pairs = [{p.a, p.b} for p in comparison.pairs if p.ahead != first.recipe]
+    near = [name for name in others if {first.recipe, name} in open_pairs]
+    more = f" and {len(near) - MAX_NAMED} more" if len(near) > MAX_NAMED + 1 else ""
+    behind = f"surely ahead of {len(others) - len(near)} of {len(others)}, " * (len(near) < len(others))
+    sure = f"{behind}not distinguished from {', '.join(near[:MAX_NAMED] if more else near)}{more}"
+    if not near:
+        sure = f"surely ahead of {'all others' if len(others) > 1 else others[0]}"
+    yield (
+        f"{_at_end(comparison, unit)}: {first.recipe}, reward {interval(first.reward, '.3f')}, the best with "
+        f"a probability of {percent(first.best)}; {sure}."
+    )
+
+
+def _at_end(comparison: Comparison, unit: str) -> str:
+    assert comparison.end is not None
+    shared = all(s.times_data <= END_TOLERANCE for s in comparison.end[1])
+    return f"At {amount(comparison.end[0])} {unit}" + ", to which all have data" * shared
 
 
 def ranking(comparison: Comparison, unit: str) -> Iterator[Table]:
@@ -66,18 +109,114 @@ def ranking(comparison: Comparison, unit: str) -> Iterator[Table]:
         ahead = [p.b if p.a == s.recipe else p.a for p in comparison.pairs if p.ahead == s.recipe]
         count, all_runs = len(recipes[s.recipe].forecasts), len(recipes[s.recipe].fits)
         runs = f"{count} of {all_runs}" if count < all_runs else str(count)
-        reward = _dashed(text_of.reward_at(s))
+        reward = _dashed(interval(s.reward, ".3f", not s.range_alone))
         rows.append((s.recipe, runs, reward, _best(s), ranges([place[name] for name in ahead])))
-    note = f"({level(comparison.confidence)} intervals of the recipe, other seeds included; {unit})"
+    note = f"({level(comparison.confidence)} intervals of the recipe, other seeds included; {unit}"
     if comparison.incomparable:
-        yield Table([row[:3] for row in rows], notes=[note])
+        yield Table([row[:3] for row in rows], notes=[f"{note})"])
         return
     sure = level(pair_level("A", comparison.confidence))
     note = (
-        f"{note[:-1]}. Best: the probability of being it. Ahead of: those that are behind by more than "
-        f"fits and seeds explain, which holds for all of them together with {sure})"
+        f"{note}. Best: the probability of being it. Ahead of: those that are behind by more than fits and "
+        f"seeds explain, which holds for all of them together with {sure})"
     )
     yield Table(rows, notes=[note], ranked=True)
+
+
+def reward_seed_sentence(comparison: Comparison, unit: str) -> Iterator[str]:
+    """How far apart the rewards of two runs of one recipe are."""
+    if comparison.end is None:
+        return
+    differ = (
+        f"in reward at {amount(comparison.end[0])} {unit} with a standard deviation of "
+        f"{interval(comparison.spread['reward'], '.3f')}, two runs by up to ±{comparison.reward_margin:.3f} "
+        f"({level(comparison.confidence)})"
+    )
+    runs = [len(recipe.forecasts) for recipe in comparison.recipes]
+    if max(runs) < 2:
+        yield (
+            "There is one run of each recipe, so it is an assumption how much runs of one recipe differ: "
+            f"{differ}. More seeds measure it."
+        )
+    else:
+        yield (
+            f"Seeds: runs of one recipe differ {differ}. Measured with {sum(runs)} runs of {len(runs)} "
+            "recipes; the prior is known to a factor of two."
+        )
+
+
+def pair_sentences(pair: Pair, comparison: Comparison, unit: str) -> list[str]:
+    """What is known of two recipes; of many pairs, only their ceilings and leads."""
+    two = [recipe for recipe in comparison.recipes if recipe.name in (pair.a, pair.b)]
+    sentences = []
+    if comparison.end is not None and pair.reward is not None:
+        e = pair.reward.times(-1) if pair.ahead == pair.b else pair.reward
+        low, high = sorted((e.low, e.high))
+        result = f"not distinguished, {pair.a} less {pair.b} {signed(e)}"
+        if pair.ahead:
+            by = f"+{e.value:.3f} ({low:.3f} to {high:.3f})"
+            result = f"{pair.ahead} is ahead by {by}, more than fits and seeds explain"
+        sentences.append(f"Reward a{_at_end(comparison, unit)[1:]}: {result}.")
+    sentences.append(_ceilings(pair, two))
+    if not pair.doubts and len(comparison.recipes) <= FEW:
+        sentences += _efficiencies(pair, unit)
+    return sentences + _leads(pair, two, comparison, unit)
+
+
+def _ceilings(pair: Pair, two: Sequence[Recipe]) -> str:
+    if names := [recipe.name for recipe in two if recipe.doubts]:
+        those = f"those of {' and '.join(names)} are" if len(names) > 1 else f"that of {names[0]} is"
+        return f"Whether the ceilings differ is not known: {those} not identified."
+    if pair.verdict == DIFFERENT:
+        return f"The ceilings differ: A {signed(pair.A)}."
+    if pair.verdict == EQUIVALENT:
+        return (
+            f"The ceilings are equivalent: A {signed(pair.A_runs)} in these runs, within the "
+            f"±{pair.margin:.3f} of two runs of one recipe."
+        )
+    return f"Whether the ceilings differ is not known: A {signed(pair.A)}. Train longer, or run more seeds."
+
+
+def _efficiencies(pair: Pair, unit: str) -> list[str]:
+    if pair.cautions:
+        return [f"B and C_mid are not compared: {'; '.join(FLAGS[flag] for flag in pair.cautions)}."]
+    at = "each at its own ceiling" if pair.common_A is None else f"both at the ceiling {pair.common_A:.3f}"
+    B = " against ".join(interval(e, ".2f") for e in pair.B)
+    C_mid = f"{' against '.join(map(amounts, pair.C_mid))} {unit}"
+    sentences = [
+        f"{name}, {at}: {values}, ratio {interval(ratio, '.2f')}: "
+        f"{'they differ' if differ else 'no difference is visible'}."
+        for name, values, ratio, differ in (
+            ("Efficiency B", B, pair.B_ratio, pair.B_differs),
+            ("Midpoint C_mid", C_mid, pair.C_mid_ratio, pair.C_mid_differs),
+        )
+    ]
+    if pair.verdict not in (DIFFERENT, EQUIVALENT):
+        sentences.append("B and C_mid depend on the ceilings, which cannot be distinguished.")
+    return sentences
+
+
+def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str) -> list[str]:
+    low, high = pair.searched
+    if fallen := [f"{recipe.name}: {_reasons(recipe)}" for recipe in two if not recipe.forecasts]:
+        return [f"Which one is ahead is not computed. {'; '.join(fallen)}."]
+    if high < MIN_LEAD * low:
+        return ["Which one is ahead is not computed: their data share no range of compute."]
+    sentences = []
+    for crossing in pair.crossings:
+        beyond = " (beyond the data)" if crossing.compute.value > min(r.last for r in two) else ""
+        sentences.append(f"{crossing.winner} overtakes at {amounts(crossing.compute)} {unit}{beyond}.")
+    sure = f"({level(pair_level('A', comparison.confidence))} over all these budgets together)"
+    everywhere, ahead = f"from {amount(low)} to {amount(high)}", []
+    for lead in pair.leads:
+        where = [f"from {amount(lead.low)}"] if lead.low > low else []
+        if where or lead.high < high:
+            where.append(f"{'to' if where else 'up to'} {amount(lead.high)}")
+        ahead.append(f"{lead.winner} is ahead {' '.join(where) or f'everywhere {everywhere}'}")
+    if not ahead:
+        return [f"Neither is ahead anywhere {everywhere} {unit} {sure}."]
+    beyond = "; beyond that it is not known" if pair.leads[-1].high < high else ""
+    return [*sentences, f"{', and '.join(ahead)} {unit} {sure}{beyond}."]
 
 
 def at_budgets(comparison: Comparison, unit: str) -> Iterator[Table]:
@@ -89,17 +228,42 @@ def at_budgets(comparison: Comparison, unit: str) -> Iterator[Table]:
     names = [s.recipe for s in comparison.end[1]] if comparison.end else []
     rewards = [(name, *(_reward(row[name]) for row in by_name)) for name in names]
     title = f"Reward at a budget in {unit} (± half of the {level(comparison.confidence)} interval):"
-    yield Table([head, *rewards], title, text_of.budget_sentences(comparison))
+    yield Table([head, *rewards], title, budget_sentences(comparison))
     best = [(name, *(_best(row[name]) for row in by_name)) for name in names]
     if any(cell for row in best for cell in row[1:]):
         yield Table([head, *best], f"Probability of being the best at a budget in {unit}:")
 
 
+def budget_sentences(comparison: Comparison) -> list[str]:
+    """Which recipes are not ranked, and what extrapolation assumes."""
+    furthest = max((at for at, _ in comparison.budgets), default=0.0)
+    hidden = [f"{r.name} ({_reasons(r)})" for r in comparison.recipes if not r.forecasts]
+    sentences = [f"Left out of this table: {'; '.join(hidden)}."] if hidden else []
+    unranked: dict[str, list[str]] = {
+        "its data, because it has not risen": [],
+        "twice its data, because its ceiling is not identified": [],
+        f"{FURTHEST:g} times its data": [],
+    }
+    flat, unsure, short = unranked.values()
+    for r in comparison.recipes:
+        if r.forecasts and furthest > r.reach:
+            (flat if r.reach <= END_TOLERANCE * r.last else unsure if r.doubts else short).append(r.name)
+    sentences += [f"Not ranked beyond {why}: {', '.join(names)}." for why, names in unranked.items() if names]
+    if any(_is_extrapolated(s) for _, standings in comparison.budgets for s in standings):
+        sentences.append("* A forecast, beyond the recipe's data: it assumes that the run goes on as it did.")
+    return sentences
+
+
+def _is_extrapolated(s: Standing) -> bool:
+    """True if beyond the data; not where another run just ended a little later."""
+    return s.times_data > END_TOLERANCE
+
+
 def _reward(s: Standing) -> str:
-    mark = "*" * bool(text_of.extrapolated(s))
+    reward = f"{s.reward.value:.3f}±{(s.reward.high - s.reward.low) / 2:.3f}"
     if s.range_alone:
-        return f"{s.reward.low:.3f}–{s.reward.high:.3f}{mark}"
-    return f"{s.reward.value:.3f}±{(s.reward.high - s.reward.low) / 2:.3f}{mark}"
+        reward = f"{s.reward.low:.3f}–{s.reward.high:.3f}"
+    return reward + "*" * _is_extrapolated(s)
 
 
 def _best(s: Standing) -> str:
@@ -133,56 +297,78 @@ def ceilings(comparison: Comparison, unit: str, several: bool) -> Iterator[str |
             cells = (f"not identified: {A.low:.2f} to {A.high:.2f}", "", "")
         rows.append((recipe.name, *map(_dashed, cells)))
     about = f"({level(comparison.confidence)} intervals of the recipe, other seeds included; C_mid in {unit})"
-    reasons = _shared_reasons(comparison.recipes) if several else text_of.recipe_sentences(comparison)
+    reasons = recipe_sentences(comparison)
+    if several:  # one sentence for all recipes with the same reasons
+        unknown = [recipe for recipe in comparison.recipes if recipe.doubts]
+        same = grouped(("; ".join(FLAGS[flag] for flag in r.doubts), r.name) for r in unknown)
+        reasons = [f"Ceiling not identified: {', '.join(names)}: {why}." for why, names in same.items()]
     yield Table(rows, notes=[about, *reasons]) if rows[1:] else Table([], notes=reasons)
     if any(not recipe.doubts for recipe in comparison.recipes):
-        yield f"{text_of.seed_sentence(comparison)} {text_of.level_sentence(comparison)}".rstrip()
+        yield seed_sentence(comparison)
     if several and (verdicts := list(_verdicts(comparison.pairs))):
         yield Table([], notes=verdicts)
 
 
-def _shared_reasons(recipes: Sequence[Recipe]) -> list[str]:
-    """Why ceilings are not identified, one sentence for all recipes with the same reasons."""
-    names: dict[str, list[str]] = {}
-    for recipe in recipes:
+def recipe_sentences(comparison: Comparison) -> list[str]:
+    """Why a ceiling is not identified, and which runs are left out."""
+    sentences = []
+    for recipe in comparison.recipes:
         if recipe.doubts:
-            names.setdefault("; ".join(FLAGS[flag] for flag in recipe.doubts), []).append(recipe.name)
-    return [f"Ceiling not identified: {', '.join(those)}: {why}." for why, those in names.items()]
+            sentences.append(f"{recipe.name}: the ceiling is not identified: {_reasons(recipe)}.")
+            continue
+        for i, (curve, fit) in enumerate(zip(recipe.curves, recipe.fits, strict=True)):
+            if i not in recipe.used:
+                reasons = "; ".join(fit.describe(flag) for flag in fit.flags if flag in UNFIT)
+                sentences.append(f"{curve.name} is left out of {recipe.name}: {reasons}.")
+    return sentences
+
+
+def _reasons(recipe: Recipe) -> str:
+    fits = [recipe.fits[i] for i in recipe.used]
+    together = ", with all its runs together" if len(fits) > 1 else ""
+    flags = [flag for flag in recipe.doubts if recipe.described or flag in UNFIT]
+    return "; ".join(fits[0].describe(flag) + together * (flag == "wide") for flag in flags)
+
+
+def seed_sentence(comparison: Comparison) -> str:
+    """How much runs of one recipe differ, how that is known, and when two recipes are said to differ."""
+    margin = f"{comparison.margin:g}" + " (the paper's)" * (comparison.margin == MARGIN)
+    runs = sum(len(recipe.used) for recipe in comparison.recipes)
+    spread = [f"{interval(comparison.spread[name], '.0%')} in {name}" for name in ("B", "C_mid")]
+    text = (
+        "Runs of one recipe differ with a standard deviation of "
+        f"{interval(comparison.spread['A'], '.3f')} in A, {' and '.join(spread)}. That is the prior "
+        f"(ceilings of two runs differ by up to ±{margin}; for B and C_mid, {SEED_SD:.0%} is assumed), "
+        f"updated with {runs} runs of {len(comparison.recipes)} recipes."
+    )
+    if not comparison.seeds:
+        text = (
+            "There is one run of each recipe. How much runs of one recipe differ is therefore assumed, to a "
+            f"factor of two: the ceilings of two runs by up to ±{margin}, B and C_mid with a standard "
+            f"deviation of {SEED_SD:.0%}, for which nothing is published."
+        )
+    if not comparison.pairs:
+        return text
+    A, B = (level(pair_level(name, comparison.confidence)) for name in ("A", "B"))
+    return (
+        f"{text} Differences of two recipes have wider intervals ({A} for A, {B} for B and C_mid), "
+        f"which hold for the three together with {level(comparison.confidence)}."
+    )
 
 
 def _verdicts(pairs: Sequence[Pair]) -> Iterator[str]:
     """Which identified ceilings are above which, and which are equivalent."""
     known = [pair for pair in pairs if not pair.doubts]
-    above: dict[str, list[str]] = {}
-    equal: dict[str, list[str]] = {}
-    for pair in known:
-        high, low = (pair.a, pair.b) if pair.A.value > 0 else (pair.b, pair.a)
-        if pair.verdict == DIFFERENT:
-            above.setdefault(high, []).append(f"{low} by {abs(pair.A.value):.3f}")
-        elif pair.verdict == EQUIVALENT:
-            equal.setdefault(pair.a, []).append(pair.b)
-    for name, others in above.items():
+    ordered = [(p.a, p.b, p) if p.A.value > 0 else (p.b, p.a, p) for p in known if p.verdict == DIFFERENT]
+    for name, others in grouped((high, f"{low} by {abs(p.A.value):.3f}") for high, low, p in ordered).items():
         yield f"The ceiling of {name} is above that of {', '.join(others)}."
-    for name, others in equal.items():
+    for name, others in grouped((p.a, p.b) for p in known if p.verdict == EQUIVALENT).items():
         yield f"The ceilings of {name} and {', '.join(others)} are equivalent."
     if unknown := sum(pair.verdict not in (DIFFERENT, EQUIVALENT) for pair in known):
         yield f"Of {unknown} of {len(known)} pairs of identified ceilings it is not known (--details)."
 
 
-def data(comparison: Comparison, unit: str) -> Table:
-    """How much each recipe was trained and evaluated."""
-    rows: list[tuple[str, ...]] = [("recipe", "runs", "evaluations", f"data to ({unit})")]
-    for recipe in comparison.recipes:
-        rows.append((recipe.name, str(len(recipe.fits)), str(recipe.evaluations), amount(recipe.last)))
-    return Table(rows)
-
-
 def ranges(numbers: Sequence[int]) -> str:
     """1, 3–5"""
-    groups: list[list[int]] = []
-    for n in sorted(numbers):
-        if groups and n == groups[-1][-1] + 1:
-            groups[-1].append(n)
-        else:
-            groups.append([n])
-    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}–{g[-1]}" for g in groups)
+    runs = grouped((n - i, n) for i, n in enumerate(sorted(numbers))).values()
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

@@ -1,30 +1,33 @@
-"""Fits, numbers and names as text: what can be concluded from a fit, and what cannot."""
+"""What can be concluded from a fit, and what cannot, in sentences for the terminal and the page."""
 
 import math
-import textwrap
-from collections.abc import Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 from trainer.scaling.backtest import Backtest, error_at_2x
 from trainer.scaling.curve.fit import FLAGS, HARMLESS, Estimate, Fit, estimate
-from trainer.scaling.reading.read import Reading
+from trainer.scaling.curve.sigmoid import Curve, fraction_gained
+from trainer.scaling.layout import amount, amounts, interval, paragraph, percent
 
-WIDTH = 79
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".json")  # file endings that short names leave out
 DETERMINED = 3.0  # B and C_mid are shown if the ends of their intervals differ by less than this factor
 UNDESCRIBED = {"flat", "falling", "poor-fit", "not-sigmoid"}  # flags of runs that no B and C_mid describe
-NO_FORECAST = "There is no forecast for such a run."
-TOO_SHORT = {"wide", "other-shape", "A-at-bound", "C_mid-beyond-data"}  # flags that a longer run can clear
+ADVICE = {  # what an unidentified ceiling needs, by flag; any other: a longer run
+    "too-few-points": "Evaluate more often or train longer.",
+    "flat": "Train until the reward rises.",
+    "falling": "Find out why the run fell, and fix that.",
+    "last-point-low": "Evaluate the last checkpoint again.",
+    "poor-fit": "Look at the points: a sigmoid does not describe them.",
+    "not-sigmoid": "Look at the points: a sigmoid may not describe them.",
+}
 
 
 def explain(fit: Fit, unit: str) -> str:
     """Several lines for a terminal; `unit` is that of compute."""
     if "too-few-points" in fit.flags:
-        return paragraph(f"{why_not(fit)} Evaluate more often or train longer.")
+        return paragraph(why_not(fit))
     formula = f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {evaluations(fit)}"
     lines = [*_parameters(fit, unit), _start(fit)]
     if fit.predictable:
-        lines += [assumption(fit), *(_ahead(fit, unit, times) for times in (2, 10))]
+        lines += [paragraph(assumption(fit)), *(_ahead(fit, unit, times) for times in (2, 10))]
     lines.append(paragraph(f"{formula}; R² {r_squared(fit)}; {fit.confidence:.0%} intervals."))
     return "\n".join([*lines, *map(paragraph, noise(fit))])
 
@@ -35,20 +38,15 @@ def evaluations(fit: Fit) -> str:
 
 
 def why_not(fit: Fit) -> str:
-    """Why the ceiling is not identified, and what can be said of it nevertheless."""
+    """Why the ceiling is not identified, what can be said of it nevertheless, and what to do."""
     text = f"The ceiling A is not identified: {fit.reasons}."
-    if "too-few-points" in fit.flags:
-        return text
-    if not fit.predictable:
-        return f"{text} {NO_FORECAST}"
-    low = "last-point-low" in fit.flags
-    text += f" {'If it is a bad evaluation, ' if low else ''}A could be anywhere from {fit.A.low:.2f} to "
-    text += f"{fit.A.high:.2f}: do not quote a value."
-    if low:
-        text += " Evaluate the last checkpoint again."
-    if set(fit.flags) - HARMLESS <= TOO_SHORT:
-        text += " Train longer."
-    assumes = not {"not-sigmoid", "other-shape"}.isdisjoint(fit.flags)
+    if fit.draws is not None and not fit.predictable:
+        text += " There is no forecast for such a run."
+    elif fit.predictable:
+        low = "If it is a bad evaluation, " if "last-point-low" in fit.flags else ""
+        text += f" {low}A could be anywhere from {fit.A.low:.2f} to {fit.A.high:.2f}: do not quote a value."
+    text += f" {next((ADVICE[flag] for flag in fit.flags if flag in ADVICE), 'Train longer.')}"
+    assumes = fit.predictable and not {"not-sigmoid", "other-shape"}.isdisjoint(fit.flags)
     return f"{text} This range assumes a sigmoid." if assumes else text
 
 
@@ -56,7 +54,7 @@ def assumption(fit: Fit) -> str:
     """What stands above every forecast."""
     low = "the last evaluation is a bad one and " if "last-point-low" in fit.flags else ""
     law = f" (a sigmoid: {percent(fit.sigmoid_prob)} probable, or another law)"
-    return f"  If {low}the run goes on as it did{'' if math.isnan(fit.sigmoid_prob) else law}:"
+    return f"If {low}the run goes on as it did{'' if math.isnan(fit.sigmoid_prob) else law}:"
 
 
 def r_squared(fit: Fit) -> str:
@@ -132,9 +130,50 @@ def noise(fit: Fit) -> list[str]:
     return sentences
 
 
-def sentence(text: str) -> str:
-    """The text with a capital letter and a full stop."""
-    return f"{text[0].upper()}{text[1:]}."
+def cautions(fit: Fit) -> str:
+    """What to know of a fit besides the reasons why its ceiling is not identified."""
+    harmless = (fit.describe(flag) for flag in fit.flags if flag in HARMLESS)
+    return " ".join([*(f"{text[0].upper()}{text[1:]}." for text in harmless), *noise(fit)])
+
+
+class Answer(NamedTuple):
+    """A question, its answer as a number, and what the number means."""
+
+    question: str
+    short: str
+    meaning: str
+
+
+def answers(curve: Curve, fit: Fit) -> list[Answer]:
+    """The first screen of a report: how high a run will end, how certain that is, and at what cost."""
+    unit, last = curve.unit, curve.evaluations[-1]
+    error = f" ± {last.pass_rate_se:.3f}" if last.pass_rate_se else ""
+    low = "last-point-low" in fit.flags
+    twice, spent = "", f"The {amount(fit.compute_range[1])} {unit} so far"
+    if fit.predictable and not low:
+        ahead = interval(fit.at_2x, ".3f", fit.identified)
+        twice = f"If the run goes on as it did, twice the compute gives {ahead}."
+    if fit.identified:
+        high, sure = f"{fit.A.value:.3f}", f"{fit.A.low:.3f} to {fit.A.high:.3f}"
+        certain = f"The {fit.confidence:.0%} interval, from {evaluations(fit)}. {cautions(fit)}"
+        cost = compute_for_most(fit)
+        share = float(fraction_gained(fit.compute_range[1], fit.B.value, fit.C_mid.value))
+        price, range_ = f"{amount(cost.value)} {unit}", f"{amount(cost.low)} to {amount(cost.high)}"
+        if "B-at-bound" in fit.flags:  # the data give no lower end
+            price, range_ = f"at most {amount(cost.high)} {unit}", "they were over before the evaluations"
+        gained = f"{share:.0%}" if share < 0.995 else "over 99%"
+        gain = f"For 90% of the way from R0 to A ({range_}). {spent} have gained {gained}."
+    else:
+        high = "unknown" if fit.draws is None or low else "no forecast"
+        if twice:
+            high = f"{fit.A.low:.2f} to {fit.A.high:.2f}"
+        sure, certain, price = "not identified", why_not(fit), "cannot be said"
+        gain = f"{spent} do not identify the ceiling. The command plan shows how much longer a run must be."
+    return [
+        Answer("How high will it end?", high, f"The ceiling A. Last measured: {last.pass_rate:.3f}{error}."),
+        Answer("How certain is that?", sure, certain.strip()),
+        Answer("At what cost?", price, f"{gain} {twice}".strip()),
+    ]
 
 
 def describe_backtest(test: Backtest | None, unit: str) -> str:
@@ -156,82 +195,3 @@ def describe_backtest(test: Backtest | None, unit: str) -> str:
         f"{interval(end.predicted, '.3f', test.identified)} for the last evaluation; measured: "
         f"{end.measured:.3f}, {outcome} Error at twice the compute: {error:+.3f}."
     )
-
-
-def sources(readings: Sequence[Reading]) -> str:
-    """Which columns were read, and what was noticed in reading; runs that were read alike share the lines."""
-    runs: dict[tuple[str, ...], list[str]] = {}
-    for reading in readings:
-        runs.setdefault((str(reading), *reading.notes), []).append(reading.curve.name)
-    blocks = ([paragraph(", ".join(names), ""), *map(paragraph, texts)] for texts, names in runs.items())
-    return "\n".join(map("\n".join, blocks))
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned columns, the head first; long names, in the first column, go on lines of their own."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    if max(map(len, lines)) <= WIDTH:
-        return lines
-    lines = ["  " + "  ".join(map(str.ljust, row[1:], widths[1:])).rstrip() for row in rows]
-    return [x for row, line in zip(rows, lines, strict=True) for x in (row[0], line)][1:]
-
-
-def paragraph(text: str, indent: str = "  ") -> str:
-    """Wrapped for a terminal."""
-    return textwrap.fill(
-        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False,
-        break_long_words=False,
-    )  # fmt: skip
-
-
-def interval(e: Estimate, form: str, quoted: bool = True) -> str:
-    """`value (low to high)`, or `low to high` where the value is not to be quoted."""
-    ends = f"{e.low:{form}} to {e.high:{form}}"
-    return f"{e.value:{form}} ({ends})" if quoted else ends
-
-
-def level(p: float) -> str:
-    """The level of an interval: `97.5%`."""
-    return f"{100 * p:.4g}%"
-
-
-def signed(e: Estimate) -> str:
-    """A difference and its interval."""
-    return f"{e.value:+.3f} ({e.low:+.3f} to {e.high:+.3f})"
-
-
-def percent(p: float) -> str:
-    """A probability; the few thousand draws of a posterior cannot resolve more than 99%."""
-    return "under 1%" if p < 0.01 else "over 99%" if p > 0.99 else f"{p:.0%}"
-
-
-def amount(x: float, digits: int = 3) -> str:
-    """Compute or money: 2,540 or 0.0513 or 2.54e+21; `digits` are significant."""
-    if not math.isfinite(x):
-        return "∞" if x > 0 else "–"
-    rounded = float(f"{x:.{digits}g}")
-    return f"{rounded:,.0f}" if 1000 <= rounded < 1e9 else f"{rounded:.{digits}g}"
-
-
-def amounts(e: Estimate, quoted: bool = True) -> str:
-    """The same of compute or money."""
-    ends = f"{amount(e.low)} to {amount(e.high)}"
-    return f"{amount(e.value)} ({ends})" if quoted else ends
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """The last parts of paths, as many as tell them apart; without the file's ending if that suffices.
-
-    If all are runs in files (`file: run`), the names of the runs, if these differ.
-    """
-    runs = [name.rpartition(": ")[2] for name in names]
-    if all(": " in name for name in names) and len(set(runs)) == len(runs):
-        return runs
-    paths = [Path(name).resolve() for name in names]
-    short = [path.stem if path.suffix in TABLES else path.name for path in paths]
-    for depth in range(1, max(len(path.parts) for path in paths) + 1):
-        if len(set(short)) == len(short):
-            return short
-        short = ["/".join(path.parts[-depth:]) for path in paths]
-    return list(names)

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 
 from trainer.jsonl import nan_to_null, read_lines, write_atomic
-from trainer.scaling import report
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands.compare import describe, to_json
 from trainer.scaling.compare import compare
 from trainer.scaling.curve.fit import MIN_POINTS
-from trainer.scaling.reading.groups import curves_of, read_groups
+from trainer.scaling.layout import amount, paragraph, percent
 from trainer.scaling.reading.options import ReadOptions
-from trainer.scaling.reading.read import Reading, same_unit
+from trainer.scaling.reading.read import Reading, curves_of, read_groups, same_unit
 from trainer.scaling.reading.tables import read_tables
-from trainer.scaling.text import amount, paragraph, percent
+from trainer.scaling.report import page
 from trainer.sweep.curves import CURVES, LEDGER, METRICS
 from trainer.sweep.progress import clock
 from trainer.sweep.spec import Status, Sweep, load_status
@@ -52,7 +51,7 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
     write_atomic(sweep.folder / "results.json", json.dumps(nan_to_null(content), indent=1))
     write_atomic(sweep.folder / "table.txt", text + "\n")
     if groups:
-        report.write(groups, sweep.folder / "report.html", {"png": sweep.folder})
+        page.write(groups, sweep.folder / "report.html", {"png": sweep.folder})
     return text
 
 

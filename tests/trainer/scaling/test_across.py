@@ -195,7 +195,7 @@ def test_the_command_says_what_is_predicted_and_what_it_assumes(capsys: pytest.C
         (["1B=a.csv", "3B=b.csv", "--size", "30B"], "can be used: 2; expected at least 3"),
         (["1B=a.csv", "3B=b.csv", "8B=fallen.csv", "--size", "30B"], "can be used: 2, without fallen.csv (t"),
         (["1B=a.csv", "3B=b.csv", "8B=flops.csv", "--size", "30B"], "different units"),
-        (["1B=a.csv", "3B=b.csv", "8B=c.csv", "--size", "30B", "--at", "0"], "--at 0: expected a budget"),
+        (["1B=a.csv", "3B=b.csv", "8B=c.csv", "--size", "30B", "--at", "0"], "--at: 0 is out of range"),
         (["1B=a.csv", "3B=b.csv", "8B=c.csv", "--size", "30B", "--json", "x.txt"], "ending in .json"),
     ],
 )  # fmt: skip

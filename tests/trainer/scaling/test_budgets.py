@@ -15,9 +15,8 @@ from trainer.scaling import Curve, curve
 from trainer.scaling.__main__ import main
 from trainer.scaling.budgets import Curves, costs, curves_of
 from trainer.scaling.compare import Comparison, compare_fits
-from trainer.scaling.compare_text import answer, pair_sentences, reward_seed_sentence
 from trainer.scaling.curve.fit import Fit, fit_curve
-from trainer.scaling.tables import ranges
+from trainer.scaling.tables import answer, pair_sentences, ranges, reward_seed_sentence
 
 C = np.linspace(0, 8000, 21)
 SD = 0.006

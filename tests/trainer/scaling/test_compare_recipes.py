@@ -25,17 +25,16 @@ from trainer.scaling.compare import (
     compare,
     compare_fits,
 )
-from trainer.scaling.compare_text import (
+from trainer.scaling.curve.fit import Fit, fit_curve
+from trainer.scaling.layout import amounts
+from trainer.scaling.plot import plot
+from trainer.scaling.tables import (
+    at_budgets,
     budget_sentences,
-    extrapolated,
     pair_sentences,
     recipe_sentences,
-    reward_at,
     seed_sentence,
 )
-from trainer.scaling.curve.fit import Fit, fit_curve
-from trainer.scaling.plot import plot_recipes
-from trainer.scaling.text import amounts
 
 # arXiv 2510.13786: B at the common A = .61 is 2.01 (ScaleRL) and 1.77 (with DAPO's loss); C_mid is Table 1's
 SCALERL = Sigmoid(R0=0.30, A=0.61, B=2.01, C_mid=2542)
@@ -230,10 +229,12 @@ def test_beyond_its_data_a_recipe_is_ranked_up_to_ten_times_or_not_at_all() -> N
     for _, standings in found.budgets:
         assert sum(s.best or 0 for s in standings) == pytest.approx(1 if standings[0].best is not None else 0)
     assert [s.times_data for s in found.budgets[1][1]] == pytest.approx([1, 16 / 7, 4])
-    texts = [[reward_at(s).count("(") for s in standings] for _, standings in found.budgets]
-    assert texts == [[1, 1, 1], [1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 0, 0]]
-    assert [extrapolated(s) for s in found.budgets[0][1]] == ["", "", ""]  # p: by 5 %
-    assert extrapolated(found.budgets[3][1][1]) == "extrapolated, 10 × its data"
+    rows = {row[0]: row[1:] for row in next(at_budgets(found, UNIT)).rows[1:]}
+    alone = {name: ["–" in cell for cell in row] for name, row in rows.items()}
+    assert [sum(column) for column in zip(*alone.values(), strict=True)] == [0, 1, 1, 2, 3]
+    starred = {name: [cell.endswith("*") for cell in row] for name, row in rows.items()}
+    assert not any(row[0] for row in starred.values())  # p: by 5 %
+    assert starred["b"] == [False, True, True, True, True]
     unsure, further, assumed = budget_sentences(found)
     assert "Not ranked beyond twice its data" in unsure and unsure.endswith(": p.")
     assert further == "Not ranked beyond 10 times its data: a, b."
@@ -278,7 +279,7 @@ def test_of_many_recipes_only_rewards_ceilings_and_leads_are_described() -> None
 
 def test_the_sentence_on_seeds_says_what_is_assumed_and_what_was_measured() -> None:
     alone = seed_sentence(two(SCALERL, DAPO_LOSS))
-    assert "±0.02 (the paper's; --margin)" in alone and "7%, for which nothing is published" in alone
+    assert "±0.02 (the paper's)" in alone and "7%, for which nothing is published" in alone
     both = compare_fits({"a": fits(SCALERL, 0, 1), "b": fits(DAPO_LOSS, 7)})
     assert "updated with 3 runs of 2 recipes" in seed_sentence(both)
     assert both.spread["B"].low < 0.07 < both.spread["B"].high
@@ -333,15 +334,15 @@ def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_dou
 ) -> None:
     short = np.arange(500, 2001, 250.0)
     doubtful = [*fits(DAPO_LOSS, 4), *fits(DAPO_LOSS, 5, at=short)]
-    found = compare_fits({"two": fits(SCALERL, 0, 1), "one": fits(DAPO_LOSS, 7), "doubtful": doubtful})
-    plot_recipes(found, tmp_path / "e.svg")
+    recipes = {"two": fits(SCALERL, 0, 1), "one": fits(DAPO_LOSS, 7), "doubtful": doubtful}
+    runs = [(name, *run) for name, several in recipes.items() for run in several]
+    plot(runs, tmp_path / "e.svg", panels="log efficiency")
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "e.svg").read_text(encoding="utf-8"))
-    B = found.recipes[1].fits[0].B
+    B = runs[2][2].B
     names = [text for text in texts if re.match("two|doubtful", text)]
     assert names == ["two (2 runs)", "doubtful (2 runs)"]
     assert any(f", B = {B.value:.2f} ({B.low:.2f} to" in text and text[:8] == "one: A =" for text in texts)
-    nothing = compare_fits({"a": doubtful[1:], "b": fits(SCALERL, 6, at=short)})
-    plot_recipes(nothing, tmp_path / "none.svg")
+    plot(runs[-1:], tmp_path / "none.svg", panels="log efficiency")
     text = (tmp_path / "none.svg").read_text(encoding="utf-8")
     assert text.count('id="axes_') == 1 and "log [(R" not in text  # the curves alone
 
@@ -369,8 +370,7 @@ def test_the_command_says_when_a_ceiling_is_not_identified(
         (["full.csv", "=few.csv"], "expected NAME=RUN"),
         (["a=full.csv", "a=few.csv"], "'a' names two groups"),
         (["full.csv", "steps.csv"], "different units"),
-        (["full.csv", "few.csv", "--margin", "2"], "--margin 2"),
-        (["full.csv", "few.csv", "--at", "0"], "--at 0"),
+        (["full.csv", "few.csv", "--at", "0"], "--at: 0 is out of range; expected above 0"),
         (["full.csv", "few.csv", "--plot", "x.txt"], "expected a name ending in"),
     ],
 )

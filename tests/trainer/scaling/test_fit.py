@@ -14,7 +14,7 @@ from bench.validation.scenarios import OUTLIERS, PAPER_RUNS, SCENARIOS, WELL
 from bench.validation.scenarios import simulate as simulate_row
 from trainer.config import ConfigError
 from trainer.scaling import EvalPoint, Fit, Sigmoid, curve_of, explain, fit, fit_curve, plot_curve
-from trainer.scaling.text import amount
+from trainer.scaling.layout import amount
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 TINY = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)

@@ -17,7 +17,7 @@ from simulated import falling, simulated, write
 
 from trainer.scaling import Sigmoid, fit
 from trainer.scaling.__main__ import main
-from trainer.scaling.text import short_names
+from trainer.scaling.layout import short_names
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 
@@ -225,8 +225,7 @@ def test_a_fit_that_assumes_a_sigmoid_against_the_points_says_so(
 def test_an_unknown_option_names_the_command_and_its_help(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["fit", str(tmp_path / "a.csv"), "--rewardcolumn", "x"])
+    assert main(["fit", str(tmp_path / "a.csv"), "--rewardcolumn", "x"]) == 2
     says = "fit has no --rewardcolumn x; see python -m trainer.scaling fit --help"
     assert says in capsys.readouterr().err
 
@@ -239,3 +238,17 @@ def test_the_evaluation_that_is_R0_is_not_counted(tmp_path: Path, capsys: pytest
     (tmp_path / "a.csv").write_text("\n".join(["gpu_hours,reward", *rows[1:]]) + "\n")
     assert main(["fit", str(tmp_path / "a.csv")]) == 0
     assert "from 9 evaluations;" in " ".join(capsys.readouterr().out.split())
+
+
+def test_families_are_compared_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = write_curve(tmp_path / "a.csv"), tmp_path / "fit.json"
+    assert main(["fit", str(path), "--r0", "0.3", "--json", str(out), "--families"]) == 0
+    printed, found = capsys.readouterr().out, json.loads(out.read_text())[str(path)]
+    assert "ceiling     A" in printed and found["identified"]
+    rows = [re.split("  +", row.strip()) for row in printed.split("parameters\n")[1].splitlines()[:5]]
+    assert {row[0] for row in rows} == {f["family"] for f in found["families"]}
+    assert {row[0] for row in rows} == {"sigmoid", "logistic", "power law", "log-power", "exponential"}
+    ahead = [float(row[1]) for row in rows]  # the least error ahead comes first
+    assert ahead == sorted(ahead) and next(row for row in rows if row[0] == "sigmoid")[2] == "+0.0"
+    assert main(["fit", str(path), "--families", "--drop-before", "14500"]) == 2
+    assert "4 points beyond R0; to compare families" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 from importlib import import_module
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.scaling.reading.options import ReadOptions, expand
+from trainer.scaling.reading.options import Parser, expand
 
 TEXT = (Path(__file__).parents[3] / "docs" / "logs.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"python -m trainer\.scaling ([^`\n]+)", TEXT)))
@@ -22,10 +21,10 @@ def test_every_command_parses(line: str, tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "runs.toml").write_text(table)
     monkeypatch.chdir(tmp_path)
     name, *words = shlex.split(line)
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    import_module(f"trainer.scaling.commands.{name}").add_arguments(parser)
+    parser, command = Parser(), import_module(f"trainer.scaling.commands.{name}").Command
+    command.add_to(parser)
     args = parser.parse_args(words)
-    inputs = [given for text in args.inputs for given in expand(text, ReadOptions.from_arguments(args))]
+    inputs = [given for text in args.inputs for given in expand(text, command.from_arguments(args))]
     assert all("@devices" not in run and "=" not in run for given in inputs for run in given.runs)
     if args.inputs == ["runs.toml"]:
         assert [(g.name, len(g.runs), g.options.devices, g.options.samples) for g in inputs] == [

@@ -13,8 +13,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from trainer.scaling import Curve, EvalPoint, Sigmoid, curve_of, fit_curve, plot, plot_curve
-from trainer.scaling.plot import COLOURS, Named, _looks, ceiling, forecast_end, plot_curves, plot_efficiency
+from trainer.scaling import Curve, EvalPoint, Sigmoid, curve_of, fit_curve, plot_curve
+from trainer.scaling.plot import COLOURS, Named, _curves, _looks, _reward_axis, ceiling, forecast_end, plot
 
 LAW = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 
@@ -39,8 +39,8 @@ def size(png: Path) -> tuple[int, int]:
 
 
 def test_pictures_fit_one_and_two_columns_at_300_dpi(runs: list[Named], tmp_path: Path) -> None:
-    plot_curves(runs, tmp_path / "c.png")
-    plot_efficiency(runs, tmp_path / "e.png")
+    plot(runs, tmp_path / "c.png")
+    plot(runs, tmp_path / "e.png", panels="efficiency")
     assert size(tmp_path / "c.png")[0] == 2100 and size(tmp_path / "e.png")[0] == 1020  # 7 and 3.4 inches
     points = [EvalPoint(0, 0.0, 0.3, 0.01)]  # R0 alone
     plot_curve(points, fit_curve(curve_of("", "", points)), tmp_path / "c.png", "core-hours", "begun")
@@ -51,7 +51,7 @@ def test_every_run_is_named_with_its_ceiling_and_colour_in_the_same_file_each_ti
     runs: list[Named], tmp_path: Path
 ) -> None:
     for name in ("c.svg", "again.svg"):
-        plot_curves(runs, tmp_path / name, "val/accuracy")
+        plot(runs, tmp_path / name, "val/accuracy")
     text = (tmp_path / "c.svg").read_text(encoding="utf-8")
     assert (tmp_path / "again.svg").read_text(encoding="utf-8") == text
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", text)
@@ -70,7 +70,7 @@ def test_every_run_is_named_with_its_ceiling_and_colour_in_the_same_file_each_ti
 
 def drawn(runs: list[Named], log: bool = False) -> tuple[Any, list[float]]:
     axes = Figure().subplots()
-    return axes, plot._curves(axes, runs, log)
+    return axes, _curves(axes, runs, log)
 
 
 def band(axes: Any) -> Any:
@@ -89,7 +89,7 @@ def test_the_y_axis_holds_the_whole_band(runs: list[Named]) -> None:
         axes, heights = drawn(runs[:1], log)
         assert min(heights) <= band(axes)[:, 1].min() and max(heights) >= band(axes)[:, 1].max()
         axes, heights = drawn(runs[2:], log)
-        plot._reward_axis(axes, heights, "R")
+        _reward_axis(axes, heights, "R")
         low, high = axes.get_ylim()
         bottom, top = band(axes)[:, 1].min(), band(axes)[:, 1].max()
         assert top > runs[2][1].points[-1].pass_rate + 0.05  # there is doubt, and it is seen
@@ -126,8 +126,8 @@ def test_a_forecast_reaches_as_far_as_the_longest_run_but_not_beyond_ten_times_i
 
 def test_seeds_look_alike_and_keep_their_colour_in_both_pictures(runs: list[Named], tmp_path: Path) -> None:
     runs = [runs[2], *(("b", *run[1:]) for run in runs[:2])]
-    plot_curves(runs, tmp_path / "c.svg")
-    plot_efficiency(runs, tmp_path / "e.svg")
+    plot(runs, tmp_path / "c.svg")
+    plot(runs, tmp_path / "e.svg", panels="efficiency")
     curves, straight = ((tmp_path / n).read_text(encoding="utf-8").lower() for n in ("c.svg", "e.svg"))
     assert curves.count("b (2 runs)") == 1 and straight.count("b (2 runs)") == 1
     assert COLOURS[2].lower() not in curves and COLOURS[0].lower() not in straight
@@ -141,8 +141,8 @@ def test_every_run_has_a_mark_of_its_own_and_no_two_look_alike(runs: list[Named]
 
 
 def test_the_efficiency_plot_leaves_out_what_has_no_ceiling(runs: list[Named], tmp_path: Path) -> None:
-    plot_efficiency(runs, tmp_path / "e.svg")
+    plot(runs, tmp_path / "e.svg", panels="efficiency")
     text = (tmp_path / "e.svg").read_text(encoding="utf-8")
     assert f"ScaleRL: B = {runs[0][2].B.value:.2f}" in text and "short" not in text
-    plot_efficiency(runs[2:], tmp_path / "none.svg")
+    plot(runs[2:], tmp_path / "none.svg", panels="efficiency")
     assert "no ceiling is identified" in (tmp_path / "none.svg").read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,8 @@ from simulated import assert_one_line_and_exit_code_2, falling, simulated, write
 from trainer.accounting.kernel_cost import CONSTANTS, MODELS
 from trainer.scaling import Curve, Fit, Sigmoid, fit
 from trainer.scaling.__main__ import main
-from trainer.scaling.commands import readings_of
+from trainer.scaling.layout import amount
 from trainer.scaling.predict import compute_for, kernel_shift, reward_at
-from trainer.scaling.reading.read import Reading
-from trainer.scaling.text import amount
 
 LAW = Sigmoid(R0=0.30, A=0.61, B=2.0, C_mid=2500)
 KERNEL = ("run.csv", "--at", "1", "--kernel", "ours", "--measured-with", "peer")
@@ -79,10 +76,10 @@ def test_the_command_prints_rewards_budgets_and_money(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = write(tmp_path / "run.csv", run_of()), tmp_path / "p.json"
-    asked = ["--at", "5000", "--reach", "0.55", "0.9", "0.1", "--price", "2.5", "--currency", "EUR"]
+    asked = ["--at", "5000", "--reach", "0.55", "0.9", "0.1", "--price", "2.5"]
     assert main(["predict", run, *asked, "--json", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "at 5,000 GPU-hours (12,500 EUR): reward 0.5" in text
+    assert "at 5,000 GPU-hours (price: 12,500): reward 0.5" in text
     assert "reward 0.9: not reached (probability under 1%)." in text
     assert "reward 0.1: reached from the start" in text and "reward 0.55: " in text
     assert max(map(len, text.splitlines())) <= 100
@@ -157,17 +154,14 @@ def test_where_the_last_evaluation_is_low_no_probability_is_given(
 
 
 def test_the_columns_read_and_what_was_noticed_are_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trainer.scaling.commands import predict as command
-
-    def with_note(*args: Any) -> list[Reading]:
-        return [replace(reading, notes=("One row was left out.",)) for reading in readings_of(*args)]
-
-    monkeypatch.setattr(command, "readings_of", with_note)
-    assert main(["predict", write(tmp_path / "run.csv", run_of()), "--at", "5000"]) == 0
+    run = Path(write(tmp_path / "run.csv", run_of()))
+    run.write_text(f"{run.read_text()}\n13000,nan,nan\n")
+    assert main(["predict", str(run), "--at", "5000"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "R: 'pass_rate'. Standard errors: 'pass_rate_se'. One row was left out. Ceiling: " in text
+    note = "Evaluations without a finite reward, which are left out: 1."
+    assert f"R: 'pass_rate'. Standard errors: 'pass_rate_se'. {note} Ceiling: " in text
 
 
 def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
@@ -199,7 +193,7 @@ def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
     [
         (["run.csv"], "give --at BUDGET"),
         (["few.csv", "--at", "1"], "few.csv: there are fewer than 5"),
-        (["run.csv", "--at", "-1"], "--at -1: expected a budget above 0"),
+        (["run.csv", "--at", "-1"], "--at: -1 is out of range; expected above 0"),
         (
             ["run.csv", "--reach", "55"],
             "--reach 55: expected a reward above 0, up to 1; for rewards",
@@ -208,7 +202,7 @@ def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
             ["run.csv", "--reach", "55", "--reward-range", "-1", "1"],
             "--reach 55: expected a reward above -1, up to 1; the scale of --reward-range",
         ),
-        (["run.csv", "--at", "1", "--price", "0"], "--price 0"),
+        (["run.csv", "--at", "1", "--price", "0"], "--price: 0"),
         (["run.csv", "--at", "1", "--kernel", "ours"], "need each other"),
         (["steps.csv", "--at", "1", "--kernel", "ours", "--measured-with", "naive"], "compute is in steps"),
         (

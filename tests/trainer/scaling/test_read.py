@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -21,8 +20,6 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, curve_of, fit_curve
-from trainer.scaling.commands import readings_of as readings_with_drops
-from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import same_unit
 
 
@@ -309,18 +306,6 @@ def test_early_points_are_dropped_by_hand_and_r0_stays(tmp_path: Path) -> None:
     assert "without 1 before 2" in reading_of(path, "--drop-before", 2).compute
     given = curve_at(path, "--r0", 0.15)
     assert given.R0 == 0.15 and len(given.points) == 3
-
-
-def test_early_points_are_dropped_by_the_rule_when_asked(tmp_path: Path) -> None:
-    c = np.arange(250.0, 8001, 250)
-    # the sigmoid with R0 = .3, A = .61, C_mid = 2542, and a transient that it does not describe
-    rewards = 0.30 + 0.31 / (1 + (2542 / c) ** 1.92) + 0.1 * np.exp(-c / 500) + 0.002 * np.sin(5 * c)
-    table = {"gpu_hours": [0, *c], "reward": [0.3, *rewards], "se": [0.003] * 33}
-    path = write_csv(tmp_path / "a.csv", table)
-    (kept,) = readings_with_drops([str(path)], ReadOptions(drop_early=True))
-    assert len(kept.curve.points) < 32 and "--drop-early leaves out: " in kept.notes[0]
-    assert isinstance(kept.curve.R0, EvalPoint)
-    assert len(reading_of(path).curve.points) == 32 and not reading_of(path).notes
 
 
 def test_order_does_not_matter_and_equal_rows_are_one(tmp_path: Path) -> None:

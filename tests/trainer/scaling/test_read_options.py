@@ -70,7 +70,7 @@ def test_two_rewards_of_one_file_are_two_curves(verl: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("devices=many", "argument --devices: invalid float value: 'many'"),
+        ("devices=many", "--devices: invalid float value: 'many'"),
         ("devices=8,gpu-hours-per-step=2", "expected one of them, as each defines C"),
         ("time-unit=years", "invalid choice: 'years'"),
         ("reward=gsm8k", "no column 'gsm8k'"),

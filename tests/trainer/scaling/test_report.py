@@ -27,18 +27,16 @@ from trainer.scaling.__main__ import main
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.comparability import warnings
 from trainer.scaling.compare import compare_fits
-from trainer.scaling.compare_text import seed_sentence
 from trainer.scaling.curve.families import B_RANGE, MAX_REACH
+from trainer.scaling.layout import short_names
 from trainer.scaling.plot import straighten
 from trainer.scaling.reading.read import Reading
-from trainer.scaling.report import write_report
-from trainer.scaling.report.answers import answers, budgets, cautions, whiskers
-from trainer.scaling.report.charts import chart_data
-from trainer.scaling.report.page import differing, page, title_of
+from trainer.scaling.report.charts import budgets, chart_data, whiskers
+from trainer.scaling.report.page import differing, page, title_of, write_report
 from trainer.scaling.report.run import MAX_STEPS, Run, averaged, by_recipe, evenly_chosen, lanes_of
 from trainer.scaling.report.run import run_of_folder as read_folder
-from trainer.scaling.tables import Section, Table, parts
-from trainer.scaling.text import compute_for_most, short_names
+from trainer.scaling.tables import Section, Table, parts, seed_sentence
+from trainer.scaling.text import answers, cautions, compute_for_most
 
 
 class Parsed(HTMLParser):
@@ -101,7 +99,7 @@ def run_of(curve: Curve, recipe: str | None = None, column: str = "pass_rate", *
 
 def test_the_first_screen_says_how_high_how_certain_and_at_what_cost() -> None:
     run = a_run()
-    high, sure, cost = answers(run)
+    high, sure, cost = answers(run.curve, run.fit)
     assert high.short == f"{run.fit.A.value:.3f}" and float(high.short) == pytest.approx(0.80, abs=0.01)
     assert sure.short == f"{run.fit.A.low:.3f} to {run.fit.A.high:.3f}"
     assert cost.short.endswith("core-hours") and float(cost.short.split()[0]) == pytest.approx(0.15, rel=0.1)
@@ -111,11 +109,11 @@ def test_of_a_ceiling_that_is_not_identified_the_range_is_shown_and_no_value() -
     run = a_run(replace(LAW, A=0.763, C_mid=0.3))
     A = run.fit.A
     assert not run.fit.identified and run.fit.predictable
-    high, sure, cost = answers(run)
+    high, sure, cost = answers(run.curve, run.fit)
     assert high.short == f"{A.low:.2f} to {A.high:.2f}" and sure.short == "not identified"
     assert run.fit.reasons in sure.meaning
     assert cost.short == "cannot be said" and "command plan" in cost.meaning
-    (whisker,) = whiskers([run.fit]).runs
+    (whisker,) = whiskers([run.fit])["runs"]
     assert whisker is not None and 0 < whisker.low < whisker.high < 100
     assert chart_data([run])["runs"][0]["ceiling"] is None
     two = shown([run, a_run(name="b")])
@@ -125,16 +123,16 @@ def test_of_a_ceiling_that_is_not_identified_the_range_is_shown_and_no_value() -
 
 def test_too_few_points_have_no_range_either() -> None:
     run = a_run(n=4)
-    high, sure, cost = answers(run)
+    high, sure, _ = answers(run.curve, run.fit)
     assert high.short == "unknown" and "fewer than 5 evaluations" in sure.meaning
-    assert "Evaluate more often" in cost.meaning and whiskers([run.fit]).runs == (None,)
+    assert "Evaluate more often" in sure.meaning and whiskers([run.fit])["runs"] == [None]
 
 
 def test_a_run_that_has_fallen_has_no_forecast_anywhere() -> None:
     fallen = a_run(fallen=0.4, name="fallen")
     assert fallen.fit.draws is not None and not fallen.fit.predictable
-    high, sure, cost = answers(fallen)
-    assert high.short == "no forecast" and "has fallen" in sure.meaning and "mend it" in cost.meaning
+    high, sure, _ = answers(fallen.curve, fallen.fit)
+    assert high.short == "no forecast" and "has fallen" in sure.meaning and "fix that" in sure.meaning
     drawn = chart_data([fallen])["runs"][0]
     assert drawn["curve"] == [] and drawn["ceiling"] is None and drawn["efficiency"] is None
     for runs in ([fallen], [fallen, a_run()]):
@@ -149,10 +147,10 @@ def test_a_low_last_evaluation_is_to_be_repeated() -> None:
     run = a_run()
     low = replace(run.curve.points[-1], pass_rate=0.5)
     run = run_of(replace(run.curve, points=(*run.curve.points[:-1], low)))
-    high, sure, cost = answers(run)
-    assert high.short == "unknown" and "below the curve" in high.meaning
-    assert "if the last evaluation is a bad one" in sure.meaning and "The command plan" not in cost.meaning
-    assert "Twice" not in cost.meaning and "Evaluate the last checkpoint again" in cost.meaning
+    high, sure, cost = answers(run.curve, run.fit)
+    assert high.short == "unknown" and "below the curve" in sure.meaning
+    assert "If it is a bad evaluation, A could be anywhere" in sure.meaning and "wice" not in cost.meaning
+    assert "Evaluate the last checkpoint again" in sure.meaning
     assert "1 point is an outlier and counts for little." in cautions(run.fit)
 
 
@@ -280,11 +278,11 @@ def test_nine_tenths_of_the_rise_by_hand() -> None:
 def test_ceilings_lie_on_one_scale() -> None:
     a, b = a_run().fit, a_run(replace(LAW, A=0.6)).fit
     both = whiskers([a, b])
-    first, second = both.runs
+    first, second = both["runs"]
     assert first is not None and second is not None and first.value and second.value
     assert 0 < second.low < second.value < second.high < first.low < first.value < first.high < 100
-    (x, low), (y, high) = both.ticks[0], both.ticks[-1]
-    assert 0 <= x < y <= 100 and 2 <= len(both.ticks) <= 5
+    (x, low), (y, high) = both["ticks"][0], both["ticks"][-1]
+    assert 0 <= x < y <= 100 and 2 <= len(both["ticks"]) <= 5
     scale = (float(high) - float(low)) / (y - x)  # reward in a percent
     assert float(low) + scale * (first.value - x) == pytest.approx(a.A.value, abs=1e-4)
 
@@ -401,7 +399,7 @@ def test_a_run_that_only_measured_R0_is_reported_without_what_it_has_not_written
     (folder / "metrics.jsonl").write_text(first + "\n")
     write_report(folder)
     text = (folder / "report.html").read_text(encoding="utf-8")
-    for says in ("There is no curve yet", "no ledger.json", "No samples were kept"):
+    for says in ("The ceiling A is not identified", "no ledger.json", "No samples were kept"):
         assert says in text
 
 
@@ -435,7 +433,7 @@ def test_what_cannot_be_reported_is_one_line(tmp_path: Path, capsys: pytest.Capt
         ([str(hours), str(steps), "--out", str(tmp_path / "x.html")], "unit"),
         ([str(hours), "--out", str(tmp_path / "none" / "x.html")], "no folder"),
         ([str(tmp_path / "start.csv"), "--r0", ".2", "--out", str(tmp_path / "x.html")], "no evaluation"),
-        ([str(hours), "--out", str(tmp_path / "x.html"), "--png", str(hours)], "is a file"),
+        ([str(hours), "--out", str(tmp_path / "x.html"), "--svg", str(hours)], "is a file"),
     ):
         assert main(["report", *argv]) == 2
         err = capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from trainer.config import ConfigError
-from trainer.scaling import report
+from trainer.scaling.report import page
 from trainer.sweep.__main__ import main
 from trainer.sweep.results import read
 from trainer.sweep.spec import load
@@ -141,7 +141,7 @@ def test_a_report_that_fails_is_an_error(
 
     write_sweep(tmp_path, ["grpo"], 2, LAST)
     shutil.copytree(folder / "grpo-0", tmp_path / "grpo-0")
-    monkeypatch.setattr(report, "write", fails)
+    monkeypatch.setattr(page, "write", fails)
     assert main(["table", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "error: no page can be made\n"
     assert "Left out, with fewer than 5 evaluations: grpo-1." in (tmp_path / "table.txt").read_text()

@@ -1,23 +1,65 @@
-"""The commands of `python -m trainer.scaling`, one module each; what they share: options, inputs, outputs."""
+"""The commands of `python -m trainer.scaling`, one module each with a class `Command`; what they share."""
 
 import argparse
 import json
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
-from trainer.scaling.curve.fit import without_transient
-from trainer.scaling.earlier import Earlier, learn
-from trainer.scaling.reading.arguments import Options
-from trainer.scaling.reading.groups import curves_of, read_groups
-from trainer.scaling.reading.options import INPUTS, ReadOptions
-from trainer.scaling.reading.read import Reading, read_inputs
+from trainer.scaling.curve.average import DEFAULT, Prior
+from trainer.scaling.curve.fit import Fit, fit_curve
+from trainer.scaling.curve.sigmoid import Curve
+from trainer.scaling.earlier import Earlier, describe_prior, learn, prior_after
+from trainer.scaling.layout import grouped, paragraph
+from trainer.scaling.reading.options import ABOVE_0, Options, ReadOptions
+from trainer.scaling.reading.read import Reading, curves_of, read_groups
 
-PICTURES = (".png", ".svg", ".pdf")
+INPUTS = (
+    "a run folder; .csv, .tsv, .jsonl, .json or .parquet; a W&B export; TensorBoard events; verl's console "
+    "log. NAME=RUN,RUN: seeds of one recipe. RUN@devices=32,reward=aime: options of these runs alone (those "
+    "below, also compute, reward, se and time for the columns). A .toml of runs: see docs/logs.md"
+)
+Budgets = Annotated[tuple[float, ...], "BUDGET", ABOVE_0]
+
+
+def written_to(*endings: str) -> Callable[[str], Path]:
+    """A type for argparse: a file that can be written, so that a wrong name costs no work."""
+
+    def read(text: str) -> Path:
+        path = Path(text)
+        if path.suffix not in endings:
+            raise argparse.ArgumentTypeError(f"{path}: expected a name ending in {' or '.join(endings)}")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"{path}: there is no folder {path.parent}; make it first")
+        return path
+
+    return read
+
+
+Json = Annotated[Path | None, "FILE", written_to(".json")]
+Picture = Annotated[Path | None, "FILE", written_to(".png", ".svg", ".pdf")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadCommand(ReadOptions):
+    """A command that reads runs: its options are fields, `run` does what is asked for and prints it."""
+
+    examples: ClassVar[str]  # of --help
+    nargs: ClassVar[str] = "+"
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """The inputs, the options and the examples."""
+        parser.add_argument("inputs", nargs=cls.nargs, metavar="RUN_OR_FILE", help=INPUTS)
+        super().add_to(parser)
+        parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, cls.examples
+
+    def run(self, inputs: Sequence[str]) -> None:
+        """ConfigError: one line, what is wrong."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,66 +76,49 @@ class FitOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastOptions(FitOptions, ReadOptions):
-    """How to read and fit runs, and which finished runs their forecasts learn from."""
+class GroupCommand(FitOptions, ReadCommand):
+    """A command that compares recipes."""
+
+    same_metric: bool = False
+    """the rewards are the same metric on the same prompts, although their columns, held-out sets or scorers
+    are named differently: compare them"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastCommand(FitOptions, ReadCommand):
+    """A command that fits each run for itself, and can learn from finished runs."""
 
     like: Annotated[tuple[str, ...], "RUN"] = ()
     """finished runs of the same kind, seeds of one recipe as NAME=RUN,RUN: forecasts learn from them which
     law such runs follow, how steep it is, and how far off forecasts of them would have been"""
 
+    @cached_property
+    def earlier(self) -> Earlier | None:
+        """The information in the runs of --like; None: there are none."""
+        return learn(curves_of(read_groups(self.like, self))) if self.like else None
 
-def add_fit_arguments(command: argparse.ArgumentParser) -> None:
-    """--confidence and --within."""
-    FitOptions.add_to(command)
+    def fit(self, curve: Curve) -> Fit:
+        """A fit whose forecasts know the runs of --like."""
+        return fit_curve(curve, self.confidence, self.within, prior=self.prior(curve))
 
+    def prior(self, curve: Curve) -> Prior:
+        """What the runs of --like say of a run."""
+        return prior_after(self.earlier, curve) if self.earlier else DEFAULT
 
-def add_options(
-    command: argparse.ArgumentParser, options: type[Options], examples: str, nargs: str = "+"
-) -> None:
-    """The inputs, the options and the examples of a command."""
-    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, examples
-    command.add_argument("inputs", nargs=nargs, metavar="RUN_OR_FILE", help=INPUTS)
-    options.add_to(command)
-
-
-def read_like(options: ForecastOptions) -> Earlier | None:
-    """The information in the runs of --like; None: there are none."""
-    return learn(curves_of(groups_of(options.like, options))) if options.like else None
+    def describe_prior(self, curve: Curve) -> list[str]:
+        """The same as sentences, if there is --like."""
+        return [describe_prior(self.prior(curve), self.earlier.without(curve))] if self.earlier else []
 
 
-def readings_of(inputs: Sequence[str], options: ReadOptions) -> list[Reading]:
-    """The runs of all inputs, without early transients if that is asked for."""
-    return [_without_early(reading) for reading in read_inputs(inputs, options)]
+def write_json(path: Path | None, content: Any) -> None:
+    """If asked for. Unknown and infinite numbers become null."""
+    if path:
+        text = json.dumps(nan_to_null(content), indent=1, allow_nan=False, ensure_ascii=False)
+        path.write_text(text + "\n")
 
 
-def groups_of(inputs: Sequence[str], options: ReadOptions) -> dict[str, list[Reading]]:
-    """The same by recipe."""
-    return {name: list(map(_without_early, group)) for name, group in read_groups(inputs, options).items()}
-
-
-def _without_early(reading: Reading) -> Reading:
-    curve = without_transient(reading.curve) if reading.drop_early else reading.curve
-    if not (count := len(reading.curve.points) - len(curve.points)):
-        return reading
-    note = f"Evaluations before {curve.points[0].compute:.4g}, which --drop-early leaves out: {count}."
-    return replace(reading, curve=curve, notes=(*reading.notes, note))
-
-
-def check_amounts(name: str, amounts: Sequence[float], expected: str = "a budget above 0") -> None:
-    """ConfigError: an amount of compute or money on the command line is not above 0, or infinite."""
-    if wrong := [amount for amount in amounts if not 0 < amount < math.inf]:
-        raise ConfigError(f"{name} {wrong[0]:g}: expected {expected}")
-
-
-def check_outputs(json_path: Path | None, picture: Path | None = None) -> None:
-    """Refuse output files that cannot be written, before any work is done."""
-    for path, endings in ((json_path, (".json",)), (picture, PICTURES)):
-        if path and path.suffix not in endings:
-            raise ConfigError(f"{path}: expected a name ending in {' or '.join(endings)}")
-        if path and not path.parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.parent}; make it first")
-
-
-def write_json(path: Path, content: Any) -> None:
-    """What is unknown or infinite becomes null."""
-    path.write_text(json.dumps(nan_to_null(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+def sources(readings: Sequence[Reading]) -> str:
+    """Which columns were read, and what was noticed in reading; runs that were read alike share the lines."""
+    runs = grouped(((str(reading), *reading.notes), reading.curve.name) for reading in readings)
+    blocks = ([paragraph(", ".join(names), ""), *map(paragraph, texts)] for texts, names in runs.items())
+    return "\n".join(map("\n".join, blocks))

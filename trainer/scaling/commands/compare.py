@@ -1,25 +1,26 @@
 """`compare`: do recipes differ (ceiling, efficiency, midpoint), and which is best at which budget."""
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 from trainer.config import ConfigError
-from trainer.scaling import compare_text as text_of
-from trainer.scaling.commands import add_fit_arguments, check_outputs, groups_of, write_json
-from trainer.scaling.comparability import add_same_metric, check_seeds, incomparable, warnings
+from trainer.scaling.commands import Budgets, GroupCommand, Json, Picture, sources, write_json
+from trainer.scaling.comparability import check_seeds, incomparable, warnings
 from trainer.scaling.compare import Comparison, Recipe, compare, without_ranking
-from trainer.scaling.plot import plot_recipes, reward_title
-from trainer.scaling.reading.groups import curves_of
-from trainer.scaling.reading.options import ReadOptions, add_input_arguments
-from trainer.scaling.reading.read import Reading, same_unit
-from trainer.scaling.seeds import MARGIN
-from trainer.scaling.tables import parts
-from trainer.scaling.text import paragraph, sources
+from trainer.scaling.layout import paragraph
+from trainer.scaling.plot import plot, reward_title
+from trainer.scaling.reading.read import Reading, curves_of, read_groups, same_unit
+from trainer.scaling.tables import answer, budget_sentences, pair_sentences, parts, recipe_sentences
 
-EXAMPLES = """\
+Groups = Mapping[str, Sequence[Reading]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(GroupCommand):
+    """What to compare, at which budgets, and where to write it."""
+
+    examples: ClassVar[str] = """\
 Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
 
 examples:
@@ -27,56 +28,36 @@ examples:
   python -m trainer.scaling compare a=verl.jsonl@devices=64,reward=aime b=prime.jsonl@devices=32 --same-metric
 """
 
+    at: Budgets = ()
+    """compare rewards at these budgets (default: ¼, ½, 1 and 2 times what all have data to)"""
+    details: bool = False
+    """all pairs in sentences, and of each recipe why its ceiling is not identified"""
+    json: Json = None
+    """write everything here"""
+    plot: Picture = None
+    """draw the curves and the efficiency plot in this file (.png, .svg or .pdf)"""
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What to compare, at which budgets, and where to write it."""
-    add_input_arguments(command)
-    add_fit_arguments(command)
-    add_same_metric(command)
-    command.formatter_class, command.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
-    command.add_argument(
-        "--at", type=float, nargs="+", default=[], metavar="BUDGET",
-        help="compare rewards at these budgets (default: ¼, ½, 1 and 2 times what all have data to)",
-    )  # fmt: skip
-    command.add_argument(
-        "--margin", type=float, default=MARGIN,
-        help="likely difference (90%%) between the ceilings of two runs of a recipe, before seeds update it "
-        f"(default: {MARGIN}, from the paper)",
-    )  # fmt: skip
-    text = "all pairs in sentences, and of each recipe why its ceiling is not identified"
-    command.add_argument("--details", action="store_true", help=text)
-    command.add_argument("--json", type=Path, help="write everything here")
-    text = "draw the curves and the efficiency plot in this file (.png, .svg or .pdf)"
-    command.add_argument("--plot", type=Path, help=text)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Print which recipes differ, and which is best at each budget."""
-    check_outputs(args.json, args.plot)
-    if not 0 < args.margin < 1:
-        raise ConfigError(f"--margin {args.margin:g}: expected a difference of ceilings between 0 and 1")
-    if wrong := [at for at in args.at if not 0 < at < float("inf")]:
-        raise ConfigError(f"--at {wrong[0]:g}: expected a budget above 0")
-    readings = groups_of(args.inputs, ReadOptions.from_arguments(args))
-    if len(readings) < 2:
-        raise ConfigError(f"there is only one recipe, {next(iter(readings))}; expected two or more")
-    groups = curves_of(readings)
-    unit = same_unit([curve for curves in groups.values() for curve in curves])
-    check_seeds(readings)
-    comparison = compare(groups, args.at, args.margin, args.confidence, args.within)
-    if why := incomparable(readings, args.same_metric):
-        comparison = without_ranking(comparison, why)
-    if args.json:
-        write_json(args.json, to_json(comparison, readings, unit))
-    if args.plot:
-        columns = [reading.reward_column for runs in readings.values() for reading in runs]
-        plot_recipes(comparison, args.plot, reward_title(columns))
-    print(describe(comparison, readings, unit, args.details))
+    def run(self, inputs: Sequence[str]) -> None:
+        """Print which recipes differ, and which is best at each budget."""
+        readings = read_groups(inputs, self)
+        if len(readings) < 2:
+            raise ConfigError(f"there is only one recipe, {next(iter(readings))}; expected two or more")
+        groups = curves_of(readings)
+        unit = same_unit([curve for curves in groups.values() for curve in curves])
+        check_seeds(readings)
+        comparison = compare(groups, self.at, confidence=self.confidence, within=self.within)
+        if why := incomparable(readings, self.same_metric):
+            comparison = without_ranking(comparison, why)
+        write_json(self.json, to_json(comparison, readings, unit))
+        if self.plot:
+            columns = [reading.reward_column for runs in readings.values() for reading in runs]
+            recipes = comparison.recipes
+            runs = [(r.name, *run) for r in recipes for run in zip(r.curves, r.fits, strict=True)]
+            plot(runs, self.plot, reward_title(columns), "log efficiency")
+        print(describe(comparison, readings, unit, self.details))
 
 
-def describe(
-    comparison: Comparison, readings: Mapping[str, Sequence[Reading]], unit: str, details: bool = False
-) -> str:
+def describe(comparison: Comparison, readings: Groups, unit: str, details: bool = False) -> str:
     """For a terminal: the answer, the tables, the pairs (if many, only with `details`), the sources."""
     notes = [f"Note: {note}" for note in warnings(readings)]
     notes += [comparison.incomparable] if comparison.incomparable else []
@@ -90,46 +71,41 @@ def describe(
     ])  # fmt: skip
 
 
-def to_json(comparison: Comparison, readings: Mapping[str, Sequence[Reading]], unit: str) -> dict[str, Any]:
+def to_json(comparison: Comparison, readings: Groups, unit: str) -> dict[str, Any]:
     """All numbers and sentences of `describe`."""
+    end, margins = comparison.end, ("seeds", "margin", "reward_margin")
     return {
         "unit": unit,
         "confidence": comparison.confidence,
         "warnings": warnings(readings),
         "incomparable": comparison.incomparable,
-        "notes": [*text_of.recipe_sentences(comparison), *text_of.budget_sentences(comparison)],
+        "notes": [*recipe_sentences(comparison), *budget_sentences(comparison)],
         "spread_over_seeds": {name: asdict(e) for name, e in comparison.spread.items()}
-        | {"seeds": comparison.seeds, "margin": comparison.margin}
-        | {"reward_margin": comparison.reward_margin},
+        | {name: getattr(comparison, name) for name in margins},
         "recipes": {
             recipe.name: _recipe_json(recipe, readings[recipe.name]) for recipe in comparison.recipes
         },
-        "answer": list(text_of.answer(comparison, unit)),
-        "end": comparison.end
-        and {"compute": comparison.end[0], "standings": [asdict(s) for s in comparison.end[1]]},
-        "costs": [{"reward": r, "recipes": [asdict(c) for c in row]} for r, row in comparison.costs],
+        "answer": list(answer(comparison, unit)),
+        "end": end and {"compute": end[0], "standings": list(map(asdict, end[1]))},
+        "costs": [{"reward": r, "recipes": list(map(asdict, row))} for r, row in comparison.costs],
         "pairs": [
-            asdict(pair)
-            | {"ahead": pair.ahead}
-            | {"sentences": text_of.pair_sentences(pair, comparison, unit)}
+            asdict(pair) | {"ahead": pair.ahead, "sentences": pair_sentences(pair, comparison, unit)}
             for pair in comparison.pairs
         ],
-        "budgets": [{"compute": at, "standings": [asdict(s) for s in row]} for at, row in comparison.budgets],
+        "budgets": [{"compute": c, "standings": list(map(asdict, row))} for c, row in comparison.budgets],
     }
 
 
 def _recipe_json(recipe: Recipe, readings: Sequence[Reading]) -> dict[str, Any]:
-    runs = zip(readings, recipe.curves, recipe.fits, strict=True)
+    runs = enumerate(zip(readings, recipe.fits, strict=True))
     return {
         **{name: asdict(recipe.estimate(name)) for name in ("A", "B", "C_mid", "R0")},
-        "doubts": recipe.doubts,
-        "described": recipe.described,
-        "evaluations": recipe.evaluations,
+        **{name: getattr(recipe, name) for name in ("doubts", "described", "evaluations")},
         "data_to": recipe.last,
         "runs": {
-            curve.name: fit.to_json()
+            reading.curve.name: fit.to_json()
             | {"source": str(reading), "reading_notes": reading.notes, "settings": dict(reading.settings)}
             | {"used": i in recipe.used}
-            for i, (reading, curve, fit) in enumerate(runs)
+            for i, (reading, fit) in runs
         },
     }

@@ -1,45 +1,24 @@
 """`predict`: the reward at a budget and the budget for a reward, with intervals, also in money."""
 
-import argparse
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import (
-    ForecastOptions,
-    add_options,
-    check_amounts,
-    check_outputs,
-    read_like,
-    readings_of,
-    write_json,
-)
-from trainer.scaling.curve.average import DEFAULT
-from trainer.scaling.curve.fit import Fit, fit_curve
-from trainer.scaling.earlier import describe_prior, prior_after
-from trainer.scaling.predict import (
-    Needed,
-    Prediction,
-    Shift,
-    kernel_shift,
-    predict,
-    shift_of_run,
-)
-from trainer.scaling.reading.arguments import Options
-from trainer.scaling.reading.read import Reading
-from trainer.scaling.text import amount, amounts, assumption, interval, paragraph, percent, sources, why_not
+from trainer.scaling.commands import Budgets, ForecastCommand, Json, sources, write_json
+from trainer.scaling.layout import amount, amounts, interval, paragraph, percent
+from trainer.scaling.predict import Needed, Prediction, Reached, Shift, kernel_shift, predict, shift_of_run
+from trainer.scaling.reading.options import ABOVE_0, Options
+from trainer.scaling.reading.read import Reading, read_inputs
+from trainer.scaling.text import assumption, why_not
 
 DEVICE_HOURS = ("GPU-hours", "core-hours")
 MODEL = "8b"  # whose step is accounted, unless asked for another
 UNCHECKED = 10.0  # times the compute measured: no forecast that far has been validated
-EXAMPLES = """\
-examples:
-  python -m trainer.scaling predict run.csv --at 24000 50000 --price 2.5
-  python -m trainer.scaling predict percent.csv --reward-range 0 100 --reach 60
-  python -m trainer.scaling predict run.csv --reach 0.6 --kernel ours --measured-with naive
-"""
+NO_RATES = "expected the --out of bench.kernels.compare, as of the GPU suite's stage `kernels`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,103 +40,149 @@ class Kernels(Options):
     """rates measured on your machine, instead of published ones: kernels.json of `bench gpu`, or another
     --out of bench.kernels.compare. With them a run folder of ours is accounted by its own ledger"""
 
+    def rates(self) -> dict[str, Any] | None:
+        """The record of --kernel-rates. ConfigError: it cannot be read, or an option lacks the other."""
+        if (self.kernel is None) != (self.measured_with is None):
+            raise ConfigError("--kernel (to predict) and --measured-with (of the runs given) need each other")
+        if self.kernel_rates is None:
+            return None
+        if self.kernel is None:
+            raise ConfigError("--kernel-rates was given without --kernel and --measured-with")
+        try:
+            record: dict[str, Any] = json.loads(self.kernel_rates.read_text())
+            return record
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"--kernel-rates {self.kernel_rates}: {e}") from e
+
+    def shift(self, reading: Reading, rates: dict[str, Any] | None) -> Shift | None:
+        """By the run's own ledger if it has one and the rates are measured, else by the paper's step."""
+        if self.kernel is None or self.measured_with is None:
+            return None
+        name, unit = reading.curve.name, reading.curve.unit
+        try:
+            pair = self.kernel, self.measured_with
+            own = shift_of_run(reading.path, *pair, rates) if rates else None
+            if own and self.model:
+                raise ConfigError(
+                    f"--model {self.model}: {name} is accounted by its own ledger, with its own model; leave "
+                    "out --model"
+                )
+            if unit not in (DEVICE_HOURS if own else DEVICE_HOURS[:1]):
+                raise ConfigError(
+                    f"{name}: compute is in {unit}; --kernel changes the {'device' if own else 'GPU'}-hours "
+                    "of a run: give compute in them (--gpu-hours-per-step, --devices or --unit; of a run "
+                    "folder of ours, leave out --compute-column)"
+                )
+            shift = own or kernel_shift(self.model or MODEL, *pair, rates)
+        except (KeyError, TypeError, AttributeError) as e:
+            raise ConfigError(f"--kernel-rates {self.kernel_rates}: {NO_RATES}") from e
+        if rates and not own and (reading.path / "ledger.json").is_file():
+            return replace(shift, note="Its ledger does not book the loss of the head apart.")
+        return shift
+
 
 @dataclass(frozen=True, kw_only=True)
-class PredictCommand(Kernels, ForecastOptions):
+class Command(Kernels, ForecastCommand):
     """What to predict, its price, another kernel."""
 
-    at: Annotated[tuple[float, ...], "BUDGET"] = ()
+    examples: ClassVar[str] = """\
+examples:
+  python -m trainer.scaling predict run.csv --at 24000 50000 --price 2.5
+  python -m trainer.scaling predict percent.csv --reward-range 0 100 --reach 60
+  python -m trainer.scaling predict run.csv --reach 0.6 --kernel ours --measured-with naive
+"""
+
+    at: Budgets = ()
     """predict the reward at these budgets, in the unit of compute"""
     reach: Annotated[tuple[float, ...], "REWARD"] = ()
     """predict the budget for these rewards, on the scale of --reward-range (0 to 1)"""
-    price: Annotated[float | None, "MONEY"] = None
+    price: Annotated[float | None, "MONEY", ABOVE_0] = None
     """price of one unit of compute, to print budgets in money, too"""
-    currency: Annotated[str, "NAME"] = "USD"
-    """currency of --price"""
-    json: Annotated[Path | None, "FILE"] = None
+    json: Json = None
     """write everything here"""
 
+    def run(self, inputs: Sequence[str]) -> None:
+        """Print the predictions for each input."""
+        self._check()
+        rates, results, texts = self.rates(), {}, []
+        for reading in read_inputs(inputs, self):
+            curve = reading.curve
+            fit = self.fit(curve)
+            if fit.averaged_draws is None:
+                few = fit.describe("too-few-points")
+                raise ConfigError(f"{curve.name}: {few}; evaluate more often, or leave it out")
+            shift = self.shift(reading, rates)
+            prediction = Prediction(fit, (), ())  # of a run that has fallen there is no forecast
+            if fit.has_forecast:
+                reach = [] if "last-point-low" in fit.flags else map(self.to_unit, self.reach)
+                factor = shift.factor if shift else 1.0
+                prediction = predict(fit, at=self.at, reach=list(reach), factor=factor)
+            texts += self._describe(reading, prediction, shift)
+            results[curve.name] = self._to_json(reading, prediction, shift)
+        write_json(self.json, results)
+        print("\n".join(texts))
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The command line."""
-    add_options(command, PredictCommand, EXAMPLES)
+    def _check(self) -> None:
+        if not self.at and not self.reach:
+            raise ConfigError("predict: nothing to predict; give --at BUDGET..., --reach REWARD..., or both")
+        low, high = self.reward_range
+        if wrong := [x for x in self.reach if not low < x <= high]:
+            scale = "the scale of --reward-range"
+            if not self.rescales:
+                scale = "for rewards on another scale, give --reward-range LOW HIGH"
+            expected = f"expected a reward above {low:g}, up to {high:g}; {scale}"
+            raise ConfigError(f"--reach {wrong[0]:g}: {expected}")
 
-
-def run(args: argparse.Namespace) -> None:
-    """Print the predictions for each input."""
-    options = PredictCommand.from_arguments(args)
-    _check(options)
-    rates = _rates(options)
-    reach = [options.to_unit(reward) for reward in options.reach]
-    results, texts = {}, []
-    like = read_like(options)
-    for reading in readings_of(args.inputs, options):
-        curve = reading.curve
-        prior = prior_after(like, curve) if like else DEFAULT
-        fit = fit_curve(curve, options.confidence, options.within, prior=prior)
-        if fit.averaged_draws is None:
-            few = fit.describe("too-few-points")
-            raise ConfigError(f"{curve.name}: {few}; evaluate more often, or leave it out")
-        shift = _shift(options, reading, rates) if options.kernel else None
-        prediction = Prediction(fit, (), ())  # of a run that has fallen there is no forecast
+    def _describe(self, reading: Reading, prediction: Prediction, shift: Shift | None) -> list[str]:
+        fit, unit = prediction.fit, reading.curve.unit
+        ceiling = f"Ceiling: A {interval(fit.A, '.3f')}; {fit.confidence:.0%} intervals."
+        end = f" The data end at {amount(fit.compute_range[1])} {unit}." if fit.has_forecast else ""
+        texts = [ceiling if fit.identified else why_not(fit) + end]
+        if shift:
+            texts.append(_describe_shift(shift))
         if fit.has_forecast:
-            known = reach if "last-point-low" not in fit.flags else []
-            prediction = predict(fit, at=options.at, reach=known, factor=shift.factor if shift else 1.0)
-        texts.append(describe(reading, prediction, shift, options))
-        if like and fit.has_forecast:
-            texts.append(paragraph(describe_prior(prior, like.without(curve))))
-        results[curve.name] = to_json(reading, prediction, shift, options)
-    if options.json:
-        write_json(options.json, results)
-    print("\n".join(texts))
+            texts.append(assumption(fit))
+        texts += [self._reached(reached, fit.identified, unit) for reached in prediction.reached]
+        texts += [self._needed(needed, fit.identified, unit) for needed in prediction.needed]
+        if "last-point-low" in fit.flags and self.reach:
+            texts.append(
+                "The budget for a reward is unknown until the last checkpoint has been evaluated again."
+            )
+        if fit.has_forecast:
+            texts += self.describe_prior(reading.curve)
+        return [sources([reading]), *map(paragraph, texts)]
 
-
-def describe(reading: Reading, prediction: Prediction, shift: Shift | None, options: PredictCommand) -> str:
-    """For a terminal."""
-    fit, unit = prediction.fit, reading.curve.unit
-    ceiling = f"Ceiling: A {interval(fit.A, '.3f')}; {fit.confidence:.0%} intervals."
-    end = f" The data end at {amount(fit.compute_range[1])} {unit}." if fit.has_forecast else ""
-    lines = [sources([reading]), paragraph(ceiling if fit.identified else why_not(fit) + end)]
-    if shift:
-        lines.append(paragraph(_describe_shift(shift)))
-    if fit.has_forecast:
-        lines.append(assumption(fit))
-    for r in prediction.reached:
-        cost = f" ({amount(r.budget * options.price)} {options.currency})" if options.price else ""
+    def _reached(self, r: Reached, quoted: bool, unit: str) -> str:
+        cost = f" (price: {amount(r.budget * self.price)})" if self.price else ""
         unchecked = f"; {amount(r.ahead)}× the data: no forecast that far is validated"
-        far = unchecked if r.ahead > UNCHECKED else ""
-        reward = interval(r.reward, ".3f", fit.identified)
-        lines.append(paragraph(f"at {amount(r.budget, 6)} {unit}{cost}: reward {reward}{far}"))
-    lines += [paragraph(_describe_needed(n, fit, unit, options)) for n in prediction.needed]
-    if "last-point-low" in fit.flags and options.reach:
-        text = "The budget for a reward is unknown until the last checkpoint has been evaluated again."
-        lines.append(paragraph(text))
-    return "\n".join(lines)
+        reward = interval(r.reward, ".3f", quoted) + unchecked * (r.ahead > UNCHECKED)
+        return f"at {amount(r.budget, 6)} {unit}{cost}: reward {reward}"
 
+    def _needed(self, n: Needed, quoted: bool, unit: str) -> str:
+        e, (low, high) = n.compute, self.reward_range
+        own = f" ({low + n.reward * (high - low):g} from {low:g} to {high:g})" if self.rescales else ""
+        start = f"reward {n.reward:g}{own}:"
+        if e.high == 0:
+            return f"{start} reached from the start."
+        if e.low == math.inf:
+            return f"{start} not reached (probability {percent(n.chance)})."
+        ever = (
+            f"; the probability that any budget is enough is {percent(n.chance)}" if n.chance < 0.99 else ""
+        )
+        quoted = quoted and e.value < math.inf
+        cost = f"; price: {amounts(e.times(self.price), quoted)}" if self.price else ""
+        return f"{start} {amounts(e, quoted)} {unit}{cost}{ever}"
 
-def to_json(
-    reading: Reading, prediction: Prediction, shift: Shift | None, options: PredictCommand
-) -> dict[str, Any]:
-    """All numbers of `describe`, with costs if there is a price."""
-    fit = prediction.fit
-
-    def cost(x: float) -> dict[str, Any]:
-        return {"cost": x * options.price} if options.price else {}
-
-    return {
-        "unit": reading.curve.unit,
-        "identified": fit.identified,
-        "flags": fit.flags,
-        "confidence": fit.confidence,
-        "A": asdict(fit.A),
-        "price": {"per_unit": options.price, "currency": options.currency} if options.price else None,
-        "kernel": asdict(shift) if shift else None,
-        "at": [asdict(r) | cost(r.budget) for r in prediction.reached],
-        "reach": [asdict(n) | {"cost": asdict(n.compute.times(options.price))}
-                  if options.price else asdict(n) for n in prediction.needed],
-        "source": str(reading),
-        "notes": reading.notes,
-    }  # fmt: skip
+    def _to_json(self, reading: Reading, prediction: Prediction, shift: Shift | None) -> dict[str, Any]:
+        fit, price = prediction.fit, self.price
+        at, reach = (list(map(asdict, part)) for part in (prediction.reached, prediction.needed))
+        if price:
+            at = [row | {"cost": row["budget"] * price} for row in at]
+            reach = [row | {"cost": {k: x * price for k, x in row["compute"].items()}} for row in reach]
+        of_fit = {name: getattr(fit, name) for name in ("identified", "flags", "confidence")}
+        read = {"unit": reading.curve.unit, "source": str(reading), "notes": reading.notes}
+        ahead = {"price": price, "kernel": shift and asdict(shift), "at": at, "reach": reach}
+        return read | of_fit | {"A": asdict(fit.A)} | ahead
 
 
 def _describe_shift(shift: Shift) -> str:
@@ -165,93 +190,10 @@ def _describe_shift(shift: Shift) -> str:
         f"{head.name} ({head.tflops:.3g} TF/s, {head.source.split(':')[0]})"
         for head in (shift.measured_with, shift.kernel)
     )
-    if not shift.model:
-        return (
-            f"Measured with {old}, predicted for {new}: by the run's own ledger, with its devices split as "
-            f"they are, the run takes {shift.factor:.3f} times the compute."
-        )
+    how = "by the run's own ledger, with its devices split as they are, the run takes"
+    end = "the compute."
+    if shift.model:
+        how, end = f"a step of {shift.model} takes", "the GPU-hours (python -m bench.gpu_hours shows how)."
     return (
-        f"Measured with {old}, predicted for {new}: a step of {shift.model} takes {shift.factor:.3f} times "
-        f"the GPU-hours (python -m bench.gpu_hours shows the calculation). {shift.note}".strip()
+        f"Measured with {old}, predicted for {new}: {how} {shift.factor:.3f} times {end} {shift.note}".strip()
     )
-
-
-def _describe_needed(n: Needed, fit: Fit, unit: str, options: PredictCommand) -> str:
-    e = n.compute
-    low, high = options.reward_range
-    scaled = "" if (low, high) == (0, 1) else f" ({low + n.reward * (high - low):g} from {low:g} to {high:g})"
-    start = f"reward {n.reward:g}{scaled}:"
-    if e.high == 0:
-        return f"{start} reached from the start."
-    if e.low == float("inf"):
-        return f"{start} not reached (probability {percent(n.chance)})."
-    ever = f"; the probability that any budget is enough is {percent(n.chance)}" if n.chance < 0.99 else ""
-    quoted = fit.identified and e.value < float("inf")
-    cost = f"; {amounts(e.times(options.price), quoted)} {options.currency}" if options.price else ""
-    return f"{start} {amounts(e, quoted)} {unit}{cost}{ever}"
-
-
-def _check(options: PredictCommand) -> None:
-    check_outputs(options.json)
-    if not options.at and not options.reach:
-        raise ConfigError("predict: nothing to predict; give --at BUDGET..., --reach REWARD..., or both")
-    check_amounts("--at", options.at, "a budget above 0, in the unit of compute")
-    low, high = options.reward_range
-    if wrong := [x for x in options.reach if not low < x <= high]:
-        scale = "for rewards on another scale, give --reward-range LOW HIGH"
-        if (low, high) != (0, 1):
-            scale = "the scale of --reward-range"
-        raise ConfigError(f"--reach {wrong[0]:g}: expected a reward above {low:g}, up to {high:g}; {scale}")
-    check_amounts("--price", () if options.price is None else (options.price,), "an amount of money above 0")
-
-
-def _rates(options: PredictCommand) -> dict[str, Any] | None:
-    """The record of --kernel-rates. ConfigError: it cannot be read, or an option lacks the other."""
-    if options.kernel is None and options.measured_with is None:
-        if options.kernel_rates:
-            raise ConfigError("--kernel-rates was given without --kernel and --measured-with")
-        return None
-    if options.kernel is None or options.measured_with is None:
-        raise ConfigError("--kernel (to predict) and --measured-with (of the runs given) need each other")
-    if not options.kernel_rates:
-        return None
-    try:
-        record: dict[str, Any] = json.loads(options.kernel_rates.read_text())
-        return record
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"--kernel-rates {options.kernel_rates}: {e}") from e
-
-
-def _shift(options: PredictCommand, reading: Reading, rates: dict[str, Any] | None) -> Shift:
-    """By the run's own ledger if it has one and the rates are measured, else by the paper's step."""
-    curve, kernel, measured_with = reading.curve, options.kernel, options.measured_with
-    assert kernel and measured_with  # checked by _rates
-    try:
-        if rates is not None:
-            own = shift_of_run(reading.path, kernel, measured_with, rates)
-            if own and curve.unit not in DEVICE_HOURS:
-                raise ConfigError(
-                    f"{curve.name}: compute is in {curve.unit}; --kernel changes the device-hours of a run: "
-                    "leave out --compute-column and --unit"
-                )
-            if own and options.model:
-                raise ConfigError(
-                    f"--model {options.model}: {curve.name} is accounted by its own ledger, with its own "
-                    "model; leave out --model"
-                )
-            if own:
-                return own
-        if curve.unit != "GPU-hours":
-            raise ConfigError(
-                f"{curve.name}: compute is in {curve.unit}; --kernel changes the GPU-hours of a step: give "
-                "compute in GPU-hours (--gpu-hours-per-step, --devices or --unit)"
-            )
-        shift = kernel_shift(options.model or MODEL, kernel, measured_with, rates)
-        if rates is not None and (reading.path / "ledger.json").is_file():
-            return replace(shift, note="Its ledger does not book the loss of the head apart.")
-        return shift
-    except (KeyError, TypeError, AttributeError) as e:
-        raise ConfigError(
-            f"--kernel-rates {options.kernel_rates}: expected the --out of bench.kernels.compare, as of the "
-            "GPU suite's stage `kernels`"
-        ) from e

@@ -1,17 +1,22 @@
 """`report`: one HTML page for one or many runs, complete in itself; pictures for papers on demand."""
 
-import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from trainer.config import ConfigError
-from trainer.scaling.commands import FitOptions, add_options, groups_of
-from trainer.scaling.comparability import add_same_metric, check_seeds
-from trainer.scaling.reading.options import ReadOptions
-from trainer.scaling.report import write
+from trainer.scaling.commands import GroupCommand
+from trainer.scaling.comparability import check_seeds
+from trainer.scaling.reading.read import read_groups
+from trainer.scaling.report.page import write
 
-EXAMPLES = """\
+
+@dataclass(frozen=True, kw_only=True)
+class Command(GroupCommand):
+    """What to report, and where."""
+
+    examples: ClassVar[str] = """\
 Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
 
 examples:
@@ -19,35 +24,19 @@ examples:
   python -m trainer.scaling report runs.toml --out report.html
 """
 
-
-@dataclass(frozen=True, kw_only=True)
-class ReportCommand(FitOptions, ReadOptions):
-    """What to report, and where."""
-
     out: Annotated[Path, "FILE"] = Path("report.html")
     """the page"""
-    png: Annotated[Path | None, "DIR"] = None
-    """write curves.png and efficiency.png here"""
     svg: Annotated[Path | None, "DIR"] = None
-    """the same as .svg"""
+    """write curves.svg and efficiency.svg here"""
 
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The command line."""
-    add_options(command, ReportCommand, EXAMPLES)
-    add_same_metric(command)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Write the page and the pictures, and say where they are."""
-    options = ReportCommand.from_arguments(args)
-    if not options.out.parent.is_dir():  # before any work, so that a wrong name costs nothing
-        raise ConfigError(f"--out {options.out}: there is no folder {options.out.parent}; make it first")
-    for folder in (options.png, options.svg):
-        if folder is not None and folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is a file; expected a folder for the pictures")
-    groups = groups_of(args.inputs, options)
-    check_seeds(groups)
-    pictures = {ending: folder for ending in ("png", "svg") if (folder := getattr(options, ending))}
-    files = write(groups, options.out, pictures, options.confidence, options.within, args.same_metric)
-    print(*files, sep="\n")
+    def run(self, inputs: Sequence[str]) -> None:
+        """Write the page and the pictures, and say where they are."""
+        if not self.out.parent.is_dir():  # before any work, so that a wrong name costs nothing
+            raise ConfigError(f"--out {self.out}: there is no folder {self.out.parent}; make it first")
+        if self.svg and self.svg.exists() and not self.svg.is_dir():
+            raise ConfigError(f"{self.svg} is a file; expected a folder for the pictures")
+        groups = read_groups(inputs, self)
+        check_seeds(groups)
+        pictures = {"svg": self.svg} if self.svg else {}
+        files = write(groups, self.out, pictures, self.confidence, self.within, self.same_metric)
+        print(*files, sep="\n")

@@ -1,28 +1,109 @@
-"""How inputs are read: the options of every command that reads curves, and those of one input alone.
+"""Options as fields of a dataclass: those of every command that reads curves, and those of one input alone.
 
 An input is `[NAME=]RUN,RUN[@OPTION=VALUE,OPTION=VALUE]`, or a .toml of recipes; docs/logs.md explains both.
 """
 
 import argparse
+import inspect
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, get_args, get_origin, get_type_hints
 
 from trainer.config import ConfigError
+from trainer.config.values import Range, field_docs
 from trainer.scaling.reading import columns as names
-from trainer.scaling.reading.arguments import Options, flag
 from trainer.scaling.reading.values import numbers
 
 WAYS = ("compute_column", "devices", "gpu_hours_per_step")  # each defines C
-INPUTS = (
-    "a run folder; .csv, .tsv, .jsonl, .json or .parquet; a W&B export; TensorBoard events; verl's console "
-    "log. NAME=RUN,RUN: seeds of one recipe. RUN@devices=32,reward=aime: options of these runs alone (those "
-    "below, also compute, reward, se and time for the columns). A .toml of runs: see docs/logs.md"
-)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser whose errors are one ConfigError line."""
+
+    def error(self, message: str) -> NoReturn:
+        see = f"; see {self.prog} --help" if self.prog else ""
+        raise ConfigError(message.removeprefix("argument ") + see)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A base of frozen dataclasses. A field's type says how its option is read, its docstring is the help.
+
+    `Annotated` adds the name of its value in `--help` (text), the Range of its numbers, or a function that
+    reads it. A field without a default must be given.
+    """
+
+    group: ClassVar[tuple[str, ...]] = ()  # title and description in `--help`; empty: none of its own
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """An option for each field, in the groups of the classes that define them."""
+        hints = get_type_hints(cls, include_extras=True)
+        for part in reversed(cls.__mro__):
+            defined = [option for option in fields(cls) if option.name in inspect.get_annotations(part)]
+            group = vars(part).get("group") if defined else None
+            place = parser.add_argument_group(*group) if group else parser
+            for option in defined:
+                text, how = field_docs(part)[option.name], _argument(hints[option.name])
+                if option.default not in (None, False, (), MISSING) and "default" not in text:
+                    text += f" (default: {as_typed(option.default)})"
+                default = {"required": True} if option.default is MISSING else {"default": option.default}
+                place.add_argument(flag(option.name), help=text.replace("%", "%%"), **how, **default)
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """The options on a command line that has them."""
+        values = {option.name: getattr(arguments, option.name) for option in fields(cls)}
+        return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in values.items()})
+
+
+def flag(name: str) -> str:
+    """A field as on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def as_typed(value: Any) -> str:
+    """A default as on the command line."""
+    if isinstance(value, tuple):
+        return " ".join(map(as_typed, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _argument(hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of this type."""
+    hint, *extra = get_args(hint) if get_origin(hint) is Annotated else [hint]
+    kinds = get_args(hint) if NoneType in get_args(hint) else [hint]
+    kind = next(one for one in kinds if one is not NoneType)
+    argument: dict[str, Any] = {"type": kind}
+    if kind is bool:
+        argument = {"action": "store_true"}
+    elif get_origin(kind) is Literal:
+        argument = {"choices": get_args(kind)}
+    elif get_origin(kind) is tuple:
+        item, *rest = get_args(kind)
+        argument = {"type": item, "nargs": "+" if rest == [...] else 1 + len(rest)}
+    for one in extra:
+        if isinstance(one, Range):
+            argument["type"] = _within(one, argument["type"])
+        else:
+            argument["type" if callable(one) else "metavar"] = one
+    return argument
+
+
+def _within(limits: Range, kind: Callable[[str], float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = kind(text)
+        if value not in limits:
+            raise argparse.ArgumentTypeError(f"{text} is out of range; expected {limits}")
+        return value
+
+    read.__name__ = kind.__name__  # for argparse's message about what is no number
+    return read
 
 
 def _start(text: str) -> float | str:
@@ -35,6 +116,7 @@ def _start(text: str) -> float | str:
 
 
 Name = Annotated[str | None, "NAME"]
+ABOVE_0 = Range(above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +131,7 @@ class ReadOptions(Options):
     """column or tag of R, the held-out pass rate (default: by its name)"""
     se_column: Name = None
     """column of R's standard error (default: by its name)"""
-    samples: Annotated[float | None, "N"] = None
+    samples: Annotated[float | None, "N", ABOVE_0] = None
     """without such a column: R is the mean of N samples (prompts × k), as if the prompts were drawn again
     each time; if they stay the same, these errors are too large"""
     r0: Annotated[float | None, "R"] = None
@@ -58,7 +140,7 @@ class ReadOptions(Options):
     """scale of R and --r0 (-1 1, or 0 100 for percent); the output is on a scale from 0 to 1"""
     unit: Annotated[str | None, names.unit_of] = None
     """unit of compute: GPU-hours, core-hours, FLOPs, steps (default: by C's name)"""
-    devices: Annotated[float | None, "N"] = None
+    devices: Annotated[float | None, "N", ABOVE_0] = None
     """C in GPU-hours: elapsed time × N GPUs; wall time of TensorBoard and W&B includes evaluations and
     checkpoints, but pauses are left out"""
     time_column: Name = None
@@ -68,19 +150,13 @@ class ReadOptions(Options):
     start: Annotated[float | str | None, _start, "TIME"] = None
     """with --devices: when training began, a date or a value of the time column; first: at the first row
     (default: at step 0)"""
-    gpu_hours_per_step: Annotated[float | None, "X"] = None
+    gpu_hours_per_step: Annotated[float | None, "X", ABOVE_0] = None
     """C in GPU-hours: X times the step"""
     drop_before: Annotated[float, "C"] = 0.0
     """leave out points before C, but not R0"""
-    drop_early: bool = False
-    """leave out the first quarter of the rise if it deviates from the curve"""
 
     def check(self) -> None:
-        """ConfigError: options contradict each other, or a value is impossible."""
-        for name in ("samples", "devices", "gpu_hours_per_step"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{flag(name)} {value:g}: expected a number above 0")
+        """ConfigError: options contradict each other."""
         ways = [flag(way) for way in WAYS if getattr(self, way) is not None]
         if len(ways) > 1 and ways != ["--compute-column", "--gpu-hours-per-step"]:
             raise ConfigError(f"{' and '.join(ways)} were given; expected one of them, as each defines C")
@@ -96,6 +172,8 @@ class ReadOptions(Options):
             raise ConfigError(
                 f"--reward-range {low:g} {high:g}: expected the lowest reward, then the highest"
             )
+        if self.r0 is not None and not low <= self.r0 <= high:
+            raise ConfigError(f"--r0 {self.r0:g}: expected a reward from {low:g} to {high:g}")
 
     @property
     def rescales(self) -> bool:
@@ -121,20 +199,11 @@ class Input:
     options: ReadOptions
 
 
-def add_input_arguments(command: argparse.ArgumentParser, nargs: str = "+") -> None:
-    """The inputs and how to read them. `nargs`: number of inputs."""
-    command.add_argument("inputs", nargs=nargs, metavar="RUN_OR_FILE", help=INPUTS)
-    ReadOptions.add_to(command)
-
-
 def expand(text: str, options: ReadOptions) -> list[Input]:
     """The recipes of an input: `[NAME=]RUN,RUN[@OPTION=VALUE,OPTION=VALUE]`, or those of a .toml."""
     if Path(text).suffix == ".toml":
         return _from_toml(Path(text), options)
-    known = "|".join(map(re.escape, _known_options()))
-    runs, *rest = [text] if Path(text).exists() else re.split(rf"@(?=(?:{known})=)", text, maxsplit=1)
-    if not rest and not Path(text).exists():  # a misspelt option
-        runs, *rest = re.split(r"@(?=[a-z][\w-]*=)", text, maxsplit=1)
+    runs, *rest = [text] if Path(text).exists() else re.split(r"@(?=[a-z][\w-]*=)", text, maxsplit=1)
     pairs = [pair.split("=", 1) for part in rest for pair in re.split(r",(?=[a-z][\w-]*=)", part)]
     chosen = _with_texts(options, {key: value for key, value in pairs}, text)
     name, sign, listed = runs.partition("=")
@@ -166,32 +235,21 @@ def _from_toml(path: Path, options: ReadOptions) -> list[Input]:
 
 def _with_texts(options: ReadOptions, texts: Mapping[str, str], where: str) -> ReadOptions:
     """The options with others in their place, written as text; a way to define C replaces any other way."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    ReadOptions.add_to(parser)
     chosen = {SHORT.get(key, key.replace("-", "_")): value for key, value in texts.items()}
-    replaced = {*chosen, *(WAYS if set(WAYS) & set(chosen) else ())}
-    values = {
-        option.name: option.default if option.name in replaced else getattr(options, option.name)
-        for option in fields(ReadOptions)
-    }
-    words: list[str] = []
+    values = {option.name: getattr(options, option.name) for option in fields(ReadOptions)}
+    if set(WAYS) & set(chosen):
+        values |= dict.fromkeys(WAYS)
+    parser, words = Parser(prog="", add_help=False, allow_abbrev=False), list[str]()
+    ReadOptions.add_to(parser)
     try:
         for name, value in chosen.items():
             if name not in values:
-                known = ", ".join(_known_options())
+                known = ", ".join([*SHORT, *(flag(name)[2:] for name in values)])
                 raise ConfigError(f"unknown option {flag(name)[2:]!r}; expected one of {known}")
-            if name == "reward_range":
-                words += [flag(name), *re.split("[: ]+", value)]
-            elif name == "drop_early":
-                words += [flag(name)] * (value.lower() != "false")
-            else:
-                words.append(f"{flag(name)}={value}")
+            pair = name == "reward_range"
+            words += [flag(name), *re.split("[: ]+", value)] if pair else [f"{flag(name)}={value}"]
         result = ReadOptions.from_arguments(parser.parse_args(words, argparse.Namespace(**values)))
         result.check()
-    except (argparse.ArgumentError, ConfigError) as e:
+    except ConfigError as e:
         raise ConfigError(f"{where}: {e}" if texts else str(e)) from e
     return result
-
-
-def _known_options() -> Sequence[str]:
-    return [*SHORT, *(flag(option.name)[2:] for option in fields(ReadOptions))]

@@ -5,7 +5,3 @@ folder, ignores dark mode and print layout, and hiding a run in all charts at on
 The page loads nothing from a network, and its Content-Security-Policy allows only page.js to run, so that
 text written by models and users stays text.
 """
-
-from trainer.scaling.report.page import page, write, write_report
-
-__all__ = ["page", "write", "write_report"]

@@ -12,6 +12,8 @@ from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.plot import LINEAR_REACH, forecast_end, reward_title, straighten
 from trainer.scaling.report.run import Record, Run
 
+AHEAD = (2, 10)  # the budgets at which rewards are forecast, in multiples of the longest run's compute
+
 TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
     ("Pass rate in training", {"train/pass_rate": "pass rate"}),
     ("Prompts with a gradient", {"train/effective_prompts": "prompts"}),
@@ -48,6 +50,34 @@ def as_script(data: Mapping[str, Any]) -> str:
     """JSON that is safe inside <script>: without <, > and &, in ASCII."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def budgets(runs: Sequence[Run]) -> tuple[float, ...]:
+    """The computes at which the rewards of all runs are forecast, so that they can be compared."""
+    longest = max(run.fit.compute_range[1] for run in runs)
+    return tuple(times * longest for times in AHEAD) if longest > 0 else ()
+
+
+def whiskers(fits: Sequence[Fit]) -> dict[str, Any]:
+    """The ceilings, or their ranges, on one scale with ticks, in percent of its width; None: unknown."""
+    from matplotlib.ticker import MaxNLocator  # not needed for a single run
+
+    known = [fit.A for fit in fits if fit.predictable]
+    if not known:
+        return {"ticks": [], "runs": [None] * len(fits)}
+    low, high = min(A.low for A in known), max(A.high for A in known)
+    margin = max(0.08 * (high - low), 0.01)
+    low, high = low - margin, high + margin
+    ticks = [x for x in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= x <= high]
+    digits = max(len(f"{x:.6g}".partition(".")[2]) for x in ticks)
+
+    def at(x: float) -> float:
+        return round(100 * (x - low) / (high - low), 2)
+
+    return {
+        "ticks": [(at(x), f"{x:.{digits}f}") for x in ticks],
+        "runs": [Estimate(*map(at, _three(fit.A))) if fit.predictable else None for fit in fits],
+    }
 
 
 def _run(run: Run, longest: float) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from trainer.jsonl import write_atomic
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.comparability import incomparable, warnings
 from trainer.scaling.compare import compare_fits, without_ranking
-from trainer.scaling.plot import plot_curves, plot_efficiency, reward_title
+from trainer.scaling.layout import amount
+from trainer.scaling.plot import plot, reward_title
 from trainer.scaling.reading.read import Reading, same_unit
-from trainer.scaling.report import answers
-from trainer.scaling.report.charts import as_script, chart_data
+from trainer.scaling.report.charts import as_script, budgets, chart_data, whiskers
 from trainer.scaling.report.run import Run, by_recipe, run_of_folder, runs_of
 from trainer.scaling.tables import parts
-from trainer.scaling.text import amount, compute_for_most
+from trainer.scaling.text import answers, cautions, compute_for_most
 
 COLOURS, MARKS = 7, 4  # as in page.css and page.js: repeated colours get another mark
 LONGEST_TEXT = 4000  # characters of a completion
@@ -50,8 +50,8 @@ def write(
     for ending, folder in pictures.items():
         folder.mkdir(parents=True, exist_ok=True)
         curves, efficiency = (folder / f"{name}.{ending}" for name in ("curves", "efficiency"))
-        plot_curves(named, curves, reward_title([run.reading.reward_column for run in runs]))
-        plot_efficiency(named, efficiency)
+        plot(named, curves, reward_title([run.reading.reward_column for run in runs]))
+        plot(named, efficiency, panels="efficiency")
         files += [curves, efficiency]
     return files
 
@@ -68,7 +68,7 @@ def page(runs: Sequence[Run], same_metric: bool = False) -> str:
         autoescape=True, undefined=StrictUndefined, finalize=visible, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["amount"] = amount
-    ahead, names = answers.budgets(runs), list(by_recipe(runs))
+    ahead, names = budgets(runs), list(by_recipe(runs))
     views = [_view(i, r, names.index(r.recipe), ahead) for i, r in enumerate(runs)]
     return environment.from_string(_resource("page.html")).render(
         title=title_of(runs),
@@ -82,7 +82,7 @@ def page(runs: Sequence[Run], same_metric: bool = False) -> str:
         script_digest=Markup(digest),
         data=Markup(as_script(chart_data(runs))),
         runs=views,
-        whiskers=answers.whiskers([r.fit for r in runs]) if len(runs) > 1 else None,
+        whiskers=whiskers([r.fit for r in runs]) if len(runs) > 1 else None,
         forecasts=any(r.record and r.record.forecasts and r.fit.predictable for r in runs),
         method=_resource("page.method.txt").strip().split("\n\n"),
         made=f"{date.today():%d %B %Y} by sigmoid-rl {version()}",
@@ -97,7 +97,7 @@ def compared(runs: Sequence[Run], same_metric: bool = False) -> dict[str, Any] |
     if len(fitted) < 2:
         return None
     last = max(run.fit.compute_range[1] for run in runs)
-    comparison = compare_fits(fitted, [last, *answers.budgets(runs)])
+    comparison = compare_fits(fitted, [last, *budgets(runs)])
     groups = {name: [run.reading for run in group] for name, group in by_recipe(runs).items()}
     notes = warnings(groups)
     if why := incomparable(groups, same_metric):
@@ -160,7 +160,7 @@ def _recipe(i: int, name: str, runs: Sequence[Run]) -> dict[str, Any]:
     return {"name": name, "runs": [j for j, run in enumerate(runs) if run.recipe == name], **_look(i)}
 
 
-def _view(i: int, run: Run, recipe: int, budgets: Sequence[float]) -> dict[str, Any]:
+def _view(i: int, run: Run, recipe: int, ahead: Sequence[float]) -> dict[str, Any]:
     fit, record = run.fit, run.record
     return {
         "index": i,
@@ -169,12 +169,12 @@ def _view(i: int, run: Run, recipe: int, budgets: Sequence[float]) -> dict[str, 
         "file": run.curve.name,
         "source": str(run.reading),
         "notes": run.reading.notes,
-        "ahead": [fit.at(c) if fit.predictable else None for c in budgets],
+        "ahead": [fit.at(c) if fit.predictable else None for c in ahead],
         "fit": fit,
         "error_at_2x": error_at_2x(backtest(run.curve)),
-        "answers": answers.answers(run),
+        "answers": answers(run.curve, fit),
         "cost": compute_for_most(fit) if fit.identified else None,
-        "cautions": answers.cautions(fit) if fit.predictable else "",
+        "cautions": cautions(fit) if fit.predictable else "",
         "points": run.curve.evaluations,
         "record": record,
         "ledger": _ledger(record.ledger) if record and record.ledger else None,

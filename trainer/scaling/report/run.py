@@ -13,8 +13,8 @@ from trainer.jsonl import read_lines
 from trainer.run_folder import origin
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.curve.sigmoid import Curve
+from trainer.scaling.layout import short_names
 from trainer.scaling.reading.read import Reading, read_inputs
-from trainer.scaling.text import short_names
 
 SAMPLES = 12
 BINS = 120  # of the timeline
