@@ -87,7 +87,7 @@ def vllm(folder: str, threads: int, stack: ExitStack) -> Work:
 
     async def start() -> LocalVLLM:
         engine = LocalVLLM(config, folder, threads, Path(config.run_dir) / "none")
-        await engine.load(0, "")
+        await engine.load(0)
         return engine
 
     began = time.perf_counter()

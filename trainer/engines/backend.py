@@ -5,13 +5,14 @@ Request ──add──> RequestQueue ──take──> samples to generate, con
 """
 
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from threading import Thread
+from typing import Any
 
 import numpy as np
 
@@ -40,60 +41,44 @@ class RequestQueue:
 
     def __init__(self, max_positions: int) -> None:
         self._max_positions = max_positions  # of a prompt and its completion together
-        self._continued, self._evaluations, self._training = (deque[Samples]() for _ in range(3))
+        self._waiting: list[Samples] = []  # the next first
 
     @property
     def next_request(self) -> Request | None:
         """The request whose samples `take` returns next."""
-        queue = self._next_queue
-        return queue[0].request if queue else None
-
-    @property
-    def _next_queue(self) -> deque[Samples]:
-        return self._continued or self._evaluations or self._training
+        return self._waiting[0].request if self._waiting else None
 
     def add(self, request: Request) -> None:
         """Queue all samples of a request; ConfigError if the engine cannot serve it."""
         prompt, new = len(request.prompt_ids), request.max_tokens
-        if not prompt or new < 1:
+        if not 0 < prompt < prompt + new <= self._max_positions:
             raise ConfigError(
-                f"request {request.request_id} has {prompt} prompt tokens and max_tokens {new}; expected at "
-                "least 1 of each"
+                f"request {request.request_id} has {prompt} prompt tokens and asks for {new} new ones; "
+                f"expected 1 of each at least, {self._max_positions} together at most. Lower "
+                "engine.max_new_tokens or data.max_prompt_tokens"
             )
-        if prompt + new > self._max_positions:
-            raise ConfigError(
-                f"request {request.request_id} has {prompt} prompt tokens and asks for {new} new ones; the "
-                f"engine holds {self._max_positions} positions. Lower engine.max_new_tokens or "
-                "data.max_prompt_tokens"
-            )
-        ordinary = self._evaluations if request.evaluation else self._training
-        queue = self._continued if request.continues else ordinary
-        queue.append(Samples(request, first=0, count=request.n))
+        insort(self._waiting, Samples(request, first=0, count=request.n), key=_class)
 
     def take(self, limit: int) -> Samples:
         """Remove and return at most `limit` samples of `next_request`."""
-        queue = self._next_queue
-        head = queue.popleft()
+        head = self._waiting.pop(0)
         count = min(head.count, limit)
         if count < head.count:
-            queue.appendleft(replace(head, first=head.first + count, count=head.count - count))
+            self._waiting.insert(0, replace(head, first=head.first + count, count=head.count - count))
         return replace(head, count=count)
 
     def abort(self, request_ids: frozenset[str]) -> list[Completion]:
         """Remove these requests; an empty completion for each of their samples."""
-        no_ids, no_logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        aborted = []
-        for queue in (self._continued, self._evaluations, self._training):
-            for samples in [queue.popleft() for _ in range(len(queue))]:
-                request = samples.request
-                if request.request_id not in request_ids:
-                    queue.append(samples)
-                    continue
-                aborted += [
-                    Completion(request.request_id, index, no_ids, no_logprobs, no_ids, "abort")
-                    for index in range(samples.first, samples.first + samples.count)
-                ]
-        return aborted
+        ids, logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        aborted = [x for x in self._waiting if x.request.request_id in request_ids]
+        self._waiting = [x for x in self._waiting if x.request.request_id not in request_ids]
+        samples = [(x.request.request_id, i) for x in aborted for i in range(x.first, x.first + x.count)]
+        return [Completion(name, i, ids, logprobs, ids, "abort") for name, i in samples]
+
+
+def _class(samples: Samples) -> int:
+    request = samples.request
+    return 0 if request.continues else 1 if request.evaluation else 2
 
 
 class Activity:
@@ -137,6 +122,13 @@ def run_engine(role: str, telemetry: Connection, work: Callable[[Clock], None]) 
 def random_key(seed: int, index: int) -> int:
     """The start of a sample's random sequence, 64 bits that depend on (seed, index) alone."""
     return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])
+
+
+def kv_shape(model: Any) -> tuple[int, int, int]:
+    """Layers, KV heads and dimensions of a head, by a model's config of transformers."""
+    heads = model.num_attention_heads
+    size = getattr(model, "head_dim", None) or model.hidden_size // heads
+    return model.num_hidden_layers, getattr(model, "num_key_value_heads", None) or heads, size
 
 
 def divergence_error(version: int) -> ConfigError:

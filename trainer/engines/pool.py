@@ -9,16 +9,13 @@ update_weights ──> all live engines in parallel         a replacement loads 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.engines.protocol import EngineClient
 from trainer.types import Completion, Request
 
-
-class WaitFor(Protocol):
-    """The result of the work, or a TimeoutError with that name. `start`: of a process."""
-
-    def __call__(self, work: Awaitable[Any], name: str, start: bool = False) -> Awaitable[Any]: ...
+# (work, name, start: of a process) -> the result of the work, or a TimeoutError with that name
+WaitFor = Callable[..., Awaitable[Any]]
 
 
 class EnginePool:

@@ -66,9 +66,10 @@ def test_held_out_prompts_are_those_with_the_smallest_hashes(tmp_path: Path) -> 
     assert [p.text for p in one.train] == [t for t in texts if t not in expected]  # the file's order
 
 
-def test_equal_prompts_are_one_prompt(tmp_path: Path) -> None:
-    data = load(source=write(tmp_path / "a.jsonl", rows(5) + rows(5)), held_out=1)
-    assert len(data.train) == 4
+def test_equal_prompts_are_one_prompt_and_size_bounds_a_file(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", rows(5) + rows(5))
+    data = load(source=source, held_out=1)
+    assert len(data.train) == 4 and len(load(source=source, size=4, held_out=1).train) == 3
     first = data.train[0]
     assert first.prompt_id == hashlib.sha256(first.text.encode()).hexdigest()[:16]
     assert first.token_ids == (1, *first.text.encode())
@@ -79,51 +80,27 @@ def test_columns_template_and_pattern_make_the_prompt(tmp_path: Path) -> None:
         {"Body": f"Ann has {i}.", "Q": "How many?", "Sol": f"#### 9\nso\n#### 1,00{i}", "n": i}
         for i in range(3)
     ]
-    data = load(
-        source=write(tmp_path / "a.jsonl", items),
-        prompt_column="Q",
-        answer_column="Sol",
-        template="{Body} {question} \\boxed{{}}",
-        answer_pattern=r"####\s*(.+)",
-        held_out=1,
-    )
-    prompts = {p.text: p for p in data.train + data.held_out}
-    prompt = prompts["Ann has 2. How many? \\boxed{}"]
-    assert prompt.answer == "1,002"
-    assert prompt.metadata == items[2]
+    settings = {"prompt_column": "Q", "answer_column": "Sol", "answer_pattern": r"####\s*(.+)"}
+    template, source = "{Body} {question} \\boxed{{}}", write(tmp_path / "a.jsonl", items)
+    data = load(source=source, template=template, held_out=1, **settings)
+    (prompt,) = (p for p in data.prompts if p.text == "Ann has 2. How many? \\boxed{}")
+    assert prompt.answer == "1,002" and prompt.metadata == items[2]
 
 
 def test_chat_wraps_the_prompt_and_leaves_its_id(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.jsonl", rows(3))
-    bare, chat = (
-        load(source=source, held_out=1),
-        load(ByteTokenizer("x"), source=source, held_out=1, chat=True),
-    )
+    settings = {"source": write(tmp_path / "a.jsonl", rows(3)), "held_out": 1}
+    bare, chat = load(**settings), load(ByteTokenizer("x"), chat=True, **settings)
     assert [p.prompt_id for p in chat.train] == [p.prompt_id for p in bare.train]
     assert bytes(chat.train[0].token_ids).decode() == f"<user>{chat.train[0].text}<assistant>"
-    assert "no chat template" in error(source=source, held_out=1, chat=True)
 
 
 def test_parquet_gives_what_jsonl_gives(tmp_path: Path) -> None:
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(9)), tmp_path / "a.parquet")
+    items = [*rows(9), {"question": "a", "answer": 145.0}, {"question": "b", "answer": 0.5}]
+    items = [r | {"answer": float(r["answer"])} for r in items]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(items), tmp_path / "a.parquet")
     table = load(source=str(tmp_path / "a.parquet"), held_out=3)
-    assert table == load(source=write(tmp_path / "a.jsonl", rows(9)), held_out=3)
-    (tmp_path / "b.parquet").write_bytes(b"PAR1 no")
-    assert "b.parquet: not a readable parquet" in error(source=str(tmp_path / "b.parquet"))
-
-
-def test_size_bounds_a_file_and_zero_reads_all(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.jsonl", rows(20))
-    assert len(load(source=source, size=8, held_out=2).train) == 6
-    assert len(load(source=source, size=0, held_out=2).train) == 18
-
-
-def test_whole_numbers_lose_their_decimal_part(tmp_path: Path) -> None:
-    source = write(
-        tmp_path / "a.jsonl", [{"question": "a", "answer": 145.0}, {"question": "b", "answer": 0.5}]
-    )
-    data = load(source=source, held_out=1)
-    assert {p.answer for p in data.train + data.held_out} == {"145", "0.5"}
+    assert table == load(source=write(tmp_path / "a.jsonl", items), held_out=3)
+    assert {p.answer for p in table.prompts} == {*map(str, range(1, 10)), "145", "0.5"}  # whole: without .0
 
 
 def test_overlap_with_the_held_out_source_is_refused(tmp_path: Path) -> None:
@@ -135,44 +112,56 @@ def test_overlap_with_the_held_out_source_is_refused(tmp_path: Path) -> None:
     assert len(data.train) == 10 and len(data.held_out) == 2
 
 
-LINES = {
-    "malformed": ('{"question": "b"', ":3: not a line of JSON"),
-    "no object": ("[1, 2]", ":3: expected an object"),
-    "bad bytes": (b'{"question": "\xff"}', ":3: not a line of JSON"),
-    "no answer": ('{"question": "b"}', ":3: no column 'answer'; there are 'question'"),
-    "no question": ('{"q": "b", "answer": 1}', ":3: no column 'question'; there are 'q', 'answer'"),
-    "null question": ('{"question": null, "answer": 1}', ":3: 'question' is null"),
-    "empty question": ('{"question": " ", "answer": 1}', ":3: the prompt is empty"),
-    "empty answer": ('{"question": "b", "answer": " "}', ":3: the answer in 'answer' is empty"),
-    "null answer": ('{"question": "b", "answer": null}', ":3: the answer in 'answer' is empty"),
-    "list answer": ('{"question": "b", "answer": [[1]]}', ":3: 'answer' is list"),
-    "no accepted answer": ('{"question": "b", "answer": []}', ":3: 'answer' is list"),
-    "an empty one": ('{"question": "b", "answer": ["x", ""]}', ":3: the answer in 'answer' is empty"),
-    "long": (json.dumps({"question": "b" * 300, "answer": 1}), ":3: the prompt has 301 tokens"),
+LINES = {  # after "a.jsonl"
+    '{"question": "b"': ":3: not a line of JSON",
+    "[1, 2]": ":3: expected an object",
+    b'{"question": "\xff"}': ":3: not a line of JSON",
+    '{"question": "b"}': ":3: no column 'answer'; there are 'question'",
+    '{"q": "b", "answer": 1}': ":3: no column 'question'; there are 'q', 'answer'",
+    '{"question": null, "answer": 1}': ":3: 'question' is null",
+    '{"question": " ", "answer": 1}': ":3: the prompt is empty",
+    '{"question": "b", "answer": " "}': ":3: the answer in 'answer' is empty",
+    '{"question": "b", "answer": null}': ":3: the answer in 'answer' is empty",
+    '{"question": "b", "answer": [[1]]}': ":3: 'answer' is list",
+    '{"question": "b", "answer": []}': ":3: 'answer' is list",
+    '{"question": "b", "answer": ["x", ""]}': ":3: the answer in 'answer' is empty",
+    json.dumps({"question": "b" * 300, "answer": 1}): ":3: the prompt has 301 tokens",
 }
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
-    line, expected = LINES[name]
+@pytest.mark.parametrize("line", LINES)
+def test_a_bad_line_is_named(tmp_path: Path, line: str | bytes) -> None:
     path = tmp_path / "a.jsonl"
     raw = line if isinstance(line, bytes) else line.encode()
     path.write_bytes(b'{"question": "a", "answer": 1}\n\n' + raw + b"\n")  # a blank line counts as a line
-    assert f"a.jsonl{expected}" in error(source=str(path), held_out=1, max_prompt_tokens=100)
+    assert f"a.jsonl{LINES[line]}" in error(source=str(path), held_out=1, max_prompt_tokens=100)
 
 
-def test_wrong_settings_are_one_line(tmp_path: Path) -> None:
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("4 different prompts; data.held_out takes 4", {"held_out": 4}),
+    ("no column 'body'; there are 'question', 'answer'", {"template": "{body}"}),
+    ("write a literal brace twice", {"template": "{question} \\boxed{}"}),
+    ("write a literal brace twice", {"template": "{question} \\boxed{"}),
+    ("not a regular expression", {"answer_pattern": "("}),
+    ("has no group", {"answer_pattern": "x"}),
+    ("a.jsonl:1: data.answer_pattern", {"answer_pattern": "x(.)"}),
+    ("no chat template", {"chat": True}),
+    ("does not exist", {"source": "none.jsonl"}),
+    ("expected reasoning_gym:TASK", {"source": "some.csv"}),
+    ("it has no rows", {"source": "empty.jsonl"}),
+    ("b.parquet: not a readable parquet", {"source": "b.parquet"}),
+    ("similar names: basic_arithmetic", {"source": "reasoning_gym:basic_aritmetic"}),
+    ("it takes min_terms", {"source": "reasoning_gym:basic_arithmetic", "options": {"terms": 1}}),
+]
+
+
+def test_wrong_settings_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "empty.jsonl", [])
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 no")
     source = write(tmp_path / "a.jsonl", rows(4))
-    assert "4 different prompts; data.held_out takes 4" in error(source=source, held_out=4)
-    assert "no column 'body'; there are 'question', 'answer'" in error(source=source, template="{body}")
-    assert "write a literal brace twice" in error(source=source, template="{question} \\boxed{}")
-    assert "write a literal brace twice" in error(source=source, template="{question} \\boxed{")
-    assert "not a regular expression" in error(source=source, answer_pattern="(")
-    assert "has no group" in error(source=source, answer_pattern="x")
-    assert "a.jsonl:1: data.answer_pattern" in error(source=source, answer_pattern="x(.)")
-    assert "does not exist" in error(source=str(tmp_path / "none.jsonl"))
-    assert "expected reasoning_gym:TASK" in error(source="some.csv")
-    assert "it has no rows" in error(source=write(tmp_path / "empty.jsonl", []))
+    for expected, settings in SETTINGS:
+        assert expected in error(**{"source": source, "held_out": 1} | settings)
 
 
 def test_a_generated_task_gives_the_same_items_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,11 +181,6 @@ def test_the_default_task_is_loaded_with_its_answers() -> None:
         expression = prompt.text.removeprefix("Question: Calculate ").removesuffix(".\nAnswer:")
         assert set(expression) <= set("0123456789+-* ") and eval(expression) == int(prompt.answer)
         assert prompt.metadata["origin"]["task"] == "basic_arithmetic"
-
-
-def test_a_wrong_task_or_option_is_refused() -> None:
-    assert "similar names: basic_arithmetic" in error(source="reasoning_gym:basic_aritmetic")
-    assert "it takes min_terms" in error(source="reasoning_gym:basic_arithmetic", options={"terms": 1})
 
 
 def test_items_survive_json() -> None:

@@ -332,7 +332,11 @@ def test_bfloat16_logits_are_fp32_products_of_rounded_hidden_states(models: dict
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"prompt": ()}, "0 prompt tokens"), ({"max_tokens": 9000}, "8192"), ({"max_tokens": 0}, "max_tokens")],
+    [
+        ({"prompt": ()}, "0 prompt tokens"),
+        ({"max_tokens": 9000}, "8192"),
+        ({"max_tokens": 0}, "asks for 0 new ones"),
+    ],
 )
 def test_impossible_requests_are_refused_with_the_numbers(
     models: dict[str, str], wrong: dict[str, object], message: str

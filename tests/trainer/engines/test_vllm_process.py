@@ -29,7 +29,7 @@ class Slow:
         await asyncio.sleep(0.2)
         ended = self.known[sample.id] = asyncio.Event()
         await ended.wait()
-        return sample.completion((), np.zeros(0, np.float32), (), "abort", "vLLM")
+        return sample.completion((), np.zeros(0, np.float32), (), "abort")
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         self.aborts += 1
@@ -53,7 +53,7 @@ class Recording(Slow):
         self.started.append((sample.request.request_id, salt))
         await asyncio.sleep(0.01)
         reason = "stop" if sample.request.request_id == "ended" else "length"
-        return sample.completion((5,), np.zeros(1, np.float32), (), reason, "vLLM")
+        return sample.completion((5,), np.zeros(1, np.float32), (), reason)
 
     async def pause(self, free_gpu: bool) -> None:
         """Nothing runs."""
@@ -61,7 +61,7 @@ class Recording(Slow):
     async def resume(self, free_gpu: bool) -> None:
         """Nothing runs."""
 
-    async def load(self, version: int, path: str) -> None:
+    async def load(self, version: int, *paths: str) -> None:
         """There are no weights."""
 
 

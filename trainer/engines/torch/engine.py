@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from trainer.config import ConfigError
-from trainer.engines.backend import RequestQueue, Samples, divergence_error
+from trainer.engines.backend import RequestQueue, Samples, divergence_error, kv_shape
 from trainer.engines.torch.decoder import Decoder
 from trainer.engines.torch.linear import pack_linears
 from trainer.engines.torch.sampling import sample, uniforms
@@ -47,28 +47,18 @@ class Admitted:
 
     samples: Samples
     kv: Tensor | None  # (layers, 2, Hk, cached, D) of the request that they continue
-
-    @property
-    def cached(self) -> int:
-        """Tokens of the prompt whose KV is there."""
-        return 0 if self.kv is None else self.kv.shape[3]
-
-    @property
-    def layout(self) -> tuple[int, int]:
-        """Tokens of the prompt that are cached, and those to prefill: what one Prefill has in common."""
-        return self.cached, len(self.samples.request.prompt_ids) - self.cached
+    layout: tuple[int, int]  # tokens of the prompt that are cached, and those to prefill
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Admitted prompts of one length, of which as many tokens are cached."""
+    """Admitted prompts of one layout."""
 
-    count: int
     cached: int
     length: int  # of what is not
     tokens: slice  # of the prompts, among the tokens of the step
     slots: slice  # of their samples
-    slots_per_prompt: Tensor  # (count,)
+    slots_per_prompt: Tensor  # (prompts,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +96,9 @@ def slots_attention(
     kv_cache = step.cache[module.layer_idx]  # type: ignore[index]  # every HF attention has layer_idx
     outputs = []
     for p in step.prefills:
-        # (count, heads, length, D)
+        # (prompts, heads, length, D)
         q, k, v = (
-            x[0, :, p.tokens].unflatten(1, (p.count, p.length)).transpose(0, 1) for x in (query, key, value)
+            x[0, :, p.tokens].unflatten(1, (-1, p.length)).transpose(0, 1) for x in (query, key, value)
         )
         for cache, new in zip(kv_cache, (k, v), strict=True):
             count, new_tokens = p.slots.stop - p.slots.start, slice(p.cached, p.cached + p.length)
@@ -170,10 +160,17 @@ class TorchEngine:
                 "attention over numbered positions (Llama, Qwen, Mistral, Phi, OLMo, Gemma, GPT-2 ...)"
             )
         self._queue = RequestQueue(config.max_position_embeddings)
-        self._cache = self._new_cache(INITIAL_LENGTH)
+        layers, heads, size = kv_shape(config)
+        # FP32 on a CPU: batched products of a few 16-bit rows take several times as long there.
+        kv_dtype = torch.float32 if self.device.type == "cpu" else dtype
+        shape = layers, 2, slots, heads, INITIAL_LENGTH, size
+        self._cache = torch.zeros(shape, dtype=kv_dtype, device=self.device)
         self._kept: dict[str, Tensor] = {}  # KV of requests to be continued, the oldest first
         self._fp32_logits = fp32_head
-        self._head = self._fp32_head() if fp32_head else self.model.get_output_embeddings()
+        self._head = head = self.model.get_output_embeddings()
+        if fp32_head and head.weight.dtype != torch.float32 and self.device.type == "cpu":
+            # Products of bf16 values are exact in FP32, so only the dtype changes; on CUDA without a copy.
+            self._head = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
         self._decoder: Decoder | None = None
         if decoder or self.device.type == "cuda":
             routed = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
@@ -199,10 +196,13 @@ class TorchEngine:
         if not self.slots.active:
             return []
         self.evaluation_share = float(self.slots.column("evaluation").mean())
-        if self._decoder is None:
-            tokens, logprobs = self._sample(self._forward(decoding, admitted))
-        else:
-            tokens, logprobs = self._decode_and_prefill(self._decoder, decoding, admitted)
+        first, parts = 0, []
+        if self._decoder is not None and decoding:  # first: it writes KV into slots not in use as well
+            parts.append(self._decoder.step(self.slots, decoding, self._cache))
+            first, decoding = decoding, 0
+        if decoding or admitted:
+            parts.append(self._sample(self._forward(decoding, admitted), first))
+        tokens, logprobs = map(np.concatenate, zip(*parts, strict=True))
         if not np.isfinite(logprobs).all():
             raise divergence_error(self.version)
         self.generated += self.slots.active
@@ -228,13 +228,6 @@ class TorchEngine:
             self._pack_weights()
         self.version = version
 
-    def _fp32_head(self) -> nn.Linear:
-        """A head for FP32 logits: products of bf16 values are exact in FP32, so only its dtype changes."""
-        head = self.model.get_output_embeddings()
-        if head.weight.dtype == torch.float32 or self.device.type == "cuda":  # `_logits` needs no copy there
-            return head
-        return nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
-
     @torch.no_grad()
     def _pack_weights(self) -> None:
         """Update everything derived from the parameters: the FP32 head and the packed weights."""
@@ -243,34 +236,26 @@ class TorchEngine:
             self._head.load_state_dict(head.state_dict())
         pack_linears(nn.ModuleList([self.model, self._head]), self.slots.capacity)
 
-    def _new_cache(self, length: int) -> Tensor:
-        config = self.model.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = config.num_hidden_layers, 2, self.slots.capacity, heads, length, dim
-        # FP32 on a CPU: batched products of a few 16-bit rows take several times as long there.
-        dtype = torch.float32 if self.device.type == "cpu" else self.model.dtype
-        return torch.zeros(shape, dtype=dtype, device=self.device)
-
     def _admit(self) -> list[Admitted]:
         """Move waiting samples to free slots; returns them by prompt, those of one layout together."""
         admitted: list[Admitted] = []
         budget, free = PREFILL_TOKENS, self.slots.capacity - self.slots.active
         while free and (request := self._queue.next_request):
-            cached = self._kept[request.continues].shape[3] if request.continues in self._kept else 0
-            if admitted and len(request.prompt_ids) - cached > budget:
+            kv = self._kept.get(request.continues)
+            cached = 0 if kv is None else kv.shape[3]
+            length = len(request.prompt_ids) - cached
+            if admitted and length > budget:
                 break
-            budget -= len(request.prompt_ids) - cached
-            admitted.append(Admitted(self._queue.take(free), self._kept.pop(request.continues, None)))
+            self._kept.pop(request.continues, None)
+            admitted.append(Admitted(self._queue.take(free), kv, (cached, length)))
+            budget -= length
             free -= admitted[-1].samples.count
         self.prefilled += PREFILL_TOKENS - budget
         admitted.sort(key=attrgetter("layout"))
-        requests = [x.samples.request for x in admitted]
+        requests, length = [x.samples.request for x in admitted], self._cache.shape[4]
         need = max((len(r.prompt_ids) + r.max_tokens for r in requests), default=0)
-        if need > self._cache.shape[4]:
-            old = self._cache
-            self._cache = self._new_cache(_whole_blocks(max(need, 2 * old.shape[4])))
-            self._cache[..., : old.shape[4], :] = old
+        if need > length:
+            self._cache = F.pad(self._cache, (0, 0, 0, _whole_blocks(max(need, 2 * length)) - length))
         for x in admitted:
             self.slots.add(x.samples)
         return admitted
@@ -296,7 +281,7 @@ class TorchEngine:
                 slot += samples.count
             tokens, slots = slice(start, len(ids)), slice(first_slot, slot)
             counts = torch.tensor(slots_per_prompt, device=self.device)
-            prefills.append(Prefill(len(counts), cached, length, tokens, slots, slots_per_prompt=counts))
+            prefills.append(Prefill(cached, length, tokens, slots, slots_per_prompt=counts))
         newest_ids, newest_positions = map(torch.from_numpy, self.slots.newest(decoding))
         longest = _whole_blocks(int(newest_positions.max()) + 1) if decoding else 0
         token_ids = torch.cat([torch.tensor(ids, dtype=torch.long), newest_ids.long()])
@@ -343,33 +328,21 @@ class TorchEngine:
         tokens, logprobs = sample(self._logits(hidden), t, uniforms(keys, counts), tempered, greedy)
         return tokens.cpu().numpy(), logprobs.cpu().numpy()
 
-    def _decode_and_prefill(
-        self, decoder: Decoder, decoding: int, admitted: list[Admitted]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The tokens of a step on a GPU: decoding first, since it writes KV into slots not in use as well."""
-        parts = [decoder.step(self.slots, decoding, self._cache)] if decoding else []
-        if admitted:
-            parts.append(self._sample(self._forward(0, admitted), decoding))
-        tokens, logprobs = zip(*parts, strict=True)
-        return np.concatenate(tokens), np.concatenate(logprobs)
-
-    def _keep(self, ended: list[int]) -> None:
-        """Keep the KV of these slots if their requests are to be continued, but not of a request that ended
-        so long ago that a whole engine's requests ended since: its continuation will not come."""
-        cached = self.slots.newest(self.slots.active)[1]  # the newest token's is not there yet
-        for slot in ended:
-            request, _ = self.slots.requests[slot]
-            if request.keep_kv:
-                self._kept[request.request_id] = self._cache[:, :, slot, :, : int(cached[slot])].clone()
-        while len(self._kept) > self.slots.capacity:
-            del self._kept[next(iter(self._kept))]
-
     def _free(self, ended: list[tuple[int, FinishReason]]) -> list[Completion]:
-        """The completions of these slots; the last slots and their KV move into them."""
+        """The completions of these slots; the last slots and their KV move into them.
+
+        KV is kept for a request that is to be continued, unless it ended so long ago that a whole engine's
+        requests ended since: its continuation will not come."""
         if not ended:
             return []
         completions = [self.slots.completion(slot, reason) for slot, reason in ended]
-        self._keep([slot for slot, reason in ended if reason == "length"])
+        cached = self.slots.newest(self.slots.active)[1]  # the newest token's is not there yet
+        for slot, reason in ended:
+            request, _ = self.slots.requests[slot]
+            if request.keep_kv and reason == "length":
+                self._kept[request.request_id] = self._cache[:, :, slot, :, : int(cached[slot])].clone()
+        while len(self._kept) > self.slots.capacity:
+            del self._kept[next(iter(self._kept))]
         moves = self.slots.free([slot for slot, _ in ended])
         sources, targets = (torch.from_numpy(x).to(self.device) for x in moves)
         if len(targets):

@@ -20,6 +20,7 @@ import numpy as np
 
 from trainer import run_folder
 from trainer.config import Config, ConfigError, EngineConfig
+from trainer.engines.backend import kv_shape
 from trainer.engines.vllm.process import VLLM, Sample, run_vllm
 from trainer.gpus import visible_gpus
 from trainer.roles import role_index
@@ -45,12 +46,11 @@ def engine_main(
     """Entry of the spawned process `role`; returns on Shutdown or when the controller is dead."""
 
     async def start() -> tuple[LocalVLLM, dict[str, Any]]:
-        check_installed()
         if config.engine.colocate:  # vLLM measures the free GPU memory: wait until the learner has left it
             conn.recv()
         log = Path(config.run_dir) / "logs" / f"{role}.log"
         vllm = LocalVLLM(config, model_dir, threads, log, role_index(role))
-        await vllm.load(0, "")
+        await vllm.load(0)
         return vllm, {"kind": "vllm", "dtype": config.model.dtype, "threads": threads}
 
     run_vllm(role, conn, telemetry, config.engine.slots, start)
@@ -108,7 +108,7 @@ class LocalVLLM(VLLM):
         flat = output.logprobs
         logprobs = np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)]
         spans = [(span.start, span.end, span.version) for span in output.weight_versions or ()]
-        return sample.completion(output.token_ids, logprobs, spans, output.finish_reason, "vLLM")
+        return sample.completion(output.token_ids, logprobs, spans, output.finish_reason)
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         await self._llm.abort(sample_ids)
@@ -131,31 +131,29 @@ class LocalVLLM(VLLM):
         from vllm.distributed.weight_transfer import base
 
         try:
+            arguments: list[Any] = []
             if call == "init_weight_transfer_engine":
-                init = base.WeightTransferInitRequest(
-                    init_info=with_rank_offset(info, self._engine, self._index)
-                )
-                await self._llm.init_weight_transfer_engine(init)
-            elif call == "start_weight_update":
-                if self._engine.colocate:  # not the KV cache: the learner's weights are on the GPU, too
-                    await self._llm.wake_up(tags=["weights"])
-                await self._llm.start_weight_update()
+                info = with_rank_offset(info, self._engine, self._index)
+                arguments = [base.WeightTransferInitRequest(init_info=info)]
             elif call == "update_weights":
-                await self._llm.update_weights(base.WeightTransferUpdateRequest(update_info=info))
-            else:
-                await self._llm.finish_weight_update()
+                arguments = [base.WeightTransferUpdateRequest(update_info=info)]
+            elif call == "start_weight_update" and self._engine.colocate:
+                # Not the KV cache: the learner's weights are on the GPU, too.
+                await self._llm.wake_up(tags=["weights"])
+            await getattr(self._llm, call)(*arguments)
         except Exception as e:
             raise RuntimeError(
                 f"weight push by {self._engine.weight_push} failed at {call}: {self._cause(e)}; "
                 "engine.weight_push file goes through shared memory instead"
             ) from e
 
-    async def load(self, version: int, path: str) -> None:
+    async def load(self, version: int, *paths: str) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        if path:
+        if paths:
             await self._llm.start_weight_update()
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": path}))
+            for path in paths:
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": path}))
             await self._llm.finish_weight_update()
         await self._llm.update_weight_version(str(version))
 
@@ -241,17 +239,15 @@ def _kv_bytes(config: Config, model: Any, tokens: int) -> int:
     """Bytes of a KV cache for so many tokens; ConfigError if vLLM on a CPU does not take the head size."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    heads = model.num_attention_heads
-    size = getattr(model, "head_dim", None) or model.hidden_size // heads
+    layers, heads, size = kv_shape(model)
     if size not in (supported := CPUAttentionBackend.get_supported_head_sizes()):
         raise ConfigError(
             f"model.path {config.model.path}: its heads have {size} dimensions; vLLM on a CPU expects one of "
             f"{', '.join(map(str, supported))}: set engine.kind torch"
         )
-    width = size * (getattr(model, "num_key_value_heads", None) or heads)
     element = 4 if config.model.dtype == "float32" else 2
     blocks = -(-tokens // KV_BLOCK) + config.engine.slots + 1  # each sequence's last block is partly empty
-    return int(2 * model.num_hidden_layers * width * element * blocks * KV_BLOCK)
+    return 2 * layers * heads * size * element * blocks * KV_BLOCK
 
 
 def set_environment(threads: int, own: Path) -> None:

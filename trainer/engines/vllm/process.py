@@ -69,14 +69,13 @@ class Sample:
         logprobs: NDArray[np.float32],
         version_spans: Iterable[tuple[int, int, str]],  # first token, end, version
         reason: str | None,
-        engine: str,  # its name in an error
     ) -> Completion:
         """vLLM's output as a Completion; RuntimeError where it is not what we asked for."""
         name, ids = self.request.request_id, np.asarray(token_ids, np.int32)
         if reason not in REASONS or len(logprobs) != len(ids):
             raise RuntimeError(
-                f"{engine} ended {name} with {reason!r}, {len(ids)} tokens and "
-                f"{len(logprobs)} log-probs; expected {', '.join(REASONS)} and one log-prob per token"
+                f"vLLM ended {name} with {reason!r}, {len(ids)} tokens and {len(logprobs)} log-probs; "
+                f"expected {', '.join(REASONS)} and one log-prob per token"
             )
         versions = np.zeros(len(ids), np.int32)
         for start, end, version in version_spans:
@@ -104,8 +103,8 @@ class VLLM(Protocol):
     async def transfer(self, call: str, info: dict[str, Any]) -> None:
         """Make a call of vLLM's weight transfer, named as in vLLM; while paused."""
 
-    async def load(self, version: int, path: str) -> None:
-        """While paused: load the file's weights (empty path: none) and label later tokens with `version`."""
+    async def load(self, version: int, *paths: str) -> None:
+        """While paused: load these files, if any, and label later tokens with `version`."""
 
     async def check(self) -> dict[str, float]:
         """Raise if the engine is dead; called every second. Returns `kv_use` (the share of the KV cache in
@@ -155,6 +154,7 @@ class Scheduler:
         self._salts: dict[str, int] = {}  # of requests to be continued
         self._stopped = ""  # the clock's state while no sample may start
         self._booked_until = time.monotonic()
+        self._evaluating: float | None = None  # share of the running samples; None: nothing is generated
         self._ended: list[Completion] = []
         self._group = asyncio.TaskGroup()
 
@@ -186,7 +186,7 @@ class Scheduler:
                 self._stop("weight_update")
                 if not paused:
                     await self._vllm.pause(free_gpu=False)
-                await self._vllm.load(version, path)
+                await self._vllm.load(version, *filter(None, [path]))
                 self.version = version
                 if not paused:
                     await self._vllm.resume(free_gpu=False)
@@ -214,19 +214,17 @@ class Scheduler:
 
     def _stop(self, state: str) -> None:
         """Start no sample in this state of the clock; in none ("") they may start."""
-        self._book_time()
         self._stopped = state
-        self._clock.enter(self._state)
+        self._book_time()
 
     def _start_samples(self) -> None:
         """Start waiting samples while slots are free."""
-        self._book_time()
         while not self._stopped and len(self._running) < self._slots and self._queue.next_request:
             samples = self._queue.take(1)
             sample = Sample(samples.request, samples.first)
             self._running[sample.id] = samples.request
             self._group.create_task(self._run_sample(sample))
-        self._clock.enter(self._state)
+        self._book_time()
 
     async def _run_sample(self, sample: Sample) -> None:
         request = sample.request
@@ -236,7 +234,6 @@ class Scheduler:
         completion = await self._vllm.sample(sample, salt)
         if not np.isfinite(completion.logprobs_gen).all():
             raise divergence_error(self.version)
-        self._book_time()
         del self._running[sample.id]
         self._aborted.discard(sample.id)
         if completion.finish_reason != "length":
@@ -254,17 +251,15 @@ class Scheduler:
                 self._conn.send(Columns.from_records(self._ended))
             self._ended.clear()
 
-    @property
-    def _state(self) -> str:
-        return self._stopped or ("generate" if self._running else "idle")
-
     def _book_time(self) -> None:
-        """Book the time since the last call; call it before each change of `_state` or `_running`."""
-        now = time.monotonic()
-        if self._state == "generate":
-            evaluations = sum(request.evaluation for request in self._running.values())
-            self._activity.book(now - self._booked_until, evaluations / len(self._running))
+        """Book the time since the last call; call it after each change of `_stopped` or `_running`."""
+        now, running = time.monotonic(), self._running.values()
+        if self._evaluating is not None:
+            self._activity.book(now - self._booked_until, self._evaluating)
+        generating = bool(running) and not self._stopped
         self._booked_until = now
+        self._evaluating = sum(r.evaluation for r in running) / len(running) if generating else None
+        self._clock.enter(self._stopped or ("generate" if running else "idle"))
 
     async def _watch(self) -> None:
         """Every second: check that vLLM lives, repeat aborts, book time and report.
@@ -277,5 +272,4 @@ class Scheduler:
             if self._aborted:
                 await self._vllm.abort(frozenset(self._aborted))
             self._book_time()
-            self._clock.enter(self._state)
             self._activity.report(idle=not self._running)

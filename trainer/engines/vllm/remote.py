@@ -48,7 +48,7 @@ def engine_main(
             if config.engine.weight_push == "nccl":
                 await vllm.transfer("shutdown_weight_transfer_engine", {})  # of an earlier run
             else:
-                await vllm.load_files(sorted(Path(model_dir).glob("*.safetensors")), version=0)
+                await vllm.load(0, *map(str, sorted(Path(model_dir).glob("*.safetensors"))))
             await vllm.resume()
         except BaseException:
             await vllm.close()
@@ -106,8 +106,7 @@ class RemoteVLLM(VLLM):
         logprobs = np.asarray([entry["logprob"] for entry in entries], np.float32)
         logprobs[logprobs <= -9999] = -np.inf  # the server writes −9999 for −inf and NaN: JSON has neither
         spans = [(span["start"], span["end"], span["version"]) for span in choice["weight_versions"] or ()]
-        ids, reason = choice["token_ids"] or (), choice["finish_reason"]
-        return sample.completion(ids, logprobs, spans, reason, self._label)
+        return sample.completion(choice["token_ids"] or (), logprobs, spans, choice["finish_reason"])
 
     async def abort(self, sample_ids: Iterable[str]) -> None:
         if ids := [f"generate-tokens-{sample}" for sample in sample_ids]:  # the server adds this prefix
@@ -128,11 +127,7 @@ class RemoteVLLM(VLLM):
         }
         await self._call("POST", f"/{call}", json=bodies.get(call, {}))
 
-    async def load(self, version: int, path: str) -> None:
-        await self.load_files([Path(path)] if path else [], version)
-
-    async def load_files(self, paths: list[Path], version: int) -> None:
-        """Load all of these files; see VLLM.load."""
+    async def load(self, version: int, *paths: str) -> None:
         if paths:
             await self._call("POST", "/start_weight_update")
             for path in paths:
@@ -177,8 +172,8 @@ class RemoteVLLM(VLLM):
         return json.loads(answer.content) if answer.content else None
 
 
-async def _chunks(path: Path) -> AsyncIterator[bytes]:
-    with path.open("rb") as file:
+async def _chunks(path: str) -> AsyncIterator[bytes]:
+    with open(path, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk
 

@@ -113,10 +113,7 @@ def serve(host: str, port: int, settings: Sequence[str]) -> None:
             "disable_uvicorn_access_log": True,
             "middleware": [f"{Guard.__module__}.{Guard.__qualname__}"],
         }
-        for key, value in (vllm_settings(config, folder) | server_settings).items():
-            if not hasattr(args, key):
-                raise RuntimeError(f"vLLM's server has no setting {key!r}")
-            setattr(args, key, value)
+        vars(args).update(vllm_settings(config, folder) | server_settings)
         validate_parsed_serve_args(args)
         print(f"vLLM server for {config.model.path} on {host}:{port} (starting)", file=sys.stderr, flush=True)
         asyncio.run(run_server(args))

@@ -268,7 +268,7 @@ def test_an_engine_calls_vllm_in_the_order_that_its_documents_give(colocate: boo
         await engine.transfer("start_weight_update", {})
         await engine.transfer("update_weights", {"names": []})
         await engine.transfer("finish_weight_update", {})
-        await engine.load(3, "")
+        await engine.load(3)
         await engine.resume(free_gpu=True)
 
     asyncio.run(body())
