@@ -121,7 +121,7 @@ def save(
         cause = _cause(e)
         if _no_space(e) or isinstance(cause, OSError):
             why = "no space left for" if _no_space(e) else f"cannot write ({cause})"
-            advice = "free space" if _no_space(e) else "mend that"
+            advice = "free space" if _no_space(e) else "fix that"
             raise ConfigError(
                 f"{why} the checkpoint {final}; older ones are whole: {advice}, then --resume"
             ) from e

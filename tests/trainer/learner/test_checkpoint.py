@@ -87,77 +87,56 @@ def test_a_checkpoint_is_a_hugging_face_model_with_the_same_logits(kind: str, tm
     np.testing.assert_allclose(one.score([s])[0].logprobs, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("breaks", ["state", "weights"])
-def test_no_space_is_one_line_and_leaves_the_older_checkpoint(
-    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
-) -> None:
-    one = learner(model_dir)
-    folder = tmp_path / "checkpoints"
-    save(one, folder / "step-000001")
-
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(
-        *((torch, "save", full) if breaks == "state" else (one.model.lm, "save_pretrained", full))
-    )
-    for name in ("step-000001", "step-000002"):
-        with pytest.raises(
-            ConfigError, match=f"no space left for the checkpoint .*{name}; older ones are whole"
-        ):
-            save(one, folder / name)
-    assert [p.name for p in folder.iterdir()] == ["step-000001"]
-    assert learner(model_dir, folder / "step-000001").version == 0
+FULL, READ_ONLY = (
+    OSError(errno.ENOSPC, "No space left on device"),
+    OSError(errno.EROFS, "Read-only file system"),
+)
 
 
-def test_what_cannot_be_written_or_read_is_one_line_with_its_cause(
-    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("breaks", "error", "says"),
+    [
+        ("state", FULL, "no space left for the checkpoint .*{}"),
+        ("weights", FULL, "no space left for the checkpoint .*{}"),
+        ("state", READ_ONLY, "cannot write .*Read-only file system.*{}"),  # torch wraps it in no `Exception`
+    ],
+)
+def test_what_cannot_be_written_is_one_line_and_leaves_the_older_checkpoint(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str, error: OSError, says: str
 ) -> None:
     one, folder = learner(model_dir), tmp_path / "checkpoints"
     save(one, folder / "step-000001")
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(*((torch, "save") if breaks == "state" else (one.model.lm, "save_pretrained")), fail)
+    for name in ("step-000001", "step-000002"):
+        with pytest.raises(ConfigError, match=says.format(name) + "; older ones are whole"):
+            save(one, folder / name)
+    assert [p.name for p in folder.iterdir()] == ["step-000001"]
+    assert learner(model_dir, folder / "step-000001").version == 0
     shard = next((folder / "step-000001" / "state").glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:-8])
     with pytest.raises(ConfigError, match="state: cannot be read: "):
         learner(model_dir, folder / "step-000001")
 
-    def read_only(*args: Any, **kwargs: Any) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(torch, "save", read_only)  # torch wraps it in an exception that is no `Exception`
-    with pytest.raises(ConfigError, match=r"cannot write .*Read-only file system.* older ones are whole"):
-        save(one, folder / "step-000002")
-
-
-def test_latest_is_the_newest_whole_one_and_prune_keeps_it(model_dir: str, tmp_path: Path) -> None:
+def test_the_newest_whole_one_and_those_for_good_are_kept_and_do_not_hold_the_journal(
+    model_dir: str, tmp_path: Path
+) -> None:
+    one, folder = learner(model_dir), tmp_path / "checkpoints"
     assert run_folder.latest(tmp_path) is None
-    one = learner(model_dir)
-    folder = tmp_path / "checkpoints"
-    for step in (2, 10, 9):
-        save(one, folder / f"step-{step:06d}")
+    for step in (2, 10, 10, 9, 5):  # 10 is saved again
+        state = {"version": 0, "group_id": step} | ({"kept": 0.5} if step == 2 else {})
+        save(one, folder / f"step-{step:06d}", state)
     (folder / "step-000011").mkdir()  # no controller.json: not one of ours, or broken
     (folder / ".step-000012.123").mkdir()  # a killed process left it
     assert run_folder.latest(tmp_path) == folder / "step-000010"
     checkpoint.prune(tmp_path, 2)
-    assert sorted(p.name for p in folder.iterdir()) == ["step-000009", "step-000010", "step-000011"]
-
-
-def test_checkpoints_kept_for_good_are_not_pruned_and_do_not_hold_the_journal(
-    model_dir: str, tmp_path: Path
-) -> None:
-    one = learner(model_dir)
-    for step in range(1, 6):
-        state = {"version": 0, "group_id": step} | ({"kept": 0.5} if step in (2, 5) else {})
-        save(one, tmp_path / "checkpoints" / f"step-{step:06d}", state)
-    checkpoint.prune(tmp_path, 1)
-    assert [int(p.name[-1]) for p in checkpoints(tmp_path)] == [2, 4, 5]
-    assert oldest_group(str(tmp_path), 6) == 4
-
-
-def test_saving_the_same_version_again_replaces_it(model_dir: str, tmp_path: Path) -> None:
-    one = learner(model_dir)
-    for state in ({"version": 0, "n": 1}, {"version": 0, "n": 2}):
-        save(one, tmp_path / "step-000000", state)
-    assert '"n": 2' in (tmp_path / "step-000000" / "controller.json").read_text()
+    assert sorted(p.name[-2:] for p in folder.iterdir()) == ["02", "09", "10", "11"]
+    assert [int(p.name[-2:]) for p in checkpoints(tmp_path)] == [2, 9, 10]
+    assert oldest_group(str(tmp_path), 99) == 9
 
 
 def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_one_before_it_is_used(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_ranks import TIMEOUT_S, Peer
 from training import config, sequences
 from transformers import AutoModelForCausalLM
 
@@ -22,10 +23,8 @@ from trainer.learner.process import learner_main
 from trainer.messages import Ack, Failed, Ready, Refused, Save, Score, Scored, Shutdown, Spans, StepDone
 from trainer.types import TrainBatch
 
-TIMEOUT_S = 60
 
-
-class Process:
+class Process(Peer):
     """`learner_main` in a thread of this process, and the controller's end of its pipe."""
 
     def __init__(self, c: Config, model_dir: str) -> None:
@@ -44,14 +43,6 @@ class Process:
         self.thread.start()
         assert isinstance(self.receive(), Ready)
 
-    def receive(self) -> Any:
-        assert self.conn.poll(TIMEOUT_S)
-        return self.conn.recv()
-
-    def ask(self, message: object) -> Any:
-        self.conn.send(message)
-        return self.receive()
-
     def end(self) -> list[Any]:
         """The telemetry, once the thread has ended."""
         self.thread.join(TIMEOUT_S)
@@ -64,19 +55,21 @@ class Process:
 
 
 def test_the_process_steps_publishes_scores_saves_and_ends(model_dir: str, tmp_path: Path) -> None:
-    c = replace(config(), run_dir=str(tmp_path))
-    process = Process(c, model_dir)
+    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
     done: StepDone = process.ask(TrainBatch(1, sequences(), {}))
     assert done.version == 1 and done.metrics["lag/histogram"] == {"0": 76}
-    published = load_file(done.weights_path)
-    assert "lm_head.weight" not in published  # tied: once
-    empty: StepDone = process.ask(TrainBatch(2, (), {}))
-    assert (empty.version, empty.weights_path) == (2, "")
-    path = tmp_path / "checkpoints" / "step-000002"
-    assert process.ask(Save(str(path), {"version": 2})) == Ack()
-    assert json.loads((path / "controller.json").read_text()) == {"version": 2}
-    lm = AutoModelForCausalLM.from_pretrained(path)
-    assert all(torch.equal(p, published[n]) for n, p in lm.named_parameters())
+    assert "lm_head.weight" not in load_file(done.weights_path)  # tied: once
+    for batch in (TrainBatch(2, (), {}), TrainBatch(3, sequences(version=2), {}, publish=False)):
+        unpublished: StepDone = process.ask(batch)
+        assert (unpublished.version, unpublished.weights_path) == (batch.step, "")
+    last: StepDone = process.ask(
+        TrainBatch(4, (), {})
+    )  # without a gradient of its own, after one not published
+    path = tmp_path / "checkpoints" / "step-000004"
+    assert process.ask(Save(str(path), {"version": 4})) == Ack()
+    assert json.loads((path / "controller.json").read_text()) == {"version": 4}
+    saved, published = AutoModelForCausalLM.from_pretrained(path), load_file(last.weights_path)
+    assert all(torch.equal(p, published[n]) for n, p in saved.named_parameters())
     scored: Scored = process.ask(Score(sequences()))
     assert [len(x.logprobs) for x in scored.scores] == [len(s.token_ids) for s in sequences()]
     process.conn.send(Shutdown())
@@ -84,19 +77,6 @@ def test_the_process_steps_publishes_scores_saves_and_ends(model_dir: str, tmp_p
     assert process.code == 0 and not Path(done.weights_path).parent.exists()
     states = {name for t in messages if isinstance(t, Spans) for name, _, _ in t.spans}
     assert {"start-up", "forward_backward", "optimizer", "publish", "checkpoint", "score", "idle"} <= states
-
-
-def test_weights_that_were_not_published_are_with_the_next_that_are(model_dir: str, tmp_path: Path) -> None:
-    process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
-    within: StepDone = process.ask(TrainBatch(1, sequences(), {}, publish=False))
-    assert (within.version, within.weights_path) == (1, "")
-    last: StepDone = process.ask(TrainBatch(2, (), {}))  # without a gradient of its own
-    path = tmp_path / "checkpoints" / "step-000002"
-    assert process.ask(Save(str(path), {})) == Ack()
-    saved, published = AutoModelForCausalLM.from_pretrained(path), load_file(last.weights_path)
-    assert all(torch.equal(p, published[n]) for n, p in saved.named_parameters())
-    process.conn.send(Shutdown())
-    process.end()
 
 
 def test_a_refused_step_is_answered_and_the_weights_before_it_can_be_saved(

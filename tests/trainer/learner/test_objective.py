@@ -112,20 +112,16 @@ def truncated(bound: float) -> Surrogate:
     return lambda logp, old, gen, a: -(logp - old).exp().detach().clamp(max=bound) * a * logp
 
 
-def clip(low: float, high: float) -> Surrogate:
-    def surrogate(logp: Tensor, old: Tensor, gen: Tensor, a: Tensor) -> Tensor:
-        ratio = (logp - old).exp()
-        return -torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
+def clipped(ratio: Tensor, a: Tensor, low: float, high: float) -> Tensor:
+    return -torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
 
-    return surrogate
+
+def clip(low: float, high: float) -> Surrogate:
+    return lambda logp, old, gen, a: clipped((logp - old).exp(), a, low, high)
 
 
 def gspo(low: float, high: float) -> Surrogate:
-    def surrogate(logp: Tensor, old: Tensor, gen: Tensor, a: Tensor) -> Tensor:
-        s = (logp - old).mean().exp().expand(len(a))
-        return -torch.minimum(s * a, s.clamp(1 - low, 1 + high) * a)
-
-    return surrogate
+    return lambda logp, old, gen, a: clipped((logp - old).mean().exp().expand(len(a)), a, low, high)
 
 
 def icepop(logp: Tensor, old: Tensor, gen: Tensor, a: Tensor) -> Tensor:
@@ -175,12 +171,35 @@ def test_every_loss_is_the_kernels_objective_with_the_settings_given() -> None:
     assert make_objective(settings(loss="icepop", anchor="recomputed").objective) == clips
 
 
+MISMATCH: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": torch.ones_like, "truncate": lambda k: k.clamp(max=1.3), "mask": masked,
+}  # fmt: skip
+FORMULAS: dict[str, tuple[dict[str, Any], Surrogate]] = {
+    "icepop, generator": ({"loss": "icepop"}, icepop),
+    "icepop, recomputed": ({"loss": "icepop", "anchor": "recomputed"}, weighted(masked, clip(0.2, 0.2))),
+    **{
+        f"{loss}, {anchor}": ({**named, "anchor": anchor}, surrogate)
+        for loss, (named, surrogate) in LOSSES.items()
+        for anchor in ("generator", "recomputed")
+    },
+    **{
+        f"{loss}, {kind}": (
+            {"loss": loss, "anchor": "recomputed", "mismatch": kind},
+            weighted(k, LOSSES[loss][1]),
+        )
+        for loss in ("cispo", "dapo")
+        for kind, k in MISMATCH.items()
+    },
+}
+
+
+@pytest.mark.axis("objective.loss", "icepop")
 @pytest.mark.axis("objective.anchor", "generator", "recomputed")
-@pytest.mark.parametrize("anchor", ["generator", "recomputed"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_the_gradient_of_a_loss_is_its_formula_s(model_dir: str, loss: str, anchor: str) -> None:
-    named, surrogate = LOSSES[loss]
-    check(model_dir, settings(anchor=anchor, **named), surrogate)
+@pytest.mark.axis("objective.mismatch", "none", "truncate", "mask")
+@pytest.mark.parametrize("case", FORMULAS)
+def test_the_gradient_of_a_loss_is_its_formula_s(model_dir: str, case: str) -> None:
+    named, surrogate = FORMULAS[case]
+    check(model_dir, settings(**BOUNDS, **named), surrogate)
 
 
 def check(model_dir: str, c: Config, surrogate: Surrogate, penalty: Any = nothing) -> dict[str, Any]:
@@ -191,25 +210,6 @@ def check(model_dir: str, c: Config, surrogate: Surrogate, penalty: Any = nothin
     assert metrics["learner/loss"] == pytest.approx(loss, rel=1e-5)
     assert error(got, exact) < 1e-5
     return metrics
-
-
-@pytest.mark.axis("objective.loss", "icepop")
-@pytest.mark.parametrize("anchor", ["generator", "recomputed"])
-def test_icepop_masks_by_the_ratio_of_the_generator_s_policy(model_dir: str, anchor: str) -> None:
-    c = settings(loss="icepop", anchor=anchor, **BOUNDS)
-    check(model_dir, c, icepop if anchor == "generator" else weighted(masked, clip(0.2, 0.2)))
-
-
-@pytest.mark.axis("objective.mismatch", "none", "truncate", "mask")
-@pytest.mark.parametrize(
-    ("mismatch", "k"), [("none", torch.ones_like), ("truncate", lambda k: k.clamp(max=1.3)), ("mask", masked)]
-)
-@pytest.mark.parametrize("loss", ["cispo", "dapo"])
-def test_mismatch_weighs_terms_by_old_over_generator(
-    model_dir: str, loss: str, mismatch: str, k: Callable[[Tensor], Tensor]
-) -> None:
-    c = settings(loss=loss, anchor="recomputed", mismatch=mismatch, **BOUNDS)
-    check(model_dir, c, weighted(k, LOSSES[loss][1]))
 
 
 def kl_estimate(estimator: str, logp: Tensor, ref: Tensor) -> Tensor:

@@ -304,13 +304,12 @@ def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
     assert real[:3] == ["query", "key", "value"] and {"scale", "window_size", "enable_gqa"} < set(real)
     assert real[3:7] == ["cu_seq_q", "cu_seq_k", "max_q", "max_k"]
 
-    def of_2_13(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]  # as in torch
+    def of_2_13(q, k, v, *rest, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]  # as in torch
         assert window_size == (-1, 0) and enable_gqa and k.shape[1] == v.shape[1] == 2
-        return varlen_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale)
+        return varlen_reference(q, k, v, *rest, scale)
 
-    def of_2_11(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):  # type: ignore[no-untyped-def]  # as in torch
-        assert window_size == (-1, 0) and k.shape[1] == v.shape[1] == 2
-        return varlen_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale)
+    def of_2_11(*tensors, scale, window_size):  # type: ignore[no-untyped-def]  # as in torch
+        return of_2_13(*tensors, scale=scale, window_size=window_size, enable_gqa=True)
 
     monkeypatch.setattr(varlen, "varlen_attn", of_2_13 if newer else of_2_11)
     kernel, _ = chosen(monkeypatch, {})

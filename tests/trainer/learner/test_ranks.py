@@ -225,7 +225,21 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(
     assert not list(tmp_path.glob(".step*"))
 
 
-class Group:
+class Peer:
+    """The controller's end of a learner's pipe."""
+
+    conn: Any
+
+    def receive(self) -> Any:
+        assert self.conn.poll(TIMEOUT_S)
+        return self.conn.recv()
+
+    def ask(self, message: object) -> Any:
+        self.conn.send(message)
+        return self.receive()
+
+
+class Group(Peer):
     """`learner_main` in `size` processes, and the controller's end of rank 0's pipe."""
 
     def __init__(self, c: Config, model_dir: str, monkeypatch: pytest.MonkeyPatch, size: int = 2) -> None:
@@ -246,14 +260,6 @@ class Group:
             self.telemetry.append(ours)
         theirs.close()
         assert isinstance(self.receive(), Ready)
-
-    def receive(self) -> Any:
-        assert self.conn.poll(TIMEOUT_S)
-        return self.conn.recv()
-
-    def ask(self, message: object) -> Any:
-        self.conn.send(message)
-        return self.receive()
 
     def failures(self, rank: int) -> list[Failed]:
         """The failures it sent; waits until its process has ended."""
