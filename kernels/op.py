@@ -13,7 +13,7 @@ from .backends import launching
 from .check import check_log_probs, check_values
 from .chunk_loop import STATS, StepOutputs, train
 from .head import LMHead, gradient_dtype
-from .settings import Settings, lookup
+from .settings import NAMESPACE, Settings, lookup
 from .shard import shard_offset
 from .tokens import Tokens
 
@@ -117,7 +117,7 @@ compute.__signature__ = Signature(  # type: ignore[attr-defined]  # from it torc
     ],
     return_annotation=Outputs,
 )
-policy_loss = torch.library.custom_op("sigmoid_rl::policy_loss", compute, mutates_args=())
+policy_loss = torch.library.custom_op(f"{NAMESPACE}::policy_loss", compute, mutates_args=())
 
 
 @policy_loss.register_fake

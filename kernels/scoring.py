@@ -16,7 +16,7 @@ from .check import check_log_probs, check_shapes, check_values, inverse
 from .head import LMHead
 from .op import capturing, weighted_rows
 from .rows import gradient, softmax
-from .settings import Settings, lookup, register
+from .settings import NAMESPACE, Settings, lookup, register
 from .shard import gather_weight, shard_offset
 
 
@@ -116,9 +116,9 @@ def compute_gradients(
     return empty if d_h is None else d_h, empty if d_weight is None else d_weight.to(weight.dtype)
 
 
-score = torch.library.custom_op("sigmoid_rl::linear_logprob", compute, mutates_args=())
+score = torch.library.custom_op(f"{NAMESPACE}::linear_logprob", compute, mutates_args=())
 differentiate = torch.library.custom_op(
-    "sigmoid_rl::linear_logprob_backward", compute_gradients, mutates_args=()
+    f"{NAMESPACE}::linear_logprob_backward", compute_gradients, mutates_args=()
 )
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from .objectives import CISPO, KL, Objective, SequenceObjective
 
+NAMESPACE = __name__.partition(".")[0]  # of the custom ops: kernels, or sigmoid_rl_kernels beside it
 DEFAULT = CISPO()
 RowKernel = Literal["auto", "two-pass", "single-pass", "fused-epilogue"]
 TWO_PASSES_ONLY = ("softcap", "entropy_bonus", "exact", "group")  # settings that need the logits twice

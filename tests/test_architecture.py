@@ -46,7 +46,7 @@ COMMANDS = {"trainer.main", "trainer.beginning", "trainer.doctor"}
 # config/. They only fall. A feature that needs room says in its commit how many lines it costs, and raises
 # its folder by that.
 CEILINGS = {
-    "kernels": 2_785,  # 95 of them the derivative of linear_logprob
+    "kernels": 2_804,  # 95 the derivative of linear_logprob, 113 the adapters
     "trainer": 1_880,  # 60 of them beginning.py, which took the start of a run from launcher/ and main.py
     "controller": 1_921,
     "engines": 1_658,
@@ -58,7 +58,7 @@ CEILINGS = {
     "sweep": 776,
     "scaling": 6_310,
     "bench": 5_670,
-    "tests": 23_730,
+    "tests": 23_920,
 }
 SCALING_CONSTANTS, SCALING_FLOORS = 105, 14  # module-level numbers; the longest chain of imports
 
