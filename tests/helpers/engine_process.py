@@ -7,7 +7,6 @@ import importlib.util
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -19,6 +18,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from processes import alive as alive
+from processes import descendants
+from processes import wait_until_gone as wait_until_gone
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -121,18 +123,8 @@ class EngineProcess:
 
     def processes(self) -> set[int]:
         """The ids of the process and of all its descendants."""
-        parents = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if fields[0] != "Z":
-                parents[int(stat.parent.name)] = int(fields[1])
-        found = {self.process.pid}
-        while new := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= new
-        return found
+        assert self.process.pid is not None
+        return descendants(self.process.pid)
 
     def close(self) -> None:
         """Ask it to end, and kill it if it does not."""
@@ -158,30 +150,6 @@ class EngineProcess:
                         self.failure = message
         except (EOFError, OSError):
             pass
-
-
-def alive(pids: set[int]) -> set[int]:
-    """The processes that still run."""
-    left = set()
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state != "Z":
-            left.add(pid)
-    return left
-
-
-def wait_until_gone(pids: set[int], seconds: float = 30.0) -> None:
-    """Fail unless all of them end in time."""
-    deadline = time.monotonic() + seconds
-    while (left := alive(pids)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    names = {pid: Path(f"/proc/{pid}/cmdline").read_text()[:80] for pid in left}
-    for pid in left:
-        os.kill(pid, 9)
-    assert not left, f"these processes were left behind: {names}"
 
 
 def request(name: str, prompt: Sequence[int], **changes: Any) -> Request:

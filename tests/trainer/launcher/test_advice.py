@@ -24,10 +24,7 @@ SMALL = ModelSize(600_000_000, 28, 1024, 3072, 1024, 151_936)
     [
         # Work of a step, in GPU-steps: engine 5 · 1, learner 3 · .59 = 1.77, all of it hidden.
         # 6+2: max(5/6, 1.77/2 = .885) = .885, so 1.13 times the steps; 7+1: 1.77.
-        (
-            Split(3, 5), (0.41, 0.0), 1, Split(2, 6), 1 / 0.885,
-            "idle 41%, engine idle 0%: of 5+3 GPUs (engine + learner) make 6+2: about 1.13x steps per hour",
-        ),
+        (Split(3, 5), (0.41, 0.0), 1, Split(2, 6), 1 / 0.885, "of 5+3 GPUs (engine + learner) make 6+2"),
         # engine 14 · .4 = 5.6, learner 2 · 1 = 2: balanced at 12+4: max(5.6/12, 2/4) = .5; 11+5: .509
         (Split(2, 14), (0.0, 0.6), 1, Split(4, 12), 2, "make 12+4: about 2.00x"),
         # Strictly in turns (.75 + .25 = 1): engine 6 · .25 = 1.5, learner 2 · .75 = 1.5.
@@ -41,7 +38,7 @@ SMALL = ModelSize(600_000_000, 28, 1024, 3072, 1024, 151_936)
         (Split(4, 4), (0.6, 0.0), 2, Split(2, 6), 1.25, "make 6+2"),
         (Split(4, 4), (0.45, 0.0), 1, Split(3, 5), 1.25, "make 5+3"),
     ],
-)  # fmt: skip
+)
 def test_the_best_split_by_hand(
     split: Split, idle: tuple[float, float], width: int, best: Split, speedup: float, text: str
 ) -> None:

@@ -168,25 +168,28 @@ def test_a_head_split_over_the_ranks_is_never_gathered_and_fp32_has_its_gradient
     assert wide[name] - narrow[name] == 2 * 151_936 * 1024
 
 
-@pytest.mark.parametrize(
-    ("config", "devices", "gib", "error"),  # GiB of a GPU and of the host; the same with a little more fits
-    [
-        (
-            Config(model=ModelConfig(path="big")), ONE, (None, 24),
-            r"^model.path big: 8.19 G parameters, on the host: about \d+\.\d GiB .* 24.0, \d+\.\d too few",
-        ),
-        (
-            learner(16384, checkpoint_activations=True), on_gpus(2), (80, 1e4),
-            r"a learner rank: about 85\.\d .* 8% to spare, has 73\.6.* learner\.ranks more GPUs",
-        ),
-        (learner(16384), on_gpus(4), (16, 1e4), r"an engine's share of the weights: about 15\.3 GiB"),
-        # Weights and moments, 12 bytes a parameter, and the engine's 2: 107 GiB, and a third more, pinned.
-        (
-            replace(learner(4096), engine=EngineConfig(kind="vllm", colocate=True, weight_push="ipc")),
-            BESIDE, (200, 128), r"on the host: about 142\.\d GiB",
-        ),
-    ],
-)  # fmt: skip
+PUSHED_BY_IPC = EngineConfig(kind="vllm", colocate=True, weight_push="ipc")
+ON_THE_CPU, ON_80_GB = Config(model=ModelConfig(path="big")), learner(16384, checkpoint_activations=True)
+TOO_BIG = [  # settings, devices, GiB of a GPU and of the host, and the error
+    (
+        ON_THE_CPU,
+        ONE,
+        (None, 24),
+        r"^model.path big: 8.19 G parameters, on the host: about \d+\.\d GiB .* 24.0,",
+    ),
+    (
+        ON_80_GB,
+        on_gpus(2),
+        (80, 1e4),
+        r"a learner rank: about 85\.\d .* 8% to spare, has 73\.6, 1\d\.\d too few",
+    ),
+    (learner(16384), on_gpus(4), (16, 1e4), r"an engine's share of the weights: about 15\.3 GiB"),
+    # Weights and moments, 12 bytes a parameter, and the engine's 2: 107 GiB, and a third more, pinned.
+    (replace(learner(4096), engine=PUSHED_BY_IPC), BESIDE, (200, 128), r"on the host: about 142\.\d GiB"),
+]
+
+
+@pytest.mark.parametrize(("config", "devices", "gib", "error"), TOO_BIG)
 def test_an_8b_that_is_too_big_is_refused_with_by_how_much(
     config: Config, devices: Devices, gib: tuple[float | None, float], error: str, machine: Machine
 ) -> None:

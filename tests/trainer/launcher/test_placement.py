@@ -33,10 +33,13 @@ GPUS = tuple("01234567")
 
 
 def split(gpus: int = 8, ranks: int = 0, torchrun: tuple[int, int] = (0, 0), **engine: Any) -> Devices:
-    config = Config(
-        engine=EngineConfig(**({"kind": "vllm"} | engine)), learner=replace(LearnerConfig(), ranks=ranks)
-    )
+    config = replace(settings(**engine), learner=LearnerConfig(ranks=ranks))
     return assign(config, GPUS[:gpus], 4, torchrun)
+
+
+def settings(kind: str = "vllm", gpus: int = 8, ranks: int = 0, **engine: Any) -> Config:
+    """The settings of `split`, whose number of GPUs is not one."""
+    return Config(engine=EngineConfig(kind=kind, **engine))  # type: ignore[arg-type]  # of its Literal
 
 
 def test_eight_gpus_are_split_two_to_six_and_no_gpu_is_given_twice() -> None:
@@ -63,24 +66,22 @@ def test_what_is_given_is_obeyed_and_the_rest_is_derived(
 ) -> None:
     devices = split(**given)
     assert len(devices.learner) == learner
-    assert [len(own) for own in devices.engines] == engines
+    assert [len(gpus) for gpus in devices.engines] == engines
     if not given.get("colocate"):
         used = [gpu for role in (*devices.learner, *devices.engines) for gpu in role]
         assert len(used) == len(set(used)) <= 8
 
 
-def test_shared_gpus_are_booked_once() -> None:
-    assert sum(split(gpus=2, colocate=True).held().values()) == 2.0
-
-
 @pytest.mark.parametrize(
     ("given", "learner", "engines"),
     [
+        ({"colocate": True, "gpus": 2}, 1.0, [0.5, 0.5]),
         ({"colocate": True, "ranks": 8, "count": 1, "tensor_parallel": 4}, 6.0, [2.0]),
         ({"colocate": True, "ranks": 2}, 1.0, [0.5, 0.5, 1, 1, 1, 1, 1, 1]),
         ({"colocate": True, "ranks": 3, "tensor_parallel": 4}, 1.5, [2.5, 4.0]),
         ({"colocate": True, "gpus": 2, "torchrun": (2, 4)}, 3.0, [0.5, 0.5]),  # 2 ranks elsewhere
         ({"urls": ("http://a:1", "http://b:1"), "tensor_parallel": 4}, 8.0, [4.0, 4.0]),
+        ({"urls": ("http://a:1",), "gpus": 2, "torchrun": (2, 4)}, 4.0, [1.0]),
     ],
 )
 def test_every_gpu_is_booked_whole_and_halved_only_where_both_sides_hold_it(
@@ -91,6 +92,7 @@ def test_every_gpu_is_booked_whole_and_halved_only_where_both_sides_hold_it(
 
 
 def test_remote_engines_count_with_all_their_gpus() -> None:
+    assert split(urls=("http://a:1", "http://b:1")).split() == Split(8, 2)
     assert split(urls=("http://a:1", "http://b:1"), tensor_parallel=4).split() == Split(8, 8)
 
 
@@ -103,26 +105,22 @@ def test_a_run_on_a_cpu_books_every_core_once_however_many_processes_share_it() 
 @pytest.mark.parametrize(
     ("given", "held", "said"),
     [
-        ({"gpus": 1}, {"learner": 0.5, "engine": 0.5}, "GPUs: learner 0; engines 0, beside the learner"),
-        ({"gpus": 3, "count": 1}, {"learner": 1, "engine": 1}, "GPUs: learner 0; engines 1"),
+        ({"gpus": 1}, (0.5, 0.5), "GPUs: learner 0; engines 0, beside the learner"),
+        ({"gpus": 3, "count": 1}, (1, 1), "GPUs: learner 0; engines 1"),
+        ({"gpus": 1, "tensor_parallel": 0}, (1, 0), "GPUs: learner 0; engines 1 on the CPU"),
         (
-            {"gpus": 1, "tensor_parallel": 0},
-            {"learner": 1, "engine": 0},
-            "GPUs: learner 0; engines 1 on the CPU",
-        ),
-        (
-            {"gpus": 2, "tensor_parallel": 0, "count": 3, "ranks": 2},
-            {"learner": 2, "engine": 0, "engine-1": 0, "engine-2": 0},
+            {"tensor_parallel": 0, "count": 3, "ranks": 2},
+            (2, 0, 0, 0),
             "GPUs: learner 0, 1; engines 3 on the CPU",
         ),
     ],
 )
 def test_the_torch_engine_is_on_the_learners_gpu_on_others_or_on_the_cpu(
-    given: dict[str, Any], held: dict[str, float], said: str
+    given: dict[str, Any], held: tuple[float, ...], said: str
 ) -> None:
     devices = split(kind="torch", **given)
-    assert devices.held() == held and devices.describe() == said and devices.unit == "GPU-hours"
-    assert not split(kind="torch", gpus=0).gpus
+    assert tuple(devices.held().values()) == held and devices.describe() == said
+    assert devices.unit == "GPU-hours" and not split(kind="torch", gpus=0).gpus
 
 
 @pytest.mark.parametrize(
@@ -145,11 +143,6 @@ def test_bfloat16_on_a_cpu_without_its_instructions_is_one_line(
     assert text.startswith(f"model.dtype bfloat16: {roles} would run on this CPU") if roles else not text
 
 
-def test_ranks_made_by_torchrun_on_other_machines_are_in_the_books() -> None:
-    devices = split(gpus=2, torchrun=(2, 4), urls=("http://a:1",))
-    assert devices.held() == {"learner": 4.0, "engine": 1.0}
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -158,7 +151,7 @@ def test_ranks_made_by_torchrun_on_other_machines_are_in_the_books() -> None:
         ({"gpus": 1}, "engine.colocate"),
         (
             {"gpus": 2, "tensor_parallel": 4, "colocate": True},
-            "2 learner ranks and 1 engines of 4 GPUs each need 4 GPUs, this machine has 2",
+            "1 engines of 4 GPUs each need 4 GPUs, this machine",
         ),
         ({"gpus": 0, "ranks": 5}, "5 learner ranks and 1 engines on 4 CPU cores"),
         ({"gpus": 0, "colocate": True}, "engine.colocate needs GPUs"),
@@ -211,9 +204,7 @@ def test_sharing_gpus_on_several_ranks_needs_a_torch_that_offloads_shards(
     ],
 )
 def test_weights_go_the_shortest_way_the_devices_allow(given: dict[str, Any], push: str, count: int) -> None:
-    engine = {key: value for key, value in given.items() if key not in ("gpus", "ranks")}
-    config = Config(engine=EngineConfig(**({"kind": "vllm"} | engine)))
-    engine_config = for_roles(config, split(**given)).engine
+    engine_config = for_roles(settings(**given), split(**given)).engine
     assert (engine_config.weight_push, engine_config.count) == (push, count)
 
 
@@ -228,10 +219,8 @@ def test_weights_go_the_shortest_way_the_devices_allow(given: dict[str, Any], pu
     ],
 )
 def test_a_way_for_weights_that_the_devices_do_not_allow_is_one_line(given: dict[str, Any]) -> None:
-    engine = {key: value for key, value in given.items() if key not in ("gpus", "ranks")}
-    config = Config(engine=EngineConfig(**({"kind": "vllm"} | engine)))
     with pytest.raises(ConfigError, match="nccl needs learner and engines on distinct GPUs"):
-        for_roles(config, split(**given))
+        for_roles(settings(**given), split(**given))
 
 
 @pytest.mark.parametrize(
@@ -273,8 +262,6 @@ def test_a_judges_gpu_is_left_to_it_alone() -> None:
     assert without_judges(config, ("0", "1", "2")) == ("0", "2")
     with pytest.raises(ConfigError, match=r"judge.device cuda:1: expected cpu, or a GPU of \('0', '2'\)"):
         without_judges(config, ("0", "2"))
-    for unused in (
-        VerifierConfig(judge=judge),
-        VerifierConfig(kind="judge", judge=replace(judge, device="cpu")),
-    ):
+    on_cpu = VerifierConfig(kind="judge", judge=replace(judge, device="cpu"))
+    for unused in (VerifierConfig(judge=judge), on_cpu):
         assert without_judges(Config(verifier=unused), ("0", "1")) == ("0", "1")

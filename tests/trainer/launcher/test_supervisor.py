@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from io import StringIO
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import alive
 
 from trainer import run_folder
 from trainer.cli import parse, to_yaml
@@ -26,36 +26,37 @@ from trainer.config import Config, LoggingConfig, PipelineConfig
 from trainer.launcher import supervisor
 from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
-from trainer.launcher.supervisor import Supervisor
+from trainer.launcher.supervisor import RoleDied, Supervisor
 from trainer.launcher.terminal import make_view
 from trainer.main import follow, main
 from trainer.messages import Event
 
 ROLES = {"LEARNER": "fake_roles:learner", "CONTROLLER": "fake_roles:controller"}
 CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorboard=False))
+Patch = pytest.MonkeyPatch
 
 
-def make(
-    run_dir: Path, behaviour: str = "", on_event: Callable[[str, object], None] = lambda role, message: None
-) -> Supervisor:
-    config = replace(CONFIG, run_dir=str(run_dir))
-    return Supervisor(config, behaviour, assign(config, (), len(os.sched_getaffinity(0))), None, on_event)
+def ignore(role: str, message: object) -> None:
+    """Takes a role's message."""
+
+
+def make(run_dir: Path, behaviour: str = "", on_event: Any = ignore, deadline_s: float = 300) -> Supervisor:
+    config = replace(CONFIG, run_dir=str(run_dir), pipeline=PipelineConfig(steps=10, deadline_s=deadline_s))
+    return Supervisor(config, behaviour, assign(config, (), 2), None, on_event)
 
 
 def make_recorder(run_dir: Path) -> Recorder:
     config = replace(CONFIG, run_dir=str(run_dir))
-    devices = assign(config, (), len(os.sched_getaffinity(0)))
-    return Recorder(config, devices, make_view(config, "core-hours", stream=StringIO()), None, 1.5)
+    view = make_view(config, "core-hours", stream=StringIO())
+    return Recorder(config, assign(config, (), 2), view, None, 1.5)
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+def fakes(monkeypatch: Patch) -> None:
     monkeypatch.setitem(supervisor.ENGINES, "torch", "fake_roles:engine")
     for name, role in ROLES.items():
         monkeypatch.setattr(supervisor, name, role)
-    monkeypatch.setattr(
-        "trainer.launcher.memory_estimate.check_fits", lambda *args: (0, "")
-    )  # there is no model
+    monkeypatch.setattr("trainer.launcher.memory_estimate.check_fits", lambda *args: (0, ""))  # no model
 
 
 def start(behaviour: str, run_dir: Path) -> subprocess.Popen[str]:
@@ -93,48 +94,20 @@ def test_a_signal_to_all_during_start_up_stops_the_run_in_order(sent: int, tmp_p
     assert not any(log.read_text() for log in (tmp_path / "logs").iterdir())
 
 
-def test_roles_that_end_as_they_were_asked_to_are_not_taken_for_dead(
-    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = make(tmp_path, "talks", lambda role, message: time.sleep(0.005))  # `done` comes after much else
-    one._ready = True
-    one.run()
-    assert one._done and not one._deaths
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    process = start("deaf", tmp_path)
+    for _ in range(2):
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == 130 and "error: ended by Ctrl-C; no checkpoint was written yet" in out
 
 
-@pytest.mark.parametrize("deadline_s", [0.2, float("inf")])
-def test_the_controller_has_a_deadline_to_send_to_each_role(tmp_path: Path, deadline_s: float) -> None:
-    config = replace(CONFIG, run_dir=str(tmp_path), pipeline=PipelineConfig(deadline_s=deadline_s))
-    one = Supervisor(config, "", assign(config, (), 2), None, lambda role, message: None)
-    held: list[int] = []  # the role's end of each pipe, which `_start` would give to a process
-    one._start = lambda role, target, args, *more: held.append(os.dup(args[2].fileno()))  # type: ignore[method-assign]  # no process
-    for conn in (one._start_engine(0), one._start_learner()):
-        if deadline_s < 1:
-            with pytest.raises(BlockingIOError):
-                conn.send(bytes(10_000_000))  # nobody reads
-    assert len(held) == 2
-    for end in held:
-        os.close(end)
-
-
-def test_a_role_killed_amid_a_message_is_named(fakes: None, tmp_path: Path) -> None:
-    with pytest.raises(supervisor.RoleDied, match="the controller's process was killed by signal 9"):
-        make(tmp_path, "stutters").run()
-
-
-def test_a_role_frozen_amid_a_message_to_the_launcher_is_named(
-    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a limit, `recv` would hold the launcher up for ever."""
-    monkeypatch.setattr(
-        "test_supervisor.CONFIG", replace(CONFIG, pipeline=PipelineConfig(steps=10, deadline_s=1.0))
-    )
-    one = make(tmp_path, "hesitates")
-    watchdog = threading.Timer(20, lambda: one._roles["controller"][0].kill())
-    watchdog.start()
-    with pytest.raises(supervisor.RoleDied, match="controller has sent a part of a message and nothing more"):
-        one.run()
-    watchdog.cancel()
+def test_nothing_follows_the_error_line_when_killed_roles_leave_semaphores(tmp_path: Path) -> None:
+    process = start("leaves semaphores and fails", tmp_path)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 2, out
+    assert out.splitlines()[-1] == "error: the data are wrong"
 
 
 @pytest.mark.parametrize("what", ["still starting", "at work"])
@@ -150,55 +123,42 @@ def test_a_killed_launcher_takes_with_it_what_is_starting_and_lets_others_finish
     process.kill()
     process.wait()
     end = time.monotonic() + 20
-    while any(alive(pid) for pid in pids.values()):
+    while alive(pids.values()):
         assert time.monotonic() < end
         time.sleep(0.1)
     assert (tmp_path / "saved").exists() == (what == "at work")
 
 
-def alive(pid: int) -> bool:
-    """Whether it is neither gone nor a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def test_a_frozen_controller_ends_the_run_with_its_name(
-    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("behaviour", "deadline_s", "error"),
+    [
+        ("stutters", 300, "the controller's process was killed by signal 9"),
+        # Without a limit, `recv` would hold the launcher up for ever.
+        ("hesitates", 1, "controller has sent a part of a message and nothing more"),
+        ("freezes", 1, r"^the controller has given no sign of life for pipeline\.deadline_s = 1 s$"),
+        ("learner fails, lives on", 300, r"^learner: the push failed \(traceback in .*failure.txt\)$"),
+        # A thread does not keep it alive: the process ends by itself.
+        ("learner fails and ends", 300, "^learner: invalid literal.*the push failed"),
+    ],
+)
+def test_a_role_that_dies_freezes_or_fails_ends_the_run_with_its_name(
+    behaviour: str, deadline_s: float, error: str, fakes: None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(
-        "test_supervisor.CONFIG", replace(CONFIG, pipeline=PipelineConfig(steps=10, deadline_s=1.0))
-    )
-    began = time.monotonic()
-    with pytest.raises(
-        supervisor.RoleDied,
-        match=r"^the controller has given no sign of life for pipeline\.deadline_s = 1 s$",
-    ):
-        make(tmp_path, "freezes").run()
+    monkeypatch.setattr(supervisor, "FAILED_GRACE_S", 600 if "ends" in behaviour else 0.5)
+    one, began = make(tmp_path, behaviour, deadline_s=deadline_s), time.monotonic()
+    watchdog = threading.Timer(20, lambda: one._roles["controller"][0].kill())
+    watchdog.start()
+    with pytest.raises(RoleDied, match=error):
+        one.run()
+    watchdog.cancel()
     assert time.monotonic() - began < 20
 
 
-def test_a_role_that_reports_a_failure_and_lives_on_is_killed(
-    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "FAILED_GRACE_S", 0.5)
-    began = time.monotonic()
-    with pytest.raises(
-        supervisor.RoleDied, match=r"^learner: the push failed \(traceback in .*failure.txt\)$"
-    ):
-        make(tmp_path, "learner fails, lives on").run()
-    assert time.monotonic() - began < 20
-
-
-def test_a_thread_does_not_keep_a_role_alive_that_has_failed(
-    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "FAILED_GRACE_S", 600)  # the process ends by itself
-    began = time.monotonic()
-    with pytest.raises(supervisor.RoleDied, match=r"^learner: invalid literal.*the push failed"):
-        make(tmp_path, "learner fails and ends").run()
-    assert time.monotonic() - began < 20
+def test_roles_that_end_as_they_were_asked_to_are_not_taken_for_dead(fakes: None, tmp_path: Path) -> None:
+    one = make(tmp_path, "talks", lambda role, message: time.sleep(0.005))  # `done` comes after much else
+    one._ready = True
+    one.run()
+    assert one._done and not one._deaths
 
 
 def test_a_record_that_cannot_be_written_is_named_and_not_taken_for_a_dead_role(
@@ -212,14 +172,21 @@ def test_a_record_that_cannot_be_written_is_named_and_not_taken_for_a_dead_role(
         make(tmp_path, "talks", on_event).run()
 
 
-def test_nothing_follows_the_error_line_when_killed_roles_leave_semaphores(tmp_path: Path) -> None:
-    process = start("leaves semaphores and fails", tmp_path)
-    out, _ = process.communicate(timeout=30)
-    assert process.returncode == 2, out
-    assert out.splitlines()[-1] == "error: the data are wrong"
+@pytest.mark.parametrize("deadline_s", [0.2, float("inf")])
+def test_the_controller_has_a_deadline_to_send_to_each_role(tmp_path: Path, deadline_s: float) -> None:
+    one = make(tmp_path, deadline_s=deadline_s)
+    held: list[int] = []  # the role's end of each pipe, which `_start` would give to a process
+    one._start = lambda role, target, args, *more: held.append(os.dup(args[2].fileno()))  # type: ignore[method-assign]  # no process
+    for conn in (one._start_engine(0), one._start_learner()):
+        if deadline_s < 1:
+            with pytest.raises(BlockingIOError):
+                conn.send(bytes(10_000_000))  # nobody reads
+    assert len(held) == 2
+    for end in held:
+        os.close(end)
 
 
-def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: Patch) -> None:
     during: list[object] = []
     monkeypatch.setattr(
         "trainer.learner.process.learner_main",
@@ -239,7 +206,7 @@ def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: 
 
 
 def test_an_engine_of_a_resumed_run_starts_again_also_when_that_checkpoint_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     old, new = (tmp_path / "checkpoints" / f"step-{step:06d}" for step in (2, 6))
     for folder in (old, new):
@@ -256,34 +223,21 @@ def test_an_engine_of_a_resumed_run_starts_again_also_when_that_checkpoint_is_go
 
 @pytest.mark.parametrize("push", ["nccl", "ipc"])
 def test_learner_ranks_trace_nccl_and_share_memory_with_vllm_where_they_must(
-    push: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    push: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
-    one, given = make(tmp_path), list[dict[str, Any]]()
-    engine: Any = {"weight_push": push}
-    one.config = replace(one.config, engine=replace(one.config.engine, **engine))
-    monkeypatch.setattr(one, "_start", lambda role, target, args, gpus, env: given.append(env))
-    one._start_learner().close()
-    assert given[0]["TORCH_NCCL_DUMP_ON_TIMEOUT"] == 1 and given[0]["TORCH_FR_BUFFER_SIZE"] > 0
-    assert given[0]["TORCH_FR_DUMP_TEMP_FILE"].parent == tmp_path / "logs"
-    assert ("PYTORCH_ALLOC_CONF" in given[0]) == (push == "nccl")  # memory that grows has no IPC handle
+    config = replace(CONFIG, run_dir=str(tmp_path), engine=replace(CONFIG.engine, weight_push=push))
+    env = supervisor.learner_environment(config)
+    assert env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == 1 and env["TORCH_FR_BUFFER_SIZE"] > 0
+    assert env["TORCH_FR_DUMP_TEMP_FILE"].parent == tmp_path / "logs"
+    assert ("PYTORCH_ALLOC_CONF" in env) == (push == "nccl")  # memory that grows has no IPC handle
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
-    one._start_learner().close()
-    assert "PYTORCH_ALLOC_CONF" not in given[1]
-
-
-def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    process = start("deaf", tmp_path)
-    for _ in range(2):
-        time.sleep(0.5)
-        os.killpg(process.pid, signal.SIGINT)
-    out, _ = process.communicate(timeout=10)
-    assert process.returncode == 130 and "error: ended by Ctrl-C; no checkpoint was written yet" in out
+    assert "PYTORCH_ALLOC_CONF" not in supervisor.learner_environment(config)
 
 
 def test_a_stuck_role_is_killed_leaves_no_weights_and_its_time_is_booked(
-    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fakes: None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(supervisor, "GRACE_S", 2.0)
     began = time.monotonic()
@@ -300,7 +254,7 @@ def test_a_stuck_role_is_killed_leaves_no_weights_and_its_time_is_booked(
 
 
 def test_a_start_that_failed_does_not_spoil_its_folder(
-    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fakes: None, tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--run-dir", str(tmp_path / "run")]
     assert main([*argv, "--model.path", "./nope"]) == 2
@@ -310,37 +264,33 @@ def test_a_start_that_failed_does_not_spoil_its_folder(
 
 
 def test_a_resume_needs_the_checkpoint_and_not_the_model_it_began_with(
-    fakes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fakes: None, tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_recorder(tmp_path).close()
     (tmp_path / "config.yaml").write_text(to_yaml(CONFIG))
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-000001" / "controller.json").write_text('{"version": 1}')
     monkeypatch.delattr("trainer.models.resolve._download")
-    assert main(["--resume", "--run-dir", str(tmp_path), "--model.path", "gone/away"]) == 0, (
-        capsys.readouterr()
-    )
+    argv = ["--resume", "--run-dir", str(tmp_path), "--model.path", "gone/away"]
+    assert main(argv) == 0, capsys.readouterr()
 
 
 @pytest.mark.parametrize(
     "engine", [{"weight_push": "nccl"}, {"weight_push": "ipc"}, {"colocate": True}, {"weight_push": "file"}]
 )
 def test_an_engine_bound_to_the_learner_is_not_started_again(
-    engine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: dict[str, Any], tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    one = make(tmp_path)
-    started: list[int] = []
+    one, started, again = make(tmp_path), list[int](), [1] * (engine == {"weight_push": "file"})
     one.config = replace(one.config, engine=replace(one.config.engine, **engine))
     one._ready = True
     monkeypatch.setattr(one, "_cause_of_death", lambda role: RuntimeError("killed"))
     monkeypatch.setattr(one, "_start_engine", lambda i: (started.append(i), multiprocessing.Pipe()[0])[1])
     monkeypatch.setattr(one, "_write_pids", lambda: None)
     one._roles["controller"] = (None, multiprocessing.Pipe()[0])  # type: ignore[assignment]
-    if engine == {"weight_push": "file"}:
+    try:
         one._respawn("engine-1")
-        assert started == [1]
-    else:
-        with pytest.raises(RuntimeError, match="killed"):
-            one._respawn("engine-1")
-        assert not started
+    except RuntimeError as error:
+        assert str(error) == "killed" and not again
+    assert started == again
     one._roles.clear()

@@ -9,23 +9,13 @@ import pytest
 from trainer.launcher.warning_signs import SIGNS, Guards
 
 # Steps 1, 13 and 25 of `--recipe tiny`.
-HEALTHY: list[dict[str, Any]] = [
-    {"ratio/ess": 1.0, "ratio/mean": 1.0, "kl/k3": 0.0, "learner/entropy": 0.8408, "train/truncated": 0.0},
-    {
-        "ratio/ess": 0.998,
-        "ratio/mean": 1.0004,
-        "kl/k3": 1e-3,
-        "learner/entropy": 0.7222,
-        "train/truncated": 2e-3,
-    },
-    {
-        "ratio/ess": 0.998,
-        "ratio/mean": 0.9999,
-        "kl/k3": 1e-3,
-        "learner/entropy": 0.6382,
-        "train/truncated": 0.0,
-    },
+NAMES = ("ratio/ess", "ratio/mean", "kl/k3", "learner/entropy", "train/truncated")
+STEPS = [
+    (1.0, 1.0, 0.0, 0.8408, 0.0),
+    (0.998, 1.0004, 1e-3, 0.7222, 2e-3),
+    (0.998, 0.9999, 1e-3, 0.6382, 0.0),
 ]
+HEALTHY: list[dict[str, Any]] = [dict(zip(NAMES, values, strict=True)) for values in STEPS]
 WRONG = {
     "skipped": {"learner/skipped_steps": 1.0},
     "ess": {"ratio/ess": 0.31},
