@@ -71,7 +71,7 @@ class FusedCISPOTrainer(GRPOTrainer):
         tokens, mask = inputs["completion_ids"], inputs["completion_mask"].bool()  # (B, T)
         if "tool_mask" in inputs:
             mask = mask & inputs["tool_mask"].bool()
-        with self.accelerator.autocast():
+        with self.accelerator.autocast():  # the loss, too: its products are then those of the autocast's type
             states = model(  # through the (perhaps wrapped) model; one position of logits, which is not used
                 input_ids=torch.cat([inputs["prompt_ids"], tokens], 1),
                 attention_mask=torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
@@ -79,20 +79,20 @@ class FusedCISPOTrainer(GRPOTrainer):
                 use_cache=False,
                 logits_to_keep=1,
             ).hidden_states[-1]  # (B, P + T, H), after the last norm
-        hidden = states[:, -tokens.shape[1] - 1 : -1][mask]  # (N, H): the states that predict `tokens`
-        weight = self.accelerator.unwrap_model(model).get_output_embeddings().weight
-        logprobs_gen = self._logprobs_gen(inputs, mask, hidden, weight)
-        advantages = inputs["advantages"]
-        out = policy_loss(
-            hidden,
-            weight,
-            tokens[mask],
-            logprobs_gen=logprobs_gen,
-            advantages=(advantages if advantages.dim() == 2 else advantages[:, None]).expand_as(mask)[mask],
-            token_weights=logprobs_gen.isfinite() / self._normalizer(inputs),  # vLLM: NaN if not scored
-            objective=CISPO(self.epsilon_high),
-            **self._logits,
-        )
+            hidden = states[:, -tokens.shape[1] - 1 : -1][mask]  # (N, H): the states that predict `tokens`
+            weight = self.accelerator.unwrap_model(model).get_output_embeddings().weight
+            logprobs_gen = self._logprobs_gen(inputs, mask, hidden, weight)
+            out = policy_loss(
+                hidden,
+                weight,
+                tokens[mask],
+                logprobs_gen=logprobs_gen,
+                advantages=inputs["advantages"].view(len(mask), -1).expand_as(mask)[mask],
+                token_weights=logprobs_gen.isfinite() / self._normalizer(inputs),  # vLLM: NaN if not scored
+                objective=CISPO(self.epsilon_high),
+                reduce="mean",  # under FSDP2
+                **self._logits,
+            )
         mode = "train" if self.model.training else "eval"
         for name, value in out.stats.items():
             self._metrics[mode][name].append(self.accelerator.gather(value).nanmean().item())

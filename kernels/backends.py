@@ -90,7 +90,7 @@ def choose(hidden: Tensor, weight: Tensor, name: str | None) -> tuple[str, Backe
     if name is not None:
         raise ValueError(f"backend {name!r} cannot be used: {reason}")
     if _unavailable(wanted):
-        _notice(wanted, reason)
+        notice(f"kernels: using the torch backend instead of {wanted!r}: {reason}")
     return "torch", _load("torch")
 
 
@@ -134,5 +134,6 @@ def _load(name: str) -> Any:
 
 
 @cache
-def _notice(name: str, reason: str) -> None:
-    warnings.warn(f"kernels: using the torch backend instead of {name!r}: {reason}", stacklevel=2)
+def notice(message: str) -> None:
+    """Warn of this once."""
+    warnings.warn(message, stacklevel=2)

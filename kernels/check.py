@@ -35,7 +35,7 @@ def check_floating(**dtypes: torch.dtype) -> None:
 
 
 def check_shapes(
-    hidden: Tensor, weight: Tensor, logits_dtype: torch.dtype, per_token: dict[str, Tensor | None]
+    hidden: Tensor, weight: Tensor, logits_dtype: torch.dtype, **per_token: Tensor | None
 ) -> None:
     """ValueError on wrong shapes, types or devices; `per_token` holds all inputs of shape (N,)."""
     check_tensors({"hidden": hidden, "weight": weight, **per_token})

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .backends import Backend, choose
+from .backends import Backend, choose, notice
 from .rows import Gradient, merge_over
 from .settings import Settings
 
@@ -37,6 +37,11 @@ class LMHead:
     ) -> LMHead:
         """Choose a backend for these tensors and prepare the weight for it."""
         name, backend = choose(hidden, weight, settings.backend)
+        if hidden.is_cuda and hidden.dtype == torch.float32:
+            notice(
+                "kernels: hidden is FP32 on CUDA, so products are IEEE FP32, some 15 times as slow as bf16's "
+                "with FP32 sums: call the op under torch.autocast('cuda', torch.bfloat16), or give bf16"
+            )
         if settings.row_kernel == "auto":
             bf16 = hidden.dtype == weight.dtype == torch.bfloat16
             single = name == "triton" and bf16 and not settings.needs_two_passes

@@ -16,8 +16,8 @@ from torch import Tensor
 from . import op
 from .check import check_shapes, inverse
 from .objectives import KL, Objective, SequenceObjective
+from .operands import Reduce, operands
 from .settings import DEFAULT, RowKernel, register
-from .shard import gather_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,13 @@ def policy_loss(
     chunk_rows: int | None = None,
     drop_masked: bool = True,
     group: dist.ProcessGroup | None = None,
+    reduce: Reduce | None = None,
     backend: str | None = None,
 ) -> PolicyLossOutput:
     """Σ_t w_t · term_t over N tokens and its gradients, without ever holding the (N, V) logits.
 
     Tokens of weight 0 are dropped before the first GEMM; their other inputs (NaN, id −100) do not matter.
+    ValueError on wrong shapes, types, devices; on the CPU also on bad values. More in docs/kernels.md.
 
     kl             adds coefficient · KL estimate to `logprobs_ref` to each term.
     entropy_bonus  subtracts this multiple of the entropy, with its exact gradient, from each term.
@@ -69,18 +71,16 @@ def policy_loss(
     drop_masked    False computes tokens of weight 0 too, so that on CUDA the host need not count the others.
     group          ranks that hold consecutive shards of the vocabulary; `weight` is this rank's shard. Each
                    rank gets the full loss and d_hidden, and d_weight of its shard.
+    reduce         how ranks combine a DTensor's gradient: "mean", which is FSDP2's default, or "sum".
     backend        "cpu", "triton" or "torch"; by default the device's, see `backend_info`.
-
-    ValueError on wrong shapes, types, devices; on the CPU also on bad values. More in docs/kernels.md.
     """
-    per_token = {
-        "targets": targets, "logprobs_gen": logprobs_gen, "advantages": advantages,
-        "token_weights": token_weights, "logprobs_ref": logprobs_ref, "sequences": sequences,
-    }  # fmt: skip
     if (kl is None) != (logprobs_ref is None):
         raise ValueError("kl and logprobs_ref go together: give both or neither")
-    weight = gather_weight(weight)
-    check_shapes(hidden, weight, logits_dtype, per_token)
+    check_shapes(
+        hidden, weight, logits_dtype, targets=targets, logprobs_gen=logprobs_gen, advantages=advantages,
+        token_weights=token_weights, logprobs_ref=logprobs_ref, sequences=sequences,
+    )  # fmt: skip
+    hidden, weight = operands(hidden, weight, group, reduce)
     recording = torch.is_grad_enabled()
     loss, logp, entropy, stats, _, _ = op.policy_loss(*op.Arguments(
         hidden, weight, targets, logprobs_gen, advantages, token_weights, inverse(temperature, hidden),

@@ -13,8 +13,8 @@ from .backends import launching
 from .check import check_log_probs, check_values
 from .chunk_loop import STATS, StepOutputs, train
 from .head import LMHead, gradient_dtype
+from .operands import shard_offset
 from .settings import NAMESPACE, Settings, lookup
-from .shard import shard_offset
 from .tokens import Tokens
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -15,9 +15,9 @@ from .backends import launching
 from .check import check_log_probs, check_shapes, check_values, inverse
 from .head import LMHead
 from .op import capturing, weighted_rows
+from .operands import Reduce, operands, shard_offset
 from .rows import gradient, softmax
 from .settings import NAMESPACE, Settings, lookup, register
-from .shard import gather_weight, shard_offset
 
 
 class LogProbs(NamedTuple):
@@ -41,6 +41,7 @@ def linear_logprob(
     weight_parts: int = 3,
     chunk_rows: int | None = None,
     group: dist.ProcessGroup | None = None,
+    reduce: Reduce | None = None,
     backend: str | None = None,
 ) -> LogProbs:
     """Log-probs and entropies of the targets under the logits hidden · weightᵀ, for any loss of one's own.
@@ -51,8 +52,8 @@ def linear_logprob(
     once. With a `group`, every rank must compute the same loss. `policy_loss` needs 6NHV for its losses, and
     documents the arguments and errors.
     """
-    weight = gather_weight(weight)
-    check_shapes(hidden, weight, logits_dtype, {"targets": targets})
+    check_shapes(hidden, weight, logits_dtype, targets=targets)
+    hidden, weight = operands(hidden, weight, group, reduce)
     settings = _settings(softcap, logits_dtype, exact, weight_parts, chunk_rows, group, backend)
     logp, entropy, stats = score(hidden, weight, targets, inverse(temperature, hidden), settings)
     anchor, others, target, _ = stats.detach()

@@ -19,19 +19,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 90  # for the tests of one mutant; a test that needs longer counts as hanging
 MAX_TESTS = 60  # of one mutant
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
+PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [
+    (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq),
+    (ast.And, ast.Or), (ast.Is, ast.IsNot), (ast.In, ast.NotIn),
+]  # fmt: skip
+SWAPS = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
+SWAPS |= dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ast.Mult)
 
 
 class Mutant(NamedTuple):
@@ -41,45 +42,35 @@ class Mutant(NamedTuple):
     text: str  # the source line
 
 
-def places(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every operator, number and condition inside functions, each once, in the order of ast.walk."""
+def changes(tree: ast.Module) -> list[tuple[int, Callable[[], None]]]:
+    """Line and change of every operator, number and condition inside functions, in the order of ast.walk."""
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     nodes = {id(n): n for f in functions for statement in f.body for n in ast.walk(statement)}
-    for node in nodes.values():
-        if isinstance(node, ast.BinOp | ast.BoolOp):
-            swapped = type(node.op) in SWAPS
-        elif isinstance(node, ast.Compare):
-            swapped = type(node.ops[0]) in SWAPS
-        else:
-            swapped = isinstance(node, ast.If | ast.IfExp | ast.While)
-            swapped |= isinstance(node, ast.Constant) and type(node.value) in (int, float)
-        if swapped:
-            yield node
+    pairs = ((n.lineno, change(n)) for n in nodes.values() if isinstance(n, ast.expr | ast.stmt))
+    return [(line, function) for line, function in pairs if function]
 
 
-def mutate(node: ast.AST) -> None:
-    """Change this place: another operator, another number, or the condition's opposite."""
-    if isinstance(node, ast.BinOp | ast.BoolOp):
-        node.op = SWAPS[type(node.op)]()  # type: ignore[assignment]
-    elif isinstance(node, ast.Compare):
-        node.ops[0] = SWAPS[type(node.ops[0])]()  # type: ignore[call-overload]
-    elif isinstance(node, ast.If | ast.IfExp | ast.While):
-        node.test = ast.UnaryOp(ast.Not(), node.test)
-    elif isinstance(node, ast.Constant):
-        assert isinstance(node.value, int | float)  # places() yields no other
-        node.value = node.value * 2 or 1
+def change(node: ast.AST) -> Callable[[], None] | None:
+    """What gives this place another operator, another number, or the condition's opposite."""
+    match node:
+        case ast.BinOp(op=op) | ast.BoolOp(op=op) if type(op) in SWAPS:
+            return partial(setattr, node, "op", SWAPS[type(op)]())
+        case ast.Compare(ops=[op, *others]) if type(op) in SWAPS:
+            return partial(setattr, node, "ops", [SWAPS[type(op)](), *others])
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+            return partial(setattr, node, "test", ast.UnaryOp(ast.Not(), test))
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return partial(setattr, node, "value", value * 2 or 1)
+    return None
 
 
 def sample(count: int, seed: int) -> list[Mutant]:
     """Random mutants of kernels/ and trainer/; nested functions count once."""
     mutants = set()
     for path in sorted(p for folder in ("kernels", "trainer") for p in (ROOT / folder).rglob("*.py")):
-        text = path.read_text()
-        for number, node in enumerate(places(ast.parse(text))):
-            line = int(node.lineno)  # type: ignore[attr-defined]
-            mutants.add(
-                Mutant(str(path.relative_to(ROOT)), line, number, text.splitlines()[line - 1].strip())
-            )
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        for number, (line, _) in enumerate(changes(ast.parse(text))):
+            mutants.add(Mutant(name, line, number, text.splitlines()[line - 1].strip()))
     return random.Random(seed).sample(sorted(mutants), count)
 
 
@@ -108,13 +99,8 @@ def run(copy: Path, tests: list[str]) -> int:
         os.environ["PYTHONPATH"] = str(copy)
         import pytest
 
-        os._exit(
-            int(
-                pytest.main(
-                    ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--benchmark-disable", *tests]
-                )
-            )
-        )
+        quick = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--benchmark-disable"]
+        os._exit(int(pytest.main([*quick, *tests])))
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -147,18 +133,13 @@ def durations_of_tests(log: Path | None) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--coverage", type=Path, required=True, help="data of pytest --cov --cov-context=test"
-    )
-    parser.add_argument("--durations", type=Path, help="that run's log with --durations=0: quick tests first")
-    parser.add_argument("--count", type=int, default=200, help="mutants (200)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("mutants.jsonl"), help="one result a line (mutants.jsonl)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--coverage", type=Path, required=True, help="data of pytest --cov --cov-context=test")
+    add("--durations", type=Path, help="that run's log with --durations=0: quick tests first")
+    add("--count", type=int, default=200, help="mutants (200)")
+    add("--seed", type=int, default=0, help="of the sample (0)")
+    add("--out", type=Path, default=Path("mutants.jsonl"), help="one result a line (mutants.jsonl)")
     arguments = parser.parse_args()
     import hypothesis  # noqa: F401  (loaded once, for every fork)
     import scipy.stats  # noqa: F401
@@ -192,19 +173,13 @@ def try_mutant(copy: Path, mutant: Mutant, tests: list[str]) -> dict[str, object
     """Change the copy, run the tests, and change it back."""
     source = (ROOT / mutant.path).read_text()
     tree = ast.parse(source)
-    mutate(list(places(tree))[mutant.number])
+    changes(tree)[mutant.number][1]()
     (copy / mutant.path).write_text(ast.unparse(tree))
     start = time.monotonic()
     code = run(copy, tests) if tests else 0
     (copy / mutant.path).write_text(source)
-    passed = time.monotonic() - start
-    return {
-        **mutant._asdict(),
-        "killed": code in (1, 2),
-        "code": code,
-        "tests": len(tests),
-        "seconds": round(passed, 1),
-    }
+    result = {"killed": code in (1, 2), "code": code, "tests": len(tests)}
+    return mutant._asdict() | result | {"seconds": round(time.monotonic() - start, 1)}
 
 
 if __name__ == "__main__":

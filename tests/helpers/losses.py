@@ -6,28 +6,51 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import PolicyLossOutput, linear_logprob, policy_loss
 from kernels.reference import reference_loss
 from kernels.rows import softmax
 
 
+class Watch(TorchDispatchMode):
+    """What runs inside: each op's name and the type of its first tensor; the largest tensor given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[tuple[str, torch.dtype | None]] = []
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        results = [x for x in (out if isinstance(out, tuple | list) else [out]) if isinstance(x, Tensor)]
+        self.largest = max([self.largest, *(x.numel() for x in results)])
+        self.ops.append((str(func), getattr(args[0], "dtype", None) if args else None))
+        return out
+
+
 def problem(
-    n: int = 23, h: int = 13, v: int = 61, std: float = 1.0, seed: int = 0, noise: float = 0.5
-) -> dict[str, Tensor]:
-    """Arguments of `policy_loss`: numbers of bf16 in FP32, ratios on both sides of 1."""
+    n: int = 23, h: int = 13, v: int = 61, std: float = 1.0, seed: int = 0, noise: float = 0.5,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Arguments of `policy_loss`: numbers of this type in FP32, ratios on both sides of 1."""
     g = torch.Generator().manual_seed(seed)
 
     def rand(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=g)
 
-    hidden, weight = rand(n, h).bfloat16().float(), (rand(v, h) * std / h**0.5).bfloat16().float()
+    hidden, weight = rand(n, h).to(dtype).float(), (rand(v, h) * std / h**0.5).to(dtype).float()
     targets = torch.randint(v, (n,), generator=g)
     logp = torch.log_softmax((hidden @ weight.T).double(), 1)[torch.arange(n), targets].float()
     return {
         "hidden": hidden, "weight": weight, "targets": targets, "logprobs_gen": logp + noise * rand(n),
         "advantages": rand(n), "token_weights": torch.rand(n, generator=g) / max(n, 1),
     }  # fmt: skip
+
+
+def rounded(p: dict[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    """The arguments with hidden and weight in this type."""
+    return p | {k: p[k].to(dtype) for k in ("hidden", "weight")}
 
 
 def leaves(p: dict[str, Tensor]) -> dict[str, Any]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from losses import run, scored
+from losses import Watch, error, run, scored
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from kernels import GSPO, KL, backend_info, linear_logprob, policy_loss
 
@@ -39,14 +42,14 @@ def problem() -> dict[str, Tensor]:
 train = partial(run, kl=KL(0.1), entropy_bonus=0.2, exact=True)
 
 
-def _start(rank: int, size: int, folder: str, work: Callable[[int, int], list[Tensor]]) -> None:
+def _start(rank: int, size: int, folder: str, work: Callable[[int, int], Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=size)
     torch.save(work(rank, size), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-def on_ranks(size: int, folder: Path, work: Callable[[int, int], list[Tensor]]) -> list[list[Tensor]]:
+def on_ranks(size: int, folder: Path, work: Callable[[int, int], Any]) -> list[Any]:
     multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "kernels.loss"])  # not by each rank
     mp.start_processes(_start, (size, str(folder), work), nprocs=size, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
@@ -83,48 +86,142 @@ def test_a_vocabulary_over_ranks_gives_what_one_rank_gives(size: int, tmp_path: 
 
 
 class Policy(nn.Module):
-    """A body and a head, as FSDP2 shards them."""
+    """An embedding, a body, and a head, tied or not; the forward may contain the loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, tied: bool = False, loss: Callable[..., Tensor] | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.body, self.head = nn.Linear(H, H), nn.Linear(H, V, bias=False)
+        self.embedding, self.body, self.head = (
+            nn.Embedding(V, H),
+            nn.Linear(H, H),
+            nn.Linear(H, V, bias=False),
+        )
+        self.loss = loss
+        if tied:
+            self.head.weight = self.embedding.weight
 
     def forward(self, p: dict[str, Tensor]) -> Tensor:
-        rest = {k: p[k] for k in ("targets", "logprobs_gen", "advantages", "token_weights")}
-        return policy_loss(self.body(p["hidden"]), self.head.weight, exact=True, **rest).loss  # type: ignore[arg-type]  # tensors
+        hidden = self.body(self.embedding(p["targets"].flip(0)) + p["hidden"])
+        return hidden if self.loss is None else self.loss(hidden, self.head.weight, p)
+
+
+def fused(hidden: Tensor, weight: Tensor, p: dict[str, Tensor], **options: Any) -> Tensor:
+    rest = {k: p[k] for k in ("targets", "logprobs_gen", "advantages", "token_weights")}
+    return policy_loss(hidden, weight, exact=True, **rest, **options).loss  # type: ignore[arg-type]  # tensors
+
+
+def scoring(hidden: Tensor, weight: Tensor, p: dict[str, Tensor], **options: Any) -> Tensor:
+    out = linear_logprob(hidden, weight, p["targets"], exact=True, **options)
+    return (p["advantages"] * out.logprobs + p["token_weights"] * out.entropy).sum()
 
 
 def rows_of(p: dict[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
     return {k: x if k == "weight" else x.chunk(size)[rank] for k, x in p.items()}
 
 
-def sharded_parameters(rank: int, size: int) -> list[Tensor]:
-    mesh = init_device_mesh("cpu", (size,))
-    results = []
-    for whole_model in (True, False):
-        policy = Policy()
-        # the head's shard is gathered by FSDP2's hooks (whole_model), or is the DTensor that the op meets
-        fully_shard(policy if whole_model else policy.body, mesh=mesh, mp_policy=MixedPrecisionPolicy())
-        if not whole_model:
-            weight = dist.tensor.distribute_tensor(policy.head.weight.detach(), mesh, [dist.tensor.Shard(0)])
-            policy.head.weight = nn.Parameter(weight)
+LOSSES = {"policy_loss": fused, "linear_logprob": scoring}
+WAYS = {  # tied; the modules that are wrapped beside the root; the loss is in the root's forward
+    "the root alone": (False, [], True),
+    "the head by itself, as torchtitan": (False, [["body"], ["head"]], True),
+    "after the root's forward, as accelerate": (False, [["body"]], False),
+    "tied, after the root's forward": (True, [["body"]], False),
+    "tied, with the embedding": (True, [["body"], ["embedding", "head"]], True),
+}
+
+
+def ways(rank: int, size: int) -> dict[str, Tensor]:
+    """The gradients of every parameter, in every way, with FSDP2's mean and with its sum."""
+    mesh, p, results = init_device_mesh("cpu", (size,)), rows_of(problem(), rank, size), {}
+    for (way, (tied, wrapped, inside)), name, reduce in product(WAYS.items(), LOSSES, ("mean", "sum")):
+        loss = partial(LOSSES[name], reduce=reduce)
+        policy = Policy(tied, loss if inside else None)
+        for names in wrapped:
+            fully_shard([getattr(policy, module) for module in names], mesh=mesh)
+        fully_shard(policy, mesh=mesh, reshard_after_forward=True)
         for module in policy.modules():
-            if hasattr(module, "set_gradient_divide_factor"):
-                module.set_gradient_divide_factor(1.0)  # the losses' weights sum over ranks already
+            if reduce == "sum" and isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        policy(rows_of(problem(), rank, size)).backward()
-        for parameter in (policy.head.weight, policy.body.weight):
-            assert isinstance(parameter.grad, DTensor)
-            results.append(parameter.grad.full_tensor())
+        out = policy(p)
+        (out if inside else loss(out, policy.head.weight, p)).backward()
+        for parameter, x in policy.named_parameters():
+            assert isinstance(x.grad, DTensor)
+            results[f"{way}: {name} {reduce} {parameter}"] = x.grad.full_tensor()
     return results
 
 
-@pytest.mark.parametrize("size", [2])
-def test_fsdp2s_sharded_head_gets_the_gradient_of_all_ranks_tokens(size: int, tmp_path: Path) -> None:
-    got = on_ranks(size, tmp_path, sharded_parameters)
-    policy = Policy()
-    sum(policy(rows_of(problem(), rank, size)) for rank in range(size)).backward()
-    for rank in got:
-        for i, parameter in enumerate([policy.head.weight, policy.body.weight] * 2):
-            torch.testing.assert_close(rank[i], parameter.grad, rtol=1e-5, atol=1e-6)
+def test_fsdp2s_parameters_get_the_gradient_of_all_ranks_tokens_in_every_way(tmp_path: Path) -> None:
+    expected = {}
+    for (way, (tied, _, _)), (name, loss) in product(WAYS.items(), LOSSES.items()):
+        policy = Policy(tied, loss)
+        sum(policy(rows_of(problem(), rank, 2)) for rank in range(2)).backward()  # type: ignore[attr-defined]
+        for parameter, x in policy.named_parameters():
+            assert x.grad is not None
+            expected[f"{way}: {name} sum {parameter}"] = x.grad
+            expected[f"{way}: {name} mean {parameter}"] = x.grad / 2
+    for got in on_ranks(2, tmp_path, ways):
+        assert got.keys() == expected.keys()
+        assert {k: e for k, x in got.items() if not (e := error(x, expected[k])) < 1e-6} == {}
+
+
+def other_shards(rank: int, size: int) -> dict[str, Any]:
+    """What is refused, a head in another type than the hidden states, and a tensor-parallel head."""
+    p, results = problem(), {}
+    data, tp = init_device_mesh("cpu", (size,)), init_device_mesh("cpu", (size,), mesh_dim_names=("tp",))
+    both = init_device_mesh("cpu", (1, size))
+
+    def sharded(mesh: DeviceMesh) -> nn.Parameter:
+        return nn.Parameter(distribute_tensor(p["weight"], mesh, [Shard(0)] * mesh.ndim))
+
+    weight = sharded(data)
+    for mesh, options in (
+        (data, {}), (data, {"reduce": "avg"}), (tp, {"reduce": "mean"}), (both, {"reduce": "mean"}),
+    ):  # fmt: skip
+        for loss in LOSSES.values():
+            with pytest.raises(ValueError) as refused:
+                loss(p["hidden"], sharded(mesh), p, **options)
+            results.setdefault(f"{len(results)}", str(refused.value))
+    with pytest.raises(ValueError, match="hidden is a DTensor"):
+        fused(distribute_tensor(p["hidden"], tp), sharded(tp), p, group=tp.get_group())
+    with torch.no_grad():  # no gradient, nothing to say
+        results["loss"] = fused(p["hidden"], weight, p)
+    with Watch() as watch:
+        fused(p["hidden"].bfloat16(), weight, p, reduce="mean").backward()
+    gathered = [dtype for name, dtype in watch.ops if "all_gather" in name]
+    assert gathered == [torch.bfloat16] and weight.grad.dtype == torch.float32  # type: ignore[union-attr]
+    results["bf16"] = weight.grad.full_tensor()  # type: ignore[union-attr,operator]
+    for name, loss in LOSSES.items():
+        hidden, weight = p["hidden"].clone().requires_grad_(), sharded(tp)
+        loss(hidden, weight, p, group=tp.get_group()).backward()
+        results |= {f"tp {name} weight": weight.grad.full_tensor(), f"tp {name} hidden": hidden.grad}  # type: ignore[union-attr,operator]
+    return results
+
+
+REFUSED = (
+    "reduce='mean', which is FSDP2's default.*give group= instead",
+    "reduce is 'avg'; expected 'mean'",
+    "tensor-parallel shard.*give group=",
+    "sharded by FSDP2 and tensor parallelism .* give group=",
+)
+
+
+def test_shards_of_tensor_parallelism_are_refused_without_their_group_and_right_with_it(
+    tmp_path: Path,
+) -> None:
+    p, expected = problem(), {}
+    h, w = (p[k].bfloat16().float().requires_grad_() for k in ("hidden", "weight"))
+    (expected["bf16"],) = torch.autograd.grad(fused(h, w, p), w)
+    for name, loss in LOSSES.items():
+        hidden, weight = (p[k].clone().requires_grad_() for k in ("hidden", "weight"))
+        out = loss(hidden, weight, p)
+        gradients = torch.autograd.grad(out, (hidden, weight))
+        expected |= {f"tp {name} {k}": x for k, x in zip(("hidden", "weight"), gradients, strict=True)}
+        if name == "policy_loss":
+            expected["loss"] = out.detach()
+    for got in on_ranks(2, tmp_path, other_shards):
+        says = [got.pop(str(i)) for i in range(8)]
+        for message, words in zip(says[::2], REFUSED, strict=True):
+            assert re.search(words, message) and "\n" not in message
+        assert says[::2] == says[1::2] and got.keys() == expected.keys()
+        for key, x in got.items():
+            assert error(x, expected[key]) < (2.5e-3 if key == "bf16" else 1e-6), key

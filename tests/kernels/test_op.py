@@ -15,24 +15,12 @@ import pytest
 import torch
 import torch._dynamo.testing
 from backends import BACKENDS
-from losses import error, exact, leaves, problem, run
+from losses import Watch, error, exact, leaves, problem, rounded, run
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from kernels import (
-    CISPO,
-    GSPO,
-    KL,
-    SAPO,
-    Term,
-    backend_info,
-    head,
-    linear_logprob,
-    policy_loss,
-    token_weights,
-    torch_backend,
-)
+import kernels
+from kernels import CISPO, GSPO, KL, SAPO, Term, head, linear_logprob, policy_loss, torch_backend
 from kernels import op as op_module
 from kernels.precision import ieee_fp32
 from kernels.reference import reference_loss
@@ -204,22 +192,6 @@ def test_a_tokens_logprob_does_not_depend_on_its_neighbours(backend: str) -> Non
         assert torch.equal(score(order), train(order))
 
 
-@pytest.mark.parametrize("backend", BATCH_INVARIANT, indirect=True)
-def test_the_number_of_threads_changes_no_bit(backend: str) -> None:
-    p = problem(33, 64, 700) if backend == "cpu" else problem(5, 64, 131)
-    ours = slice(1, 5) if backend == "cpu" else slice(1, 3)  # the interpreter's gradients are MKL's products
-    try:
-        results = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            scored = linear_logprob(p["hidden"], p["weight"], p["targets"], backend=backend)
-            results.append([*run(p, backend=backend)[ours], *scored])
-    finally:
-        torch.set_num_threads(1)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
 @pytest.mark.parametrize("shape", [(0, 5, 7), (1, 1, 1), (1, 3, 2), (3, 1, 17), (2, 257, 3), (5, 31, 1031)])
 def test_every_size_is_right(backend: str, shape: tuple[int, int, int]) -> None:
     p = problem(*shape)
@@ -313,62 +285,64 @@ def test_strided_inputs_are_right(backend: str) -> None:
         torch.testing.assert_close(scored, plain[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("api", ["float32_matmul_precision", "fp32_precision"])
+MATMULS = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+
+
+def precisions(older: bool = False) -> list[Any]:
+    """What the caller allows, by torch's newer API and by its older one."""
+    values = [place.fp32_precision for place in MATMULS]
+    return [*values, MATMULS[0].allow_tf32, torch.get_float32_matmul_precision()] if older else values
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    before = precisions()
+    yield
+    with suppress(RuntimeError):  # it raises after a change by the newer API, and changed nothing then
+        torch.set_float32_matmul_precision("highest")
+    for place, precision in zip(MATMULS, before, strict=True):
+        place.fp32_precision = precision
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("allowed", ["highest", "high", "medium", "by the newer API"])
 def test_products_are_fp32s_whatever_the_caller_allows_and_his_settings_stay(
-    api: str, monkeypatch: pytest.MonkeyPatch
+    allowed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    before = [place.fp32_precision for place in places]
-    seen = []
-    mm = torch.mm
-
-    def watched(*args: Any, **options: Any) -> Tensor:
-        seen.append([place.fp32_precision for place in places])
-        return mm(*args, **options)
-
-    try:
-        if api == "float32_matmul_precision":
-            torch.set_float32_matmul_precision("medium")
-        else:
-            torch.backends.cuda.matmul.fp32_precision = "tf32"
-            torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-        allowed = [place.fp32_precision for place in places]
-        monkeypatch.setattr(torch, "mm", watched)
-        run(problem(), backend="torch")
-        assert seen and all(x == ["ieee", "ieee"] for x in seen) and "ieee" not in allowed
-        assert [place.fp32_precision for place in places] == allowed
-    finally:
-        with suppress(RuntimeError):  # it raises after a change by the newer API, and changed nothing then
-            torch.set_float32_matmul_precision("highest")
-        for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision
+    older = allowed != "by the newer API"  # whose changes make the older getters raise
+    if older:
+        torch.set_float32_matmul_precision(allowed)
+    else:
+        MATMULS[0].fp32_precision, MATMULS[1].fp32_precision = "tf32", "bf16"
+    before, seen, mm = precisions(older), [], torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *a, **o: seen.append(precisions(older)) or mm(*a, **o))
+    run(problem(), backend="torch")
+    ieee = ["ieee", "ieee"] + [False, "highest"] * older
+    assert seen and all(x == ieee for x in seen) and precisions(older) == before
 
 
+@pytest.mark.usefixtures("restored")
 def test_of_two_threads_that_multiply_the_last_one_out_restores_the_callers_setting() -> None:
-    place = torch.backends.cuda.matmul
-    before = place.fp32_precision
-    try:
-        place.fp32_precision = "tf32"
-        first, second = ieee_fp32(), ieee_fp32()
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        assert place.fp32_precision == "ieee"
-        second.__exit__(None, None, None)
-        assert place.fp32_precision == "tf32"
-    finally:
-        place.fp32_precision = before
+    MATMULS[0].fp32_precision = "tf32"
+    first, second = ieee_fp32(), ieee_fp32()
+    for context in (first, second):
+        context.__enter__()
+    for context, expected in ((first, "ieee"), (second, "tf32")):
+        context.__exit__(None, None, None)
+        assert MATMULS[0].fp32_precision == expected
 
 
 @pytest.mark.skipif(
     not (shutil.which("cmake") and shutil.which("c++")), reason="no CMake or C++ compiler to build with"
 )
 def test_the_native_backend_is_there_where_it_can_be_built() -> None:
-    assert backend_info()["cpu"]["available"]  # or its tests would all be skipped, and nobody the wiser
+    assert kernels.backend_info()["cpu"][
+        "available"
+    ]  # or its tests would all be skipped, and nobody the wiser
 
 
 def test_backend_info_says_what_works_and_why_not() -> None:
-    info = backend_info()
+    info = kernels.backend_info()
     assert set(info) == {"cpu", "triton", "torch"} and info["torch"]["available"]
     assert all(entry["available"] or entry["why_not"] for entry in info.values())
 
@@ -409,7 +383,7 @@ def test_each_row_kernel_errs_by_its_rounding_alone_however_many_chunks(
     row_kernel: Any, chunk_rows: int
 ) -> None:
     p = problem(24, 32, 151)
-    half = p | {k: p[k].bfloat16() for k in ("hidden", "weight")}
+    half = rounded(p)
     _, logp, entropy, dx, dw = run(half, backend="triton", row_kernel=row_kernel, chunk_rows=chunk_rows)
     _, logp64, entropy64, *grads64 = exact(p)
     assert float((logp - logp64).abs().max()) <= 5e-6 and float((entropy - entropy64).abs().max()) <= 1e-5
@@ -447,14 +421,14 @@ def test_the_callers_default_dtype_changes_no_bit(backend: str, row_kernel: Any)
     if backend != "triton" and row_kernel != "two-pass":
         pytest.skip("a row kernel of the Triton backend")
     p, found = problem(), []
-    half = p | {k: p[k].bfloat16() for k in ("hidden", "weight")}
+    half = rounded(p)
     for dtype in (torch.float32, torch.bfloat16):
         torch.set_default_dtype(dtype)
         try:
             options: dict[str, Any] = {"row_kernel": row_kernel, "temperature": 0.7, "objective": SAPO()}
             trained = run(half, backend=backend, **options)
             scored = linear_logprob(half["hidden"], half["weight"], half["targets"], backend=backend)
-            found.append([*trained, *scored, token_weights([5, 9], [0, 1], "sum")])
+            found.append([*trained, *scored, kernels.token_weights([5, 9], [0, 1], "sum")])
         finally:
             torch.set_default_dtype(torch.float32)
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*found, strict=True))
@@ -535,7 +509,7 @@ def test_one_chunk_writes_the_weights_gradient_at_once_in_its_type(
     monkeypatch.setattr(triton_backend, "add_d_weight", watched)
     monkeypatch.setattr(head, "WHOLE_D_WEIGHT", 1)
     p = problem()
-    half = p | {k: p[k].bfloat16() for k in ("hidden", "weight")}
+    half = rounded(p)
     options: dict[str, Any] = {"backend": "triton", "row_kernel": row_kernel}
     whole, apart = run(half, **options)[4], run(half, **options, chunk_rows=8)[4]
     assert seen == [(torch.bfloat16, True)] + [(torch.float32, i == 0) for i in range(3)]
@@ -548,34 +522,9 @@ def test_one_chunk_writes_the_weights_gradient_at_once_in_its_type(
 
 
 def test_the_backward_scales_each_gradient_in_one_operation() -> None:
-    class Operations(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            called.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    called: list[str] = []
-    p = problem()
-    q = leaves(p | {k: p[k].bfloat16() for k in ("hidden", "weight")})
-    loss = policy_loss(**q, backend="torch").loss  # type: ignore[arg-type]  # every argument is a tensor
-    with Operations():
+    loss = policy_loss(**leaves(rounded(problem())), backend="torch").loss
+    with Watch() as watch:
         loss.backward()
+    called = [name for name, _ in watch.ops]
     assert called.count("aten.mul.out") == 2
     assert not {"aten.mul.Tensor", "aten._to_copy.default"} & set(called)
-
-
-@pytest.mark.parametrize("allowed", ["highest", "high", "medium"])
-def test_the_older_getters_do_not_raise_inside_and_give_the_callers_values_after(allowed: str) -> None:
-    def settings() -> list[Any]:
-        matmul, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-        older = [matmul.allow_tf32, torch.get_float32_matmul_precision()]
-        return [*older, matmul.fp32_precision, mkldnn.fp32_precision]
-
-    start = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision(allowed)
-        before = settings()
-        with ieee_fp32():
-            assert settings() == [False, "highest", "ieee", "ieee"]
-        assert settings() == before
-    finally:
-        torch.set_float32_matmul_precision(start)
