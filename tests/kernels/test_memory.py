@@ -40,9 +40,9 @@ print(run(*map(int, sys.argv[3:])) * 1024)
 def test_training_takes_one_chunk_of_logits_and_dw(backend: str, function: str) -> None:
     n, h, v, c = 600, 8, 40_013, 50
     command = [sys.executable, "-c", PROGRAM, backend, function, *map(str, (n, h, v, c))]
-    # what it needs: in some processes the allocator keeps 6 MB more
-    peak = min(int(subprocess.check_output(command, text=True)) for _ in range(3))
+    # in some processes the allocator keeps 6 MB more than is needed: another then shows what is
+    peaks = (int(subprocess.check_output(command, text=True)) for _ in range(3))
     chunk, d_weight, d_hidden = 4 * c * v, 4 * v * h, 4 * n * h
     # the backends' own scratch: 2 × 6 MB of rows (torch), packed panels (cpu)
-    assert peak <= chunk + d_weight + d_hidden + 20 * MIB
+    assert any(peak <= chunk + d_weight + d_hidden + 20 * MIB for peak in peaks)
     assert chunk + d_weight + 20 * MIB < 4 * n * v / 3  # it would notice the whole logits, or a second chunk
