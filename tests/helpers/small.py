@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trainer.controller.journal import records
 from trainer.jsonl import read_lines
 
+Begin = Callable[..., list[str]]  # the command of a run in a folder, with further flags: conftest.py
 MAIN = [sys.executable, "-m", "trainer.main"]
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
 
@@ -34,8 +35,8 @@ def make_model(folder: Path) -> Path:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(CHARS), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, tie_word_embeddings=True, eos_token_id=0, pad_token_id=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True,
+        eos_token_id=0, pad_token_id=1,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
@@ -120,12 +121,7 @@ def steps(run_dir: Path, key: str = "learner/loss") -> list[int]:
     return [row["step"] for row in metrics(run_dir, key)]
 
 
-def trained_groups(run_dir: Path) -> list[tuple[int, int]]:
-    """The first and the last group of each batch, from the journal."""
-    return [(r["first"], r["last"]) for r in records(run_dir / "journal") if "trained" in r]
-
-
 def check_no_group_is_lost(run_dir: Path) -> None:
     """Every batch begins with the group after the last one of the batch before."""
-    batches = trained_groups(run_dir)
+    batches = [(r["first"], r["last"]) for r in records(run_dir / "journal") if "trained" in r]
     assert [first for first, _ in batches] == [0, *(last + 1 for _, last in batches[:-1])]

@@ -11,18 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import alive, wait_until_gone
 from small import (
     MAIN,
+    Begin,
     check_no_group_is_lost,
-    command,
     environment,
-    make_data,
-    make_model,
     metrics,
     run,
     started,
     steps,
-    trained_groups,
     until,
 )
 from timeline import overlap, read_timeline
@@ -36,16 +34,6 @@ from trainer.run_folder import PREFIX, latest
 FOREVER = ("--pipeline.steps", "100000")
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(tmp_path_factory.mktemp("data"))
-
-
 def versions(run_dir: Path) -> list[np.ndarray]:
     """The versions of each completion's tokens, from the journal."""
     out: list[np.ndarray] = []
@@ -56,58 +44,51 @@ def versions(run_dir: Path) -> list[np.ndarray]:
     return out
 
 
-@pytest.fixture(scope="module")
-def on_policy(model_dir: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run_dir of a run of 4 steps at k = 0; wall.txt has its seconds, out.txt what it printed."""
-    folder = tmp_path_factory.mktemp("finished")
-    start = time.monotonic()
-    done = run(command(model_dir, data, folder / "run", "--pipeline.max_lag", "0"), folder)
-    (folder / "wall.txt").write_text(str(time.monotonic() - start))
-    (folder / "out.txt").write_text(done.stdout)
-    return folder / "run"
+def pids_of(run_dir: Path) -> dict[str, int]:
+    """The ids of the roles' processes by role."""
+    pids: dict[str, int] = json.loads((run_dir / "pids.json").read_text())
+    return pids
 
 
-def test_a_run_leaves_everything_it_promises_and_its_folder_is_not_overwritten(
-    on_policy: Path, model_dir: Path, data: Path, tmp_path: Path
+def test_a_run_on_policy_leaves_everything_it_promises_and_its_folder_is_not_overwritten(
+    begin: Begin, tmp_path: Path
 ) -> None:
-    evaluations = metrics(on_policy, "eval/pass_rate")
+    run_dir, start = tmp_path / "run", time.monotonic()
+    argv = begin(run_dir, "--pipeline.max_lag", "0")
+    done = run(argv, tmp_path)
+    wall = time.monotonic() - start
+    evaluations = metrics(run_dir, "eval/pass_rate")
     assert [r["step"] for r in evaluations] == [0, 2, 4]
     assert all(0 <= r["eval/pass_rate"] <= 1 and r["eval/pass_rate_se"] > 0 for r in evaluations)
     compute = [r["compute/total"] for r in evaluations]
     assert compute[0] == 0 < compute[1] < compute[2]
-    assert steps(on_policy) == [1, 2, 3, 4]
-    ledger = json.loads((on_policy / "ledger.json").read_text())
-    assert ledger["unit"] == "core-hours"
+    assert steps(run_dir) == [1, 2, 3, 4]
+    ledger = json.loads((run_dir / "ledger.json").read_text())
+    assert ledger["unit"] == "core-hours" and ledger["wall_s"] < wall
     for role in ("learner", "engine"):
         states = ledger["roles"][role]
         assert sum(states["states"].values()) == pytest.approx(states["wall_s"] * states["devices"], rel=0.01)
         assert states["wall_s"] == ledger["wall_s"]  # to the end: test_supervisor.py
-    assert ledger["wall_s"] < float((on_policy.parent / "wall.txt").read_text())
     for name in ("config.yaml", "samples.jsonl", "fit.json", "curve.png", "report.html", "journal"):
-        assert (on_policy / name).stat().st_size > 0
-    assert list(on_policy.rglob("events.out.tfevents*"))
-    AutoModelForCausalLM.from_pretrained(on_policy / "checkpoints" / "step-000004")
-    assert "identif" in (on_policy.parent / "out.txt").read_text()  # three points identify nothing
-    again = run(command(model_dir, data, on_policy), tmp_path, code=2)
-    assert "in use already" in again.stderr and again.stderr.count("\n") == 1
-
-
-def test_at_k_0_in_fp32_the_first_batch_has_ratio_1(on_policy: Path) -> None:
-    first = metrics(on_policy, "ratio/max")[0]
-    assert first["step"] == 1
+        assert (run_dir / name).stat().st_size > 0
+    assert list(run_dir.rglob("events.out.tfevents*"))
+    AutoModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "step-000004")
+    assert "identif" in done.stdout  # three points identify nothing
+    first = metrics(run_dir, "ratio/max")[0]  # in FP32 on the policy's own samples the ratio is 1
+    assert first["step"] == 1 and first["lag/histogram"].keys() == {"0"}
     assert abs(first["ratio/max"] - 1) < 1e-4 and abs(first["ratio/min"] - 1) < 1e-4
-    assert first["lag/histogram"] == {"0": first["lag/histogram"]["0"]}
-    assert all(len(set(v.tolist())) <= 1 for v in versions(on_policy))
+    assert all(len(set(v.tolist())) <= 1 for v in versions(run_dir))
+    again = run(argv, tmp_path, code=2)
+    assert "in use already" in again.stderr and again.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
 def test_at_k_4_versions_mix_within_completions_both_sides_work_at_once_and_a_resume_goes_on(
-    model_dir: Path, data: Path, tmp_path: Path
+    begin: Begin, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    more = ["--pipeline.max_lag", "4", "--pipeline.steps", "10", "--engine.max_new_tokens", "200"]
-    more += ["--engine.slots", "24", "--evaluation.every", "10"]
-    run(command(model_dir, data, run_dir, *more), tmp_path)
+    more = "--pipeline.max_lag=4 --pipeline.steps=10 --engine.max_new_tokens=200 --engine.slots=24"
+    run(begin(run_dir, *more.split(), "--evaluation.every", "10"), tmp_path)
     assert any(len(set(v.tolist())) > 1 for v in versions(run_dir))
     lags = sum((Counter(row["lag/histogram"]) for row in metrics(run_dir, "lag/histogram")), Counter[str]())
     assert len(lags) >= 3 and max(map(int, lags)) <= 4
@@ -122,43 +103,20 @@ def test_at_k_4_versions_mix_within_completions_both_sides_work_at_once_and_a_re
 
 
 @pytest.mark.slow
-def test_ppo_off_policy_trains_in_rounds_on_real_processes(
-    model_dir: Path, data: Path, tmp_path: Path
-) -> None:
+def test_ppo_off_policy_trains_in_rounds_on_real_processes(begin: Begin, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    scheme = ["--pipeline.scheme", "ppo_off_policy", "--pipeline.minibatches", "2", "--pipeline.epochs", "2"]
-    more = ["--pipeline.steps", "7", "--evaluation.every", "3", "--objective.zero_variance", "resample"]
-    run(command(model_dir, data, run_dir, *scheme, *more), tmp_path)
+    more = "--pipeline.scheme=ppo_off_policy --pipeline.minibatches=2 --pipeline.epochs=2 --pipeline.steps=7"
+    run(begin(run_dir, *more.split(), "--objective.zero_variance", "resample"), tmp_path)
     rows = metrics(run_dir, "learner/loss")
     assert [set(r["lag/histogram"]) for r in rows] == [{str(lag)} for lag in (0, 1, 2, 3, 0, 1, 2)]
     for row in rows:  # only the round's first step is on-policy
         on_policy = max(abs(row["ratio/max"] - 1), abs(row["ratio/min"] - 1)) < 1e-4
         assert on_policy == (row["step"] in (1, 5)), row["step"]
     assert {int(v) for one in versions(run_dir) for v in one} == {0, 4}
-    assert steps(run_dir, "eval/pass_rate") == [0, 3, 6, 7]
 
 
 @pytest.mark.slow
-def test_a_round_of_ppo_off_policy_that_was_cut_short_is_begun_again(
-    model_dir: Path, data: Path, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    scheme = ["--pipeline.scheme", "ppo_off_policy", "--pipeline.minibatches", "50"]
-    argv = command(model_dir, data, run_dir, *scheme, "--pipeline.steps", "1000", "--evaluation.every", "999")
-    with started(argv, tmp_path) as process:
-        until(lambda: len(metrics(run_dir)) > 4, process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-    stopped = max(steps(run_dir, "lag/max"))
-    assert stopped % 50
-    run([*MAIN, "--resume", "--run-dir", str(run_dir), "--pipeline.steps", str(stopped + 3)], tmp_path)
-    assert steps(run_dir, "lag/max") == list(range(1, stopped + 4))
-    assert [r["lag/max"] for r in metrics(run_dir, "lag/max")[stopped:]] == [0, 1, 2]
-    assert trained_groups(run_dir) == [(4 * i, 4 * i + 3) for i in range(stopped + 3)]
-
-
-@pytest.mark.slow
-def test_a_run_ends_by_its_own_forecast(model_dir: Path, data: Path, tmp_path: Path) -> None:
+def test_a_run_ends_by_its_own_forecast(begin: Begin, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (tmp_path / "own_reward.py").write_text(  # right answers follow a sigmoid of the steps made
         "import zlib\nfrom pathlib import Path\n"
@@ -168,10 +126,9 @@ def test_a_run_ends_by_its_own_forecast(model_dir: Path, data: Path, tmp_path: P
         "    share = 0.1 + 0.8 / (1 + (3 / steps) ** 3) if steps else 0.1\n"
         "    return float(zlib.crc32((completion + answer).encode()) % 1000 < 1000 * share)\n"
     )
-    evaluation = ["--evaluation.every", "1", "--evaluation.samples", "8", "--data.held_out", "16"]
-    rule = ["--forecast.stop", "gain<0.1 per doubling", "--forecast.patience", "2"]
-    kind = ("--verifier.kind", "own_reward:first_digit_even", "--pipeline.steps", "200")
-    done = run(command(model_dir, data, run_dir, *evaluation, *rule, *kind), tmp_path)
+    more = "--evaluation.every=1 --evaluation.samples=8 --data.held_out=16 --forecast.patience=2"
+    more += " --verifier.kind=own_reward:first_digit_even --pipeline.steps=200"
+    done = run(begin(run_dir, *more.split(), "--forecast.stop", "gain<0.1 per doubling"), tmp_path)
     end, last = json.loads((run_dir / "ended.json").read_text()), max(steps(run_dir))
     assert end["by"] == "forecast" and f"stopping: {end['why']}" in done.stdout and last < 100
     assert last == max(steps(run_dir, "eval/pass_rate"))  # the last weights are evaluated
@@ -180,32 +137,15 @@ def test_a_run_ends_by_its_own_forecast(model_dir: Path, data: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_loses_no_step(model_dir: Path, data: Path, tmp_path: Path) -> None:
+def test_a_killed_launcher_loses_no_step(begin: Begin, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    pids: dict[str, int] = {}
-    try:
-        with started(command(model_dir, data, run_dir, *FOREVER), tmp_path) as process:
-            until(lambda: len(metrics(run_dir)) > 3, process)
-            step = max(steps(run_dir))
-            pids = json.loads((run_dir / "pids.json").read_text())
-        process.wait()
-        deadline = time.monotonic() + 60
-        while (alive := list(filter(running, pids.values()))) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert not alive, "they outlive the launcher"
-    finally:
-        for pid in filter(running, pids.values()):
-            os.kill(pid, signal.SIGKILL)
+    with started(begin(run_dir, *FOREVER), tmp_path) as process:
+        until(lambda: len(metrics(run_dir)) > 3, process)
+        step = max(steps(run_dir))
+    process.wait()
+    wait_until_gone(pids_of(run_dir).values(), 60)
     (saved,) = (run_dir / "checkpoints").iterdir()
     assert int(saved.name.removeprefix("step-")) >= step
-
-
-def running(pid: int) -> bool:
-    """True if the process is neither gone nor a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.slow
@@ -213,53 +153,47 @@ def running(pid: int) -> bool:
     ("role", "ranks"), [("learner", "1"), ("controller", "1"), ("learner", "2"), ("learner-1", "2")]
 )
 def test_a_killed_role_ends_the_run_with_its_name(
-    role: str, ranks: str, model_dir: Path, data: Path, tmp_path: Path
+    role: str, ranks: str, begin: Begin, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    argv = command(model_dir, data, run_dir, *FOREVER, "--learner.ranks", ranks)
-    with started(argv, tmp_path) as process:
+    with started(begin(run_dir, *FOREVER, "--learner.ranks", ranks), tmp_path) as process:
         until(lambda: len(metrics(run_dir)) > 2, process)
-        pids = json.loads((run_dir / "pids.json").read_text())
+        pids = pids_of(run_dir)
         files = [f.resolve() for f in Path(f"/proc/{pids['learner']}/fd").iterdir()]
         (weights,) = {f.parent for f in files if f.parent.name.startswith(PREFIX)}
         os.kill(pids[role], signal.SIGKILL)
         assert process.wait(60) == 1
     assert f"the {role}'s process was killed by signal 9" in (tmp_path / "err.log").read_text()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())  # nothing is left running
+    assert not alive(pids.values())  # nothing is left running
     assert not weights.exists()  # nor in shared memory
 
 
 @pytest.mark.slow
-def test_a_run_on_two_ranks_and_two_engines_is_resumed_on_one_of_each(
-    model_dir: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_run_on_two_ranks_and_two_engines_is_resumed_on_one_of_each(begin: Begin, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    run(command(model_dir, data, run_dir, "--learner.ranks", "2", "--engine.count", "2"), tmp_path)
-    pids = json.loads((run_dir / "pids.json").read_text())
-    assert {"learner", "learner-1", "engine", "engine-1"} < pids.keys()
+    run(begin(run_dir, "--learner.ranks", "2", "--engine.count", "2"), tmp_path)
+    assert {"learner", "learner-1", "engine", "engine-1"} < pids_of(run_dir).keys()
     books = json.loads((run_dir / "ledger.json").read_text())
     assert books["roles"].keys() == {"learner", "engine", "engine-1"}
     AutoModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "step-000004")
     one = ("--learner.ranks", "1", "--engine.count", "1", "--pipeline.steps", "6", "--resume")
-    run(command(model_dir, data, run_dir, *one), tmp_path)
+    run(begin(run_dir, *one), tmp_path)
     assert steps(run_dir) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engines", [1, 2])
 def test_a_killed_engine_is_started_again_no_group_is_lost_and_ctrl_c_saves(
-    engines: int, model_dir: Path, data: Path, tmp_path: Path
+    engines: int, begin: Begin, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    argv = command(model_dir, data, run_dir, *FOREVER, "--engine.count", str(engines))
 
     def printed() -> str:
         return (tmp_path / "out.log").read_text() + (tmp_path / "err.log").read_text()
 
-    with started(argv, tmp_path) as process:
+    with started(begin(run_dir, *FOREVER, "--engine.count", str(engines)), tmp_path) as process:
         until(lambda: len(metrics(run_dir)) > 2, process)
-        pids = json.loads((run_dir / "pids.json").read_text())
-        os.kill(pids["engine"], signal.SIGKILL)
+        os.kill(pids_of(run_dir)["engine"], signal.SIGKILL)
         until(lambda: "engine is back, with the weights of version" in printed(), process)
         step = metrics(run_dir)[-1]["step"]
         until(lambda: metrics(run_dir)[-1]["step"] > step + 10, process)
@@ -272,7 +206,7 @@ def test_a_killed_engine_is_started_again_no_group_is_lost_and_ctrl_c_saves(
 
 
 def test_bad_data_is_one_line_with_its_line_number(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], begin: Begin
 ) -> None:
     monkeypatch.setitem(supervisor.ENGINES, "torch", "fake_roles:engine")  # the controller reads the data
     monkeypatch.setattr(supervisor, "LEARNER", "fake_roles:learner")
@@ -281,8 +215,6 @@ def test_bad_data_is_one_line_with_its_line_number(
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "1+1=", "answer": "2"}\n{"question": \n')
     capsys.readouterr()
-    code = main(command(model_dir, bad, tmp_path / "run")[3:])
+    assert main(begin(tmp_path / "run", "--data.source", str(bad))[3:]) == 2
     err = capsys.readouterr().err
-    assert code == 2
-    assert err.startswith("error: ") and err.count("\n") == 1
-    assert "bad.jsonl:2" in err
+    assert err.startswith("error: ") and err.count("\n") == 1 and "bad.jsonl:2" in err

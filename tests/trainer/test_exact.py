@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
-from small import MAIN, command, make_data, make_model, metrics, run, started
+from small import MAIN, Begin, metrics, run, started
 
 from trainer.controller.recorded import Recorded
 from trainer.jsonl import read_lines
@@ -43,26 +43,19 @@ def weights(run_dir: Path, step: int = STEPS) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in load_file(file).items()}
 
 
-@pytest.fixture(scope="module")
-def begin(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """The command of a run at k = 0 with a checkpoint every second step."""
-    folder = tmp_path_factory.mktemp("inputs")
-    model_dir, data = make_model(folder), make_data(folder)
-    settings = {"pipeline.max_lag": 0, "pipeline.steps": STEPS, "evaluation.every": 4}
-    settings |= {"logging.checkpoint_every": 2, "logging.keep_checkpoints": 9}
-    flags = [text for key, value in settings.items() for text in (f"--{key}", str(value))]
-    return lambda run_dir, *more: command(model_dir, data, run_dir, *flags, *more)
+FLAGS = f"--pipeline.max_lag=0 --pipeline.steps={STEPS} --evaluation.every=4 --logging.checkpoint_every=2"
+SETTINGS = (*FLAGS.split(), "--logging.keep_checkpoints=9")  # a checkpoint every second step
 
 
 @pytest.fixture(scope="module")
-def unbroken(begin: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unbroken(begin: Begin, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unbroken")
-    run(begin(folder / "run"), folder)
+    run(begin(folder / "run", *SETTINGS), folder)
     return folder / "run"
 
 
 def test_a_branch_goes_on_bit_for_bit_and_its_compute_and_curve_with_it(
-    unbroken: Path, begin: Callable[..., list[str]], tmp_path: Path
+    unbroken: Path, begin: Begin, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
         folder, printed = new(tmp_path, name, "--branch-from", f"{unbroken}@4")
@@ -80,7 +73,7 @@ def test_a_branch_goes_on_bit_for_bit_and_its_compute_and_curve_with_it(
         assert "branched from" in (folder / "report.html").read_text()
 
     other = tmp_path / "other"
-    run([*begin(other), "--learner.lr", "1e-2", "--branch-from", f"{tmp_path / 'a'}@6"], tmp_path)
+    run([*begin(other, *SETTINGS), "--learner.lr", "1e-2", "--branch-from", f"{tmp_path / 'a'}@6"], tmp_path)
     assert losses(other)[6] == losses(unbroken)[6] and losses(other)[8] != losses(unbroken)[8]
     assert "lr: 0.01" in (other / "config.yaml").read_text()
 
@@ -148,11 +141,9 @@ PPO = "--pipeline.scheme=ppo_off_policy --pipeline.minibatches=2 --pipeline.epoc
     "flags",
     ["--pipeline.max_lag=1", f"{PPO} --objective.anchor=recomputed --objective.advantage_norm=running"],
 )
-def test_a_replay_of_lagged_samples_is_bit_for_bit_too(
-    flags: str, begin: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_a_replay_of_lagged_samples_is_bit_for_bit_too(flags: str, begin: Begin, tmp_path: Path) -> None:
     parent = tmp_path / "run"
-    run([*begin(parent), *flags.split()], tmp_path)
+    run(begin(parent, *SETTINGS, *flags.split()), tmp_path)
     again, _ = new(tmp_path, "again", "--replay", str(parent))
     lags = [row["lag/histogram"] for row in metrics(parent, "lag/histogram")]
     assert [row["lag/histogram"] for row in metrics(again)] == lags and any(set(lag) - {"0"} for lag in lags)
@@ -160,7 +151,7 @@ def test_a_replay_of_lagged_samples_is_bit_for_bit_too(
 
 
 def test_a_run_that_is_killed_anywhere_and_resumed_is_bit_for_bit_the_unbroken_one(
-    unbroken: Path, begin: Callable[..., list[str]], tmp_path: Path
+    unbroken: Path, begin: Begin, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
 
@@ -177,7 +168,7 @@ def test_a_run_that_is_killed_anywhere_and_resumed_is_bit_for_bit_the_unbroken_o
         lambda: saved(4) and journal("trained") >= 5,  # before the step is on record, or after
         lambda: saved(6),
     ]
-    argv = begin(run_dir)
+    argv = begin(run_dir, *SETTINGS)
     for instant in instants:
         with started(argv, tmp_path) as process:
             deadline = time.monotonic() + 120

@@ -13,6 +13,7 @@ from trainer.launcher import placement
 from trainer.main import main
 
 MIB = 2**20
+Patch = pytest.MonkeyPatch
 H100, H200 = "NVIDIA H100 80GB HBM3, 81559", "NVIDIA H200, 143771"
 FOUR = (  # a display's GPU first
     "0, GPU-aa01, NVIDIA T1000, 8192\n1, GPU-bb02, NVIDIA H100 80GB HBM3, 81559\n"
@@ -52,26 +53,24 @@ def _forget_the_library() -> Any:
     gpus._library.cache_clear()
 
 
-LISTINGS = [
-    (eight(H100), "01234567", 81559 * MIB),
-    (eight(H200), "01234567", 143771 * MIB),
-    (f"0, GPU-a, {H200}\n1, GPU-b, {H100}\n", "01", 81559 * MIB),
-    ("0, GPU-a, NVIDIA GB10, [N/A]\n", "0", None),
-    ("No devices were found\n", "", None),
-    ("", "", None),
-]
-Patch = pytest.MonkeyPatch
-
-
-@pytest.mark.parametrize(("query", "names", "memory"), LISTINGS)
+@pytest.mark.parametrize(
+    ("query", "names", "memory"),
+    [
+        (eight(H100), "01234567", 81559),
+        (f"0, GPU-a, {H200}\n1, GPU-b, {H100}\n", "01", 81559),
+        ("0, GPU-a, NVIDIA GB10, [N/A]\n", "0", None),
+        ("No devices were found\n", "", None),
+        ("", "", None),
+    ],
+)
 def test_what_nvidia_smi_lists_is_visible(
-    query: str, names: str, memory: float | None, monkeypatch: Patch
+    query: str, names: str, memory: int | None, monkeypatch: Patch
 ) -> None:
     driver(monkeypatch, query)
-    assert visible_gpus() == tuple(names) and smallest_gpu_memory() == memory
+    assert visible_gpus() == tuple(names) and smallest_gpu_memory() == (memory and memory * MIB)
 
 
-def test_the_slices_of_a_gpu_are_devices_and_the_whole_of_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slices_of_a_gpu_are_devices_and_the_whole_of_it_is_none(monkeypatch: Patch) -> None:
     driver(monkeypatch, f"0, GPU-5e, {H100}\n1, GPU-6f, {H100}\n", SLICED)
     assert visible_gpus() == ("MIG-1a", "MIG-1b", "1")
     assert smallest_gpu_memory() == 10e9
@@ -82,9 +81,7 @@ def test_the_slices_of_a_gpu_are_devices_and_the_whole_of_it_is_none(monkeypatch
 @pytest.mark.parametrize(
     "missing", [FileNotFoundError("nvidia-smi"), CalledProcessError(9, "x"), TimeoutExpired("x", 30), ""]
 )
-def test_a_driver_without_nvidia_smi_is_found(
-    missing: str | Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_without_nvidia_smi_is_found(missing: str | Exception, monkeypatch: Patch) -> None:
     driver(monkeypatch, missing, library="0, , NVIDIA H100 80GB HBM3, 81008\n1, , NVIDIA H200, 143000\n")
     assert visible_gpus() == ("0", "1") and smallest_gpu_memory() == 81008 * MIB
     assert [gpu.card for gpu in listed_gpus()] == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
@@ -134,30 +131,22 @@ def test_a_build_of_torch_without_cuda_leaves_gpus_idle(monkeypatch: pytest.Monk
         assert without_cuda() == "" and usable_gpus() == ("0", "1")
 
 
-DRY_RUNS = [  # GPUs, arguments, what is printed of devices and memory
-    (1, ["--recipe", "demo"], ["devices: GPUs: learner 0; engines 0, beside the learner;", "its old place"]),
-    (1, ["--recipe", "tiny"], ["CPU cores, shared in time by 1 learner rank and 1 engine", "packed"]),
-    (1, ["--recipe", "tiny", "--learner.ranks", "1"], ["learner 0; engines 0, beside the learner;"]),
-    (
-        1,
-        ["--recipe", "demo", "--engine.tensor_parallel", "0"],
-        ["learner 0; engines 1 on the CPU;", "packed"],
-    ),
-    (2, ["--recipe", "demo"], ["devices: GPUs: learner 0; engines 1;"]),
-]
-
-
-@pytest.mark.parametrize(("count", "arguments", "printed"), DRY_RUNS)
+@pytest.mark.parametrize(
+    ("count", "arguments", "printed"),
+    [
+        (1, "demo", ["devices: GPUs: learner 0; engines 0, beside the learner;", "its old place"]),
+        (1, "tiny", ["CPU cores, shared in time by 1 learner rank and 1 engine", "packed"]),
+        (1, "tiny --learner.ranks 1", ["learner 0; engines 0, beside the learner;"]),
+        (1, "demo --engine.tensor_parallel 0", ["learner 0; engines 1 on the CPU;", "packed"]),
+        (2, "demo", ["devices: GPUs: learner 0; engines 1;"]),
+    ],
+)
 def test_without_vllm_a_dry_run_plans_for_the_torch_engine(
-    count: int,
-    arguments: list[str],
-    printed: list[str],
-    monkeypatch: Patch,
-    capsys: pytest.CaptureFixture[str],
+    count: int, arguments: str, printed: list[str], monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver(monkeypatch, "".join(eight(H100).splitlines(keepends=True)[:count]))
     monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.11.0+cu130")
     monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: None if name == "vllm" else name)
-    assert main([*arguments, "--dry-run"]) == 0
+    assert main(["--recipe", *arguments.split(), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert all(text in out for text in printed), out

@@ -10,40 +10,17 @@ from typing import Any
 
 import pytest
 from judges import Reply, make_reward_model, says, serve
-from small import (
-    MAIN,
-    check_no_group_is_lost,
-    command,
-    make_data,
-    make_model,
-    metrics,
-    run,
-    started,
-    steps,
-    until,
-)
+from small import MAIN, Begin, check_no_group_is_lost, metrics, run, started, steps, until
 
 KEY = "sk-nobody-may-read-this"
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(tmp_path_factory.mktemp("data"))
-
-
 @pytest.mark.slow
-def test_a_reward_model_by_folder_trains_beside_another_scorer(
-    model_dir: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_reward_model_by_folder_trains_beside_another_scorer(begin: Begin, tmp_path: Path) -> None:
     judge = make_reward_model(tmp_path / "judge")
     extra = "[{kind: judge, weight: {0: 0.0, 1: 0.5}}]"  # joins at the second step
     flags = ("--verifier.extra", extra, "--verifier.judge.path", str(judge), "--pipeline.steps", "2")
-    run(command(model_dir, data, tmp_path / "run", *flags, "--evaluation.every", "100"), tmp_path)
+    run(begin(tmp_path / "run", *flags, "--evaluation.every", "100"), tmp_path)
     first, second = metrics(tmp_path / "run", "learner/loss")
     assert "reward/judge" not in first and first["train/reward"] == 2 * first["train/pass_rate"] - 1
     main, extra_score = second["reward/tests_reward:first_digit_even"], second["reward/judge"]
@@ -59,7 +36,7 @@ def even(route: str, body: Any) -> Reply:
 
 @pytest.mark.slow
 def test_a_judge_by_url_trains_and_when_it_is_away_nothing_is_lost(
-    model_dir: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
     run_dir = tmp_path / "run"
@@ -71,7 +48,7 @@ def test_a_judge_by_url_trains_and_when_it_is_away_nothing_is_lost(
             "--verifier.judge.template": "Question: {question} Completion: {completion}",
             "--pipeline.steps": 100_000,
         }  # fmt: skip
-        argv = command(model_dir, data, run_dir, *(str(x) for flag in flags.items() for x in flag))
+        argv = begin(run_dir, *(str(x) for flag in flags.items() for x in flag))
         with started(argv, tmp_path) as process:
             until(lambda: len(metrics(run_dir)) > 3, process)
             servers.close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from trainer.controller import parity
 from trainer.launcher.recorder import _sentence
 from trainer.learner.learner import Learner
 from trainer.messages import Event
-from trainer.mismatch import means_by_position, sums_by_position
+from trainer.mismatch import RANGES, means_by_position, sums_by_position
 from trainer.types import TokenScores, TrainBatch, TrainSequence
 
 
@@ -39,9 +39,7 @@ def test_a_step_reports_it_by_the_positions_in_the_sequences(
     for s, x in zip(batch, scores, strict=True):
         assert x.logprobs is not None
         for i in np.flatnonzero(s.token_weights).tolist():
-            name = ("0-1K", "1-4K", "4-16K", "16K+")[
-                sum(len(s.prompt_ids) + i >= edge for edge in (4, 8, 12))
-            ]
+            name = RANGES[sum(len(s.prompt_ids) + i >= edge for edge in (4, 8, 12))]
             by_range.setdefault(name, []).append(abs(float(x.logprobs[i] - s.logprobs_gen[i])))
     metrics = one.train(TrainBatch(1, batch, {}))
     expected = {name: math.fsum(gaps) / len(gaps) for name, gaps in by_range.items()}
@@ -52,26 +50,13 @@ def test_the_parity_gate_reports_it_at_the_start(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("trainer.mismatch.EDGES", (6, 8, 12))
     one, zero = np.ones(4, np.float32), np.zeros(4, np.int32)
     s = TrainSequence(np.zeros(4, np.int32), zero, -one, zero, np.array([1, 1, 1, 0], np.float32), one)
-
-    class LearnerThatScores:
-        async def score(self, sequences: Any, logprobs: bool) -> Any:
-            return (TokenScores(np.array([-1.01, -1.02, -1.03, 9], np.float32)),)
-
-    class Turn:
-        async def __aenter__(self) -> None: ...
-        async def __aexit__(self, *error: object) -> None: ...
-
-    async def no_rollouts(*args: Any, **options: Any) -> list[Any]:
-        return []
-
-    monkeypatch.setattr(parity, "rollout_prompt", no_rollouts)
+    learner, weights = AsyncMock(), MagicMock()  # the latter's turns are asynchronous contexts
+    learner.score.return_value = (TokenScores(np.array([-1.01, -1.02, -1.03, 9], np.float32)),)
+    monkeypatch.setattr(parity, "rollout_prompt", AsyncMock(return_value=[]))
     monkeypatch.setattr(parity, "scorable", lambda prompt, rollouts: [s])
-    ctx: Any = type("Context", (), {"config": replace(config())})()
-    weights: Any = type("Weights", (), {"learner_turn": lambda self: Turn()})()
-    prompts: Any = ["one prompt"]
-    learner: Any = LearnerThatScores()
     monkeypatch.setitem(parity.PARITY_NATS, "float32", 0.05)
-    report = asyncio.run(parity.parity_gate(ctx, learner, weights, prompts))
+    prompts: Any = ["one prompt"]
+    report = asyncio.run(parity.parity_gate(MagicMock(config=config()), learner, weights, prompts))
     assert report["tokens"] == 3
     assert report["by_position"] == pytest.approx({"0-1K": 0.015, "1-4K": 0.03}, rel=1e-4)
     line = _sentence(Event("parity", 0.0, report))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from judges import Reply, says, serve
-from small import command, make_data, make_model, metrics, run
+from small import Begin, make_data, metrics, run
 
 from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import read_inputs
@@ -21,7 +21,7 @@ def even(route: str, body: Any) -> Reply:
     return says("1" if digits and int(digits[0]) % 2 == 0 else "0.5")
 
 
-def trained(tmp_path: Path, url: str) -> tuple[list[dict[str, Any]], str]:
+def trained(begin: Begin, tmp_path: Path, url: str) -> tuple[list[dict[str, Any]], str]:
     """The evaluations of a run on two tasks, and what it printed."""
     far = tmp_path / "far.jsonl"
     far.write_text("".join(json.dumps({"question": f"{a}*9=", "answer": "1"}) + "\n" for a in range(5)))
@@ -38,7 +38,7 @@ def trained(tmp_path: Path, url: str) -> tuple[list[dict[str, Any]], str]:
         "evaluation": {"sets": {"sums/far": str(far)}, "pass_at": [1, 2], "maj_at": [2], "best_at": [2]},
     }
     (tmp_path / "mixed.yaml").write_text(yaml.safe_dump(recipe))
-    argv = command(make_model(tmp_path / "model"), tmp_path, tmp_path / "run")
+    argv = begin(tmp_path / "run")
     single = [i for i, flag in enumerate(argv) if flag.startswith(("--data.", "--verifier."))]
     argv = [word for i, word in enumerate(argv) if i not in single and i - 1 not in single]
     argv += ["--recipe", str(tmp_path / "mixed.yaml")]
@@ -47,9 +47,11 @@ def trained(tmp_path: Path, url: str) -> tuple[list[dict[str, Any]], str]:
 
 
 @pytest.mark.slow
-def test_a_run_on_two_tasks_leaves_a_curve_of_each_and_of_each_further_set(tmp_path: Path) -> None:
+def test_a_run_on_two_tasks_leaves_a_curve_of_each_and_of_each_further_set(
+    begin: Begin, tmp_path: Path
+) -> None:
     with serve(even) as server:
-        rows, printed = trained(tmp_path, server.url)
+        rows, printed = trained(begin, tmp_path, server.url)
     assert [row["step"] for row in rows] == [0, 2, 4]
     for row in rows:
         prompts = [row[f"eval/{name}/prompts"] for name in ("sums", "halves", "sums/far")]

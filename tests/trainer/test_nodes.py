@@ -12,12 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from small import command, environment, make_data, make_model, steps
+from small import Begin, environment, make_model, steps, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,30 +24,61 @@ pytestmark = [
     ),
 ]
 needs_vllm = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vllm is not installed")
+PREFIX = f"sigmoid-{os.getpid()}-"
 LINKS = (("node0", "10.77.1.1", "node1", "10.77.1.2"), ("node0", "10.77.2.1", "engine", "10.77.2.2"))
-STEPS = 3
-SECRET = "a shared secret"
+Process = subprocess.Popen[str]
 
 
-@dataclass
 class Hosts:
-    """Network namespaces by name, and the processes in them."""
+    """Network namespaces, and the processes in them, which write to HOST.log in a folder."""
 
-    prefix: str
-    running: list[subprocess.Popen[str]] = field(default_factory=list)
+    def __init__(self, folder: Path, begin: Begin) -> None:
+        self.folder, self.begin, self.run_dir = folder, begin, folder / "run"
+        self.running: list[Process] = []
 
-    def start(self, host: str, argv: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[str]:
-        with log.open("w") as file:
+    def start(self, host: str, argv: list[str], **more: str) -> Process:
+        env = environment(self.folder) | {"SIGMOID_RL_SECRET": "a shared secret"} | more
+        with (self.folder / f"{host}.log").open("w") as file:
             process = subprocess.Popen(
-                ["ip", "netns", "exec", f"{self.prefix}{host}", *argv],
+                ["ip", "netns", "exec", f"{PREFIX}{host}", *argv],
                 env=env, stdout=file, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             )  # fmt: skip
         self.running.append(process)
         return process
 
-    def cut(self, host: str, device: str) -> None:
-        """From now on packets are lost there: neither side gets an error or a reset."""
-        ip("-n", f"{self.prefix}{host}", "link", "set", device, "down")
+    def train(self, *more: str) -> list[Process]:
+        """The learner's two nodes, as torchrun starts them on each."""
+        argv = self.begin(self.run_dir, "--pipeline.deadline_s", "100", *more)
+        torchrun = "-m torch.distributed.run --nnodes=2 --nproc-per-node=1 --master-addr=10.77.1.1"
+        words = [sys.executable, *torchrun.split(), "--master-port=29571"]
+        devices = ("to-node1", "to-node0")
+        return [
+            self.start(f"node{i}", [*words, f"--node-rank={i}", *argv[1:]], GLOO_SOCKET_IFNAME=devices[i])
+            for i in range(2)
+        ]
+
+    def serve(self) -> Process:
+        """A vLLM server on the third host, for a run with ENGINE_HOST."""
+        (self.folder / "served").mkdir()
+        model = make_model(self.folder / "served")
+        flags = f"--host 10.77.2.2 --port 8077 --model.path {model} --engine.max_new_tokens 8"
+        return self.start("engine", [sys.executable, "-m", "trainer.engines.vllm_server", *flags.split()])
+
+    def printed(self) -> str:
+        return "\n".join(f"== {log.name}\n{log.read_text()}" for log in sorted(self.folder.glob("*.log")))
+
+    def ended(self, nodes: list[Process], seconds: float) -> list[str]:
+        """The lines of all hosts once the nodes have ended; the test fails if one still runs then."""
+        deadline = time.monotonic() + seconds
+        for node in nodes:
+            try:
+                node.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"still running after {seconds} s:\n{self.printed()}")
+        return self.printed().splitlines()
+
+
+ENGINE_HOST = ("--engine.kind", "vllm", "--engine.urls", "http://10.77.2.2:8077")
 
 
 def ip(*words: str) -> None:
@@ -57,118 +86,55 @@ def ip(*words: str) -> None:
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    network = Hosts(f"sigmoid-{os.getpid()}-")
-    names = ("node0", "node1", "engine")
+def hosts(tmp_path: Path, begin: Begin) -> Iterator[Hosts]:
+    network, names = Hosts(tmp_path, begin), ("node0", "node1", "engine")
     try:
         for name in names:
-            ip("netns", "add", network.prefix + name)
-            ip("-n", network.prefix + name, "link", "set", "lo", "up")
+            ip("netns", "add", PREFIX + name)
+            ip("-n", PREFIX + name, "link", "set", "lo", "up")
         for a, a_address, b, b_address in LINKS:
-            ends = ((a, f"to-{b}", a_address), (b, f"to-{a}", b_address))
-            near, far = ((network.prefix + host, device) for host, device, _ in ends)
-            link = f"link add {near[1]} netns {near[0]} type veth peer name {far[1]} netns {far[0]}"
+            link = f"link add to-{b} netns {PREFIX}{a} type veth peer name to-{a} netns {PREFIX}{b}"
             ip(*link.split())
-            for host, device, address in ends:
-                ip("-n", network.prefix + host, "addr", "add", f"{address}/24", "dev", device)
-                ip("-n", network.prefix + host, "link", "set", device, "up")
+            for host, device, address in ((a, f"to-{b}", a_address), (b, f"to-{a}", b_address)):
+                ip("-n", PREFIX + host, "addr", "add", f"{address}/24", "dev", device)
+                ip("-n", PREFIX + host, "link", "set", device, "up")
         yield network
     finally:
         for name in names:  # kill what still runs there
-            pids = subprocess.run(
-                ["ip", "netns", "pids", network.prefix + name], capture_output=True, text=True
-            )
-            subprocess.run(["kill", "-9", *pids.stdout.split()], check=False, capture_output=True)
-            subprocess.run(["ip", "netns", "del", network.prefix + name], check=False, capture_output=True)
+            pids = subprocess.run(["ip", "netns", "pids", PREFIX + name], capture_output=True, text=True)
+            for words in (["kill", "-9", *pids.stdout.split()], ["ip", "netns", "del", PREFIX + name]):
+                subprocess.run(words, check=False, capture_output=True)
         for process in network.running:
             process.wait(10)
 
 
-def train(hosts: Hosts, tmp_path: Path, *more: str) -> list[subprocess.Popen[str]]:
-    """The learner's two nodes, as torchrun starts them on each."""
-    (tmp_path / "model").mkdir()
-    flags = ("--pipeline.deadline_s", "100", *more)
-    argv = command(make_model(tmp_path / "model"), make_data(tmp_path), tmp_path / "run", *flags)
-    nodes = []
-    for rank in range(2):
-        torchrun = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
-            "--node-rank", str(rank), "--master-addr", "10.77.1.1", "--master-port", "29571",
-        ]  # fmt: skip
-        network = {"GLOO_SOCKET_IFNAME": ("to-node1", "to-node0")[rank], "SIGMOID_RL_SECRET": SECRET}
-        log = tmp_path / f"node{rank}.log"
-        nodes.append(hosts.start(f"node{rank}", [*torchrun, *argv[1:]], environment(tmp_path) | network, log))
-    return nodes
-
-
-def ended(nodes: list[subprocess.Popen[str]], tmp_path: Path, seconds: float) -> str:
-    """The output of all nodes once they have ended; the test fails if one still runs after `seconds`."""
-    until = time.monotonic() + seconds
-    for node in nodes:
-        try:
-            node.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"still running after {seconds} s:\n{printed(tmp_path)}")
-    return printed(tmp_path)
-
-
-def printed(tmp_path: Path) -> str:
-    return "\n".join(f"== {log.name}\n{log.read_text()}" for log in sorted(tmp_path.glob("*.log")))
-
-
-def wait_for(holds: Any, process: subprocess.Popen[str], tmp_path: Path, seconds: float = 180) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert process.poll() is None and time.monotonic() < until, printed(tmp_path)
-        time.sleep(0.2)
-
-
-def test_two_nodes_train_one_model(hosts: Hosts, tmp_path: Path) -> None:
-    nodes = train(hosts, tmp_path, "--pipeline.steps", str(STEPS))
-    out = ended(nodes, tmp_path, 240)
+@pytest.mark.parametrize("served", [False, pytest.param(True, marks=needs_vllm)], ids=["", "engine_host"])
+def test_two_nodes_train_one_model(served: bool, hosts: Hosts) -> None:
+    server = hosts.serve() if served else None
+    nodes = hosts.train("--pipeline.steps", "3", *(ENGINE_HOST if served else ()))
+    out = hosts.ended(nodes, 300)
     assert [node.returncode for node in nodes] == [0, 0], out
-    assert steps(tmp_path / "run") == [1, 2, 3]
-    assert (tmp_path / "run" / "checkpoints" / "step-000003" / "model.safetensors").exists()
+    assert steps(hosts.run_dir) == [1, 2, 3]
+    assert (hosts.run_dir / "checkpoints" / "step-000003" / "model.safetensors").exists()
+    assert server is None or server.poll() is None  # it outlives a run, for the next
 
 
-def test_a_cut_between_the_nodes_ends_in_an_error_that_names_a_rank(hosts: Hosts, tmp_path: Path) -> None:
-    nodes = train(hosts, tmp_path, "--pipeline.steps", "100000")
-    wait_for(lambda: len(steps(tmp_path / "run")) > 2, nodes[0], tmp_path)
-    hosts.cut("node1", "to-node0")
-    out = ended(nodes, tmp_path, 280)
+@pytest.mark.parametrize(
+    ("served", "host", "device", "culprit"),
+    [
+        (False, "node1", "to-node0", "learner rank 1 died, hung or cannot be reached"),
+        pytest.param(True, "engine", "to-node0", "10.77.2.2", marks=needs_vllm),
+    ],
+    ids=["", "engine_host"],
+)
+def test_a_cut_between_hosts_ends_in_an_error_that_names_one(
+    served: bool, host: str, device: str, culprit: str, hosts: Hosts
+) -> None:
+    if served:
+        hosts.serve()
+    nodes = hosts.train("--pipeline.steps", "100000", *(ENGINE_HOST if served else ()))
+    until(lambda: len(steps(hosts.run_dir)) > 2, nodes[0], 180)
+    ip("-n", PREFIX + host, "link", "set", device, "down")  # neither side gets an error or a reset
+    out = hosts.ended(nodes, 280)
     assert all(node.returncode != 0 for node in nodes), out
-    errors = [line for line in out.splitlines() if line.startswith("error: ")]
-    assert any("learner rank 1 died, hung or cannot be reached" in line for line in errors), out
-
-
-@needs_vllm
-def test_two_nodes_and_an_engine_host_train_one_model(hosts: Hosts, tmp_path: Path) -> None:
-    nodes, server = with_engine_host(hosts, tmp_path, "--pipeline.steps", str(STEPS))
-    out = ended(nodes, tmp_path, 300)
-    assert [node.returncode for node in nodes] == [0, 0], out
-    assert steps(tmp_path / "run") == [1, 2, 3]
-    assert server.poll() is None  # it outlives a run, for the next
-
-
-@needs_vllm
-def test_a_cut_to_the_engine_host_ends_in_an_error_that_names_it(hosts: Hosts, tmp_path: Path) -> None:
-    nodes, _ = with_engine_host(hosts, tmp_path, "--pipeline.steps", "100000")
-    wait_for(lambda: len(steps(tmp_path / "run")) > 1, nodes[0], tmp_path)
-    hosts.cut("engine", "to-node0")
-    out = ended(nodes, tmp_path, 280)
-    assert all(node.returncode != 0 for node in nodes), out
-    assert any(line.startswith("error: ") and "10.77.2.2" in line for line in out.splitlines()), out
-
-
-def with_engine_host(
-    hosts: Hosts, tmp_path: Path, *more: str
-) -> tuple[list[subprocess.Popen[str]], subprocess.Popen[str]]:
-    """The same two nodes, and a vLLM server on a third host."""
-    (tmp_path / "served").mkdir()
-    make_model(tmp_path / "served")
-    env = environment(tmp_path) | {"SIGMOID_RL_SECRET": SECRET}
-    argv = [sys.executable, "-m", "trainer.engines.vllm_server", "--host", "10.77.2.2", "--port", "8077",
-            "--model.path", str(tmp_path / "served"), "--engine.max_new_tokens", "8"]  # fmt: skip
-    server = hosts.start("engine", argv, env, tmp_path / "server.log")
-    url = "http://10.77.2.2:8077"
-    return train(hosts, tmp_path, "--engine.kind", "vllm", "--engine.urls", url, *more), server
+    assert any(line.startswith("error: ") and culprit in line for line in out), out

@@ -21,17 +21,12 @@ def number(value: float) -> str:
 def bound(config: Config) -> str:
     """What limits the ratio, and what it is taken to."""
     objective = config.objective
-    if objective.loss == "reinforce":
-        return "no ratio"
-    if objective.loss == "cispo":
-        limit = f"ρ ≤ {number(objective.max_ratio)}"
-    else:
-        low, high = objective.clip_low, objective.clip_high
-        assert low is not None and high is not None, "a recipe states its clip"
-        limit = f"{number(low)} / {number(high)}"
-    if objective.loss == "icepop":
-        limit += f", mask {number(objective.mask_low)} to {number(objective.mask_high)}"
-    return limit
+    if objective.loss in ("reinforce", "cispo"):
+        return "no ratio" if objective.loss == "reinforce" else f"ρ ≤ {number(objective.max_ratio)}"
+    assert objective.clip_low is not None and objective.clip_high is not None, "a recipe states its clip"
+    mask = f", mask {number(objective.mask_low)} to {number(objective.mask_high)}"
+    clip = f"{number(objective.clip_low)} / {number(objective.clip_high)}"
+    return clip + mask * (objective.loss == "icepop")
 
 
 def scheme(config: Config) -> str:
@@ -45,20 +40,17 @@ def scheme(config: Config) -> str:
 def extras(config: Config) -> str:
     """What the columns before do not say."""
     objective = config.objective
-    return ", ".join(
-        text
-        for text, present in (
-            ("interruption", config.engine.interruption.enabled),
-            ("NPR", config.pipeline.no_positive_resampling),
-            ("length penalty", config.verifier.length_penalty.cache_tokens),
-            (f"KL {number(objective.kl.coefficient)} in the {objective.kl.place}", objective.kl.coefficient),
-            (f"entropy {number(objective.entropy_bonus)}", objective.entropy_bonus),
-            (f"{objective.critic.body} critic", objective.critic.body != "none"),
-            (f"{config.learner.schedule} lr", config.learner.schedule != "constant"),
-            (f"{config.curriculum.kind} curriculum", config.curriculum.kind != "none"),
-        )
-        if present
-    )
+    present = {
+        "interruption": config.engine.interruption.enabled,
+        "NPR": config.pipeline.no_positive_resampling,
+        "length penalty": config.verifier.length_penalty.cache_tokens,
+        f"KL {number(objective.kl.coefficient)} in the {objective.kl.place}": objective.kl.coefficient,
+        f"entropy {number(objective.entropy_bonus)}": objective.entropy_bonus,
+        f"{objective.critic.body} critic": objective.critic.body != "none",
+        f"{config.learner.schedule} lr": config.learner.schedule != "constant",
+        f"{config.curriculum.kind} curriculum": config.curriculum.kind != "none",
+    }
+    return ", ".join(text for text, shown in present.items() if shown)
 
 
 def recipe_row(name: str) -> str:

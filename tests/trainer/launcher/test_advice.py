@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config import Config, EngineConfig, InterruptionConfig, PipelineConfig
+from trainer.config import Config, EngineConfig, PipelineConfig
 from trainer.launcher.advice import (
     ASSUMED,
     advise,
@@ -120,13 +120,3 @@ def test_assumed_rates_by_hand() -> None:
     two = assumed_rates(1e9, layers=10, kv_width=100, context=1000, width=2)
     assert two.decode_token_s == rates.decode_token_s / 2 and two.train_token_s == rates.train_token_s
     assert all(assumption.source for assumption in ASSUMED.values())
-
-
-def test_interrupted_completions_bound_the_planned_length() -> None:
-    short = InterruptionConfig(enabled=True, lo=50, hi=100, answer_tokens=20)
-    pipeline = PipelineConfig(prompts_per_step=8, completions_per_prompt=4)
-    plans = [
-        plan(Config(engine=EngineConfig(kind="vllm", interruption=i), pipeline=pipeline), SMALL, Split(1, 1))
-        for i in (short, InterruptionConfig())
-    ]
-    assert "1+1 GPUs" in plans[0].text and plans[0].text != plans[1].text
