@@ -11,68 +11,61 @@ a and b have flat priors. τ has a half-Cauchy prior, whose median is SCATTER: a
 published. Three sizes say little about τ, so that the intervals are wide, as Student's t with few degrees of
 freedom is. a, b and z are integrated in closed form for each level of τ. A size enters with the mean and the
 variance of its draws, so that one whose ceiling is not identified counts for little.
+
+Two published laws over sizes are cross-checks (`other_laws`), each fitted to the same runs: each gives one
+number for a size not trained, with the jackknife's interval.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit, logit, softmax
+from scipy.special import expit, logit, softmax, stdtrit
 
 from trainer.config import ConfigError
 from trainer.scaling.compare import UNFIT, Recipe, pooled_recipes
-from trainer.scaling.curve.fit import Estimate, Fit, fit_curve, median
-from trainer.scaling.curve.marginal import DRAWS
-from trainer.scaling.curve.sigmoid import Curve, Draws
+from trainer.scaling.curve.fit import Fit, fit_curve
+from trainer.scaling.curve.sigmoid import DRAWS, Curve, Draws, Estimate, EvalPoint, median
 from trainer.scaling.earlier import EXTREME
 from trainer.scaling.random_effects import LEVELS, effects
 from trainer.scaling.seeds import PARAMETERS, SeedVariance
 
 Array = NDArray[np.float64]
+Runs = Mapping[float, Sequence[Curve]]  # by size
 
 # Median of τ before the sizes update it: .2 in log-odds is .05 in a ceiling of .5; 40% in C_mid, 20% in B
 SCATTER = {"R0": 0.2, "A": 0.2, "B": 0.2, "C_mid": 0.4}
 MIN_SIZES = 3  # two determine a line, and say nothing about the scatter about it
-MAX_LOG = 300.0  # of B and C_mid
+DELTAS, STARTS = np.geomspace(1, 60, 15), np.linspace(-0.5, 1, 16)  # δ and t0 of LOGISTIC
+POWER = "arXiv 2509.25300, log(1 − R) = −k(N) log C + E(N), k(N) = K_max/(1 + N0/N), E(N) free: k(N)"
+LOGISTIC = "arXiv 2507.18014, R = α R0 + β N + γ/(1 + exp(−δ(t − t0))): R at t = 1, an equally long training,"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SizeLaw:
-    """The posterior of a line over log N with scatter τ, as a mixture over levels of τ."""
-
-    tau: Array  # (levels,)
-    weight: Array  # (levels,) sums to 1
-    mean: Array  # (levels, p): the height at `center`, and the slope if p = 2
-    root: Array  # (levels, p, p): Cholesky factor of their covariance
-    center: float  # log N
-
-    def draw(self, log_size: float, rng: np.random.Generator) -> tuple[Array, Array]:
-        """(DRAWS,) each: the parameter of another size, with the scatter; and the slope, 0 if it has none."""
-        level = rng.choice(len(self.tau), DRAWS, p=self.weight)
-        z = rng.standard_normal((DRAWS, self.mean.shape[1]))
-        line = self.mean[level] + np.einsum("nij,nj->ni", self.root[level], z)
-        slope = line[:, 1] if line.shape[1] == 2 else np.zeros(DRAWS)
-        height = line[:, 0] + slope * (log_size - self.center)
-        return height + self.tau[level] * rng.standard_normal(DRAWS), slope
-
-
-def size_law(
+def draw_size(
     log_size: ArrayLike,  # (sizes,)
-    value: ArrayLike,  # (sizes,) of the parameter
-    variance: ArrayLike,  # (sizes,) of these values
+    units: ArrayLike,  # (sizes, 2): value of the parameter, and the variance of that value
     scatter: float,  # median of τ's prior
+    new: float,  # log N of another size
+    rng: np.random.Generator,
     has_slope: bool = True,
-) -> SizeLaw:
-    """The law, given value ~ N(a + b log N, τ² + variance)."""
+) -> tuple[Array, Array]:
+    """(DRAWS,) each: the parameter of another size, with the scatter; and the slope, 0 if it has none.
+
+    Values of sizes trained are normal about the line, with the variance τ² + that of the value.
+    """
     x = np.asarray(log_size, np.float64)
     design, tau = np.stack([np.ones_like(x), x - x.mean()], 1)[:, : 1 + has_slope], scatter * 2**LEVELS
-    each = effects(np.stack([value, variance], axis=1), tau, design)
+    each = effects(units, tau, design)
     log_prior = np.log(2) * LEVELS - np.log1p(4**LEVELS)  # half-Cauchy, per unit of log τ
-    root = np.linalg.cholesky(each.covariance).astype(np.float64)
-    return SizeLaw(tau, softmax(log_prior + each.log_evidence), each.mean, root, float(x.mean()))
+    level = rng.choice(len(tau), DRAWS, p=softmax(log_prior + each.log_evidence))
+    z = rng.standard_normal((DRAWS, design.shape[1]))
+    line = each.mean[level] + np.einsum("nij,nj->ni", np.linalg.cholesky(each.covariance)[level], z)
+    slope = line[:, 1] if has_slope else np.zeros(DRAWS)
+    return line[:, 0] + slope * (new - x.mean()) + tau[level] * rng.standard_normal(DRAWS), slope
 
 
 def predict_size(known: Mapping[float, Draws], size: float) -> tuple[Draws, dict[str, Array]]:
@@ -80,12 +73,12 @@ def predict_size(known: Mapping[float, Draws], size: float) -> tuple[Draws, dict
     rng, new, slopes = np.random.default_rng(0), {}, {}
     for name, scatter in SCATTER.items():
         bounded = name in ("R0", "A")
-        rows = [getattr(draws, name) for draws in known.values()]
-        rows = [logit(np.clip(x, EXTREME, 1 - EXTREME)) if bounded else np.log(x) for x in rows]
-        moments = [x.mean() for x in rows], [x.var() for x in rows]
-        law = size_law(np.log(list(known)), *moments, scatter, has_slope=name != "B")
-        x, slopes[name] = law.draw(float(np.log(size)), rng)
-        new[name] = expit(x) if bounded else np.exp(np.clip(x, -MAX_LOG, MAX_LOG))
+        rows = (getattr(draws, name) for draws in known.values())
+        rows = (logit(np.clip(x, EXTREME, 1 - EXTREME)) if bounded else np.log(x) for x in rows)
+        units = [(x.mean(), x.var()) for x in rows]
+        at = float(np.log(size))
+        x, slopes[name] = draw_size(np.log(list(known)), units, scatter, at, rng, has_slope=name != "B")
+        new[name] = expit(x) if bounded else np.exp(np.clip(x, -300, 300))
     return Draws(np.minimum(new["R0"], new["A"]), new["A"], new["B"], new["C_mid"]), slopes
 
 
@@ -159,3 +152,68 @@ def one_run(draws: Draws, variances: Mapping[str, SeedVariance]) -> Draws:
 def _why(fit: Fit) -> str:
     """Why a run is left out; empty if it is not."""
     return "" if fit.predictable and not set(fit.flags) & UNFIT else fit.reasons
+
+
+def other_laws(runs: Runs, size: float, R0: float, confidence: float) -> dict[str, Estimate | None]:
+    """What each law says of a size that starts from `R0`; None: the runs do not identify the law.
+
+    An exponent is determined to a factor of three, a reward to .2.
+    """
+    k = jackknife(exponent, runs, size, confidence)
+    reward = jackknife(lambda some, n: end_reward(some, n, R0), runs, size, confidence)
+    narrow = reward and reward.low >= 0 and reward.high <= min(1, reward.low + 0.2)
+    return {POWER: k if k and 0 < k.high < 3 * k.low else None, LOGISTIC: reward if narrow else None}
+
+
+def jackknife(
+    rule: Callable[[Runs, float], float], runs: Runs, size: float, confidence: float
+) -> Estimate | None:
+    """A rule's number for `size`, with Student's interval; None: it fails, also without one of the sizes."""
+    without = [rule({n: some for n, some in runs.items() if n != omitted}, size) for omitted in runs]
+    value, dof = rule(runs, size), len(runs) - 1
+    half = math.sqrt(dof * float(np.var(without))) * float(stdtrit(dof, (1 + confidence) / 2))
+    return Estimate(value, value - half, value + half) if math.isfinite(value + half) else None
+
+
+def exponent(runs: Runs, size: float) -> float:
+    """k(N) of POWER, from 1/k = 1/K_max + (N0/K_max)/N over the sizes. NaN: these are no positive numbers."""
+    k = [float(np.mean([_slope(curve) for curve in curves])) for curves in runs.values()]
+    if min(k) <= 0:
+        return math.nan
+    per_size, least = np.polyfit(1 / np.array(list(runs)), 1 / np.array(k), 1).tolist()
+    return 1 / (least + per_size / size) if least > 0 and per_size >= 0 else math.nan
+
+
+def _slope(curve: Curve) -> float:
+    """−d log(1 − R) / d log C, by least squares."""
+    points = [p for p in curve.points if p.pass_rate < 1]
+    c, error = np.log([p.compute for p in points]), np.log([1 - p.pass_rate for p in points])
+    return -float(np.polyfit(c, error, 1)[0])
+
+
+def end_reward(runs: Runs, size: float, R0: float) -> float:
+    """R at t = 1 of LOGISTIC; t is the share of a run's compute. NaN: the R0 of a run is unknown."""
+    rows = [
+        (_start(curve), n / size, p.compute / curve.points[-1].compute, p.pass_rate)
+        for n, curves in runs.items()
+        for curve in curves
+        for p in curve.points
+    ]
+    start, relative, t, reward = np.array(rows).T
+    if np.isnan(start).any():
+        return math.nan
+    best, predicted = math.inf, math.nan
+    for delta, t0 in ((delta, t0) for delta in DELTAS for t0 in STARTS):
+        design = np.stack([start, relative, expit(delta * (t - t0))], 1)
+        solution, _, rank, _ = np.linalg.lstsq(design, reward, rcond=1e-6)
+        sse = float(((reward - design @ solution) ** 2).sum())
+        if rank == 3 and sse < best:
+            best = sse
+            predicted = float(solution @ [R0, 1.0, expit(delta * (1 - t0))])
+    return predicted
+
+
+def _start(curve: Curve) -> float:
+    """R0; NaN if it is unknown."""
+    R0 = curve.R0.pass_rate if isinstance(curve.R0, EvalPoint) else curve.R0
+    return math.nan if R0 is None else R0

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainer.scaling.curve.average import DEFAULT
-from trainer.scaling.curve.fit import MIN_FORECAST, MIN_POINTS, Estimate, fit_curve
+from trainer.scaling.curve.fit import Estimate, fit_curve
+from trainer.scaling.curve.points import MIN_FORECAST, MIN_POINTS, last_error
 from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.earlier import SEEN_SHARE, Earlier, prior_after
-from trainer.scaling.predict import last_error, predict_evaluation
 
 LAST_PART = 0.75  # of the compute, beyond which all evaluations are forecast
 
@@ -70,7 +70,7 @@ def backtest(
     fit = fit_curve(seen, confidence, within, prior=prior_after(like, seen) if like else DEFAULT)
     scored = tuple(
         ScoredForecast(
-            p.compute, predict_evaluation(fit, replace(p, pass_rate_se=last_error([*curve.points, p]))),
+            p.compute, fit.evaluation(replace(p, pass_rate_se=last_error([*curve.points, p]))),
             p.pass_rate, p.pass_rate_se,
         )
         for p in later

@@ -17,17 +17,14 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scaling.curve.average import Average, first_reached
-from trainer.scaling.curve.fit import FURTHEST, MIN_GAIN, Estimate, Fit, estimate, median
+from trainer.scaling.curve.average import FURTHEST, MIN_GAIN, Average, first_reached
+from trainer.scaling.curve.sigmoid import Estimate, estimate, median
 from trainer.scaling.seeds import MARGIN, MARGIN_IN_MEDIANS, SEED_SD, SeedVariance, seed_variance
 
 Array = NDArray[np.float64]
 
 SHARES = (0.25, 0.5, 1.0, 2.0)  # of what all have data to: the budgets at which recipes are compared
-GRID_STEPS = 120  # of the computes at which the curves are evaluated
 MIN_LEAD = 1.5  # a lead spans at least this factor of compute
-MOST = 0.75  # share of the recipes, at least, that reach both rewards whose cost is shown within their data
-MOST_OF_GAIN = 0.9  # at their end itself, where many are almost level, the cost is hardly determined
 END_TOLERANCE = 1.05  # a budget beyond the data by less is no forecast: another run just ended later
 
 
@@ -37,9 +34,7 @@ class Standing:
 
     recipe: str
     reward: Estimate
-    best: (
-        float | None
-    )  # probability that it is the best of those that are ranked; None: not two are, or not it
+    best: float | None  # probability that it is the best of the ranked; None: it is not, or not two are
     times_data: float  # the budget as a multiple of the recipe's last compute
     range_alone: bool  # it is so far beyond the data that no value is shown
 
@@ -137,24 +132,6 @@ def _by_growth(run: Average, compute: Array, rng: np.random.Generator) -> Array:
     return run.reward(compute)[shuffled[np.argsort((twice - end)[shuffled])]]
 
 
-def curves_of(
-    groups: Mapping[str, Sequence[Fit]],
-    reach: Mapping[str, float],
-    budgets: Sequence[float],
-    margin: float = MARGIN,
-    end: float | None = None,  # None: the largest compute to which all have data
-) -> Curves:
-    """The curves of recipes on a grid that holds `budgets` and the SHARES of `end`."""
-    fits = [fit for runs in groups.values() for fit in runs]
-    last = {name: max(fit.compute_range[1] for fit in runs) for name, runs in groups.items()}
-    end = end or min(last.values())
-    low, high = min(fit.compute_range[0] for fit in fits), max(FURTHEST * max(last.values()), *reach.values())
-    grid = np.unique([*np.geomspace(low, high, GRID_STEPS), *(x * end for x in SHARES), *budgets])
-    drawn, spread = recipe_curves([[fit.forecast for fit in runs] for runs in groups.values()], grid, margin)
-    rewards = dict(zip(groups, drawn, strict=True))
-    return Curves(grid, rewards, last, reach, spread, end, fits[0].confidence)
-
-
 def standings(curves: Curves, budget: float) -> tuple[Standing, ...]:
     """The recipes at a budget, those that are ranked with their probability of being the best."""
     rewards = curves.at(budget)
@@ -185,13 +162,16 @@ def gaps(curves: Curves) -> dict[tuple[str, str], Estimate]:
 
 
 def targets(curves: Curves, R0: float) -> tuple[float, ...]:
-    """Two rewards: at half and at MOST_OF_GAIN of what most recipes have gained from R0 within their data."""
+    """Two rewards: at half and at nine tenths of the gain from R0 that three quarters of the recipes reach.
+
+    At the end itself, where many are almost level, the cost is hardly determined.
+    """
     ends = [np.median(curves.at(at)[name]) for name, at in curves.last.items()]
-    gain = float(np.quantile(ends, 1 - MOST, method="lower")) - R0
+    gain = float(np.quantile(ends, 0.25, method="lower")) - R0
     if gain < MIN_GAIN:
         return ()
     digits = int(np.ceil(-np.log10(gain / 10)))
-    return tuple(round(R0 + share * gain, digits) for share in (0.5, MOST_OF_GAIN))
+    return tuple(round(R0 + share * gain, digits) for share in (0.5, 0.9))
 
 
 def costs(curves: Curves, reward: float, leader: str) -> tuple[Cost, ...]:

@@ -17,25 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import ConfigError
-from trainer.scaling.budgets import (
-    END_TOLERANCE,
-    FURTHEST,
-    SHARES,
-    Cost,
-    Crossing,
-    Curves,
-    Lead,
-    Standing,
-    costs,
-    curves_of,
-    gaps,
-    standings,
-    targets,
-    who_leads,
-)
-from trainer.scaling.curve.fit import HARMLESS, Estimate, Fit, estimate, fit_with_draws
-from trainer.scaling.curve.flags import is_wide
-from trainer.scaling.curve.sigmoid import Curve, Draws, Sigmoid
+from trainer.scaling import budgets as ahead
+from trainer.scaling.budgets import END_TOLERANCE, SHARES, Cost, Crossing, Curves, Lead, Standing
+from trainer.scaling.curve.average import FURTHEST
+from trainer.scaling.curve.fit import Fit, fit_with_draws
+from trainer.scaling.curve.flags import HARMLESS, is_wide
+from trainer.scaling.curve.sigmoid import Curve, Draws, Estimate, Sigmoid, estimate
 from trainer.scaling.seeds import MARGIN, PARAMETERS, SeedVariance, pool, seed_variances
 
 Array = NDArray[np.float64]
@@ -175,11 +162,9 @@ def compare_fits(
     """`compare`, of runs that have been fitted already, all with the same confidence and `within`."""
     confidence = next(iter(groups.values()))[0][1].confidence
     recipes, variances = pooled_recipes(groups, margin)
-    known = {recipe.name: recipe.forecasts for recipe in recipes if recipe.forecasts}
-    reach = {recipe.name: recipe.reach for recipe in recipes}
-    curves = curves_of(known, reach, budgets, margin, end) if known else None
+    curves = curves_of(recipes, budgets, margin, end)
     equivalent = min(margin, variances["A"].margin(confidence))  # seeds far apart make no two recipes alike
-    found = Comparison(
+    comparison = Comparison(
         tuple(recipes),
         tuple(_pair(a, b, equivalent, confidence, curves) for a, b in combinations(recipes, 2)),
         seeds=sum(len(recipe.used) - 1 for recipe in recipes),
@@ -187,7 +172,7 @@ def compare_fits(
         margin=margin,
         confidence=confidence,
     )
-    return _with_budgets(found, curves, budgets) if curves else found
+    return _with_budgets(comparison, curves, budgets) if curves else comparison
 
 
 def pooled_recipes(
@@ -195,44 +180,61 @@ def pooled_recipes(
 ) -> tuple[list[Recipe], dict[str, SeedVariance]]:
     """The runs of each recipe pooled, and the variance over seeds of A, log B and log C_mid of all."""
     used = {name: _used([fit for _, fit in runs]) for name, runs in groups.items()}
-    fits = {name: [groups[name][i][1] for i in indices] for name, indices in used.items()}
-    variances = seed_variances(list(fits.values()), margin)
+    draws = {
+        name: [fit.draws for i, (_, fit) in enumerate(runs) if i in used[name] and fit.draws is not None]
+        for name, runs in groups.items()
+    }
+    variances = seed_variances(list(draws.values()), margin)
     rng = np.random.default_rng(0)
     levels = np.stack([variances[name].draw(rng) for name in PARAMETERS])
     recipes = [
-        _recipe(name, runs, used[name], pool(fits[name], variances, levels, rng))
+        _recipe(name, runs, used[name], pool(draws[name], variances, levels, rng))
         for name, runs in groups.items()
     ]
     return recipes, variances
 
 
-def _with_budgets(found: Comparison, curves: Curves, budgets: Sequence[float]) -> Comparison:
-    end = tuple(sorted(standings(curves, curves.end), key=lambda s: (s.range_alone, -s.reward.value)))
-    of_reward = curves.spread_at(curves.end)
-    gap = gaps(curves)
-    R0 = float(np.median([fit.R0.value for recipe in found.recipes for fit in recipe.forecasts]))
+def curves_of(
+    recipes: Sequence[Recipe], budgets: Sequence[float], margin: float, end: float | None
+) -> Curves | None:
+    """The curves of recipes on a grid with `budgets` and the SHARES of the end; None: all have fallen."""
+    known = [recipe for recipe in recipes if recipe.forecasts]
+    if not known:
+        return None
+    last, reach = ({r.name: getattr(r, name) for r in known} for name in ("last", "reach"))
+    fits = [recipe.forecasts for recipe in known]
+    low = min(fit.compute_range[0] for runs in fits for fit in runs)
+    end, high = end or min(last.values()), max(FURTHEST * max(last.values()), *reach.values())
+    grid = np.unique([*np.geomspace(low, high, 120), *(x * end for x in SHARES), *budgets])
+    drawn, spread = ahead.recipe_curves([[fit.forecast for fit in runs] for runs in fits], grid, margin)
+    return Curves(grid, dict(zip(last, drawn, strict=True)), last, reach, spread, end, fits[0][0].confidence)
+
+
+def _with_budgets(comparison: Comparison, curves: Curves, budgets: Sequence[float]) -> Comparison:
+    end = sorted(ahead.standings(curves, curves.end), key=lambda s: (s.range_alone, -s.reward.value))
+    of_reward, gaps = curves.spread_at(curves.end), ahead.gaps(curves)
+    R0 = float(np.median([fit.R0.value for recipe in comparison.recipes for fit in recipe.forecasts]))
     return replace(
-        found,
-        pairs=tuple(replace(pair, reward=gap.get((pair.a, pair.b))) for pair in found.pairs),
-        budgets=tuple((at, standings(curves, at)) for at in budgets or [x * curves.end for x in SHARES]),
-        end=(curves.end, end),
-        costs=tuple((reward, costs(curves, reward, end[0].recipe)) for reward in targets(curves, R0)),
-        spread=found.spread | {"reward": of_reward.estimate(found.confidence)},
-        reward_margin=of_reward.margin(found.confidence),
+        comparison,
+        pairs=tuple(replace(pair, reward=gaps.get((pair.a, pair.b))) for pair in comparison.pairs),
+        budgets=tuple((x, ahead.standings(curves, x)) for x in budgets or [x * curves.end for x in SHARES]),
+        end=(curves.end, tuple(end)),
+        costs=tuple((x, ahead.costs(curves, x, end[0].recipe)) for x in ahead.targets(curves, R0)),
+        spread=comparison.spread | {"reward": of_reward.estimate(comparison.confidence)},
+        reward_margin=of_reward.margin(comparison.confidence),
     )
 
 
 def without_ranking(comparison: Comparison, why: str) -> Comparison:
     """What remains where the rewards are not the same metric: each recipe for itself."""
-    rows = ((at, tuple(replace(s, best=None) for s in row)) for at, row in comparison.budgets)
-    end = comparison.end
-    if end:
-        order = [recipe.name for recipe in comparison.recipes]
-        end = (
-            end[0],
-            tuple(replace(s, best=None) for s in sorted(end[1], key=lambda s: order.index(s.recipe))),
-        )
-    return replace(comparison, pairs=(), budgets=tuple(rows), end=end, costs=(), incomparable=why)
+    order = [recipe.name for recipe in comparison.recipes]
+
+    def unranked(x: float, row: Sequence[Standing]) -> tuple[float, tuple[Standing, ...]]:
+        return x, tuple(sorted((replace(s, best=None) for s in row), key=lambda s: order.index(s.recipe)))
+
+    budgets = tuple(unranked(*row) for row in comparison.budgets)
+    end = unranked(*comparison.end) if comparison.end else None
+    return replace(comparison, pairs=(), budgets=budgets, end=end, costs=(), incomparable=why)
 
 
 def excludes(e: Estimate, value: float) -> bool:
@@ -250,15 +252,15 @@ def at_ceiling(sigmoid: Sigmoid, draws: Draws, A: float) -> tuple[Sigmoid, Draws
     spread = draws.A - draws.A.mean()
     per_A = spread / max(float(spread @ spread), 1e-300)
 
-    def moved(x: Array, value: float) -> tuple[Array, float]:
+    def moved(x: Array, value: float) -> tuple[float, Array]:
         slope = float(per_A @ x)
-        return x + slope * (A - draws.A), value + slope * (A - sigmoid.A)
+        return value + slope * (A - sigmoid.A), x + slope * (A - draws.A)
 
-    log_B, B = moved(np.log(draws.B), np.log(sigmoid.B))
-    log_mid, mid = moved(np.log(draws.C_mid), np.log(sigmoid.C_mid))
-    R0, start = moved(draws.R0, sigmoid.R0)
-    held = Draws(np.clip(R0, 0, A), np.full_like(R0, A), np.exp(log_B), np.exp(log_mid))
-    return Sigmoid(float(np.clip(start, 0, A)), A, float(np.exp(B)), float(np.exp(mid))), held
+    log_B, log_B_draws = moved(np.log(draws.B), np.log(sigmoid.B))
+    log_mid, log_mid_draws = moved(np.log(draws.C_mid), np.log(sigmoid.C_mid))
+    R0, R0_draws = (np.clip(x, 0, A) for x in moved(draws.R0, sigmoid.R0))
+    fixed = Draws(R0_draws, np.full_like(draws.A, A), np.exp(log_B_draws), np.exp(log_mid_draws))
+    return Sigmoid(float(R0), A, float(np.exp(log_B)), float(np.exp(log_mid))), fixed
 
 
 def _used(fits: Sequence[Fit]) -> tuple[int, ...]:
@@ -271,22 +273,19 @@ def _recipe(
 ) -> Recipe:
     curves, all_fits = zip(*runs, strict=True)
     fits: list[Fit] = [all_fits[i] for i in used]
-    draws, given = pooled
-    sigmoid = fits[0].sigmoid
-    if len(fits) > 1:
-        sigmoid = Sigmoid(*(float(np.median(getattr(draws, k))) for k in ("R0", "A", "B", "C_mid")))
+    draws, sigmoid = pooled[0], fits[0].sigmoid
     shared = [flag for flag in fits[0].flags if all(flag in fit.flags for fit in fits)]
-    A = estimate(sigmoid.A, draws.A, fits[0].confidence)
     doubts: list[str] = [flag for flag in shared if flag not in HARMLESS]
     if len(fits) > 1:
+        sigmoid = Sigmoid(*(float(np.median(x)) for x in (draws.R0, draws.A, draws.B, draws.C_mid)))
         unfit = [flag for fit in fits for flag in fit.flags if flag in UNFIT]
         doubts = [flag for flag in doubts if flag != "wide"] + unfit
-        if is_wide(A, sigmoid.A - sigmoid.R0, fits[0].within):
-            doubts.append("wide")
+        A = estimate(sigmoid.A, draws.A, fits[0].confidence)
+        doubts += ["wide"] * is_wide(A, sigmoid.A - sigmoid.R0, fits[0].within)
     if any(fit.identified for fit in fits):  # the others add to what it says
         doubts = []
     cautions = tuple(flag for flag in shared if flag in HARMLESS)
-    return Recipe(name, curves, all_fits, used, sigmoid, draws, given, tuple(dict.fromkeys(doubts)), cautions)
+    return Recipe(name, curves, all_fits, used, sigmoid, *pooled, tuple(dict.fromkeys(doubts)), cautions)
 
 
 def pair_level(name: str, confidence: float) -> float:
@@ -298,29 +297,24 @@ def _pair(a: Recipe, b: Recipe, margin: float, confidence: float, curves: Curves
     A = a.sigmoid.A - b.sigmoid.A
     recipes = estimate(A, a.draws.A - b.draws.A, pair_level("A", confidence))
     runs = estimate(A, a.runs.A - b.runs.A, confidence)
-    doubts = tuple(dict.fromkeys(a.doubts + b.doubts))
+    doubts, cautions = (tuple(dict.fromkeys(x)) for x in (a.doubts + b.doubts, a.cautions + b.cautions))
     verdict = _verdict(recipes, runs, margin, doubts)
     common = (a.sigmoid.A + b.sigmoid.A) / 2 if verdict == EQUIVALENT else None
     both = [(recipe.sigmoid, recipe.draws) for recipe in (a, b)]
     if common is not None:
         both = [at_ceiling(*one, common) for one in both]
 
-    def two(name: str) -> tuple[Estimate, Estimate]:
-        one, other = (estimate(getattr(s, name), getattr(d, name), confidence) for s, d in both)
-        return one, other
+    def compared(name: str) -> tuple[tuple[Estimate, Estimate], Estimate, bool]:
+        (x, x_draws), (y, y_draws) = ((getattr(s, name), getattr(d, name)) for s, d in both)
+        ratio = estimate(x / y, x_draws / y_draws, pair_level(name, confidence))
+        two = estimate(x, x_draws, confidence), estimate(y, y_draws, confidence)
+        return two, ratio, not doubts and not cautions and excludes(ratio, 1)
 
-    def ratio(name: str) -> Estimate:
-        (one, draws), (other, other_draws) = ((getattr(s, name), getattr(d, name)) for s, d in both)
-        return estimate(one / other, draws / other_draws, pair_level(name, confidence))
-
-    cautions = tuple(dict.fromkeys(a.cautions + b.cautions))
-    B, C_mid = ratio("B"), ratio("C_mid")
     low = max(fit.compute_range[0] for recipe in (a, b) for fit in recipe.fits)
-    leads = who_leads(curves, a.name, b.name, low) if curves else ((low, low), (), ())
-    differs = (not doubts and not cautions and excludes(e, 1) for e in (B, C_mid))
+    leads = ahead.who_leads(curves, a.name, b.name, low) if curves else ((low, low), (), ())
     return Pair(
         a.name, b.name, recipes, runs, margin, verdict, doubts, cautions, common,
-        two("B"), B, next(differs), two("C_mid"), C_mid, next(differs), *leads,
+        *compared("B"), *compared("C_mid"), *leads,
     )  # fmt: skip
 
 

@@ -20,23 +20,19 @@ from functools import lru_cache
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logit, softmax
 
 from trainer.config import ConfigError
-from trainer.scaling.curve.average import DEFAULT, LawPrior, Mixture, Prior, average, mixture
-from trainer.scaling.curve.fit import MIN_FORECAST
-from trainer.scaling.curve.points import averaged, checked
+from trainer.scaling.curve.average import DEFAULT, LAWS, LawPrior, Prior, average, mixture
+from trainer.scaling.curve.points import MIN_FORECAST, averaged, checked
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint
 from trainer.scaling.random_effects import effects, mixture_moments
-
-Array = NDArray[np.float64]
 
 MIN_LEARNED = 2 * MIN_FORECAST  # evaluations beyond R0 of a run from which something is learned
 SEEN_SHARE = 0.5  # of their compute, from which finished runs are forecast; the unit of T, too
 ANY_B = (0.5, 1.0)  # of log B, before any run
 NO_DRIFT = (0.0, 0.15)  # before any run: forecasts are right on average, to so much
-LIKELY = 0.02  # probability from which a law says something of its shape
+LIKELY = 0.02  # probability from which a law says something of its shape; without it forecasts are worse
 EXTREME = 0.003  # rewards nearer to 0 or 1 are taken for these: their odds are hardly known
 SPREADS, USUAL_SPREAD = np.geomspace(0.03, 1.0, 15), 0.3  # between runs: log-uniform times a half-normal
 
@@ -47,9 +43,7 @@ class Past:
 
     group: str  # runs that say the same, such as seeds of one recipe
     curve: Curve
-    laws: tuple[float, ...]  # probabilities, in the order of Prior.laws
-    shapes: tuple[tuple[float, float], ...]  # mean and sd of log B or log p under each law
-    transients: tuple[float, ...]  # probability of each of the prior's
+    says: Prior  # probabilities of the laws and transients, mean and sd of log B or log p under each law
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,7 @@ class Earlier:
 
 
 def _is_part(one: set[EvalPoint], other: set[EvalPoint]) -> bool:
-    """Whether all points of the shorter are in the longer."""
+    """True if all points of the shorter are in the longer."""
     return bool(one) and len(one & other) == min(len(one), len(other))
 
 
@@ -99,10 +93,10 @@ def learn(groups: Mapping[str, Sequence[Curve]], seen: float = SEEN_SHARE) -> Ea
     if len(units := {curve.unit for _, curve in curves}) > 1:
         raise ConfigError(f"--like: compute is in {' and '.join(sorted(units))}; expected one unit")
     unit = seen * float(np.median([curve.points[-1].compute for _, curve in curves]))
-    sigmoid, stretched, logistic, solved = (replace(law, shape=None) for law in DEFAULT.laws)
-    prior = Prior(sigmoid, stretched, logistic, solved, DEFAULT.transients, unit)  # what a run itself says
-    runs = (_past(group, curve, mixture(averaged(checked(curve)), prior), prior) for group, curve in curves)
-    return Earlier(tuple(runs), replace(DEFAULT, unit=unit), units.pop())
+    prior = replace(DEFAULT, unit=unit)
+    return Earlier(
+        tuple(Past(group, curve, _says(curve, prior)) for group, curve in curves), prior, units.pop()
+    )
 
 
 def prior_after(earlier: Earlier, run: Curve) -> Prior:
@@ -123,13 +117,12 @@ def prior_after(earlier: Earlier, run: Curve) -> Prior:
 def describe_prior(prior: Prior, earlier: Earlier) -> str:
     """What the earlier runs say, as sentences."""
     groups, count = len({past.group for past in earlier.runs}), len(earlier.runs)
-    laws = ("a sigmoid", "a stretched approach", "a logistic of C^p", "a logistic of C^p to 1")
-    law, name = max(zip(prior.laws, laws, strict=True), key=lambda pair: pair[0].probability)
+    law, name = max(zip(prior.laws, LAWS, strict=True), key=lambda pair: pair[0].probability)
     shape = ""
     if law.shape:
         mean, sd = law.shape
         low, high = math.exp(mean - 1.645 * sd), math.exp(mean + 1.645 * sd)
-        shape = f", {'B' if law is prior.sigmoid else 'p'} {math.exp(mean):.2f} ({low:.2f} to {high:.2f})"
+        shape = f", {'B' if name == LAWS[0] else 'p'} {math.exp(mean):.2f} ({low:.2f} to {high:.2f})"
     mean, sd = prior.drift
     if not count:
         return "All runs of --like are of this run's own recipe: nothing was learned from them."
@@ -142,48 +135,54 @@ def describe_prior(prior: Prior, earlier: Earlier) -> str:
     )
 
 
-def _past(group: str, curve: Curve, found: Mixture, prior: Prior) -> Past:
-    laws, shapes, models = [], [], np.zeros(len(found.base) * (1 + len(found.directions)))
-    for law in range(len(prior.laws)):
-        theta, weight = [np.zeros(0)], [np.zeros(0)]
-        for component in found.components:
-            if component.law == law:
-                p = component.probability * softmax(component.integrated.log_weight, axis=None)
-                theta.append(np.log(component.integrated.theta[0][:, 0]))
-                weight.append(p.sum(0))
-                models += p.sum(1)
-        x, w = np.concatenate(theta), np.concatenate(weight)
-        mean = float(w @ x / max(w.sum(), 1e-300))
-        laws.append(float(w.sum()))
-        shapes.append((mean, math.sqrt(float(w @ (x - mean) ** 2 / max(w.sum(), 1e-300)))))
-    by_T = {
-        T: float(p)
-        for (T, _), p in zip(found.directions, models.reshape(-1, len(found.base)).sum(1)[1:], strict=True)
-    }
-    transients = tuple(by_T.get(t.T * (prior.unit or 0), t.probability) for t in prior.transients)
-    return Past(group, curve, tuple(laws), tuple(shapes), transients)
+def _says(curve: Curve, before: Prior) -> Prior:
+    """What a run itself says of the laws, with flat priors of their shapes, and of the transients."""
+    flat = replace(before, laws=tuple(replace(law, shape=None) for law in before.laws))
+    mixed, laws = mixture(averaged(checked(curve)), flat), []
+    models = np.zeros(len(mixed.base) * (1 + len(mixed.directions)))
+    for law in range(len(LAWS)):
+        own = [(c.integrated, c.probability) for c in mixed.components if c.law == law]
+        weights = [p * softmax(integrated.log_weight, axis=None) for integrated, p in own]
+        models += np.sum([p.sum(1) for p in weights], axis=0)
+        w = np.concatenate([p.sum(0) for p in weights])
+        x = np.log(np.concatenate([integrated.theta[0][:, 0] for integrated, _ in own]))
+        share = w / max(w.sum(), 1e-300)
+        mean = float(share @ x)
+        laws.append(LawPrior(float(w.sum()), (mean, math.sqrt(float(share @ (x - mean) ** 2)))))
+    probabilities = models.reshape(-1, len(mixed.base)).sum(1)[1:].tolist()
+    by_T = dict(zip((T for T, _ in mixed.directions), probabilities, strict=True))
+    transients = tuple(
+        replace(t, probability=by_T.get(t.T * (before.unit or 0), t.probability)) for t in before.transients
+    )
+    return replace(before, laws=tuple(laws), transients=transients)
 
 
 @lru_cache(maxsize=256)
 def prior_of_kind(earlier: Earlier) -> Prior:
     """The prior that another run of the kind has, without a correction of its forecast."""
-    groups = earlier.groups()
+    groups, before = [[past.says for past in runs] for runs in earlier.groups()], earlier.prior
 
-    def share(before: float, found: Sequence[Sequence[float]]) -> float:
-        return (before + sum(map(fmean, found))) / (1 + len(groups))  # the prior counts as one recipe
+    def share(prior: float, groups: Sequence[Sequence[float]]) -> float:
+        return (prior + sum(map(fmean, groups))) / (1 + len(groups))  # the prior counts as one recipe
 
     laws = []
-    for i, law in enumerate(earlier.prior.laws):
-        known = [[past.shapes[i] for past in runs if past.laws[i] > LIKELY] for runs in groups]
-        shape = _random_effect(known, law.shape or ANY_B) if any(known) else law.shape
-        found = [[past.laws[i] for past in runs] for runs in groups]
-        laws.append(LawPrior(share(law.probability, found), shape))
+    for i, law in enumerate(before.laws):
+        said = [[says.laws[i] for says in runs] for runs in groups]
+        shapes = [[one.shape for one in runs if one.shape and one.probability > LIKELY] for runs in said]
+        shape = _random_effect(shapes, law.shape or ANY_B) if any(shapes) else law.shape
+        laws.append(
+            LawPrior(share(law.probability, [[one.probability for one in runs] for runs in said]), shape)
+        )
     transients = tuple(
-        replace(t, probability=share(t.probability, [[p.transients[i] for p in runs] for runs in groups]))
-        for i, t in enumerate(earlier.prior.transients)
+        replace(
+            t,
+            probability=share(
+                t.probability, [[says.transients[i].probability for says in runs] for runs in groups]
+            ),
+        )
+        for i, t in enumerate(before.transients)
     )
-    sigmoid, stretched, logistic, solved = laws
-    return Prior(sigmoid, stretched, logistic, solved, transients, earlier.prior.unit)
+    return replace(before, laws=tuple(laws), transients=transients)
 
 
 def _random_effect(

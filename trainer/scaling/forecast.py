@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainer.config.forecast import StopRule
-from trainer.scaling.curve.average import DEFAULT
-from trainer.scaling.curve.fit import MIN_GAIN, Estimate, Fit, fit_curve, median
+from trainer.scaling.curve.average import DEFAULT, MIN_GAIN
+from trainer.scaling.curve.fit import Estimate, Fit, fit_curve, median
+from trainer.scaling.curve.points import last_error
 from trainer.scaling.curve.shape import UNLIKELY
 from trainer.scaling.curve.sigmoid import EvalPoint, curve_of
 from trainer.scaling.earlier import Earlier, prior_after
-from trainer.scaling.predict import last_error, predict_evaluation
 
 DOUBTS = {"not-sigmoid", "other-shape", "last-point-low"}  # flags that forbid a recommendation
 
@@ -85,7 +85,7 @@ def forecast(
     fit, point = fit_curve(curve_of("", "", points), prior=prior), points[-1]
     predicted, missed, far_off = None, 0, False
     if before is not None and before.fit.averaged_draws is not None and point.compute > 0:
-        predicted = predict_evaluation(before.fit, replace(point, pass_rate_se=last_error(points)))
+        predicted = before.fit.evaluation(replace(point, pass_rate_se=last_error(points)))
         side = int(point.pass_rate > predicted.high) - int(point.pass_rate < predicted.low)
         missed = side + (before.missed if side * before.missed > 0 else 0)
         reach = predicted.high - predicted.value if side > 0 else predicted.value - predicted.low

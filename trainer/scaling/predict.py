@@ -1,6 +1,5 @@
 """The reward at a budget and the budget for a reward; another loss kernel rescales the compute axis."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,21 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from trainer.accounting.kernel_cost import (
-    CONSTANTS,
-    MODELS,
-    PUBLISHED_HEADS,
-    Head,
-    Setting,
-    cost_factor,
-)
+from trainer.accounting.kernel_cost import CONSTANTS, MODELS, PUBLISHED_HEADS, Head, Setting, cost_factor
 from trainer.accounting.kernel_rates import measured_heads
 from trainer.accounting.run_account import run_dtype, run_times
 from trainer.config import ConfigError
-from trainer.scaling.curve.fit import REPORTED_ERRORS, Estimate, Fit, estimate, fit_curve
-from trainer.scaling.curve.marginal import MIN_SD
-from trainer.scaling.curve.points import EQUAL_ERROR
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint
+from trainer.scaling.curve.fit import Estimate, Fit, fit_curve
+from trainer.scaling.curve.sigmoid import Curve
 
 KERNELS = {"naive": "naive FP32", "peer": "best peer", "ours": "ours"}  # command line: name of the head
 
@@ -79,40 +69,12 @@ def predict(
     fit = fit_curve(run) if isinstance(run, Curve) else run
     if not fit.has_forecast:
         raise ConfigError(f"there is no forecast: {fit.reasons}")
+    last, ever = fit.compute_range[1], fit.forecast.compute_for
     return Prediction(
         fit,
-        tuple(reward_at(fit, budget, factor) for budget in at),
-        tuple(compute_for(fit, reward, factor) for reward in reach),
+        tuple(Reached(budget, fit.at(budget / factor), budget / factor / last) for budget in at),
+        tuple(Needed(r, fit.compute_for(r).times(factor), float(np.isfinite(ever(r)).mean())) for r in reach),
     )
-
-
-def reward_at(fit: Fit, budget: float, factor: float = 1.0) -> Reached:
-    """The reward at a budget: R(C / factor), where a step costs `factor` times a measured one."""
-    measured = budget / factor
-    return Reached(budget, fit.at(measured), measured / fit.compute_range[1])
-
-
-def compute_for(fit: Fit, reward: float, factor: float = 1.0) -> Needed:
-    """The budget for a reward, where a step costs `factor` times a measured one."""
-    e = fit.compute_for(reward)
-    chance = float(np.isfinite(fit.forecast.compute_for(reward)).mean())
-    return Needed(reward, e.times(factor), chance)
-
-
-def last_error(points: Sequence[EvalPoint]) -> float:
-    """The last point's error as the fit takes it: that of the most certain point if it is 0 or unknown."""
-    reported = [p.pass_rate_se for p in points if p.compute > 0 and p.pass_rate_se > 0]
-    return points[-1].pass_rate_se or min(reported, default=EQUAL_ERROR)
-
-
-def predict_evaluation(fit: Fit, point: EvalPoint) -> Estimate:
-    """What an evaluation at the point's compute should give, with the noise of the evaluation itself."""
-    rewards = fit.forecast.reward(point.compute)
-    noise = EQUAL_ERROR * (1.0 if math.isnan(fit.overdispersion) else fit.overdispersion)
-    if fit.noise == REPORTED_ERRORS:
-        noise = max(point.pass_rate_se, MIN_SD) * max(1.0, fit.overdispersion)
-    noisy = rewards + noise * np.random.default_rng(0).standard_normal(len(rewards))
-    return estimate(float(np.median(rewards)), np.clip(noisy, 0, 1), fit.confidence)
 
 
 def kernel_shift(

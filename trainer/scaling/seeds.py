@@ -21,11 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import ndtr, softmax
+from scipy.special import logsumexp, ndtr, softmax
 
-from trainer.scaling.curve.fit import Estimate, Fit, estimate
-from trainer.scaling.curve.marginal import DRAWS, MIN_SD
-from trainer.scaling.curve.sigmoid import Draws
+from trainer.scaling.curve.marginal import MIN_SD
+from trainer.scaling.curve.sigmoid import DRAWS, Draws, Estimate, estimate
 from trainer.scaling.random_effects import LEVELS, effects
 
 Array = NDArray[np.float64]
@@ -34,8 +33,6 @@ MARGIN = 0.02  # between the ceilings of two single runs of one recipe, 90 % (ar
 SEED_SD = 0.07  # median of τ of log B and log C_mid before the seeds update it: an assumption
 PARAMETERS = ("A", "B", "C_mid")
 KERNELS = 400  # draws of a run from which its density is estimated
-SMOOTHING = 0.5  # times Silverman's bandwidth: the variance over seeds smooths, too
-PROPOSAL = 1.5  # times the covariance of the closed form
 MIN_EFFECTIVE = 200.0  # proposals, measured by the evenness of their weights; with fewer, the closed form
 
 
@@ -77,46 +74,42 @@ def seed_variance(recipes: Sequence[Sequence[tuple[float, float]]], median: floa
 MARGIN_IN_MEDIANS = seed_variance([], 1.0).margin(0.9)
 
 
-def seed_variances(recipes: Sequence[Sequence[Fit]], margin: float = MARGIN) -> dict[str, SeedVariance]:
+def seed_variances(recipes: Sequence[Sequence[Draws]], margin: float = MARGIN) -> dict[str, SeedVariance]:
     """τ of A, log B and log C_mid, from the runs of some recipes."""
     medians = {"A": margin / MARGIN_IN_MEDIANS, "B": SEED_SD, "C_mid": SEED_SD}
     return {
-        name: seed_variance([_moments(fits, name) for fits in recipes], median)
+        name: seed_variance([_moments(runs, name) for runs in recipes], median)
         for name, median in medians.items()
     }
 
 
 def pool(
-    fits: Sequence[Fit],
+    runs: Sequence[Draws],
     variances: Mapping[str, SeedVariance],
     levels: NDArray[np.intp],  # (parameters, draws): of τ, the same for all recipes
     rng: np.random.Generator,
 ) -> tuple[Draws, Draws]:
     """Draws of a recipe from those of its runs; and of the weighted mean of these runs alone."""
     tau = np.stack([variances[name].tau[i] for name, i in zip(PARAMETERS, levels, strict=True)], axis=1)
-    each = [effects(_moments(fits, name), variances[name].tau) for name in PARAMETERS]
+    each = [effects(_moments(runs, name), variances[name].tau) for name in PARAMETERS]
     counted = np.sum([e.log_evidence[i] for e, i in zip(each, levels, strict=True)], axis=0)
-    recipe, runs = pool_draws([_coordinates(fit) for fit in fits], tau, counted, rng)
-    return _from_coordinates(recipe), _from_coordinates(runs)
+    recipe, alone = (x.T for x in pool_draws([_coordinates(run) for run in runs], tau, counted, rng))
+    bounded = []
+    for R0, A, log_B, log_C_mid in (recipe, alone):
+        A = np.clip(A, 0, 1)
+        bounded.append(Draws(np.clip(R0, 0, A), A, np.exp(log_B), np.exp(log_C_mid)))
+    return bounded[0], bounded[1]
 
 
-def _moments(fits: Sequence[Fit], name: str) -> list[tuple[float, float]]:
-    column = 1 + PARAMETERS.index(name)
-    draws = [_coordinates(fit)[:, column] for fit in fits]
-    return [(float(x.mean()), float(x.var())) for x in draws]
+def _moments(runs: Sequence[Draws], name: str) -> list[tuple[float, float]]:
+    """Mean and variance of a parameter of each run, of B and C_mid in their logarithms."""
+    columns = (_coordinates(run)[:, 1 + PARAMETERS.index(name)] for run in runs)
+    return [(float(x.mean()), float(x.var())) for x in columns]
 
 
-def _coordinates(fit: Fit) -> Array:
+def _coordinates(run: Draws) -> Array:
     """(draws, 4): R0, A, log B, log C_mid."""
-    assert fit.draws is not None  # compare refuses runs with too few points
-    d = fit.draws
-    return np.stack([d.R0, d.A, np.log(d.B), np.log(d.C_mid)], axis=1)
-
-
-def _from_coordinates(x: Array) -> Draws:
-    """Within the bounds 0 ≤ R0 ≤ A ≤ 1."""
-    A = np.clip(x[:, 1], 0, 1)
-    return Draws(np.clip(x[:, 0], 0, A), A, np.exp(x[:, 2]), np.exp(x[:, 3]))
+    return np.stack([run.R0, run.A, np.log(run.B), np.log(run.C_mid)], axis=1)
 
 
 def pool_draws(
@@ -140,16 +133,14 @@ def pool_draws(
     covariance = np.linalg.inv(np.sum(precisions, axis=0))
     weights = covariance @ np.array(precisions)  # (runs, draws, 4, 4): they add up to 1
     mean = np.sum([w @ x.mean(0) for w, x in zip(weights, runs, strict=True)], axis=0)
-    joint = _Kernels(np.zeros((1, 4)), PROPOSAL * covariance)
+    joint = _Kernels(np.zeros((1, 4)), 1.5 * covariance)  # wider than the closed form
     single = [_kernels(x, between, rng) for x in runs]
     proposed, source = mean + joint.draw(rng), rng.integers(0, 2 * len(runs), len(tau))
     for i, kernels in enumerate(single):
         proposed = np.where((source == i)[:, None], kernels.draw(rng), proposed)
     log_p = np.stack([kernels.log_density(proposed) for kernels in single])
     any_run = np.logaddexp.reduce(log_p) - np.log(len(runs))
-    log_weight = log_p.sum(0) - np.logaddexp(joint.log_density(proposed - mean), any_run) - log_counted
-    share = np.exp(log_weight - log_weight.max())
-    share /= share.sum()
+    share = softmax(log_p.sum(0) - np.logaddexp(joint.log_density(proposed - mean), any_run) - log_counted)
     chosen = np.searchsorted(share.cumsum(), (np.arange(len(tau)) + 0.5) / len(tau))
     recipe = rng.permutation(proposed[np.minimum(chosen, len(tau) - 1)])
     if (share**2).sum() > 1 / MIN_EFFECTIVE:  # the runs hardly overlap
@@ -161,34 +152,32 @@ def pool_draws(
 class _Kernels:
     """A mixture of normal distributions around the same points, with another covariance for each draw."""
 
-    at: Array  # (kernels, 4)
+    points: Array  # (kernels, 4)
     covariance: Array  # (draws, 4, 4)
 
     def draw(self, rng: np.random.Generator) -> Array:
         """(draws, 4): one from each mixture."""
         z = rng.standard_normal(self.covariance.shape[:2])
-        near = self.at[rng.integers(0, len(self.at), len(z))]
+        near = self.points[rng.integers(0, len(self.points), len(z))]
         return near + np.einsum("nij,nj->ni", np.linalg.cholesky(self.covariance), z)
 
     def log_density(self, x: Array) -> Array:
         """(draws,): that of each mixture at its row of x, (draws, 4), but for a constant."""
-        P, middle = np.linalg.inv(self.covariance), self.at.mean(0)
-        y, at = x - middle, self.at - middle
+        P, middle = np.linalg.inv(self.covariance), self.points.mean(0)
+        y, k = x - middle, self.points - middle
         Py = np.einsum("nij,nj->ni", P, y)
-        atPat = P.reshape(len(P), 16) @ (at[:, :, None] * at[:, None, :]).reshape(len(at), 16).T
-        exponent = Py @ at.T - 0.5 * atPat
-        peak = exponent.max(1)
-        mean = np.exp(exponent - peak[:, None]).mean(1)
-        return np.log(mean) + peak - 0.5 * ((Py * y).sum(1) + np.linalg.slogdet(self.covariance)[1])
+        kPk = P.reshape(len(P), 16) @ (k[:, :, None] * k[:, None, :]).reshape(len(k), 16).T
+        density = logsumexp(Py @ k.T - 0.5 * kPk, axis=1) - np.log(len(k))
+        return np.asarray(density - 0.5 * ((Py * y).sum(1) + np.linalg.slogdet(self.covariance)[1]))
 
 
 def _kernels(draws: Array, between: Array, rng: np.random.Generator) -> _Kernels:
     """The density of a run's draws, each moved to another seed.
 
     The kernels are on some of the draws, shrunk to their mean by as much as a kernel's own width adds to the
-    covariance (Liu and West 2001).
+    covariance (Liu and West 2001). Their width is half of Silverman's: the variance over seeds smooths, too.
     """
-    at = draws[rng.choice(len(draws), min(KERNELS, len(draws)), replace=False)]
-    width = SMOOTHING * (4 / (6 * len(at))) ** 0.125  # in standard deviations, in four dimensions
+    points = draws[rng.choice(len(draws), min(KERNELS, len(draws)), replace=False)]
+    width = 0.5 * (4 / (6 * len(points))) ** 0.125  # in standard deviations, in four dimensions
     mean = draws.mean(0)
-    return _Kernels(mean + (1 - width**2) ** 0.5 * (at - mean), between + width**2 * np.cov(draws.T))
+    return _Kernels(mean + (1 - width**2) ** 0.5 * (points - mean), between + width**2 * np.cov(draws.T))

@@ -11,7 +11,7 @@ from trainer.jsonl import nan_to_null, read_lines, write_atomic
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands.compare import describe, to_json
 from trainer.scaling.compare import compare
-from trainer.scaling.curve.fit import MIN_POINTS
+from trainer.scaling.curve.points import MIN_POINTS
 from trainer.scaling.layout import amount, paragraph, percent
 from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import Reading, curves_of, read_groups, same_unit

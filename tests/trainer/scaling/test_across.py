@@ -13,11 +13,19 @@ from simulated import assert_one_line_and_exit_code_2, falling, simulated, with_
 
 from trainer.scaling import ConfigError, Curve, Sigmoid, curve
 from trainer.scaling.__main__ import main
-from trainer.scaling.across import SCATTER, across, predict_size, size_law
+from trainer.scaling.across import (
+    DELTAS,
+    LOGISTIC,
+    POWER,
+    SCATTER,
+    across,
+    draw_size,
+    jackknife,
+    other_laws,
+    predict_size,
+)
 from trainer.scaling.commands.across import sizes_of
-from trainer.scaling.curve.marginal import DRAWS
-from trainer.scaling.curve.sigmoid import Draws
-from trainer.scaling.sizes import DELTAS, LOGISTIC, POWER, jackknife, other_laws
+from trainer.scaling.curve.sigmoid import DRAWS, Draws
 
 SIZES = (1e9, 3e9, 8e9)
 NEW = 30e9
@@ -35,8 +43,7 @@ def run_of(size: float, seed: int | None = None, reach: float = 5.0, name: str =
 
 
 def line(y: list[float], variance: list[float], at: float, scatter: float) -> np.ndarray:
-    law = size_law([0.0, 1.0, 2.0], y, variance, scatter)
-    return law.draw(at, np.random.default_rng(0))[0]
+    return draw_size([0.0, 1.0, 2.0], np.c_[y, variance], scatter, at, np.random.default_rng(0))[0]
 
 
 def test_without_scatter_it_is_weighted_least_squares_by_hand() -> None:

@@ -236,7 +236,6 @@ def test_where_r0_is_exact_or_no_point_could_show_it_there_is_no_transient() -> 
 
 def test_a_law_that_the_prior_rules_out_has_no_part_in_the_forecast() -> None:
     data = Data(SHARE, measured(odds_law(SHARE), 0), np.full(40, NOISE), True, R0, NOISE)
-    alone = replace(DEFAULT, stretched=LawPrior(1e-12, None), solved=LawPrior(1e-12, None))
-    found = mixture(data, replace(alone, logistic=LawPrior(1e-12, None)))
+    found = mixture(data, replace(DEFAULT, laws=(DEFAULT.laws[0], *[LawPrior(1e-12, None)] * 3)))
     by_law = [sum(c.probability for c in found.components if c.law == k) for k in range(4)]
     assert by_law[0] > 0.99 and sum(by_law) == pytest.approx(1)

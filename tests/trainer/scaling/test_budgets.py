@@ -13,7 +13,7 @@ from simulated import falling, write
 
 from trainer.scaling import Curve, curve
 from trainer.scaling.__main__ import main
-from trainer.scaling.budgets import Curves, costs, curves_of
+from trainer.scaling.budgets import Curves, costs, recipe_curves
 from trainer.scaling.compare import Comparison, compare_fits
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.tables import answer, pair_sentences, ranges, reward_seed_sentence
@@ -118,11 +118,9 @@ def test_the_cost_of_a_reward_reached_before_the_first_evaluation_is_anywhere_be
 
 
 def test_forecasts_of_two_recipes_err_independently() -> None:
-    fits = {
-        name: [fit for _, fit in group(FAST, seeds)] for name, seeds in (("a", range(2)), ("b", range(2, 4)))
-    }
-    later = curves_of(fits, dict.fromkeys(fits, 16_000.0), []).at(16_000)
-    assert abs(np.corrcoef(later["a"], later["b"])[0, 1]) < 0.1
+    groups = [[fit.forecast for _, fit in group(FAST, seeds)] for seeds in (range(2), range(2, 4))]
+    (a, b), _ = recipe_curves(groups, np.array([8000.0, 16_000.0]))
+    assert abs(np.corrcoef(a[:, 1], b[:, 1])[0, 1]) < 0.1
 
 
 def test_equal_recipes_are_not_told_apart() -> None:

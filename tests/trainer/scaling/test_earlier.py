@@ -78,9 +78,9 @@ def test_the_seeds_of_a_recipe_count_as_one_run() -> None:
 
 def test_earlier_runs_say_which_law_and_how_steep_it_is(earlier: Earlier) -> None:
     prior = prior_after(earlier, run(logistic_to_1, 100))
-    assert prior.solved.probability > 0.7 > 0.2 > prior.sigmoid.probability
-    assert prior.solved.shape is not None
-    mean, sd = prior.solved.shape
+    assert prior.laws[3].probability > 0.7 > 0.2 > prior.laws[0].probability
+    assert prior.laws[3].shape is not None
+    mean, sd = prior.laws[3].shape
     assert np.exp(mean) == pytest.approx(0.7, rel=0.15) and sd < 0.2
     assert sum(law.probability for law in prior.laws) == pytest.approx(1)
 
@@ -109,7 +109,7 @@ def test_a_run_learns_nothing_from_itself_or_from_its_own_recipe() -> None:
     for points in (len(own.points), 9):  # also of its beginning
         seen = Curve("the same under another name", own.unit, own.points[:points], own.R0)
         without, expected = (prior_after(given, seen) for given in (all_of_them, others))
-        assert without.solved.shape == pytest.approx(expected.solved.shape, rel=0.02)
+        assert without.laws[3].shape == pytest.approx(expected.laws[3].shape, rel=0.02)
         assert without.drift == pytest.approx(expected.drift, abs=0.02)
     alone = learn({"recipe 0": groups["recipe 0"]})
     assert prior_after(alone, own).laws == DEFAULT.laws

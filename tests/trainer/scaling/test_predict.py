@@ -14,7 +14,7 @@ from trainer.accounting.kernel_cost import CONSTANTS, MODELS
 from trainer.scaling import Curve, Fit, Sigmoid, fit
 from trainer.scaling.__main__ import main
 from trainer.scaling.layout import amount
-from trainer.scaling.predict import compute_for, kernel_shift, reward_at
+from trainer.scaling.predict import kernel_shift, predict
 
 LAW = Sigmoid(R0=0.30, A=0.61, B=2.0, C_mid=2500)
 KERNEL = ("run.csv", "--at", "1", "--kernel", "ours", "--measured-with", "peer")
@@ -29,10 +29,12 @@ def fitted(seed: int | None = None, law: Sigmoid = LAW, last: float = 12_000, sd
 def test_budgets_and_rewards_are_those_of_the_sigmoid_by_hand() -> None:
     found = fitted()
     # R(2 C_mid) = R0 + (A − R0) / (1 + 1/4) = .3 + .31 · .8; and three quarters of the rise: C_mid · 3^(1/2)
-    assert reward_at(found, 5000).reward.value == pytest.approx(0.548, abs=1e-3)
-    assert compute_for(found, 0.3 + 0.31 * 0.75).compute.value == pytest.approx(2500 * 3**0.5, rel=0.01)
-    assert reward_at(found, 36_000).ahead == 3
-    start, beyond = compute_for(found, 0.2), compute_for(found, 0.9)
+    assert predict(found, at=[5000]).reached[0].reward.value == pytest.approx(0.548, abs=1e-3)
+    assert predict(found, reach=[0.3 + 0.31 * 0.75]).needed[0].compute.value == pytest.approx(
+        2500 * 3**0.5, rel=0.01
+    )
+    assert predict(found, at=[36_000]).reached[0].ahead == 3
+    start, beyond = predict(found, reach=[0.2, 0.9]).needed
     assert start.compute.high == 0 and start.chance == 1
     assert beyond.compute.low == np.inf and beyond.chance == 0
 
@@ -40,16 +42,17 @@ def test_budgets_and_rewards_are_those_of_the_sigmoid_by_hand() -> None:
 def test_intervals_of_rewards_and_budgets_cover_the_truth() -> None:
     fits = [fitted(seed) for seed in range(25)]
     ahead, needed = float(LAW.reward(24_000)), LAW.compute_for(0.59)
-    rewards = [reward_at(f, 24_000).reward for f in fits]
-    budgets = [compute_for(f, 0.59).compute for f in fits]
+    rewards = [f.at(24_000) for f in fits]
+    budgets = [f.compute_for(0.59) for f in fits]
     assert 19 <= sum(e.low <= ahead <= e.high for e in rewards) <= 25  # 22.5 expected; under 19: 1 in 100
     assert 19 <= sum(e.low <= needed <= e.high for e in budgets) <= 25
 
 
 def test_a_cheaper_step_moves_the_compute_axis_by_its_factor() -> None:
     found = fitted(3)
-    assert reward_at(found, 9000, factor=0.9).reward == reward_at(found, 10_000).reward
-    plain, moved = compute_for(found, 0.58), compute_for(found, 0.58, factor=0.9)
+    cheaper = predict(found, at=[9000], reach=[0.58], factor=0.9)
+    assert cheaper.reached[0].reward == found.at(10_000)
+    (plain,), (moved,) = predict(found, reach=[0.58]).needed, cheaper.needed
     assert moved.compute.value == pytest.approx(0.9 * plain.compute.value)
     assert moved.compute.high == pytest.approx(0.9 * plain.compute.high) and moved.chance == plain.chance
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
 from trainer.config import ConfigError
-from trainer.scaling.across import MIN_SIZES, SCATTER, Across, across
+from trainer.scaling.across import MIN_SIZES, SCATTER, Across, across, other_laws
 from trainer.scaling.commands import Budgets, GroupCommand, Json, sources, write_json
 from trainer.scaling.comparability import check_seeds, incomparable, warnings
 from trainer.scaling.curve.fit import Estimate
@@ -15,7 +15,6 @@ from trainer.scaling.curve.flags import MAX_INTERVAL
 from trainer.scaling.layout import amount, amounts, interval, paragraph, table
 from trainer.scaling.reading.options import expand
 from trainer.scaling.reading.read import curves_of, read_groups, same_unit
-from trainer.scaling.sizes import other_laws
 from trainer.scaling.text import DETERMINED
 
 SUFFIX = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from trainer.config import ConfigError
 from trainer.scaling.backtest import Backtest, backtest, summarize
 from trainer.scaling.commands import ForecastCommand, Json, sources, write_json
-from trainer.scaling.curve.fit import MIN_FORECAST
+from trainer.scaling.curve.points import MIN_FORECAST
 from trainer.scaling.layout import amount, interval, paragraph, short_names, table
 from trainer.scaling.reading.read import read_inputs
 

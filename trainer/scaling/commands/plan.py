@@ -12,7 +12,8 @@ from rich.progress import Progress
 from trainer.config import ConfigError
 from trainer.config.values import Range
 from trainer.scaling.commands import Json, ReadCommand, sources, write_json
-from trainer.scaling.curve.fit import MIN_POINTS, Fit
+from trainer.scaling.curve.fit import Fit
+from trainer.scaling.curve.points import MIN_POINTS
 from trainer.scaling.layout import amount, interval, paragraph, table
 from trainer.scaling.plan import (
     A_RANGE,

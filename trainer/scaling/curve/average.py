@@ -31,11 +31,13 @@ from trainer.scaling.curve.families import (
     robust,
     sigmoids,
 )
-from trainer.scaling.curve.marginal import DRAWS, FEW_CORRELATIONS, Data, Noise, noise_models
-from trainer.scaling.curve.sigmoid import Draws, add_axes
+from trainer.scaling.curve.marginal import FEW_CORRELATIONS, Data, Noise, noise_models
+from trainer.scaling.curve.sigmoid import DRAWS, Draws, add_axes
 
 Array = NDArray[np.float64]
 
+MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
+FURTHEST = 10.0  # multiple of the last compute up to which a curve is carried on
 LOGISTICS = 3  # values of q, if the ceiling is free
 STARTS = (0.0, 0.12)  # above the measured R0: where a logistic to 1 may start after a transient
 P_RANGE = (0.3, 3.0)
@@ -65,28 +67,21 @@ class Transient:
 class Prior:
     """What is believed of a run before it is seen."""
 
-    sigmoid: LawPrior
-    stretched: LawPrior
-    logistic: LawPrior  # of C^p, to any ceiling
-    solved: LawPrior  # ... to a ceiling of 1: every prompt can be learned
+    laws: tuple[LawPrior, ...]  # in the order of LAWS
     transients: tuple[Transient, ...]
     unit: float | None = None  # compute in which T is given
-    # mean and sd of the forecast's error in log odds, per e-fold of C
-    drift: tuple[float, float] = (0.0, 0.0)
-
-    @property
-    def laws(self) -> tuple[LawPrior, ...]:
-        """In a fixed order."""
-        return self.sigmoid, self.stretched, self.logistic, self.solved
+    drift: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # mean and sd of the forecast's error in log odds, per e-fold of C
 
 
+# The last has a ceiling of 1: every prompt can be learned.
+LAWS = ("a sigmoid", "a stretched approach", "a logistic of C^p", "a logistic of C^p to 1")
 NEAR_1 = (0.0, 0.35)  # of log p: most runs are near an exponential or a logistic in compute
 DEFAULT = Prior(
-    sigmoid=LawPrior(0.4, None),
-    stretched=LawPrior(0.1, NEAR_1),
-    logistic=LawPrior(0.25, NEAR_1),
-    solved=LawPrior(0.25, NEAR_1),
-    transients=(Transient(0.06, 0.25), Transient(0.2, 0.25)),
+    (LawPrior(0.4, None), LawPrior(0.1, NEAR_1), LawPrior(0.25, NEAR_1), LawPrior(0.25, NEAR_1)),
+    (Transient(0.06, 0.25), Transient(0.2, 0.25)),
 )
 
 
@@ -154,7 +149,7 @@ def first_reached(compute: Array, rewards: Array, reward: float) -> Array:
 class Component:
     """A family, integrated, with its share of the probability."""
 
-    law: int  # its number in Prior.laws
+    law: int  # its number in LAWS
     integrated: Integrated
     probability: float
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
-from trainer.scaling.curve.average import DEFAULT, Average, Prior, average
+from trainer.scaling.curve.average import DEFAULT, FURTHEST, Average, Prior, average
 from trainer.scaling.curve.flags import (
     FLAGS,
     HARMLESS,
@@ -26,8 +26,9 @@ from trainer.scaling.curve.flags import (
     few_points,
     flags_of,
 )
-from trainer.scaling.curve.marginal import Data
+from trainer.scaling.curve.marginal import MIN_SD, Data
 from trainer.scaling.curve.points import (
+    EQUAL_ERROR,
     MIN_FORECAST,
     MIN_POINTS,
     Columns,
@@ -47,8 +48,6 @@ from trainer.scaling.curve.sigmoid import (
     median,
 )
 
-MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
-FURTHEST = 10.0  # multiple of the last compute up to which a curve is carried on
 REPORTED_ERRORS = "given standard errors"
 
 
@@ -125,6 +124,15 @@ class Fit:
     def compute_for(self, reward: float) -> Estimate:
         """The compute at which the run reaches a reward; infinite if it never does."""
         return median(self.forecast.compute_for(reward), self.confidence)
+
+    def evaluation(self, point: EvalPoint) -> Estimate:
+        """What an evaluation at the point's compute should give, with the noise of the evaluation itself."""
+        rewards = self.forecast.reward(point.compute)
+        noise = EQUAL_ERROR * (1.0 if math.isnan(self.overdispersion) else self.overdispersion)
+        if self.noise == REPORTED_ERRORS:
+            noise = max(point.pass_rate_se, MIN_SD) * max(1.0, self.overdispersion)
+        noisy = rewards + noise * np.random.default_rng(0).standard_normal(len(rewards))
+        return estimate(float(np.median(rewards)), np.clip(noisy, 0, 1), self.confidence)
 
     @property
     def forecast(self) -> Average:

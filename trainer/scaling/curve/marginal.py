@@ -29,7 +29,6 @@ FEW_CORRELATIONS = CORRELATIONS[1::2]  # more of them do not change which law is
 CORRELATED_SHARE = 0.98  # of the variance, where there is correlation
 NOISE_PRIOR_POINTS = 3.0  # the reported standard errors count as much as this many points
 MIN_SD = 1e-3  # of an evaluation: more precise ones are taken for as precise as this
-DRAWS = 4000  # of every posterior
 STRATA = 16  # equally likely parts of A's distribution, for the bounds on R0
 
 

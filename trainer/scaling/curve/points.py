@@ -1,5 +1,6 @@
 """A run's points as the fits take them, from a Curve or arrays: checked, in order, very many averaged."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -56,6 +57,12 @@ def averaged(data: Data) -> Data:
     c, r = (np.array([x[i].mean() for i in parts]) for x in (data.compute, data.reward))
     sd = np.array([float(np.sqrt((data.sd[i] ** 2).sum())) / len(i) for i in parts])
     return replace(data, compute=c, reward=r, sd=sd)
+
+
+def last_error(points: Sequence[EvalPoint]) -> float:
+    """The last point's error as the fit takes it: that of the most certain point if it is 0 or unknown."""
+    reported = [p.pass_rate_se for p in points if p.compute > 0 and p.pass_rate_se > 0]
+    return points[-1].pass_rate_se or min(reported, default=EQUAL_ERROR)
 
 
 class Columns(Protocol):

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from trainer.scaling.curve.families import integrate, polished, robust, sigmoids
-from trainer.scaling.curve.marginal import CORRELATIONS, DRAWS, Array, Data, noise_models
-from trainer.scaling.curve.sigmoid import Draws, Sigmoid
+from trainer.scaling.curve.marginal import CORRELATIONS, Array, Data, noise_models
+from trainer.scaling.curve.sigmoid import DRAWS, Draws, Sigmoid
 
 CELLS, KEEP_TAILS = (25, 41), 10.0  # of B and C_mid; nats: with 8, a vague ceiling loses its upper tail
 

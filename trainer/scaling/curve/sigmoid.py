@@ -13,6 +13,8 @@ from trainer.config import ConfigError
 
 Array = NDArray[np.float64]
 
+DRAWS = 4000  # of every posterior
+
 
 @dataclass(frozen=True, slots=True)
 class Sigmoid:
