@@ -11,32 +11,49 @@ if TYPE_CHECKING:
     from .body import fused_add_rms_norm, fused_qk_norm_rope, rms_norm, rope_tables, swiglu
     from .check import NonFiniteError
     from .loss import PolicyLossOutput, policy_loss
-    from .objectives import (
+    from .scoring import linear_logprob
+    from .sequence_objectives import (
+        GMPO,
+        GSPO,
+        M2PO,
+        VESPO,
+        ClipCov,
+        KLCov,
+        Masked,
+        OutsideBand,
+        OverSequences,
+        SequenceMIS,
+        SequenceTIS,
+    )
+    from .term import KL, Objective, SequenceObjective, Term
+    from .token_objectives import (
         CISPO,
         DAPO,
+        DPPO,
+        DRPO,
         GRPO,
-        GSPO,
-        KL,
         REINFORCE,
         SAPO,
+        SFT,
         TIS,
         Clip,
         DualClip,
         IcePop,
-        Objective,
-        SequenceObjective,
-        Term,
+        NoReward,
     )
-    from .scoring import linear_logprob
 
 __all__ = [
-    "CISPO", "DAPO", "GRPO", "GSPO", "KL", "REINFORCE", "SAPO", "TIS", "Aggregation", "Clip", "DualClip",
-    "IcePop", "NonFiniteError", "Objective", "PolicyLossOutput", "SequenceObjective", "Term", "backend_info",
-    "fused_add_rms_norm", "fused_qk_norm_rope", "linear_logprob", "policy_loss", "rms_norm", "rope_tables",
-    "swiglu", "token_weights",
+    "CISPO", "DAPO", "DPPO", "DRPO", "GMPO", "GRPO", "GSPO", "KL", "M2PO", "REINFORCE", "SAPO", "SFT", "TIS",
+    "VESPO", "Aggregation", "Clip", "ClipCov", "DualClip", "IcePop", "KLCov", "Masked", "NoReward",
+    "NonFiniteError", "Objective", "OutsideBand", "OverSequences", "PolicyLossOutput", "SequenceMIS",
+    "SequenceObjective", "SequenceTIS", "Term", "backend_info", "fused_add_rms_norm", "fused_qk_norm_rope",
+    "linear_logprob", "policy_loss", "rms_norm", "rope_tables", "swiglu", "token_weights",
 ]  # fmt: skip
 
-_MODULES = ("aggregation", "backends", "body", "check", "loss", "objectives", "scoring")
+_MODULES = (
+    "aggregation", "backends", "body", "check", "loss", "scoring", "sequence_objectives", "term",
+    "token_objectives",
+)  # fmt: skip
 _ADVICE = (
     "one hides the other: pip uninstall kernels; or, for the loss alone, pip install sigmoid-rl-kernels and "
     "import sigmoid_rl_kernels, which is the same and lives beside the other"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .objectives import Term
+from .term import Term
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _ROUNDED = (torch.bfloat16, torch.float16, torch.float32)

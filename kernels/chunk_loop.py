@@ -13,9 +13,9 @@ from torch import Tensor
 from .backends import FusedTerms, SinglePass
 from .check import check_term
 from .head import LMHead, chunks
-from .objectives import SequenceObjective, Term
 from .rows import Gradient, Softmax, gradient, merge_over, softmax
 from .settings import Settings
+from .term import SequenceObjective, Term
 from .tokens import Tokens
 
 STATS = (
@@ -54,7 +54,7 @@ class StepOutputs:
         """Store the values of some rows, whose inputs are t; return their c = dL/dlog π."""
         loss, derivative = term.loss - settings.entropy_bonus * probs.entropy, term.dloss_dlogp
         if settings.kl is not None and t.logprobs_ref is not None:
-            self.kl_ref[rows], slope = settings.kl(probs.logp, t.logprobs_ref)
+            self.kl_ref[rows], slope = settings.kl(probs.logp, t.logprobs_ref, t.logprobs_gen)
             loss = loss + settings.kl.coefficient * self.kl_ref[rows]
             derivative = derivative + settings.kl.coefficient * slope
         self.logp[rows], self.entropy[rows], self.loss[rows] = probs.logp, probs.entropy, loss
@@ -96,7 +96,7 @@ def make_terms(head: LMHead, hidden: Tensor, tokens: Tokens) -> Terms:
             objective(logp, t.logprobs_gen[rows], t.advantages[rows]), len(logp)
         )
     if t.sequences is None:
-        raise ValueError(f"{type(objective).__name__} needs sequences (N,): the sequence of each token")
+        raise ValueError(f"{objective} needs sequences (N,): the sequence of each token")
     logp = softmax(head.statistics(hidden, t.targets, t.inverse_temperature)).logp
     term = check_term(
         objective.over_sequences(logp, t.logprobs_gen, t.advantages, t.sequences, t.weights), len(logp)

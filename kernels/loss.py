@@ -15,9 +15,9 @@ from torch import Tensor
 
 from . import op
 from .check import check_shapes, inverse
-from .objectives import KL, Objective, SequenceObjective
 from .operands import Reduce, operands
 from .settings import DEFAULT, RowKernel, register
+from .term import KL, Objective, SequenceObjective
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 import torch
 import torch.distributed as dist
 
-from .objectives import CISPO, KL, Objective, SequenceObjective
+from .objectives import CISPO, OBJECTIVES
+from .term import KL, Objective, SequenceObjective
 
 NAMESPACE = __name__.partition(".")[0]  # of the custom ops: kernels, or sigmoid_rl_kernels beside it
 DEFAULT = CISPO()
@@ -53,7 +54,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         known = callable(self.objective) or isinstance(self.objective, SequenceObjective)
-        if not known or isinstance(self.objective, type):
+        makers = [entry.make for entry in OBJECTIVES.values()]
+        if not known or isinstance(self.objective, type) or self.objective in makers:
             raise ValueError(f"objective: expected an objective such as CISPO(), given {self.objective!r}")
         if not math.isfinite(self.entropy_bonus):
             raise ValueError(f"entropy_bonus is {self.entropy_bonus}; expected a number")

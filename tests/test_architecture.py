@@ -46,7 +46,8 @@ COMMANDS = {"trainer.main", "trainer.beginning", "trainer.doctor"}
 # config/. They only fall. A feature that needs room says in its commit how many lines it costs, and raises
 # its folder by that.
 CEILINGS = {
-    "kernels": 2_859,  # 95 the derivative of linear_logprob, 113 the adapters, 55 shards and autocast
+    # 95 the derivative of linear_logprob, 113 the adapters, 55 shards and autocast, 224 the losses of 2026
+    "kernels": 3_083,
     "trainer": 1_880,  # 60 of them beginning.py, which took the start of a run from launcher/ and main.py
     "controller": 1_921,
     "engines": 1_658,

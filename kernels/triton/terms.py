@@ -1,6 +1,6 @@
 """The terms of a chunk in one launch: from the rows' statistics to weighted loss and the gradient's factors.
 
-The formulas are those of `kernels.rows` and `kernels.objectives`, which compute the same on all other
+The formulas are those of `kernels.rows` and the objectives, which compute the same on all other
 backends, and for any other objective. `tests/kernels/test_triton_terms.py` holds the two to each other.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..objectives import CISPO, OBJECTIVES, SAPO, Clip, IcePop
+from ..objectives import CISPO, OBJECTIVES, SAPO, IcePop
 from ..rows import Gradient
 from ..settings import Settings
+from ..token_objectives import Clip
 from ..tokens import Tokens
 from .config import launch
 from .elementwise import expm1, log1p, precise_exp, precise_log
@@ -20,8 +21,8 @@ from .rows import dense
 
 BLOCK = 256
 """Rows of a program, which sums their terms."""
-TERMS = {type(entry.default()): entry.triton for entry in OBJECTIVES.values() if entry.triton}
-ESTIMATORS = {"k1": 1, "k2": 2, "k3": 3}
+TERMS = {type(entry.make()): entry.triton for entry in OBJECTIVES.values() if entry.triton}
+ESTIMATORS = {"k1": 1, "k2": 2, "k3": 3, "unbiased": 4}
 
 
 def has_terms(settings: Settings) -> bool:
@@ -99,6 +100,8 @@ def _terms(
         else:
             exp = expm1(0.0 - log_ratio)
             estimate, slope = exp + log_ratio, 0.0 - exp
+            if KL == 4:
+                estimate, slope = ratio * estimate, ratio * log_ratio
         loss += kl_coefficient * estimate
         derivative += kl_coefficient * slope
         tl.store(kl_out + row, estimate, mask=inside)
@@ -134,7 +137,7 @@ def softmax(d, others, dot):
 
 @triton.jit
 def objective(logp, ratio, advantage, low, high, dual, OBJECTIVE: tl.constexpr):
-    """`kernels.objectives`: loss, its derivative, and where a bound was active.
+    """`kernels.token_objectives`: loss, its derivative, and where a bound was active.
 
     Comparisons choose the bounds, so that NaN stays NaN.
     """

@@ -12,9 +12,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 from kernels import CISPO, GSPO, KL, SAPO, Clip, IcePop, chunk_loop, policy_loss
 from kernels.head import LMHead
-from kernels.objectives import OBJECTIVES, Objective
+from kernels.objectives import OBJECTIVES
 from kernels.rows import Gradient, softmax
 from kernels.settings import Settings
+from kernels.term import Objective
 from kernels.tokens import Tokens
 from kernels.triton import backend, config
 
@@ -66,7 +67,7 @@ def close(found: Tensor, expected: Tensor, rtol: float, atol: float, name: str) 
 
 @pytest.mark.parametrize("penalties", [
     {}, {"kl": KL(0.3, "k1")}, {"kl": KL(0.3, "k2"), "entropy_bonus": 0.02}, {"kl": KL(-0.1, "k3")},
-    {"entropy_bonus": -0.5},
+    {"entropy_bonus": -0.5}, {"kl": KL(0.2, "unbiased")},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("objective", SHIPPED, ids=str)
 def test_the_kernel_computes_what_the_formulas_in_torch_do(

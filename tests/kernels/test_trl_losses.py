@@ -6,6 +6,7 @@ model's hidden states. Compared are the loss and the gradients of all parameters
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,22 +18,28 @@ pytest.importorskip("trl", reason="trl is missing: pip install --no-deps -r requ
 
 import trl
 from datasets import Dataset
+from trl.experimental import gmpo
 
 from kernels import (
     CISPO,
     DAPO,
+    GMPO,
     GRPO,
     GSPO,
     KL,
     REINFORCE,
     SAPO,
+    VESPO,
     Clip,
+    Masked,
+    OutsideBand,
     linear_logprob,
     policy_loss,
     token_weights,
 )
 from trainer.models.tiny import make_model, make_tokenizer
 
+UNBOUNDED = (SAPO(1.5, 2.5), VESPO())
 TOLERANCE = 1e-5  # relative, of the loss and of the gradient's norm
 PROMPT, LONGEST, TEMPERATURE = 5, 12, 0.8
 LENGTHS = torch.tensor([12, 1, 7, 3, 12, 5, 2, 9])  # tokens of each completion
@@ -62,6 +69,7 @@ class Case:
     aggregation: str
     scale: float = 1.0  # our token weights times this
     ours: dict[str, Any] = field(default_factory=dict)  # further arguments of `policy_loss`
+    trainer: str = "GRPO"
 
 
 PER_COMPLETION, DR_GRPO = 1 / COMPLETIONS, 1 / (COMPLETIONS * LONGEST)
@@ -87,6 +95,16 @@ CASES = {
     ),
     "gspo": Case({"loss_type": "grpo"} | SEQUENCE, GSPO(0.15, 0.1), "sample"),
     "luspo": Case({"loss_type": "luspo"} | SEQUENCE, GSPO(0.15, 0.1), "sum", PER_COMPLETION),
+    "vespo": Case({"loss_type": "vespo"}, VESPO(), "token"),
+    "gmpo": Case({"epsilon": 0.15, "epsilon_high": 0.1}, GMPO(0.15, 0.1), "sample", trainer="GMPO"),
+    "off-policy mask": Case(
+        {"loss_type": "grpo", "off_policy_mask_threshold": 0.05},
+        Masked(GRPO(), OutsideBand(math.exp(-0.05), negative=True)), "sample",
+    ),
+    "grpo with its own KL": Case(
+        {"loss_type": "grpo", "beta": 0.3, "use_bias_correction_kl": True}, GRPO(), "sample",
+        ours={"kl": KL(0.3, "unbiased")},
+    ),
     "sapo": Case(
         {"loss_type": "sapo", "sapo_temperature_pos": 1.5, "sapo_temperature_neg": 2.5}, SAPO(1.5, 2.5),
         "sample",
@@ -103,10 +121,11 @@ def trl_trainer(folder: Any, name: str = "GRPO", **options: Any) -> Any:
         "max_completion_length": LONGEST, "bf16": False, "gradient_checkpointing": False, "use_cpu": True,
         "report_to": [], "disable_tqdm": True, "beta": 0.0,
     }  # fmt: skip
-    trainer = getattr(trl, f"{name}Trainer")(
+    source = gmpo if name == "GMPO" else trl
+    trainer = getattr(source, f"{name}Trainer")(
         model=make_model(0),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=getattr(trl, f"{name}Config")(str(folder), **(settings | arguments)),
+        args=getattr(source, f"{name}Config")(str(folder), **(settings | arguments)),
         train_dataset=Dataset.from_list([{"prompt": "1="}] * COMPLETIONS),
         processing_class=make_tokenizer(),
     )
@@ -190,7 +209,7 @@ def assert_same(trainer: Any, theirs: Tensor, mine: Tensor) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_equal_trl_s(name: str, tmp_path: Any) -> None:
     case = CASES[name]
-    trainer = trl_trainer(tmp_path, **case.theirs)
+    trainer = trl_trainer(tmp_path, case.trainer, **case.theirs)
     batch = make_batch(trainer.model)
     assert_same(trainer, trainer._compute_loss(trainer.model, batch.inputs), ours(trainer, batch, case))
 
@@ -201,7 +220,7 @@ def test_the_ratios_are_within_and_beyond_the_bounds_for_both_signs_of_the_advan
     batch = make_batch(model)
     states, head = hidden_states(model, batch.inputs), model.lm_head.weight
     rest = {"token_weights": torch.ones(TOKENS), "sequences": SEQUENCES, "logprobs_gen": batch.gen}
-    for objective in {case.objective for case in CASES.values() if not isinstance(case.objective, SAPO)}:
+    for objective in {case.objective for case in CASES.values() if case.objective not in UNBOUNDED}:
         for sign in (-1.0, 1.0):
             out = policy_loss(
                 states, head, batch.inputs["completion_ids"][MASK], objective=objective,
@@ -234,18 +253,6 @@ def test_on_policy_trl_s_default_kl_penalty_has_the_gradient_of_our_k2(tmp_path:
     mine = ours(trainer, batch, case, logprobs_gen=score(trainer.model, batch.inputs)[0])
     expected = gradients(theirs, trainer.model)
     assert float((gradients(mine, trainer.model) - expected).norm() / expected.norm()) < TOLERANCE
-
-
-def test_the_off_policy_mask_of_trl_is_a_mask_on_the_advantages(tmp_path: Any) -> None:
-    trainer = trl_trainer(tmp_path, loss_type="grpo", off_policy_mask_threshold=0.05)
-    batch = make_batch(trainer.model)
-    log_ratio = torch.zeros(MASK.shape).masked_scatter_(
-        MASK, batch.gen - score(trainer.model, batch.inputs)[0]
-    )
-    kept = (ADVANTAGES >= 0) | (log_ratio.sum(1) / LENGTHS <= 0.05)
-    assert 4 < int(kept.sum()) < COMPLETIONS
-    mine = ours(trainer, batch, CASES["grpo"], advantages=PER_TOKEN * kept[SEQUENCES])
-    assert_same(trainer, trainer._compute_loss(trainer.model, batch.inputs), mine)
 
 
 def test_the_top_entropy_quantile_of_trl_is_a_mask_on_the_token_weights(tmp_path: Any) -> None:

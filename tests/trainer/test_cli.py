@@ -68,8 +68,9 @@ WRONG = {  # command lines, and what the error says
     "--objective.mismatch mask": "mismatch mask needs anchor recomputed.*given generator and cisp",
     "--objective.loss icepop --objective.mask_low 9": "mask_low < mask_high, given 9.0 and",
     "--objective.loss gspo --objective.anchor recomputed --objective.mismatch mask": (
-        "neither icepop .* nor gspo .one ratio a sequence.; given recomputed and gspo"
+        "neither icepop .* nor one over sequences such as gspo; given recomputed and gspo"
     ),
+    "--objective.kl.coefficient=1 --objective.kl.to=generator --objective.kl.place=reward": "needs kl.to ini",
     "--objective.loss gspo --objective.critic.body own": "one advantage a completion",
     "--verifier.extra exact": r"verifier.extra\[0\]: expected {kind, weight}, given 'exact'",
     "--verifier.extra '[{weight: 1}]'": r"verifier.extra\[0\].kind is missing; expected text",

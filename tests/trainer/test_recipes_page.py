@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer import cli
-from trainer.config import Config
+from trainer.config import Config, KLConfig
 from trainer.config.layers import RECIPES, read_layers
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
@@ -37,6 +37,10 @@ def scheme(config: Config) -> str:
     return f"PPO-off-policy-{pipeline.minibatches}{epochs}"
 
 
+def kl_place(kl: KLConfig) -> str:
+    return f"in the {kl.place}" + (" to the generator" if kl.to == "generator" else "")
+
+
 def extras(config: Config) -> str:
     """What the columns before do not say."""
     objective = config.objective
@@ -44,7 +48,7 @@ def extras(config: Config) -> str:
         "interruption": config.engine.interruption.enabled,
         "NPR": config.pipeline.no_positive_resampling,
         "length penalty": config.verifier.length_penalty.cache_tokens,
-        f"KL {number(objective.kl.coefficient)} in the {objective.kl.place}": objective.kl.coefficient,
+        f"KL {number(objective.kl.coefficient)} {kl_place(objective.kl)}": objective.kl.coefficient,
         f"entropy {number(objective.entropy_bonus)}": objective.entropy_bonus,
         f"{objective.critic.body} critic": objective.critic.body != "none",
         f"{config.learner.schedule} lr": config.learner.schedule != "constant",

@@ -20,5 +20,5 @@ def step_flops(parameters: int, objective: ObjectiveConfig, metrics: Mapping[str
     """
     rollouts, trained = metrics["train/rollout_tokens"], metrics["learner/input_tokens"]
     networks = 1 + objective.has_critic
-    models = objective.needs_logprobs + (objective.kl.coefficient > 0) + objective.has_critic
+    models = objective.needs_logprobs + objective.needs_reference + objective.has_critic
     return float(parameters * (2 * rollouts * (1 + models) + 6 * networks * trained))

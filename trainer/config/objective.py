@@ -11,9 +11,11 @@ from trainer.config.values import ConfigError, NonNegativeFloat, PositiveFloat, 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KLConfig:
     coefficient: NonNegativeFloat = 0.0
-    """Weight of the KL penalty to the frozen initial model; 0: no penalty, and no second model in memory."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimators, with x = log π/π_ref: k1 = x, k2 = x²/2, k3 = exp(−x) − 1 + x (GRPO)."""
+    """Weight of the KL penalty; 0: no penalty, and no second model in memory."""
+    to: Literal["initial", "generator"] = "initial"
+    """π_ref of the penalty: the frozen initial model, or the generator that sampled the tokens (prime-rl), which needs no second model."""
+    estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
+    """Schulman's estimators, with x = log π/π_ref: k1 = x, k2 = x²/2, k3 = exp(−x) − 1 + x (GRPO); or unbiased = ratio · k3 (DeepSeek-V3.2)."""
     place: Literal["loss", "reward"] = "loss"
     """Add the penalty to each token's loss term (GRPO), or subtract it from the reward (InstructGPT): `zero_variance: drop` then compares what is left of it, and `resample` and `advantage_norm: group` are refused."""
 
@@ -39,21 +41,23 @@ class CriticConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConfig:
     loss: str = "cispo"
-    """`cispo` (ScaleRL), `tis`, `reinforce`, `grpo` or `ppo` (clip ±.2), `dapo` (clip .2/.28), `dual_clip`, `gspo`, `icepop`, `sapo` (a smooth gate, τ 1 and 1.05), or your own `module:function(logp, logprobs_gen, advantages) -> kernels.Term`."""
+    """`cispo` (ScaleRL), `tis`, `reinforce`, `grpo` or `ppo` (clip ±.2), `dapo` (clip .2/.28), `dual_clip`, `gspo`, `luspo` (the same; with `aggregation: sum`), `gmpo`, `icepop`, `dppo` (a mask on |π − μ|) or `dppo_kl`, `drpo`, `sapo` (a smooth gate, τ 1 and 1.05), `seq_tis`, `seq_mis`, `vespo`, `m2po`, `clip_cov`, `kl_cov`, `sft`, `none` (penalties alone), or your own `module:function(logp, logprobs_gen, advantages) -> kernels.Term`."""
     max_ratio: Annotated[float, Range(above=0, most=math.inf)] = 4.0
-    """Upper bound on the ratio ρ, absolute, of `cispo` (its ρ_max; {4, 5, 8} are equal within noise), `tis` and `mismatch: truncate`."""
+    """Upper bound on the ratio ρ, absolute, of `cispo` (its ρ_max; {4, 5, 8} are equal within noise), `tis`, `seq_tis` and `mismatch: truncate`."""
     clip_low: float | None = None
-    """ε⁻ of the clip: ratios below 1 − ε⁻ are clipped. null: the loss's own (.2; gspo 3e-4)."""
+    """ε⁻ of the clip: ratios below 1 − ε⁻ are clipped. null: the loss's own (.2; gspo 3e-4; gmpo .4, of the log-ratio; dppo .2 and dppo_kl .05, of the divergence; clip_cov 1)."""
     clip_high: float | None = None
-    """ε⁺ of the clip: ratios above 1 + ε⁺ are clipped. null: the loss's own (.2; dapo .28; gspo 4e-4)."""
+    """ε⁺ of the clip: ratios above 1 + ε⁺ are clipped. null: the loss's own (.2; dapo .28; gspo 4e-4; others as clip_low)."""
     mask_low: NonNegativeFloat = 0.5
-    """Least ratio that `icepop` and `mismatch: mask` keep."""
+    """Least ratio that `icepop`, `seq_mis`, `mismatch: mask` and `sequence_mask` keep."""
     mask_high: Annotated[float, Range(above=0, most=math.inf)] = 5.0
-    """Greatest ratio that `icepop` and `mismatch: mask` keep."""
+    """Greatest ratio that `icepop`, `seq_mis`, `mismatch: mask` and `sequence_mask` keep."""
     anchor: Literal["generator", "recomputed"] = "generator"
     """Denominator of the ratio: the generator's log-probs (ScaleRL), or those that the learner recomputes before its first step on the data. With one step per batch the latter ratio is always 1."""
     mismatch: Literal["none", "truncate", "mask"] = "none"
     """With `anchor: recomputed`: weigh each token's term by k = π_recomputed / π_generator, truncated at max_ratio, or masked outside mask_low to mask_high."""
+    sequence_mask: Literal["none", "product", "mean", "negative"] = "none"
+    """Completions that leave the loss by their ratio, the `product` or the geometric `mean` of their tokens', outside mask_low to mask_high; `negative`: by the mean below mask_low, with a negative advantage only (DeepSeek-V3.2, mask_low = exp(−δ))."""
     entropy_bonus: NonNegativeFloat = 0.0
     """Weight of the entropy, added to each token's objective."""
     kl: KLConfig = field(default_factory=KLConfig)
@@ -105,7 +109,12 @@ class ObjectiveConfig:
     @property
     def needs_scores(self) -> bool:
         """True if the learner must score the data before its first step on it."""
-        return self.needs_logprobs or self.kl.coefficient > 0
+        return self.needs_logprobs or self.needs_reference
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if a frozen copy of the initial model is the reference of a penalty."""
+        return self.kl.coefficient > 0 and self.kl.to == "initial"
 
     @property
     def needs_logprobs(self) -> bool:
@@ -142,7 +151,7 @@ def _loss_problem(objective: ObjectiveConfig) -> str:
         return f"clip_low is {low}; expected 0 to 1"
     if high is not None and not high >= 0:
         return f"clip_high is {high}; expected 0 or more"
-    masks = "mask_low" in settings or objective.token_mismatch == "mask"
+    masks = "mask_low" in settings or objective.token_mismatch == "mask" or objective.sequence_mask != "none"
     if masks and objective.mask_low >= objective.mask_high:
         return f"expected mask_low < mask_high, given {objective.mask_low} and {objective.mask_high}"
     return ""
@@ -156,8 +165,10 @@ def _combination_problem(objective: ObjectiveConfig) -> str:
     if objective.mismatch != "none" and has_k:
         return (
             f"mismatch {objective.mismatch} needs anchor recomputed, and a loss that is neither icepop (it "
-            f"masks by itself) nor gspo (one ratio a sequence); given {objective.anchor} and {loss}"
+            f"masks by itself) nor one over sequences such as gspo; given {objective.anchor} and {loss}"
         )
+    if objective.kl.coefficient and (objective.kl.to, objective.kl.place) == ("generator", "reward"):
+        return "kl.place reward needs kl.to initial; a penalty to the generator is a part of the loss"
     if over_sequences and objective.has_critic:
         return (
             f"{loss} needs one advantage a completion, and a critic gives one a token; set critic.body none"

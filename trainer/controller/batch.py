@@ -108,7 +108,7 @@ def build_batch(
             advantages=mismatch_weight(rollouts[i], s, objective)
             * advantages[token_slices[i]].astype(np.float32),
             logprobs_old=s.logprobs if s and objective.anchor == "recomputed" else None,
-            logprobs_ref=s.logprobs_ref if s and objective.kl.place == "loss" else None,
+            logprobs_ref=_reference(rollouts[i], s, objective.kl),
             values=s.values if s else None,
             returns=None if returns is None else returns[token_slices[i]].astype(np.float32),
         )
@@ -133,6 +133,13 @@ def _penalties(
     if not kl.coefficient or kl.place != "reward":
         return [np.zeros(0, np.float32)] * len(rollouts)
     return [kl_reference(r, s, kl) for r, s in zip(rollouts, scores, strict=True)]
+
+
+def _reference(rollout: Rollout, scores: TokenScores | None, kl: KLConfig) -> NDArray[np.float32] | None:
+    """(T,) log-probs that a penalty in the loss is taken to, if there is one."""
+    if kl.coefficient and kl.to == "generator":
+        return rollout.logprobs_gen
+    return scores.logprobs_ref if scores and kl.place == "loss" else None
 
 
 def _surviving(

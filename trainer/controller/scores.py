@@ -55,5 +55,6 @@ def mismatch_weight(rollout: Rollout, scores: TokenScores | None, objective: Obj
 def kl_reference(rollout: Rollout, scores: TokenScores, config: KLConfig) -> Floats:
     """(T,) the estimate of KL(π_old ‖ π_ref) of each token, without its coefficient; 0 if not sampled."""
     logp, logp_ref = torch.from_numpy(scores.logprobs), torch.from_numpy(scores.logprobs_ref)
-    estimate = KL(config.coefficient, config.estimator)(logp, logp_ref)[0].numpy()
+    kl, logprobs_gen = KL(config.coefficient, config.estimator), torch.from_numpy(rollout.logprobs_gen)
+    estimate = kl(logp, logp_ref, logprobs_gen)[0].numpy()
     return np.where(rollout.sampled, estimate, np.float32(0))

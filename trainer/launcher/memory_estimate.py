@@ -84,7 +84,7 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
     weights, ranks = width * size.parameters, len(devices.learner)  # each node holds a replica
     critic = size.parameters if config.objective.critic.body == "own" else 0  # an untied head is not in it
     reference = 0
-    if config.objective.kl.coefficient:  # its embedding and head stay FP32
+    if config.objective.needs_reference:  # its embedding and head stay FP32
         reference = weights + (4 - width) * size.vocabulary * size.hidden
     rank = {
         "weights, gradients and AdamW's moments, FP32": 16 * size.parameters // ranks,

@@ -17,6 +17,7 @@ def _losses_with(key: str) -> list[str]:
     return [f"objective.loss {loss}" for loss in losses_with(key)]
 
 
+SEQUENCE_MASKS = [f"objective.sequence_mask {kind}" for kind in ("product", "mean", "negative")]
 PARTNERS = {  # by key, or start of keys: settings without one of which it has no effect
     "pipeline.minibatches": ["pipeline.scheme ppo_off_policy"],
     "pipeline.max_lag": ["pipeline.scheme pipeline_rl"],
@@ -26,7 +27,7 @@ PARTNERS = {  # by key, or start of keys: settings without one of which it has n
     "curriculum.start": ["curriculum.by"],
     "verifier.length_penalty.": ["verifier.length_penalty.cache_tokens"],
     "learner.final_lr_share": ["learner.schedule cosine", "learner.schedule linear"],
-    "objective.mask_": [*_losses_with("mask_low"), "objective.mismatch mask"],
+    "objective.mask_": [*_losses_with("mask_low"), "objective.mismatch mask", *SEQUENCE_MASKS],
     "objective.max_ratio": [*_losses_with("max_ratio"), "objective.mismatch truncate"],
     "objective.resample_limit": ["objective.zero_variance resample"],
     "objective.global_std": ["objective.advantage_norm global"],

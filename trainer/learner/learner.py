@@ -61,7 +61,7 @@ class Learner:
         self._part_seconds: dict[str, float] = {}  # of the step under way
         self._skipped = 0  # steps in a row
         self.reference: PolicyModel | None = None
-        if config.objective.kl.coefficient:
+        if config.objective.needs_reference:
             initial = model_dir if resume_from is None else resolve_model(config.model.path)
             self.reference = make_policy(initial, config, self.ranks, frozen=True)
         weights = dict(self.model.lm.named_parameters())  # tied ones once, as FSDP2 shards them

@@ -1,20 +1,32 @@
 """From the settings to the objects of `kernels`: which objective, and which penalties, make the loss."""
 
 import importlib
+import math
 
 import torch
 
-from kernels import KL, Objective, SequenceObjective
+from kernels import KL, Masked, Objective, OutsideBand, SequenceObjective
 from kernels.check import check_term
 from trainer.config import ConfigError, ObjectiveConfig
 
 
 def make_objective(config: ObjectiveConfig) -> Objective | SequenceObjective:
     """The objective that the settings name. ConfigError if it is the user's own and cannot be called."""
+    objective, kind = _unmasked(config), config.sequence_mask
+    if kind == "none":
+        return objective
+    high = math.inf if kind == "negative" else config.mask_high
+    rule = OutsideBand(config.mask_low, high, mean=kind != "product", negative=kind == "negative")
+    return Masked(objective, rule)
+
+
+def _unmasked(config: ObjectiveConfig) -> Objective | SequenceObjective:
     if config.built_in is None:
         return _own(config.loss)
     fields, values = config.built_in.settings, config.loss_settings
-    return config.built_in.make(**{fields[key]: x for key, x in values.items() if key in fields})
+    settings = {fields[key]: x for key, x in values.items() if key in fields}
+    objective: Objective | SequenceObjective = config.built_in.make(**settings)
+    return objective
 
 
 def make_kl(config: ObjectiveConfig) -> KL | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -153,8 +154,10 @@ LOSSES: dict[str, tuple[dict[str, Any], Surrogate]] = {
 
 
 @pytest.mark.axis(
-    "objective.loss", "cispo", "tis", "reinforce", "grpo", "ppo", "dapo", "dual_clip", "gspo", "sapo"
-)
+    "objective.loss", "cispo", "tis", "reinforce", "grpo", "ppo", "dapo", "dual_clip", "gspo", "sapo", "gmpo",
+    "luspo", "dppo", "dppo_kl", "drpo", "seq_tis", "seq_mis", "vespo", "m2po", "clip_cov", "kl_cov", "sft",
+    "none",
+)  # fmt: skip
 def test_every_loss_is_the_kernels_objective_with_the_settings_given() -> None:
     """tests/kernels/test_objectives.py holds each of these to its formula."""
     clips = kernels.Clip(0.2, 0.2)
@@ -162,18 +165,52 @@ def test_every_loss_is_the_kernels_objective_with_the_settings_given() -> None:
         "cispo": kernels.CISPO(1.3), "tis": kernels.CISPO(1.3), "reinforce": kernels.REINFORCE(),
         "grpo": clips, "ppo": clips, "dapo": kernels.Clip(0.2, 0.28), "sapo": kernels.SAPO(1.0, 1.05),
         "dual_clip": kernels.Clip(0.2, 0.2, 3.0), "gspo": kernels.GSPO(3e-4, 4e-4),
-        "icepop": kernels.IcePop(0.6, 2.0),
+        "icepop": kernels.IcePop(0.6, 2.0), "luspo": kernels.GSPO(3e-4, 4e-4), "gmpo": kernels.GMPO(0.4, 0.4),
+        "dppo": kernels.DPPO(0.2, 0.2), "dppo_kl": kernels.DPPO(0.05, 0.05, "kl"), "drpo": kernels.DRPO(12.5),
+        "seq_tis": kernels.SequenceTIS(1.3), "seq_mis": kernels.SequenceMIS(0.6, 2.0),
+        "vespo": kernels.VESPO(), "m2po": kernels.M2PO(0.04), "clip_cov": kernels.ClipCov(1.0, 1.0),
+        "kl_cov": kernels.KLCov(2e-4, 1.0), "sft": kernels.SFT(), "none": kernels.NoReward(),
     }  # fmt: skip
     assert made.keys() == OBJECTIVES.keys()
     for loss, objective in made.items():
         assert make_objective(settings(loss=loss, **BOUNDS).objective) == objective
     assert make_objective(settings(loss="ppo", clip_low=0.1).objective) == kernels.Clip(0.1, 0.2)
     assert make_objective(settings(loss="icepop", anchor="recomputed").objective) == clips
+    dppo = settings(loss="dppo", clip_low=0.1, clip_high=0.3).objective
+    assert make_objective(dppo) == kernels.DPPO(0.1, 0.3)
 
 
 MISMATCH: dict[str, Callable[[Tensor], Tensor]] = {
     "none": torch.ones_like, "truncate": lambda k: k.clamp(max=1.3), "mask": masked,
 }  # fmt: skip
+
+
+def sequences_within(s: Callable[[Tensor], Tensor], high: float, negative: bool = False) -> Surrogate:
+    """CISPO of the sequences whose ratio, s of the tokens' log-ratios, is .6 to `high`."""
+
+    def surrogate(logp: Tensor, old: Tensor, gen: Tensor, a: Tensor) -> Tensor:
+        ratio = s((logp - old).detach()).exp()
+        leaves = ((ratio < 0.6) | (ratio > high)) & ((a[0] < 0) | (not negative))
+        return truncated(1.3)(logp, old, gen, a) * ~leaves
+
+    return surrogate
+
+
+def near_generator(penalty: Callable[[Tensor], Tensor]) -> Surrogate:
+    return lambda logp, old, gen, a: truncated(1.3)(logp, old, gen, a) + 0.3 * penalty(logp - gen)
+
+
+MASKS: dict[str, Surrogate] = {
+    "none": truncated(1.3),
+    "product": sequences_within(torch.sum, 2.0),
+    "mean": sequences_within(torch.mean, 2.0),
+    "negative": sequences_within(torch.mean, math.inf, negative=True),
+}
+TO_GENERATOR: dict[Any, Surrogate] = {
+    "k2": near_generator(lambda x: x**2 / 2),
+    "k3": near_generator(lambda x: torch.exp(-x) - 1 + x),
+    "unbiased": near_generator(lambda x: torch.exp(x) * (torch.exp(-x) - 1 + x)),
+}
 FORMULAS: dict[str, tuple[dict[str, Any], Surrogate]] = {
     "icepop, generator": ({"loss": "icepop"}, icepop),
     "icepop, recomputed": ({"loss": "icepop", "anchor": "recomputed"}, weighted(masked, clip(0.2, 0.2))),
@@ -190,12 +227,23 @@ FORMULAS: dict[str, tuple[dict[str, Any], Surrogate]] = {
         for loss in ("cispo", "dapo")
         for kind, k in MISMATCH.items()
     },
+    **{f"mask {kind}": ({"sequence_mask": kind}, surrogate) for kind, surrogate in MASKS.items()},
+    **{
+        f"KL to the generator, {k}": (
+            {"kl": KLConfig(coefficient=0.3, estimator=k, to="generator")},
+            surrogate,
+        )
+        for k, surrogate in TO_GENERATOR.items()
+    },
 }
 
 
 @pytest.mark.axis("objective.loss", "icepop")
 @pytest.mark.axis("objective.anchor", "generator", "recomputed")
 @pytest.mark.axis("objective.mismatch", "none", "truncate", "mask")
+@pytest.mark.axis("objective.sequence_mask", "none", "product", "mean", "negative")
+@pytest.mark.axis("objective.kl.to", "initial", "generator")
+@pytest.mark.axis("objective.kl.estimator", "unbiased")
 @pytest.mark.parametrize("case", FORMULAS)
 def test_the_gradient_of_a_loss_is_its_formula_s(model_dir: str, case: str) -> None:
     named, surrogate = FORMULAS[case]
