@@ -30,12 +30,10 @@ def engine(
     clock = Clock(role, telemetry.send)
     clock.enter("generate")
     clock.flush()
-    if "still starting" in model_dir:
-        signal.pause()
     if "semaphores" in model_dir:
         lock = multiprocessing.RLock()  # as tqdm makes one
         conn.send(lock.acquire())
-    if "stuck" in model_dir or "semaphores" in model_dir:
+    if model_dir in ("still starting", "stuck", "leaves semaphores and fails"):
         signal.pause()
     _until_closed(conn)
     clock.flush()
@@ -44,7 +42,7 @@ def engine(
 def learner(
     config: Config, model_dir: str, conn: Connection, threads: int, resume: str | None, telemetry: Connection
 ) -> None:
-    if "fails" in model_dir:
+    if "learner fails" in model_dir:
         Thread(target=time.sleep, args=(600,)).start()  # as vLLM's in a call that an engine never answers
     if "lives on" in model_dir:
         telemetry.send(Failed("learner", "the push failed", "", user_error=False))
@@ -60,47 +58,42 @@ def controller(
     config: Config, model_dir: str, engines: list[Connection], learner: Connection, resume: Any,
     telemetry: Connection,
 ) -> None:  # fmt: skip
-    telemetry.send(Event("training_begins", time.monotonic(), {}))
-    if "still starting" in model_dir:
-        signal.pause()
-    if "at work" in model_dir:
-        started()
-        with suppress(EOFError):
-            telemetry.recv()  # until the launcher is dead
-        time.sleep(1)  # the rest of the step
-        Path(config.run_dir, "saved").touch()
-        return
-    if "deaf" in model_dir:
-        signal.pause()
-    if "learner fails" in model_dir:
-        signal.pause()
-    if "freezes" in model_dir:
-        telemetry.send(Event("ready", time.monotonic(), {"learner": {"parameters": 1}}))
-        for _ in range(4):  # it lives for twice the deadline of the test
-            telemetry.send(Event("alive", time.monotonic(), {}))
-            time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if "waits" in model_dir:
-        telemetry.recv()
-    if "stutters" in model_dir:
-        os.write(telemetry.fileno(), struct.pack("!i", 1000) + b"the first bytes of a message")
-        os.kill(os.getpid(), signal.SIGKILL)
-    if "hesitates" in model_dir:
-        os.write(telemetry.fileno(), struct.pack("!i", 1000) + b"the first bytes of a message")
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if "semaphores" in model_dir:
-        engines[0].recv()
-        telemetry.send(Failed("controller", "the data are wrong", "", user_error=True))
-        raise SystemExit(1)
-    if "talks" in model_dir:
-        for i in range(600):
-            telemetry.send(Event("note", time.monotonic(), {"text": str(i)}))
-    telemetry.send(Event("done", time.monotonic(), {"ended_by": "steps"}))
+    def report(kind: str, **data: Any) -> None:
+        telemetry.send(Event(kind, time.monotonic(), data))
+
+    report("training_begins")
+    match model_dir:
+        case "still starting" | "deaf" | "learner fails, lives on" | "learner fails and ends":
+            signal.pause()
+        case "at work":
+            started()
+            with suppress(EOFError):
+                telemetry.recv()  # until the launcher is dead
+            time.sleep(1)  # the rest of the step
+            Path(config.run_dir, "saved").touch()
+            return
+        case "freezes":
+            report("ready", learner={"parameters": 1})
+            for _ in range(4):  # it lives for twice the deadline of the test
+                report("alive")
+                time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "waits":
+            telemetry.recv()
+        case "stutters" | "hesitates":
+            os.write(telemetry.fileno(), struct.pack("!i", 1000) + b"the first bytes of a message")
+            os.kill(os.getpid(), signal.SIGKILL if model_dir == "stutters" else signal.SIGSTOP)
+        case "leaves semaphores and fails":
+            engines[0].recv()
+            telemetry.send(Failed("controller", "the data are wrong", "", user_error=True))
+            raise SystemExit(1)
+        case "talks":
+            for i in range(600):
+                report("note", text=str(i))
+    report("done", ended_by="steps")
 
 
 def _until_closed(conn: Connection) -> None:
     started()
-    try:
+    with suppress(EOFError):
         conn.recv()
-    except EOFError:
-        return

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from small import environment, make_data, make_model, metrics
+from small import environment, fork_roles, make_data, make_model, metrics
 
-from trainer.launcher import placement, supervisor
+from trainer.launcher import placement
 from trainer.main import main
 
-ROLES = (supervisor.ENGINES["torch"], supervisor.LEARNER, supervisor.CONTROLLER)
 Steps = list[dict[str, Any]]  # the metrics of each step
 SHOWS: dict[str, Callable[[Steps], bool]] = {  # what an engine does otherwise than for other recipes
     "scalerl": lambda steps: all(s["train/interrupted"] > 0 and s["train/length_max"] > 6 for s in steps),
@@ -35,17 +33,10 @@ MORE = {  # a length penalty, or larger groups, would leave none of them without
 
 
 def make_task(folder: Path, engine: str, patch: pytest.MonkeyPatch) -> Path:
-    """A task file: sums of two digits, at most 12 tokens a completion, two steps of 4 x 4.
-
-    Role processes are forked from a server that has imported what they need, vLLM excepted.
-    """
-    context = multiprocessing.get_context("forkserver")
-    modules = [target.partition(":")[0] for target in ROLES]
-    context.set_forkserver_preload([*modules, "transformers.models.qwen3.modeling_qwen3"])
-    patch.setattr(supervisor, "CONTEXT", context)
+    """A task file: sums of digits, 12 tokens a completion at most, two steps of 4 x 4. Roles are forked."""
+    fork_roles(folder, patch)
     patch.setattr(placement, "cpu_has_bfloat16", lambda: True)  # slow on other CPUs, and refused there
     environment(folder)  # writes the reward's module
-    patch.syspath_prepend(folder)
     interruption = {"lo": 4, "hi": 6, "phrase": "=", "end_marker": "", "answer_tokens": 3}
     contents = {
         "model": {"path": str(make_model(folder / "model"))},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 
 import yaml
@@ -27,17 +28,16 @@ def write_run(folder: Path, lr: float = 1e-5) -> Path:
     folder.mkdir(parents=True)
     _lines(folder / "metrics.jsonl", [*_evaluations(), *_steps()])
     _lines(folder / "samples.jsonl", [_sample(step) for step in range(1, 31)])
-    spans = [
-        {"role": "learner", "state": "idle", "start": 0.0, "end": 60.0},
-        {"role": "learner", "state": "forward_backward", "start": 60.0, "end": 120.0},
-        {"role": "engine", "state": "generate", "start": 0.0, "end": 119.0},
-        {"role": "engine", "state": HOSTILE[0], "start": 119.0, "end": 120.0},
-    ]
-    _lines(folder / "timeline.jsonl", spans)
     states = {
         "learner": {"idle": 60.0, "forward_backward": 60.0},
         "engine": {"generate": 119.0, HOSTILE[0]: 1.0},
     }
+    spans = []
+    for role, seconds in states.items():
+        ends = list(accumulate(seconds.values(), initial=0.0))
+        for state, start, end in zip(seconds, ends[:-1], ends[1:], strict=True):
+            spans.append({"role": role, "state": state, "start": start, "end": end})
+    _lines(folder / "timeline.jsonl", spans)
     ledger = {
         "unit": "core-hours",
         "roles": {role: {"devices": 1.0, "states": s, "seconds": s} for role, s in states.items()},
@@ -55,11 +55,8 @@ def _evaluations() -> list[dict[str, object]]:
         reward = float(LAW.reward(c)) + 0.004 * (-1) ** i
         row = {"step": 5 * i, "eval/pass_rate": reward, "eval/pass_rate_se": 0.005, "compute/total": c}
         if i > 5:
-            row |= {
-                "forecast/end": 0.77,
-                "forecast/end_low": 0.77 - 0.1 / i,
-                "forecast/end_high": 0.77 + 0.1 / i,
-            }
+            ends = {"": 0.77, "_low": 0.77 - 0.1 / i, "_high": 0.77 + 0.1 / i}
+            row |= {f"forecast/end{end}": value for end, value in ends.items()}
         rows.append(row)
     return rows
 
@@ -80,12 +77,8 @@ def _sample(step: int) -> dict[str, object]:
         {"text": text, "reward": 1.0, "outcome": "correct" if i else HOSTILE[1], "tokens": 3}
         for i, text in enumerate(HOSTILE)
     ]
-    return {
-        "step": step,
-        "prompt": HOSTILE[step % len(HOSTILE)],
-        "answer": HOSTILE[0],
-        "completions": completions,
-    }
+    texts = {"prompt": HOSTILE[step % len(HOSTILE)], "answer": HOSTILE[0]}
+    return {"step": step, **texts, "completions": completions}
 
 
 def _lines(path: Path, rows: list[dict[str, object]]) -> None:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from trainer.controller.journal import records
 from trainer.jsonl import read_lines
+from trainer.launcher import supervisor
+from trainer.main import main
 
 Begin = Callable[..., list[str]]  # the command of a run in a folder, with further flags: conftest.py
 MAIN = [sys.executable, "-m", "trainer.main"]
+ROLES = (supervisor.ENGINES["torch"], supervisor.LEARNER, supervisor.CONTROLLER)
 CHARS = ["<eos>", "<pad>", *"0123456789+=\n "]
 
 
@@ -84,11 +90,35 @@ def environment(tmp: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def run(argv: list[str], tmp: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, and check its exit code."""
+def program(argv: list[str], tmp: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end in a process of its own, and check its exit code."""
     done = subprocess.run(argv, env=environment(tmp), capture_output=True, text=True, timeout=400)
     assert done.returncode == code, done.stderr
     return done
+
+
+def run(argv: list[str], tmp: Path, code: int = 0) -> tuple[str, str]:
+    """Run the command to its end in this process, and check its exit code; returns stdout and stderr."""
+    environment(tmp)
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        fork_roles(tmp, patch)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        ended_with = main(argv[len(MAIN) :])
+    assert ended_with == code, err.getvalue()
+    return out.getvalue(), err.getvalue()
+
+
+def fork_roles(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Fork role processes from a server that has imported what they need, vLLM excepted: they start at once.
+
+    They find modules in `folder`; their environment is that at the server's start.
+    """
+    context = multiprocessing.get_context("forkserver")
+    modules = [target.partition(":")[0] for target in ROLES]
+    context.set_forkserver_preload([*modules, "transformers.models.qwen3.modeling_qwen3"])
+    patch.setattr(supervisor, "CONTEXT", context)
+    patch.syspath_prepend(folder)
 
 
 @contextmanager

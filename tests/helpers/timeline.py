@@ -22,13 +22,5 @@ def overlap(
 ) -> float:
     """Seconds during which role a[0] was in state a[1] while role b[0] was in state b[1]."""
     spans = list(timeline)
-    first = sorted((s.start, s.end) for s in spans if (s.role, s.state) == a)
-    second = sorted((s.start, s.end) for s in spans if (s.role, s.state) == b)
-    both, i, j = 0.0, 0, 0
-    while i < len(first) and j < len(second):
-        both += max(0.0, min(first[i][1], second[j][1]) - max(first[i][0], second[j][0]))
-        if first[i][1] <= second[j][1]:
-            i += 1
-        else:
-            j += 1
-    return both
+    first, second = ([s for s in spans if (s.role, s.state) == side] for side in (a, b))
+    return sum(max(0.0, min(x.end, y.end) - max(x.start, y.start)) for x in first for y in second)

@@ -16,8 +16,8 @@ from small import (
     MAIN,
     Begin,
     check_no_group_is_lost,
-    environment,
     metrics,
+    program,
     run,
     started,
     steps,
@@ -27,8 +27,6 @@ from timeline import overlap, read_timeline
 from transformers import AutoModelForCausalLM
 
 from trainer.controller.journal import records, unpack
-from trainer.launcher import supervisor
-from trainer.main import main
 from trainer.run_folder import PREFIX, latest
 
 FOREVER = ("--pipeline.steps", "100000")
@@ -55,7 +53,7 @@ def test_a_run_on_policy_leaves_everything_it_promises_and_its_folder_is_not_ove
 ) -> None:
     run_dir, start = tmp_path / "run", time.monotonic()
     argv = begin(run_dir, "--pipeline.max_lag", "0")
-    done = run(argv, tmp_path)
+    done = program(argv, tmp_path)
     wall = time.monotonic() - start
     evaluations = metrics(run_dir, "eval/pass_rate")
     assert [r["step"] for r in evaluations] == [0, 2, 4]
@@ -78,8 +76,8 @@ def test_a_run_on_policy_leaves_everything_it_promises_and_its_folder_is_not_ove
     assert first["step"] == 1 and first["lag/histogram"].keys() == {"0"}
     assert abs(first["ratio/max"] - 1) < 1e-4 and abs(first["ratio/min"] - 1) < 1e-4
     assert all(len(set(v.tolist())) <= 1 for v in versions(run_dir))
-    again = run(argv, tmp_path, code=2)
-    assert "in use already" in again.stderr and again.stderr.count("\n") == 1
+    _, error = run(argv, tmp_path, code=2)
+    assert "in use already" in error and error.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -128,9 +126,9 @@ def test_a_run_ends_by_its_own_forecast(begin: Begin, tmp_path: Path) -> None:
     )
     more = "--evaluation.every=1 --evaluation.samples=8 --data.held_out=16 --forecast.patience=2"
     more += " --verifier.kind=own_reward:first_digit_even --pipeline.steps=200"
-    done = run(begin(run_dir, *more.split(), "--forecast.stop", "gain<0.1 per doubling"), tmp_path)
+    out, _ = run(begin(run_dir, *more.split(), "--forecast.stop", "gain<0.1 per doubling"), tmp_path)
     end, last = json.loads((run_dir / "ended.json").read_text()), max(steps(run_dir))
-    assert end["by"] == "forecast" and f"stopping: {end['why']}" in done.stdout and last < 100
+    assert end["by"] == "forecast" and f"stopping: {end['why']}" in out and last < 100
     assert last == max(steps(run_dir, "eval/pass_rate"))  # the last weights are evaluated
     assert latest(run_dir) == run_dir / "checkpoints" / f"step-{last:06d}"
     assert "error_at_2x" in json.loads((run_dir / "fit.json").read_text())
@@ -205,16 +203,8 @@ def test_a_killed_engine_is_started_again_no_group_is_lost_and_ctrl_c_saves(
     assert max(int(lag) for r in metrics(run_dir, "lag/histogram") for lag in r["lag/histogram"]) <= 1
 
 
-def test_bad_data_is_one_line_with_its_line_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], begin: Begin
-) -> None:
-    monkeypatch.setitem(supervisor.ENGINES, "torch", "fake_roles:engine")  # the controller reads the data
-    monkeypatch.setattr(supervisor, "LEARNER", "fake_roles:learner")
-    environment(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_bad_data_is_one_line_with_its_line_number(begin: Begin, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "1+1=", "answer": "2"}\n{"question": \n')
-    capsys.readouterr()
-    assert main(begin(tmp_path / "run", "--data.source", str(bad))[3:]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1 and "bad.jsonl:2" in err
+    _, error = run(begin(tmp_path / "run", "--data.source", str(bad)), tmp_path, code=2)
+    assert error.startswith("error: ") and error.count("\n") == 1 and "bad.jsonl:2" in error

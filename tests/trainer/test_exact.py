@@ -24,12 +24,12 @@ STEPS = 8
 
 def new(tmp: Path, name: str, *more: str) -> tuple[Path, str]:
     """The folder of a further run of this name and these flags, and what it printed."""
-    return tmp / name, run([*MAIN, "--run-dir", str(tmp / name), *more], tmp).stdout
+    return tmp / name, run([*MAIN, "--run-dir", str(tmp / name), *more], tmp)[0]
 
 
 def refused(tmp: Path, *flags: str) -> str:
     """The one line of a command that is wrong."""
-    error = run([*MAIN, *flags], tmp, code=2).stderr
+    _, error = run([*MAIN, *flags], tmp, code=2)
     assert error.count("\n") == 1, error
     return error
 

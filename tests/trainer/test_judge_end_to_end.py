@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from judges import Reply, make_reward_model, says, serve
-from small import MAIN, Begin, check_no_group_is_lost, metrics, run, started, steps, until
+from small import MAIN, Begin, check_no_group_is_lost, metrics, program, run, started, steps, until
 
 KEY = "sk-nobody-may-read-this"
 
@@ -62,7 +62,7 @@ def test_a_judge_by_url_trains_and_when_it_is_away_nothing_is_lost(
 
     with serve(even, int(server.url.rpartition(":")[2])):
         more = ("--resume", "--run-dir", str(run_dir), "--pipeline.steps", str(last + 2))
-        done = run([*MAIN, *more], tmp_path)
+        done = program([*MAIN, *more], tmp_path)
     assert steps(run_dir) == list(range(1, last + 3))
     check_no_group_is_lost(run_dir)
     written = [p for p in run_dir.rglob("*") if p.is_file() and KEY.encode() in p.read_bytes()]

@@ -42,7 +42,7 @@ def trained(begin: Begin, tmp_path: Path, url: str) -> tuple[list[dict[str, Any]
     single = [i for i, flag in enumerate(argv) if flag.startswith(("--data.", "--verifier."))]
     argv = [word for i, word in enumerate(argv) if i not in single and i - 1 not in single]
     argv += ["--recipe", str(tmp_path / "mixed.yaml")]
-    printed = run(argv, tmp_path).stdout
+    printed, _ = run(argv, tmp_path)
     return metrics(tmp_path / "run", "eval/pass_rate"), printed
 
 
