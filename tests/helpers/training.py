@@ -19,7 +19,7 @@ from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
 from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import as_dtensor, full_tensor
-from trainer.types import TrainBatch, TrainSequence
+from trainer.types import Completion, Request, TrainBatch, TrainSequence
 
 VOCABULARY = 31
 SHAPE: dict[str, Any] = {
@@ -120,23 +120,57 @@ def learner(
     return Learner(c or config(), str(model_dir), clock, resume_from and str(resume_from), ranks)
 
 
+def sequence(
+    prompt: Sequence[int] | Any, tokens: Sequence[int] | Any, logprobs: Any = -1.0, weights: Any = 1.0,
+    advantage: Any = 0.5, version: Any = 0,
+) -> TrainSequence:  # fmt: skip
+    """A completion; a number stands for a column of it."""
+
+    def column(values: Any, kind: Any = np.float32) -> Any:
+        return np.array(np.broadcast_to(values, len(tokens)), kind)
+
+    ids = np.array(prompt, np.int32), np.array(tokens, np.int32)
+    return TrainSequence(
+        *ids, column(logprobs), column(version, np.int32), column(weights), column(advantage)
+    )
+
+
 def sequences(seed: int = 0, version: int = 0) -> tuple[TrainSequence, ...]:
     """Prompts of several lengths, shared prefixes, unsampled tokens, ratios beyond the bound."""
     rng = np.random.default_rng(seed)
     out = []
     for g in range(4):
-        prompt = rng.integers(0, VOCABULARY, 3 + 2 * g).astype(np.int32)
+        prompt = rng.integers(0, VOCABULARY, 3 + 2 * g)
         for n in (2, 5, 9, 4):
-            weights = rng.uniform(0.01, 0.1, n).astype(np.float32)
+            weights = rng.uniform(0.01, 0.1, n)
             weights[1:2] = 0 if n == 9 else weights[1:2]
             tokens, logprobs = rng.integers(0, 3, n), rng.normal(-3, 0.7, n)
-            out.append(
-                TrainSequence(
-                    prompt, tokens.astype(np.int32), logprobs.astype(np.float32),
-                    np.full(n, version, np.int32), weights, np.full(n, rng.normal(), np.float32),
-                )
-            )  # fmt: skip
+            out.append(sequence(prompt, tokens, logprobs, weights, rng.normal(), version))
     return tuple(out)
+
+
+def weights_of(one: Learner) -> dict[str, torch.Tensor]:
+    """A copy of all weights, those of a critic too; on several ranks whole ones."""
+    return {
+        f"{network} {name}": full_tensor(weight, torch.float32).clone()
+        for network, trained in one.networks.items()
+        for name, weight in trained.weights.items()
+    }
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """True if all tensors are bitwise the same."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def generate(engine: Any, *requests: Request) -> list[Completion]:
+    """All completions of an embedded engine."""
+    for request in requests:
+        engine.submit(request)
+    completions: list[Completion] = []
+    while not engine.idle:
+        completions += engine.step()
+    return completions
 
 
 # (sequence, log-probs, entropies) to the (T,) terms of the sequence's loss; log-probs and entropies are (T,).

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import training
-from training import MODELS, make_model, of_the_data, plain_logprobs, sequences
+from training import MODELS, make_model, of_the_data, plain_logprobs, same, sequences, weights_of
 from transformers import AutoModelForCausalLM
 
 from trainer import run_folder
@@ -40,14 +40,6 @@ def save(one: Learner, path: Path, state: dict[str, Any] | None = None) -> None:
     checkpoint.save(path, one.model.lm, TOKENIZER, one.networks, one.version, state, one.ranks)
 
 
-def weights(one: Learner) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in one.model.lm.named_parameters()}
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
 def test_a_resumed_learner_goes_on_bit_for_bit(model_dir: str, tmp_path: Path) -> None:
     unbroken = learner(model_dir)
     torch.rand(5)
@@ -58,11 +50,11 @@ def test_a_resumed_learner_goes_on_bit_for_bit(model_dir: str, tmp_path: Path) -
     random = torch.get_rng_state()
     resumed = learner(path, path)
     assert torch.equal(torch.get_rng_state(), random)
-    assert resumed.version == 2 and same(weights(resumed), weights(unbroken))
+    assert resumed.version == 2 and same(weights_of(resumed), weights_of(unbroken))
     for step in (3, 4):
         theirs, ours = unbroken.train(batch(step)), resumed.train(batch(step))
         assert of_the_data(ours) == of_the_data(theirs)
-    assert same(weights(resumed), weights(unbroken))
+    assert same(weights_of(resumed), weights_of(unbroken))
 
 
 def test_a_resume_takes_the_optimizers_settings_of_today(model_dir: str, tmp_path: Path) -> None:

@@ -14,14 +14,13 @@ import training
 from safetensors.torch import load_file
 from test_ranks import FEW, on_ranks
 from torch import Tensor
-from training import config, error, gradients_of_step, of_the_data, save, sequences
+from training import config, error, gradients_of_step, of_the_data, same, save, sequences, weights_of
 from transformers import AutoModelForCausalLM
 
 from trainer.config import Config, ConfigError, CriticConfig, ObjectiveConfig
 from trainer.learner.critic import value_term
 from trainer.learner.learner import Learner
 from trainer.learner.ranks import Ranks
-from trainer.learner.sharding import full_tensor
 from trainer.learner.weight_file import WeightFiles
 from trainer.types import TrainBatch, TrainSequence
 
@@ -167,14 +166,13 @@ def test_a_step_whose_value_loss_is_not_finite_is_skipped_and_changes_nothing(
     one, b = learner(model_dir, settings(body)), batch()
     assert b.sequences[0].returns is not None
     b.sequences[0].returns[0] = np.inf
-    before = [p.detach().clone() for network in one.networks.values() for p in network.parameters]
+    before = weights_of(one)
     for step in (1, 2):
         why = one.train(replace(b, step=step))["learner/skipped_why"]
         assert why.startswith("the critic's loss is inf")
     with pytest.raises(ConfigError, match=r"step 3: the critic's loss is inf.* Lower objective\.critic\.lr"):
         one.train(replace(b, step=3))
-    after = [p for network in one.networks.values() for p in network.parameters]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert same(weights_of(one), before)
     assert one.version == 2 and not any(network.adamw.state for network in one.networks.values())
     assert one.train(replace(batch(), step=3))["learner/skipped_steps"] == 0
 
@@ -192,8 +190,7 @@ def test_a_resumed_critic_goes_on_bit_for_bit(model_dir: str, tmp_path: Path, bo
     for step in (2, 3):
         theirs, ours = unbroken.train(batch(step, step)), resumed.train(batch(step, step))
         assert of_the_data(ours) == of_the_data(theirs)
-    for name, network in unbroken.networks.items():
-        assert all(torch.equal(w, resumed.networks[name].weights[n]) for n, w in network.weights.items())
+    assert same(weights_of(resumed), weights_of(unbroken))
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -246,11 +243,7 @@ def all_cases(model_dir: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
     for body in BODIES:  # goes on from a checkpoint of one rank
         resumed = learner(model_dir, CASES[body], folder / body, ranks)
         resumed.train(batch(2))
-        results[f"{body} resumed"] = {
-            f"{network} {n}": full_tensor(w, torch.float32).clone()
-            for network, trained in resumed.networks.items()
-            for n, w in trained.weights.items()
-        }
+        results[f"{body} resumed"] = weights_of(resumed)
     return results
 
 
@@ -262,9 +255,7 @@ def test_two_ranks_are_one(model_dir: str, tmp_path: Path, monkeypatch: pytest.M
         one.train(batch(1))
         save(one, tmp_path / body)
         one.train(batch(2))
-        unbroken[body] = {
-            f"{network} {n}": w.detach() for network, t in one.networks.items() for n, w in t.weights.items()
-        }
+        unbroken[body] = weights_of(one)
     got, other = on_ranks(2, tmp_path, partial(all_cases, model_dir, tmp_path), monkeypatch)
     for name, c in CASES.items():
         alone, ours = one_step(model_dir, c, None), got[name]

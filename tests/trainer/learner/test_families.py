@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 import transformers as tr
-from training import plain_logprobs
+from training import generate, plain_logprobs, sequence
 
 from trainer.config import ConfigError, ModelConfig
 from trainer.engines.torch.engine import TorchEngine
 from trainer.learner.packing import pack
 from trainer.learner.policy_model import PolicyModel
-from trainer.types import Request, TrainSequence
+from trainer.types import Request
 
 NO_TOKENS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 COMMON = NO_TOKENS | {
@@ -48,18 +48,13 @@ def test_engine_and_learner_agree_with_transformers(family: str, tmp_path: Path)
     model = tr.AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(tmp_path)
     engine = TorchEngine(str(tmp_path), torch.float32, True, slots=8)
-    for name, prompt in PROMPTS.items():
-        engine.submit(Request(name, prompt, 3, 10, 1.0, frozenset(), 1))
-    done = []
-    while not engine.idle:
-        done += engine.step()
     sequences = []
-    for c in done:
+    requests = (Request(name, prompt, 3, 10, 1.0, frozenset(), 1) for name, prompt in PROMPTS.items())
+    for c in generate(engine, *requests):
         prompt = PROMPTS[c.request_id]
         expected = plain_logprobs(model, prompt, c.token_ids).numpy()
         np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
-        ids, one = np.array(prompt, np.int32), np.ones(10, np.float32)
-        sequences.append(TrainSequence(ids, c.token_ids, c.logprobs_gen, c.versions, one, one))
+        sequences.append(sequence(prompt, c.token_ids, c.logprobs_gen))
     policy = PolicyModel(str(tmp_path), ModelConfig(path=str(tmp_path)))
     (micro_batch,) = pack(sequences, 1000)
     with torch.no_grad():

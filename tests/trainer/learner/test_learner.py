@@ -17,7 +17,9 @@ from training import (
     of_the_data,
     oracle,
     plain_logprobs,
+    same,
     sequences,
+    weights_of,
 )
 from transformers import AutoModelForCausalLM
 
@@ -110,7 +112,7 @@ def test_a_non_finite_step_is_skipped_and_the_third_in_a_row_refused(model_dir: 
         first = replace(first, advantages=huge, token_weights=huge)
     else:
         one.parameters[0].register_hook(lambda g: g * np.nan)
-    before = [p.detach().clone() for p in one.parameters]
+    before = weights_of(one)
     for step in (1, 2):
         metrics = one.train(TrainBatch(step, (first, *rest), {}))
         assert metrics["learner/skipped_steps"] == 1 and re.search(problem, metrics["learner/skipped_why"])
@@ -118,7 +120,7 @@ def test_a_non_finite_step_is_skipped_and_the_third_in_a_row_refused(model_dir: 
     with pytest.raises(ConfigError, match=rf"step 3: .*{problem}.* nothing was updated\. Lower learner\.lr"):
         one.train(TrainBatch(3, (first, *rest), {}))
     assert one.version == 2 and not one.optimizer.state
-    assert all(torch.equal(a, b) for a, b in zip(before, one.parameters, strict=True))
+    assert same(weights_of(one), before)
 
 
 def test_a_refusal_depends_on_the_class_of_the_kernels_error_and_not_on_its_text(
@@ -150,7 +152,7 @@ def test_after_a_skipped_step_the_next_is_as_if_it_had_not_been(model_dir: str, 
     for step in (2, 3, 4):  # and they count as skipped in a row no more
         ours, theirs = (x.train(TrainBatch(step, sequences(step, step - 1), {})) for x in (one, other))
         assert of_the_data(ours) == of_the_data(theirs) and ours["learner/skipped_steps"] == 0
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters, other.parameters, strict=True))
+    assert same(weights_of(one), weights_of(other))
 
 
 def test_a_batch_too_old_or_out_of_order_is_refused_with_its_numbers(model_dir: str) -> None:
@@ -170,7 +172,7 @@ def test_lag_histogram_counts_loss_tokens(model_dir: str) -> None:
 
 def test_an_empty_batch_advances_the_version_and_nothing_else(model_dir: str) -> None:
     one = learner(model_dir)
-    before = [p.detach().clone() for p in one.parameters]
+    before = weights_of(one)
     metrics = one.train(TrainBatch(1, (), {}))
     assert one.version == 1 and metrics["learner/loss"] == 0 and metrics["learner/tokens"] == 0
-    assert all(torch.equal(a, b) for a, b in zip(before, one.parameters, strict=True))
+    assert same(weights_of(one), before)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training import sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from trainer.config import ModelConfig
@@ -49,16 +50,6 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return folder
 
 
-def sequence(prompt: list[int], tokens: list[int], weights: list[float] | None = None) -> TrainSequence:
-    n = len(tokens)
-    return TrainSequence(
-        np.array(prompt, np.int32), np.array(tokens, np.int32), np.full(n, -1, np.float32),
-        np.zeros(n, np.int32),
-        np.ones(n, np.float32) if weights is None else np.array(weights, np.float32),
-        np.full(n, 0.5, np.float32),
-    )  # fmt: skip
-
-
 def some(
     groups: int, prompt: int, lengths: list[int], seed: int = 0, alphabet: int = VOCABULARY
 ) -> list[TrainSequence]:
@@ -84,11 +75,11 @@ def test_the_documented_example_is_laid_out_as_drawn() -> None:
 
 
 def test_unweighted_tokens_and_completions_cost_nothing() -> None:
-    kept = sequence([1, 2], [3, 4, 5, 6], [1, 0, 1, 0])
-    (m,) = pack([kept, sequence([1, 2], [7, 8], [0, 0])], 100)
+    kept = sequence([1, 2], [3, 4, 5, 6], weights=[1, 0, 1, 0])
+    (m,) = pack([kept, sequence([1, 2], [7, 8], weights=[0, 0])], 100)
     assert m.input_ids.tolist() == [1, 2, 3, 4]  # neither 5, the last weighted, nor 6, which nothing needs
     assert m.targets.tolist() == [3, 5] and m.rows.tolist() == [1, 3]
-    assert pack([sequence([1, 2], [7, 8], [0, 0])], 100) == []
+    assert pack([sequence([1, 2], [7, 8], weights=[0, 0])], 100) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,7 +96,7 @@ def test_every_weighted_token_is_in_exactly_one_micro_batch_with_its_own_context
         sequence(
             [g, *rng.integers(0, 9, 2).tolist()],
             rng.integers(0, 3, n).tolist(),
-            rng.integers(0, 2, n).tolist(),
+            weights=rng.integers(0, 2, n),
         )
         for g, group in enumerate(lengths)
         for n in group

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from training import config, error, learner, oracle, save, sequences
+from training import config, error, generate, learner, oracle, save, sequence, sequences
 from transformers import AutoModelForCausalLM
 
 from trainer.config import Config, EngineConfig, LearnerConfig, ModelConfig, PipelineConfig
@@ -23,7 +23,7 @@ from trainer.learner.optimizer import FIRST_SCALE, LossScale, lr_share
 from trainer.learner.packing import pack
 from trainer.learner.policy_model import hidden_states
 from trainer.learner.weight_file import WeightFiles
-from trainer.types import Request, TrainBatch, TrainSequence
+from trainer.types import Request, TrainBatch
 
 
 def of(dtype: Any, fp32_head: Any = "both", **learner: Any) -> Config:
@@ -112,18 +112,9 @@ def test_float16_weights_are_published_as_f16_and_loaded_by_the_engine(
 
 def parity(engine: TorchEngine, one: Learner) -> np.ndarray:
     """|log π_learner − log π_engine| of generated tokens, in nats."""
-    engine.submit(Request("r", (3, 4, 5), 4, 12, 1.0, frozenset(), 0))
-    completions = []
-    while not engine.idle:
-        completions += engine.step()
-    tokens = [
-        TrainSequence(
-            np.array([3, 4, 5], np.int32), c.token_ids, c.logprobs_gen, c.versions,
-            np.ones(len(c.token_ids), np.float32), np.zeros(len(c.token_ids), np.float32),
-        )
-        for c in completions
-    ]  # fmt: skip
-    pairs = zip(one.score(tokens), completions, strict=True)
+    completions = generate(engine, Request("r", (3, 4, 5), 4, 12, 1.0, frozenset(), 0))
+    scores = one.score([sequence((3, 4, 5), c.token_ids) for c in completions])
+    pairs = zip(scores, completions, strict=True)
     return np.concatenate([np.abs(x.logprobs - c.logprobs_gen) for x, c in pairs])
 
 

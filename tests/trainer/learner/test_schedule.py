@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from training import sequence
 
 from trainer.learner.packing import pack
 from trainer.learner.schedule import DUMMY, imbalance, rank_tokens, schedule
@@ -17,9 +18,7 @@ def batch(prompts: int, group: int, median: float, longest: int) -> tuple[TrainS
     for _ in range(prompts):
         prompt = rng.integers(0, 1000, rng.integers(50, 250)).astype(np.int32)
         for n in np.clip(rng.lognormal(np.log(median), 0.8, group), 1, longest).astype(int):
-            ids, zeros = rng.integers(0, 1000, n).astype(np.int32), np.zeros(n, np.int32)
-            one = np.ones(n, np.float32)
-            out.append(TrainSequence(prompt, ids, -one, zeros, one, one))
+            out.append(sequence(prompt, rng.integers(0, 1000, n)))
     return tuple(out)
 
 
