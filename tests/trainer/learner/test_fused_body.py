@@ -153,32 +153,47 @@ def test_a_sharded_model_is_fused_alike(
     assert error(ranked["weights"], alone["weights"]) < 1e-6
 
 
-def test_what_cannot_be_fused_is_left_alone_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, available = torch.device("cuda"), {"triton": {"available": True}}
+CPU, GPU, FP32, BF16 = torch.device("cpu"), torch.device("cuda"), torch.float32, torch.bfloat16
+FUSED = "fused RMSNorm, RoPE, SwiGLU"
+GEMMA = tr.Gemma3TextConfig(**SHAPE, head_dim=16)
+LINES: list[tuple[torch.device, tr.PretrainedConfig, torch.dtype, bool | None, str]] = [
+    (GPU, GEMMA, BF16, False, f"unfused, since gemma3_text is none of {', '.join(fused_body.FAMILIES)}"),
+    (GPU, CONFIGS["llama"], torch.float16, False, "unfused, since model.dtype is float16"),
+    (GPU, tr.LlamaConfig(**SHAPE | {"hidden_size": 16384}), BF16, False,
+     "unfused, since rows of 16384 or heads of 4096 are too wide"),
+    (CPU, CONFIGS["llama"], BF16, False, ""),
+    (CPU, CONFIGS["llama"], BF16, None, ""),
+    (GPU, tr.LlamaConfig(**SHAPE, hidden_act="relu"), BF16, False, "fused RMSNorm, RoPE"),
+    (GPU, CONFIGS["llama"], BF16, False, FUSED),
+    (GPU, CONFIGS["llama"], FP32, None, FUSED),
+    *((device, CONFIGS["llama"], BF16, True, f"{FUSED}; residual stream in bf16, as the engine's")
+      for device in (CPU, GPU)),
+    (GPU, CONFIGS["llama"], BF16, None, f"{FUSED}; residual stream in bf16, as the engine's"),
+]  # fmt: skip
+
+
+def test_what_is_fused_is_said_and_what_cannot_be_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    available = {"triton": {"available": True}}
     monkeypatch.setattr(fused_body, "backend_info", lambda: available)
 
     def model(config: tr.PretrainedConfig) -> tr.PreTrainedModel:
         with torch.device("meta"):
             return tr.AutoModelForCausalLM.from_config(config)  # type: ignore[no-any-return]  # transformers leaves it untyped
 
-    llama, bf16 = model(CONFIGS["llama"]), torch.bfloat16
-    wide = model(tr.LlamaConfig(**SHAPE | {"hidden_size": 16384}))
-    gemma = model(tr.Gemma3TextConfig(**SHAPE, head_dim=16))
-    cases = [
-        (gemma, bf16, "unfused, since gemma3_text is none of llama, mistral, qwen2, qwen3, qwen3_moe"),
-        (llama, torch.float16, "unfused, since model.dtype is float16"),
-        (wide, bf16, "unfused, since rows of 16384 or heads of 4096 are too wide"),
-    ]
-    for lm, dtype, line in cases:
-        assert fuse_on(gpu, lm, dtype, False) == line
-        assert not any("forward" in vars(module) for module in lm.modules())
-    assert fuse_on(torch.device("cpu"), llama, bf16, False) == ""
-    assert fuse_on(gpu, llama, bf16, False) == "fused RMSNorm, RoPE, SwiGLU"
-    relu = model(tr.LlamaConfig(**SHAPE, hidden_act="relu"))
-    assert fuse_on(gpu, relu, bf16, False) == "fused RMSNorm, RoPE"
-    assert "forward" not in vars(relu.model.layers[0].mlp)
+    for device, family, dtype, match_engine, line in LINES:
+        lm = model(family)
+        assert fuse_on(device, lm, dtype, match_engine) == line
+        assert ("forward" in vars(lm.model.layers[0].mlp)) == ("SwiGLU" in line)
+        assert any("forward" in vars(m) for m in lm.modules()) == line.startswith("fused")
+        assert any(m._forward_hooks for m in lm.modules()) == ("as the engine" in line)
+    for family, dtype, why in (
+        (CONFIGS["llama"], FP32, "model.dtype is float32, in which"),
+        (GEMMA, BF16, "gemma3_text is none"),
+    ):
+        with pytest.raises(ConfigError, match=f"model.match_engine cannot be true: {why}.*leave it out"):
+            fuse_on(CPU, model(family), dtype, True)
     available["triton"]["available"] = False
-    assert fuse_on(gpu, llama, bf16, False) == "unfused, since Triton is missing"
+    assert fuse_on(GPU, model(CONFIGS["llama"]), BF16, False) == "unfused, since Triton is missing"
 
 
 def rounded_rms_norm(x: Tensor, norm: Any, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -257,28 +272,6 @@ def test_matched_log_probs_are_those_of_a_compiled_bf16_engine(
         assert all(g.dtype == torch.float32 for g in gradients.values())
     assert gaps[1] < 0.1 * gaps[0]
     assert min(cosines) > 0.999
-
-
-def test_match_engine_is_derived_on_a_gpu_in_bfloat16_and_refused_where_it_means_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fused_body, "backend_info", lambda: {"triton": {"available": True}})
-    cpu, gpu, fp32, bf16 = torch.device("cpu"), torch.device("cuda"), torch.float32, torch.bfloat16
-    matched: list[bool] = []
-    monkeypatch.setattr(fused_body, "fuse", lambda lm, dtype, match_engine: str(matched.append(match_engine)))
-    configs = CONFIGS["llama"], tr.Gemma3TextConfig(**SHAPE, head_dim=16)
-    llama, gemma = map(tr.AutoModelForCausalLM.from_config, configs)
-    assert "; residual stream in bf16" in fuse_on(gpu, llama, bf16, None)
-    for device, *rest in ((gpu, fp32, None), (gpu, bf16, False), (gpu, bf16, True), (cpu, bf16, True)):
-        fuse_on(device, llama, *rest)
-    assert matched == [True, False, False, True, True]
-    assert fuse_on(cpu, llama, bf16, None) == "" and len(matched) == 5
-    for lm, dtype, why in (
-        (llama, fp32, "model.dtype is float32, in which"),
-        (gemma, bf16, "gemma3_text is none"),
-    ):
-        with pytest.raises(ConfigError, match=f"model.match_engine cannot be true: {why}.*leave it out"):
-            fuse_on(cpu, lm, dtype, True)
 
 
 def test_weights_and_master_gradients_of_a_matched_model_stay_fp32(folders: Callable[[str], str]) -> None:

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import torch
 from test_ranks import on_ranks
-from training import config, learner, sequences
+from training import config, learner, same, sequences, weights_of
 
 from trainer.config import Config
 from trainer.learner.offload import Offload
 from trainer.learner.ranks import Ranks
-from trainer.learner.sharding import full_tensor
 from trainer.types import TrainBatch
 
 
@@ -63,7 +62,7 @@ def three_steps(model_dir: str, c: Config, ranks: Ranks | None) -> dict[str, Any
             scores = [x.logprobs for x in one.score(sequences())]
             held.append(sum(t.untyped_storage().nbytes() for t in one.policy.moments()))
     with one.on_device():
-        weights = {name: full_tensor(w, torch.float32).clone() for name, w in one.weights.items()}
+        weights = weights_of(one)
         moments = [m.clone() for m in one.policy.moments()]
     return {"weights": weights, "moments": moments, "scores": scores, "held": held}
 
@@ -73,7 +72,7 @@ def check(offloaded: dict[str, Any], stayed: dict[str, Any]) -> None:
     assert len(offloaded["moments"]) == 2 * len(offloaded["weights"])
     for a, b in zip(offloaded["moments"], stayed["moments"], strict=True):
         assert torch.equal(a, b)
-    assert all(torch.equal(offloaded["weights"][n], w) for n, w in stayed["weights"].items())
+    assert same(offloaded["weights"], stayed["weights"])
     assert all((a == b).all() for a, b in zip(offloaded["scores"], stayed["scores"], strict=True))
 
 

@@ -29,8 +29,10 @@ from training import (
     gradients_of_step,
     learner,
     oracle,
+    same,
     save,
     sequences,
+    weights_of,
 )
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -41,7 +43,6 @@ from trainer.learner.offload import Offload
 from trainer.learner.process import LearnerService, learner_main
 from trainer.learner.ranks import Ranks, init_ranks
 from trainer.learner.schedule import DUMMY, schedule
-from trainer.learner.sharding import full_tensor
 from trainer.messages import Ack, Failed, Ready, Refused, Save, Score, Shutdown, StepDone
 from trainer.types import TrainBatch, TrainSequence
 
@@ -125,8 +126,7 @@ def one_step(model_dir: str, c: Config, batch: tuple[TrainSequence, ...], ranks:
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
         metrics, gradients = gradients_of_step(one, TrainBatch(1, batch, {}))
-    gradient = gradients["policy"]
-    weights = {name: full_tensor(w, torch.float32).clone() for name, w in one.weights.items()}
+    weights, gradient = weights_of(one), gradients["policy"]
     return {"gradient": gradient, "weights": weights, "scores": scores, "metrics": metrics, "kept": kept}
 
 
@@ -158,8 +158,8 @@ def test_ranks_together_do_what_one_does(
         assert error(ours["gradient"], one["gradient"]) < 1e-5, name
         if c.model.dtype == "float32":
             assert error(ours["gradient"], oracle(models[kind], batch, 2.0)[1]) < 1e-5, name
-        start = AutoModelForCausalLM.from_pretrained(models[kind], dtype=torch.float32).state_dict()
-        moved = [{n: w - start[n] for n, w in of["weights"].items()} for of in (ours, one)]
+        start = weights_of(learner(models[kind]))
+        moved = [{n: w - start[n] for n, w in result["weights"].items()} for result in (ours, one)]
         assert error(*moved) < 1e-3, name
         for a, b in zip(ours["scores"], one["scores"], strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6, err_msg=name)
@@ -169,7 +169,7 @@ def test_ranks_together_do_what_one_does(
             ):
                 assert ours["metrics"][key] == pytest.approx(value, rel=1e-5, abs=1e-6), (name, key)
         for other in got[1:]:
-            assert all(torch.equal(ours["weights"][n], w) for n, w in other[name]["weights"].items()), name
+            assert same(ours["weights"], other[name]["weights"]), name
             assert other[name]["metrics"]["learner/grad_norm"] == ours["metrics"]["learner/grad_norm"]
 
     assert got[0]["untied, checkpointed"]["kept"] < 0.3 * got[0]["untied"]["kept"]  # bytes autograd holds
@@ -187,14 +187,10 @@ def on_two_from_one(model_dir: str, one: Path, two: Path, ranks: Ranks) -> Resul
             raise OSError(errno.ENOSPC, "No space left on device")
 
         torch.save = full
-    refusal = ""
-    try:
+    with pytest.raises(ConfigError) as refusal:
         save(resumed, two)
-    except ConfigError as e:
-        refusal = str(e)
     resumed.train(TrainBatch(3, sequences(3, 2), {}))
-    weights = {name: full_tensor(w, torch.float32).clone() for name, w in resumed.weights.items()}
-    return {"random": random, "refusal": refusal, "weights": weights}
+    return {"random": random, "refusal": str(refusal.value), "weights": weights_of(resumed)}
 
 
 @pytest.mark.slow
@@ -213,12 +209,12 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(
     back = learner(two, TIED, two)
     assert back.version == 2
     back.train(TrainBatch(3, sequences(3, 2), {}))
-    expected = {n: w.detach() for n, w in unbroken.weights.items()}
-    for weights in (got[0]["weights"], got[1]["weights"], {n: w.detach() for n, w in back.weights.items()}):
+    expected = weights_of(unbroken)
+    for weights in (got[0]["weights"], got[1]["weights"], weights_of(back)):
         for name, w in weights.items():
             torch.testing.assert_close(w, expected[name], rtol=0, atol=2e-6, msg=name)
-    lm = AutoModelForCausalLM.from_pretrained(two)
-    assert sum(p.numel() for p in lm.parameters()) == sum(w.numel() for w in expected.values())
+    saved = AutoModelForCausalLM.from_pretrained(two)
+    assert saved.num_parameters() == sum(w.numel() for w in expected.values())
     assert all(torch.equal(rank["random"], random) for rank in got)
     for rank in got:
         assert f"no space left for the checkpoint {two}; older ones are whole" in rank["refusal"]
