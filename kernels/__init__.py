@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .backends import backend_info
     from .body import fused_add_rms_norm, fused_qk_norm_rope, rms_norm, rope_tables, swiglu
     from .check import NonFiniteError
+    from .distillation import forward_kl, topk_logprob
     from .loss import PolicyLossOutput, policy_loss
     from .scoring import linear_logprob
     from .sequence_objectives import (
@@ -46,13 +47,14 @@ __all__ = [
     "CISPO", "DAPO", "DPPO", "DRPO", "GMPO", "GRPO", "GSPO", "KL", "M2PO", "REINFORCE", "SAPO", "SFT", "TIS",
     "VESPO", "Aggregation", "Clip", "ClipCov", "DualClip", "IcePop", "KLCov", "Masked", "NoReward",
     "NonFiniteError", "Objective", "OutsideBand", "OverSequences", "PolicyLossOutput", "SequenceMIS",
-    "SequenceObjective", "SequenceTIS", "Term", "backend_info", "fused_add_rms_norm", "fused_qk_norm_rope",
-    "linear_logprob", "policy_loss", "rms_norm", "rope_tables", "swiglu", "token_weights",
+    "SequenceObjective", "SequenceTIS", "Term", "backend_info", "forward_kl", "fused_add_rms_norm",
+    "fused_qk_norm_rope", "linear_logprob", "policy_loss", "rms_norm", "rope_tables", "swiglu",
+    "token_weights", "topk_logprob",
 ]  # fmt: skip
 
 _MODULES = (
-    "aggregation", "backends", "body", "check", "loss", "scoring", "sequence_objectives", "term",
-    "token_objectives",
+    "aggregation", "backends", "body", "check", "distillation", "loss", "scoring", "sequence_objectives",
+    "term", "token_objectives",
 )  # fmt: skip
 _ADVICE = (
     "one hides the other: pip uninstall kernels; or, for the loss alone, pip install sigmoid-rl-kernels and "
