@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,22 +21,13 @@ from trainer.sweep.spec import Run
 POLL_S = 2.0  # of a job, whether it is to stop
 
 
-@dataclass
-class Process:
-    """A run on this machine. Its lock file is open in its process alone: it is locked while that lives."""
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A run that trains somewhere."""
 
-    lock: Path
-    pid: int  # 0: unknown
-    slot: int
-    child: subprocess.Popen[bytes] | None = None  # None: an earlier start of this sweep began it
-
-    def done(self) -> bool:
-        return self.child.poll() is not None if self.child else not _locked(self.lock)
-
-    def stop(self) -> None:
-        if self.pid and not self.done():
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGINT)
+    slot: int  # -1: unknown
+    done: Callable[[], bool]
+    stop: Callable[[], None]  # after its step, with a checkpoint; asked again: at once
 
 
 class LocalExecutor:
@@ -59,14 +50,14 @@ class LocalExecutor:
     def open(self) -> None:
         """Nothing to prepare."""
 
-    def find(self, run: Run) -> Process | None:
+    def find(self, run: Run) -> Handle | None:
         lock = self._lock(run)
         if not _locked(lock):
             return None
         content = json.loads(lock.read_text() or '{"pid": 0, "slot": -1}')  # if killed in between
-        return Process(lock, content["pid"], content["slot"])
+        return _process(content["pid"], content["slot"], lambda: not _locked(lock))
 
-    def start(self, run: Run, compute: float, slot: int) -> Process:
+    def start(self, run: Run, compute: float, slot: int) -> Handle:
         lock, ours = self._lock(run), os.sched_getaffinity(0)
         clear(run)
         env = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[slot])} if self.gpus[slot] else {})
@@ -78,7 +69,7 @@ class LocalExecutor:
             finally:
                 os.sched_setaffinity(0, ours)
             json.dump({"pid": child.pid, "slot": slot}, lock_file)
-        return Process(lock, child.pid, slot, child)
+        return _process(child.pid, slot, lambda: child.poll() is not None)
 
     def _lock(self, run: Run) -> Path:
         return self.folder / "jobs" / f"{run.name}.lock"
@@ -118,24 +109,6 @@ class Job:
         return DelayedSubmission(Job(self.run, self.compute))
 
 
-@dataclass
-class Submitted:
-    """A run that a cluster trains."""
-
-    job: Any
-    slot: int
-    stop_at: Path
-
-    def done(self) -> bool:
-        return bool(self.job.done())
-
-    def stop(self) -> None:
-        if self.stop_at.exists():  # asked before
-            self.job.cancel()
-        else:
-            self.stop_at.touch()
-
-
 class Cluster:
     """Jobs of submitit's executor for `kind`: "slurm", or "local", by which its use is tested."""
 
@@ -155,21 +128,38 @@ class Cluster:
         except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as e:
             raise ConfigError(f"--executor {self.kind}: {' '.join(str(e).split())}") from e
 
-    def find(self, run: Run) -> Submitted | None:
+    def find(self, run: Run) -> Handle | None:
         path = self._path(run)
         if not path.is_file():
             return None
         inner = self._executor._executor
         job = inner.job_class(inner.folder, path.read_text())
-        return None if job.done() else Submitted(job, -1, stop_file(self.folder))
+        return None if job.done() else self._handle(job, -1)
 
-    def start(self, run: Run, compute: float, slot: int) -> Submitted:
+    def start(self, run: Run, compute: float, slot: int) -> Handle:
         job: Any = self._executor.submit(Job(run, compute))
         self._path(run).write_text(job.job_id)
-        return Submitted(job, slot, stop_file(self.folder))
+        return self._handle(job, slot)
+
+    def _handle(self, job: Any, slot: int) -> Handle:
+        asked = stop_file(self.folder)
+        return Handle(
+            slot, lambda: bool(job.done()), lambda: job.cancel() if asked.exists() else asked.touch()
+        )
 
     def _path(self, run: Run) -> Path:
         return self.folder / "jobs" / f"{run.name}.id"
+
+
+def _process(pid: int, slot: int, done: Callable[[], bool]) -> Handle:
+    """A run on this machine. Its lock file is open in its process alone: it is locked while that lives."""
+
+    def stop() -> None:
+        if pid and not done():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+
+    return Handle(slot, done, stop)
 
 
 def spawn(

@@ -4,8 +4,8 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
@@ -19,19 +19,18 @@ TAIL_BYTES = 1 << 17  # of metrics.jsonl: many lines
 PLAIN_EVERY_S = 60.0  # where the output is no terminal
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Of one run, from its folder."""
+class Progress(NamedTuple):
+    """What a run has done, by its folder."""
 
     step: int = 0
     steps: int = 0  # 0: unknown
     reward: float | None = None  # of the last evaluation
     compute: float = 0.0
+    wall_s: float = 0.0
     forecast: str = ""  # of the reward at the end
-    wall_s: float = 0.0  # it has taken so long
 
     def share(self, budget: float) -> float:
-        """Of its work, done."""
+        """The share of its work that is done."""
         by_step = self.step / self.steps if self.steps else 0.0
         return min(1.0, max(by_step, self.compute / budget if budget else 0.0))
 
@@ -42,19 +41,16 @@ def progress(folder: Path) -> Progress:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             lines = [line for line in file if line.startswith(b'{"step"') and line.endswith(b"\n")]
-        rows = [json.loads(line) for line in lines]
+        rows = [{"step": 0, "compute/total": 0.0}, *map(json.loads, lines)]
         steps = yaml.safe_load((folder / "config.yaml").read_text())["pipeline"]["steps"]
         wall_s = json.loads((folder / "ledger.json").read_text())["wall_s"]
     except (OSError, ValueError):
         return Progress()  # it starts
-    evaluated = [row for row in rows if "eval/pass_rate" in row]
-    last = evaluated[-1] if evaluated else {}
+    step, compute = (max(row[key] for row in rows) for key in ("step", "compute/total"))
+    last: dict[str, Any] = next((row for row in reversed(rows) if "eval/pass_rate" in row), {})
     low, high = (last.get(f"forecast/end_{side}") for side in ("low", "high"))
-    return Progress(
-        max((row["step"] for row in rows), default=0), steps, last.get("eval/pass_rate"),
-        max((row["compute/total"] for row in rows), default=0.0),
-        f"{low:.3f}–{high:.3f}" if low is not None and high is not None else "", wall_s,
-    )  # fmt: skip
+    forecast = "" if low is None or high is None else f"{low:.3f}–{high:.3f}"
+    return Progress(step, steps, last.get("eval/pass_rate"), compute, wall_s, forecast)
 
 
 def time_left(sweep: Sweep, status: Status, jobs: int) -> float | None:

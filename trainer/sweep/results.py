@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from trainer.jsonl import nan_to_null, read_lines, write_atomic
-from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands.compare import describe, to_json
-from trainer.scaling.compare import compare
+from trainer.scaling.compare import compare_fits
 from trainer.scaling.curve.points import MIN_POINTS
 from trainer.scaling.layout import amount, paragraph, percent
 from trainer.scaling.reading.options import ReadOptions
-from trainer.scaling.reading.read import Reading, curves_of, read_groups, same_unit
+from trainer.scaling.reading.read import Reading, read_groups, same_unit
 from trainer.scaling.reading.tables import read_tables
 from trainer.scaling.report import page
+from trainer.scaling.report.run import fits_of, runs_of
 from trainer.sweep.curves import CURVES, LEDGER, METRICS
 from trainer.sweep.progress import clock
 from trainer.sweep.spec import Status, Sweep, load_status
@@ -31,14 +31,13 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
     costs, cost = cost_of(sweep, status)
     content: dict[str, Any] = {"cost": costs, "left_out": short, "stopped": status.stopped}
     parts: list[str] = []
-    if groups:
-        curves = curves_of(groups)
-        unit = same_unit([curve for runs in curves.values() for curve in runs])
-        going = [c.points[-1].compute for k, runs in curves.items() if k not in status.stopped for c in runs]
-        comparison = compare(curves, end=min(going) if status.stopped and going else None)
+    runs = runs_of(groups)
+    if runs:
+        unit = same_unit([run.curve for run in runs])
+        going = [run.curve.points[-1].compute for run in runs if run.recipe not in status.stopped]
+        comparison = compare_fits(fits_of(runs), end=min(going) if status.stopped and going else None)
         r2 = {r.name: float(np.mean([r.fits[i].r2 for i in r.used])) for r in comparison.recipes}
-        tests = {Path(curve.name).name: backtest(curve) for runs in curves.values() for curve in runs}
-        errors = {name: e for name, test in tests.items() if (e := error_at_2x(test)) is not None}
+        errors = {Path(run.curve.name).name: e for run in runs if (e := run.error_at_2x) is not None}
         content |= to_json(comparison, groups, unit) | {"r2": r2, "error_at_2x": errors}
         each = ", ".join(f"{name} {value:.3f}" for name, value in r2.items())
         parts = [describe(comparison, groups, unit), paragraph(f"R², mean over runs: {each}.", "")]
@@ -50,8 +49,9 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
     text = "\n\n".join([*parts, *stopped(status, sweep), cost])
     write_atomic(sweep.folder / "results.json", json.dumps(nan_to_null(content), indent=1))
     write_atomic(sweep.folder / "table.txt", text + "\n")
-    if groups:
-        page.write(groups, sweep.folder / "report.html", {"png": sweep.folder})
+    if runs:
+        page.write(runs, sweep.folder / "report.html")
+        page.draw(runs, sweep.folder, "png")
     return text
 
 
@@ -59,7 +59,9 @@ def read(sweep: Sweep, compute_column: str | None = None) -> tuple[dict[str, lis
     """The curves by recipe, which runs.toml then lists, and the runs with too few evaluations."""
     short, listed, prefix = list[str](), "", f"{CURVES}/" * sweep.curves_only
     evaluations = {
-        name: sum("eval/pass_rate" in row and float(row.get("compute/total", 0)) > 0 for row in rows)
+        name: len(
+            {row["step"] for row in rows if "eval/pass_rate" in row and float(row["compute/total"]) > 0}
+        )
         for name, rows in _rows(sweep).items()
     }
     for name, runs in sweep.groups.items():

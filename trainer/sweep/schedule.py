@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from trainer.run_folder import complete
-from trainer.sweep.executors import Cluster, LocalExecutor, Process, Submitted, log_of
+from trainer.sweep.executors import Cluster, Handle, LocalExecutor, log_of
 from trainer.sweep.progress import View
 from trainer.sweep.spec import Run, Status
 
@@ -49,7 +49,7 @@ def train(
     waiting = [run for run in runs if not complete(run.folder, compute)]
     taken_over = {run: handle for run in waiting if (handle := executor.find(run))}
     waiting = [run for run in waiting if run not in taken_over]
-    active: dict[Run, Process | Submitted] = dict(taken_over)
+    active: dict[Run, Handle] = dict(taken_over)
     asked, began = 0, time.monotonic() - status.wall_s
     while active or (waiting and not came):
         for run in [run for run, handle in active.items() if handle.done()]:

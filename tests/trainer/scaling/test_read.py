@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from helpers.logs import reading_of, readings_of
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-from tensorboard.util.tensor_util import make_tensor_proto
+from helpers.logs import curve_at, pairs, reading_of, readings_of, write_csv, write_events, write_jsonl
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, curve_of, fit_curve
@@ -25,39 +19,6 @@ from trainer.scaling.reading.read import same_unit
 
 def curves_at(*argv: object) -> list[Curve]:
     return [reading.curve for reading in readings_of(*argv)]
-
-
-def curve_at(*argv: object) -> Curve:
-    return reading_of(*argv).curve
-
-
-def pairs(curve: Curve) -> list[tuple[float, float]]:
-    return [(p.compute, p.pass_rate) for p in curve.points]
-
-
-def write_csv(path: Path, columns: Mapping[str, Sequence[object]], delimiter: str = ",") -> Path:
-    with path.open("w", newline="") as file:
-        table = csv.writer(file, delimiter=delimiter)
-        table.writerow(columns)
-        table.writerows(zip(*columns.values(), strict=True))
-    return path
-
-
-def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def write_events(folder: Path, rows: Sequence[tuple[int, float, Mapping[str, float]]], tensors: bool) -> Path:
-    """`rows`: step, wall time, values by tag."""
-    writer = EventFileWriter(str(folder))
-    for step, wall_time, values in rows:
-        for tag, value in values.items():
-            field = {"tensor": make_tensor_proto(value)} if tensors else {"simple_value": value}
-            summary = Summary(value=[Summary.Value(tag=tag, **field)])
-            writer.add_event(Event(step=step, wall_time=wall_time, summary=summary))
-    writer.close()
-    return folder
 
 
 POINTS = [(1.0, 0.25), (2.0, 0.5), (4.0, 0.75)]
@@ -89,7 +50,7 @@ def test_a_run_of_ours_is_read_in_the_unit_of_its_ledger(tmp_path: Path) -> None
     rows = [row | {"compute/flops": 1e12 * row["step"]} for row in rows]
     write_jsonl(tmp_path / "metrics.jsonl", rows)
     (tmp_path / "ledger.json").write_text('{"unit": "core-hours"}')
-    write_events(tmp_path / "tensorboard", [(10, 1e9, {"compute/total": 1, "eval/pass_rate": 0.5})], False)
+    write_events(tmp_path / "tensorboard", [(10, 1e9, {"compute/total": 1, "eval/pass_rate": 0.5})])
     expected = Curve(
         str(tmp_path), "core-hours", (EvalPoint(10, 1.0, 0.3, 0.03),), EvalPoint(0, 0.0, 0.1, 0.02)
     )
@@ -227,7 +188,7 @@ def test_tensorboard_events_are_read_by_tag_step_or_time(tensors: bool, tmp_path
     rows = [(0, start - 30, {"loss": 3.0}), (0, start, {"eval/reward": 0.125})]
     rows += [(s, start + 360 * s, {"loss": 2.0, "flops": 1e20 * s}) for s in range(1, 21)]
     rows += [(s, start + 360 * s + 60, {"eval/reward": s / 32}) for s in (10, 20)]
-    folder = write_events(tmp_path / "run", rows, tensors)
+    folder = write_events(tmp_path / "run", rows, tensors=tensors)
     by_flops = curve_at(folder)
     assert by_flops.unit == "FLOPs" and [p.pass_rate for p in by_flops.points] == [10 / 32, 20 / 32]
     assert [p.compute for p in by_flops.points] == pytest.approx([1e21, 2e21])  # logged at the same steps
@@ -239,8 +200,8 @@ def test_tensorboard_events_are_read_by_tag_step_or_time(tensors: bool, tmp_path
 
 def test_tensorboard_folders_are_runs_and_those_without_the_reward_are_left_out(tmp_path: Path) -> None:
     for run in ("one", "two"):
-        write_events(tmp_path / run / "eval", [(1, 1e9, {"eval/reward": 0.5})], False)
-        write_events(tmp_path / run / "train", [(1, 1e9, {"loss": 0.5})], False)
+        write_events(tmp_path / run / "eval", [(1, 1e9, {"eval/reward": 0.5})])
+        write_events(tmp_path / run / "train", [(1, 1e9, {"loss": 0.5})])
     curves = curves_at(tmp_path)
     assert [c.name for c in curves] == [f"{tmp_path}: one/eval", f"{tmp_path}: two/eval"]
 

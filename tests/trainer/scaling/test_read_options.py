@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.logs import groups_of, reading_of, readings_of
-from test_read_trainers import AIME, pairs, verl_rows, write_jsonl
+from helpers.logs import groups_of, pairs, reading_of, readings_of, write_jsonl
+from test_read_trainers import AIME, verl_rows
 
 from trainer.config import ConfigError
 from trainer.scaling.reading.options import ReadOptions

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from test_read_trainers import pairs, reading_of, readings_of, says, start_of, write_jsonl
+from helpers.logs import pairs, reading_of, readings_of, says, start_of, write_csv, write_jsonl
 
 from trainer.config import ConfigError
 
@@ -15,14 +14,6 @@ HOURS = [0.0, 0.5, 1.0, 2.0, 4.0]
 REWARDS = [0.1, 0.2, 0.3, 0.4, 0.5]
 GPU_HOURS = [(4.0, 0.2), (8.0, 0.3), (16.0, 0.4), (32.0, 0.5)]  # with 8 devices
 DATE = 1_760_000_000
-
-
-def write_csv(path: Path, columns: Mapping[str, Sequence[object]]) -> Path:
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(columns)
-        table.writerows(zip(*columns.values(), strict=True))
-    return path
 
 
 @pytest.mark.parametrize(

@@ -9,49 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.logs import reading_of, readings_of
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from helpers.logs import pairs, reading_of, readings_of, says, start_of, write_events, write_jsonl
 
 from trainer.config import ConfigError
 from trainer.scaling.comparability import check_seeds, warnings
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint
-from trainer.scaling.reading.read import Reading
 
 AIME = "val-core/HuggingFaceH4/aime_2024/acc/mean@32"
 MATH = "val-core/HuggingFaceH4/MATH-500/acc/mean@4"
-
-
-def pairs(curve: Curve) -> list[tuple[float, float]]:
-    return [(p.compute, pytest.approx(p.pass_rate)) for p in curve.points]
-
-
-def start_of(curve: Curve) -> float | None:
-    return curve.R0.pass_rate if isinstance(curve.R0, EvalPoint) else curve.R0
-
-
-def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def says(reading: Reading, *parts: str) -> bool:
-    """Whether a note contains all the parts, in one line."""
-    return any(all(part in note for part in parts) and "\n" not in note for note in reading.notes)
-
-
-def write_events(folder: Path, rows: Sequence[tuple[int, float, Mapping[str, float]]], suffix: str) -> Path:
-    writer = EventFileWriter(str(folder), filename_suffix=suffix)
-    for step, wall_time, values in rows:
-        summary = Summary(value=[Summary.Value(tag=t, simple_value=v) for t, v in values.items()])
-        writer.add_event(Event(step=step, wall_time=wall_time, summary=summary))
-    writer.close()
-    return folder
-
-
-def rename_events(folder: Path, suffix: str, name: str) -> None:
-    next(folder.glob(f"*{suffix}")).rename(folder / f"events.out.tfevents.{name}")
 
 
 def trl_history(evaluate: bool = True) -> list[dict[str, Any]]:
@@ -110,7 +74,7 @@ def test_trls_trainer_state_and_tensorboard_are_seeds_of_one_recipe_by_the_time_
         )
         for step in range(10, 31, 10)
     ]
-    events = write_events(tmp_path / "runs", rows, ".1")
+    events = write_events(tmp_path / "runs", rows)
     groups = readings_of(state, events, "--reward-column", "accuracy", "--devices", 10)
     assert groups[1].compute == "the sum of 'train/step_time' × 10 devices"
     assert [[p.compute for p in r.curve.points] for r in groups] == [[1, 2, 3], [1, 2, 3]]
@@ -136,13 +100,10 @@ def test_in_a_resumed_tensorboard_run_the_later_steps_count_and_the_pause_does_n
         return found
 
     end = {"train/total_flos": 0.0}
-    write_events(tmp_path, rows(0, 20, start, 0.125), ".1")
+    # start, host, process, and the writers it has made
+    write_events(tmp_path, rows(0, 20, start, 0.125), "1760000000.host.7.9.0")
     twice = [(40, start + 31_501, {"eval/reward": 0.25 + 38 / 256} | end)]  # the last evaluation, again
-    write_events(tmp_path, [*rows(15, 40, start + 30_000, 0.25), *twice], ".2")
-    rename_events(
-        tmp_path, ".1", "1760000000.host.7.9.0"
-    )  # start, host, process, and the writers it has made
-    rename_events(tmp_path, ".2", "1760000000.host.7.10.0")
+    write_events(tmp_path, [*rows(15, 40, start + 30_000, 0.25), *twice], "1760000000.host.7.10.0")
     reading = reading_of(tmp_path, "--devices", 60)  # a step is one GPU-hour
     assert [p.compute for p in reading.curve.points] == pytest.approx([8, 16, 24, 32, 40], abs=0.05)
     assert pairs(reading.curve)[1][1] == 0.25 + 16 / 256  # not 0.125 + 16 / 256
@@ -293,7 +254,7 @@ def test_an_evaluation_that_our_trainer_logs_late_is_no_resumption(tmp_path: Pat
     evaluated = [
         line(step, {"eval/pass_rate": step / 8, "eval/pass_rate_se": 0.1} | others) for step in (2, 4)
     ]
-    write_events(tmp_path, [*trained, *evaluated], ".1")
+    write_events(tmp_path, [*trained, *evaluated])
     reading = reading_of(tmp_path)
     assert [(p.compute, p.pass_rate) for p in reading.curve.points] == [(2, 0.25), (4, 0.5)]
     assert not says(reading, "made twice", "")

@@ -94,7 +94,9 @@ def a_run(law: Sigmoid = LAW, n: int = 13, name: str = "a", fallen: float = 0, t
 
 def run_of(curve: Curve, recipe: str | None = None, column: str = "pass_rate", *notes: str) -> Run:
     reading = Reading(curve, "'core_hours'", repr(column), "'se'", column, notes)
-    return Run(curve.name, recipe or curve.name, reading, fit_curve(curve), None)
+    return Run(
+        curve.name, recipe or curve.name, reading, fit_curve(curve), error_at_2x(backtest(curve)), None
+    )
 
 
 def test_the_first_screen_says_how_high_how_certain_and_at_what_cost() -> None:

@@ -17,8 +17,9 @@ import pytest
 from report_folder import HOSTILE, LAW, write_run
 
 from trainer.scaling import Curve, EvalPoint, fit_curve
+from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.reading.read import Reading
-from trainer.scaling.report import page
+from trainer.scaling.report.page import page
 from trainer.scaling.report.run import Run, run_of_folder
 
 START = (
@@ -71,7 +72,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def a_table(curve: Curve) -> Run:
     reading = Reading(curve, "'core_hours'", "'val/score'", "'se'", "val/score")
-    return Run(curve.name, curve.name, reading, fit_curve(curve), None)
+    return Run(curve.name, curve.name, reading, fit_curve(curve), error_at_2x(backtest(curve)), None)
 
 
 def named(run: Run, name: str) -> Run:

@@ -9,7 +9,8 @@ from trainer.config import ConfigError
 from trainer.scaling.commands import GroupCommand
 from trainer.scaling.comparability import check_seeds
 from trainer.scaling.reading.read import read_groups
-from trainer.scaling.report.page import write
+from trainer.scaling.report.page import draw, write
+from trainer.scaling.report.run import runs_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ examples:
             raise ConfigError(f"{self.svg} is a file; expected a folder for the pictures")
         groups = read_groups(inputs, self)
         check_seeds(groups)
-        pictures = {"svg": self.svg} if self.svg else {}
-        files = write(groups, self.out, pictures, self.confidence, self.within, self.same_metric)
-        print(*files, sep="\n")
+        runs = runs_of(groups, self.confidence, self.within)
+        print(write(runs, self.out, self.same_metric))
+        if self.svg:
+            print(*draw(runs, self.svg, "svg"), sep="\n")

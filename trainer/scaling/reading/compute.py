@@ -1,16 +1,26 @@
-"""The compute of the rows of a run: a column, steps × GPU-hours, or time × devices."""
+"""The compute of the rows of a run: a column, steps × GPU-hours, or time × devices.
+
+Time is the sum of the seconds of the steps, or that of a clock without pauses.
+"""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from trainer.config import ConfigError
 from trainer.scaling.reading import columns as names
-from trainer.scaling.reading.clock import elapsed
-from trainer.scaling.reading.log import Log
+from trainer.scaling.reading.log import Log, Mask
 from trainer.scaling.reading.options import ReadOptions
-from trainer.scaling.reading.values import Values, filled, numbers
+from trainer.scaling.reading.values import Values, filled, is_known, numbers
+
+SINCE_1970 = 1e9  # a clock that starts beyond this many seconds shows a date
+MILLISECONDS = 1e11  # a date beyond this many seconds is in milliseconds, or still smaller units
+PAUSE = (10.0, 3.0, 60.0)  # an interval as long as 10 steps, 3 times as long as its neighbours, 60 s longer
+NEIGHBOURS = 5  # on either side
+FALLS = 0.2  # share of rows from which a column is the time of each step; a clock falls only to begin again
 
 
 def compute_of(log: Log, path: Path, options: ReadOptions) -> tuple[Values, str, str]:
@@ -70,3 +80,118 @@ def _ledger_unit(path: Path) -> str | None:
         return str(json.loads(ledger.read_text())["unit"]) if ledger else None
     except (ValueError, KeyError, TypeError) as e:
         raise ConfigError(f"{ledger} has no unit ({e!r}); give --unit") from e
+
+
+def elapsed(log: Log, options: ReadOptions) -> tuple[Values, str]:
+    """Seconds of training up to each row (NaN: unknown), and the source."""
+    column, per_step = _time_column(log, options)
+    unit = options.time_unit or names.time_unit(column)
+    seconds = numbers(log.rows, column) * names.TIME_UNITS[unit or "s"][0]
+    first = next(iter(seconds[~np.isnan(seconds)].tolist()), 0.0)
+    if first > MILLISECONDS:  # a date in milliseconds or less
+        seconds /= 1000.0 ** math.ceil(math.log(first / MILLISECONDS, 1000))
+    if per_step is None:
+        if unit is None and column.lower() != "time":
+            log.notes.append(f"{column!r} is taken to be in seconds (--time-unit).")
+        falls = np.diff(seconds[~np.isnan(seconds)]) < 0
+        per_step = bool(len(falls) and falls.mean() > FALLS)
+    if per_step:  # a row after several steps counts for all of them
+        known = ~np.isnan(seconds) & ~np.isnan(log.steps)
+        spent = np.zeros(len(seconds))
+        spent[known] = seconds[known] * np.diff(np.maximum(log.steps[known], 0), prepend=0)
+        return np.cumsum(spent), f"the sum of {column!r}"
+    spent = _since_first(seconds, log)
+    return np.maximum(spent + _before_first(seconds, spent, column, log, options), 0.0), repr(column)
+
+
+def _time_column(log: Log, options: ReadOptions) -> tuple[str, bool | None]:
+    """The first column of time that is known in two rows or more."""
+    for column, per_step in names.time_columns(log.columns, options.time_column):
+        if sum(is_known(row.get(column)) for row in log.rows) >= min(2, len(log.rows)):
+            return column, per_step
+    if not any(names.likely(column, "--time-column") for column in log.columns):
+        raise ConfigError(
+            "there is no column of time, which --devices N needs; give --gpu-hours-per-step X instead, "
+            "the seconds of a step × GPUs / 3600"
+        )
+    listed = names.listed(log.columns, "--time-column")
+    raise ConfigError(f"no column is recognized as time; set --time-column to one of {listed}")
+
+
+def _since_first(clock: Values, log: Log) -> Values:
+    """Seconds since the first known row, without pauses."""
+    known = np.flatnonzero(~np.isnan(clock))
+    steps = np.diff(log.steps[known])
+    resumed = np.diff(np.cumsum(log.resumed)[known]) > 0
+    took = _intervals(clock[known], resumed)
+    if not np.isnan(steps).any():  # without steps, a long interval may be no pause
+        usual = _usual(took, steps, log.has_reward[known[1:]])
+        expected, (in_steps, longer, seconds) = usual * np.maximum(steps, 1.0), PAUSE
+        pause = (took > in_steps * usual) & (took > longer * expected) & (took - expected > seconds)
+        excess = took - expected
+        if pause.any():
+            total = excess[pause].sum()
+            length = f"{total / 3600:.1f} h" if total >= 3600 else f"{total / 60:.0f} min"
+            where = ", ".join(f"{step:g}" for step in log.steps[known[1:]][pause])
+            log.notes.append(f"Pauses, which are left out of the time: {length}, before step {where}.")
+        took = np.where(pause | resumed, expected, took)
+    spent = np.full(len(clock), math.nan)
+    spent[known] = np.concatenate([[0.0], np.cumsum(took)])[: len(known)]
+    return spent
+
+
+def _intervals(clock: Values, resumed: Mask) -> Values:
+    """The seconds between neighbours; 0 to a value that was logged late.
+
+    A clock that is no date begins again at 0 where the run was resumed, or where it falls by more than half.
+    """
+    took, high = [], clock[0] if len(clock) else 0.0
+    for t, again in zip(clock[1:].tolist(), resumed.tolist(), strict=True):
+        if t < high < SINCE_1970 and (again or t < high / 2):
+            took.append(t)
+            high = t
+        else:
+            took.append(max(0.0, t - high))
+            high = max(high, t)
+    return np.array(took)
+
+
+def _usual(took: Values, steps: Values, has_reward: Mask) -> Values:
+    """The usual seconds of a step in each interval: the median over the neighbours of its kind.
+
+    Intervals that contain an evaluation are of another kind, as are those in which no step was made.
+    """
+    rate = took / np.maximum(steps, 1)
+    usual = np.full(len(rate), np.median(rate) if len(rate) else 0.0)
+    for kind in (has_reward & (steps > 0), has_reward & (steps == 0), ~has_reward):
+        if kind.sum() > 2:
+            window = np.pad(rate[kind], NEIGHBOURS, mode="symmetric")
+            usual[kind] = np.median(sliding_window_view(window, 2 * NEIGHBOURS + 1), axis=1)
+    return usual
+
+
+def _before_first(clock: Values, spent: Values, column: str, log: Log, options: ReadOptions) -> float:
+    """Seconds of training before the first known row.
+
+    Without a row of step 0, a clock that starts at 0 is used as it is, and the start of a date is
+    extrapolated from the first row at the mean time per step.
+    """
+    known = np.flatnonzero(~np.isnan(clock))
+    if not len(known) or options.start == "first":
+        return 0.0
+    t, s, first = spent[known], log.steps[known], float(clock[known[0]])
+    if options.start is not None:
+        return first - float(options.start)
+    if s[0] <= 0:
+        return -float(t[s <= 0][-1])
+    if first < SINCE_1970:
+        if np.isnan(s[0]) and first > 0:
+            zero = f"Compute is counted from the zero of {column!r}"
+            log.notes.append(f"{zero}; --start first: from the first row.")
+        return first
+    if s[-1] > s[0]:
+        return float(t[-1] * s[0] / (s[-1] - s[0]))
+    raise ConfigError(
+        f"{column!r} is a date and no column counts steps, so the start of the run is unknown: give --start "
+        "with the date when training began, or --start first if the first row is from before step 1"
+    )

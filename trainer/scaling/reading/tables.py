@@ -5,13 +5,13 @@ import gzip
 import json
 import re
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
 from trainer.config import ConfigError
-from trainer.scaling.reading import console
 from trainer.scaling.reading.shapes import runs_of
 from trainer.scaling.reading.values import Row
 
@@ -27,6 +27,9 @@ OFFLINE = (
     "`rows = wandb.Api().run('ENTITY/PROJECT/RUN_ID').scan_history(); open('run.jsonl', 'w').writelines("
     "json.dumps(row) + '\\n' for row in rows)`, and give run.jsonl"
 )
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of a console
+STEP = re.compile(r"(?:^|[\s)])step:(\d+) - (\S.*)", re.MULTILINE)  # after ray's `(TaskRunner pid=1) `
+VALUE = re.compile(r"(.+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))\)?(?:\s.*)?")
 
 
 def read_tables(path: Path) -> tuple[Path, dict[str, list[Row]]]:
@@ -55,11 +58,10 @@ def read_tables(path: Path) -> tuple[Path, dict[str, list[Row]]]:
 
 def _chosen(path: Path) -> dict[str, list[Row]]:
     """The runs of FILE/RUN."""
-    tables = read_tables(path.parent)[1]
-    names = {name: name or str(rows[0].get("run", "")) for name, rows in tables.items()}
-    chosen = {names[k]: rows for k, rows in tables.items() if fnmatchcase(names[k], path.name)}
+    tables = {name or str(rows[0].get("run", "")): rows for name, rows in read_tables(path.parent)[1].items()}
+    chosen = {name: rows for name, rows in tables.items() if fnmatchcase(name, path.name)}
     if not chosen:
-        raise ConfigError(f"{path.parent} has no run {path.name!r}; it has {', '.join(names.values())}")
+        raise ConfigError(f"{path.parent} has no run {path.name!r}; it has {', '.join(tables)}")
     return chosen
 
 
@@ -74,8 +76,7 @@ def _file_in(folder: Path) -> Path:
             f"{folder} is a folder of {len(runs)} runs ({', '.join(runs[:3])} …); give {folder}/*"
         )
     states = folder.glob(f"checkpoint-*/{TRAINER_STATE}")
-    last = max(states, key=lambda p: int(p.parent.name.rpartition("-")[2]), default=None)
-    return last or folder
+    return max(states, key=lambda p: int(p.parent.name.rpartition("-")[2]), default=folder)
 
 
 def _event_runs(path: Path) -> dict[str, list[Row]]:
@@ -106,6 +107,7 @@ def _events(files: list[Path]) -> list[Row]:
 
 
 def _rows(path: Path) -> list[Row]:
+    """The rows of a file by its ending; else by what it begins with."""
     compressed = path.suffix == ".gz"
     kind = (path.with_suffix("") if compressed else path).suffix.lower()
     try:
@@ -115,25 +117,32 @@ def _rows(path: Path) -> list[Row]:
         text = content.decode("utf-8-sig")
         if "\0" in text:
             raise ValueError("it is not text")
-        if kind not in (".csv", ".tsv", ".jsonl", ".ndjson", ".json") and (rows := console.rows_of(text)):
-            return rows
-        if kind == ".json" or (kind not in (".csv", ".tsv", ".jsonl", ".ndjson") and text[:1] == "["):
-            return _json(text)
-        if kind in (".jsonl", ".ndjson") or text[:1] == "{":
-            return _json_lines(text)
-        return _table(text) if kind in (".csv", ".tsv") else _table_in(text)
+        return READERS.get(kind, _any)(text)
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path} is not text; {EXPECTED}") from e
     except (ValueError, csv.Error, OSError, EOFError, zlib.error) as e:
         raise ConfigError(f"{path}: {one_line(e)}; {EXPECTED}") from e
 
 
-def _table_in(text: str) -> list[Row]:
-    """The table of a file that may be any text."""
+def _any(text: str) -> list[Row]:
+    """A file that may be any text: verl's console log, JSON, JSON lines or a table."""
+    if rows := _console(text):
+        return rows
+    if text[:1] in ("[", "{"):
+        return _json(text) if text[:1] == "[" else _json_lines(text)
     with suppress(ValueError, csv.Error):
         if ((rows := _table(text)) and len(rows[0]) > 1) or not text.strip():
             return rows
     raise ValueError("it is neither a table nor a log with lines of metrics")
+
+
+def _console(text: str) -> list[Row]:
+    """Lines `step:4 - actor/loss:0.1 - val-core/aime/acc/mean@32:0.3` of verl, among any other output."""
+    rows = []
+    for step, metrics in STEP.findall(COLOURS.sub("", text)):
+        pairs = (VALUE.fullmatch(part) for part in metrics.split(" - "))
+        rows.append({"step": int(step), **{p[1]: float(p[2]) for p in pairs if p}})
+    return [row for row in rows if len(row) > 1]
 
 
 def _table(text: str) -> list[Row]:
@@ -187,6 +196,15 @@ def _objects(rows: Any) -> list[Row]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("a row is not an object")
     return rows
+
+
+READERS: dict[str, Callable[[str], list[Row]]] = {
+    ".csv": _table,
+    ".tsv": _table,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+}
 
 
 def _parquet(path: Path) -> list[Row]:

@@ -15,14 +15,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from trainer.jsonl import write_atomic
-from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.comparability import incomparable, warnings
 from trainer.scaling.compare import compare_fits, without_ranking
 from trainer.scaling.layout import amount
 from trainer.scaling.plot import plot, reward_title
-from trainer.scaling.reading.read import Reading, same_unit
+from trainer.scaling.reading.read import same_unit
 from trainer.scaling.report.charts import as_script, budgets, chart_data, whiskers
-from trainer.scaling.report.run import Run, by_recipe, run_of_folder, runs_of
+from trainer.scaling.report.run import Run, by_recipe, fits_of, run_of_folder
 from trainer.scaling.tables import parts
 from trainer.scaling.text import answers, cautions, compute_for_most
 
@@ -35,25 +34,20 @@ def write_report(run_dir: Path) -> None:
     write_atomic(run_dir / "report.html", page([run_of_folder(run_dir)]))
 
 
-def write(
-    groups: Mapping[str, Sequence[Reading]],
-    out: Path,
-    pictures: Mapping[str, Path],  # folders by the ending of their pictures: png, svg
-    confidence: float = 0.9,
-    within: float | None = None,
-    same_metric: bool = False,
-) -> list[Path]:
-    """Write the page of some recipes and, where asked, pictures of their curves; returns the files."""
-    runs = runs_of(groups, confidence, within)
+def write(runs: Sequence[Run], out: Path, same_metric: bool = False) -> Path:
+    """Write the page of some runs."""
     write_atomic(out, page(runs, same_metric))
-    files, named = [out], [(run.recipe, run.curve, run.fit) for run in runs]
-    for ending, folder in pictures.items():
-        folder.mkdir(parents=True, exist_ok=True)
-        curves, efficiency = (folder / f"{name}.{ending}" for name in ("curves", "efficiency"))
-        plot(named, curves, reward_title([run.reading.reward_column for run in runs]))
-        plot(named, efficiency, panels="efficiency")
-        files += [curves, efficiency]
-    return files
+    return out
+
+
+def draw(runs: Sequence[Run], folder: Path, ending: str) -> list[Path]:
+    """Write pictures of their curves, png or svg, into a folder; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = [(run.recipe, run.curve, run.fit) for run in runs]
+    curves, efficiency = (folder / f"{name}.{ending}" for name in ("curves", "efficiency"))
+    plot(named, curves, reward_title([run.reading.reward_column for run in runs]))
+    plot(named, efficiency, panels="efficiency")
+    return [curves, efficiency]
 
 
 def page(runs: Sequence[Run], same_metric: bool = False) -> str:
@@ -92,8 +86,7 @@ def page(runs: Sequence[Run], same_metric: bool = False) -> str:
 
 def compared(runs: Sequence[Run], same_metric: bool = False) -> dict[str, Any] | None:
     """What `compare` says of the recipes, by their runs that have a fit; None: there are not two of them."""
-    with_fit = by_recipe([run for run in runs if run.fit.draws])
-    fitted = {name: [(run.curve, run.fit) for run in group] for name, group in with_fit.items()}
+    fitted = fits_of([run for run in runs if run.fit.draws])
     if len(fitted) < 2:
         return None
     last = max(run.fit.compute_range[1] for run in runs)
@@ -171,7 +164,7 @@ def _view(i: int, run: Run, recipe: int, ahead: Sequence[float]) -> dict[str, An
         "notes": run.reading.notes,
         "ahead": [fit.at(c) if fit.predictable else None for c in ahead],
         "fit": fit,
-        "error_at_2x": error_at_2x(backtest(run.curve)),
+        "error_at_2x": run.error_at_2x,
         "answers": answers(run.curve, fit),
         "cost": compute_for_most(fit) if fit.identified else None,
         "cautions": cautions(fit) if fit.predictable else "",

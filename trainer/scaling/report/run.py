@@ -11,9 +11,10 @@ import numpy as np
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
 from trainer.run_folder import origin
+from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.curve.sigmoid import Curve
-from trainer.scaling.layout import short_names
+from trainer.scaling.layout import grouped, short_names
 from trainer.scaling.reading.read import Reading, read_inputs
 
 SAMPLES = 12
@@ -46,6 +47,7 @@ class Run:
     recipe: str  # the runs of one recipe differ by their seed
     reading: Reading
     fit: Fit
+    error_at_2x: float | None  # of a fit of its first half; None: there is no forecast
     record: Record | None  # None: a table, not a run folder
 
     @property
@@ -57,7 +59,7 @@ class Run:
 def runs_of(
     groups: Mapping[str, Sequence[Reading]], confidence: float = 0.9, within: float | None = None
 ) -> list[Run]:
-    """The runs of a report, by recipe; a curve whose name is a run folder gets the record of that folder."""
+    """The runs of a report, by recipe, fitted; a run folder with the record in it."""
     runs = []
     for recipe, readings in groups.items():
         seeds = short_names([reading.curve.name for reading in readings])
@@ -69,16 +71,19 @@ def runs_of(
             ours = all((folder / n).is_file() for n in ("config.yaml", "metrics.jsonl"))
             record = read_record(folder) if ours else None
             name = recipe if len(readings) == 1 else f"{recipe}: {seed}"
-            runs.append(Run(name, recipe, reading, fit_curve(curve, confidence, within), record))
+            error = error_at_2x(backtest(curve))
+            runs.append(Run(name, recipe, reading, fit_curve(curve, confidence, within), error, record))
     return runs
 
 
-def by_recipe(runs: Sequence[Run]) -> Mapping[str, Sequence[Run]]:
+def by_recipe(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs of each recipe, in the order of the first ones."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.recipe, []).append(run)
-    return groups
+    return grouped((run.recipe, run) for run in runs)
+
+
+def fits_of(runs: Sequence[Run]) -> dict[str, list[tuple[Curve, Fit]]]:
+    """Their curves and fits by recipe, as `compare_fits` takes them."""
+    return grouped((run.recipe, (run.curve, run.fit)) for run in runs)
 
 
 def run_of_folder(folder: Path) -> Run:
