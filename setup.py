@@ -136,7 +136,6 @@ else:
                 "pytest>=8",
                 "pytest-timeout",
                 "pytest-xdist",
-                "pytest-benchmark",
                 "hypothesis",
                 "playwright",
                 "ruff",

@@ -1,33 +1,36 @@
-"""The torch engine beside transformers' `generate` and vLLM (where installed), in one run, interleaved.
+"""The torch engine beside transformers' `generate` and, on a CPU, vLLM (where installed), in turns.
 
-  python -m bench.engine                                     tokens/s: median, range, and the engine's ratio
-  .venv-vllm/bin/python -m bench.engine --out engine.json    with vLLM, after `make setup-vllm`
+  python -m bench engine                                      tokens/s: median, range, and the engine's ratio
+  .venv-vllm/bin/python -m bench engine --out engine.jsonl    with vLLM, after `make setup-vllm`
+  python -m bench engine --model qwen3-0.6b                   on a GPU: bf16, 96 sequences of 256 new tokens
 
-Each generates 64 new tokens for each of 32 sequences, on the same weights and prompts, at temperature 1.
+Each generates as many new tokens for each sequence, on the same weights and prompts, at temperature 1. Where
+the model is a shape of bench/learner/step.py other than smollm2-135m, its weights are random.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib.util
-import platform
 import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from bench import records
-from bench.measure import interleaved
+from bench.harness import Case, Row, cores
+from bench.learner.step import MODELS, TINY, save_model
+from bench.measure import DEVICE, milliseconds, rounds_of
+from bench.table import table
 from trainer.config import Config
 from trainer.engines.torch.engine import TorchEngine
 from trainer.engines.vllm.engine import LocalVLLM
@@ -35,113 +38,131 @@ from trainer.engines.vllm.process import Sample
 from trainer.models.resolve import resolve_model
 from trainer.types import Request
 
-SEQUENCES, PROMPT, NEW = 32, 16, 64
+CUDA = DEVICE == "cuda"
+OPTIONS: dict[str, Any] = {
+    "model": ("smollm2-135m", "built-in name, shape, folder or hub name"),
+    "dtype": ("bfloat16" if CUDA else "float32", "of the weights", ("float32", "bfloat16")),
+    "sequences": (96 if CUDA else 32, "sequences at once"),
+    "tokens": (256 if CUDA else 64, "new tokens of each"),
+    "rounds": (5, "timed calls of each"),
+    "threads": (cores(), "CPU threads"),
+}
+PROMPT = 16  # tokens
+OURS = "torch engine"
 Work = Callable[[], int]  # generates; the number of tokens
 
 
-def providers(folder: str, threads: int) -> dict[str, Work]:
-    """Generators on the same weights and prompts, at temperature 1, without a stop at EOS."""
-    torch.set_num_threads(threads)
-    engine = TorchEngine(folder, torch.float32, True, slots=SEQUENCES)
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    prompts = random_prompts() % reference.config.vocab_size
-    ids = torch.tensor(prompts)
+def providers(options: Namespace, folder: str, stack: ExitStack) -> dict[str, Callable[[], Work]]:
+    """What starts each generator."""
+    named = {OURS: ours, "transformers generate": generate}
+    if importlib.util.find_spec("vllm") and not CUDA:
+        named["vLLM"] = partial(vllm, stack=stack)
+    return {name: cache(partial(start, options, folder)) for name, start in named.items()}
 
-    def ours() -> int:
+
+def requests(options: Namespace, vocabulary: int) -> list[Request]:
+    """One request for each row of random token ids."""
+    rows = np.random.default_rng(0).integers(100, 40_000, (options.sequences, PROMPT)) % vocabulary
+    return [
+        Request(f"r{i}", tuple(row.tolist()), 1, options.tokens, 1.0, frozenset(), i)
+        for i, row in enumerate(rows)
+    ]
+
+
+def ours(options: Namespace, folder: str) -> Work:
+    """The embedded engine."""
+    engine = TorchEngine(folder, getattr(torch, options.dtype), True, options.sequences, DEVICE)
+
+    def run() -> int:
         before = engine.generated
-        for request in requests(prompts):
+        for request in requests(options, engine.model.config.vocab_size):
             engine.submit(request)
         while not engine.idle:
             engine.step()
         return engine.generated - before
 
-    def generate() -> int:
+    return run
+
+
+def generate(options: Namespace, folder: str) -> Work:
+    """transformers' `generate`, without a stop at EOS."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, options.dtype)).eval()
+    model.to(DEVICE)
+    prompts = [request.prompt_ids for request in requests(options, model.config.vocab_size)]
+    ids = torch.tensor(prompts, device=DEVICE)
+
+    def run() -> int:
         with torch.inference_mode():
-            out = reference.generate(
+            out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, top_p=1.0,
-                max_new_tokens=NEW, min_new_tokens=NEW, pad_token_id=0,
+                max_new_tokens=options.tokens, min_new_tokens=options.tokens, pad_token_id=0,
             )  # fmt: skip
-        return SEQUENCES * (out.shape[1] - PROMPT)
+        return len(ids) * (out.shape[1] - PROMPT)
 
-    return {"torch engine": ours, "transformers generate": generate}
-
-
-def random_prompts() -> NDArray[np.int64]:
-    """(SEQUENCES, PROMPT) token ids."""
-    return np.random.default_rng(0).integers(100, 40_000, (SEQUENCES, PROMPT))
+    return run
 
 
-def requests(prompts: NDArray[np.int64]) -> list[Request]:
-    """One request for each row of token ids."""
-    return [
-        Request(f"r{i}", tuple(map(int, prompt)), 1, NEW, 1.0, frozenset(), i)
-        for i, prompt in enumerate(prompts)
-    ]
-
-
-def vllm(folder: str, threads: int, stack: ExitStack) -> Work:
+def vllm(options: Namespace, folder: str, stack: ExitStack) -> Work:
     """The same work by vLLM with the settings of a run; its processes end with the stack."""
     config = Config(run_dir=stack.enter_context(tempfile.TemporaryDirectory()))
-    config = replace(config, engine=replace(config.engine, slots=SEQUENCES, max_new_tokens=NEW))
+    engine_config = replace(config.engine, slots=options.sequences, max_new_tokens=options.tokens)
+    config = replace(config, engine=engine_config)
     runner = stack.enter_context(asyncio.Runner())
 
     async def start() -> LocalVLLM:
-        engine = LocalVLLM(config, folder, threads, Path(config.run_dir) / "none")
+        engine = LocalVLLM(config, folder, options.threads, Path(config.run_dir) / "none")
         await engine.load(0)
         return engine
 
-    began = time.perf_counter()
     engine = runner.run(start())
-    print(f"vLLM started in {time.perf_counter() - began:.0f} s")
     stack.callback(lambda: runner.run(engine.close()))
-    prompts = random_prompts()
 
-    async def generate() -> int:
-        done = await asyncio.gather(*(engine.sample(Sample(r, 0), 0) for r in requests(prompts)))
+    async def run() -> int:
+        done = await asyncio.gather(*(engine.sample(Sample(r, 0), 0) for r in requests(options, 40_000)))
         return sum(len(c.token_ids) for c in done)
 
-    return lambda: runner.run(generate())
+    return lambda: runner.run(run())
 
 
-def measure(work: dict[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Tokens/s per round; the providers take turns, so that a slow moment of the machine affects all."""
-    tokens = {name: run() for name, run in work.items()}  # this is the warm-up
-    times, failed = interleaved(work, rounds, "cpu")
-    for error in failed.values():
-        raise error
-    return {name: [1e3 * tokens[name] / ms for ms in times[name]] for name in work}
+def cases(options: Namespace) -> Iterator[Case]:
+    """Every generator, once a round."""
+    torch.set_num_threads(options.threads)
+    stack = ExitStack()
+    atexit.register(stack.close)
+    if options.model in MODELS and options.model != "smollm2-135m":
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-engine-"))
+        save_model(replace(TINY, model=options.model, device=DEVICE, dtype=options.dtype), folder)
+    else:
+        folder = resolve_model(options.model)
+    started = providers(options, folder, stack)
+    warm = {name: cache(lambda start=start: start()()) for name, start in started.items()}
+
+    def measure(name: str) -> Row:
+        tokens = warm[name]()
+        return {"provider": name, "tokens_per_s": 1e3 * tokens / milliseconds(started[name](), DEVICE)}
+
+    for i, order in enumerate(rounds_of(list(started), options.rounds), 1):
+        for name in order:
+            yield f"{name}: round {i}", partial(measure, name)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the table, write the record where asked."""
-    tracked = "engine-cpu.json"
-    parser = records.parser("engine", __doc__, tracked, rounds=5, threads=records.cores())
-    parser.add_argument("--model", default="smollm2-135m", help="built-in name, folder or hub name")
-    args = parser.parse_args(argv)
-    with ExitStack() as stack:
-        folder = resolve_model(args.model)
-        work = providers(folder, args.threads)
-        if importlib.util.find_spec("vllm"):
-            work["vLLM"] = vllm(folder, args.threads, stack)
-        rates = measure(work, args.rounds)
-    ours, *others = rates
-    ratios = {name: [a / b for a, b in zip(rates[ours], rates[name], strict=True)] for name in others}
-    isa = torch.backends.cpu.get_cpu_capability()
-    result = {
-        "machine": f"{platform.machine()}, {args.threads} threads, {isa}",
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "tokens_per_s": rates,
-        "ratio": ratios,  # of the torch engine to each
-    }
-    lines = [f"{SEQUENCES} sequences x {NEW} tokens, fp32, {result['machine']}, torch {torch.__version__}"]
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """Tokens/s of each, and the engine's ratio to each, round by round: medians and ranges."""
+    o, machine = head["options"], head["machine"]
+    rates: dict[str, dict[str, float]] = {}
+    for row in rows:
+        rates.setdefault(row["provider"], {})[row["case"].rpartition(" ")[2]] = row["tokens_per_s"]
+    lines = []
     for name, values in rates.items():
-        ends = f"({min(values):.0f} to {max(values):.0f})"
-        lines.append(f"{name:22} {statistics.median(values):7.0f} tok/s  {ends}")
-    for name, values in ratios.items():
-        ends = f"({min(values):.2f} to {max(values):.2f})"
-        lines.append(f"torch engine / {name:20} {statistics.median(values):5.2f}  {ends}")
-    return records.finish(args, tracked, result, "\n".join(lines))
+        ratios = [rates[OURS][i] / rate for i, rate in values.items() if i in rates.get(OURS, {})]
+        cells = [_range(list(values.values()), ".0f"), _range(ratios, ".2f") if name != OURS else "–"]
+        lines.append([name, *cells])
+    return (
+        f"{o['sequences']} sequences × {o['tokens']} tokens, {o['model']}, {o['dtype']}, "
+        f"{machine.get('card') or machine['cpu']}, {machine['isa']}, {o['threads']} threads, torch "
+        f"{head['versions']['torch']}\n" + table(("", "tokens/s", "of the torch engine"), lines)
+    )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _range(values: Sequence[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import platform
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 
-ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+T = TypeVar("T")
 
 
 def milliseconds(call: Callable[[], object], device: str) -> float:
@@ -46,33 +50,6 @@ def rounds_of(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
         yield [*names[first:], *names[:first]]
 
 
-def interleaved(
-    calls: Mapping[str, Callable[[], object]],
-    rounds: int,
-    device: str,
-    say: Callable[[str], None] = lambda line: None,
-) -> tuple[dict[str, list[float]], dict[str, Exception]]:
-    """Milliseconds per round of each call, and the errors of those that failed, which are not called again.
-
-    The calls take turns, so that a slow moment of the machine affects all of them.
-    """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    failed: dict[str, Exception] = {}
-    began = time.perf_counter()
-    for i, order in enumerate(rounds_of(list(calls), rounds), 1):
-        for name in order:
-            if name in failed:
-                continue
-            try:
-                times[name].append(milliseconds(calls[name], device))
-            except Exception as error:
-                failed[name] = error.with_traceback(None)  # its frames would hold tensors
-            gc.collect()
-        left = (time.perf_counter() - began) / i * (rounds - i)
-        say(f"round {i}/{rounds} timed, about {left:.0f} s left")
-    return times, failed
-
-
 def summary(times: list[float]) -> dict[str, float]:
     """Median and quartiles of milliseconds."""
     if len(times) < 2:
@@ -95,79 +72,66 @@ def cuda_peak_bytes(call: Callable[[], object]) -> int:
     return int(torch.cuda.max_memory_allocated() - before)
 
 
-def resident_peak_bytes(call: Callable[[], object]) -> tuple[int, str]:
-    """Growth of this process's peak resident memory while `call` runs, results included, and how it was read.
+def resident_peak_bytes(call: Callable[[], object]) -> int:
+    """Growth of this process's peak resident memory while `call` runs, results included.
 
     Call it in a process of its own, after one warm-up call: then memory that a library keeps for good does
-    not count. On Linux the kernel's high-water mark is reset just before the call.
+    not count. Linux only: the kernel's high-water mark is reset just before the call.
     """
     gc.collect()
-    try:
-        before = _status("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, see proc(5)
-        call()
-        return max(0, _status("VmHWM") - before), "VmHWM, reset before the second call, own process"
-    except OSError:
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        call()
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
-        return grown * unit, "ru_maxrss growth over the first call's peak (a lower bound), own process"
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, see proc(5)
+    call()
+    return max(0, process_peak_bytes() - before)
 
 
 def process_peak_bytes() -> int:
-    """Peak resident memory of this process since it began; without /proc by ru_maxrss, which a child
-    inherits from its parent."""
-    try:
-        return _status("VmHWM")
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    """Peak resident memory of this process since it began."""
+    return _status("VmHWM")
 
 
 def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def alone(function: Callable[..., T], *args: object, environment: Mapping[str, str] | None = None) -> T:
+    """The function's result from a new process of its own; one that is killed is an error."""
+    with mock.patch.dict(os.environ, environment or {}), ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
 
 
 # ------------------------------------------------------------------------------------------------ machine
 
 
-def machine(device: str) -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """The machine that the numbers were measured on."""
-    found: dict[str, Any] = {
-        "system": platform.system(),
-        "arch": platform.machine(),
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "isa": torch.backends.cpu.get_cpu_capability(),
-        "flags": _cpu_flags(),
-    }
-    if device == "cuda":
+    facts: dict[str, Any] = {
+        "cpu": _cpu_name(), "cores": os.cpu_count(), "isa": torch.backends.cpu.get_cpu_capability(),
+    }  # fmt: skip
+    if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
-        found |= {
-            "card": properties.name,
-            "capability": f"{properties.major}.{properties.minor}",
-            "memory_gib": round(properties.total_memory / 2**30, 1),
+        facts |= {
+            "card": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1),
             "cuda": torch.version.cuda,
-        }
-    return found
-
-
-def _cpuinfo(key: str) -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
+        }  # fmt: skip
+    return facts
 
 
 def _cpu_name() -> str:
-    return _cpuinfo("model name") or platform.processor() or "unknown"
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        return names[0] if names else platform.machine()
+    return platform.processor()
 
 
-def _cpu_flags() -> list[str]:
-    flags = set(_cpuinfo("flags").split())
-    return [flag for flag in ISA_FLAGS if flag in flags]
+def versions() -> dict[str, str]:
+    """Versions of torch, transformers, and what the loss is compared with; "missing" if there is none."""
+    installed = {"torch": str(torch.__version__)}
+    for name in ("triton", "transformers", "liger_kernel", "cut_cross_entropy", "trl", "vllm"):
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            installed[name] = "missing"
+    return installed

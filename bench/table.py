@@ -1,4 +1,4 @@
-"""Tables, made from the JSON records alone: for a terminal, and in Markdown."""
+"""Tables, made from the records alone: for a terminal, and in Markdown."""
 
 from __future__ import annotations
 
@@ -29,13 +29,6 @@ def number(value: Any, form: str = ".3g") -> str:
     if value is None or value != value:
         return "–"
     return value if isinstance(value, str) else format(value, form)
-
-
-def spread(summary: dict[str, float] | None, form: str) -> list[str]:
-    """Two cells: the median, and low to high; dashes where nothing was measured."""
-    if not summary:
-        return ["–", "–"]
-    return [format(summary["median"], form), f"{summary['low']:{form}}–{summary['high']:{form}}"]
 
 
 def bar(name: str, value: float, limit: float, most: bool = False) -> str:

@@ -15,16 +15,16 @@ from trainer.jsonl import read_lines
 
 
 def problems(run_dir: Path, prompts: int, prompts_per_step: int, lag: int) -> list[str]:
-    """What is wrong, one line each; of a run without no-positive-resampling or groups set aside."""
+    """Everything wrong, one line each; of a run without no-positive-resampling or groups set aside."""
     rows = list(read_lines(run_dir / "metrics.jsonl"))
     steps = [row["step"] for row in rows if "eval/pass_rate" not in row]
     evaluated = Counter(row["step"] for row in rows if "eval/pass_rate" in row)
     last = max(steps, default=0)
     lacks, again = sorted({*range(1, last + 1)} - {*steps}), [s for s, n in Counter(steps).items() if n > 1]
-    found = [f"metrics.jsonl lacks the steps {lacks}"] if lacks else []
-    found += [f"metrics.jsonl has the steps {again} again"] if again else []
-    found += ["the steps in metrics.jsonl are not in order"] if steps != sorted(steps) else []
-    found += [f"step {step} was evaluated {n} times" for step, n in evaluated.items() if n > 1]
+    wrong = [f"metrics.jsonl lacks the steps {lacks}"] if lacks else []
+    wrong += [f"metrics.jsonl has the steps {again} again"] if again else []
+    wrong += ["the steps in metrics.jsonl are not in order"] if steps != sorted(steps) else []
+    wrong += [f"step {step} was evaluated {n} times" for step, n in evaluated.items() if n > 1]
     issued: dict[int, dict[str, Any]] = {}
     finished: dict[int, dict[str, Any]] = {}
     trained: dict[int, dict[str, Any]] = {}
@@ -41,17 +41,17 @@ def problems(run_dir: Path, prompts: int, prompts_per_step: int, lag: int) -> li
         groups = range(first, first + prompts_per_step)
         record = trained.get(step, {})
         if (record.get("first"), record.get("last")) != (groups[0], groups[-1]):
-            found.append(f"step {step} was trained on {record}, not on groups {groups[0]} to {groups[-1]}")
+            wrong.append(f"step {step} was trained on {record}, not on groups {groups[0]} to {groups[-1]}")
         for group in groups:
             if group not in issued or group not in finished:
-                found.append(f"group {group} of step {step} is not in the journal")
+                wrong.append(f"group {group} of step {step} is not in the journal")
                 continue
             epochs[issued[group]["epoch"]][issued[group]["prompt_id"]] += 1
             versions = unpack(finished[group])["versions"][1]
             if not step - 1 - lag <= versions.min() <= versions.max() <= step - 1:
-                found.append(f"group {group} has tokens of versions {set(versions.tolist())} in step {step}")
+                wrong.append(f"group {group} has tokens of versions {set(versions.tolist())} in step {step}")
     for epoch, counts in epochs.items():
-        found += [f"epoch {epoch} has prompt {p} {n} times" for p, n in counts.items() if n > 1]
+        wrong += [f"epoch {epoch} has prompt {p} {n} times" for p, n in counts.items() if n > 1]
         if epoch < max(epochs) and len(counts) != prompts:
-            found.append(f"epoch {epoch} has {len(counts)} of {prompts} prompts")
-    return found
+            wrong.append(f"epoch {epoch} has {len(counts)} of {prompts} prompts")
+    return wrong

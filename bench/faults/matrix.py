@@ -1,72 +1,84 @@
-"""The cells of the fault matrix: which process meets which fault, in which phase of a run.
+"""The fault matrix: every process of a run, in every phase, is killed or frozen at a random instant; disks
+are full, folders read-only, the clock jumps. Each run must recover or end in one clear line that names the
+culprit, within its deadline; be resumed; and its books must add up: no prompt lost, none trained on twice,
+no process, shared memory or semaphore left.
 
-A phase begins when a role enters a state (the ledger's states); the fault comes a random time after that.
+    python -m bench faults --out FILE               one instant in every cell: hours; goes on with FILE
+    python -m bench faults --only learner --runs 3  three in each cell whose name contains the word
+    python -m bench faults --table FILE             the table of docs/reliability.md
+
+Disks and read-only folders need root, who alone can mount them, and vLLM's cells an environment with vLLM
+(`.venv-vllm/bin/python -m bench faults --only vLLM`); without them these cells are left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib.util
+import os
+import statistics
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
-ROLES = (
-    "launcher", "controller", "learner", "learner-1", "engine", "engine-1", "fork server", "verifier worker",
-)  # fmt: skip
-VLLM = "vLLM engine"
-# phase -> the role and state that it begins with, and how long after that a fault comes at most, in seconds
-PHASES = {
-    "start-up": ("", "", 8.0),
-    "generating": ("engine", "generate", 0.05),
-    "pushing weights": ("engine", "weight_update", 0.01),
-    "training": ("learner", "forward_backward", 0.08),
-    "writing a checkpoint": ("learner", "checkpoint", 0.2),
-    "evaluating": ("engine", "evaluate", 0.1),
-    "ending": ("", "", 0.8),
+from bench.faults.cells import FULL, READ_ONLY, VLLM, Cell, all_cells
+from bench.faults.trial import try_cell
+from bench.harness import Case, Row, chosen
+from bench.table import markdown
+
+OPTIONS: dict[str, Any] = {
+    "runs": (1, "instants in each cell"),
+    "only": ("", "comma-separated: cells whose name contains one of these"),
 }
-KILLED, FROZEN, FULL, READ_ONLY, CLOCK = "killed", "frozen", "disk full", "read-only folder", "clock jumps"
-NAN, INF = "NaN gradient", "infinite log-probability"
-FATAL = ("launcher", "controller", "learner", "learner-1")  # whose death ends the run, to be resumed
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell; `name` is unique."""
-
-    role: str
-    phase: str
-    fault: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.role}, {self.phase}, {self.fault}"
-
-    @property
-    def process(self) -> str:
-        """The role's name in the run."""
-        return "engine" if self.role == VLLM else self.role
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """A second rank or engine for the cells that are about it."""
-        if self.role == "learner-1":
-            return ("--learner.ranks", "2")
-        if self.role == VLLM:
-            return ("--engine.kind", "vllm")
-        return ("--engine.count", "2") if self.role == "engine-1" else ("--engine.count", "1")
-
-    @property
-    def fatal(self) -> bool:
-        """Whether the run may end, if it says why."""
-        return (
-            self.fault in (FROZEN, INF)
-            or self.role in (*FATAL, "run folder")
-            or self.phase in ("start-up", "ending")
-        )
+def cases(options: Namespace) -> Iterator[Case]:
+    """The cells that this user, in this environment, can try."""
+    cells = {cell.name: cell for cell in all_cells()}
+    for name in chosen(options.only, cells):
+        cell = cells[name]
+        if cell.role == VLLM and importlib.util.find_spec("vllm") is None:
+            continue
+        if cell.fault in (FULL, READ_ONLY) and os.geteuid():
+            continue
+        for i in range(1, options.runs + 1):
+            yield f"{name}, {i}", partial(measure, cell, i)
 
 
-def all_cells() -> list[Cell]:
-    """The matrix. Disks are full, and folders read-only, where something is written; numbers are not finite
-    where something computes."""
-    cells = [Cell(role, phase, fault) for fault in (KILLED, FROZEN) for role in ROLES for phase in PHASES]
-    cells += [Cell("run folder", phase, FULL) for phase in ("generating", "writing a checkpoint", "ending")]
-    cells += [Cell("run folder", "writing a checkpoint", READ_ONLY), Cell("machine", "generating", CLOCK)]
-    cells += [Cell("learner", "training", NAN), Cell("engine", "generating", INF)]
-    return cells + [Cell(VLLM, phase, fault) for fault in (KILLED, FROZEN) for phase in PHASES]
+def measure(cell: Cell, i: int) -> Row:
+    """What became of the run, and the invariants that it violated."""
+    row = try_cell(cell, f"{cell.name} {i}")
+    return row | {"violated": (violated := failures(row)), "failed": bool(violated)}
+
+
+def failures(row: Row) -> list[str]:
+    """The violated invariants of one case."""
+    cell, ended, line = Cell(row["role"], row["phase"], row["fault"]), row["ended"], row["line"]
+    violated = [*row["problems"], *(f"orphan: {line}" for line in row["orphans"])]
+    violated += [f"left in shared memory: {name}" for name in row["leaked"]]
+    if ended in ("hang", "missed") or (ended == "error" and not cell.fatal):
+        violated.append(f"{ended} {line}".strip())
+    if ended == "error" and not any(word in line for word in cell.culprit):
+        violated.append(f"the culprit is not named: {line!r}")
+    return violated
+
+
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """Markdown: by role and fault, what became of the run, how soon, and how often something was wrong."""
+    columns = ["process", "fault", "instants", "recovered", "ended in one line"]
+    columns += ["seconds, median (most)", "failures"]
+    lines, text = [], []
+    phases = Counter((cell.role, cell.fault) for cell in all_cells())
+    for role, fault in dict.fromkeys((row["role"], row["fault"]) for row in rows):
+        group = [row for row in rows if (row["role"], row["fault"]) == (role, fault)]
+        ended = Counter(row["ended"] for row in group)
+        seconds = [row["seconds"] for row in group]
+        tried = f"{len({row['phase'] for row in group})} of {phases[role, fault]} phases"
+        lines.append([
+            role, fault, f"{len(group)} in {tried}", str(ended["recovered"] + ended["complete"]),
+            str(ended["error"] + ended["killed"]), f"{statistics.median(seconds):.1f} ({max(seconds):.1f})",
+            str(sum(len(row["violated"]) for row in group)),
+        ])  # fmt: skip
+        text += [f"{row['case']}: {'; '.join(row['violated'])}" for row in group if row["violated"]]
+    return "\n".join([markdown(columns, lines), *text])

@@ -17,7 +17,7 @@ from threading import Thread
 from typing import IO
 
 from bench.faults import machine
-from bench.records import ROOT
+from bench.harness import ROOT
 from trainer.jsonl import read_lines
 
 INJECT = Path(__file__).parent / "inject"

@@ -1,6 +1,6 @@
 """A long run under random faults: are memory, files, threads and shared memory flat, and the books right?
 
-  python -m bench.faults.soak --minutes 60      `make soak`
+  python -m bench faults.soak --minutes 60      `make soak`
 
 Every 20 to 60 seconds a process is killed: mostly an engine, the verifiers' fork server or a worker, which
 the run must survive; one time in six the launcher, the controller or the learner, after which it is resumed.
@@ -13,20 +13,23 @@ from __future__ import annotations
 import random
 import signal
 import statistics
-import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from bench import records
 from bench.faults import machine
 from bench.faults.run import START_DEADLINE_S, Run
 from bench.faults.trial import audit
+from bench.harness import Case, Row
 from bench.table import table
 
+OPTIONS: dict[str, Any] = {"minutes": (60.0, "length")}
 SURVIVED = ("engine", "engine-1", "fork server", "verifier worker")
 FATAL = ("launcher", "controller", "learner")  # whose growth counts
 SAMPLE_S = 2.0
@@ -120,21 +123,26 @@ def growth(samples: Sequence[float]) -> float:
     return statistics.median(samples[-quarter:]) / before - 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 1 if anything was wrong."""
-    args = records.parser("faults.soak", __doc__, minutes=60.0, seed=0).parse_args(argv)
-    lives, faults, wrong = soak(args.minutes, args.seed)
-    rows = []
-    for role, samples in zip(FATAL, lives, strict=True):
-        columns = list(zip(*((s.memory_mb, s.files, s.threads, s.shared_mb) for s in samples), strict=True))
+def measure(minutes: float) -> Row:
+    """The longest lives by role, the faults, and what was wrong."""
+    lives, faults, wrong = soak(minutes, seed=0)
+    samples = {role: [asdict(s) for s in life] for role, life in zip(FATAL, lives, strict=True)}
+    return {"lives": samples, "faults": faults, "wrong": wrong, "failed": bool(wrong)}
+
+
+def cases(options: Namespace) -> Iterator[Case]:
+    """The run is one case."""
+    yield "soak", partial(measure, options.minutes)
+
+
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """What the longest life of each role held, and how much that grew."""
+    (row,), lines = rows, []
+    for role, samples in row["lives"].items():
+        columns = list(zip(*(s.values() for s in samples), strict=True))
         cells = [f"{statistics.median(c):.4g} ({growth(c):+.1%})" for c in columns]
-        rows.append([role, f"{len(samples) * SAMPLE_S / 60:.1f}", *(cells or ["-"] * 4)])
-    head = ("process", "longest life, minutes", "memory MB (growth)", "files", "threads", "shared MB")
-    print(table(head, rows))
+        lines.append([role, f"{len(samples) * SAMPLE_S / 60:.1f}", *(cells or ["-"] * 4)])
+    names = ("process", "longest life, minutes", "memory MB (growth)", "files", "threads", "shared MB")
+    faults, wrong = row["faults"], row["wrong"]
     counts = ", ".join(f"{role} {faults.count(role)}" for role in (*SURVIVED, *FATAL))
-    print(f"\n{len(faults)} killed: {counts}. Wrong: {'; '.join(wrong) or 'nothing'}.")
-    return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return f"{table(names, lines)}\n\n{len(faults)} killed: {counts}. Wrong: {'; '.join(wrong) or 'nothing'}."

@@ -1,4 +1,4 @@
-"""One cell of the matrix: a run that meets its fault several times, is resumed each time, and is audited."""
+"""One cell of the matrix: a run that meets its fault, is resumed, and is audited."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from bench.faults import ledger_check, machine
-from bench.faults.matrix import CLOCK, FROZEN, FULL, INF, KILLED, NAN, PHASES, READ_ONLY, VLLM, Cell
+from bench.faults.cells import CLOCK, FROZEN, FULL, INF, KILLED, NAN, PHASES, READ_ONLY, VLLM, Cell
 from bench.faults.run import DEADLINE_S, LAG, PROMPTS, PROMPTS_PER_STEP, START_DEADLINE_S, Run
+from bench.harness import Row
 
 GRACE_S = 25.0  # beyond the deadline, for the launcher to end what is left
 FROZEN_LAUNCHER_S = 5.0  # it is stopped and continued, as by Ctrl-Z and fg
@@ -23,29 +23,23 @@ ORPHANS_S = DEADLINE_S + GRACE_S  # for the roles to end after their launcher wa
 ROUNDS = 4  # optimizer steps after which a run is at work again: more than can have been under way
 MORE_STEPS = 4
 DISK_BYTES = 100_000_000
-Row = dict[str, Any]
 
 
-def try_cell(cell: Cell, instants: int, seed: str) -> Row:
-    """The cell's row: what became of the run at each instant, and what its books lack at the end."""
-    rng, rows = random.Random(f"{seed} {cell.name}"), list[Row]()
+def try_cell(cell: Cell, seed: str) -> Row:
+    """What became of the run, what it left, and what its books lack at the end."""
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with _disk(folder, cell.fault):
-            while len(rows) < instants:
-                rows.append(_meet(cell, folder, rng))
-                if rows[-1]["ended"] in ("hang", "missed"):
-                    break
+            row = asdict(cell) | _meet(cell, folder, random.Random(seed))
             end = audit(folder, cell.flags)
-            leaked = sorted(machine.shared_files(folder))
-        return asdict(cell) | {"instants": rows, "end": end, "leaked": leaked}
+            row["orphans"] = row.get("orphans", []) + end["orphans"]
+        return row | {"problems": end["problems"], "leaked": sorted(machine.shared_files(folder))}
 
 
 def _meet(cell: Cell, folder: Path, rng: random.Random) -> Row:
-    """Start or resume the run, let the fault happen at a random instant of the phase, and watch."""
+    """Start the run, let the fault happen at a random instant of the phase, and watch."""
     jump = {"FAULTS_CLOCK_JUMP": "86400"} if cell.fault == CLOCK else {}
-    last = _steps(folder)
-    steps = last + MORE_STEPS if cell.phase == "ending" or cell.fault == CLOCK else 100_000
+    steps = MORE_STEPS if cell.phase == "ending" or cell.fault == CLOCK else 100_000
     run = Run(folder, (*cell.flags, "--pipeline.steps", str(steps)), jump)
     try:
         if cell.fault == CLOCK:
@@ -145,7 +139,7 @@ def _cause(cell: Cell, run: Run) -> Callable[[], object]:
 
 
 def _at_work(cell: Cell, run: Run, began: float, step: int) -> Callable[[], bool]:
-    """Whether the run has recovered: optimizer steps follow, and an engine that was killed is back."""
+    """A check that the run has recovered: optimizer steps follow, and an engine that was killed is back."""
 
     def check() -> bool:
         if run.last_step() < step + ROUNDS:
@@ -189,10 +183,10 @@ def audit(folder: Path, flags: tuple[str, ...]) -> Row:
         code, line, orphans = run.process.poll(), run.error, sorted(run.left(5).values())
     finally:
         run.close()
-    found = [] if code == 0 else [f"the last resume ended with {code}: {line}"]
+    problems = [f"the last resume ended with {code}: {line}"]
     if code == 0:
-        found += ledger_check.problems(run.dir, PROMPTS, PROMPTS_PER_STEP, LAG)
-    return {"steps": steps, "problems": found, "orphans": orphans}
+        problems = ledger_check.problems(run.dir, PROMPTS, PROMPTS_PER_STEP, LAG)
+    return {"problems": problems, "orphans": orphans}
 
 
 def _steps(folder: Path) -> int:

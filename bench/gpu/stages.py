@@ -1,11 +1,10 @@
-"""The stages of a card's first ten minutes that no other benchmark has; each writes its record.
+"""The stages of `python -m bench gpu` that no other benchmark has.
 
-  python -m bench.gpu.stages machine                      versions, and copies over PCIe and within the card
-  python -m bench.gpu.stages profile --model qwen3-0.6b   a step of the learner: kernels by class, idle time,
-                                                          where it waits, peak memory beside the estimate
-  python -m bench.gpu.stages ipc                          another process writes into a tensor of this one;
-                                                          memory that is offloaded is free for it
-  python -m bench.gpu.stages launcher                     a run with a learner: killed, resumed, ended
+  machine                 versions, and copies over PCIe and within the card
+  qwen3-0.6b, qwen3-4b    a step of the learner: kernels by class, idle time, where it waits, peak memory
+                          beside the estimate
+  ipc                     another process writes into a tensor of this one; memory offloaded is free for it
+  launcher                a run with a learner: killed, resumed, ended
 
 On a CPU they run with a tiny model.
 """
@@ -18,12 +17,12 @@ import re
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import traceback
 import warnings
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,20 +33,18 @@ import torch.multiprocessing as mp
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bench import records
 from bench.faults.run import START_DEADLINE_S, Run
 from bench.faults.trial import ORPHANS_S, audit
-from bench.kernels.providers import peer_versions
+from bench.harness import ROOT, Case, Row, chosen
 from bench.learner import step as learner_step
 from bench.learner.step import PACKS, TINY, StepProblem
-from bench.measure import machine, milliseconds, synchronize
-from bench.records import ROOT, Record
+from bench.measure import DEVICE, milliseconds, synchronize
 from trainer.config import Config, LearnerConfig, ModelConfig
 from trainer.launcher.memory_estimate import rank_bytes, size_of
 from trainer.launcher.placement import Devices
 from trainer.learner.offload import Offload
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+OPTIONS: dict[str, Any] = {"only": ("", "comma-separated: stages whose name contains one of these")}
 CLASSES = {  # of a kernel, by its name; the first that matches
     "copies": r"memcpy|memset|copy",
     "attention": r"flash|fmha|attention|varlen",
@@ -59,12 +56,12 @@ CLASSES = {  # of a kernel, by its name; the first that matches
 LAUNCHED_STEPS = 3  # before the run is killed
 
 
-def machine_stage() -> Record:
+def machine_stage() -> Row:
     """Versions and copies."""
     driver = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         driver = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20).stdout
-    record: Record = {"machine": machine(DEVICE), "versions": peer_versions(), "nvidia_smi": driver}
+    record: Row = {"nvidia_smi": driver}
     if DEVICE == "cuda":
         record["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     size = (256 if DEVICE == "cuda" else 1) << 20
@@ -87,7 +84,7 @@ def _times(call: Callable[[], object], rounds: int = 7) -> list[float]:
     return [milliseconds(call, DEVICE) for _ in range(rounds)]
 
 
-def profile_stage(model: str) -> Record:
+def profile_stage(model: str) -> Row:
     """One step of the learner under the profiler, after two without it."""
     p = replace(PACKS, model=model, checkpoint="4b" in model) if DEVICE == "cuda" else TINY
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
@@ -95,7 +92,7 @@ def profile_stage(model: str) -> Record:
         step = partial(learner_step.ours(p, folder), learner_step.make_batch(p))
         step()
         seconds = milliseconds(step, DEVICE) / 1e3
-        record: Record = {"model": p.model, "step_s": seconds} | _memory(p, folder)
+        record: Row = {"model": p.model, "step_s": seconds} | _memory(p, folder)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (DEVICE == "cuda")
         with profile(activities=activities) as profiler:
             step()
@@ -103,7 +100,7 @@ def profile_stage(model: str) -> Record:
         return record | _kernels(profiler) | {"waits": _waits(step)}
 
 
-def _memory(p: StepProblem, folder: str) -> Record:
+def _memory(p: StepProblem, folder: str) -> Row:
     """The peak of torch's allocator, and what the launcher expects of it."""
     config = Config(
         model=ModelConfig(path=folder, dtype=p.dtype),  # type: ignore[arg-type]  # MODELS names dtypes of the config
@@ -114,7 +111,7 @@ def _memory(p: StepProblem, folder: str) -> Record:
     return {"peak_gib": peak / 2**30, "estimated_gib": rank_bytes(config, size_of(folder), devices) / 2**30}
 
 
-def _kernels(profiler: Any) -> Record:
+def _kernels(profiler: Any) -> Row:
     """Milliseconds by class and of the longest kernels, and of no kernel at all."""
     wanted = DeviceType.CUDA if DEVICE == "cuda" else DeviceType.CPU
     events = sorted((e.time_range.start, e.time_range.end, e.name) for e in profiler.events() if
@@ -157,7 +154,7 @@ def _waits(call: Callable[[], object]) -> dict[str, int]:
     return dict(lines.most_common())
 
 
-def ipc_stage() -> Record:
+def ipc_stage() -> Row:
     """A tensor shared with another process, and what offloading leaves to it."""
     context = mp.get_context("spawn")
     there, back = context.SimpleQueue(), context.SimpleQueue()
@@ -166,7 +163,7 @@ def ipc_stage() -> Record:
     shared = torch.zeros(1 << 20, device=DEVICE)
     there.put(shared)
     back.get()
-    record: Record = {"written by the other": bool((shared == 7).all())}
+    record: Row = {"written by the other": bool((shared == 7).all())}
     large = torch.randn((1 << 28 if DEVICE == "cuda" else 1 << 10), device=DEVICE)
     before, offload = large.clone().cpu(), Offload()
     free = []
@@ -192,7 +189,7 @@ def _other_process(there: Any, back: Any) -> None:
         back.put(torch.cuda.mem_get_info()[0] / 2**30 if DEVICE == "cuda" else 0.0)
 
 
-def launcher_stage() -> Record:
+def launcher_stage() -> Row:
     """Kill the launcher after some steps, resume, and check that no step and no prompt is lost."""
     flags = ("--pipeline.deadline_s", str(START_DEADLINE_S), *("--learner.ranks", "1") * (DEVICE == "cuda"))
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
@@ -210,24 +207,18 @@ def launcher_stage() -> Record:
     return record | {"unit": books["unit"], "roles": books["roles"], "failed": failed}
 
 
-STAGES: dict[str, Callable[[], Record]] = {
-    "machine": machine_stage, "ipc": ipc_stage, "launcher": launcher_stage,
+STAGES: dict[str, Callable[[], Row]] = {
+    "machine": machine_stage, "qwen3-0.6b": partial(profile_stage, "qwen3-0.6b"),
+    "qwen3-4b": partial(profile_stage, "qwen3-4b"), "ipc": ipc_stage, "launcher": launcher_stage,
 }  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a stage; the exit status is 1 if it has failed."""
-    p = records.parser("gpu.stages", __doc__)
-    p.add_argument("stage", choices=(*STAGES, "profile"))
-    p.add_argument("--model", choices=learner_step.MODELS, default="qwen3-0.6b", help="of profile")
-    p.add_argument("--out", type=Path, metavar="FILE", help="write the record here, as JSON")
-    args = p.parse_args(argv)
-    record = profile_stage(args.model) if args.stage == "profile" else STAGES[args.stage]()
-    record |= {"stage": args.stage, "commit": records.commit()}
-    records.write(args.out, record)
-    print(json.dumps(record, indent=1))
-    return int(bool(record.get("failed")))
+def cases(options: Namespace) -> Iterator[Case]:
+    """The stages asked for."""
+    for name in chosen(options.only, STAGES):
+        yield name, STAGES[name]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """The rows as they are."""
+    return json.dumps(rows, indent=1)

@@ -1,6 +1,6 @@
 """What the loss costs beside its three bare GEMMs, by an account of bytes, instructions and launches.
 
-    python -m bench.kernels.account
+    python -m bench kernels.account
 
 No GPU is needed, and nothing here was measured on one: rates are assumptions, named at `CARDS`; bytes follow
 from the code of `kernels`; instructions are counted in the machine code that Triton emits for sm_90
@@ -10,10 +10,16 @@ whichever is longer, and passes follow one another.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from bench.harness import Case, Row
+from bench.table import markdown
+
+OPTIONS: dict[str, Any] = {}
 INSTRUCTIONS = {"row_stats": 8.3, "row_grads": 15.0, "single_pass": 22.1, "score": 7.3, "fused_epilogue": 8.8}
 """Of a thread for each logit, in the main loop of a row kernel or the epilogue of a GEMM."""
 HIDDEN = 0.8
@@ -68,29 +74,29 @@ def extra(card: Card, n: int, h: int, v: int, kernel: str, efficiency: float = 1
             "epilogue": n * v * INSTRUCTIONS["score"] / card.issue, "slower GEMM": slower,
             "tiles' statistics": partial, "launches": 10 * card.launch,
         }  # fmt: skip
-    found = {}
+    costs = {}
     if kernel == "fused-epilogue":
-        found["epilogue"] = n * v * INSTRUCTIONS["fused_epilogue"] / card.issue
-        found["slower GEMM"], found["tiles' statistics"] = slower, partial
-        found["bf16 E written"] = (1 - HIDDEN) * 2 * n * v * stream
+        costs["epilogue"] = n * v * INSTRUCTIONS["fused_epilogue"] / card.issue
+        costs["slower GEMM"], costs["tiles' statistics"] = slower, partial
+        costs["bf16 E written"] = (1 - HIDDEN) * 2 * n * v * stream
     else:
-        found["FP32 logits written"] = (1 - HIDDEN) * 4 * n * v * stream
+        costs["FP32 logits written"] = (1 - HIDDEN) * 4 * n * v * stream
     if kernel == "two-pass":
-        found["row_stats"], found["row_grads"] = (
+        costs["row_stats"], costs["row_grads"] = (
             pass_over_logits("row_stats", 4),
             pass_over_logits("row_grads", 6),
         )
     elif kernel == "single-pass":
-        found["single_pass"] = pass_over_logits("single_pass", 6)
+        costs["single_pass"] = pass_over_logits("single_pass", 6)
     if kernel != "two-pass":  # dX scaled in place in FP32, h scaled and rounded
-        found["rows scaled"] = (8 + 12) * n * h * stream
-    found["dX rounded"] = (2 + 6) * n * h * stream
+        costs["rows scaled"] = (8 + 12) * n * h * stream
+    costs["dX rounded"] = (2 + 6) * n * h * stream
     if chunks > 1:  # dW is an FP32 sum: 2 bytes more in the first GEMM, read and written in the others
-        found["dW summed"] = (2 + 8 * (chunks - 1)) * v * h * stream
-        found["dW rounded"] = 6 * v * h * stream
-    found["backward's scaling"] = 4 * (v + n) * h * stream
-    found["launches"] = (CALL_LAUNCHES + CHUNK_LAUNCHES * chunks) * card.launch
-    return found
+        costs["dW summed"] = (2 + 8 * (chunks - 1)) * v * h * stream
+        costs["dW rounded"] = 6 * v * h * stream
+    costs["backward's scaling"] = 4 * (v + n) * h * stream
+    costs["launches"] = (CALL_LAUNCHES + CHUNK_LAUNCHES * chunks) * card.launch
+    return costs
 
 
 def ratio(card: Card, n: int, h: int, v: int, kernel: str, efficiency: float = 1.0) -> float:
@@ -106,22 +112,27 @@ KERNELS = (
 )  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the ratios as a table, and the parts of the first shape."""
-    print("| kernel (its GEMM, of cuBLAS's rate) | card |", *(f"N={n} H={h} |" for n, h, _ in SHAPES))
-    print("|---|---|" + "---|" * len(SHAPES))
+def measure(card: Card, kernel: str, efficiency: float) -> Row:
+    """The ratio at every shape, and the milliseconds of the first one's parts."""
+    parts = {"GEMMs": bare(card, *SHAPES[0]), **extra(card, *SHAPES[0], kernel, efficiency)}
+    ratios = [ratio(card, *shape, kernel, efficiency) for shape in SHAPES]
+    return {"ratios": ratios, "ms": {name: 1e3 * seconds for name, seconds in parts.items()}}
+
+
+def cases(options: Namespace) -> Iterator[Case]:
+    """Every kernel on every card."""
     for kernel, efficiency in KERNELS:
         rate = f" ({efficiency:.2f})" if kernel in ("fused-epilogue", "scoring") else ""
         for card in CARDS:
-            ratios = (f"{ratio(card, *shape, kernel, efficiency):.2f} |" for shape in SHAPES)
-            print(f"| {kernel}{rate} | {card.name} |", *ratios)
-    for card in CARDS:
-        for kernel in ("two-pass", "single-pass"):
-            parts = extra(card, *SHAPES[0], kernel)
-            text = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in parts.items())
-            print(f"\n{card.name}, {kernel}, ms: GEMMs {1e3 * bare(card, *SHAPES[0]):.1f}, {text}")
-    return 0
+            yield f"{kernel}{rate}, {card.name}", partial(measure, card, kernel, efficiency)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """The ratios as a table, and the parts of the first shape for the kernels without a GEMM of their own."""
+    lines = [[*row["case"].split(", "), *(f"{x:.2f}" for x in row["ratios"])] for row in rows]
+    columns = ("kernel (its GEMM, of cuBLAS's rate)", "card", *(f"N={n} H={h}" for n, h, _ in SHAPES))
+    text = [markdown(columns, lines)]
+    for row in rows:
+        if row["case"].startswith(("two-pass", "single-pass")):
+            text.append(f"{row['case']}, ms: " + ", ".join(f"{k} {ms:.2f}" for k, ms in row["ms"].items()))
+    return "\n\n".join(text)

@@ -1,192 +1,193 @@
 """The policy loss, forward and backward: ours beside its peers and its limit, in one run.
 
-  python -m bench.kernels.compare                              FP32, N=2048 H=576 V=49152 (SmolLM2's head)
-  python -m bench.kernels.compare --dtype bfloat16 --rounds 20
-  python -m bench.kernels.compare --only ours,naive --rows 256 --vocab 8192 --out quick.json
-  python -m bench.kernels.compare --rounds 6 --record          over bench/results/compare-cpu-float32.json
+  python -m bench kernels.compare                              FP32, N=2048 H=576 V=49152 (SmolLM2's head)
+  python -m bench kernels.compare --dtype bfloat16 --rounds 20
+  python -m bench kernels.compare --only ours,naive --rows 256 --vocab 8192 --out quick.jsonl
+  python -m bench kernels.compare --rounds 6 --record          over bench/results/compare-cpu-float32.jsonl
 
 The providers take turns, so that a slow moment of the machine affects all of them. Columns:
-{columns}
+  ms, quartiles   of one forward + backward over the rounds
+  TF/s            6NHV over the median, whatever the provider computes
+  × limit         that median over the bare GEMMs'
+  peak MB         growth of memory during one call, dX and dW included: of the process's resident peak on the
+                  CPU (each provider in a process of its own), of torch's allocator on CUDA
+  |Δlogp|         largest distance of a log-prob from float64, in nats
+  dX rel, dW rel  ‖gradient − float64's‖ / ‖float64's‖
 A provider that would take more than --max-seconds a call gets a line that says so, as does one that fails.
 The peers: pip install --no-deps -r requirements/peers.txt
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
-import json
-import subprocess
-import sys
-import time
+import gc
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 
-from bench import records
-from bench.kernels import harness
-from bench.kernels.problem import LossAnswer, LossProblem, make_problem, solve, subset
-from bench.kernels.providers import LIMIT, Provider, all_providers, peer_versions
-from bench.measure import machine, milliseconds, resident_peak_bytes
-from bench.records import ROOT, Record
+from bench.harness import Case, Row, chosen, cores
+from bench.kernels.problem import LossAnswer, errors_of, make_problem, solve, subset
+from bench.kernels.providers import LIMIT, Provider, all_providers
+from bench.measure import (
+    DEVICE,
+    alone,
+    cuda_peak_bytes,
+    milliseconds,
+    resident_peak_bytes,
+    rounds_of,
+    summary,
+)
+from bench.table import number, table
 
 PROBE = 16  # a first call on N/16 rows shows what a whole one will take
-TRACKED = "compare-{device}-{dtype}.json"
-T = TypeVar("T")
+OPTIONS: dict[str, Any] = {
+    "rows": (2048, "tokens N"),
+    "hidden": (576, "width H of the hidden states"),
+    "vocab": (49152, "vocabulary V"),
+    "chunk": (512, "rows per chunk, where chunked"),
+    "dtype": ("float32", "of both operands", ("float32", "bfloat16")),
+    "rounds": (10, "timed calls of each"),
+    "threads": (cores(), "CPU threads"),
+    "max_seconds": (60.0, "a provider whose call takes longer, by an estimate on N/16 rows, is not timed"),
+    "only": ("", "comma-separated: providers whose name contains one of these"),
+    "no_errors": (False, "skip the float64 oracle"),
+    "no_memory": (False, "skip the memory measurement"),
+}
+RECORD = f"compare-{DEVICE}-{{dtype}}.jsonl"
+HEAD = ("", "ms", "quartiles", "TF/s", "× limit", "peak MB", "|Δlogp|", "dX rel", "dW rel", "note")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Every option with its default."""
-    text = (__doc__ or "").format(columns=harness.COLUMNS)
-    tracked = TRACKED.format(device="DEVICE", dtype="DTYPE")
-    p = records.parser("kernels.compare", text, tracked, rounds=10, threads=records.cores())
-    for name, letter, value, text in (
-        ("rows", "N", 2048, "tokens"),
-        ("hidden", "H", 576, "width of the hidden states"),
-        ("vocab", "V", 49152, "vocabulary"),
-        ("chunk", "C", 512, "rows per chunk, where chunked"),
-    ):
-        p.add_argument(f"--{name}", type=int, default=value, metavar=letter, help=f"{text} ({value})")
-    p.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of both operands")
-    text = "a provider whose call takes longer, by an estimate on N/16 rows, is not timed (60)"
-    p.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help=text)
-    p.add_argument("--only", default="", help="comma-separated: providers whose name contains one of these")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    p.add_argument("--device", choices=("cpu", "cuda"), default=device)
-    p.add_argument("--no-errors", action="store_true", help="skip the float64 oracle")
-    p.add_argument("--no-memory", action="store_true", help="skip the memory measurement")
-    p.add_argument("--memory-of", help=argparse.SUPPRESS)  # the child process: measure this provider alone
-    return p
+class Comparison:
+    """The problem, its solution where it is asked for, and which providers can be timed."""
+
+    def __init__(self, options: Namespace) -> None:
+        torch.set_num_threads(options.threads)
+        warnings.filterwarnings("ignore", module="(liger_kernel|trl|cut_cross_entropy|torch)")
+        shape = options.rows, options.hidden, options.vocab
+        dtype = getattr(torch, options.dtype)
+        self.options = options
+        self.problem = make_problem(*shape, dtype, DEVICE, chunk_rows=min(options.chunk, options.rows))
+        self.few = subset(self.problem, max(1, options.rows // PROBE))
+        providers = {x.name: x for x in all_providers(self.problem)}
+        self.providers = {name: providers[name] for name in chosen(options.only, providers)}
+        self._ready: dict[str, bool] = {}
+
+    @cached_property
+    def truth(self) -> LossAnswer:
+        """The float64 solution."""
+        return solve(self.problem)
+
+    @cached_property
+    def few_truth(self) -> LossAnswer:
+        """That of the first rows."""
+        return solve(self.few)
+
+    def seconds(self, provider: Provider) -> float:
+        """What a call will take, by one on a few rows, after a first one."""
+        provider.run(self.few)
+        few = milliseconds(lambda: provider.run(self.few), DEVICE) / 1e3
+        return few * self.options.rows / len(self.few.targets)
+
+    def check(self, name: str) -> Row:
+        """The provider's errors, on CUDA its memory; of a few rows if a whole call takes too long."""
+        provider = self.providers[name]
+        row: Row = {"provider": name, "note": provider.note}
+        self._ready[name] = False
+        seconds = self.seconds(provider)
+        problem, truth = self.problem, None if self.options.no_errors else self.truth
+        if seconds > self.options.max_seconds:
+            problem, truth = self.few, None if self.options.no_errors else self.few_truth
+            row["note"] = (
+                f"not timed: about {seconds:.0f} s a call, more than --max-seconds "
+                f"{self.options.max_seconds:g}; its errors are of {len(problem.targets)} rows"
+            )
+        row["errors"] = errors_of(provider.run(problem), truth) if truth else {}
+        if DEVICE == "cuda" and problem is self.problem:
+            row["peak_bytes"] = cuda_peak_bytes(partial(provider.run, problem))
+        self._ready[name] = problem is self.problem
+        free_memory()
+        return row
+
+    def time(self, name: str) -> Row | None:
+        """One call, timed; None if the provider cannot be."""
+        if name not in self._ready:  # the call goes on from a record
+            try:
+                self._ready[name] = self.seconds(self.providers[name]) <= self.options.max_seconds
+            except Exception:
+                self._ready[name] = False
+        if not self._ready[name]:
+            return None
+        row = {"provider": name, "ms": milliseconds(partial(self.providers[name].run, self.problem), DEVICE)}
+        gc.collect()
+        return row
+
+    def memory(self, name: str) -> Row | None:
+        """Peak bytes of one call on a CPU, in a process of its own."""
+        if not self._ready.get(name):
+            return None
+        return {"provider": name, "peak_bytes": alone(_memory, name, self.options)}
 
 
-def build(args: argparse.Namespace) -> tuple[LossProblem, list[Provider]]:
-    """The problem and the providers asked for."""
-    dtype = getattr(torch, args.dtype)
-    problem = make_problem(
-        args.rows, args.hidden, args.vocab, dtype, args.device, chunk_rows=min(args.chunk, args.rows)
-    )
-    wanted = [word.strip().lower() for word in args.only.split(",") if word.strip()]
-    providers = all_providers(problem)
-    chosen = [x for x in providers if not wanted or any(word in x.name.lower() for word in wanted)]
-    if not chosen:
-        names = ", ".join(x.name for x in providers)
-        raise SystemExit(f"--only {args.only}: no provider's name contains that; there are: {names}")
-    return problem, chosen
+def _memory(name: str, options: Namespace) -> int:
+    comparison = Comparison(options)
+    call = partial(comparison.providers[name].run, comparison.problem)
+    call()
+    return resident_peak_bytes(call)
 
 
-def compare(problem: LossProblem, providers: Sequence[Provider], args: argparse.Namespace) -> list[Record]:
-    """One record per provider: errors, times and memory, or why there are none."""
-    few = subset(problem, max(1, args.rows // PROBE))
-    truth = few_truth = None
-    if not args.no_errors:
-        truth, few_truth = _timed("float64 oracle", lambda: (solve(problem), solve(few)))
-    cases = {x.name: {"name": x.name, "note": x.note} | _warm_up(x, problem, few, truth, few_truth, args)
-               for x in providers}  # fmt: skip
-    del truth, few_truth
-    ready = [x for x in providers if not cases[x.name].keys() & {"error", "skipped"}]
-    for name, measured in harness.measure(ready, problem, args.rounds, LIMIT, records.say).items():
-        cases[name] |= measured
-        if args.device == "cpu" and not args.no_memory and "error" not in measured and "bare" not in name:
-            cases[name] |= _timed(f"{name}: memory", functools.partial(_memory, name, args))
-    return list(cases.values())
+def free_memory() -> None:
+    """Drop what the last provider left behind."""
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
 
 
-def _warm_up(
-    provider: Provider,
-    problem: LossProblem,
-    few: LossProblem,
-    truth: LossAnswer | None,
-    few_truth: LossAnswer | None,
-    args: argparse.Namespace,
-) -> Record:
-    """The errors, or those of a few rows and why the provider is not timed; a failure as a line."""
-    try:
-        provider.run(few)
-        seconds = milliseconds(lambda: provider.run(few), args.device) / 1e3 * args.rows / len(few.targets)
-        records.say(f"{provider.name}: about {seconds:.1f} s a call")
-        if seconds <= args.max_seconds:
-            return {"errors": harness.errors(provider, problem, truth)}
-        skipped = (
-            f"not timed: about {seconds:.0f} s a call, more than --max-seconds {args.max_seconds:g}; "
-            f"its errors are of {len(few.targets)} rows"
-        )
-        return {"skipped": skipped, "errors": harness.errors(provider, few, few_truth)}
-    except Exception as error:
-        records.say(f"{provider.name}: {records.reason(error)}")
-        return {"error": records.reason(error)}
-    finally:
-        harness.free_memory()
+def cases(options: Namespace) -> Iterator[Case]:
+    """Every provider's errors, its time in each round, and on a CPU its memory."""
+    comparison = Comparison(options)
+    names = list(comparison.providers)
+    for name in names:
+        yield f"{name}: errors", partial(comparison.check, name)
+    for i, order in enumerate(rounds_of(names, options.rounds), 1):
+        for name in order:
+            yield f"{name}: round {i}", partial(comparison.time, name)
+    if DEVICE == "cpu" and not options.no_memory:
+        for name in names:
+            if "bare" not in name:
+                yield f"{name}: memory", partial(comparison.memory, name)
 
 
-def _memory(name: str, args: argparse.Namespace) -> Record:
-    """Peak bytes of one call, and how they were read, in a process of its own."""
-    shared = ("rows", "hidden", "vocab", "dtype", "chunk", "device", "threads")
-    options = [f"--{k.replace('_', '-')}={getattr(args, k)}" for k in shared]
-    command = [sys.executable, "-m", "bench.kernels.compare", *options, f"--memory-of={name}"]
-    child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    if child.returncode:
-        tail = " ".join(child.stderr.split())[-150:]
-        return {"memory_method": f"the measuring process ended with {child.returncode}: {tail}"}
-    record: Record = json.loads(child.stdout.splitlines()[-1])
-    return record
-
-
-def _measure_memory(args: argparse.Namespace) -> None:
-    """In the child: warm up, measure the second call, print JSON."""
-    problem, providers = build(args)
-    run = next(x.run for x in providers if x.name == args.memory_of)
-    run(problem)
-    peak, method = resident_peak_bytes(lambda: run(problem))
-    print(json.dumps({"peak_bytes": peak, "memory_method": method}))
-
-
-def _timed(step: str, call: Callable[[], T]) -> T:
-    start = time.perf_counter()
-    result = call()
-    records.say(f"{step}: {time.perf_counter() - start:.1f} s")
-    return result
-
-
-def describe(record: Record) -> str:
-    """The table of a record."""
-    n, h, v = (record["shape"][k] for k in "NHV")
-    where = record["machine"].get("card") or f"{record['machine']['cpu']}, {record['machine']['isa']}"
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """One line for each provider."""
+    o, machine = head["options"], head["machine"]
+    n, h, v = o["rows"], o["hidden"], o["vocab"]
+    merged: dict[str, Row] = {}
+    times: dict[str, list[float]] = {}
+    for row in rows:
+        merged[row["provider"]] = merged.get(row["provider"], {}) | row
+        if "ms" in row:
+            times.setdefault(row["provider"], []).append(row["ms"])
+    limit, lines = summary(times.get(LIMIT, [])), []
+    for name, case in merged.items():
+        ms, peak, errors = summary(times.get(name, [])), case.get("peak_bytes"), case.get("errors", {})
+        ratio = ms["median"] / limit["median"] if ms and limit and name != LIMIT else None
+        lines.append([
+            name,
+            number(ms.get("median"), ".2f"),
+            f"{ms['low']:.2f}–{ms['high']:.2f}" if ms else "–",
+            number(6 * n * h * v / ms["median"] / 1e9 if ms else None),
+            number(ratio, ".2f"),
+            number(None if peak is None else peak / 2**20, ".0f"),
+            *(number(errors.get(k), ".1e") for k in ("logp_max_abs", "d_hidden_rel", "d_weight_rel")),
+            case.get("note", ""),
+        ])  # fmt: skip
     parts = (
-        f"N={n} H={h} V={v} {record['dtype']}, chunks of {record['chunk_rows']} rows",
-        f"{where}, {record['machine']['threads']} threads, torch {record['versions']['torch']}",
-        f"commit {record['commit']}",
-        f"medians of {record['rounds']} interleaved rounds",
+        f"N={n} H={h} V={v} {o['dtype']}, chunks of {o['chunk']} rows",
+        f"{machine.get('card') or machine['cpu']}, {machine['isa']}, {o['threads']} threads",
+        f"torch {head['versions']['torch']}, commit {head['commit']}",
+        f"medians of {o['rounds']} interleaved rounds",
     )
-    return " · ".join(parts) + "\n" + harness.providers_table(record["cases"])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the table, write the record where asked."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(arguments)
-    records.at_least(1, args, "rows", "hidden", "vocab", "chunk", "rounds", "threads")
-    torch.set_num_threads(args.threads)
-    warnings.filterwarnings("ignore", module="(liger_kernel|trl|cut_cross_entropy|torch)")
-    if args.memory_of:
-        _measure_memory(args)
-        return 0
-    problem, providers = build(args)
-    record = {
-        "command": records.command("kernels.compare", arguments),
-        "machine": machine(args.device),
-        "versions": peer_versions(),
-        "commit": records.commit(),
-        "shape": dict(zip("NHV", problem.shape, strict=True)),
-        "dtype": args.dtype,
-        "chunk_rows": problem.chunk_rows,
-        "rounds": args.rounds,
-        "cases": compare(problem, providers, args),
-    }
-    tracked = TRACKED.format(device=args.device, dtype=args.dtype)
-    return records.finish(args, tracked, record, describe(record))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return " · ".join(parts) + "\n" + table(HEAD, lines)

@@ -8,8 +8,7 @@ peer that is not installed raises ImportError when it runs, and its line of the 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,9 +19,10 @@ from torch import Tensor
 
 import kernels
 from bench.kernels.problem import MAX_RATIO, LossAnswer, LossProblem
-from trainer.accounting.kernel_rates import ROW_KERNELS
+from bench.measure import DEVICE
 
 LIMIT = "3 bare GEMMs"
+ROW_KERNELS = ("two-pass", "single-pass", "fused-epilogue")
 OBJECTIVE = kernels.CISPO(MAX_RATIO)
 
 
@@ -33,7 +33,6 @@ class Provider:
     name: str
     run: Callable[[LossProblem], LossAnswer]
     note: str = ""
-    flops: float = 6.0  # per N·H·V: what the task needs, whatever the provider computes
 
 
 def backward(loss: Tensor, logprobs: Tensor | None, entropy: Tensor | None, p: LossProblem) -> LossAnswer:
@@ -162,33 +161,26 @@ def wide_mm(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
         torch.mm(a, b, out=out, **options)
 
 
-def our_backends(device: str) -> list[str]:
-    """The backends of ours for this device; one that does not work here gets a line that says why."""
-    return ["triton", "torch"] if device == "cuda" else ["cpu", "torch"]
+def our_backends() -> list[str]:
+    """The backends of ours for this machine's device; one that does not work here is a line that says why."""
+    return ["triton", "torch"] if DEVICE == "cuda" else ["cpu", "torch"]
 
 
-def all_providers(p: LossProblem, backends: Sequence[str] | None = None) -> list[Provider]:
+def all_providers(p: LossProblem) -> list[Provider]:
     """Every provider for this problem, the limit first."""
-    device, rows = p.hidden.device.type, p.chunk_rows
-    chosen = our_backends(device) if backends is None else backends
-    by_backend = [
-        Provider(f"ours ({backend})", partial(ours, backend=backend, chunk_rows=rows)) for backend in chosen
-    ]
-    by_backend += [
-        Provider(
-            f"ours (triton, {kernel})", partial(ours, backend="triton", chunk_rows=rows, row_kernel=kernel)
-        )
-        for kernel in ROW_KERNELS * ("triton" in chosen)
-    ]
+    rows = p.chunk_rows
+    modes: dict[str, dict[str, Any]] = {backend: {"backend": backend} for backend in our_backends()}
+    if "triton" in modes:
+        modes |= {f"triton, {name}": {"backend": "triton", "row_kernel": name} for name in ROW_KERNELS}
     return [
         Provider(LIMIT, Gemms(), "the limit: whole, no loss"),
         Provider(f"{LIMIT}, chunked", Gemms(rows), f"the limit: {rows} rows at a time"),
-        *by_backend,
-        *peers(device),
+        *(Provider(f"ours ({name})", partial(ours, chunk_rows=rows, **mode)) for name, mode in modes.items()),
+        *peers(),
     ]
 
 
-def peers(device: str) -> list[Provider]:
+def peers() -> list[Provider]:
     """What others offer, and what one writes without a library."""
     unfiltered = partial(cut_cross_entropy, filter_eps=None)
     return [
@@ -199,19 +191,6 @@ def peers(device: str) -> list[Provider]:
         Provider(
             "Cut-Cross-Entropy", cut_cross_entropy, "small gradients filtered; CISPO outside, no entropy"
         ),
-        *([Provider("Cut-Cross-Entropy, unfiltered", unfiltered)] if device == "cuda" else []),
+        *([Provider("Cut-Cross-Entropy, unfiltered", unfiltered)] if DEVICE == "cuda" else []),
         Provider("TRL chunked log-prob", trl, "CISPO outside"),
     ]
-
-
-def peer_versions() -> dict[str, str]:
-    """Installed versions of the peers, 'missing' where there is none."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"torch": str(torch.__version__)}
-    for name in ("triton", "liger_kernel", "cut_cross_entropy", "trl", "transformers"):
-        try:
-            found[name] = version(name) if importlib.util.find_spec(name) else "missing"
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return found

@@ -1,4 +1,4 @@
-"""What bench.learner measures: one optimizer step by our learner and by a plain transformers loop.
+"""One optimizer step by our learner and by a plain transformers loop, for `python -m bench learner`.
 
 Models are built from their configs with random weights, and batches from random tokens with the lengths of a
 real batch, so nothing is downloaded. All sizes are in one `StepProblem`.
@@ -74,7 +74,8 @@ class StepProblem:
 TINY = StepProblem("tiny", "cpu", "float32", 2, 4, 8, 12, 0.8, 40, 64, 2, False)
 SMALL = StepProblem("smollm2-135m", "cpu", "float32", 4, 8, 128, 256, 0.8, 2048, 2048, 4, False)
 PACKS = StepProblem("qwen3-0.6b", "cuda", "bfloat16", 4, 8, 256, 1400, 0.7, 3840, 16_384, 2, False)
-BATCHES = {  # of bench.learner
+BATCHES = {  # of `python -m bench learner`
+    "tiny": TINY,
     "small": SMALL,
     "packs": PACKS,
     "long": replace(PACKS, prompts=1, group=1, median=15_872, sigma=0.0, longest=15_872),

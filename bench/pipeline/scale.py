@@ -1,7 +1,7 @@
 """What the controller and the launcher cost at the paper's sizes, without a GPU: does it grow with the run?
 
-  python -m bench.pipeline.scale                            2,000 steps of 48 × 16, 9,984 in flight
-  python -m bench.pipeline.scale --steps 40 --tokens 12000  completions as long as the paper's
+  python -m bench pipeline.scale                            2,000 steps of 48 × 16, 9,984 in flight
+  python -m bench pipeline.scale --steps 40 --tokens 12000  completions as long as the paper's
 
 Controller, sampler, engine client, journal, ledger, metrics and view are the trainer's. An engine in another
 process answers each request at once, a completion a message; the learner's steps take no time. So the CPU
@@ -15,12 +15,13 @@ import asyncio
 import multiprocessing
 import random
 import resource
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from io import StringIO
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from bench import records
+from bench.harness import Case, Row
 from bench.table import table
 from trainer.config import Config
 from trainer.controller import journal as journal_of
@@ -49,6 +50,7 @@ from trainer.launcher.terminal import make_view
 from trainer.messages import Ack, Event, Ready, Spans, StepDone, UpdateWeights
 from trainer.types import Columns, Completion, Prompt, Request, TrainBatch
 
+OPTIONS: dict[str, Any] = {"steps": (2000, "optimizer steps"), "tokens": (12, "of a completion")}
 PROMPTS, COMPLETIONS, LAG = 48, 16, 12  # 13 batches of 768 are in flight
 PARTS = 10  # of the run, whose costs are compared
 KEEP_BYTES = 50_000_000  # of the journal, so that it is pruned here as well
@@ -108,11 +110,16 @@ class _Rewards:
         return Scored(1.0, "correct", {}) if self._random.random() < 0.5 else Scored(-1.0, "wrong", {})
 
 
-def measure(steps: int, tokens: int) -> tuple[list[Part], float]:
+def measure(steps: int, tokens: int) -> Row:
     """The costs by tenth of the run, and the seconds in which a resume reads the journal."""
     journal_of.KEEP_BYTES = KEEP_BYTES
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_measure(Path(folder), steps, tokens))
+
+
+def cases(options: Namespace) -> Iterator[Case]:
+    """The run is one case."""
+    yield "run", partial(measure, options.steps // PARTS * PARTS, options.tokens)
 
 
 def _config(folder: Path, steps: int) -> Config:
@@ -128,7 +135,7 @@ def _config(folder: Path, steps: int) -> Config:
     )  # fmt: skip
 
 
-async def _measure(folder: Path, steps: int, tokens: int) -> tuple[list[Part], float]:
+async def _measure(folder: Path, steps: int, tokens: int) -> Row:
     config = _config(folder, steps)
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=engine_main, args=(theirs, tokens))
@@ -168,7 +175,7 @@ async def _measure(folder: Path, steps: int, tokens: int) -> tuple[list[Part], f
     began = time.monotonic()
     saved = learner.state
     replay(folder / "journal", saved["group_id"], {p.prompt_id: p for p in prompts})
-    return parts, time.monotonic() - began
+    return {"parts": [asdict(part) for part in parts], "resume_s": time.monotonic() - began}
 
 
 def _part(folder: Path, costs: list[float], launcher_s: list[float], completions: int) -> Part:
@@ -184,24 +191,12 @@ def _part(folder: Path, costs: list[float], launcher_s: list[float], completions
     return part
 
 
-HEAD = ("steps until", "controller µs a completion", "launcher µs", "memory MB", "journal MB", "metrics MB")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table."""
-    args = records.parser("pipeline.scale", __doc__, steps=2000, tokens=12).parse_args(argv)
-    parts, resume_s = measure(args.steps, args.tokens)
-    rows = [
-        [
-            str((i + 1) * (args.steps // PARTS)), f"{x.controller_us:.0f}", f"{x.launcher_us:.1f}",
-            f"{x.memory_mb:.0f}", f"{x.journal_mb:.0f}", f"{x.metrics_mb:.1f}",
-        ]
-        for i, x in enumerate(parts)
-    ]  # fmt: skip
-    print(table(HEAD, rows))
-    print(f"\nA resume reads the journal in {resume_s:.1f} s.")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """One line for each tenth of the run."""
+    steps, lines = head["options"]["steps"] // PARTS, []
+    forms = (".0f", ".1f", ".0f", ".0f", ".1f")
+    for i, part in enumerate(rows[0]["parts"], 1):
+        lines.append([str(i * steps), *map(format, part.values(), forms)])
+    columns = ("controller µs a completion", "launcher µs", "memory MB", "journal MB", "metrics MB")
+    end = f"A resume reads the journal in {rows[0]['resume_s']:.1f} s."
+    return table(("steps until", *columns), lines) + "\n\n" + end

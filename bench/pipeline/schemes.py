@@ -1,8 +1,8 @@
 """Steps per hour of PipelineRL-k and PPO-off-policy-k, measured: real runs on the same work, in turn.
 
-  python -m bench.pipeline.schemes                            k = 2 and 8, one core for each side, 3 times
-  python -m bench.pipeline.schemes --k 4 --repeats 5 -- --recipe demo --model.path smollm2-135m
-  python -m bench.pipeline.schemes -- --engine.kind vllm      what follows -- goes to every run
+  python -m bench pipeline.schemes                   k = 2 and 8, one core for each side, 3 times
+  python -m bench pipeline.schemes --k 4 --rounds 5 --more "--recipe demo --model.path smollm2-135m"
+  python -m bench pipeline.schemes --more "--engine.kind vllm"    options of the trainer, for every run
 
 The model is that of `--recipe tiny`, untrained: so every run has the same work. Its answers are wrong, of
 random lengths, and stay so; they are kept in the loss, although they have no gradient.
@@ -15,22 +15,32 @@ first round. No evaluation falls into the steps that count.
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import records
+from bench.harness import Case, Row
 from bench.measure import rounds_of
 from bench.pipeline.virtual_run import Scheme
 from bench.table import table
 from trainer.jsonl import read_lines
 from trainer.models import tiny
 
+OPTIONS: dict[str, Any] = {
+    "k": ("2,8", "k of both schemes, comma-separated"),
+    "rounds": (3, "runs of each"),
+    "steps": (24, "steps that count"),
+    "more": ("", "options of the trainer"),
+}
+RECORD = "schemes-cpu.jsonl"
 RESTING = ("idle", "start-up")  # states of a role
 
 
@@ -81,85 +91,63 @@ def measure(folder: Path, first: int, last: int) -> Measured:
     )
 
 
-def median(runs: Sequence[Measured]) -> Measured:
-    """The median of each figure."""
-    return Measured(*(statistics.median(getattr(r, f.name) for r in runs) for f in fields(Measured)))
-
-
-def train(folder: Path, model: Path, scheme: Scheme, steps: int, more: Sequence[str]) -> Measured:
-    """One run in `folder`; SystemExit with its errors if it fails."""
-    given: Mapping[str, Any] = {
-        "--recipe": "tiny",
-        "--model.path": model,
-        "--run-dir": folder,
-        "--pipeline.steps": steps,
-        "--engine.threads": 1,
-        "--learner.threads": 1,
-        "--pipeline.prompts_per_step": 32,
-        "--engine.max_new_tokens": 64,
-        "--objective.zero_variance": "keep",
-        "--evaluation.every": 10**6,
-        "--evaluation.samples": 1,
-        "--logging.checkpoint_every": 0,
-        "--logging.tensorboard": "false",
-    }
-    argv = [sys.executable, "-m", "trainer.main", *(str(x) for pair in given.items() for x in pair)]
-    done = subprocess.run([*argv, *flags(scheme), *more], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{scheme}: the run failed: {done.stderr.strip()[-2000:]}")
-    return measure(folder, *window(scheme, steps))
-
-
-def report(runs: Mapping[Scheme, Sequence[Measured]], ks: Sequence[int]) -> str:
-    """The table, and the ratio of both schemes for each k: median and range over the repeats."""
-    head = ["", "steps/h", "range", "learner idle", "engine idle", "lag mean", "lag max", "tokens/step"]
-    rows = []
-    for scheme, measured in runs.items():
-        m, speeds = median(measured), [r.steps_per_hour for r in measured]
-        speed = [f"{m.steps_per_hour:.0f}", f"{min(speeds):.0f}–{max(speeds):.0f}"]
-        idle = [f"{m.learner_idle:.1%}", f"{m.engine_idle:.1%}"]
-        rows.append([str(scheme), *speed, *idle, f"{m.lag_mean:.2f}", f"{m.lag_max:.0f}", f"{m.tokens:.0f}"])
-    lines = [table(head, rows)]
-    for k in ks:
-        pairs = zip(runs[Scheme("pipeline", k)], runs[Scheme("ppo", k)], strict=True)
-        ratios = [pipeline.steps_per_hour / ppo.steps_per_hour for pipeline, ppo in pairs]
-        lines.append(
-            f"k = {k}: PipelineRL makes {statistics.median(ratios):.2f} times the steps per hour "
-            f"(from {min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} pairs of runs)"
-        )
-    return "\n".join(lines)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line, run everything in turn, print the table."""
-    p = records.parser("pipeline.schemes", __doc__, repeats=3, steps=24)
-    p.add_argument("--k", default="2,8", help="k of both schemes, comma-separated")
-    p.add_argument("--out", type=Path, metavar="FILE", help="write the record here, as JSON")
-    p.add_argument("more", nargs="*", help="options of the trainer, after --")
-    args = p.parse_args(argv)
-    ks = [int(k) for k in args.k.split(",")]
-    schemes = {str(s): s for k in ks for s in (Scheme("pipeline", k), Scheme("ppo", k))}
-    runs: dict[Scheme, list[Measured]] = {scheme: [] for scheme in schemes.values()}
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder, "untrained")
+def train(scheme: Scheme, steps: int, more: Sequence[str]) -> Row:
+    """One run of an untrained model. RuntimeError with its errors: it failed."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, model = Path(name) / "run", Path(name) / "untrained"
         tiny.make_model(tiny.SEED).save_pretrained(model)
         tiny.make_tokenizer().save_pretrained(model)
-        for i, order in enumerate(rounds_of(list(schemes), args.repeats)):
-            for name in order:
-                scheme, run_dir = schemes[name], Path(folder, f"{name}-{i}")
-                counted = -(-args.steps // scheme.k) * scheme.k
-                steps = counted + scheme.k + (scheme.k + 2) * (scheme.kind == "pipeline")
-                runs[scheme].append(train(run_dir, model, scheme, steps, args.more))
-                last = runs[scheme][-1]
-                load = os.getloadavg()[0]
-                records.say(f"{name}, run {i + 1}: {last.steps_per_hour:.0f} steps/h, load {load:.1f}")
-            if i + 1 < args.repeats:
-                records.say(report(runs, ks))
-    print(report(runs, ks))
-    record = {str(scheme): [asdict(one) for one in measured] for scheme, measured in runs.items()}
-    records.write(args.out, {"command": records.command("pipeline.schemes", argv), "runs": record})
-    return 0
+        settings: Mapping[str, Any] = {
+            "--recipe": "tiny", "--model.path": model, "--run-dir": folder, "--pipeline.steps": steps,
+            "--engine.threads": 1, "--learner.threads": 1, "--pipeline.prompts_per_step": 32,
+            "--engine.max_new_tokens": 64, "--objective.zero_variance": "keep",
+            "--evaluation.every": 10**6, "--evaluation.samples": 1, "--logging.checkpoint_every": 0,
+            "--logging.tensorboard": "false",
+        }  # fmt: skip
+        argv = [sys.executable, "-m", "trainer.main", *(str(x) for pair in settings.items() for x in pair)]
+        done = subprocess.run([*argv, *flags(scheme), *more], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{scheme}: the run failed: {done.stderr.strip()[-150:]}")
+        measured = measure(folder, *window(scheme, steps))
+    return {"kind": scheme.kind, "k": scheme.k, "load": os.getloadavg()[0], **asdict(measured)}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def cases(options: Namespace) -> Iterator[Case]:
+    """Every scheme, once a round."""
+    ks = [int(k) for k in options.k.split(",")]
+    schemes = {str(s): s for k in ks for s in (Scheme("pipeline", k), Scheme("ppo", k))}
+    for i, order in enumerate(rounds_of(list(schemes), options.rounds), 1):
+        for name in order:
+            scheme = schemes[name]
+            counted = -(-options.steps // scheme.k) * scheme.k
+            steps = counted + scheme.k + (scheme.k + 2) * (scheme.kind == "pipeline")
+            yield f"{name}: run {i}", partial(train, scheme, steps, shlex.split(options.more))
+
+
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """The table, and the ratio of both schemes for each k: median and range over the rounds."""
+    lines, speeds = [], dict[tuple[str, int], dict[str, float]]()
+    for row in rows:
+        of_scheme = speeds.setdefault((row["kind"], row["k"]), {})
+        of_scheme[row["case"].rpartition(" ")[2]] = row["steps_per_hour"]
+    for (kind, k), values in speeds.items():
+        group = [row for row in rows if (row["kind"], row["k"]) == (kind, k)]
+        medians = {
+            key: statistics.median(row[key] for row in group)
+            for key in ("learner_idle", "engine_idle", "lag_mean", "lag_max", "tokens")
+        }
+        forms = zip(medians.values(), (".1%", ".1%", ".2f", ".0f", ".0f"), strict=True)
+        speed = [f"{statistics.median(values.values()):.0f}"]
+        speed.append(f"{min(values.values()):.0f}–{max(values.values()):.0f}")
+        name = "PipelineRL" if kind == "pipeline" else "PPO-off-policy"
+        lines.append([f"{name}-{k}", *speed, *(format(x, form) for x, form in forms)])
+    columns = ["", "steps/h", "range", "learner idle", "engine idle", "lag mean", "lag max", "tokens/step"]
+    text = [table(columns, lines)]
+    for k in dict.fromkeys(k for _, k in speeds):
+        pipeline, ppo = (speeds.get((kind, k), {}) for kind in ("pipeline", "ppo"))
+        if ratios := [speed / ppo[i] for i, speed in pipeline.items() if i in ppo]:
+            text.append(
+                f"k = {k}: PipelineRL makes {statistics.median(ratios):.2f} times the steps per hour "
+                f"(from {min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} pairs of runs)"
+            )
+    return "\n".join(text)

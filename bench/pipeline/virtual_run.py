@@ -1,24 +1,26 @@
 """The trainer's own controller at the paper's sizes, with engines and a learner that only take their time.
 
-  python -m bench.pipeline.virtual_run     Qwen3-8B on eight H100 or H200, 48 prompts × 16, PipelineRL-8
+  python -m bench pipeline.virtual_run     Qwen3-8B on eight H100 or H200, 48 prompts × 16, PipelineRL-8
 
 Controller, engine pool and the engines' queue are the trainer's; the clock is virtual, so that hours pass in
 seconds. Held beside it is the closed form: the slower side alone sets the pace. The speeds come from a model
-of the hardware (docs/gpu.md), and none has been measured. bench.pipeline runs it for every split.
+of the hardware (docs/gpu.md), and none has been measured. `python -m bench pipeline` runs it for every split.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.harness import Case, Row
 from bench.pipeline.timed import Cores, Rates, Step, TimedEngine, TimedLearner, VirtualLoop, Workload
 from bench.table import table
 from trainer.config import Config, InterruptionConfig
@@ -32,6 +34,8 @@ from trainer.engines.pool import EnginePool
 from trainer.launcher.placement import Split
 from trainer.types import Prompt
 
+OPTIONS: dict[str, Any] = {}
+PARALLEL = True
 STEPS = 24  # that count, at the paper's sizes
 
 
@@ -227,18 +231,28 @@ def paper_run(name: str, steps: int = STEPS - 1) -> tuple[Outcome, float, float]
     return out, out.tokens / generated, out.tokens * rates.train_token_s
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table."""
-    rows = []
+def measure(name: str) -> Row:
+    """One of SPEEDS, run."""
+    out, engines_s, learner_s = paper_run(name)
+    return {
+        "engines_s": engines_s, "learner_s": learner_s, "step_s": 3600 / out.steps_per_hour,
+        "first_batch_s": out.first_batch_s, "lag_mean": out.lag_mean, "lag_max": out.lag_max,
+        "learner_idle": out.learner_idle, "engine_idle": out.engine_idle,
+    }  # fmt: skip
+
+
+def cases(options: Namespace) -> Iterator[Case]:
+    """Every machine."""
     for name in SPEEDS:
-        out, *needs = paper_run(name)
-        times = [*needs, 3600 / out.steps_per_hour, out.first_batch_s]
-        idle = [f"{out.learner_idle:.0%}", f"{out.engine_idle:.0%}"]
-        rows.append([name, *(f"{s:.0f}" for s in times), f"{out.lag_mean:.2f} (≤ {out.lag_max})", *idle])
-    head = ["GPUs, learner + engines", "engines s", "learner s", "step s", "first batch s", "lag"]
-    print(table([*head, "learner idle", "engines idle"], rows))
-    return 0
+        yield name, partial(measure, name)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """One line for each machine."""
+    lines = []
+    for row in rows:
+        times = (f"{row[key]:.0f}" for key in ("engines_s", "learner_s", "step_s", "first_batch_s"))
+        idle = (f"{row[key]:.0%}" for key in ("learner_idle", "engine_idle"))
+        lines.append([row["case"], *times, f"{row['lag_mean']:.2f} (≤ {row['lag_max']})", *idle])
+    columns = ("GPUs, learner + engines", "engines s", "learner s", "step s", "first batch s", "lag")
+    return table((*columns, "learner idle", "engines idle"), lines)

@@ -2,8 +2,8 @@
 
   NAIVE=bench/validation/recipes/scalerl-naive.yaml
   python -m trainer.sweep scalerl $NAIVE --task arithmetic --seeds 3 --out FOLDER
-  python -m bench.kernels.compare --only "ours (cpu),naive FP32" --rows 420 --threads 2 --out rates.json
-  python -m bench.validation.chain FOLDER --kernel-rates rates.json
+  python -m bench kernels.compare --only "ours (cpu),naive FP32" --rows 420 --threads 2 --out rates.json
+  python -m bench validation.chain FOLDER --kernel-rates rates.json
 
 Predicted: from a run of ours alone, its ledger and the benchmark, the compute that it would have taken with
 the naive loss, and with it the curve, R(C / factor). Measured: the run that had the naive loss. Curves are
@@ -14,11 +14,11 @@ as the learner runs: as many rows and threads, and the environment of the launch
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from bench import records
+from bench.harness import Case, Row
 from bench.table import table
-from trainer.accounting.kernel_rates import measured_heads
+from trainer.accounting.kernel_rates import measured_heads, read_rates
 from trainer.accounting.run_account import ledger_of, run_times
 from trainer.config import ConfigError
 from trainer.scaling.reading.tables import read_tables
 from trainer.sweep.curves import CURVES
 
+OPTIONS: dict[str, Any] = {
+    "folder": ((), "folder of the sweep, or of its kept curves"),
+    "kernel_rates": (None, "record of kernels.compare"),
+}
 OURS, NAIVE = "scalerl", "scalerl-naive"
 BUDGETS = 9  # at which the curves are compared, over the second half of what all runs have
 Curve = NDArray[np.float64]  # (2, evaluations): compute and reward
@@ -65,11 +69,6 @@ class Shift:
     predicted: list[float]  # with the naive loss
     measured: list[float]
     seed_margin: float  # NaN with one seed
-
-    @property
-    def error(self) -> float:
-        """Mean of measured − predicted."""
-        return float(np.mean(np.subtract(self.measured, self.predicted)))
 
 
 def read_pairs(folder: Path, ratio: float) -> list[Pair]:
@@ -123,48 +122,42 @@ def _hours(run: Path) -> float:
     return float((ledger_of(run) or {})["compute"]["total"])
 
 
-def describe(pairs: Sequence[Pair], rewards: Shift) -> str:
+def measure(folder: Path, rates: Path) -> Row:
+    """The pairs, and their curves."""
+    tflops = {head.name: head.tflops for head in measured_heads(read_rates(rates), dtype="float32")}
+    pairs = read_pairs(folder, tflops["ours"] / tflops["naive FP32"])
+    return {"pairs": [asdict(pair) | {"measured": pair.measured} for pair in pairs],
+            "shift": asdict(shift(folder, pairs))}  # fmt: skip
+
+
+def cases(options: Namespace) -> Iterator[Case]:
+    """The folder is one case."""
+    if len(options.folder) != 1 or not options.kernel_rates:
+        raise ConfigError("expected one FOLDER, and --kernel-rates FILE")
+    yield "chain", partial(measure, Path(options.folder[0]), Path(options.kernel_rates))
+
+
+def describe(head: Row, rows: Sequence[Row]) -> str:
     """Both tables, and the verdict."""
+    pairs, rewards = rows[0]["pairs"], rows[0]["shift"]
     columns = ("seed", "loss, s", "naive loss, s", "ratio", "hours", "naive: hours", "factor", "predicted")
     cells = []
     for p in pairs:
-        losses = [f"{p.loss_seconds:.1f}", f"{p.naive_loss_seconds:.1f}"]
-        hours = [f"{p.naive_loss_seconds / p.loss_seconds:.2f}", f"{p.hours:.4f}", f"{p.naive_hours:.4f}"]
-        cells.append([str(p.seed), *losses, *hours, f"{p.measured:.3f}", f"{p.predicted:.3f}"])
-    rows = zip(rewards.budgets, rewards.ours, rewards.predicted, rewards.measured, strict=True)
-    curves = [[f"{c:.4f}", *(f"{r:.3f}" for r in row)] for c, *row in rows]
-    within = "within" if abs(rewards.error) <= rewards.seed_margin else "beyond"
-    margin = f"{within} the seed margin of {rewards.seed_margin:.4f}"
-    margin = margin if len(pairs) > 1 else "of one seed alone"
-    measured, predicted = (np.mean([getattr(p, name) for p in pairs]) for name in ("measured", "predicted"))
+        a, b = p["loss_seconds"], p["naive_loss_seconds"]
+        hours = [f"{p['hours']:.4f}", f"{p['naive_hours']:.4f}"]
+        losses = [f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}"]
+        cells.append([str(p["seed"]), *losses, *hours, f"{p['measured']:.3f}", f"{p['predicted']:.3f}"])
+    lines = zip(*(rewards[key] for key in ("budgets", "ours", "predicted", "measured")), strict=True)
+    curves = [[f"{c:.4f}", *(f"{r:.3f}" for r in line)] for c, *line in lines]
+    error = float(np.mean(np.subtract(rewards["measured"], rewards["predicted"])))
+    margin = "of one seed alone"
+    if len(pairs) > 1:
+        within = "within" if abs(error) <= rewards["seed_margin"] else "beyond"
+        margin = f"{within} the seed margin of {rewards['seed_margin']:.4f}"
+    measured, predicted = (np.mean([p[name] for p in pairs]) for name in ("measured", "predicted"))
     return "\n\n".join([
         table(columns, cells),
         table(("hours", "ours", "naive, predicted", "naive, measured"), curves),
         f"Factor on the compute: {predicted:.3f} predicted, {measured:.3f} measured. "
-        f"Reward at equal budgets: measured − predicted {rewards.error:+.4f}, {margin}.",
+        f"Reward at equal budgets: measured − predicted {error:+.4f}, {margin}.",
     ])  # fmt: skip
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison; the exit code."""
-    tracked = "chain-cpu.json"
-    p = records.parser("validation.chain", __doc__, tracked)
-    p.add_argument("folder", type=Path, help="folder of the sweep, or of its kept curves")
-    text = "of bench.kernels.compare"
-    p.add_argument("--kernel-rates", type=Path, required=True, metavar="FILE", help=text)
-    args = p.parse_args(argv)
-    try:
-        rates: dict[str, Any] = json.loads(args.kernel_rates.read_text())
-        heads = measured_heads(rates, "float32")
-        tflops = {head.name: head.tflops for head in heads}
-        pairs = read_pairs(args.folder, tflops["ours"] / tflops["naive FP32"])
-        rewards = shift(args.folder, pairs)
-    except (OSError, ConfigError, KeyError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 1
-    record = {"pairs": [asdict(p) for p in pairs], "shift": asdict(rewards), "rates": rates}
-    return records.finish(args, tracked, record, describe(pairs, rewards))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Runs the commands of docs/curve.md, one after the other, and puts their output below them.
 
-python -m bench.validation.curve_doc              prints the page
-python -m bench.validation.curve_doc --record     writes it over docs/curve.md
+python -m bench validation.curve_doc              prints the page
+python -m bench validation.curve_doc --record     writes it over docs/curve.md
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench import records
-from bench.records import ROOT
+from bench.harness import ROOT, Case, Row
 
+OPTIONS: dict[str, Any] = {}
 DOCUMENT = ROOT / "docs" / "curve.md"
 EXAMPLE = re.compile(r"<!-- example -->\n```python\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"```console\n\$ (.*?)\n.*?```", re.DOTALL)
@@ -29,7 +31,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def run(command: str, folder: Path) -> str:
-    """The output of a command of the document; SystemExit if it fails."""
+    """The output of a command of the document. RuntimeError: it fails."""
     python, *rest = shlex.split(command)
     assert python == "python", command
     process = subprocess.run(
@@ -37,33 +39,32 @@ def run(command: str, folder: Path) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     if process.returncode:
-        raise SystemExit(f"$ {command}\n{process.stdout}{process.stderr}")
+        raise RuntimeError(f"$ {command}\n{process.stdout}{process.stderr}")
     return process.stdout.rstrip()
 
 
-def prepare(text: str, folder: Path) -> None:
-    """Write the example's files."""
-    (example,) = EXAMPLE.findall(text)
-    (folder / "example.py").write_text(example)
-    run("python example.py", folder)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the page, or write it."""
-    parser = records.parser("validation.curve_doc", __doc__)
-    parser.add_argument("--record", action="store_true", help="write over docs/curve.md")
-    args = parser.parse_args(argv)
+def page() -> Row:
+    """The document with the outputs of its commands, on the files that its example writes."""
     text = DOCUMENT.read_text()
+    (example,) = EXAMPLE.findall(text)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(text, folder)
-        page = BLOCK.sub(lambda m: f"```console\n$ {m.group(1)}\n{run(m.group(1), folder)}\n```", text)
-    if args.record:
-        DOCUMENT.write_text(page)
-    else:
-        print(page)
-    return 0
+        (folder / "example.py").write_text(example)
+        run("python example.py", folder)
+        new = BLOCK.sub(lambda m: f"```console\n$ {m.group(1)}\n{run(m.group(1), folder)}\n```", text)
+    return {"text": new}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def cases(options: Namespace) -> Iterator[Case]:
+    """The page is one case."""
+    yield "page", page
+
+
+def describe(head: Row, rows: Sequence[Row]) -> str:
+    """The page."""
+    return str(rows[0]["text"])
+
+
+def publish(head: Row, rows: Sequence[Row]) -> None:
+    """Write it."""
+    DOCUMENT.write_text(describe(head, rows))

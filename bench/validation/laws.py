@@ -1,6 +1,6 @@
 """Do the intervals hold for curves that are not the paper's? Simulated sigmoids of many sizes.
 
-  python -m bench.validation.laws              160 curves in each cell; a few minutes
+  python -m bench validation.laws              160 curves in each cell; a few minutes
 
 R0, the rise, B and C_mid are drawn anew for each curve, and so are the number of evaluations, their spacing
 and their noise. A cell is a kind of noise and how far the data reach, in multiples of C_mid. R0 is measured
@@ -9,21 +9,23 @@ and standard errors are reported.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import records
+from bench.harness import Case, Row
 from bench.table import markdown, number
 from trainer.scaling import Sigmoid, fit
 from trainer.scaling.simulate import autocorrelated
 
 Array = NDArray[np.float64]
 
+OPTIONS = {"runs": (160, "curves in each cell")}
+PARALLEL = True
 SEED = 15
 REACHES = (1.5, 2.0, 3.0, 5.0)  # last compute over C_mid
 NOISES = {"independent": 0.0, "AR(1) 0.6": 0.6}  # correlation of errors one mean gap apart
@@ -65,18 +67,25 @@ def simulate(reach: float, correlation: float, i: int, seed: int) -> Run:
     return Run(truth, compute, reward, sd, float(np.clip(R0 + rng.normal(0, sd), 0, 1)), spacing)
 
 
-def measure(noise: str, reach: float, i: int, seed: int) -> dict[str, Any]:
-    """One run's record; estimates as [truth, value, low, high]."""
+def measure(noise: str, reach: float, i: int, seed: int) -> Row:
+    """One run's row: what the fit says of A and of the reward at four times the data, beside the truth."""
     run = simulate(reach, NOISES[noise], i, seed)
-    found = fit(run.compute, run.reward, np.full(len(run.compute), run.sd), R0=run.R0, R0_se=run.sd)
-    ahead = 4 * run.compute[-1]
-    estimates = {"A": (run.truth.A, found.A), "4x": (float(run.truth.reward(ahead)), found.at(ahead))}
+    estimate = fit(run.compute, run.reward, np.full(len(run.compute), run.sd), R0=run.R0, R0_se=run.sd)
+    compute = 4 * run.compute[-1]
+    ahead, truth = estimate.at(compute), float(run.truth.reward(compute))
     return {
-        "noise": noise, "reach": reach, "i": i, "spacing": run.spacing, "rise": run.truth.A - run.truth.R0,
-        "identified": found.identified, "flags": found.flags,
-        "autocorrelated_prob": found.autocorrelated_prob,
-        **{key: [truth, e.value, e.low, e.high] for key, (truth, e) in estimates.items()},
+        "noise": noise, "reach": reach, "identified": estimate.identified,
+        "A": [run.truth.A, estimate.A.value, estimate.A.low, estimate.A.high],
+        "4x": [truth, ahead.value, ahead.low, ahead.high],
     }  # fmt: skip
+
+
+def cases(options: Namespace) -> Iterator[Case]:
+    """Every run of every cell."""
+    for i in range(options.runs):
+        for noise in NOISES:
+            for reach in REACHES:
+                yield f"{noise}, {reach:g}, {i}", partial(measure, noise, reach, i, SEED)
 
 
 HEAD = (
@@ -85,7 +94,7 @@ HEAD = (
 )  # fmt: skip
 
 
-def table(runs: Sequence[dict[str, Any]]) -> str:
+def describe(head: Row, runs: Sequence[Row]) -> str:
     """A row for each cell, in Markdown."""
     rows = []
     for noise in NOISES:
@@ -99,15 +108,3 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
             where = f"{holds[known].mean():.2f} ({known.sum()})" if known.any() else number(None)
             rows.append([noise, f"{reach:g}", f"{error:.4f}", f"{width:.3f}", *shares, where])
     return markdown(HEAD, rows)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate and print the table."""
-    args = records.parser("validation.laws", __doc__, runs=160, seed=SEED).parse_args(argv)
-    cells = [(noise, reach, i) for i in range(args.runs) for noise in NOISES for reach in REACHES]
-    print(table([measure(*cell, args.seed) for cell in cells]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,63 +1,55 @@
-"""The simulated runs of the validation: fitted by our procedure and the paper's."""
+"""Does the fit find the truth? Simulated runs of the paper's published curves, fitted by both procedures.
+
+python -m bench validation                   1,000 runs well-specified, 300 of each other kind; half an hour
+python -m bench validation --runs 40         a first look
+python -m bench validation --record          writes the tables of docs/validation.md and its picture
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-from bench.records import Record, say
-from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, PaperRun, Points, Scenario, simulate
+from bench.harness import ROOT, Case, Row
+from bench.validation.document import document
+from bench.validation.plot import draw
+from bench.validation.scenarios import PAPER_RUNS, PROCEDURES, SCENARIOS, PaperRun, Points, Scenario, simulate
 from trainer.scaling import Fit, Sigmoid, fit
 from trainer.scaling.curve.paper import PaperGrid, paper_fit
 
-PROCEDURES = ("ours", "paper", "paper, finer")
+OPTIONS = {"runs": (1000, "simulated runs of the first kind")}
+PARALLEL = True
+SEED = 2510
 FINER = PaperGrid(C_mid=(300.0, 30_000.0, 200), spacing="log")  # with more values of C_mid than the paper's
-REFRESH_S = 60.0  # between two lines of progress
+BEGIN, END = (f"<!-- made by python -m bench validation: {edge} -->" for edge in ("begin", "end"))
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One simulated run."""
-
-    scenario: Scenario
-    row: str  # of PAPER_RUNS
-    i: int
-    seed: int
+def cases(options: Namespace) -> Iterator[Case]:
+    """Every run of every kind."""
+    for scenario in SCENARIOS:
+        for row in scenario.rows:
+            for i in range(scenario.count(options.runs)):
+                yield f"{scenario.name}, {row}, {i}", partial(measure, scenario, row, i, SEED)
 
 
-def tasks_of(runs: int, seed: int) -> list[Task]:
-    """All tasks."""
-    return [
-        Task(scenario, row, i, seed)
-        for scenario in SCENARIOS
-        for row in scenario.rows
-        for i in range(scenario.count(runs))
-    ]
-
-
-def measure(task: Task) -> Record:
-    """One run's record: each procedure's estimates, ours as [truth, value, low, high] by quantity."""
-    scenario, run = task.scenario, PAPER_RUNS[task.row]
-    points = simulate(scenario, run, task.i, task.seed)
-    start = time.perf_counter()
+def measure(scenario: Scenario, row: str, i: int, seed: int) -> Row:
+    """Each procedure's estimates of one run, ours as [truth, value, low, high] by quantity."""
+    run = PAPER_RUNS[row]
+    points = simulate(scenario, run, i, seed)
     fitted = ours(points)
-    record: Record = {
-        "case": scenario.name, "row": task.row, "i": task.i, "seed": task.seed,
-        "fit_ms": 1e3 * (time.perf_counter() - start),
-        "identified": fitted.identified, "flags": list(fitted.flags),
-        "autocorrelated_prob": fitted.autocorrelated_prob,
-        "ours": {**_estimates(points, fitted), "far": _far(points, run, fitted.sigmoid)},
+    values = {"A": fitted.A, "B": fitted.B, "C_mid": fitted.C_mid, "2x": fitted.at_2x}
+    estimates = {k: [x, values[k].value, values[k].low, values[k].high] for k, x in truths(points).items()}
+    record: Row = {
+        "kind": scenario.name, "row": row, "identified": fitted.identified,
+        "ours": {**estimates, "far": _far(points, run, fitted.sigmoid)},
     }  # fmt: skip
     if scenario.paper:
         for key in PROCEDURES[1:]:
             curve = paper(points, key)
             record[key] = {"A": curve.A, "B": curve.B, "C_mid": curve.C_mid, "far": _far(points, run, curve)}
     if scenario.noise == "outliers":
-        clean = simulate(scenario, run, task.i, task.seed, "normal")
+        clean = simulate(scenario, run, i, seed, "normal")
         record["A_moved"] = fitted.A.value - ours(clean).A.value
         record["A_moved_paper"] = record["paper"]["A"] - paper(clean, "paper").A
     return record
@@ -82,24 +74,20 @@ def truths(points: Points) -> dict[str, float]:
     return {"A": curve.A, "B": curve.B, "C_mid": curve.C_mid, "2x": at_2x}
 
 
-def _estimates(points: Points, fitted: Fit) -> dict[str, list[float]]:
-    estimates: dict[str, Any] = {"A": fitted.A, "B": fitted.B, "C_mid": fitted.C_mid, "2x": fitted.at_2x}
-    return {k: [truth, (e := estimates[k]).value, e.low, e.high] for k, truth in truths(points).items()}
-
-
 def _far(points: Points, run: PaperRun, curve: Sigmoid) -> float:
     """Error of the reward predicted where the paper predicts it, against the curve without noise."""
     return float(curve.reward(run.far) - points.curve.reward(run.far))
 
 
-def work(tasks: Sequence[Task], processes: int) -> Iterator[Record]:
-    """The records of the tasks, in their order; progress is printed."""
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # inherited by the processes spawned
-    start = printed = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for n, record in enumerate(pool.imap(measure, tasks, chunksize=4), 1):
-            yield record
-            now = time.monotonic()
-            if now - printed > REFRESH_S or n == len(tasks):
-                printed, remaining = now, (now - start) / n * (len(tasks) - n)
-                say(f"{n} of {len(tasks)} runs, about {remaining / 60:.0f} min left")
+def describe(head: Row, runs: Sequence[Row]) -> str:
+    """The tables of the page."""
+    return document(runs)
+
+
+def publish(head: Row, runs: Sequence[Row]) -> None:
+    """Replace the generated part of the page, and draw its picture."""
+    page = ROOT / "docs" / "validation.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    assert END in rest, f"{page}: expected the lines {BEGIN!r} and {END!r}"
+    page.write_text(f"{before}{BEGIN}\n{document(runs)}\n{END}{rest.partition(END)[2]}")
+    draw(runs, page.with_suffix(".png"))

@@ -27,6 +27,7 @@ START = 1500.0  # GPU-hours that the paper leaves out of its fits
 OUTLIER_SHARE, OUTLIER_SIZE = 0.05, 0.1
 WEAK = "ScaleRL-math+code-code"  # B = 1.09: its curve bends too slowly for 8k GPU-hours
 R0 = ASSUMED_R0.value
+PROCEDURES = ("ours", "paper", "paper, finer")  # that fit a run
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Is a curve that is no sigmoid said to be none? Simulated runs of other shapes, and of sigmoids beside them.
 
-  python -m bench.validation.shapes              100 runs of each kind; a few minutes
+  python -m bench validation.shapes              100 runs of each kind; a few minutes
 
 Each run has 24 evaluations up to 6,000 with noise of sd .006, standard errors reported and R0 measured; its
 parameters are drawn anew. A run is flagged if the fit says that the curve is no sigmoid or has fallen: a wide
@@ -10,21 +10,23 @@ truth. Where the reward falls there is no such truth: the run is right only if i
 
 from __future__ import annotations
 
-import sys
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import records
+from bench.harness import Case, Row
 from bench.table import markdown
 from trainer.scaling import Sigmoid, fit
 
 Array = NDArray[np.float64]
 Shape = Callable[[Array], Array]  # R(C)
 
+OPTIONS = {"runs": (100, "runs of each kind")}
+PARALLEL = True
 SEED = 15
 LAST, EVALUATIONS, NOISE = 6_000.0, 24, 0.006
 EXTRAPOLATION = 4.0  # times the data
@@ -121,7 +123,7 @@ def simulate(kind: str, i: int, seed: int) -> tuple[Shape, Array, Array, float]:
     return shape, compute[1:], reward[1:], float(reward[0])
 
 
-def measure(kind: str, i: int, seed: int) -> dict[str, Any]:
+def measure(kind: str, i: int, seed: int) -> Row:
     """What the fit says of one run."""
     shape, compute, reward, R0 = simulate(kind, i, seed)
     fitted = fit(compute, reward, np.full(EVALUATIONS, NOISE), R0=R0, R0_se=NOISE)
@@ -129,16 +131,22 @@ def measure(kind: str, i: int, seed: int) -> dict[str, Any]:
     flagged = not SAYS_SO.isdisjoint(fitted.flags)
     covered = kind not in FALLS and ahead.low <= truth <= ahead.high
     return {
-        "kind": kind, "i": i, "flags": fitted.flags, "details": fitted.details,
-        "flagged": flagged, "covered": covered, "either": flagged or covered,
-        "wrong": fitted.identified and not covered,
+        "kind": kind, "flags": fitted.flags, "flagged": flagged, "covered": covered,
+        "either": flagged or covered, "wrong": fitted.identified and not covered,
     }  # fmt: skip
+
+
+def cases(options: Namespace) -> Iterator[Case]:
+    """Every run of every kind."""
+    for kind in (*KINDS, CONTROL):
+        for i in range(options.runs):
+            yield f"{kind}, {i}", partial(measure, kind, i, SEED)
 
 
 HEAD = ("kind", "runs", "flagged", "covered", "either", "identified, and missed")
 
 
-def table(runs: Sequence[dict[str, Any]]) -> str:
+def describe(head: Row, runs: Sequence[Row]) -> str:
     """A row for each kind, for the sigmoids, and for all but them, in Markdown."""
     groups = {kind: [r for r in runs if r["kind"] == kind] for kind in (*KINDS, CONTROL)}
     groups["all but the sigmoids"] = [r for r in runs if r["kind"] != CONTROL]
@@ -150,15 +158,3 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
             shares["covered"] = "–"
         rows.append([kind, str(len(group)), *shares.values()])
     return markdown(HEAD, rows)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate, fit and print the table."""
-    args = records.parser("validation.shapes", __doc__, runs=100, seed=SEED).parse_args(argv)
-    runs = [(kind, i, args.seed) for kind in (*KINDS, CONTROL) for i in range(args.runs)]
-    print(table([measure(*run) for run in runs]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

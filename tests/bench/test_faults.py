@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.faults import __main__ as matrix
-from bench.faults import ledger_check
-from bench.faults.matrix import FROZEN, INF, KILLED, NAN, Cell, all_cells
-from bench.faults.soak import growth, soak
-from bench.faults.trial import try_cell
+from bench.faults import ledger_check, matrix
+from bench.faults.cells import FROZEN, INF, KILLED, NAN, Cell, all_cells
+from bench.faults.soak import describe, growth, soak
 from trainer.controller.journal import Journal
 from trainer.controller.rounds import Minibatch
 from trainer.controller.sampler import IssuedPrompt
@@ -47,14 +46,14 @@ def write(run_dir: Path, steps: int, version: int = 0) -> None:
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def found(run_dir: Path, lag: int = 1) -> list[str]:
+def problems(run_dir: Path, lag: int = 1) -> list[str]:
     return ledger_check.problems(run_dir, PROMPTS, 2, lag)
 
 
 def test_books_that_are_in_order_have_no_problem(tmp_path: Path) -> None:
     write(tmp_path / "a", 5)
     write(tmp_path / "b", 5, version=1)
-    assert found(tmp_path / "a") == [] and found(tmp_path / "b") == []
+    assert problems(tmp_path / "a") == [] and problems(tmp_path / "b") == []
 
 
 def changed(run_dir: Path, old: str, new: str, name: str = "journal/000000.jsonl") -> Path:
@@ -79,41 +78,56 @@ def test_what_is_lost_or_twice_or_too_old_is_found(tmp_path: Path) -> None:
     ]):  # fmt: skip
         run_dir = tmp_path / str(number)
         write(run_dir, 5)
-        assert any(problem in line for line in found(changed(run_dir, old, new, *name))), problem
+        assert any(problem in line for line in problems(changed(run_dir, old, new, *name))), problem
     write(tmp_path / "old", 5, version=1)
-    assert "tokens of versions {-1} in step 1" in found(tmp_path / "old", lag=0)[0]
+    assert "tokens of versions {-1} in step 1" in problems(tmp_path / "old", lag=0)[0]
 
 
-def row(cell: Cell, instant: dict[str, Any], **more: Any) -> dict[str, Any]:
-    end, leaked = {"problems": [], "orphans": []} | more, more.get("leaked", [])
-    return asdict(cell) | {"instants": [instant], "end": end, "leaked": leaked}
+LINE = "error: the learner's process was killed"
 
 
-def test_a_failure_is_a_hang_an_orphan_a_leak_or_a_line_without_the_culprit() -> None:
-    learner, engine = Cell("learner", "training", KILLED), Cell("engine", "training", KILLED)
-    error = {
-        "ended": "error",
-        "line": "error: the learner's process was killed",
-        "seconds": 1.0,
-        "orphans": [],
-    }
-    assert matrix.failures(row(learner, error)) == []
-    assert matrix.failures(row(learner, error | {"line": "error: something"}))
-    assert matrix.failures(row(learner, error | {"orphans": ["python"]}))
-    assert matrix.failures(row(learner, error | {"ended": "hang"}))
-    assert matrix.failures(row(learner, error, leaked=["sem.x"]))
-    assert matrix.failures(row(learner, error, problems=["step 3 is missing"]))
-    assert matrix.failures(row(engine, error | {"line": "error: the engine's process was killed"}))
-    assert matrix.failures(row(engine, error | {"ended": "recovered", "line": ""})) == []
-    assert "| learner | killed | 1 in 1 of 7 phases | 0 | 1 | 1.0 (1.0) | 0 |" in matrix.table(
-        [row(learner, error)]
+@pytest.mark.parametrize(
+    ("role", "changes", "violated"),
+    [
+        ("learner", {}, 0),
+        ("learner", {"line": "error: something"}, 1),
+        ("learner", {"orphans": ["python"]}, 1),
+        ("learner", {"ended": "hang"}, 1),
+        ("learner", {"leaked": ["sem.x"]}, 1),
+        ("learner", {"problems": ["step 3 is missing"]}, 1),
+        ("engine", {"line": "error: the engine's process was killed"}, 1),  # it must be started again
+        ("engine", {"ended": "recovered", "line": ""}, 0),
+    ],
+)
+def test_a_failure_is_a_hang_an_orphan_a_leak_or_a_line_without_the_culprit(
+    role: str, changes: dict[str, Any], violated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell(role, "training", KILLED)
+    row = {"ended": "error", "line": LINE, "seconds": 1.0, "orphans": [], "problems": [], "leaked": []}
+    monkeypatch.setattr(matrix, "try_cell", lambda cell, seed: asdict(cell) | row | changes)
+    measured = matrix.measure(cell, 1)
+    assert len(measured["violated"]) == violated == measured["failed"]
+    ended = (
+        "1 | 0" if measured["ended"] == "recovered" else "0 | 0" if measured["ended"] == "hang" else "0 | 1"
     )
-    assert len({cell.name for cell in all_cells()}) == len(all_cells())
+    text = matrix.describe({}, [measured | {"case": cell.name}])
+    assert f"| {role} | killed | 1 in 1 of 7 phases | {ended} | 1.0 (1.0) | {violated} |" in text
+
+
+def test_every_cell_is_tried_once_a_run() -> None:
+    names = [cell.name for cell in all_cells()]
+    assert len(set(names)) == len(names) == 133
+    tried = dict(matrix.cases(Namespace(only="learner, training", runs=2)))
+    assert {"learner, training, killed, 1", "learner, training, killed, 2"} < set(tried)
 
 
 def test_growth_is_of_the_last_quarter_over_the_second() -> None:
     assert growth([5.0] * 10 + [10.0] * 20 + [11.0] * 10) == pytest.approx(0.1)
     assert growth([1.0, 2.0]) == 0.0
+    life = [{"memory_mb": 100.0 + (i > 30), "files": 5, "threads": 2, "shared_mb": 0.0} for i in range(40)]
+    row = {"lives": {"launcher": life, "learner": []}, "faults": ["engine"], "wrong": []}
+    lines = describe({}, [row]).splitlines()
+    assert lines[2].split()[:4] == ["launcher", "1.3", "100", "(+1.0%)"] and "1 killed: engine 1" in lines[-1]
 
 
 @pytest.mark.slow
@@ -131,7 +145,7 @@ def test_growth_is_of_the_last_quarter_over_the_second() -> None:
     ids=lambda cell: cell.name,
 )
 def test_a_sample_of_the_matrix_has_no_failure(cell: Cell) -> None:
-    assert matrix.failures(try_cell(cell, 1, "ci")) == []
+    assert matrix.measure(cell, 1)["violated"] == []
 
 
 @pytest.mark.slow

@@ -1,35 +1,57 @@
-"""Rates of loss kernels as bench.kernels.compare has measured them, on one machine at one shape."""
+"""Rates of loss kernels as `python -m bench kernels.compare` has measured them, on one machine."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 
 from trainer.accounting.kernel_cost import Head
 from trainer.config import ConfigError
+from trainer.jsonl import read_lines
 
-ROW_KERNELS = ("two-pass", "single-pass", "fused-epilogue")
-HEADS = {  # how the names of its cases begin; the fastest counts
+EXPECTED = "expected the --out of `python -m bench kernels.compare`, as of the GPU suite's stage `kernels`"
+HEADS: dict[str, str | tuple[str, ...]] = {  # how the names of its cases begin; the fastest counts
     "naive FP32": "naive FP32",
     "best peer": ("Liger CISPO", "Cut-Cross-Entropy, unfiltered", "TRL chunked log-prob"),
     "ours": "ours (",
 }
 
 
-def measured_heads(record: Mapping[str, Any], dtype: str) -> list[Head]:
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Times of implementations."""
+
+    shape: tuple[int, int, int]  # N, H, V
+    dtype: str  # of hidden states and weight
+    machine: str
+    ms: dict[str, float]  # of forward and backward, median
+
+
+def read_rates(path: Path) -> Rates:
+    """Read a record. ConfigError: it is none, or cannot be read."""
+    try:
+        head, *rows = read_lines(path)
+        options, machine = head["options"], head["machine"]
+        times = defaultdict[str, list[float]](list)
+        for row in rows:
+            if "ms" in row:
+                times[row["provider"]].append(row["ms"])
+        name = f"{machine.get('card') or machine['cpu']}, commit {head['commit']}"
+        shape = int(options["rows"]), int(options["hidden"]), int(options["vocab"])
+        return Rates(shape, options["dtype"], name, {name: median(ms) for name, ms in times.items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ConfigError(f"{path}: {EXPECTED} ({type(e).__name__}: {e})") from e
+
+
+def measured_heads(rates: Rates, dtype: str) -> list[Head]:
     """The heads that a record has timed with hidden states and weight of this type. ConfigError: none."""
-    timed = [case for case in record["cases"] if case.get("ms")]
-    if record["dtype"] != dtype or not timed:
-        raise ConfigError(
-            f"the rates have no timed case in {dtype}; expected the --out of bench.kernels.compare, as of "
-            "the GPU suite's stage `kernels`"
-        )
-    shape = [record["shape"][name] for name in "NHV"]
-    n, h, v = shape
-    where = record.get("machine", {})
-    machine = f"{where.get('card') or where.get('cpu')}, commit {record.get('commit')}"
+    if rates.dtype != dtype or not rates.ms:
+        raise ConfigError(f"the rates have no timed case in {dtype}; {EXPECTED}")
+    n, h, v = rates.shape
     fastest: dict[str, Head] = {}
-    for case in sorted(timed, key=lambda case: -case["ms"]["median"]):
-        source = f"MEASURED on {machine}: {case['name']} at N,H,V = {shape}"
+    for name, ms in sorted(rates.ms.items(), key=lambda case: -case[1]):
+        source = f"MEASURED on {rates.machine}: {name} at N,H,V = {[n, h, v]}"
         for head, beginnings in HEADS.items():
-            if case["name"].startswith(beginnings):
-                fastest[head] = Head(head, 6 * n * h * v / case["ms"]["median"] / 1e9, source)
+            if name.startswith(beginnings):
+                fastest[head] = Head(head, 6 * n * h * v / ms / 1e9, source)
     return list(fastest.values())

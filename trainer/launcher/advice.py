@@ -18,8 +18,8 @@ The last term is the time of one batch, while k + 1 are under way: its longest c
 PPO-off-policy-k takes turns, with k batches under way and E epochs: step = generate/E + train, where the
 longest completion counts once in k batches.
 Weight pushes and the optimizer are left out: they are short, and the split does not change them.
-tests/bench/pipeline compares this with the simulation of bench.pipeline: the split it names is at most 5 %
-slower than the best simulated one.
+tests/bench/pipeline compares this with the runs of `python -m bench pipeline`: the split it names is at most
+5 % slower than the best simulated one.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,14 +1,13 @@
 """The reward at a budget and the budget for a reward; another loss kernel rescales the compute axis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from trainer.accounting.kernel_cost import CONSTANTS, MODELS, PUBLISHED_HEADS, Head, Setting, cost_factor
-from trainer.accounting.kernel_rates import measured_heads
+from trainer.accounting.kernel_rates import Rates, measured_heads
 from trainer.accounting.run_account import run_dtype, run_times
 from trainer.config import ConfigError
 from trainer.scaling.curve.fit import Estimate, Fit, fit_curve
@@ -77,13 +76,10 @@ def predict(
     )
 
 
-def kernel_shift(
-    model: str, kernel: str, measured_with: str, rates: Mapping[str, Any] | None = None
-) -> Shift:
+def kernel_shift(model: str, kernel: str, measured_with: str, rates: Rates | None = None) -> Shift:
     """What a step costs with one of KERNELS relative to another, for one of kernel_cost.MODELS.
 
-    `rates`: a record that kernel_rates.py reads, whose bf16 rates replace the published ones. The step has
-    the paper's size.
+    `rates`: measured ones in bf16 replace the published ones. The step has the paper's size.
     """
     if model not in MODELS:
         raise ConfigError(f"--model {model!r}: expected one of {', '.join(MODELS)}")
@@ -93,7 +89,7 @@ def kernel_shift(
     return Shift(cost_factor(shape, setting, new, old), shape.name, new, old)
 
 
-def shift_of_run(folder: Path, kernel: str, measured_with: str, rates: Mapping[str, Any]) -> Shift | None:
+def shift_of_run(folder: Path, kernel: str, measured_with: str, rates: Rates) -> Shift | None:
     """What another kernel would have cost this run, by its own ledger; None if it is no run folder of ours.
 
     ConfigError: `rates` lack one of both kernels. Published rates are of other machines.
@@ -105,7 +101,7 @@ def shift_of_run(folder: Path, kernel: str, measured_with: str, rates: Mapping[s
     return Shift(times.factor(old.tflops / new.tflops), "", new, old)
 
 
-def _both(kernel: str, measured_with: str, rates: Mapping[str, Any] | None, dtype: str) -> tuple[Head, Head]:
+def _both(kernel: str, measured_with: str, rates: Rates | None, dtype: str) -> tuple[Head, Head]:
     """The published rates of two of KERNELS, or those of one record: both, or ConfigError."""
     found = PUBLISHED_HEADS if rates is None else measured_heads(rates, dtype)
     heads = {head.name: head for head in found}

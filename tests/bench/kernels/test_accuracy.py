@@ -1,40 +1,27 @@
 """accuracy.py: errors are the true ones, and a backend that fails is a line."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
+from bench.harness import run
 from bench.kernels import accuracy
 from bench.kernels.problem import log_probs, make_problem
 
 
-def test_accuracy_runs_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "accuracy.json"
-    accuracy.main(["--quick", "--device=cpu", "--backends=torch", f"--out={out}"])
-    records = json.loads(out.read_text())["records"]
-    assert not [r for r in records if r.get("error")] and len(records) >= 15
-    assert all(r["met"] is None for r in records)  # bars hold at full sizes only
-    text = capsys.readouterr().out
-    for r in records:
-        assert f"{r['value']:.2e}" in text and r["check"] in text
-
-
-def test_a_backend_that_fails_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "accuracy.json"
-    accuracy.main(["--quick", "--device=cpu", "--backends=nonsense,torch", "--checks=chunks", f"--out={out}"])
-    records = json.loads(out.read_text())["records"]
-    assert "nonsense" in records[0]["error"] and records[1]["value"] < 2e-3
-    assert "error: ValueError" in capsys.readouterr().out
+def test_every_check_runs_and_a_backend_that_fails_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("kernels.accuracy", accuracy, ["--quick", "--backends=nonsense,torch"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("chunks: nonsense, 1 chunks: ValueError") for line in lines)
+    errors = [line for line in lines if "torch" in line and "e-0" in line]
+    assert len(errors) >= 15 and not any("met" in line for line in errors)  # bars hold at full sizes only
 
 
 def test_the_gemms_error_is_the_accumulators() -> None:
     p = make_problem(16, 64, 300, torch.bfloat16)
     truth = accuracy.logits64(p.hidden.detach(), p.weight.detach())
     torch.testing.assert_close(truth, p.hidden.detach().double() @ p.weight.detach().double().t())
-    found = accuracy.mm_error(p, truth)
-    assert 0 < found["logits_max_abs"] < 1e-4 and 0 < found["logp_max_abs"] < 1e-4
+    errors = accuracy.mm_error(p, truth)
+    assert 0 < errors["logits_max_abs"] < 1e-4 and 0 < errors["logp_max_abs"] < 1e-4
     shifted = accuracy.mm_error(p, truth + torch.eye(16, 300, dtype=torch.float64))
     assert shifted["logits_max_abs"] == pytest.approx(1, abs=1e-4)
 

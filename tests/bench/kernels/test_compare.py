@@ -1,6 +1,7 @@
 """compare.py and its parts: errors are the true ones, every provider is a line, the table is the JSON's."""
 
-import json
+import os
+from concurrent.futures import BrokenExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,24 +9,26 @@ from typing import Any
 import pytest
 import torch
 
-from bench import measure
+from bench import harness, measure
+from bench.harness import Row
 from bench.kernels import compare
 from bench.kernels.problem import LossAnswer, errors_of, make_problem, relative, solve, subset
 from bench.kernels.providers import Provider, all_providers, naive
 from kernels.reference import reference_loss
+from trainer.accounting.kernel_rates import measured_heads, read_rates
 
-TINY = ["--rows=32", "--hidden=8", "--vocab=40", "--chunk=8", "--rounds=2", "--threads=1"]
+TINY = ["--rows=32", "--hidden=8", "--vocab=40", "--chunk=8", "--rounds=2", "--threads=1", "--no-memory"]
 
 
 def tiny(dtype: torch.dtype = torch.float32) -> Any:
     return make_problem(32, 8, 40, dtype, chunk_rows=8)
 
 
-def run(tmp_path: Path, *options: str) -> dict[str, Any]:
-    out = tmp_path / "compare.json"
-    compare.main([*TINY, "--device=cpu", *options, f"--out={out}"])
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+def rows_of(tmp_path: Path, *options: str) -> dict[str, Row]:
+    """The rows that the command writes, by case."""
+    out = tmp_path / "compare.jsonl"
+    harness.run("kernels.compare", compare, [*TINY, *options, f"--out={out}"])
+    return {row["case"]: row for row in harness.read(out)[1]}
 
 
 def test_the_oracle_is_the_textbooks() -> None:
@@ -52,9 +55,9 @@ def test_errors_are_those_that_were_put_in() -> None:
         truth.d_hidden * 1.01,
         -truth.d_weight,
     )
-    found = errors_of(wrong, truth)
+    errors = errors_of(wrong, truth)
     expected = {"loss_rel": 0.5, "logp_max_abs": 0.25, "entropy_max_abs": 0.125}
-    assert found == pytest.approx(expected | {"d_hidden_rel": 0.01, "d_weight_rel": 2.0})
+    assert errors == pytest.approx(expected | {"d_hidden_rel": 0.01, "d_weight_rel": 2.0})
 
 
 def test_a_gradient_of_another_shape_is_refused() -> None:
@@ -68,15 +71,15 @@ def test_all_providers_solve_the_same_problem(dtype: torch.dtype) -> None:
     p = replace(p, token_weights=torch.linspace(0.2, 1.8, 32) / 32)  # tokens need not weigh the same
     truth, bar = solve(p), 1e-5 if dtype == torch.float32 else 3e-2
     solved = 0
-    for case in all_providers(p, ["torch"]):
+    for case in all_providers(p):
         try:
-            found = errors_of(case.run(p), truth)
+            errors = errors_of(case.run(p), truth)
         except ImportError:  # a peer that is not installed
             continue
-        gradients = [found.get("d_hidden_rel", 0.0), found.get("d_weight_rel", 0.0)]
+        gradients = [errors.get("d_hidden_rel", 0.0), errors.get("d_weight_rel", 0.0)]
         assert max(gradients) < (3e-2 if "bf16" in case.name else bar), case.name
-        solved += bool(found)
-    assert solved >= 3  # ours on torch, and both naive ones
+        solved += bool(errors)
+    assert solved >= 4  # ours by both backends, and both naive ones
 
 
 def test_a_subset_weighs_its_tokens_as_before() -> None:
@@ -85,27 +88,26 @@ def test_a_subset_weighs_its_tokens_as_before() -> None:
     torch.testing.assert_close(solve(subset(p, 32)).d_weight, solve(p).d_weight)
 
 
-def test_the_command_runs_to_its_end_and_the_json_is_complete(
+def test_the_command_measures_time_memory_and_errors_of_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = run(tmp_path, "--only=bare,naive FP32")
-    assert record["shape"] == {"N": 32, "H": 8, "V": 40}
-    assert record["command"].startswith("python -m bench.kernels.compare --rows=32")
-    assert {"machine", "versions", "commit", "dtype", "chunk_rows", "rounds"} <= set(record)
-    assert record["machine"]["isa"] and record["versions"]["torch"] == str(torch.__version__)
-    for case in record["cases"]:
-        assert len(case["rounds_ms"]) == 2 and case["ms"]["low"] <= case["ms"]["median"] <= case["ms"]["high"]
-        if "bare" not in case["name"]:
-            assert case["peak_bytes"] >= 0 and case["memory_method"] and case["errors"]["d_weight_rel"] < 1e-5
-    lines = capsys.readouterr().out.splitlines()
-    for case in record["cases"]:
-        line = next(text for text in lines if text.startswith(f"{case['name']}  "))
-        assert f"{case['ms']['median']:.2f}" in line
-        if case["errors"]:
-            assert f"{case['errors']['logp_max_abs']:.1e}" in line
+    out = tmp_path / "compare.jsonl"
+    options = [*TINY[:-1], "--only=bare,naive FP32", f"--out={out}"]
+    assert harness.run("kernels.compare", compare, options) == 0
+    head, rows = harness.read(out)
+    assert head["machine"]["isa"] and head["versions"]["torch"] == str(torch.__version__)
+    times = [row["ms"] for row in rows if row["case"].startswith("naive FP32: round")]
+    by_case = {row["case"]: row for row in rows}
+    assert len(times) == 2 and min(times) > 0 and by_case["naive FP32: memory"]["peak_bytes"] >= 0
+    assert by_case["naive FP32: errors"]["errors"]["d_weight_rel"] < 1e-5
+    text = capsys.readouterr().out
+    (line,) = (line for line in text.splitlines() if line.startswith("naive FP32  "))
+    assert f"{sum(times) / 2:.2f}" in line and "3 bare GEMMs, chunked  " in text
+    heads = measured_heads(read_rates(out), "float32")
+    assert [head.name for head in heads] == ["naive FP32"]
 
 
-def test_a_missing_peer_and_a_failing_one_are_lines(
+def test_a_missing_peer_and_a_failing_one_are_lines_and_a_wrong_one_is_caught(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(p: Any) -> LossAnswer:
@@ -116,21 +118,6 @@ def test_a_missing_peer_and_a_failing_one_are_lines(
     def failing(p: Any) -> LossAnswer:
         raise RuntimeError("cannot do\nthis")
 
-    made = [
-        Provider("gone", missing),
-        Provider("broken", failing),
-        Provider("fine", lambda p: naive(p, torch.float32)),
-    ]
-    monkeypatch.setattr(compare, "all_providers", lambda p: made)
-    record = run(tmp_path, "--no-memory")
-    assert [c.get("error") for c in record["cases"]] == [
-        "ModuleNotFoundError: No module named 'no_such_peer'", "RuntimeError: cannot do this", None,
-    ]  # fmt: skip
-    out = capsys.readouterr().out
-    assert "error: ModuleNotFoundError" in out and "error: RuntimeError: cannot do this" in out
-
-
-def test_a_wrong_provider_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(p: Any) -> LossAnswer:
         right = naive(p, torch.float32)
         assert right.d_weight is not None and right.logprobs is not None
@@ -141,33 +128,27 @@ def test_a_wrong_provider_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert right.logprobs is not None
         return replace(right, logprobs=right.logprobs * torch.nan)
 
-    monkeypatch.setattr(compare, "all_providers", lambda p: [Provider("wrong", wrong), Provider("nan", nan)])
-    record = run(tmp_path, "--no-memory")
-    cases = record["cases"]
-    assert cases[0]["errors"]["d_weight_rel"] == pytest.approx(0.02, rel=1e-3)
-    assert cases[0]["errors"]["logp_max_abs"] == pytest.approx(0.03, rel=1e-3)
-    assert cases[1]["errors"]["logp_max_abs"] is None  # JSON has no NaN
-    assert record["not_finite"] == ["cases.1.errors.logp_max_abs"]
+    named = {"gone": missing, "broken": failing, "wrong": wrong, "nan": nan}
+    providers = [Provider(name, call) for name, call in named.items()]
+    monkeypatch.setattr(compare, "all_providers", lambda p: providers)
+    rows = rows_of(tmp_path)
+    assert rows["gone: errors"]["error"] == "ModuleNotFoundError: No module named 'no_such_peer'"
+    assert rows["broken: errors"]["error"] == "RuntimeError: cannot do this" and "gone: round 1" not in rows
+    assert rows["wrong: errors"]["errors"]["d_weight_rel"] == pytest.approx(0.02, rel=1e-3)
+    assert rows["wrong: errors"]["errors"]["logp_max_abs"] == pytest.approx(0.03, rel=1e-3)
+    assert rows["nan: errors"]["errors"]["logp_max_abs"] is None and "nan: round 2" in rows
+    assert "broken: errors: RuntimeError: cannot do this" in capsys.readouterr().out
 
 
 def test_what_would_take_too_long_is_a_line_with_errors_of_few_rows(tmp_path: Path) -> None:
-    (case,) = run(tmp_path, "--no-memory", "--only=naive FP32", "--max-seconds=0")["cases"]
-    assert (
-        "ms" not in case and case["skipped"].startswith("not timed") and case["errors"]["d_weight_rel"] < 1e-5
-    )
-
-
-def test_bad_options_say_what_was_expected() -> None:
-    with pytest.raises(SystemExit, match="at least 1"):
-        compare.main(["--rows=0"])
-    with pytest.raises(SystemExit, match="no provider's name contains that"):
-        compare.main([*TINY, "--only=nobody"])
+    rows = rows_of(tmp_path, "--only=naive FP32", "--max-seconds=0")
+    assert list(rows) == ["naive FP32: errors"]
+    row = rows["naive FP32: errors"]
+    assert row["note"].startswith("not timed") and row["errors"]["d_weight_rel"] < 1e-5
 
 
 def test_calls_take_turns_and_each_round_begins_with_another() -> None:
-    order: list[str] = []
-    measure.interleaved({name: lambda name=name: order.append(name) for name in "abc"}, 3, "cpu")
-    assert order == list("abcbcacab")
+    assert list(measure.rounds_of(["a", "b", "c"], 3)) == [list("abc"), list("bca"), list("cab")]
 
 
 def test_resident_memory_is_what_a_call_takes() -> None:
@@ -175,7 +156,10 @@ def test_resident_memory_is_what_a_call_takes() -> None:
         torch.ones(64 << 20)  # 256 MB
 
     take()
-    peak, method = measure.resident_peak_bytes(take)
-    assert method
-    if method.startswith("VmHWM"):
-        assert 250e6 < peak < 400e6
+    assert 250e6 < measure.resident_peak_bytes(take) < 400e6
+
+
+def test_what_ends_a_process_of_its_own_is_an_error() -> None:
+    assert measure.alone(os.getenv, "BENCH_X", environment={"BENCH_X": "1"}) == "1"
+    with pytest.raises(BrokenExecutor):
+        measure.alone(os._exit, 9)

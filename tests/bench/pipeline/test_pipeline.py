@@ -1,26 +1,23 @@
-"""bench.pipeline: runs in virtual time against cases worked by hand, and what is read off a real run."""
+"""bench.pipeline: runs in virtual time against cases worked by hand."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from bench.pipeline import __main__ as pipeline
-from bench.pipeline.__main__ import fit_engine
-from bench.pipeline.measured_run import read_run
+from bench import harness
+from bench.pipeline import splits
+from bench.pipeline.splits import fit_engine
 from bench.pipeline.timed import Rates, Workload
 from bench.pipeline.virtual_run import Scheme, lognormal_lengths, run
 from trainer.config import Config, EngineConfig, PipelineConfig
-from trainer.controller.journal import Journal
 from trainer.launcher.advice import ASSUMED, assumed_rates, assumed_step
 from trainer.launcher.placement import Split
-from trainer.types import Group, Prompt, Rollout
 
 SMALL = [
-    "--devices=3", "--prompts=4", "--completions=2", "--mean=50", "--p95=100", "--longest=200", "--steps=6",
+    "--devices=3", "--prompts=4", "--completions=2", "--mean=50", "--p95=100", "--longest=200",
+    "--processes=1",
 ]  # fmt: skip
 # 2 prompts × 2 completions of 10 tokens: 40 tokens a step
 WORK = Workload(prompts=2, completions=2, lengths=np.full(1, 10))
@@ -129,27 +126,30 @@ def test_the_closed_form_of_the_advice_agrees_with_the_virtual_run(scheme: Schem
     assert closed == pytest.approx(made, rel=0.25)
 
 
-def test_the_command_writes_tables_json_and_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_writes_tables_record_and_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, picture = tmp_path / "out.json", tmp_path / "out.png"
-    pipeline.main([*SMALL, "--k=0,2", "--learner=1", f"--json={record}"])
-    result, text = json.loads(record.read_text()), capsys.readouterr().out
+    for module in (harness, splits):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(splits, "STEPS", 6)
+    assert harness.run("pipeline", splits, [*SMALL, "--k=0,2", "--record"]) == 0
+    _, rows = harness.read(tmp_path / "pipeline.jsonl")
+    text = capsys.readouterr().out
     schemes = ["PipelineRL-0", "PipelineRL-2", "PPO-off-policy-2"]
-    assert [(r["scheme"], r["split"]) for r in result["records"]] == [
+    assert [(r["scheme"], r["split"]) for r in rows] == [
         (scheme, split) for scheme in schemes for split in ("2+1", "1+2")
     ]
-    for r in result["records"]:
+    for r in rows:
         assert f"{r['steps_per_hour']:.2f}" in text and r["lag_max"] <= 2
         assert sum(r["lag"].values()) == pytest.approx(1) and 0 <= r["engine_idle"] <= 1
-    best = max(result["records"], key=lambda r: r["steps_per_hour"])
+    best = max(rows, key=lambda r: r["steps_per_hour"])
     assert (
         f"best of all: {best['scheme']} on {best['split']}" in text and text.count(" *") == len(schemes) + 1
     )
-    for constant in result["constants"].values():
-        assert constant["source"] and constant["source"] in text
-    pipeline.draw(result, picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    for constant in (splits.CONSTANTS["slots"], splits.PUSH, *ASSUMED.values()):
+        assert constant.source in text
+    assert "mean = 50 tokens per completion: GIVEN" in text
+    assert (tmp_path / "pipeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_engines_rate_is_fitted_to_what_was_measured() -> None:
@@ -159,146 +159,21 @@ def test_the_engines_rate_is_fitted_to_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("options", "problem"),
     [
         (["--k=a"], "whole numbers from 0 on"),
         (["--k=-1"], "whole numbers from 0 on"),
-        (["--devices=1"], "expected 2 devices or more"),
-        (["--learner=8"], "leaves one to the engine"),
-        (["--learner=0"], "leaves one to the engine"),
-        (["--prompts=0"], "--prompts is 0; expected at least 1"),
-        (["--push-s=-1"], "--push-s is -1; expected at least 0"),
+        (["--devices=1"], "expected 2 or more"),
         (["--mean=100", "--p95=50"], "--mean 100 --p95 50: no log-normal"),
-        (["--train-tokens-per-s=0"], "a rate above 0"),
         (["--engine-rate=1:x"], "SEQUENCES:TOKENS/S"),
         (["--engine-rate=1:5"], "two points or more"),
-        (["--run", "nowhere"], "expected the folder of a training run"),
-        (["--rates-from=a"], "--rates-from needs --run"),
-        (["--run", "a", "--record"], "does not go with --run"),
     ],
 )
-def test_bad_options_say_what_was_expected(options: list[str], match: str) -> None:
-    with pytest.raises(SystemExit, match=match):
-        pipeline.main(options)
-
-
-# A step on policy, stage by stage, in seconds.
-STAGES = {
-    "report": 0.25, "push": 0.5, "issue": 0.125, "generate": 8.0, "verify": 0.375, "build": 0.75,
-    "pack": 0.5, "forward_backward": 3.0, "optimizer": 0.25, "publish": 0.25,
-}  # fmt: skip
-PROMPTS, COMPLETIONS, LENGTH, STEPS = 2, 4, 10, 12
-
-
-def make_run(folder: Path, cores: int = 0) -> float:
-    """A run of PipelineRL-0 with these stages, on shared cores or with engines of 1 and 2
-    GPUs; returns the seconds of a step."""
-    spans, rows, now = [], [], 5.0
-
-    def during(roles: tuple[str, ...], state: str, seconds: float) -> None:
-        nonlocal now
-        for role in ("learner", *engines):
-            spans.append(
-                {
-                    "role": role,
-                    "state": state if role in roles else "idle",
-                    "start": now,
-                    "end": now + seconds,
-                }
-            )
-        now += seconds
-
-    engines = ("engine",) if cores else ("engine", "engine-1")
-    rows.append({"step": 0, "time": now, "eval/pass_rate": 0.5})
-    for step in range(1, STEPS + 1):
-        began = now
-        if step > 1:
-            during((), "idle", STAGES["report"])
-            rows[-1]["time"] = now
-            during(engines, "weight_update", STAGES["push"])
-        during((), "idle", STAGES["issue"])
-        during(engines, "generate", STAGES["generate"])
-        during((), "idle", STAGES["verify"])
-        waited = now - began - (STAGES["report"] if step > 1 else 0)
-        during((), "idle", STAGES["build"])
-        during((), "idle", STAGES["pack"])
-        for state in ("forward_backward", "optimizer", "publish"):
-            during(("learner",), state, STAGES[state])
-        rows.append({
-            "step": step, "time": now, "train/wait_s": waited, "learner/tokens": 40.0,
-            "learner/input_tokens": 60.0, "lag/histogram": {"0": 80},
-            "learner/seconds": STAGES["pack"] + STAGES["forward_backward"] + STAGES["optimizer"],
-        })  # fmt: skip
-    journal = Journal(folder / "journal")
-    prompt = Prompt("p", "1 + 1", (1, 2), "2", {})
-    for group_id in range(PROMPTS * STEPS):
-        versions = np.full(LENGTH, group_id // PROMPTS, np.int32)
-        rollout = Rollout(
-            np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.float32), versions, np.ones(LENGTH, np.bool_),
-            "2", 1.0, "correct", truncated=False, interrupted=False,
-        )  # fmt: skip
-        journal.finished(Group(group_id, 0, prompt, (rollout,) * COMPLETIONS))
-    journal.close()
-    settings = {"max_lag": 0, "prompts_per_step": PROMPTS, "completions_per_prompt": COMPLETIONS}
-    config = {
-        "pipeline": settings, "engine": {"slots": 8, "threads": 0}, "learner": {"threads": 0},
-        "evaluation": {"every": 100},
-    }  # fmt: skip
-    devices = {"learner": 1.0, "engine": 1.0, "engine-1": 2.0, "controller": 0.0}
-    if cores:
-        devices = {"learner": cores / 2, "engine": cores / 2, "controller": 0.0}
-    books = {
-        "unit": "core-hours" if cores else "GPU-hours",
-        "roles": {role: {"devices": n} for role, n in devices.items()},
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "ledger.json").write_text(json.dumps(books))
-    for name, lines in (("metrics", rows), ("timeline", spans)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return sum(STAGES.values())
-
-
-def test_the_rates_of_a_run_are_read_off_its_books(tmp_path: Path) -> None:
-    step = make_run(tmp_path)
-    one = read_run(tmp_path)
-    assert one.scheme == Scheme("pipeline", 0) and one.split == Split(1, 2)
-    assert 3600 / one.figures.steps_per_hour == pytest.approx(step) and one.figures.lag_mean == 0
-    r = one.rates
-    # Report, issue, verify, build and pack: nobody works.
-    assert (r.push_s, r.build_s, r.slots) == pytest.approx((0.5, 0.25 + 0.125 + 0.375 + 0.75 + 0.5, 8))
-    # Packing is no span of the learner here: it works 3.5 s a step on one GPU, two engines 8 s each.
-    assert r.train_token_s * 80 == pytest.approx(3.5) and r.decode_token_s * 80 == pytest.approx(16)
-
-
-@pytest.mark.parametrize("cores", [0, 2])
-def test_a_run_is_predicted_by_its_own_rates(
-    tmp_path: Path, cores: int, capsys: pytest.CaptureFixture[str]
+def test_bad_options_say_what_was_expected(
+    options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_run(tmp_path, cores)
-    record = tmp_path / "out.json"
-    pipeline.main(["--run", str(tmp_path), f"--json={record}"])
-    (result,) = json.loads(record.read_text())["runs"]
-    assert result["split"] == str(Split(2, 2, 2) if cores else Split(1, 2))
-    assert abs(result["figures"]["steps per hour"]["error"]) < 1e-6
-    assert "over 15%" not in capsys.readouterr().out
-
-
-def test_a_decoding_steps_own_time_can_be_given(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    # two engines of 8 s a step: 16 s for 80 tokens; 10 decoding steps of .3 s on each leave 10 s
-    assert read_run(tmp_path, decode_step_s=0.3).rates.decode_token_s * 80 == pytest.approx(10)
-    with pytest.raises(SystemExit, match="more than all the time"):
-        read_run(tmp_path, decode_step_s=0.9)
-
-
-def test_a_resumed_or_short_run_is_refused(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    metrics = tmp_path / "metrics.jsonl"
-    lines = metrics.read_text().splitlines(keepends=True)
-    for kept in (lines[:4], [*lines[7:], *lines[1:7]]):
-        metrics.write_text("".join(kept))
-        with pytest.raises(SystemExit, match="expected an unbroken run"):
-            read_run(tmp_path)
+    assert harness.run("pipeline", splits, options) == 1
+    assert problem in capsys.readouterr().err
 
 
 def test_lengths_have_the_mean_and_percentile_asked_for() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.pipeline.schemes import Measured, flags, measure, report, window
+from bench.pipeline.schemes import Measured, describe, flags, measure, window
 from bench.pipeline.virtual_run import Scheme
 from trainer import cli
 
@@ -46,6 +47,12 @@ def test_the_steps_that_count_are_equally_many_and_the_options_exist() -> None:
 
 
 def test_the_ratio_is_of_runs_that_were_neighbours_in_time() -> None:
-    at = lambda speed: Measured(speed, 0.1, 0.2, 1.0, 2, 100)  # noqa: E731
-    runs = {Scheme("pipeline", 2): [at(30), at(100)], Scheme("ppo", 2): [at(20), at(50)]}
-    assert "1.75 times the steps per hour (from 1.50 to 2.00 in 2 pairs of runs)" in report(runs, [2])
+    speeds = (("pipeline", (30.0, 100.0)), ("ppo", (20.0, 50.0)))
+    rows = [
+        {"case": f"{kind}: run {i}", "kind": kind, "k": 2, **asdict(Measured(speed, 0.1, 0.2, 1.0, 2, 100))}
+        for kind, both in speeds
+        for i, speed in enumerate(both)
+    ]
+    text = describe({}, rows)
+    assert "1.75 times the steps per hour (from 1.50 to 2.00 in 2 pairs of runs)" in text
+    assert text.splitlines()[2].split()[:4] == ["PipelineRL-2", "65", "30–100", "10.0%"]

@@ -3,6 +3,7 @@
 import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 import yaml
 
 import kernels
+from bench import harness
 from bench.validation import chain
 from trainer.learner import policy_model
 
@@ -62,6 +64,15 @@ def make_run(folder: Path, hours: float, loss_s: float, curve: list[tuple[float,
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def rates(folder: Path) -> Path:
+    options = {"rows": 100, "hidden": 8, "vocab": 50, "dtype": "float32"}
+    lines: list[dict[str, Any]] = [{"options": options, "machine": {"cpu": "x"}, "commit": "y"}]
+    lines += [{"provider": "ours (cpu)", "ms": 10.0}, {"provider": "naive FP32", "ms": 20.0}]
+    path = folder / "rates.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
 def test_a_shift_worked_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The loss takes 1,000 of the learner's 3,000 s, the naive one 2,000: 7,200 s of wall become 8,200."""
     factor = 8200 / 7200
@@ -70,30 +81,25 @@ def test_a_shift_worked_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[st
         make_run(tmp_path / f"scalerl-{seed}", 4, 1000, line)
         slower = [(c * factor, r + 0.001) for c, r in line]
         make_run(tmp_path / f"scalerl-naive-{seed}", 4 * factor, 2000, slower)
-    shape = {"N": 100, "H": 8, "V": 50}
-    cases = [
-        {"name": "ours (cpu)", "ms": {"median": 10.0}},
-        {"name": "naive FP32", "ms": {"median": 20.0}},
-    ]
-    rates = tmp_path / "rates.json"
-    rates.write_text(json.dumps({"shape": shape, "dtype": "float32", "cases": cases}))
-    assert chain.main([str(tmp_path), "--kernel-rates", str(rates), "--out", str(tmp_path / "out.json")]) == 0
-    record = json.loads((tmp_path / "out.json").read_text())
-    assert [p["predicted"] for p in record["pairs"]] == pytest.approx([factor, factor])
-    found = record["shift"]
-    assert found["budgets"][0] == 2 and found["budgets"][-1] == 4
-    assert found["ours"][-1] == pytest.approx(0.41)
-    assert found["predicted"][-1] == pytest.approx(0.01 + 0.4 / factor)
-    assert np.subtract(found["measured"], found["predicted"]) == pytest.approx(np.full(9, 0.001))
+    out = tmp_path / "out.jsonl"
+    options = [str(tmp_path), f"--kernel-rates={rates(tmp_path)}", f"--out={out}"]
+    assert harness.run("validation.chain", chain, options) == 0
+    _, (row,) = harness.read(out)
+    assert [p["predicted"] for p in row["pairs"]] == pytest.approx([factor, factor])
+    shift = row["shift"]
+    assert shift["budgets"][0] == 2 and shift["budgets"][-1] == 4
+    assert shift["ours"][-1] == pytest.approx(0.41)
+    assert shift["predicted"][-1] == pytest.approx(0.01 + 0.4 / factor)
+    assert np.subtract(shift["measured"], shift["predicted"]) == pytest.approx(np.full(9, 0.001))
     # seeds differ by .02: sd .01414, t(.95, 2) = 2.920; two means of two runs differ by sd · √2 / √2
-    assert found["seed_margin"] == pytest.approx(2.920 * 0.01414, rel=1e-3)
-    out = capsys.readouterr().out
-    assert "1.139 predicted, 1.139 measured" in out and "+0.0010, within the seed margin of 0.0413" in out
+    assert shift["seed_margin"] == pytest.approx(2.920 * 0.01414, rel=1e-3)
+    text = capsys.readouterr().out
+    assert "1.139 predicted, 1.139 measured" in text and "+0.0010, within the seed margin of 0.0413" in text
 
 
 def test_a_folder_without_pairs_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rates = tmp_path / "rates.json"
-    cases = [{"name": name, "ms": {"median": 1.0}} for name in ("ours (cpu)", "naive FP32")]
-    rates.write_text(json.dumps({"shape": {"N": 1, "H": 1, "V": 1}, "dtype": "float32", "cases": cases}))
-    assert chain.main([str(tmp_path), "--kernel-rates", str(rates)]) == 1
-    assert "expected runs scalerl-N and scalerl-naive-N" in capsys.readouterr().err
+    options = [str(tmp_path), f"--kernel-rates={rates(tmp_path)}"]
+    assert harness.run("validation.chain", chain, options) == 1
+    assert "expected runs scalerl-N and scalerl-naive-N" in capsys.readouterr().out
+    assert harness.run("validation.chain", chain, [str(tmp_path)]) == 1
+    assert "--kernel-rates FILE" in capsys.readouterr().err

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from bench import harness
 from bench.validation import comparisons
-from bench.validation.comparisons import NOISE, Kind, Row, describe, measure, simulate
+from bench.validation.comparisons import NOISE, Kind, Pairs, simulate
 from trainer.scaling.curve.sigmoid import Sigmoid
 
 
@@ -33,13 +36,17 @@ def test_seeds_vary_by_what_is_said() -> None:
     assert at_C_mid.std() == pytest.approx(expected, rel=0.1)
 
 
-def test_the_table_holds_the_shares_of_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparisons, "ROWS", [Row(Kind(False, 5), 1, gap) for gap in (0.0, 0.04)])
-    record = measure(pairs=4, groups=2, seed=3)
-    same, apart = record["rows"]
-    assert same["different"] <= 0.25 and apart["different"] >= 0.5 and apart["wrong sign"] == 0
-    for row in record["rows"]:
-        assert row["different"] + row["equivalent"] + row["inconclusive"] == pytest.approx(1)
-    assert set(record["more seeds"]) == {"identified", "A", "B", "C_mid"}
-    lines = describe(record).splitlines()
-    assert lines[2].startswith("| exact | 5 × | 1 | 0 | ") and "Of 2 groups of three seeds" in lines[-2]
+def test_the_table_holds_the_shares_of_each_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(comparisons, "ROWS", [Pairs(Kind(False, 5), 1, gap) for gap in (0.0, 0.04)])
+    out = tmp_path / "x.jsonl"
+    options = ["--runs=4", "--processes=1", f"--out={out}"]
+    assert harness.run("validation.comparisons", comparisons, options) == 0
+    assert len(harness.read(out)[1]) == 2 * 4 + 12
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("| exact | 5 × | 1 | 0 | ") and "Of 12 groups of three seeds" in lines[-2]
+    same, apart = ([float(x) for x in line.split("|")[5:-1]] for line in lines[2:4])
+    assert same[0] <= 0.25 and apart[0] >= 0.5
+    for shares in (same, apart):
+        assert sum(shares[:3]) == pytest.approx(1)

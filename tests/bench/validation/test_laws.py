@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.validation.laws import NOISES, REACHES, measure, simulate, table
+from bench.validation.laws import NOISES, REACHES, describe, measure, simulate
 
 
 def test_the_errors_have_the_size_and_the_correlation_in_compute_that_are_said() -> None:
@@ -32,6 +32,6 @@ def test_the_table_counts_what_holds() -> None:
     one = measure("independent", 5.0, 0, seed=1) | {"identified": True}
     cells = [one | {"noise": noise, "reach": reach} for noise in NOISES for reach in REACHES]
     wrong = [c | {"A": [0.99, 0.5, 0.4, 0.6], "identified": False} for c in cells]
-    rows = table(cells + wrong).splitlines()[2:]
+    rows = describe({}, cells + wrong).splitlines()[2:]
     assert len(rows) == len(cells) and all(row.endswith("| 0.50 | 1.00 (1) |") for row in rows)
     assert all(row.split("|")[5].strip() == "0.50" for row in rows)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.validation.shapes import CONTROL, EVALUATIONS, FALLS, KINDS, LAST, NOISE, measure, simulate, table
+from bench.validation.shapes import (
+    CONTROL,
+    EVALUATIONS,
+    FALLS,
+    KINDS,
+    LAST,
+    NOISE,
+    describe,
+    measure,
+    simulate,
+)
 
 
 @pytest.mark.parametrize("kind", [CONTROL, *KINDS])
@@ -28,5 +38,5 @@ def test_a_run_is_right_if_it_is_flagged_or_covered() -> None:
     assert sigmoid["covered"] and sigmoid["either"] and not sigmoid["wrong"]
     missed = sigmoid | {"covered": False, "either": False, "flagged": False, "wrong": True}
     runs = [r | {"kind": kind} for kind in (*KINDS, CONTROL) for r in (sigmoid, missed)]
-    rows = table(runs).splitlines()[2:]
+    rows = describe({}, runs).splitlines()[2:]
     assert len(rows) == len(KINDS) + 2 and all("| 0.50 | 0.50 |" in row for row in rows)

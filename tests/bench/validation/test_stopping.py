@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-
-from bench.validation import stopping
 from bench.validation.shapes import CONTROL
-from bench.validation.stopping import RULES, ends, main, table
-from trainer.config.forecast import ForecastConfig
-
-PARSED = [rule for text in RULES if (rule := ForecastConfig(stop=text).rule)]
+from bench.validation.stopping import RULES, describe, measure
 
 
 def test_little_was_to_be_gained_where_a_sigmoid_ended() -> None:
-    found = ends(CONTROL, 0, 1, rules := [rule for rule in PARSED if rule.gain == 0.02])
-    assert len(PARSED) == 6 and len(found) == len(rules) == 2
-    assert any(gain is not None for gain in found) and all(gain is None or 0 < gain < 0.02 for gain in found)
+    gains = dict(zip(RULES, measure(CONTROL, 0, 1)["gains"], strict=True))
+    ended = [gain for rule, gain in gains.items() if rule.gain == 0.02 and gain is not None]
+    assert len(RULES) == 6 and ended and all(0 < gain < 0.02 for gain in ended)
 
 
-def test_the_table_counts_ends_and_wrong_ones(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = table({"a": [[None, 0.004], [0.006, None], [0.001, None]]}, PARSED[:2])
-    assert rows.splitlines()[-1] == "| a | 3 | 2, 1 | 1, 0 |"
-    monkeypatch.setattr(stopping, "KINDS", {})
-    monkeypatch.setattr(stopping, "ends", lambda *args: [None] * 6)
-    assert main(["--runs", "2"]) == 0 and "| sigmoid (control) | 2 | 0, 0 |" in capsys.readouterr().out
+def test_the_table_counts_ends_and_wrong_ones() -> None:
+    gains = [[None, 0.004], [0.006, None], [0.001, None]]
+    text = describe({}, [{"kind": "a", "gains": [*row, *[None] * 4]} for row in gains])
+    assert text.splitlines()[-1] == "| a | 3 | 2, 1 | 1, 0 | 0, 0 | 0, 0 | 0, 0 | 0, 0 |"

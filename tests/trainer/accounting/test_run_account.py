@@ -10,7 +10,7 @@ import pytest
 import yaml
 from report_folder import EVALUATED, LAW, write_run
 
-from trainer.accounting.kernel_rates import measured_heads
+from trainer.accounting.kernel_rates import measured_heads, read_rates
 from trainer.accounting.run_account import RunTimes, run_times
 from trainer.config import ConfigError
 from trainer.scaling.__main__ import main
@@ -20,18 +20,22 @@ H, V = 576, 49152
 NAIVE_S, OURS_S = 2.0, 0.5  # of a pass at N = 512
 
 
-def compared(dtype: str = "float32") -> dict[str, Any]:
-    """As bench.kernels.compare writes it."""
+def compared(folder: Path, dtype: str = "float32") -> Path:
+    """A record as `python -m bench kernels.compare` writes it."""
     seconds = {"3 bare GEMMs": 0.4, "naive FP32": NAIVE_S, "ours (cpu)": OURS_S, "ours (torch)": 0.8}
-    cases = [{"name": name, "ms": {"median": 1000 * s}} for name, s in seconds.items()]
-    return {
-        "shape": {"N": 512, "H": H, "V": V}, "dtype": dtype, "machine": {"cpu": "A CPU"},
-        "cases": [*cases, {"name": "x", "error": "y"}], "commit": "0123456",
-    }  # fmt: skip
+    options = {"rows": 512, "hidden": H, "vocab": V, "dtype": dtype}
+    lines: list[dict[str, Any]] = [{"options": options, "machine": {"cpu": "A CPU"}, "commit": "0123456"}]
+    for factor in (0.9, 1.0, 3.0):  # three rounds, whose median counts
+        lines += [{"case": "", "provider": name, "ms": 1000 * s * factor} for name, s in seconds.items()]
+    lines.append({"case": "x: errors", "error": "y"})
+    path = folder / "rates.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
-def test_rates_are_six_nhv_over_the_time_of_the_fastest_case_in_the_type_asked_for() -> None:
-    heads = {head.name: head for head in measured_heads(compared(), "float32")}
+def test_rates_are_six_nhv_over_the_time_of_the_fastest_case_in_the_type_asked_for(tmp_path: Path) -> None:
+    rates = read_rates(compared(tmp_path))
+    heads = {head.name: head for head in measured_heads(rates, "float32")}
     assert heads["ours"].tflops == pytest.approx(6 * 512 * H * V / OURS_S / 1e12)
     assert heads["naive FP32"].tflops == pytest.approx(heads["ours"].tflops * OURS_S / NAIVE_S)
     assert heads["ours"].source == (
@@ -39,7 +43,10 @@ def test_rates_are_six_nhv_over_the_time_of_the_fastest_case_in_the_type_asked_f
     )
     assert set(heads) == {"ours", "naive FP32"}
     with pytest.raises(ConfigError, match="no timed case in float16; expected"):
-        measured_heads(compared(), "float16")
+        measured_heads(rates, "float16")
+    (tmp_path / "other.json").write_text('{"cases": []}\n')
+    with pytest.raises(ConfigError, match=r"other.json: expected the --out of"):
+        read_rates(tmp_path / "other.json")
 
 
 @pytest.mark.parametrize(
@@ -84,8 +91,7 @@ def test_times_are_those_of_the_ledger(tmp_path: Path) -> None:
 def test_a_run_is_predicted_with_another_kernel_by_its_own_ledger(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, rates, out = run_folder(tmp_path / "run"), tmp_path / "rates.json", tmp_path / "out.json"
-    rates.write_text(json.dumps(compared()))
+    run, rates, out = run_folder(tmp_path / "run"), compared(tmp_path), tmp_path / "out.json"
     asked = ["predict", str(run), "--at", "0.2", "--kernel", "naive", "--measured-with", "ours"]
     assert main([*asked, "--kernel-rates", str(rates), "--json", str(out)]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -100,8 +106,7 @@ def test_a_run_is_predicted_with_another_kernel_by_its_own_ledger(
 def test_a_run_whose_ledger_does_not_book_the_loss_apart_is_said_to_take_the_papers_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, rates = write_run(tmp_path / "older"), tmp_path / "rates.json"
-    rates.write_text(json.dumps(compared("bfloat16")))
+    run, rates = write_run(tmp_path / "older"), compared(tmp_path, "bfloat16")
     asked = ["predict", str(run), "--at", "0.2", "--unit", "GPU-hours", "--kernel", "naive"]
     assert main([*asked, "--measured-with", "ours", "--kernel-rates", str(rates)]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -113,9 +118,8 @@ def test_a_run_whose_ledger_does_not_book_the_loss_apart_is_said_to_take_the_pap
 def test_without_rates_of_both_kernels_a_run_has_no_account(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, rates = run_folder(tmp_path / "run"), tmp_path / "rates.json"
+    run, rates = run_folder(tmp_path / "run"), compared(tmp_path)
     asked = ["predict", str(run), "--at", "0.2", "--kernel", "peer", "--measured-with", "ours"]
-    rates.write_text(json.dumps(compared()))
     assert main([*asked, "--kernel-rates", str(rates)]) == 2
     assert "it has no best peer in float32; both kernels must" in capsys.readouterr().err
     assert main(asked) == 2

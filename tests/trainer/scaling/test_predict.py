@@ -171,22 +171,20 @@ def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write(tmp_path / "run.csv", run_of())
-    suite = {
-        "commit": "abc", "machine": {"card": "NVIDIA H200"}, "dtype": "bfloat16",
-        "shape": {"N": 1000, "H": 1000, "V": 1000},  # 6e9 FLOP
-        "cases": [
-            {"name": name, "ms": {"median": 6 / rate}}
-            for name, rate in (("ours (triton)", 650.0), ("naive FP32", 51.0))
-        ],
-    }  # fmt: skip
-    (tmp_path / "kernels.json").write_text(json.dumps(suite))
-    rates = ["--kernel-rates", str(tmp_path / "kernels.json")]
+    options = {"rows": 1000, "hidden": 1000, "vocab": 1000, "dtype": "bfloat16"}  # 6e9 FLOP
+    suite: list[dict[str, object]] = [
+        {"options": options, "commit": "abc", "machine": {"card": "NVIDIA H200"}},
+        {"provider": "ours (triton)", "ms": 6 / 650},
+        {"provider": "naive FP32", "ms": 6 / 51},
+    ]
+    (tmp_path / "kernels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in suite))
+    rates = ["--kernel-rates", str(tmp_path / "kernels.jsonl")]
     assert main(["predict", run, "--at", "5000", "--kernel", "ours", "--measured-with", "naive", *rates]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "naive FP32 (51 TF/s, MEASURED on NVIDIA H200" in text
     assert "650 TF/s, MEASURED on NVIDIA H200" in text
-    suite["cases"].pop()  # one card, one account: its rate is never set beside another card's
-    (tmp_path / "kernels.json").write_text(json.dumps(suite))
+    suite.pop()  # one card, one account: its rate is never set beside another card's
+    (tmp_path / "kernels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in suite))
     assert main(["predict", run, "--at", "5000", "--kernel", "ours", "--measured-with", "naive", *rates]) == 2
     assert "it has no naive FP32 in bfloat16" in capsys.readouterr().err
 
@@ -215,7 +213,7 @@ def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(
         (["run.csv", "--at", "1", "--kernel-rates", "run.csv"], "without --kernel"),
         (
             [*KERNEL, "--kernel-rates", "x.json"],
-            "expected the --out of bench.kernels.compare",
+            "expected the --out of `python -m bench kernels.compare`",
         ),
     ],
 )

@@ -1,12 +1,12 @@
 """`predict`: the reward at a budget and the budget for a reward, with intervals, also in money."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from trainer.accounting.kernel_rates import Rates, read_rates
 from trainer.config import ConfigError
 from trainer.scaling.commands import Budgets, ForecastCommand, Json, sources, write_json
 from trainer.scaling.layout import amount, amounts, interval, paragraph, percent
@@ -18,7 +18,6 @@ from trainer.scaling.text import assumption, why_not
 DEVICE_HOURS = ("GPU-hours", "core-hours")
 MODEL = "8b"  # whose step is accounted, unless asked for another
 UNCHECKED = 10.0  # times the compute measured: no forecast that far has been validated
-NO_RATES = "expected the --out of bench.kernels.compare, as of the GPU suite's stage `kernels`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +36,10 @@ class Kernels(Options):
     model: Annotated[str | None, "SIZE"] = None
     """model of both: 0.6b, 4b, 8b, scout (default: 8b); not where a run's own ledger is used"""
     kernel_rates: Annotated[Path | None, "FILE"] = None
-    """rates measured on your machine, instead of published ones: kernels.json of `bench gpu`, or another
-    --out of bench.kernels.compare. With them a run folder of ours is accounted by its own ledger"""
+    """rates measured on your machine, instead of published ones: kernels.jsonl of `bench gpu`, or
+    another --out of `bench kernels.compare`. With them a run folder of ours is accounted by its own ledger"""
 
-    def rates(self) -> dict[str, Any] | None:
+    def rates(self) -> Rates | None:
         """The record of --kernel-rates. ConfigError: it cannot be read, or an option lacks the other."""
         if (self.kernel is None) != (self.measured_with is None):
             raise ConfigError("--kernel (to predict) and --measured-with (of the runs given) need each other")
@@ -48,34 +47,27 @@ class Kernels(Options):
             return None
         if self.kernel is None:
             raise ConfigError("--kernel-rates was given without --kernel and --measured-with")
-        try:
-            record: dict[str, Any] = json.loads(self.kernel_rates.read_text())
-            return record
-        except (OSError, ValueError) as e:
-            raise ConfigError(f"--kernel-rates {self.kernel_rates}: {e}") from e
+        return read_rates(self.kernel_rates)
 
-    def shift(self, reading: Reading, rates: dict[str, Any] | None) -> Shift | None:
+    def shift(self, reading: Reading, rates: Rates | None) -> Shift | None:
         """By the run's own ledger if it has one and the rates are measured, else by the paper's step."""
         if self.kernel is None or self.measured_with is None:
             return None
         name, unit = reading.curve.name, reading.curve.unit
-        try:
-            pair = self.kernel, self.measured_with
-            own = shift_of_run(reading.path, *pair, rates) if rates else None
-            if own and self.model:
-                raise ConfigError(
-                    f"--model {self.model}: {name} is accounted by its own ledger, with its own model; leave "
-                    "out --model"
-                )
-            if unit not in (DEVICE_HOURS if own else DEVICE_HOURS[:1]):
-                raise ConfigError(
-                    f"{name}: compute is in {unit}; --kernel changes the {'device' if own else 'GPU'}-hours "
-                    "of a run: give compute in them (--gpu-hours-per-step, --devices or --unit; of a run "
-                    "folder of ours, leave out --compute-column)"
-                )
-            shift = own or kernel_shift(self.model or MODEL, *pair, rates)
-        except (KeyError, TypeError, AttributeError) as e:
-            raise ConfigError(f"--kernel-rates {self.kernel_rates}: {NO_RATES}") from e
+        pair = self.kernel, self.measured_with
+        own = shift_of_run(reading.path, *pair, rates) if rates else None
+        if own and self.model:
+            raise ConfigError(
+                f"--model {self.model}: {name} is accounted by its own ledger, with its own model; leave "
+                "out --model"
+            )
+        if unit not in (DEVICE_HOURS if own else DEVICE_HOURS[:1]):
+            raise ConfigError(
+                f"{name}: compute is in {unit}; --kernel changes the {'device' if own else 'GPU'}-hours "
+                "of a run: give compute in them (--gpu-hours-per-step, --devices or --unit; of a run "
+                "folder of ours, leave out --compute-column)"
+            )
+        shift = own or kernel_shift(self.model or MODEL, *pair, rates)
         if rates and not own and (reading.path / "ledger.json").is_file():
             return replace(shift, note="Its ledger does not book the loss of the head apart.")
         return shift
@@ -193,7 +185,7 @@ def _describe_shift(shift: Shift) -> str:
     how = "by the run's own ledger, with its devices split as they are, the run takes"
     end = "the compute."
     if shift.model:
-        how, end = f"a step of {shift.model} takes", "the GPU-hours (python -m bench.gpu_hours shows how)."
+        how, end = f"a step of {shift.model} takes", "the GPU-hours (python -m bench gpu_hours shows how)."
     return (
         f"Measured with {old}, predicted for {new}: {how} {shift.factor:.3f} times {end} {shift.note}".strip()
     )

@@ -5,7 +5,7 @@ something added: a second stage, or a change that sets in late. Another shape is
 curve is far more likely than the most likely sigmoid. It is as good if its evidence is higher, the
 probability of the data averaged over the parameters: then it matters only where it ends elsewhere. The
 errors may be correlated in each (marginal.py), so that noise which wanders is not taken for a misfit. The
-limits below were chosen by simulation: python -m bench.validation.shapes, and docs/validation.md.
+limits below were chosen by simulation: python -m bench validation.shapes, and docs/validation.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""throughput.py: both sides make the same step on the same batch, and what is counted is what is fed."""
+"""bench.learner: both sides make the same step on the same batch, and what is counted is what is fed."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from bench import harness
 from bench.learner import step as learner_step
 from bench.learner import throughput
 from bench.learner.step import MODELS, StepProblem
@@ -77,54 +77,45 @@ def test_named_shapes_have_their_models_size(name: str) -> None:
 
 
 def test_a_failing_side_is_a_line_and_the_other_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measure(what: str, *rest: Any) -> dict[str, Any]:
+    def measured(function: Any, what: str, *rest: Any, environment: dict[str, str]) -> dict[str, Any]:
+        assert {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} <= set(environment)
         if what == "gemm":
             return {"flops_per_s": 2e9, "product": "some product"}
         if what == "plain":
-            return {"error": "ended with -9: killed"}
+            raise RuntimeError("killed")
         return {"seconds": [2.0], "peak_bytes": 10**9}
 
-    monkeypatch.setattr(throughput, "measure", measure)
-    throughput.main(["--quick", f"--out={tmp_path / 'r.json'}"])
+    monkeypatch.setattr(throughput, "alone", measured)
+    assert harness.run("learner", throughput, ["--batch=tiny", "--rounds=2"]) == 1
     out = capsys.readouterr().out
-    record = json.loads((tmp_path / "r.json").read_text())
-    assert "killed" in out and record["providers"]["plain"]["error"].endswith("killed")
-    share = record["flops"]["matmul"] / 2e9 / 2.0
-    assert f"{share:.3f}" in out and record["versions"]["torch"] == torch.__version__ and record["commit"]
-    assert record["providers"]["ours"]["useful_tokens_per_s"] == record["tokens"]["useful"] / 2.0
+    counted = learner_step.lengths(learner_step.make_batch(learner_step.TINY), learner_step.TINY)
+    share = learner_step.flops(learner_step.TINY, counted)["matmul"] / 2e9 / 2.0
+    assert "plain: round 2: RuntimeError: killed" in out
+    assert f"{share:.3f}" in out and f"{counted['useful'] / 2.0:.4g}" in out
 
 
 def test_each_bar_is_a_line() -> None:
-    problem = {"device": "cpu", "model": "smollm2-135m"}
-    record = {
-        "problem": problem, "flops": {"matmul": 6e9, "attention": 1e9}, "gemm": {"flops_per_s": 1e10},
-        "providers": {"ours": {"s": {"median": 1.0}, "peak_bytes": 7},
-                      "plain": {"s": {"median": 1.6}, "peak_bytes": 10}},
-    }  # fmt: skip
-    speed, memory, share = throughput.bars(record)
-    assert "1.6, bar ≥ 1.5: met" in speed and "0.7, bar ≤ 0.6: NOT MET" in memory and share.endswith(" met")
-
-
-def test_bad_options_say_what_was_expected() -> None:
-    with pytest.raises(SystemExit, match="at least 1"):
-        throughput.main(["--rounds=0"])
+    seconds, memory = {"ours": 1.0, "plain": 1.6}, {"ours": 7.0, "plain": 10.0}
+    speed, less, share = throughput.bars(seconds, memory, 0.6)
+    assert "1.6, bar ≥ 1.5: met" in speed and "0.7, bar ≤ 0.6: NOT MET" in less and share.endswith(" met")
+    assert throughput.bars({"ours": 1.0}, {"ours": 7.0}, None) == []
 
 
 def test_completions_longer_than_the_warm_up_are_measured(folder: str) -> None:
     p = replace(TINY, median=80, longest=120, micro_batch_tokens=512)
     for side in learner_step.PROVIDERS:
-        assert len(throughput.measure_here(side, p, folder, 1)["seconds"]) == 1
+        assert len(throughput.measure_here(side, p, folder, 1, 1)["seconds"]) == 1
 
 
 @pytest.mark.slow
-def test_quick_measures_both_in_processes_of_their_own(
+def test_both_are_measured_in_processes_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    throughput.main(["--quick", f"--out={tmp_path / 'r.json'}"])
-    record = json.loads((tmp_path / "r.json").read_text())
-    for found in record["providers"].values():
-        assert len(found["rounds"]) == 1 and found["s"]["median"] > 0 and found["peak_bytes"] > 1e8
-    out = capsys.readouterr().out
-    assert "ours" in out and "plain" in out and "GFLOP/s" in out
+    out = tmp_path / "r.jsonl"
+    assert harness.run("learner", throughput, ["--batch=tiny", "--rounds=1", f"--out={out}"]) == 0
+    for row in harness.read(out)[1][1:]:
+        assert row["seconds"][0] > 0 and row["peak_bytes"] > 1e8
+    text = capsys.readouterr().out
+    assert "ours" in text and "plain" in text and "GFLOP/s" in text

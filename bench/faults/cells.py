@@ -1,0 +1,83 @@
+"""The cells of the fault matrix: which process meets which fault, in which phase of a run.
+
+A phase begins when a role enters a state (the ledger's states); the fault comes a random time after that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROLES = (
+    "launcher", "controller", "learner", "learner-1", "engine", "engine-1", "fork server", "verifier worker",
+)  # fmt: skip
+VLLM = "vLLM engine"
+# phase -> the role and state that it begins with, and how long after that a fault comes at most, in seconds
+PHASES = {
+    "start-up": ("", "", 8.0),
+    "generating": ("engine", "generate", 0.05),
+    "pushing weights": ("engine", "weight_update", 0.01),
+    "training": ("learner", "forward_backward", 0.08),
+    "writing a checkpoint": ("learner", "checkpoint", 0.2),
+    "evaluating": ("engine", "evaluate", 0.1),
+    "ending": ("", "", 0.8),
+}
+KILLED, FROZEN, FULL, READ_ONLY, CLOCK = "killed", "frozen", "disk full", "read-only folder", "clock jumps"
+NAN, INF = "NaN gradient", "infinite log-probability"
+FATAL = ("launcher", "controller", "learner", "learner-1")  # whose death ends the run, to be resumed
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell; `name` is unique."""
+
+    role: str
+    phase: str
+    fault: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}, {self.phase}, {self.fault}"
+
+    @property
+    def process(self) -> str:
+        """The role's name in the run."""
+        return "engine" if self.role == VLLM else self.role
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """A second rank or engine for the cells that are about it."""
+        if self.role == "learner-1":
+            return ("--learner.ranks", "2")
+        if self.role == VLLM:
+            return ("--engine.kind", "vllm")
+        return ("--engine.count", "2") if self.role == "engine-1" else ("--engine.count", "1")
+
+    @property
+    def fatal(self) -> bool:
+        """True if the run may end, if it says why."""
+        return (
+            self.fault in (FROZEN, INF)
+            or self.role in (*FATAL, "run folder")
+            or self.phase in ("start-up", "ending")
+        )
+
+    @property
+    def culprit(self) -> tuple[str, ...]:
+        """Words, one of which names the process in an error line, or says what is wrong with the disk."""
+        words = {
+            "run folder": ("space", "Read-only", "read-only"),
+            "learner-1": ("learner-1", "learner rank 1"),
+            "fork server": ("verif",),
+            "verifier worker": ("verif",),
+        }
+        return words.get(self.role, (self.process,))
+
+
+def all_cells() -> list[Cell]:
+    """The matrix. Disks are full, and folders read-only, where something is written; numbers are not finite
+    where something computes."""
+    cells = [Cell(role, phase, fault) for fault in (KILLED, FROZEN) for role in ROLES for phase in PHASES]
+    cells += [Cell("run folder", phase, FULL) for phase in ("generating", "writing a checkpoint", "ending")]
+    cells += [Cell("run folder", "writing a checkpoint", READ_ONLY), Cell("machine", "generating", CLOCK)]
+    cells += [Cell("learner", "training", NAN), Cell("engine", "generating", INF)]
+    return cells + [Cell(VLLM, phase, fault) for fault in (KILLED, FROZEN) for phase in PHASES]

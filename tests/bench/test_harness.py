@@ -1,0 +1,133 @@
+"""The harness of all benchmarks: nothing is lost or measured twice, errors are lines, wrong use is said."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from bench import harness
+from bench.__main__ import BENCHMARKS, MODULES, main
+from bench.harness import Row, read, run
+
+
+def square(x: int) -> Row:
+    return {"square": x * x, "ratio": float("nan")}
+
+
+def fake(measure: Callable[[int], Row | None] = square, **more: Any) -> ModuleType:
+    """A benchmark whose cases are the numbers below `runs`."""
+
+    def cases(options: Namespace) -> Iterator[harness.Case]:
+        for i in range(options.runs):
+            yield f"case {i}", partial(measure, i)
+
+    def describe(head: Row, rows: list[Row]) -> str:
+        return f"{head['options']['scale']:g}: {[row['square'] for row in rows]}"
+
+    options = {"runs": (3, "cases"), "scale": (1.0, "of nothing"), "quick": (False, "nothing")}
+    module = ModuleType("fake")
+    vars(module).update({"OPTIONS": options, "cases": cases, "describe": describe} | more)
+    return module
+
+
+def test_a_call_goes_on_where_the_last_one_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, seen = tmp_path / "a" / "x.jsonl", list[int]()
+
+    def measure(i: int) -> Row:
+        seen.append(i)
+        if len(seen) == 2:
+            raise RuntimeError("cannot do\nthis")
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return square(i)
+
+    with pytest.raises(KeyboardInterrupt):
+        run("fake", fake(measure), [f"--out={out}"])
+    assert [row["case"] for row in read(out)[1]] == ["case 0", "case 1"]
+    with out.open("a") as file:
+        file.write('{"case": "case 2", "squ')  # killed while it wrote
+    assert run("fake", fake(measure), [f"--out={out}", "--runs=4"]) == 0
+    assert seen == [0, 1, 2, 1, 2, 3]  # what failed is tried again
+    head, rows = read(out)
+    assert [row["square"] for row in rows] == [0, 1, 4, 9] and rows[0]["ratio"] is None  # JSON has no NaN
+    assert head["command"] == f"python -m bench fake --out={out}" and {"machine", "versions", "commit"} < set(
+        head
+    )
+    assert capsys.readouterr().out == "1: [0, 1, 4, 9]\n"
+    assert run("fake", fake(), [f"--table={out}"]) == 0 and "[0, 1, 4, 9]" in capsys.readouterr().out
+    assert run("fake", fake(), [f"--out={out}", "--scale=2"]) == 1
+    assert "differs in {'scale'}; expected the same options" in capsys.readouterr().err
+
+
+def test_errors_are_lines_and_what_is_not_installed_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    def missing(i: int) -> Row | None:
+        if i == 0:
+            raise ModuleNotFoundError("No module named 'x'")
+        return square(i) if i == 1 else None
+
+    assert run("fake", fake(missing), []) == 0
+    assert capsys.readouterr().out == "1: [1]\ncase 0: ModuleNotFoundError: No module named 'x'\n"
+
+    def broken(i: int) -> Row:
+        raise ValueError("wrong")
+
+    assert run("fake", fake(broken), []) == 1
+    assert run("fake", fake(lambda i: square(i) | {"failed": i == 1}), []) == 1
+
+
+def test_simulations_run_on_all_cores_and_stay_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fake", fake(PARALLEL=True), ["--processes=2"]) == 0
+    assert capsys.readouterr().out == "1: [0, 1, 4]\n"
+
+
+def test_the_tracked_record_is_made_anew_and_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    published: list[int] = []
+    module = fake(RECORD="x-{runs}.jsonl", publish=lambda head, rows: published.append(len(rows)))
+    assert run("fake", module, []) == 0 and not list(tmp_path.iterdir()) and not published
+    for _ in range(2):
+        assert run("fake", module, ["--record", "--runs=2"]) == 0
+    assert len((tmp_path / "x-2.jsonl").read_text().splitlines()) == 3 and published == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--runs=0"], "--runs is 0; expected at least 1"),
+        (["--scale=-1"], "--scale is -1; expected at least 0"),
+        (["--table=README.md"], "README.md"),
+    ],
+)
+def test_bad_options_say_what_was_expected(
+    options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("fake", fake(), options) == 1
+    assert problem in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"step": 1}) + "\n")
+    with pytest.raises(harness.ConfigError, match="expected the record of a benchmark"):
+        read(path)
+
+
+def test_every_benchmark_is_listed_and_has_what_the_harness_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    for name in BENCHMARKS:
+        module = import_module(f"bench.{MODULES.get(name, name)}")
+        assert f"  {name} " in text and callable(module.cases) and callable(module.describe)
+        assert f"python -m bench {name}" in harness.parser(name, module).format_help()
+    assert main(["nonsense"]) == 2
+    assert "expected one of: kernels.compare, " in capsys.readouterr().err
