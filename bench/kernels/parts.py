@@ -182,7 +182,7 @@ def objective(p: LossProblem, chunk: int) -> Iterator[Line]:
     logp, logprobs_gen, advantages = torch.randn(3, n, device=p.hidden.device)
     sequences = torch.arange(n, device=logp.device) // SEQUENCE, torch.full_like(logp, 1 / n)
     for name, entry in OBJECTIVES.items():
-        one: Any = entry.default()
+        one: Any = entry.make()
         if entry.over_sequences:
             yield Line(name, partial(one.over_sequences, logp, logprobs_gen, advantages, *sequences))
         else:
