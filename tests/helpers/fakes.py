@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,19 +41,27 @@ def group(prompt: Prompt, correct: int, total: int) -> Group:
 
 
 class FakeEngine:
-    """Makes a token every `tick` seconds; each token has the version held at that moment."""
+    """Makes a token every `tick` seconds; each token has the version held at that moment. It does not answer
+    requests whose names begin with `stuck`."""
 
     def __init__(
-        self, lengths: Any = lambda request, index: 5, tick: float = 0.001, load_s: float = 0.0
+        self,
+        lengths: Any = lambda request, index: 5,
+        tick: float = 0.001,
+        load_s: float = 0.0,
+        stuck: str = "none",
     ) -> None:
-        self.version, self.lengths, self.tick, self.load_s = 0, lengths, tick, load_s
+        self.version, self.lengths, self.tick, self.load_s, self.stuck = 0, lengths, tick, load_s, stuck
         self.requests: list[Request] = []
+        self.versions = defaultdict[str, set[int]](set)  # of tokens, by a request's name up to its dot
         self.running = self.most_running = 0
         self.held: list[int] = [0]
         self.paused = False
 
     async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
         self.requests.append(request)
+        if request.request_id.startswith(self.stuck):
+            await asyncio.sleep(100)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         for index in range(request.n):
@@ -62,6 +71,7 @@ class FakeEngine:
                 await asyncio.sleep(self.tick)
                 versions.append(self.version)
             n = len(versions)
+            self.versions[request.request_id.partition(".")[0]].update(versions)
             reason = "length" if wanted > request.max_tokens else "stop"
             ids = np.arange(n, dtype=np.int32) + 10
             logprobs = np.full(n, -0.5, np.float32)

@@ -63,19 +63,6 @@ def test_weights_swap_inside_completions_and_lag_is_used(tmp_path: Path) -> None
     assert {0, 1} < set(np.concatenate(lags(learner)).tolist())
 
 
-def test_colocated_engines_are_paused_while_the_learner_steps(tmp_path: Path) -> None:
-    paused: list[bool] = []
-    engine = FakeEngine()
-
-    class Watching(FakeLearner):
-        async def train(self, batch: TrainBatch) -> StepDone:
-            paused.append(engine.paused)
-            return await super().train(batch)
-
-    train(having(configured(tmp_path, 1, steps=3), engine={"colocate": True}), engine, Watching())
-    assert paused == [True] * 3 and not engine.paused
-
-
 def test_batches_take_groups_in_the_order_they_were_issued_and_none_is_lost(tmp_path: Path) -> None:
     config = configured(tmp_path, 2)
     train(config, FakeEngine(lambda r, i: 40 if r.request_id.endswith("3") else 1))
@@ -85,34 +72,11 @@ def test_batches_take_groups_in_the_order_they_were_issued_and_none_is_lost(tmp_
 
 
 def test_an_evaluation_sees_exactly_one_version(tmp_path: Path) -> None:
-    seen: dict[str, set[int]] = {}
-
-    class Watching(FakeEngine):
-        async def stream(self, request: Any) -> Any:
-            async for ended in super().stream(request):
-                if request.evaluation:
-                    name = request.request_id.split(".")[0]
-                    seen.setdefault(name, set()).update(*(c.versions.tolist() for c in ended))
-                yield ended
-
-    events: Events = []
-    train(configured(tmp_path, 4), Watching(lambda r, i: 20), FakeLearner(), events)
+    events, engine = Events(), FakeEngine(lambda r, i: 20)
+    train(configured(tmp_path, 4), engine, FakeLearner(), events)
+    seen = {name: versions for name, versions in engine.versions.items() if name[0] == "e"}
     assert seen == {"e0": {0}, "e4": {4}, "e8": {8}, "e12": {12}}
     assert evaluated(events) == [0, 4, 8, 12]
-
-
-class Stuck(FakeEngine):
-    """An engine that does not answer requests of these names."""
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__()
-        self.prefix = prefix
-
-    async def stream(self, request: Any) -> Any:
-        if request.request_id.startswith(self.prefix):
-            await asyncio.sleep(100)
-        async for ended in super().stream(request):
-            yield ended
 
 
 @pytest.mark.parametrize(
@@ -124,7 +88,7 @@ def test_an_engine_that_does_not_answer_is_named_within_the_deadline(
 ) -> None:
     config = configured(tmp_path, 0, deadline_s=0.3, steps=4)
     with pytest.raises(TimeoutError, match=rf"^{stage}: no progress for pipeline.deadline_s = 0.3 s"):
-        train(config, Stuck(request_id))
+        train(config, FakeEngine(stuck=request_id))
 
 
 def test_an_evaluation_may_last_longer_than_the_deadline_while_completions_come(tmp_path: Path) -> None:
@@ -139,13 +103,12 @@ def test_a_verifier_that_makes_no_progress_is_named(tmp_path: Path) -> None:
         asyncio.run(asyncio.wait_for(run.run(), 10))
 
 
-class Broken(FakeEngine):
-    async def update_weights(self, version: int, path: str) -> None:
-        await asyncio.sleep(0.05)
-        raise ConnectionError("engine 0 has died")
-
-
 def test_a_failing_push_ends_the_run_and_a_running_step_is_finished_and_saved(tmp_path: Path) -> None:
+    class Broken(FakeEngine):
+        async def update_weights(self, version: int, path: str) -> None:
+            await asyncio.sleep(0.05)
+            raise ConnectionError("engine 0 has died")
+
     learner = FakeLearner(0.2)
     with pytest.raises(ConnectionError, match="engine 0 has died"):
         train(configured(tmp_path, 4), Broken(), learner)
@@ -195,12 +158,6 @@ def test_after_a_refused_step_the_steps_before_it_are_saved_and_colocated_engine
     assert not engine.paused
     saved = [(path[-6:], state["version"], state["group_id"]) for path, state in learner.saved]
     assert saved == ([] if refused == 1 else [("000002", 2, 8)])
-
-
-def test_events_to_a_dead_launcher_are_dropped() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    ours.close()
-    send_event(theirs, "step", {"step": 1})
 
 
 def test_stop_ends_after_the_current_step_and_a_resume_trains_every_group_once(tmp_path: Path) -> None:

@@ -82,14 +82,15 @@ def test_the_measured_pass_rate_orders_prompts_and_unmeasured_ones_count_half() 
     assert set(names(sampler, 12)) == {"p1", "p2", "p3", "p4"}
 
 
-@pytest.mark.parametrize("by", ["level", "pass_rate"])
-def test_a_restored_curriculum_continues_like_an_uninterrupted_one(by: str) -> None:
-    config = replace(BY_LEVEL, by=by, steps=12)
-    unbroken, broken = (Sampler(leveled(10), NO_NPR, 3, config) for _ in range(2))
+@pytest.mark.parametrize(("kind", "by"), [("none", "level"), ("linear", "level"), ("linear", "pass_rate")])
+def test_a_restored_sampler_continues_like_an_uninterrupted_one(kind: Any, by: str) -> None:
+    config = replace(BY_LEVEL, kind=kind, by=by, steps=12)
+    pipeline = replace(NO_NPR, no_positive_resampling=kind == "none", npr_threshold=0.3)
+    unbroken, broken = (Sampler(leveled(10), pipeline, 3, config) for _ in range(2))
     for i in range(9):
         for sampler in (unbroken, broken):
             sampler.record(group(issued(sampler, i // 2).prompt, i % 4, 8))
-    resumed = Sampler(leveled(10), NO_NPR, 3, config)
+    resumed = Sampler(leveled(10)[::-1], pipeline, 3, config)
     resumed.load_state_dict(json.loads(json.dumps(broken.state_dict())))
     for i in range(30):
         expected = issued(unbroken, (9 + i) // 2)

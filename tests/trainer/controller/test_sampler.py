@@ -80,15 +80,3 @@ def test_no_prompt_comes_once_all_are_solved_and_the_reason_is_given() -> None:
     assert (
         "all 2 training prompts" in sampler.exhausted and "no_positive_resampling false" in sampler.exhausted
     )
-
-
-def test_a_restored_sampler_continues_like_an_uninterrupted_one() -> None:
-    items = prompts(5)
-    unbroken, broken = (Sampler(items, PipelineConfig(), seed=9) for _ in range(2))
-    for _ in range(7):
-        unbroken.next(0), broken.next(0)
-    for sampler in (unbroken, broken):
-        sampler.record(group(items[0], 8, 8))
-    resumed = Sampler(list(reversed(items)), PipelineConfig(), seed=9)
-    resumed.load_state_dict(broken.state_dict())
-    assert [resumed.next(0) for _ in range(12)] == [unbroken.next(0) for _ in range(12)]
