@@ -23,6 +23,7 @@ from trainer.controller.rollout import RolloutContext
 from trainer.messages import StepDone
 from trainer.types import Completion, Group, Prompt, Request, Rollout, TrainBatch
 
+CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
 Events = list[tuple[str, dict[str, Any]]]
 
 
@@ -50,13 +51,14 @@ class FakeEngine:
         tick: float = 0.001,
         load_s: float = 0.0,
         stuck: str = "none",
+        log: list[str] | None = None,
     ) -> None:
         self.version, self.lengths, self.tick, self.load_s, self.stuck = 0, lengths, tick, load_s, stuck
         self.requests: list[Request] = []
         self.versions = defaultdict[str, set[int]](set)  # of tokens, by a request's name up to its dot
         self.running = self.most_running = 0
-        self.held: list[int] = [0]
-        self.paused = False
+        self.held: list[int] = []
+        self.paused, self.log = False, [] if log is None else log
 
     async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
         self.requests.append(request)
@@ -82,31 +84,47 @@ class FakeEngine:
         await asyncio.sleep(self.load_s)
         self.version = version
         self.held.append(version)
+        self.log.append(f"label {version}")
+
+    async def transfer(self, call: str, info: dict[str, Any]) -> None:
+        assert self.paused
+        self.log.append(call)
 
     async def pause(self) -> None:
+        await asyncio.sleep(0.002)
         assert not self.paused, "paused twice"
         self.paused = True
+        self.log.append("pause")
 
     def resume(self) -> None:
         self.paused = False
+        self.log.append("resume")
 
 
 class FakeLearner:
-    """Takes `step_s` a step, keeps the batches, and refuses the step `refused`."""
+    """Takes `step_s` a step, keeps the batches, refuses the step `refused`, and pushes as vLLM's sender does."""
 
-    def __init__(self, step_s: float = 0.0, refused: int = 0) -> None:
-        self.step_s, self.refused = step_s, refused
+    def __init__(self, step_s: float = 0.0, refused: int = 0, log: list[str] | None = None) -> None:
+        self.step_s, self.refused, self.log = step_s, refused, [] if log is None else log
         self.batches: list[TrainBatch] = []
         self.saved: list[tuple[str, dict[str, Any]]] = []
 
     async def train(self, batch: TrainBatch) -> StepDone:
         if batch.step == self.refused:
             raise ConfigError(f"step {self.refused}: loss is nan")
+        self.log.append(f"step {batch.step}")
         await asyncio.sleep(self.step_s)
         self.batches.append(batch)
         return StepDone(batch.step, "", {})
 
+    async def push(self, transfer: Any, deadline: Any) -> None:
+        steps = len(self.batches)
+        for call in CALLS:
+            await transfer(call, {})
+        assert len(self.batches) == steps, "a step came in between"
+
     async def save(self, path: str, state: dict[str, Any]) -> None:
+        self.log.append("save")
         self.saved.append((path, state))
 
 
@@ -177,9 +195,9 @@ def train(
     run = controller(config, engine, learner, events, dataset)
     if state is not None:
         run.restore(state)
-        run.ctx.engine.version = state["version"]  # type: ignore[attr-defined]  # the launcher's full push
 
     async def finish() -> None:
+        await run.weights.push(run.version)  # as before every run's start
         await asyncio.wait_for(run.run(), 30)
         await run.save()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,12 @@ from fakes import (
     FakeEngine,
     FakeLearner,
     configured,
-    controller,
     having,
     journal,
     train,
     train_and_stop,
     versions,
 )
-from test_weight_sync import Engine, Learner
 
 from trainer.config import Config, ConfigError, EvaluationConfig, KLConfig, PipelineConfig
 from trainer.controller.rounds import Minibatch, deal
@@ -110,16 +107,8 @@ def test_the_data_of_a_round_are_scored_once_by_the_policy_that_generated_them(t
 def test_an_evaluation_in_mid_round_sees_its_version_and_the_round_goes_on(
     tmp_path: Path, weight_push: str
 ) -> None:
-    class Paused(FakeEngine):
-        async def transfer(self, call: str, info: dict[str, Any]) -> None:
-            assert self.paused
-
-    class Pushing(FakeLearner):
-        async def push(self, transfer: Any, deadline: Any) -> None:
-            await transfer("start", {})
-
     config = having(off_policy(tmp_path, 4, 8, evaluate_every=3), engine={"weight_push": weight_push})
-    engine, learner = Paused(lambda r, i: 9), Pushing(0.002)
+    engine, learner = FakeEngine(lambda r, i: 9), FakeLearner(0.002)
     train(config, engine, learner)
     assert engine.held == [0, 3, 4, 6, 8]
     assert [engine.versions[name] for name in ("e0", "e3", "e6", "e8")] == [{0}, {3}, {6}, {8}]
@@ -129,16 +118,11 @@ def test_an_evaluation_in_mid_round_sees_its_version_and_the_round_goes_on(
 def test_colocated_engines_sleep_through_a_round(tmp_path: Path) -> None:
     log: list[str] = []
     config = having(off_policy(tmp_path, 3, 6), engine={"weight_push": "ipc", "colocate": True})
-
-    async def body() -> None:
-        one = controller(config, Engine(log), Learner(log))
-        await one.weights.push(0)
-        await one.run()
-
-    asyncio.run(body())
+    train(config, FakeEngine(log=log), FakeLearner(log=log))
     steps = [entry for entry in log if entry in ("pause", "resume") or entry.startswith("step")]
     rounds = [["pause", *(f"step {s}" for s in round_), "resume"] for round_ in ((1, 2, 3), (4, 5, 6))]
-    assert steps == ["pause", "resume", *rounds[0], *rounds[1]]  # the first pair is the push of version 0
+    # The first pair is the push of version 0, the last one that of the checkpoint.
+    assert steps == ["pause", "resume", *rounds[0], *rounds[1], "pause", "resume"]
     assert [entry for entry in log if entry.startswith("label")] == ["label 0", "label 3", "label 6"]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, FakeLearner, configured, controller, having, train
+from fakes import CALLS, FakeEngine, FakeLearner, configured, controller, having, train
 
 from trainer.config import ConfigError, EngineConfig
 from trainer.controller.deadline import Deadline
@@ -22,73 +22,13 @@ from trainer.controller.weight_sync import WeightSync
 from trainer.messages import Ack, Push, Save, StepDone, Transfer, Written
 from trainer.pipes import limit_waits
 
-CALLS = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
 
-
-class Engine(FakeEngine):
-    """Logs its calls, and refuses to push while it is not paused."""
-
-    def __init__(self, log: list[str], *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.log, self.going = log, asyncio.Event()
-        self.going.set()
-
-    async def pause(self) -> None:
-        await asyncio.sleep(0.002)
-        assert self.going.is_set(), "paused twice"
-        self.going.clear()
-        self.log.append("pause")
-
-    def resume(self) -> None:
-        self.going.set()
-        self.log.append("resume")
-
-    async def transfer(self, call: str, info: dict[str, Any]) -> None:
-        assert not self.going.is_set()
-        self.log.append(call)
-
-    async def update_weights(self, version: int, path: str) -> None:
-        assert not self.going.is_set() and not path
-        await super().update_weights(version, path)
-        self.log.append(f"label {version}")
-
-
-class Learner(FakeLearner):
-    """Pushes as vLLM's sender does; logs each step."""
-
-    def __init__(self, log: list[str]) -> None:
-        super().__init__(0.002)
-        self.log, self.version = log, 0
-
-    async def train(self, batch: Any) -> Any:
-        self.log.append(f"step {batch.step}")
-        done = await super().train(batch)
-        self.version = batch.step
-        return done
-
-    async def push(self, transfer: Any, deadline: Any) -> None:
-        version = self.version
-        for call in CALLS:
-            await transfer(call, {})
-        assert self.version == version, "a step came in between"
-
-    async def save(self, path: str, state: dict[str, Any]) -> None:
-        self.log.append("save")
-        await super().save(path, state)
-
-
-def log_of(tmp_path: Path, weight_push: str, colocate: bool, steps: int = 8) -> list[str]:
+def log_of(tmp_path: Path, weight_push: str, colocate: bool) -> list[str]:
     """What engine and learner were asked for, in a run that evaluates and saves now and then."""
     log: list[str] = []
     engine = {"weight_push": weight_push, "colocate": colocate}
-    config = having(configured(tmp_path, 2, steps=steps), engine=engine, logging={"checkpoint_every": 3})
-
-    async def body() -> None:
-        one = controller(config, Engine(log, lambda r, i: 9), Learner(log))
-        await one.weights.push(0)
-        await one.run()
-
-    asyncio.run(body())
+    config = having(configured(tmp_path, 2, steps=8), engine=engine, logging={"checkpoint_every": 3})
+    train(config, FakeEngine(lambda r, i: 9, log=log), FakeLearner(0.002, log=log))
     return log
 
 
@@ -98,11 +38,10 @@ def steps_of(log: list[str]) -> list[str]:
 
 def test_between_distinct_gpus_engines_pause_for_the_push_only(tmp_path: Path) -> None:
     log = [entry for entry in log_of(tmp_path, "nccl", False) if entry != "save"]
-    push = lambda v: ["pause", *CALLS, f"label {v}", "resume"]  # noqa: E731
     assert steps_of(log) == [f"step {i}" for i in range(1, 9)]
     pushes = [entry for entry in log if not entry.startswith("step")]
     versions = [int(entry.split()[1]) for entry in pushes if entry.startswith("label")]
-    assert pushes == [entry for v in versions for entry in push(v)]
+    assert pushes == [entry for v in versions for entry in ("pause", *CALLS, f"label {v}", "resume")]
     assert {0, 4, 8} <= set(versions) and versions == sorted(set(versions))  # those that are evaluated
     for v in versions[1:]:  # the engines hold what the learner has, and no step comes in between
         assert steps_of(log[: log.index(f"label {v}")])[-1] == f"step {v}"
@@ -116,28 +55,21 @@ def test_an_evaluation_does_not_stop_the_learner_before_the_lag_bound(
 ) -> None:
     log: list[str] = []
 
-    class Slow(Engine):
+    class Slow(FakeEngine):
         async def stream(self, request: Any) -> Any:
-            if request.request_id.startswith("e4."):
+            if evaluates := request.request_id.startswith("e4."):
                 log.append("evaluates")
                 await asyncio.sleep(0.5)
-                log.append("evaluated")
             async for ended in super().stream(request):
                 yield ended
-
-        async def update_weights(self, version: int, path: str) -> None:
-            await FakeEngine.update_weights(self, version, path)
-            log.append(f"label {version}")
+            if evaluates:
+                log.append("evaluated")
 
     config = having(configured(tmp_path, 2, steps=12), engine={"weight_push": weight_push})
-    train(config, Slow(log, lambda r, i: 9), Learner(log))
+    train(config, Slow(lambda r, i: 9, log=log), FakeLearner(0.002, log=log))
     during = log[log.index("evaluates") : log.index("evaluated")]
     # Version 4 is held: with k = 2 batches 5, 6 and 7 may be full.
-    assert [entry for entry in during if entry.startswith(("step", "label"))] == [
-        "step 5",
-        "step 6",
-        "step 7",
-    ]
+    assert [x for x in during if x.startswith(("step", "label"))] == ["step 5", "step 6", "step 7"]
     assert "label 7" in log and "label 5" not in log
     assert steps_of(log) == [f"step {i}" for i in range(1, 13)]
 
@@ -147,18 +79,18 @@ def test_the_learner_waits_at_a_version_that_is_to_be_evaluated(tmp_path: Path) 
     config = having(config, engine={"weight_push": "nccl"}, evaluation={"every": 2})
     log: list[str] = []
     # The evaluation is long enough for three steps.
-    train(config, Engine(log, lambda r, i: 60 if r.evaluation else 3), Learner(log))
+    engine = FakeEngine(lambda r, i: 60 if r.evaluation else 3, log=log)
+    train(config, engine, FakeLearner(0.002, log=log))
     for v in (2, 4, 6):  # the learner had no later weights when it sent these
         assert steps_of(log[: log.index(f"label {v}")])[-1] == f"step {v}"
 
 
 def test_on_shared_gpus_engines_sleep_once_for_a_step_and_its_push(tmp_path: Path) -> None:
-    log = log_of(tmp_path, "ipc", True)
     expected = ["pause", *CALLS, "label 0", "resume"]
     for v in range(1, 9):
         expected += ["pause", f"step {v}", *CALLS, f"label {v}", "resume"]
-        expected += ["pause", "save", "resume"] if v in (3, 6) else []
-    assert log == expected
+        expected += ["pause", "save", "resume"] if v in (3, 6, 8) else []
+    assert log_of(tmp_path, "ipc", True) == expected
 
 
 class Pipe:
