@@ -102,7 +102,7 @@ class FakeEngine:
 
 
 class FakeLearner:
-    """Takes `step_s` a step, keeps the batches, refuses the step `refused`, and pushes as vLLM's sender does."""
+    """Takes `step_s` a step, keeps the batches, refuses the step `refused`, pushes as vLLM's sender does."""
 
     def __init__(self, step_s: float = 0.0, refused: int = 0, log: list[str] | None = None) -> None:
         self.step_s, self.refused, self.log = step_s, refused, [] if log is None else log

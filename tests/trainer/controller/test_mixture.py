@@ -23,6 +23,7 @@ from fakes import (
     train,
     train_and_stop,
 )
+from test_data import ByteTokenizer, write
 
 from trainer.config import (
     Config,
@@ -120,9 +121,8 @@ def test_a_run_that_was_stopped_issues_the_same_prompts_as_an_unbroken_one(tmp_p
     train(unbroken, events=events, dataset=dataset)
     state = train_and_stop(stopped, learner, 3, dataset=dataset)
     train(stopped, learner=learner, state=state, dataset=dataset)
-    issued, again = (
-        {r["issued"]: r["prompt_id"] for r in journal(run, "issued")} for run in (unbroken, stopped)
-    )
+    runs = [journal(run, "issued") for run in (unbroken, stopped)]
+    issued, again = ({r["issued"]: r["prompt_id"] for r in records} for records in runs)
     assert issued == again and len(learner.batches) == 8
     steps = [data for kind, data in events if kind == "step"]
     shares = [step["train/a/share"] for step in steps]
@@ -175,11 +175,7 @@ def test_each_task_and_each_further_set_has_its_own_score_and_the_main_one_is_we
     assert (numbers["prompts"], numbers["samples"], numbers["mean_tokens"]) == (3, 2, 1.5)
     assert (numbers["a/pass_rate"], numbers["a/pass_rate_se"]) == (0.75, 0.25)
     assert (numbers["b/pass_rate"], numbers["b/pass_rate_se"]) == (0.5, 0.5)
-    assert (numbers["a/far/pass_rate"], numbers["a/far/pass_rate_se"], numbers["a/far/prompts"]) == (
-        0,
-        0.25,
-        1,
-    )
+    assert [numbers[f"a/far/{name}"] for name in ("pass_rate", "pass_rate_se", "prompts")] == [0, 0.25, 1]
 
 
 def test_without_a_mixture_the_main_score_is_that_of_the_held_out_prompts_alone() -> None:
@@ -194,13 +190,8 @@ def test_pass_at_k_and_maj_at_k_come_from_the_same_samples_and_the_main_one_is_w
     """The i-th completion of 4 reads `10 11 … 9 + i`; one is right if it has at most so many tokens. As exact
     text all differ, so a vote of 4 is a tie of 4: the mean. As numbers only the first can be read: `10`.
     a: 1 of 4 right: pass@2 = 1/2, maj@4 = 1/4. b: 2 of 4: pass@2 = 5/6; the only vote is right: maj@4 = 1."""
-    config = mixed(a=3, b=1)
-    kinds = {"a": "exact", "b": "number"}
-    config = replace(
-        config,
-        mixture={n: replace(config.mixture[n], verifier=VerifierConfig(kind=k)) for n, k in kinds.items()},
-        evaluation=replace(config.evaluation, pass_at=(1, 2), maj_at=(4,)),
-    )
+    config = having(mixed(a=3, b=1), evaluation={"pass_at": (1, 2), "maj_at": (4,)})
+    config = with_kind(with_kind(config, "a", "exact"), "b", "number")
     data = Dataset((), (*prompts("a", 1), *prompts("b", 1)))
     numbers = scores(config, data, 4, {"a0": 1, "b0": 2})
     assert {k: v for k, v in numbers.items() if "@" in k} == pytest.approx({
@@ -217,18 +208,15 @@ def test_best_at_k_asks_the_judge_where_there_is_one() -> None:
     The best of all 4 is wrong; of 6 pairs, the 3 without the last have a right best; of singles, 3 of 4."""
     judge = JudgeConfig(path="a")
     judged = VerifierConfig(kind="number", extra=(ScorerConfig(kind="judge", weight=0.0),), judge=judge)
-    config = replace(mixed(a=1, b=1), evaluation=replace(Config().evaluation, best_at=(1, 2, 4)))
+    config = having(mixed(a=1, b=1), evaluation={"best_at": (1, 2, 4)})
     with pytest.raises(ConfigError, match=r"best_at needs a judge: give verifier.extra"):
         check_verifiers(config)
     config = replace(config, mixture=config.mixture | {"a": TaskConfig(verifier=judged)})
     check_verifiers(config)
     data = Dataset((), (*prompts("a", 1), *prompts("b", 1)))
     numbers = scores(config, data, 4, {"a0": 3, "b0": 3})
-    assert {k: v for k, v in numbers.items() if "@" in k} == {
-        "a/best@1": 0.75,
-        "a/best@2": 0.5,
-        "a/best@4": 0,
-    }
+    best = {k: v for k, v in numbers.items() if "@" in k}
+    assert best == {"a/best@1": 0.75, "a/best@2": 0.5, "a/best@4": 0}
 
 
 def with_kind(config: Config, task: str, kind: str) -> Config:
@@ -237,21 +225,14 @@ def with_kind(config: Config, task: str, kind: str) -> Config:
 
 
 def test_a_vote_where_no_verifier_has_answers_is_refused() -> None:
-    config = replace(Config(), evaluation=replace(Config().evaluation, maj_at=(2,)))
+    config = having(Config(), evaluation={"maj_at": (2,)})
     check_verifiers(config)
     with pytest.raises(ConfigError, match=r"maj_at needs answers to compare: a verifier.kind of .*math"):
         check_verifiers(replace(config, verifier=VerifierConfig(kind="a:b")))
 
 
-class Tokenizer:
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
-
-
 def written(folder: Path, name: str, *questions: str, answer: str = "7") -> str:
-    rows = [json.dumps({"question": question, "answer": answer}) for question in questions]
-    (folder / f"{name}.jsonl").write_text("\n".join(rows))
-    return str(folder / f"{name}.jsonl")
+    return write(folder / f"{name}.jsonl", [{"question": text, "answer": answer} for text in questions])
 
 
 def test_the_prompts_of_all_tasks_and_sets_are_loaded_with_their_task_and_kept_apart(tmp_path: Path) -> None:
@@ -260,9 +241,9 @@ def test_the_prompts_of_all_tasks_and_sets_are_loaded_with_their_task_and_kept_a
 
     def loaded(other: str, **sets: str) -> Dataset:
         tasks = {n: TaskConfig(data=DataConfig(source=s, held_out=2)) for n, s in (("a", a), ("b", other))}
-        config = replace(Config(), mixture=tasks)
         named = {name.replace("_", "/"): source for name, source in sets.items()}
-        return load_tasks(replace(config, evaluation=replace(config.evaluation, sets=named)), Tokenizer())
+        config = having(Config(mixture=tasks), evaluation={"sets": named})
+        return load_tasks(config, ByteTokenizer())
 
     data = loaded(b, b_far=far)
     assert [(p.task, p.text[0]) for p in data.train] == [("a", "a")] * 4 + [("b", "b")] * 4
@@ -277,17 +258,9 @@ def test_the_prompts_of_all_tasks_and_sets_are_loaded_with_their_task_and_kept_a
 
 
 def test_the_answers_of_each_task_are_checked_against_its_own_verifier(tmp_path: Path) -> None:
-    a = written(tmp_path, "a", "a1", "a2", answer="seven")
-    b = written(tmp_path, "b", "b1", "b2")
-    kinds = {"a": (a, "exact"), "b": (b, "number")}
-
-    def tasks() -> dict[str, TaskConfig]:
-        return {
-            name: TaskConfig(data=DataConfig(source=s, held_out=1), verifier=VerifierConfig(kind=kind))
-            for name, (s, kind) in kinds.items()
-        }
-
-    load_tasks(replace(Config(), mixture=tasks()), Tokenizer())
-    kinds["a"] = (a, "number")
+    sources = written(tmp_path, "a", "a1", "a2", answer="seven"), written(tmp_path, "b", "b1", "b2")
+    tasks = (TaskConfig(data=DataConfig(source=source, held_out=1)) for source in sources)
+    config = with_kind(Config(mixture=dict(zip("ab", tasks, strict=True))), "b", "number")
+    load_tasks(with_kind(config, "a", "exact"), ByteTokenizer())
     with pytest.raises(ConfigError, match=r"verifier.kind number, but .* is 'seven'"):
-        load_tasks(replace(Config(), mixture=tasks()), Tokenizer())
+        load_tasks(with_kind(config, "a", "number"), ByteTokenizer())

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
-import struct
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,6 @@ from trainer.controller.learner_client import LearnerClient
 from trainer.controller.parity import parity_gate
 from trainer.controller.weight_sync import WeightSync
 from trainer.messages import Ack, Push, Save, StepDone, Transfer, Written
-from trainer.pipes import limit_waits
 
 
 def log_of(tmp_path: Path, weight_push: str, colocate: bool) -> list[str]:
@@ -174,31 +169,6 @@ def test_after_a_push_that_failed_the_learner_gets_no_further_request() -> None:
             await pipe.client.save("folder", {})
 
     asyncio.run(body())
-
-
-@pytest.mark.parametrize("amid_a_message", [False, True])
-def test_a_learner_that_is_frozen_is_named_even_if_the_pipe_is_full(amid_a_message: bool) -> None:
-    """It reads nothing of a batch larger than the pipe's buffer, or has sent a part of its answer."""
-
-    async def body() -> None:
-        ours, theirs = multiprocessing.Pipe()
-        limit_waits(ours, 0.3)
-        client = LearnerClient(ours)
-        if amid_a_message:
-            os.write(theirs.fileno(), struct.pack("!i", 1000) + b"a part")
-        state = {} if amid_a_message else {"large": bytes(10_000_000)}
-        action = "sent a part of a message and nothing more" if amid_a_message else "read no message"
-        with pytest.raises(TimeoutError, match=rf"the learner has {action} for pipeline\.deadline_s"):
-            await client.save("folder", state)
-        began = time.monotonic()
-        client.close()
-        assert time.monotonic() - began < 0.3  # it does not wait for the learner once more
-
-    thread = threading.Thread(target=lambda: results.append(asyncio.run(body())), daemon=True)
-    results: list[None] = []
-    thread.start()
-    thread.join(20)
-    assert results
 
 
 def test_colocated_engines_are_resumed_when_the_parity_gate_cannot_score(tmp_path: Path) -> None:
