@@ -158,8 +158,8 @@ def request(name: str, prompt: Sequence[int], **changes: Any) -> Request:
     return Request(name, tuple(prompt), **(plain | changes))
 
 
-def prompt_of(length: int, vocab: int, seed: int = 0) -> tuple[int, ...]:
-    return tuple(np.random.default_rng([seed, length]).integers(0, vocab, length).tolist())
+def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(np.random.default_rng([seed, length]).integers(0, VOCAB, length).tolist())
 
 
 async def generate(client: EngineClient, *requests: Request) -> dict[tuple[str, int], Completion]:

@@ -88,10 +88,10 @@ def test_what_continues_goes_first_and_has_the_salt_of_what_it_continues() -> No
         ours.send(UpdateWeights(3, ""))
         await asyncio.to_thread(ours.recv)
         ours.send(request("running"))
-        for name in ("new", "evaluation"):
+        for name in ("new", "evaluation", "newer"):
             ours.send(request(name, evaluation=name == "evaluation"))
         ours.send(request("answer", continues="think"))
-        for _ in range(4):
+        for _ in range(5):
             await asyncio.to_thread(ours.recv)
         ours.send(request("unknown", continues="ended"))  # it ended by itself
         await asyncio.to_thread(ours.recv)
@@ -100,7 +100,8 @@ def test_what_continues_goes_first_and_has_the_salt_of_what_it_continues() -> No
         return backend.started[2:]
 
     started = asyncio.run(body())
-    assert started == [("running", 3), ("answer", 0), ("evaluation", 3), ("new", 3), ("unknown", 3)]
+    assert [name for name, _ in started] == ["running", "answer", "evaluation", "new", "newer", "unknown"]
+    assert [salt for _, salt in started] == [3, 0, 3, 3, 3, 3]
 
 
 def test_an_abort_reaches_a_sample_that_vllm_is_still_receiving() -> None:

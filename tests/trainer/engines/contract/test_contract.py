@@ -25,7 +25,6 @@ from engine_process import (
     generate,
     load,
     perturb,
-    prompt_of,
     request,
     settings,
     stale_kv,
@@ -33,6 +32,7 @@ from engine_process import (
     wait_until_gone,
     write,
 )
+from engine_process import prompt_of as p
 from fakes import context
 
 from trainer.config import InterruptionConfig
@@ -71,10 +71,6 @@ def run(engine: EngineProcess, work: Callable[[EngineClient], Coroutine[Any, Any
             return await asyncio.wait_for(work(client), 250)
 
     return asyncio.run(body())
-
-
-def p(length: int, seed: int = 0) -> tuple[int, ...]:
-    return prompt_of(length, VOCAB, seed)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from engine_process import (
-    VOCAB,
     EngineProcess,
     abort,
     generate,
@@ -74,7 +73,7 @@ def swap_mid_sequence(
 def test_a_mixture_of_experts_generates_and_takes_new_weights(
     kind: str, tiny_moe: str, tmp_path: Path
 ) -> None:
-    gap, _ = swap_mid_sequence(tiny_moe, kind, tmp_path, prompt_of(70, VOCAB), 0.1, torch.float32)
+    gap, _ = swap_mid_sequence(tiny_moe, kind, tmp_path, prompt_of(70), 0.1, torch.float32)
     assert gap.max() <= 2e-5
 
 

@@ -18,7 +18,6 @@ import httpx2
 import pytest
 from engine_process import (
     START_S,
-    VOCAB,
     EngineProcess,
     abort,
     assert_logprobs,
@@ -115,7 +114,7 @@ def test_no_route_answers_without_the_secret(server: Server) -> None:
 
 def test_a_remote_engine_keeps_the_contract(server: Server, tied_llama: str, tmp_path: Path) -> None:
     old, new = load(tied_llama), load(tied_llama)
-    path, prompt = perturb(new, tmp_path / "new.safetensors"), prompt_of(70, VOCAB)
+    path, prompt = perturb(new, tmp_path / "new.safetensors"), prompt_of(70)
     engine = remote(tied_llama, tmp_path, server.url)
     assert engine.ready()["url"] == server.url
 
@@ -159,7 +158,7 @@ def test_a_link_that_is_cut_in_silence_ends_in_one_clear_error(
     url = f"http://127.0.0.1:{link.port}"
     engine = remote(tied_llama, tmp_path, url, deadline_s)
     engine.ready()
-    engine.conn.send(request("endless", prompt_of(5, VOCAB), n=2, max_tokens=1900))
+    engine.conn.send(request("endless", prompt_of(5), n=2, max_tokens=1900))
     time.sleep(0.5)
     link.cut.set()  # packets are dropped from now on; no connection is closed
     began = time.monotonic()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from engine_process import (
-    VOCAB,
     EngineProcess,
     generate,
     load,
@@ -28,15 +26,17 @@ from engine_process import (
     settings,
     teacher_forced,
 )
+from fakes import CALLS
 
-from trainer.config import EngineConfig, ModelConfig
-from trainer.engines.vllm.engine import LocalVLLM, first_nccl_rank, vllm_settings, with_rank_offset
+from trainer.config import Config, EngineConfig, ModelConfig
+from trainer.engines.vllm.engine import LocalVLLM, vllm_settings, with_rank_offset
 from trainer.engines.vllm.remote import RemoteVLLM
 from trainer.learner.policy_model import PolicyModel
 from trainer.learner.sharding import load_from_rank0, shard
 from trainer.messages import Ack, Resume, Transfer
 
 MODELS = ("tied_llama", "untied_llama", "tiny_moe")
+INFOS: list[dict[str, Any]] = [{"rank_offset": 1}, {}, {"names": []}, {}]  # of CALLS
 
 
 @pytest.fixture(autouse=True)
@@ -125,8 +125,9 @@ def test_the_source_names_what_a_checkpoint_holds_and_declares_what_it_yields(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_vllms_nccl_sender_makes_its_calls_in_order_and_vllms_workers_understand_them(
-    model: str, no_cuda: Any, request: pytest.FixtureRequest
+    model: str, no_cuda: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from vllm.distributed.weight_transfer import nccl_common
     from vllm.distributed.weight_transfer.nccl_engine import (
         NCCLWeightTransferInitInfo,
         NCCLWeightTransferUpdateInfo,
@@ -140,39 +141,23 @@ def test_vllms_nccl_sender_makes_its_calls_in_order_and_vllms_workers_understand
     for _ in range(2):
         sender.send()
     init, *rest = controller.calls
-    once = ["start_weight_update", "update_weights", "finish_weight_update"]
-    assert [c.call for c in controller.calls] == ["init_weight_transfer_engine", *once, *once]
+    assert [c.call for c in controller.calls] == [*CALLS, *CALLS[1:]]
     (endpoint,) = no_cuda["endpoints"]
-    for number in range(3):
-        info = NCCLWeightTransferInitInfo(**with_rank_offset(init.info, first_nccl_rank(engine, number)))
-        assert info.rank_offset == 1 + 2 * number and info.world_size == endpoint.world_size == 7
+    places: list[tuple[int, int]] = []
+    group = lambda host, port, rank, world, device: places.append((rank, world))  # noqa: E731
+    monkeypatch.setattr(nccl_common, "stateless_init_process_group", group)
+    for number in range(engine.count):
+        info = NCCLWeightTransferInitInfo(**with_rank_offset(init.info, engine, number))
         assert (info.master_address, info.master_port) == (endpoint.master_address, endpoint.master_port)
         assert info.packed and info.packed_buffer_size_bytes == endpoint.packed_buffer_size_bytes
-    update = NCCLWeightTransferUpdateInfo(**rest[1].info)
-    declared = list(zip(update.names, update.dtype_names, map(tuple, update.shapes), strict=True))
-    assert [(n, str(t.dtype)[6:], tuple(t.shape)) for n, t in no_cuda["nccl"]] == declared + declared
-
-
-def test_every_engines_gpus_have_a_rank_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.distributed.weight_transfer import nccl_common
-
-    places: list[tuple[int, int]] = []
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(
-        nccl_common,
-        "stateless_init_process_group",
-        lambda host, port, rank, world, device: places.append((rank, world)),
-    )
-    engine = EngineConfig(count=3, tensor_parallel=2)
-    sent = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 7}
-    for number in range(engine.count):
-        info = nccl_common.NCCLWeightTransferInitInfo(
-            **with_rank_offset(sent, first_nccl_rank(engine, number))
-        )
         for rank in range(engine.tensor_parallel):
             own = {"data_parallel_index": 0, "world_size": engine.tensor_parallel, "rank": rank}
             nccl_common.worker_init_process_group(info, type("ParallelConfig", (), own))
-    assert places == [(rank, 7) for rank in range(1, 7)]
+    # Every engine's GPUs have a rank of their own.
+    assert places == [(rank, 7) for rank in range(1, 7)] and endpoint.world_size == 7
+    update = NCCLWeightTransferUpdateInfo(**rest[1].info)
+    declared = list(zip(update.names, update.dtype_names, map(tuple, update.shapes), strict=True))
+    assert [(n, str(t.dtype)[6:], tuple(t.shape)) for n, t in no_cuda["nccl"]] == declared + declared
 
 
 def test_vllms_ipc_sender_hands_on_handles_that_vllms_workers_can_read(
@@ -189,7 +174,7 @@ def test_vllms_ipc_sender_hands_on_handles_that_vllms_workers_can_read(
     Sender(EngineConfig(weight_push="ipc", count=1), weights, torch.float32, 0, controller.theirs).send()
     init, start, *updates, finish = controller.calls
     assert (start.call, finish.call) == ("start_weight_update", "finish_weight_update")
-    assert IPCWeightTransferInitInfo(**with_rank_offset(init.info, 1)).packed
+    assert IPCWeightTransferInitInfo(**with_rank_offset(init.info, EngineConfig(), 0)).packed
     assert [c.call for c in updates] == ["update_weights"] * len(weights)
     with pytest.raises(ValueError, match="VLLM_ALLOW_INSECURE_SERIALIZATION"):
         IPCWeightTransferUpdateInfo(**updates[0].info)
@@ -219,37 +204,27 @@ def test_a_push_that_fails_says_what_to_do(no_cuda: Any, tied_llama: str, monkey
         Sender(engine, weights, torch.float32, 0, Controller().theirs)
     monkeypatch.setattr(Group, "disabled", False)
     sender = Sender(engine, weights, torch.float32, 0, Controller().theirs)
-    weights["model.norm.weight"] = torch.nn.Parameter(
-        torch.ones(3)
-    )  # declared and sent with the same shape: no error
+    # Declared and sent with the same shape: no error.
+    weights["model.norm.weight"] = torch.nn.Parameter(torch.ones(3))
     sender.send()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: 1 / 0)
     with pytest.raises(RuntimeError, match=r"nccl failed: division by zero; engine.weight_push file"):
         sender.send()
 
 
-@pytest.mark.parametrize(("given", "backend"), [("nccl", "nccl"), ("ipc", "ipc"), ("file", "safetensors")])
-def test_vllm_gets_the_backend_of_the_weight_push(
-    given: str, backend: str, tied_llama: str, tmp_path: Path
-) -> None:
-    from vllm import AsyncEngineArgs
-
-    config = settings(tied_llama, tmp_path, "vllm", weight_push=given)
-    arguments = AsyncEngineArgs(**vllm_settings(config, tied_llama))
-    assert arguments.weight_transfer_config.backend == backend
-
-
-def test_only_colocated_engines_have_a_memory_that_sleeps(
-    tied_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("push", "backend"), [("nccl", "nccl"), ("ipc", "ipc"), ("file", "safetensors")])
+def test_vllm_gets_the_backend_of_the_weight_push_and_sleeps_only_where_it_is_colocated(
+    push: str, backend: str, tied_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    for colocate in (False, True):
-        config = settings(tied_llama, tmp_path, "vllm", colocate=colocate, tensor_parallel=2)
-        arguments = AsyncEngineArgs(**vllm_settings(config, tied_llama))
-        assert arguments.enable_sleep_mode is colocate and arguments.tensor_parallel_size == 2
+    colocate = push == "ipc"
+    config = settings(tied_llama, tmp_path, "vllm", weight_push=push, colocate=colocate, tensor_parallel=2)
+    arguments = AsyncEngineArgs(**vllm_settings(config, tied_llama))
+    assert arguments.weight_transfer_config.backend == backend
+    assert arguments.enable_sleep_mode is colocate and arguments.tensor_parallel_size == 2
 
 
 @pytest.mark.parametrize("colocate", [False, True])
@@ -258,26 +233,23 @@ def test_an_engine_calls_vllm_in_the_order_that_its_documents_give(colocate: boo
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = LocalVLLM.__new__(LocalVLLM)
-    engine._engine = EngineConfig(colocate=colocate, weight_push="ipc" if colocate else "nccl")
-    engine._nccl_rank, engine._log = 4, tmp_path / "none.log"
+    push: Any = "ipc" if colocate else "nccl"
+    engine._engine = EngineConfig(colocate=colocate, weight_push=push, tensor_parallel=3)
+    engine._index, engine._log = 1, tmp_path / "none.log"
     engine._llm = llm = create_autospec(AsyncLLM, instance=True)  # accepts the arguments of the real one
 
     async def body() -> None:
         await engine.pause(free_gpu=True)
-        await engine.transfer("init_weight_transfer_engine", {"rank_offset": 1, "world_size": 5})
-        await engine.transfer("start_weight_update", {})
-        await engine.transfer("update_weights", {"names": []})
-        await engine.transfer("finish_weight_update", {})
+        for name, info in zip(CALLS, INFOS, strict=True):
+            await engine.transfer(name, info)
         await engine.load(3)
         await engine.resume(free_gpu=True)
 
     asyncio.run(body())
-    init = WeightTransferInitRequest(init_info={"rank_offset": 4, "world_size": 5})
+    pause = call.pause_generation(mode="keep", clear_cache=False)
     assert llm.method_calls == [
-        call.sleep(level=1, mode="keep")
-        if colocate
-        else call.pause_generation(mode="keep", clear_cache=False),
-        call.init_weight_transfer_engine(init),
+        call.sleep(level=1, mode="keep") if colocate else pause,
+        call.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"rank_offset": 4})),
         *([call.wake_up(tags=["weights"])] if colocate else []),
         call.start_weight_update(),
         call.update_weights(WeightTransferUpdateRequest(update_info={"names": []})),
@@ -305,20 +277,16 @@ def test_a_server_by_url_is_called_by_routes_that_vllm_has(monkeypatch: pytest.M
     config = EngineConfig(urls=urls, weight_push="nccl", tensor_parallel=4)
     info = init_info(config, Source({}, torch.float32), 0)
     assert (info.world_size, info.master_address) == (9, "127.0.0.1")
-    remote = RemoteVLLM(urls[1], "engine-1", 5.0, first_nccl_rank(config, 1))
+    remote = RemoteVLLM(urls[1], "engine-1", Config(engine=config))
 
     async def body() -> None:
         await remote.transfer("shutdown_weight_transfer_engine", {})
-        await remote.transfer("init_weight_transfer_engine", {"rank_offset": 1})
-        await remote.transfer("start_weight_update", {})
-        await remote.transfer("update_weights", {"names": []})
-        await remote.transfer("finish_weight_update", {})
+        for name, info in zip(CALLS, INFOS, strict=True):
+            await remote.transfer(name, info)
 
     asyncio.run(body())
-    assert [json for _, _, json in called[1::2]] == [
-        {"init_info": {"rank_offset": 5}},
-        {"update_info": {"names": []}},
-    ]
+    bodies = [json for _, _, json in called[1::2]]
+    assert bodies == [{"init_info": {"rank_offset": 5}}, {"update_info": {"names": []}}]
     assert {route for _, route, _ in called} <= {route.path for route in router.routes}
 
 
@@ -365,21 +333,18 @@ def test_a_sleeping_vllm_keeps_its_sequences_and_goes_on_with_keys_of_the_new_we
     weights come by the calls that the learner's sender makes, here with a file in them."""
     old, new = load(tied_llama), load(tied_llama)
     path = perturb(new, tmp_path / "new.safetensors")
-    config = settings(tied_llama, tmp_path, "vllm")
-    process = EngineProcess(replace(config, engine=replace(config.engine, colocate=True)))
-    prompts = {f"s{i}": prompt_of(7 + 3 * i, VOCAB, i) for i in range(3)}
+    process = EngineProcess(settings(tied_llama, tmp_path, "vllm", colocate=True))
+    prompts = {f"s{i}": prompt_of(7 + 3 * i, i) for i in range(3)}
 
     async def body() -> dict[tuple[str, int], Any]:
         async with process.client() as client:
             wanted = [request(k, x, max_tokens=900) for k, x in prompts.items()]
             running = asyncio.create_task(generate(client, *wanted))
-            await generate(
-                client, request("probe", prompts["s0"], max_tokens=5)
-            )  # by now they have some tokens
+            # By then they have some tokens.
+            await generate(client, request("probe", prompts["s0"], max_tokens=5))
             await client.pause()
-            await client.transfer("start_weight_update", {})
-            await client.transfer("update_weights", {"path": path})
-            await client.transfer("finish_weight_update", {})
+            for call, info in zip(CALLS[1:], ({}, {"path": path}, {}), strict=True):
+                await client.transfer(call, info)
             await client.update_weights(1, "")
             late = asyncio.create_task(generate(client, request("late", prompts["s0"], max_tokens=20)))
             await asyncio.sleep(0.5)
