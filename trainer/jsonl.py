@@ -30,7 +30,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def open_to_append(path: Path) -> IO[str]:
-    """The file, opened to append lines; a half-written last line is cut off first."""
+    """The file, opened to append lines; a half-written last line is cut off first. Its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         with path.open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)

@@ -32,7 +32,7 @@ from kernels import token_weights
 from trainer.config import KLConfig, ObjectiveConfig
 from trainer.controller.gae import critic_advantages
 from trainer.controller.scores import kl_reference, mismatch_weight
-from trainer.types import Group, Rollout, TokenScores, TrainBatch, TrainSequence
+from trainer.types import Group, Rollout, TokenScores, TrainBatch, TrainSequence, split
 
 EPS = 1e-6  # smallest divisor of an advantage
 REPEATED_TOKENS = 4  # tokens of the sequences that are compared: two pairs
@@ -69,19 +69,16 @@ def build_batch(
     step: int,
     objective: ObjectiveConfig,
     learner_version: int,
-    scores: Sequence[TokenScores] = (),
-    aside: Sequence[Group] = (),
-    longest: int = 1,
-    moments: Moments | None = None,
+    scores: Sequence[TokenScores] = (),  # of `to_score(groups)`, if the objective needs them
+    aside: Sequence[Group] = (),  # groups that count in the statistics alone
+    longest: int = 1,  # tokens of a completion at most
+    moments: Moments | None = None,  # updated by the advantages
 ) -> TrainBatch:
-    """The batch of optimizer step `step`, to train weights of `learner_version`.
-
-    `scores` are those of `to_score(groups)`, if the objective needs them. Groups set `aside` count in the
-    statistics alone. A completion has at most `longest` tokens. `moments` are updated by the advantages."""
+    """The batch of optimizer step `step`, to train weights of `learner_version`."""
     rollouts = [r for g in groups for r in g.rollouts]
     scored: Sequence[TokenScores | None] = scores or [None] * len(rollouts)
     group = np.repeat(np.arange(len(groups)), [len(g.rollouts) for g in groups])  # (C,) group of each rollout
-    lengths = np.array([len(r.token_ids) for r in rollouts])  # (C,)
+    lengths = [len(r.token_ids) for r in rollouts]
     sampled = np.concatenate([r.sampled for r in rollouts])  # (T,) over all tokens of the batch
     rollout = np.repeat(np.arange(len(rollouts)), lengths)  # (T,) rollout of each token
     loss_tokens = np.bincount(rollout[sampled], minlength=len(rollouts))  # (C,)
@@ -89,14 +86,19 @@ def build_batch(
     penalty = objective.kl.coefficient * np.array([p.sum(dtype=np.float64) for p in penalties])
     rewards = np.array([r.reward for r in rollouts]) - penalty  # (C,)
     surviving = (loss_tokens > 0) & _surviving(rollouts, rewards, group, objective)
-    data = rollouts, rewards, scores, penalties, group, surviving
-    advantages, returns = _advantages(*data, objective, moments)
+    counted = surviving | (objective.std_over == "all")
+    if objective.has_critic:
+        by_token, targets = critic_advantages(rollouts, scores, penalties, objective)
+        by_token = _normalised(by_token, sampled & counted[rollout], objective, moments)
+        returns = split(lengths, targets.astype(np.float32))
+    else:
+        by_token = _normalised(_centred(rewards, group, objective), counted, objective, moments)[rollout]
     weights = np.zeros(len(sampled), np.float32)
     survivors = loss_tokens[surviving].tolist(), group[surviving].tolist()
     weights[sampled & surviving[rollout]] = token_weights(*survivors, objective.aggregation)
     if objective.aggregation == "sum":
         weights /= max(1, surviving.sum()) * longest
-    token_slices = [slice(end - n, end) for n, end in zip(lengths, np.cumsum(lengths), strict=True)]
+    weights_of, advantages = (split(lengths, x.astype(np.float32)) for x in (weights, by_token))
     prompt_ids = [np.asarray(g.prompt.token_ids, np.int32) for g in groups]
     sequences = [
         TrainSequence(
@@ -104,20 +106,18 @@ def build_batch(
             token_ids=rollouts[i].token_ids,
             logprobs_gen=rollouts[i].logprobs_gen,
             versions=rollouts[i].versions,
-            token_weights=weights[token_slices[i]],
-            advantages=mismatch_weight(rollouts[i], s, objective)
-            * advantages[token_slices[i]].astype(np.float32),
+            token_weights=weights_of[i],
+            advantages=mismatch_weight(rollouts[i], s, objective) * advantages[i],
             logprobs_old=s.logprobs if s and objective.anchor == "recomputed" else None,
             logprobs_ref=_reference(rollouts[i], s, objective.kl),
             values=s.values if s else None,
-            returns=None if returns is None else returns[token_slices[i]].astype(np.float32),
+            returns=returns[i] if objective.has_critic else None,
         )
         for i, s in enumerate(scored)
         if surviving[i]
     ]
     lags = learner_version - np.concatenate([r.versions for r in rollouts])[sampled]
-    stats = _stats([*groups, *aside], lags) | {
-        "train/resampled": float(len(aside)),
+    stats = _stats(groups, aside, lags) | {
         "train/effective_prompts": float(len(set(group[surviving].tolist()))),
         "train/effective_completions": float(len(sequences)),
     }
@@ -160,29 +160,17 @@ def zero_variance(group: Group, drop_truncated: bool = False) -> bool:
     return len({r.reward for r in group.rollouts if not (drop_truncated and r.truncated)}) < 2
 
 
-def _advantages(
-    rollouts: Sequence[Rollout],  # C, of T tokens together
+def _centred(
     rewards: NDArray[np.float64],  # (C,) less the penalties
-    scores: Sequence[TokenScores],
-    penalties: Sequence[NDArray[np.float32]],  # per rollout and token, or empty
     group: NDArray[np.int64],  # (C,)
-    surviving: NDArray[np.bool_],  # (C,)
     objective: ObjectiveConfig,
-    moments: Moments | None,
-) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-    """(T,) advantages of all tokens, of dropped completions too; with a critic also the returns."""
-    counted = surviving | (objective.std_over == "all")
-    rollout = np.repeat(np.arange(len(rollouts)), [len(r.token_ids) for r in rollouts])
-    if objective.has_critic:
-        advantages, returns = critic_advantages(rollouts, scores, penalties, objective)
-        sampled = np.concatenate([r.sampled for r in rollouts])
-        return _normalised(advantages, sampled & counted[rollout], objective, moments), returns
+) -> NDArray[np.float64]:
+    """(C,) rewards less their group's mean, for the norm by group over their group's std."""
     count = np.bincount(group)
     advantages = rewards - (np.bincount(group, rewards) / count)[group]
     if objective.advantage_norm == "group":
-        std = np.sqrt(np.bincount(group, advantages**2) / count)[group]
-        advantages /= np.maximum(std, EPS)
-    return _normalised(advantages, counted, objective, moments)[rollout], None
+        advantages /= np.maximum(np.sqrt(np.bincount(group, advantages**2) / count)[group], EPS)
+    return np.asarray(advantages)
 
 
 def _normalised(
@@ -205,8 +193,9 @@ def _normalised(
     return np.asarray((advantages - mean) / max(moments.std, EPS))
 
 
-def _stats(groups: Sequence[Group], lags: NDArray[np.int32]) -> dict[str, float]:
+def _stats(groups: Sequence[Group], aside: Sequence[Group], lags: NDArray[np.int32]) -> dict[str, float]:
     """Statistics of all groups that were generated for the batch; `lags` are those of the tokens in it."""
+    groups = [*groups, *aside]
     rollouts = [r for g in groups for r in g.rollouts]
     lengths = [len(r.token_ids) for r in rollouts]
     equal = [g.pass_rate for g in groups if zero_variance(g)]
@@ -217,6 +206,7 @@ def _stats(groups: Sequence[Group], lags: NDArray[np.int32]) -> dict[str, float]
         "train/prompts": len(groups),
         "train/all_right": equal.count(1) / len(groups),
         "train/all_wrong": equal.count(0) / len(groups),
+        "train/resampled": len(aside),
         "train/truncated": np.mean([r.truncated for r in rollouts]),
         "train/repetitive": np.mean([is_repetitive(r.token_ids) for r in rollouts]),
         "train/interrupted": np.mean([r.interrupted for r in rollouts]),

@@ -95,7 +95,6 @@ class Controller:
         self._step: asyncio.Task[None] | None = None  # the current optimizer step
         self._moments = Moments()  # of the advantages of all batches
         self._longest = self.config.engine.longest_completion(len(ctx.phrase_ids))
-        self._stepped = False  # in this process
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the run ends
         self.groups = Groups(ctx, sampler, journal, emit, self.spawn)
 
@@ -126,9 +125,9 @@ class Controller:
             raise
 
     async def _run(self) -> None:
-        if self.version == 0:
+        if (began := self.version) == 0:
             await self._evaluate(0)
-        self.emit("training_begins", {"step": self.version})
+        self.emit("training_begins", {"step": began})
         self.groups.free_slots(self.version)
         sync = self.spawn(self._sync_loop(), "sync loop")
         issue = self.spawn(self.groups.issue(), "issue loop")
@@ -137,7 +136,7 @@ class Controller:
             # Wait for the last weights and their evaluation.
             await self._first_of(self.weights.published.join(), sync)
             ended = self.groups.exhausted or self.complete_by
-            if ended and self._stepped and not self._evaluates(self.version):
+            if ended and self.version > began and not self._evaluates(self.version):
                 await self._evaluate(self.version)
         finally:
             tasks = list(self._tasks)
@@ -196,7 +195,6 @@ class Controller:
             settings = step, objective, self.version, scores, minibatch.aside, self._longest, moments
             batch = replace(build_batch(groups, *settings), publish=publish)
             done = await self._wait_for(self.learner.train(batch), f"learner: optimizer step {step}")
-            self._stepped = True
             self.journal.trained(step, minibatch)
             self.version = done.version
             if minibatch.epoch == 0:

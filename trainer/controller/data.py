@@ -181,11 +181,11 @@ def _answer(row: Row, config: DataConfig, pattern: re.Pattern[str] | None) -> An
     value = row.columns[column]
     if config.choices_column:
         return _letter(row, value, row.columns["choices"])
-    if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict) for v in value)):
+    values = value if isinstance(value, list) and value else [value]
+    if any(isinstance(v, dict) for v in values):
         return json.dumps(value)
-    if isinstance(value, list) and len(value) > 1:
-        return tuple(_single_answer(row, column, one, pattern) for one in value)
-    return _single_answer(row, column, value[0] if isinstance(value, list) and value else value, pattern)
+    answers = tuple(_single_answer(row, column, v, pattern) for v in values)
+    return answers if len(answers) > 1 else answers[0]
 
 
 def _single_answer(row: Row, column: str, value: Any, pattern: re.Pattern[str] | None) -> str:

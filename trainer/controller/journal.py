@@ -33,7 +33,6 @@ class Journal:
     """Writes a JSON line per record into the file of its group; each line is flushed when it is written."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
         self.folder, self._files = folder, dict[int, IO[str]]()
 
     def _append(self, group_id: int, record: Mapping[str, Any]) -> None:

@@ -53,7 +53,8 @@ def controller_main(
             emit("note", {"text": text})
 
         with alive(telemetry), ExitStack() as stack:
-            emit = partial(send_event, telemetry, log=stack.enter_context(event_log(config.run_dir)))
+            log = Path(config.run_dir, EVENTS)  # a resume deletes it once it has recorded them
+            emit = partial(send_event, telemetry, log=stack.enter_context(open_to_append(log)))
             learner = stack.enter_context(closing(LearnerClient(learner_conn)))
             clients = [EngineClient(conn, role_name("engine", i)) for i, conn in enumerate(engine_conns)]
             deadline = Deadline(config.pipeline.deadline_s, config.pipeline.start_deadline_s)
@@ -132,13 +133,6 @@ def send_event(telemetry: Connection, kind: str, data: dict[str, Any], log: IO[s
         if log is not None and kind in LOGGED:
             append(log, asdict(event))
         send(telemetry, event)
-
-
-def event_log(run_dir: str) -> IO[str]:
-    """The file of events that the run's record is made of; a resume deletes it once it has recorded them."""
-    path = Path(run_dir, EVENTS)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return open_to_append(path)
 
 
 @contextmanager

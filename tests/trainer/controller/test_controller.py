@@ -29,8 +29,8 @@ from fakes import (
 )
 
 from trainer.config import ConfigError, EngineConfig, InterruptionConfig
-from trainer.controller.process import check_lengths, controller_main, event_log, send_event
-from trainer.jsonl import read_lines
+from trainer.controller.process import check_lengths, controller_main, send_event
+from trainer.jsonl import open_to_append, read_lines
 from trainer.messages import Event, Failed, Ready, StepDone
 from trainer.models.resolve import resolve_model
 from trainer.run_folder import EVENTS
@@ -198,7 +198,7 @@ def test_another_batch_size_on_resume_drops_no_prompt(tmp_path: Path) -> None:
 def test_what_the_record_is_made_of_is_logged_also_when_the_launcher_is_dead(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
     theirs.close()
-    with event_log(str(tmp_path)) as log:
+    with open_to_append(tmp_path / EVENTS) as log:
         send_event(ours, "alive", {}, log)
         send_event(ours, "step", {"step": 1, "learner/loss": float("nan")}, log)
     (line,) = read_lines(tmp_path / EVENTS)

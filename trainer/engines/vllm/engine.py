@@ -200,10 +200,9 @@ def vllm_settings(config: Config, model_dir: str) -> dict[str, Any]:
     prompt = max(task.data.max_prompt_tokens for task in config.tasks.values())
     length = min(model.max_position_embeddings, prompt + completion)
     transfer = engine.weight_push if engine.direct_push else FILE_TRANSFER
-    device: dict[str, Any]
     if current_platform.is_cpu():
         tokens = max(length, engine.slots * (PROMPT_TOKENS + completion))
-        device = {
+        device: dict[str, Any] = {
             "enforce_eager": True,
             "block_size": KV_BLOCK,
             # Each chunk of a prompt would consume random numbers: vLLM restores them on GPUs only.
