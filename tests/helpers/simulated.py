@@ -19,6 +19,13 @@ def simulated(sigmoid: Sigmoid, compute: np.ndarray, sd: float, seed: int | None
     return simulate.simulated(sigmoid.reward, c, noise, sd, name)
 
 
+def measured(compute: np.ndarray, rewards: np.ndarray, sd: float, R0: float | None = None) -> Curve:
+    """A run with these rewards, and errors of `sd`; R0 is measured, too."""
+    start = 0 if R0 is None else 1
+    c, r = np.r_[[0.0] * start, compute], np.r_[[R0] * start, rewards]
+    return simulate.simulated(lambda _: r, c, 0.0, sd, "run")
+
+
 def falling() -> Curve:
     """A run that rises for half of its compute and then falls."""
     compute = 500.0 * np.arange(22)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated import measured, simulated, write
 
-from trainer.scaling import EvalPoint, Sigmoid, curve_of
+from trainer.scaling import Curve, Sigmoid
 from trainer.scaling.__main__ import main
 from trainer.scaling.backtest import Backtest, backtest, error_at_2x, summarize
 from trainer.scaling.text import describe_backtest
@@ -18,64 +19,60 @@ LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 AT = np.linspace(0.01, 0.3, 30)
 
 
-def points(rewards: np.ndarray) -> list[EvalPoint]:
-    start = EvalPoint(0, 0.0, LAW.R0, 0.01)
-    return [
-        start,
-        *(
-            EvalPoint(i, float(c), float(r), 0.01)
-            for i, (c, r) in enumerate(zip(AT, rewards, strict=True), 1)
-        ),
-    ]
+def run(rewards: np.ndarray) -> Curve:
+    return measured(AT, rewards, 0.01, LAW.R0)
+
+
+def backtested(rewards: np.ndarray) -> Backtest:
+    found = backtest(run(rewards))
+    assert found is not None
+    return found
+
+
+def text(rewards: np.ndarray) -> str:
+    return " ".join(describe_backtest(backtested(rewards), "h").split())
 
 
 def test_a_run_that_follows_the_curve_ends_as_its_first_half_predicts() -> None:
     hits = []
     for seed in range(8):
         noise = np.random.default_rng(seed).normal(0, 0.01, 30)
-        found = backtest(curve_of("", "h", points(LAW.reward(AT) + noise)))
-        assert found is not None and found.seen == pytest.approx(0.15)
+        found = backtested(LAW.reward(AT) + noise)
+        assert found.seen == pytest.approx(0.15)
         hits.append(found.end.predicted.low <= float(LAW.reward(0.3)) <= found.end.predicted.high)
         assert abs(found.end.error) < 0.06
     assert sum(hits) >= 6
 
 
 def test_the_second_half_does_not_change_the_prediction() -> None:
-    curve = points(LAW.reward(AT))
-    other = [*curve[:-10], *(EvalPoint(p.step, p.compute, 0.2, 0.01) for p in curve[-10:])]
-    one, two = backtest(curve_of("", "h", curve)), backtest(curve_of("", "h", other))
-    assert one is not None and two is not None and one.end.predicted == two.end.predicted
+    rewards = LAW.reward(AT)
+    one, two = backtested(rewards), backtested(np.r_[rewards[:-10], np.full(10, 0.2)])
+    assert one.end.predicted == two.end.predicted
     assert two.end.measured == 0.2 and two.end.error < -0.6
 
 
 def test_too_few_points_in_the_first_half_give_no_backtest() -> None:
-    assert backtest(curve_of("", "h", points(LAW.reward(AT))[:6])) is None
-    assert backtest(curve_of("", "h", [])) is None and describe_backtest(None, "h") == ""
-
-
-def test_the_text_says_whether_the_first_half_identified_the_ceiling() -> None:
-    found = backtest(curve_of("", "h", points(LAW.reward(AT / 8))))
-    assert found is not None and not found.identified
-    assert "(ceiling not identified) predicts" in " ".join(describe_backtest(found, "h").split())
+    whole = run(LAW.reward(AT))
+    for points in (whole.points[:5], ()):
+        assert backtest(replace(whole, points=points)) is None
+    assert describe_backtest(None, "h") == ""
 
 
 def test_a_fit_without_a_forecast_has_no_error_at_twice_the_compute() -> None:
-    test = backtest(curve_of("", "h", points(LAW.reward(AT))))
-    assert test is not None and error_at_2x(test) == test.end.error
+    test = backtested(LAW.reward(AT))
+    assert error_at_2x(test) == test.end.error
     assert error_at_2x(replace(test, predictable=False)) is None and error_at_2x(None) is None
 
 
-def test_a_second_rise_after_the_first_half_is_named_and_concluded_from() -> None:
-    rewards = LAW.reward(AT) + np.where(np.asarray(AT) > 0.6 * max(AT), 0.2, 0.0)
-    missed = " ".join(describe_backtest(backtest(curve_of("", "h", points(rewards))), "h").split())
+def test_the_text_says_whether_the_first_half_identified_the_ceiling_and_predicted_the_end() -> None:
+    assert "(ceiling not identified) predicts" in text(LAW.reward(AT / 8))
+    missed = text(LAW.reward(AT) + np.where(0.6 * max(AT) < AT, 0.2, 0.0))
     assert "outside the interval. The first half did not predict the end, so do not rely" in missed
-    inside = " ".join(describe_backtest(backtest(curve_of("", "h", points(LAW.reward(AT)))), "h").split())
-    assert "inside the interval: the first half predicted the end." in inside
+    assert "inside the interval: the first half predicted the end." in text(LAW.reward(AT))
 
 
 def test_fit_prints_and_writes_the_backtest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [f"{c},{r:.4f},.01" for c, r in zip((0.0, *AT), (LAW.R0, *LAW.reward(AT)), strict=True)]
-    (tmp_path / "run.csv").write_text("\n".join(["core_hours,pass_rate,pass_rate_se", *rows]))
+    write(tmp_path / "run.csv", run(LAW.reward(AT)), "core_hours")
     assert main(["fit", str(tmp_path / "run.csv"), "--json", str(tmp_path / "fit.json")]) == 0
     (found,) = json.loads((tmp_path / "fit.json").read_text()).values()
     assert found["backtest"]["identified"]
@@ -88,19 +85,14 @@ def test_fit_prints_and_writes_the_backtest(tmp_path: Path, capsys: pytest.Captu
     assert found["backtest"]["end"]["predicted"]["value"] == pytest.approx(float(LAW.reward(0.3)), abs=0.01)
 
 
-def write_runs(folder: Path, laws: dict[str, Sigmoid]) -> list[str]:
-    at = np.array((0.0, *AT))
-    for name, law in laws.items():
-        rows = [f"{c},{r:.6f},.001" for c, r in zip(at, law.reward(at), strict=True)]
-        (folder / name).write_text("\n".join(["gpu_hours,pass_rate,pass_rate_se", *rows]))
-    return [str(folder / name) for name in laws]
-
-
 def test_the_command_forecasts_the_last_quarter_of_each_run_from_a_share_or_an_amount(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     laws = {"a.csv": LAW, "b.csv": Sigmoid(0.2, 0.7, 1.8, 0.04)}
-    runs, out = write_runs(tmp_path, laws), tmp_path / "test.json"
+    runs, out = (
+        [write(tmp_path / n, simulated(x, AT, 0.001, None)) for n, x in laws.items()],
+        tmp_path / "test.json",
+    )
     assert main(["backtest", *runs, "--fit-until", "50%", "0.2", "7%", "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     assert list(found) == ["50%", "0.2", "7%"]
@@ -116,8 +108,7 @@ def test_the_command_forecasts_the_last_quarter_of_each_run_from_a_share_or_an_a
 
 
 def test_the_errors_of_several_runs_are_summarized() -> None:
-    test = backtest(curve_of("", "h", points(LAW.reward(AT))))
-    assert test is not None
+    test = backtested(LAW.reward(AT))
     predicted = replace(test.end.predicted, value=0.9, low=0.84, high=0.93)
 
     def with_error(error: float) -> Backtest:
@@ -136,6 +127,6 @@ def test_the_errors_of_several_runs_are_summarized() -> None:
 def test_a_place_that_does_not_exist_is_refused(
     until: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run,) = write_runs(tmp_path, {"a.csv": LAW})
-    assert main(["backtest", run, f"--fit-until={until}"]) == 2
+    path = write(tmp_path / "a.csv", run(LAW.reward(AT)))
+    assert main(["backtest", path, f"--fit-until={until}"]) == 2
     assert f"--fit-until {until}: expected a share such as 25%" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from simulated import measured
 
 from trainer.scaling import EvalPoint, Sigmoid
 from trainer.scaling.forecast import Forecast, describe_recommendation, forecast
@@ -28,8 +29,7 @@ def after(points: tuple[EvalPoint, ...], end: float) -> Forecast:
 
 def points_of(compute: np.ndarray, rewards: np.ndarray) -> tuple[EvalPoint, ...]:
     """R0 and the evaluations after it."""
-    pairs = enumerate(zip(compute.tolist(), rewards.tolist(), strict=True), 1)
-    return (EvalPoint(0, 0.0, LAW.R0, SD), *(EvalPoint(i, c, r, SD) for i, (c, r) in pairs))
+    return measured(compute, rewards, SD, LAW.R0).evaluations
 
 
 def noisy(seed: int, compute: np.ndarray) -> np.ndarray:
@@ -84,10 +84,7 @@ def test_it_recommends_to_continue_while_the_reward_rises_and_to_stop_at_the_cei
 
 @pytest.mark.parametrize("samples", [64, 0])
 def test_perfect_scores_and_unreported_errors_raise_no_alarm(samples: int) -> None:
-    law, compute = (
-        Sigmoid(R0=0.11, A=0.985 if samples else 0.8, B=3.0, C_mid=0.05),
-        np.linspace(0.012, 0.6, 20),
-    )
+    law, compute = Sigmoid(0.11, 0.985 if samples else 0.8, 3.0, 0.05), np.linspace(0.012, 0.6, 20)
     looks: list[Forecast] = []
     for seed in range(2):
         rng, points, before = np.random.default_rng(seed), [EvalPoint(0, 0.0, 0.11, 0.03)], None
@@ -126,7 +123,7 @@ def test_what_is_unknown_is_not_among_the_metrics() -> None:
     assert looks[1].metrics() == {}
     assert "forecast/end" in looks[2].metrics() and "forecast/predicted" not in looks[2].metrics()
     known = looks[14].metrics()
-    assert {"forecast/ceiling_low", "forecast/end_high", "forecast/gain", "forecast/gain_probability"} <= set(
+    assert {f"forecast/{name}" for name in ("ceiling_low", "end_high", "gain", "gain_probability")} <= set(
         known
     )
     assert known["forecast/alarm"] == 0

@@ -14,27 +14,25 @@ from simulated import assert_one_line_and_exit_code_2, falling, simulated, with_
 from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.__main__ import COMMANDS, main
 from trainer.scaling.plan import Cell, after_pilot, cheapest, like_pilots, prior, simulate
+from trainer.scaling.simulate import autocorrelated
+from trainer.scaling.simulate import simulated as simulate_run
 
 SCALERL = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # arXiv 2510.13786, Table 1
 C_MID = (2542.0, 2542.0)
 ITS_OWN = {"A": (0.61, 0.61), "B": (1.92, 1.92)}
 
 
-def pilot(last: float, n: int, sd: float = 0.005, reported: bool = True) -> Curve:
-    run = simulated(SCALERL, np.linspace(last / n, last, n), sd, 4, "pilot")
-    return run if reported else without_errors(run)
+def pilot(last: float, n: int, sd: float = 0.005, reported: bool = True, law: Sigmoid = SCALERL) -> Curve:
+    c, noise = np.linspace(0, last, n + 1), np.random.default_rng(4).normal(0, sd, n + 1)
+    return simulate_run(law.reward, c, noise, sd * reported, "pilot")
 
 
-def without_errors(run: Curve) -> Curve:
-    assert isinstance(run.R0, EvalPoint)
-    points = tuple(replace(p, pass_rate_se=0.0) for p in run.points)
-    return replace(run, points=points, R0=replace(run.R0, pass_rate_se=0.0))
-
-
-def with_law(run: Curve, law: Sigmoid, seed: int) -> Curve:
-    rng = np.random.default_rng(seed)
-    rewards = [float(law.reward(p.compute) + rng.normal(0, 0.005)) for p in run.points]
-    return with_rewards(run, dict(enumerate(rewards)))
+def wandering(last: float, n: int, rho: float) -> Curve:
+    """A pilot with correlated errors."""
+    noise = autocorrelated(np.random.default_rng(1).normal(0, 0.01, n), rho, 0.0)
+    return with_rewards(
+        pilot(last, n), dict(enumerate(SCALERL.reward(np.linspace(last / n, last, n)) + noise))
+    )
 
 
 def test_the_papers_curve_is_identified_from_16k_gpu_hours_and_not_from_4k() -> None:
@@ -106,30 +104,17 @@ def test_simulated_perfect_scores_have_the_error_that_the_fit_assumes() -> None:
 
 
 def test_after_a_pilot_with_correlated_errors_the_simulated_ones_are_correlated() -> None:
-    plain, c = pilot(4000, 40), np.linspace(100, 4000, 40)
-    rng, errors = np.random.default_rng(1), [0.0]
-    for _ in c:
-        errors.append(0.93 * errors[-1] + 0.01 * (1 - 0.93**2) ** 0.5 * rng.standard_normal())
-    r = SCALERL.reward(c) + np.array(errors[1:])
-    wandering, fit = after_pilot(with_rewards(plain, dict(enumerate(r.tolist()))), 12)
-    assert after_pilot(plain, 12)[0].correlation_length == 0 < wandering.correlation_length
-    assert (
-        np.exp(-100 / wandering.correlation_length) == pytest.approx(fit.autocorrelation)
-        and fit.autocorrelation > 0.7
-    )
-    alone = replace(wandering, correlation_length=0.0)
-    (together,), (apart,) = (simulate(x, [6000], [40]) for x in (wandering, alone))
+    prospect, fit = after_pilot(wandering(4000, 40, 0.93), 12)
+    assert after_pilot(pilot(4000, 40), 12)[0].correlation_length == 0 < prospect.correlation_length
+    assert np.exp(-100 / prospect.correlation_length) == pytest.approx(fit.autocorrelation)
+    assert fit.autocorrelation > 0.7
+    alone = replace(prospect, correlation_length=0.0)
+    (together,), (apart,) = (simulate(x, [6000], [40]) for x in (prospect, alone))
     assert together.error > 1.2 * apart.error and together.chance <= apart.chance
 
 
 def test_a_dense_pilot_is_planned_on_from_as_its_fit_sees_it() -> None:
-    c = np.linspace(4, 6000, 1500)  # averaged by tens
-    rng, errors = np.random.default_rng(1), [0.0]
-    for _ in c:
-        errors.append(0.99 * errors[-1] + 0.01 * (1 - 0.99**2) ** 0.5 * rng.standard_normal())
-    dense = simulated(SCALERL, c, 0.005, 4, "dense")
-    r = SCALERL.reward(c) + np.array(errors[1:])
-    prospect, fit = after_pilot(with_rewards(dense, dict(enumerate(r.tolist()))), 12)
+    prospect, fit = after_pilot(wandering(6000, 1500, 0.99), 12)  # averaged by tens
     assert len(prospect.seen.points) == 150
     assert np.exp(-40 / prospect.correlation_length) == pytest.approx(fit.autocorrelation)
 
@@ -141,9 +126,7 @@ def test_a_pilot_s_points_count() -> None:
 
 
 def test_a_new_run_like_several_pilots_differs_as_they_do_and_starts_without_points() -> None:
-    low, high = (
-        with_law(pilot(8000, 32), replace(SCALERL, A=A), seed) for seed, A in enumerate((0.55, 0.7), start=1)
-    )
+    low, high = (pilot(8000, 32, law=replace(SCALERL, A=A)) for A in (0.55, 0.7))
     prospect, fits = like_pilots([low, high], 10)
     assert fits[0].A.value < 0.6 < fits[1].A.value
     ceilings = [sigmoid.A for sigmoid in prospect.sigmoids]
@@ -174,34 +157,8 @@ def test_the_command_prints_the_table_and_the_cheapest_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "plan.json"
-    argv = [
-        "plan",
-        "--c-mid",
-        "2542",
-        "--r0",
-        "0.3",
-        "--noise",
-        "0.002",
-        "--a",
-        ".61",
-        ".61",
-        "--b",
-        "1.92",
-        "1.92",
-    ]
-    argv += [
-        "--budgets",
-        "1",
-        "8",
-        "--evaluations",
-        "24",
-        "--runs",
-        "5",
-        "--eval-cost",
-        "10",
-        "--json",
-        str(out),
-    ]
+    assumed = "--c-mid 2542 --r0 0.3 --noise 0.002 --a .61 .61 --b 1.92 1.92 --budgets 1 8 --evaluations 24"
+    argv = ["plan", *assumed.split(), "--runs", "5", "--eval-cost", "10", "--json", str(out)]
     assert main(argv) == 0
     captured = capsys.readouterr()
     text = " ".join(captured.out.split())

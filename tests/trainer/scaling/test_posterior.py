@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.special import logsumexp
+from simulated import measured
 
-from trainer.scaling import EvalPoint, Sigmoid, curve_of, fit, fit_curve
+from trainer.scaling import Sigmoid, curve, fit
 from trainer.scaling.curve.families import robust
 from trainer.scaling.curve.marginal import CORRELATED_SHARE, CORRELATIONS, NOISE_PRIOR_POINTS, Data
 from trainer.scaling.curve.posterior import posterior
@@ -92,9 +93,7 @@ def test_one_point_in_twenty_a_tenth_off_moves_the_ceiling_by_less_than_a_hundre
 @pytest.mark.parametrize("seed", range(3))
 def test_a_flat_run_leaves_its_start_as_measured_and_no_ceiling_below_it(seed: int) -> None:
     reward = 0.5 + np.random.default_rng(seed).normal(0, 0.01, 9)
-    found = fit_curve(
-        curve_of("", "", [EvalPoint(i, float(i), float(r), 0.01) for i, r in enumerate(reward)])
-    )
+    found = fit(curve(np.arange(9), reward, np.full(9, 0.01)))
     assert found.R0.low > 0.47 and found.R0.high < 0.53
     assert found.A.low > 0.47 and found.A.high > 0.9
     assert found.at_2x.low > 0.47 and "flat" in found.flags
@@ -137,16 +136,8 @@ def test_the_reported_error_of_the_start_does_not_depend_on_those_of_the_points(
 
 def test_a_run_that_scatters_widely_does_not_make_the_measured_start_uncertain() -> None:
     c = np.linspace(0.01, 0.3, 30)
-    start, points = EvalPoint(0, 0.0, 0.11, 0.005), np.random.default_rng(3).normal(0, 0.03, 30)
+    points = np.random.default_rng(3).normal(0, 0.03, 30)
     rewards = np.clip(LAW.reward(c) * 0.8 + 0.1 + points, 0, 1)  # a sigmoid with another R0
-    run = [
-        start,
-        *(
-            EvalPoint(i, float(x), float(r), 0.005)
-            for i, (x, r) in enumerate(zip(c, rewards, strict=True), 1)
-        ),
-    ]
-    found = fit_curve(curve_of("", "", run))
-    assert (
-        found.overdispersion > 4 and found.R0.high - found.R0.low < 0.04 and abs(found.R0.value - 0.11) < 0.02
-    )
+    found = fit(measured(c, rewards, 0.005, 0.11))
+    assert found.overdispersion > 4
+    assert found.R0.high - found.R0.low < 0.04 and abs(found.R0.value - 0.11) < 0.02

@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from simulated import measured
 
 from trainer.cli import parse
 from trainer.config import ConfigError
@@ -25,8 +26,7 @@ END = 2.0  # planned compute
 def points_of(compute: np.ndarray, seed: int = 0, sd: float = SD) -> list[EvalPoint]:
     """R0, and noisy evaluations of the law."""
     rewards = LAW.reward(compute) + np.random.default_rng(seed).normal(0, sd, len(compute))
-    pairs = enumerate(zip(compute.tolist(), rewards.tolist(), strict=True), 1)
-    return [EvalPoint(0, 0.0, LAW.R0, sd), *(EvalPoint(i, c, r, sd) for i, (c, r) in pairs)]
+    return list(measured(compute, rewards, sd, LAW.R0).evaluations)
 
 
 def reason(points: list[EvalPoint], rule: StopRule = RULE, patience: int = 3, end: float = END) -> str:

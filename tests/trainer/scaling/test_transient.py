@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from simulated import measured
 
-from trainer.scaling import Curve, EvalPoint, Sigmoid, fit_curve
+from trainer.scaling import Curve, Sigmoid, fit_curve
 from trainer.scaling.curve.fit import without_transient
 
 PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
@@ -18,11 +19,11 @@ SD = 0.005
 
 def curve(transient: Callable[[np.ndarray], np.ndarray], seed: int = 0) -> Curve:
     noise = np.random.default_rng(seed).normal(0, SD, len(COMPUTE))
-    rewards = PAPER.reward(COMPUTE) + transient(COMPUTE) + noise
-    points = (
-        EvalPoint(i, float(c), float(r), SD) for i, (c, r) in enumerate(zip(COMPUTE, rewards, strict=True))
-    )
-    return Curve("", "GPU-hours", tuple(points), EvalPoint(0, 0.0, 0.30, SD))
+    return measured(COMPUTE, PAPER.reward(COMPUTE) + transient(COMPUTE) + noise, SD, 0.30)
+
+
+def with_errors(run: Curve, se: float) -> Curve:
+    return replace(run, points=tuple(replace(p, pass_rate_se=se) for p in run.points))
 
 
 @pytest.mark.parametrize("size", [0.1, -0.1])
@@ -50,8 +51,7 @@ def test_early_outliers_drop_nothing() -> None:
 
 def test_reported_errors_that_are_too_small_drop_nothing() -> None:
     for seed in (0, 12, 14, 16, 39):  # the last four would, if the errors were believed
-        run = curve(lambda c: 0 * c, seed)
-        bold = replace(run, points=tuple(replace(p, pass_rate_se=SD / 10) for p in run.points))
+        bold = with_errors(curve(lambda c: 0 * c, seed), SD / 10)
         assert without_transient(bold) is bold
 
 
@@ -62,9 +62,7 @@ def test_where_r0_is_unknown_or_little_is_left_nothing_is_dropped() -> None:
 
 
 def test_errors_that_are_not_known_are_taken_from_the_later_points() -> None:
-    run = curve(lambda c: 0.1 * np.exp(-c / 500))
-    bare = replace(run, points=tuple(replace(p, pass_rate_se=0.0) for p in run.points))
+    bare = with_errors(curve(lambda c: 0.1 * np.exp(-c / 500)), 0.0)
     assert without_transient(bare).points[0].compute >= 1000
-    run = curve(lambda c: 0 * c)
-    bare = replace(run, points=tuple(replace(p, pass_rate_se=0.0) for p in run.points))
+    bare = with_errors(curve(lambda c: 0 * c), 0.0)
     assert without_transient(bare) is bare

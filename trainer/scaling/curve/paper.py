@@ -17,11 +17,9 @@ from trainer.scaling.curve.sigmoid import Sigmoid
 
 Array = NDArray[np.float64]
 
-MIN_POINTS = 3  # the sigmoid has three parameters besides R0
 B_TABLE = np.geomspace(0.05, 20.0, 121)  # the values of B tried first
 _X = np.linspace(0, 5, 10_001)
 MAX_SLOPE = float((_X * expit(_X) * expit(-_X)).max()) + 1e-6  # the largest |∂s/∂ log B|
-MAX_STEPS = 60  # of Gauss-Newton
 FLAGS = {
     "A-at-grid-edge": "the best A is the first or last of its grid: move the grid's ends",
     "C_mid-at-grid-edge": "the best C_mid is the first or last of its grid: move the grid's ends",
@@ -82,65 +80,47 @@ def paper_fit(
     """The paper's fit. It has no intervals and ignores the standard errors."""
     grid = grid or PaperGrid()
     c, r = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
-    if c.shape != r.shape or c.ndim != 1 or len(c) < MIN_POINTS:
-        raise ConfigError(
-            f"paper's fit: {c.size} computes and {r.size} rewards; expected as many, {MIN_POINTS} or more"
-        )
+    if c.shape != r.shape or c.ndim != 1 or len(c) < 3:  # the parameters besides R0
+        raise ConfigError(f"paper's fit: {c.size} computes and {r.size} rewards; expected as many, 3 or more")
     if not (np.isfinite(c).all() and np.isfinite(r).all() and (c > 0).all()):
         raise ConfigError("paper's fit: a compute or reward is not a number, or a compute is not above 0")
     A, C_mid = grid.values()
-    above = R0 < A
-    if not above.any():
+    first = int((R0 >= A).sum())
+    if first == len(A):
         raise ConfigError(f"paper's fit: R0 is {R0:g}, and no A of the grid up to {A[-1]:g} lies above it")
-    log_c, y = np.log(c), r - R0
-    lift = A[above] - R0
-    at_A, at_C, b = _can_win(log_c, y, lift, np.log(C_mid))
-    log_b, sse = _refined_B(log_c, y, lift[at_A], np.log(C_mid)[at_C], b)
+    x, y, lift = np.log(c) - np.log(C_mid)[:, None], r - R0, A[first:] - R0  # (C_mid, n), (n,), (A,)
+    i, j, row = _can_win(x, y, lift)
+    log_B, sse = _refined_B(x[j], y, lift[i, None], row)
     best = int(sse.argmin())
-    B, i, j = float(np.exp(log_b[best])), int(at_A[best]) + int((~above).sum()), int(at_C[best])
+    B, i_best, j_best = float(np.exp(log_B[best])), int(i[best]) + first, int(j[best])
     flags = (
-        *(["A-at-grid-edge"] if i in (0, len(A) - 1) else []),
-        *(["C_mid-at-grid-edge"] if j in (0, len(C_mid) - 1) else []),
+        *(["A-at-grid-edge"] if i_best in (0, len(A) - 1) else []),
+        *(["C_mid-at-grid-edge"] if j_best in (0, len(C_mid) - 1) else []),
         *(["B-at-bound"] if not B_TABLE[0] * 1.001 < B < B_TABLE[-1] * 0.999 else []),
     )
-    return PaperFit(float(A[i]), B, float(C_mid[j]), R0, float(sse[best]), grid, flags)
+    return PaperFit(float(A[i_best]), B, float(C_mid[j_best]), R0, float(sse[best]), grid, flags)
 
 
-def _can_win(log_c: Array, y: Array, lift: Array, log_mid: Array) -> tuple[NDArray[np.intp], ...]:
+def _can_win(x: Array, y: Array, lift: Array) -> tuple[NDArray[np.intp], ...]:
     """The pairs (A, C_mid) that can have the least sum of squares, and the best row of B_TABLE for each.
 
     The table has a B within half a step of the best one for a pair, and
     |√SSE(B) − √SSE(B')| ≤ (A − R0)·MAX_SLOPE·√n·|log B − log B'|.
     """
-    x = log_c[None, :] - log_mid[:, None]  # (C_mid, n)
-    sse = np.empty((len(B_TABLE), len(lift), len(log_mid)))
-    for row, b in zip(sse, B_TABLE, strict=True):
-        s = expit(b * x)
-        row[:] = lift[:, None] ** 2 * np.einsum("ij,ij->i", s, s) - 2 * lift[:, None] * (s @ y)
-    nearest = sse.argmin(0)  # (A, C_mid)
-    root = np.sqrt(np.maximum(np.take_along_axis(sse, nearest[None], 0)[0] + y @ y, 0))
-    half_step = 0.5 * float(np.log(B_TABLE[1] / B_TABLE[0]))
-    at_best = root - (lift * MAX_SLOPE * len(y) ** 0.5 * half_step)[:, None]
-    at_A, at_C = np.nonzero(at_best <= root.min())
-    return at_A, at_C, nearest[at_A, at_C]
+    s = expit(B_TABLE[:, None, None] * x)  # (B, C_mid, n)
+    sse = y @ y + lift[:, None] ** 2 * (s * s).sum(-1)[:, None] - 2 * lift[:, None] * (s @ y)[:, None]
+    root, half_step = np.sqrt(np.maximum(sse.min(0), 0)), np.log(B_TABLE[1] / B_TABLE[0]) / 2  # (A, C_mid)
+    i, j = np.nonzero(root - (lift * MAX_SLOPE * len(y) ** 0.5 * half_step)[:, None] <= root.min())
+    return i, j, sse.argmin(0)[i, j]
 
 
-def _refined_B(
-    log_c: Array, y: Array, lift: Array, log_mid: Array, row: NDArray[np.intp]
-) -> tuple[Array, Array]:
+def _refined_B(x: Array, y: Array, lift: Array, row: NDArray[np.intp]) -> tuple[Array, Array]:
     """log B of least squares within a step of its row of the table, and the sum of squares; (pairs,) each."""
     table = np.log(B_TABLE)
     low, high = table[np.maximum(row - 1, 0)], table[np.minimum(row + 1, len(table) - 1)]
-    x = log_c[None, :] - log_mid[:, None]  # (pairs, n)
-    log_b = table[row]
-    for _ in range(MAX_STEPS):
-        s = expit(np.exp(log_b)[:, None] * x)
-        slope = lift[:, None] * s * (1 - s) * x * np.exp(log_b)[:, None]
-        step = (slope * (y - lift[:, None] * s)).sum(1) / np.maximum((slope * slope).sum(1), 1e-300)
-        low, high = np.where(step > 0, log_b, low), np.where(step < 0, log_b, high)
-        new = log_b + step  # halve what is left where Gauss and Newton would leave it
-        before, log_b = log_b, np.where((low <= new) & (new <= high), new, (low + high) / 2)
-        if np.abs(log_b - before).max() < 1e-10:
-            break
-    error = y - lift[:, None] * expit(np.exp(log_b)[:, None] * x)
-    return log_b, (error * error).sum(1)
+    for _ in range(40):  # halvings of the range in which the slope of the sum of squares changes its sign
+        middle = (low + high) / 2
+        s = expit(np.exp(middle)[:, None] * x)
+        falls = (lift * s * (1 - s) * x * (y - lift * s)).sum(1) > 0
+        low, high = np.where(falls, middle, low), np.where(falls, high, middle)
+    return middle, ((y - lift * s) ** 2).sum(1)
