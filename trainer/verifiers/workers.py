@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from subprocess import DEVNULL
 from typing import Any, get_args
@@ -17,7 +18,8 @@ from trainer.verifiers.verifier import Verifier
 
 START_S = 120.0  # limit for the fork server to import a scorer
 MAX_REPLY = 4096  # bytes
-MAX_ITEMS = 100  # of one worker, since sympy's caches grow
+MAX_ITEMS = 500  # of one worker, since sympy's caches grow; a new one is slow at first
+MAX_BUSY_S = 300.0  # of one worker, so that its CPU limit is only reached by an item that overruns
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
@@ -26,16 +28,15 @@ class Workers:
 
     def __init__(self, verifier: Verifier, config: VerifierConfig, note: Callable[[str], None]) -> None:
         self._verifier, self._note = verifier, note
-        # A worker's CPU limit is only reached by an item that overruns.
-        self._cpu_s = math.ceil((MAX_ITEMS + 2) * config.timeout_s)
+        self._cpu_s = math.ceil(MAX_BUSY_S + 2 * config.timeout_s)
         self.fork_server, self._control = self._start()
         self._idle = list(range(config.workers))  # slots, each with a worker
-        self._items = [0] * config.workers  # that each slot's worker has judged
+        self._items, self._busy_s = [0] * config.workers, [0.0] * config.workers  # of each slot's worker
         self._conns = [self._renewed(slot) for slot in self._idle]
 
     async def judge(self, completion: str, answer: Answer, metadata: dict[str, Any]) -> Verdict:
         """The verdict of an idle worker. OSError if the scorer raises, or the worker dies or lies."""
-        slot, answered = self._idle.pop(), False
+        slot, answered, start = self._idle.pop(), False, time.monotonic()
         try:
             score, outcome, error = await ask(self._conns[slot], (completion, answer, metadata), MAX_REPLY)
             if not 0.0 <= score <= 1.0 or outcome not in get_args(Outcome):
@@ -45,7 +46,9 @@ class Workers:
             raise ChildProcessError("the worker's reply is no verdict") from e
         finally:  # also if cancelled: the worker's late reply must not be taken for the next item's
             self._items[slot] += 1
-            if not answered or self._items[slot] == MAX_ITEMS or self._verifier.may_execute(completion):
+            self._busy_s[slot] += time.monotonic() - start
+            worn = self._items[slot] >= MAX_ITEMS or self._busy_s[slot] > MAX_BUSY_S
+            if not answered or worn or self._verifier.may_execute(completion):
                 self._conns[slot].close()
                 self._conns[slot] = self._renewed(slot)
             self._idle.append(slot)
@@ -63,7 +66,7 @@ class Workers:
         """The connection of a new worker, not waited for; the fork server kills the slot's old one."""
         ours, worker_end = socket.socketpair()
         ours.setblocking(False)
-        self._items[slot] = 0
+        self._items[slot], self._busy_s[slot] = 0, 0.0
         with worker_end:
             request = [slot.to_bytes(SLOT_BYTES, "big")], [worker_end.fileno()]
             try:
