@@ -13,6 +13,7 @@ The providers take turns, so that a slow moment of the machine affects all of th
                   CPU (each provider in a process of its own), of torch's allocator on CUDA
   |Δlogp|         largest distance of a log-prob from float64, in nats
   dX rel, dW rel  ‖gradient − float64's‖ / ‖float64's‖
+  per token       yes: log-probs that any loss can be differentiated through; their limit is 4 bare GEMMs
 A provider that would take more than --max-seconds a call gets a line that says so, as does one that fails.
 The peers: pip install --no-deps -r requirements/peers.txt
 """
@@ -57,7 +58,19 @@ OPTIONS: dict[str, Any] = {
     "no_memory": (False, "skip the memory measurement"),
 }
 RECORD = f"compare-{DEVICE}-{{dtype}}.jsonl"
-HEAD = ("", "ms", "quartiles", "TF/s", "× limit", "peak MB", "|Δlogp|", "dX rel", "dW rel", "note")
+HEAD = (
+    "",
+    "ms",
+    "quartiles",
+    "TF/s",
+    "× limit",
+    "peak MB",
+    "|Δlogp|",
+    "dX rel",
+    "dW rel",
+    "per token",
+    "note",
+)
 
 
 class Comparison:
@@ -94,7 +107,7 @@ class Comparison:
     def check(self, name: str) -> Row:
         """The provider's errors, on CUDA its memory; of a few rows if a whole call takes too long."""
         provider = self.providers[name]
-        row: Row = {"provider": name, "note": provider.note}
+        row: Row = {"provider": name, "note": provider.note, "per_token": provider.per_token}
         self._ready[name] = False
         seconds = self.seconds(provider)
         problem, truth = self.problem, None if self.options.no_errors else self.truth
@@ -182,6 +195,7 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
             number(ratio, ".2f"),
             number(None if peak is None else peak / 2**20, ".0f"),
             *(number(errors.get(k), ".1e") for k in ("logp_max_abs", "d_hidden_rel", "d_weight_rel")),
+            "yes" if case.get("per_token") else "",
             case.get("note", ""),
         ])  # fmt: skip
     parts = (

@@ -33,6 +33,7 @@ class Provider:
     name: str
     run: Callable[[LossProblem], LossAnswer]
     note: str = ""
+    per_token: bool = False  # gives log-probs that any loss can be differentiated through
 
 
 def backward(loss: Tensor, logprobs: Tensor | None, entropy: Tensor | None, p: LossProblem) -> LossAnswer:
@@ -55,6 +56,12 @@ def ours(p: LossProblem, backend: str | None, *, objective: Any = OBJECTIVE, **m
         token_weights=p.token_weights, objective=objective, backend=backend, **mode,
     )  # fmt: skip
     return backward(out.loss, out.logprobs, out.entropy, p)
+
+
+def ours_per_token(p: LossProblem, backend: str) -> LossAnswer:
+    """`kernels.linear_logprob`, and the loss in plain torch on top (8NHV)."""
+    out = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend, chunk_rows=p.chunk_rows)
+    return backward(cispo(out.logprobs, p), out.logprobs, out.entropy, p)
 
 
 def naive(p: LossProblem, dtype: torch.dtype) -> LossAnswer:
@@ -87,6 +94,14 @@ def liger(p: LossProblem) -> LossAnswer:
     return backward(loss, None, None, p)
 
 
+def liger_per_token(p: LossProblem) -> LossAnswer:
+    """What Liger offers to trainers of their own losses; its CuTe kernels need a Hopper GPU."""
+    peer = importlib.import_module("liger_kernel.ops.fused_linear_scaled_cross_entropy")
+    op = peer.LigerFusedLinearScaledCrossEntropyFunction.apply
+    nll, entropy = op(p.hidden, p.weight, p.targets, 1.0, -100, 1, True)
+    return backward(cispo(-nll, p), -nll, entropy, p)
+
+
 def cut_cross_entropy(p: LossProblem, **options: Any) -> LossAnswer:
     """Per-token cross entropy is −log π; its gradient is weighted outside."""
     peer = importlib.import_module("cut_cross_entropy")
@@ -107,14 +122,14 @@ def trl(p: LossProblem) -> LossAnswer:
 
 
 class Gemms:
-    """The limit: X Wᵀ, dZ W and dZᵀ X alone, on buffers made at the first call.
+    """The limit: X Wᵀ, dZ W and dZᵀ X alone, on buffers made at the first call; `logits` times the first.
 
     Whole, or `rows` at a time as the chunked losses do it. With bf16 operands on CUDA the logits are FP32, as
     an FP32 head needs them, and so is a dW that is summed over chunks.
     """
 
-    def __init__(self, rows: int | None = None) -> None:
-        self.rows = rows
+    def __init__(self, rows: int | None = None, logits: int = 1) -> None:
+        self.rows, self.logits = rows, logits
         self.buffers: tuple[Tensor, ...] = ()
 
     @torch.no_grad()
@@ -138,7 +153,8 @@ class Gemms:
         for rows in (slice(i, i + len(z)) for i in range(0, len(p.hidden), len(z))):
             x = p.hidden.detach()[rows]
             c = len(x)
-            wide_mm(x, w.t(), z[:c])
+            for _ in range(self.logits):
+                wide_mm(x, w.t(), z[:c])
             torch.mm(dz[:c], w, out=dx[rows])
             wide_mm(dz[:c].t(), x, dw, add=rows.start > 0)
         return LossAnswer()
@@ -175,7 +191,12 @@ def all_providers(p: LossProblem) -> list[Provider]:
     return [
         Provider(LIMIT, Gemms(), "the limit: whole, no loss"),
         Provider(f"{LIMIT}, chunked", Gemms(rows), f"the limit: {rows} rows at a time"),
+        Provider("4 bare GEMMs", Gemms(logits=2), "the limit of gradients per token: logits twice"),
         *(Provider(f"ours ({name})", partial(ours, chunk_rows=rows, **mode)) for name, mode in modes.items()),
+        *(
+            Provider(f"ours per token ({name})", partial(ours_per_token, backend=name), "CISPO outside", True)
+            for name in our_backends()
+        ),
         *peers(),
     ]
 
@@ -184,13 +205,18 @@ def peers() -> list[Provider]:
     """What others offer, and what one writes without a library."""
     unfiltered = partial(cut_cross_entropy, filter_eps=None)
     return [
-        Provider("naive FP32", partial(naive, dtype=torch.float32), "log_softmax + gather, no entropy"),
-        Provider("naive bf16", partial(naive, dtype=torch.bfloat16), "log_softmax + gather, no entropy"),
-        Provider("torch linear_cross_entropy", torch_linear_cross_entropy, "none-reduced, no entropy"),
-        Provider("Liger CISPO", liger, "one-token sequences; no log-probs out"),
+        Provider("naive FP32", partial(naive, dtype=torch.float32), "log_softmax + gather, no entropy", True),
         Provider(
-            "Cut-Cross-Entropy", cut_cross_entropy, "small gradients filtered; CISPO outside, no entropy"
+            "naive bf16", partial(naive, dtype=torch.bfloat16), "log_softmax + gather, no entropy", True
         ),
-        *([Provider("Cut-Cross-Entropy, unfiltered", unfiltered)] if DEVICE == "cuda" else []),
-        Provider("TRL chunked log-prob", trl, "CISPO outside"),
+        Provider("torch linear_cross_entropy", torch_linear_cross_entropy, "none-reduced, no entropy", True),
+        Provider("Liger CISPO", liger, "one-token sequences; no log-probs out"),
+        Provider("Liger scaled cross entropy", liger_per_token, "CISPO outside", True),
+        Provider("Cut-Cross-Entropy", cut_cross_entropy, "small gradients filtered; no entropy", True),
+        *(
+            [Provider("Cut-Cross-Entropy, unfiltered", unfiltered, "no entropy", True)]
+            if DEVICE == "cuda"
+            else []
+        ),
+        Provider("TRL chunked log-prob", trl, "CISPO outside", True),
     ]
