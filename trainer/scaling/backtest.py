@@ -14,8 +14,6 @@ from trainer.scaling.curve.points import MIN_FORECAST, MIN_POINTS, last_error
 from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.earlier import SEEN_SHARE, Earlier, prior_after
 
-LAST_PART = 0.75  # of the compute, beyond which all evaluations are forecast
-
 
 @dataclass(frozen=True, slots=True)
 class ScoredForecast:
@@ -63,7 +61,7 @@ def backtest(
     last = curve.points[-1].compute
     limit = SEEN_SHARE * last if until is None else until
     first = tuple(p for p in curve.points if p.compute <= limit)
-    later = [p for p in curve.points[len(first) :] if p.compute >= LAST_PART * last]
+    later = [p for p in curve.points[len(first) :] if p.compute >= 0.75 * last]
     if len(first) < (MIN_POINTS if curve.R0 is None else MIN_FORECAST) or not later:
         return None
     seen = replace(curve, points=first)

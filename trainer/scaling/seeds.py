@@ -32,8 +32,6 @@ Array = NDArray[np.float64]
 MARGIN = 0.02  # between the ceilings of two single runs of one recipe, 90 % (arXiv 2510.13786)
 SEED_SD = 0.07  # median of τ of log B and log C_mid before the seeds update it: an assumption
 PARAMETERS = ("A", "B", "C_mid")
-KERNELS = 400  # draws of a run from which its density is estimated
-MIN_EFFECTIVE = 200.0  # proposals, measured by the evenness of their weights; with fewer, the closed form
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +141,7 @@ def pool_draws(
     share = softmax(log_p.sum(0) - np.logaddexp(joint.log_density(proposed - mean), any_run) - log_counted)
     chosen = np.searchsorted(share.cumsum(), (np.arange(len(tau)) + 0.5) / len(tau))
     recipe = rng.permutation(proposed[np.minimum(chosen, len(tau) - 1)])
-    if (share**2).sum() > 1 / MIN_EFFECTIVE:  # the runs hardly overlap
+    if (share**2).sum() > 1 / 200:  # so few proposals count that the runs hardly overlap
         recipe = mean + _Kernels(np.zeros((1, 4)), covariance).draw(rng)
     return recipe, np.sum([np.einsum("nij,nj->ni", w, x) for w, x in zip(weights, runs, strict=True)], axis=0)
 
@@ -174,10 +172,10 @@ class _Kernels:
 def _kernels(draws: Array, between: Array, rng: np.random.Generator) -> _Kernels:
     """The density of a run's draws, each moved to another seed.
 
-    The kernels are on some of the draws, shrunk to their mean by as much as a kernel's own width adds to the
+    The kernels are on 400 of the draws, shrunk to their mean by as much as a kernel's own width adds to the
     covariance (Liu and West 2001). Their width is half of Silverman's: the variance over seeds smooths, too.
     """
-    points = draws[rng.choice(len(draws), min(KERNELS, len(draws)), replace=False)]
+    points = draws[rng.choice(len(draws), min(400, len(draws)), replace=False)]
     width = 0.5 * (4 / (6 * len(points))) ** 0.125  # in standard deviations, in four dimensions
     mean = draws.mean(0)
     return _Kernels(mean + (1 - width**2) ** 0.5 * (points - mean), between + width**2 * np.cov(draws.T))

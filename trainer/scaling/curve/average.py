@@ -38,11 +38,7 @@ Array = NDArray[np.float64]
 
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
 FURTHEST = 10.0  # multiple of the last compute up to which a curve is carried on
-LOGISTICS = 3  # values of q, if the ceiling is free
-STARTS = (0.0, 0.12)  # above the measured R0: where a logistic to 1 may start after a transient
-P_RANGE = (0.3, 3.0)
-MIN_R0 = 0.02  # a smaller start makes no difference to the curve: its q is large
-MIN_Q = 0.3  # with a smaller one it is the stretched approach
+P_RANGE = (0.3, 3.0)  # of the laws of C^p
 TRANSIENT_SD = 0.14  # of x, in rewards
 SOUGHT = np.geomspace(1e-3, 1e6, 400)  # multiples of the last compute at which a reward is sought
 
@@ -209,20 +205,21 @@ def average(data: Data, prior: Prior = DEFAULT, seed: int = 0) -> Average:
 def _families(data: Data, prior: Prior) -> Iterator[tuple[int, float, Family]]:
     """The number of the law, its prior probability, and the family.
 
-    The logistics' q takes values from A / R0 − 1 for the largest reward to that for a ceiling of 1.
+    The logistics' q takes three values from A / R0 − 1 for the largest reward to that for a ceiling of 1: a q
+    below .3 is the stretched approach, and an R0 below .02 makes no difference to the curve. With a ceiling
+    of 1, where the curve starts is R0 or .12 above it, after a transient.
     """
-    sigmoid, stretched, logistic, solved = prior.laws
+    sigmoid, *others = prior.laws
     yield 0, sigmoid.probability, sigmoids(data, prior=sigmoid.shape)
-    R0 = max(float(data.reward[0]) if data.R0 is None else data.R0, MIN_R0)
-    low = max(float(data.reward.max()) / R0 - 1, MIN_Q)
-    free = np.geomspace(low, max(1 / R0 - 1, low), LOGISTICS).tolist()
-    to_1 = [1 / min(R0 + start, 0.95) - 1 for start in STARTS]
-    tau = Axis(*reach(data), 21)
-    kinds: tuple[tuple[LawPrior, list[float], float | None], ...] = (
-        (stretched, [0.0], None), (logistic, free, None), (solved, to_1, 1.0),
-    )  # fmt: skip
-    for law, (its, values, ceiling) in enumerate(kinds, start=1):
-        axes = (Axis(*P_RANGE, 11, normal=its.shape), tau)
+    R0 = max(float(data.reward[0]) if data.R0 is None else data.R0, 0.02)
+    low = max(float(data.reward.max()) / R0 - 1, 0.3)
+    free = np.geomspace(low, max(1 / R0 - 1, low), 3).tolist()
+    to_1 = [1 / min(R0 + start, 0.95) - 1 for start in (0.0, 0.12)]
+    for law, (its, values) in enumerate(zip(others, ([0.0], free, to_1), strict=True), start=1):
+        axes, ceiling = (
+            (Axis(*P_RANGE, 11, normal=its.shape), Axis(*reach(data), 21)),
+            1.0 if law == 3 else None,
+        )
         for q in values:
             family = Family(f"q = {q:.3g}", logistic_of_power(q), axes, ceiling=ceiling)
             yield law, its.probability / len(values), family
