@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.scaling.curve.average import FURTHEST
 from trainer.scaling.curve.fit import Fit
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of
 from trainer.scaling.layout import interval
@@ -29,8 +30,7 @@ if TYPE_CHECKING:  # matplotlib takes a second to import, which only a picture n
 Array = NDArray[np.float64]
 
 REACH = 4.0  # a forecast is drawn up to this multiple of the run's last compute,
-LINEAR_REACH = 2.0  # or up to this multiple of the last of all, where linear axes end,
-MAX_REACH = 10.0  # but never further than this multiple of its own: no forecast that far was validated
+LINEAR_REACH = 2.0  # or up to this multiple of the last of all, where linear axes end
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^vPX"
 BOTH_COLUMNS, ONE_COLUMN = (7.0, 2.5), (3.4, 2.3)  # inches, the legend comes on top
@@ -111,9 +111,9 @@ def straighten(curve: Curve, fit: Fit) -> Array:
 
 
 def forecast_end(curve: Curve, longest: float) -> float:
-    """The compute up to which a run's forecast is drawn beside runs up to `longest`."""
+    """The compute up to which a run's forecast is drawn beside runs up to `longest`; never unvalidated."""
     last = curve.points[-1].compute
-    return min(max(REACH * last, LINEAR_REACH * longest), MAX_REACH * last)
+    return min(max(REACH * last, LINEAR_REACH * longest), FURTHEST * last)
 
 
 def _curves(axes: Axes, runs: Sequence[Named], log: bool) -> list[float]:

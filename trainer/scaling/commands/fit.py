@@ -16,8 +16,6 @@ from trainer.scaling.plot import plot, reward_title
 from trainer.scaling.reading.read import Reading, read_inputs, same_unit
 from trainer.scaling.text import describe_backtest, determined, explain, r_squared, why_not
 
-MANY = 3  # runs from which a table replaces the details
-
 
 @dataclass(frozen=True, kw_only=True)
 class Command(ForecastCommand):
@@ -63,7 +61,7 @@ examples:
             columns = [reading.reward_column for reading in readings]
             plot(list(zip(labels, curves, fits, strict=True)), self.plot, reward_title(columns))
         write_json(self.json, results)
-        if len(fits) < MANY or self.details or self.families:
+        if len(fits) < 3 or self.details or self.families:
             print("\n\n".join(texts))
         else:
             print(_table(labels, fits, readings))

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from trainer.accounting.kernel_rates import Rates, read_rates
 from trainer.config import ConfigError
 from trainer.scaling.commands import Budgets, ForecastCommand, Json, sources, write_json
+from trainer.scaling.curve.average import FURTHEST
 from trainer.scaling.layout import amount, amounts, interval, paragraph, percent
 from trainer.scaling.predict import Needed, Prediction, Reached, Shift, kernel_shift, predict, shift_of_run
 from trainer.scaling.reading.options import ABOVE_0, Options
@@ -17,7 +18,6 @@ from trainer.scaling.text import assumption, why_not
 
 DEVICE_HOURS = ("GPU-hours", "core-hours")
 MODEL = "8b"  # whose step is accounted, unless asked for another
-UNCHECKED = 10.0  # times the compute measured: no forecast that far has been validated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ examples:
     def _reached(self, r: Reached, quoted: bool, unit: str) -> str:
         cost = f" (price: {amount(r.budget * self.price)})" if self.price else ""
         unchecked = f"; {amount(r.ahead)}× the data: no forecast that far is validated"
-        reward = interval(r.reward, ".3f", quoted) + unchecked * (r.ahead > UNCHECKED)
+        reward = interval(r.reward, ".3f", quoted) + unchecked * (r.ahead > FURTHEST)
         return f"at {amount(r.budget, 6)} {unit}{cost}: reward {reward}"
 
     def _needed(self, n: Needed, quoted: bool, unit: str) -> str:

@@ -64,7 +64,6 @@ LIKELY = {  # words in the names that a message lists first
     "--time-column": r"time|timing|(?<!per_)sec|hour|min(?:ute)?s?$|(?<![a-z])date|elapsed|clock",
     "--se-column": r"(?:^|[_/])(?:se|sem|std)|err",
 }
-LEAST_PART = 3  # characters of a part of a name
 PLAIN_ERROR = ("se", "stderr", "sem", "standard_error")
 
 
@@ -180,8 +179,8 @@ def _named(name: str, columns: Sequence[str]) -> list[str]:
     """The column of this name; else those that contain it, only held-out rewards if there are any."""
     if name in columns:
         return [name]
-    found = [c for c in columns if name.lower() in c.lower()] if len(name) >= LEAST_PART else []
-    return [c for c in found if _is_held_out(c)] or found
+    known = [c for c in columns if len(name) > 2 and name.lower() in c.lower()]
+    return [c for c in known if _is_held_out(c)] or known
 
 
 def _is_held_out(column: str) -> bool:
