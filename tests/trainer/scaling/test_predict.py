@@ -79,9 +79,12 @@ def test_the_command_prints_rewards_budgets_and_money(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = write(tmp_path / "run.csv", run_of()), tmp_path / "p.json"
+    Path(run).write_text(f"{Path(run).read_text()}\n13000,nan,nan\n")
     asked = ["--at", "5000", "--reach", "0.55", "0.9", "0.1", "--price", "2.5"]
     assert main(["predict", run, *asked, "--json", str(out)]) == 0
     text = capsys.readouterr().out
+    note = "Evaluations without a finite reward, which are left out: 1."
+    assert f"Standard errors: 'pass_rate_se'. {note} Ceiling: " in " ".join(text.split())
     assert "at 5,000 GPU-hours (price: 12,500): reward 0.5" in text
     assert "reward 0.9: not reached (probability under 1%)." in text
     assert "reward 0.1: reached from the start" in text and "reward 0.55: " in text
@@ -154,17 +157,6 @@ def test_where_the_last_evaluation_is_low_no_probability_is_given(
     assert "probability" not in text and "reward 0.55:" not in text
     found = json.loads((tmp_path / "p.json").read_text())[run]
     assert found["flags"] == ["last-point-low"] and found["reach"] == []
-
-
-def test_the_columns_read_and_what_was_noticed_are_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(write(tmp_path / "run.csv", run_of()))
-    run.write_text(f"{run.read_text()}\n13000,nan,nan\n")
-    assert main(["predict", str(run), "--at", "5000"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    note = "Evaluations without a finite reward, which are left out: 1."
-    assert f"R: 'pass_rate'. Standard errors: 'pass_rate_se'. {note} Ceiling: " in text
 
 
 def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(

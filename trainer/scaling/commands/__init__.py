@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from trainer.jsonl import nan_to_null
 from trainer.scaling.curve.average import DEFAULT, Prior
-from trainer.scaling.curve.fit import Fit, fit_curve
+from trainer.scaling.curve.fit import Fit, fit_curve, without_transient
 from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.earlier import Earlier, describe_prior, learn, prior_after
 from trainer.scaling.layout import grouped, paragraph
@@ -91,6 +91,12 @@ class ForecastCommand(FitOptions, ReadCommand):
     like: Annotated[tuple[str, ...], "RUN"] = ()
     """finished runs of the same kind, seeds of one recipe as NAME=RUN,RUN: forecasts learn from them which
     law such runs follow, how steep it is, and how far off forecasts of them would have been"""
+    drop_early: bool = False
+    """leave out the first quarter of the rise if it deviates from the curve"""
+
+    def curve(self, reading: Reading) -> Curve:
+        """The curve to fit."""
+        return without_transient(reading.curve) if self.drop_early else reading.curve
 
     @cached_property
     def earlier(self) -> Earlier | None:

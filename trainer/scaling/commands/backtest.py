@@ -41,7 +41,7 @@ examples:
         names = [reading.curve.name for reading in readings]
         tests: dict[str, list[Backtest | None]] = {text: [] for text in limits}
         for text, (value, is_share) in limits.items():
-            for curve in (reading.curve for reading in readings):
+            for curve in map(self.curve, readings):
                 share = value / 100 * curve.points[-1].compute if is_share and curve.points else value
                 tests[text].append(backtest(curve, share, self.confidence, self.within, self.earlier))
         content = {

@@ -40,7 +40,7 @@ examples:
     def run(self, inputs: Sequence[str]) -> None:
         """Print the fits, also of data that do not identify the ceiling: the text says so."""
         readings = read_inputs(inputs, self)
-        curves = [reading.curve for reading in readings]
+        curves = list(map(self.curve, readings))
         if self.plot:
             same_unit(curves)
         fits, texts, results = list[Fit](), list[str](), {}

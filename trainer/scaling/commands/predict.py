@@ -98,7 +98,7 @@ examples:
         self._check()
         rates, results, texts = self.rates(), {}, []
         for reading in read_inputs(inputs, self):
-            curve = reading.curve
+            curve = self.curve(reading)
             fit = self.fit(curve)
             if fit.averaged_draws is None:
                 few = fit.describe("too-few-points")
