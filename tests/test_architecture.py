@@ -98,6 +98,11 @@ def imports(name: str, path: Path, known: dict[str, Path], everywhere: bool = Tr
                 yield inner if inner in known else node.module
 
 
+def graph_of(known: dict[str, Path]) -> dict[str, set[str]]:
+    """What each module imports when it is imported."""
+    return {name: set(imports(name, path, known, everywhere=False)) - {name} for name, path in known.items()}
+
+
 def folder(module: str) -> str:
     """The folder of a module: a key of MAY_IMPORT."""
     package, *rest = module.split(".")
@@ -125,35 +130,26 @@ def test_no_folder_imports_what_it_must_not() -> None:
 
 def test_no_imports_form_a_cycle() -> None:
     known = modules("kernels", "trainer", "bench")
-    graph = {name: set(imports(name, path, known, everywhere=False)) - {name} for name, path in known.items()}
-    list(TopologicalSorter(graph).static_order())  # CycleError names the circle
-
-
-def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """Each function's name and its number of lines."""
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, (node.end_lineno or 0) - node.lineno + 1
+    list(TopologicalSorter(graph_of(known)).static_order())  # CycleError names the circle
 
 
 def test_no_module_has_over_400_lines_and_no_function_over_60() -> None:
-    long = [f"{m}: {n}" for m, p in modules("kernels", "trainer", "bench").items() if (n := length(p)) > 400]
+    long = []
     for module, path in modules("kernels", "trainer", "bench").items():
-        long += [f"{module}.{name}: {n}" for name, n in functions(path) if n > 60]
+        lines = len(path.read_text().splitlines())
+        long += [f"{module}: {lines}"] * (lines > 400)
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                long += [f"{module}.{node.name}: {lines}"] * (lines > 60)
     assert not long
-
-
-def length(path: Path) -> int:
-    return len(path.read_text().splitlines())
 
 
 def tracked(*folders: str) -> list[Path]:
     """The Python files of these folders that git knows."""
-    names = subprocess.run(
-        ["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    paths = (ROOT / name for name in names.stdout.splitlines() if name.endswith(".py"))
-    return [p for p in paths if p.exists()]
+    command = ["git", "ls-files", *(f"{folder}/*.py" for folder in folders)]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in names.splitlines() if (ROOT / name).exists()]
 
 
 def code_length(path: Path) -> int:
@@ -164,14 +160,7 @@ def code_length(path: Path) -> int:
     for s in statements:
         if isinstance(s.value, ast.Constant) and isinstance(s.value.value, str):
             documented.update(range(s.lineno, (s.end_lineno or 0) + 1))
-    skipped = {
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENDMARKER,
-    }
+    skipped = {getattr(tokenize, x) for x in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")}
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
         if token.type not in skipped:
@@ -199,19 +188,15 @@ def numbers(path: Path) -> Iterator[str]:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names = [t.id for t in targets if isinstance(t, ast.Name) and t.id.isupper()]
         value = node.value if names and isinstance(node, ast.Assign | ast.AnnAssign) else None
-        parts = (
-            ast.walk(value)
-            if isinstance(value, ast.Constant | ast.Tuple | ast.List | ast.BinOp | ast.UnaryOp)
-            else []
-        )
-        if any(isinstance(p, ast.Constant) and type(p.value) in (int, float) for p in parts):
-            yield from names
+        if isinstance(value, ast.Constant | ast.Tuple | ast.List | ast.BinOp | ast.UnaryOp):
+            parts = (p.value for p in ast.walk(value) if isinstance(p, ast.Constant))
+            yield from names if any(type(x) in (int, float) for x in parts) else []
 
 
 def test_the_curve_has_few_numbers_and_floors() -> None:
     known = modules("trainer/scaling")
     assert sum(len(list(numbers(p))) for p in known.values()) <= SCALING_CONSTANTS
-    graph = {name: set(imports(name, path, known, everywhere=False)) - {name} for name, path in known.items()}
+    graph = graph_of(known)
     floors: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():
         floors[name] = 1 + max((floors[other] for other in graph[name]), default=0)
