@@ -18,9 +18,8 @@ SCORED_ROWS = 16384
 
 def logits(h: Tensor, weight: Tensor, out: Tensor, config: GemmConfig | None = None) -> None:
     """out (C, V) FP32 = h Wᵀ, with weight from `prepare`; a row's bits do not depend on the other rows."""
-    if len(h):
-        config = config or _config(gemm.LOGITS, h, weight, out, 0.0)
-        _launch(gemm.LOGITS, h, weight, out, [out.new_empty(0)] * 5, 0.0, config)
+    config = config or _config(gemm.LOGITS, h, weight, out, 0.0)
+    _launch(gemm.LOGITS, h, weight, out, [out.new_empty(0)] * 5, 0.0, config)
 
 
 def score(
@@ -59,8 +58,6 @@ def fused_epilogue(
     rows, vocabulary = len(h), len(weight)
     exp = torch.empty(rows, -(-vocabulary // 8) * 8, dtype=torch.bfloat16, device=h.device)[:, :vocabulary]
     anchors = torch.empty(rows, dtype=torch.float32, device=h.device)
-    if not rows:
-        return exp, anchors.new_empty(4, 0)
     h, parts = _row_major(h), weight.shape[1] // h.shape[1]
     targets, scale, logprobs_gen = dense(targets, inverse_temperature, logprobs_gen)
     sizes = vocabulary, h.shape[1], h.stride(0), weight.stride(0)

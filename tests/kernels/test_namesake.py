@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import kernels
 from trainer import doctor
-from trainer.models.tiny import make_model
 
 HERE = Path(kernels.__file__).parents[1]
 ADVICE = r"`kernels` 0.17.1 is installed.*pip uninstall kernels"
@@ -54,19 +52,6 @@ def test_no_version_of_ours_can_be_taken_for_a_version_of_the_other() -> None:
     assert not any(lowest <= Version(version) < above for version in ours)
 
 
-def test_a_transformers_model_trains_on_our_loss() -> None:
-    model, ids = make_model(0), torch.tensor([[3, 4, 5, 6]])
-    generated = model.generate(ids, max_new_tokens=4, do_sample=False)
-    hidden = model.model(generated).last_hidden_state[0, :-1]
-    ones = torch.ones(len(hidden))
-    out = kernels.policy_loss(
-        hidden, model.lm_head.weight, generated[0, 1:],
-        logprobs_gen=-ones, advantages=ones, token_weights=ones,
-    )  # fmt: skip
-    out.loss.backward()
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
-
-
 @pytest.mark.slow
 def test_transformers_imported_first_finds_ours_and_leaves_it_alone() -> None:
     # every model file imports hub_kernels, whose probe may import `kernels`
@@ -78,11 +63,6 @@ def test_importing_our_kernels_imports_neither_transformers_nor_the_trainer() ->
     done = python("import kernels, sys; print({'transformers', 'trainer'} & set(sys.modules))", HERE)
     assert done.stdout.strip() == "set()", done.stderr
     assert "Warning" not in done.stderr
-
-
-def test_vllm_works_beside_ours() -> None:
-    pytest.importorskip("vllm", reason="vllm is not installed: pip install vllm, on a GPU")
-    assert kernels.policy_loss.__module__ == "kernels.loss"
 
 
 def test_the_other_installed_is_a_clear_warning(monkeypatch: pytest.MonkeyPatch, other: Path) -> None:

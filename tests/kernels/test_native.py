@@ -179,16 +179,6 @@ def test_rows_of_a_larger_matrix_and_transposed_ones_are_taken_as_they_are() -> 
         native.logits(hidden.double(), weight, out)
 
 
-def test_no_rows_are_no_work() -> None:
-    weight, none = rand(5, 3), torch.empty(0, 3)
-    d_weight = torch.ones(5, 3)
-    native.logits(none, weight, torch.empty(0, 5))
-    native.d_hidden(torch.empty(0, 5), weight, none.clone())
-    native.add_d_weight(torch.empty(0, 5), none, d_weight)
-    assert torch.equal(d_weight, torch.ones(5, 3))
-    assert native.score(none, weight, torch.empty(0, dtype=torch.int64), torch.empty(0), 0.0).shape == (4, 0)
-
-
 def test_a_wrong_instruction_set_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong, says in {"avx1024": "it is unknown", "": "it is unknown"}.items():
         monkeypatch.setenv(native.ISA_VARIABLE, wrong)

@@ -21,6 +21,7 @@ pytestmark = [
 ]
 POINTERS = GemmConfig(16, 64, 32, warps=1, stages=1, group=2)
 COPIES = replace(POINTERS, tma=True, subtiles=1)
+each_tiles = pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
 N, H, V = 37, 40, 173
 
 
@@ -39,7 +40,7 @@ def oracle(
     return exact_softmax(h.double() @ weight.double().T, y, it, cap)
 
 
-@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+@each_tiles
 @pytest.mark.parametrize(
     ("dtype", "cap"), [(torch.bfloat16, 0.0), (torch.bfloat16, 4.0), (torch.float32, 0.0)], ids=str
 )
@@ -60,34 +61,28 @@ def test_scores_of_other_shards_targets_are_sums_over_all_columns() -> None:
     assert stats[2].tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
-def test_a_tokens_bits_do_not_depend_on_the_batch_around_it(tiles: GemmConfig) -> None:
+@pytest.mark.parametrize("function", ["score", "logits", "fused_epilogue"])
+@each_tiles
+def test_a_tokens_bits_do_not_depend_on_the_batch_around_it(tiles: GemmConfig, function: str) -> None:
     h, weight, y, it = problem(vocabulary=72)
-    whole = fused.score(h, weight, y, it, 0.0, tiles)
-    order = torch.randperm(N)
-    assert torch.equal(fused.score(h[order], weight, y[order], it[order], 0.0, tiles), whole[:, order])
+    logprobs_gen = -torch.rand(N)
+
+    def result(rows: Tensor) -> Tensor:
+        if function == "score":
+            return fused.score(h[rows], weight, y[rows], it[rows], 0.0, tiles).t()
+        if function == "fused_epilogue":
+            return fused.fused_epilogue(h[rows], weight, y[rows], it[rows], logprobs_gen[rows], tiles)[0]
+        z = torch.empty(len(rows), 72)
+        fused.logits(h[rows], weight, z, tiles)
+        return z
+
+    whole, order = result(torch.arange(N)), torch.randperm(N)
+    assert torch.equal(result(order), whole[order])
     for n in (1, 2, 3, 5, 15, 16, 17):
-        assert torch.equal(fused.score(h[:n], weight, y[:n], it[:n], 0.0, tiles), whole[:, :n])
+        assert torch.equal(result(torch.arange(n)), whole[:n])
 
 
-@pytest.mark.slow
-def test_a_tokens_bits_are_the_same_beside_up_to_17_others_in_every_function() -> None:
-    h, weight, y, it = problem(vocabulary=72)
-    z, lp = torch.empty(N, 72), -torch.rand(N)
-    fused.logits(h, weight, z, POINTERS)
-    scores, exp = (
-        fused.score(h, weight, y, it, 0.0, POINTERS),
-        fused.fused_epilogue(h, weight, y, it, lp, POINTERS)[0],
-    )
-    for n in range(1, 18):
-        part = torch.empty(n, 72)
-        fused.logits(h[:n], weight, part, POINTERS)
-        assert torch.equal(part, z[:n])
-        assert torch.equal(fused.score(h[:n], weight, y[:n], it[:n], 0.0, POINTERS), scores[:, :n])
-        assert torch.equal(fused.fused_epilogue(h[:n], weight, y[:n], it[:n], lp[:n], POINTERS)[0], exp[:n])
-
-
-@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+@each_tiles
 def test_logits_of_integers_are_exact_and_stay_inside(tiles: GemmConfig) -> None:
     torch.manual_seed(0)
     h, weight = (torch.randint(-8, 9, (n, H)).bfloat16() for n in (19, V))
@@ -109,19 +104,15 @@ def test_a_value_for_all_rows_and_transposed_weights_are_taken() -> None:
 
 def test_rows_that_copies_do_not_take_go_through_pointers() -> None:
     torch.manual_seed(0)
-    h, weight, y, it = (
-        torch.randn(5, 13).bfloat16(),
-        torch.randn(31, 13).bfloat16(),
-        torch.arange(5),
-        torch.ones(5),
-    )
+    h, weight = torch.randn(5, 13).bfloat16(), torch.randn(31, 13).bfloat16()
+    y, it = torch.arange(5), torch.ones(5)
     assert not fused._aligned(h) and fused._aligned(torch.empty(2, 16).bfloat16())
     found = softmax(fused.score(h, weight, y, it, 0.0))
     torch.testing.assert_close(found.logp.double(), oracle(h, weight, y, it)[1], rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize(("parts", "bound"), [(2, 3e-5), (3, 4e-6)])
-@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+@each_tiles
 def test_parts_of_an_fp32_weight_are_one_sum(tiles: GemmConfig, parts: int, bound: float) -> None:
     torch.manual_seed(0)
     h, weight = torch.randn(5, 72).bfloat16(), torch.randn(67, 72) * 0.1
@@ -135,14 +126,14 @@ def test_parts_of_an_fp32_weight_are_one_sum(tiles: GemmConfig, parts: int, boun
     assert float((logp - oracle(h, weight, y, it)[1]).abs().max()) <= bound
 
 
-@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+@each_tiles
 def test_the_fused_epilogue_gives_statistics_and_the_gradients_factors(tiles: GemmConfig) -> None:
     h, weight, y, it = problem()
     h[3], y[3] = weight[60] * 40, 60  # a peaked row
     check_fused_epilogue(h, weight, y, it, oracle(h, weight, y, it)[1].float(), tiles)
 
 
-@pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
+@each_tiles
 def test_tiles_far_above_the_anchor_are_moved_to_one(tiles: GemmConfig) -> None:
     h, weight, y, it = problem(n=5)
     it.fill_(1.0)
@@ -160,14 +151,6 @@ def check_fused_epilogue(
     exp, stats = fused.fused_epilogue(h, weight, y, it, lp, tiles)
     check_single_pass(exp, stats, h.double() @ weight.double().T, y, it, 1e-5)
     return stats
-
-
-def test_no_rows_give_no_rows() -> None:
-    _, weight, _, _ = problem()
-    h, y, f = weight[:0], torch.empty(0, dtype=torch.int64), torch.empty(0)
-    assert fused.score(h, weight, y, f, 0.0).shape == (4, 0)
-    assert fused.fused_epilogue(h, weight, y, f, f)[0].shape == (0, V)
-    fused.logits(h, weight, torch.empty(0, V))
 
 
 def test_the_backend_scores_as_its_own_logits_do() -> None:
