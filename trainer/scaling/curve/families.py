@@ -40,7 +40,6 @@ Array = NDArray[np.float64]
 
 B_RANGE = (0.3, 20.0)  # of the sigmoid
 MAX_REACH = 30.0  # C_mid and τ are sought up to this multiple of the largest compute
-SEEN = 1 / 3  # and from this share of the first point's: what is over before it leaves no trace
 KEEP = 8.0  # nats below the peak up to which the grid is refined: what lies beyond is under e^-8 of it
 OUTLIER = 3.0  # standard deviations from which a point loses weight
 
@@ -242,8 +241,11 @@ def sigmoids(
 
 
 def reach(data: Data) -> tuple[float, float]:
-    """The ends of the range in which C_mid and τ are sought."""
-    return SEEN * float(data.compute[0]), MAX_REACH * float(data.compute[-1])
+    """The ends of the range in which C_mid and τ are sought.
+
+    It starts at a third of the first compute: what is over before that leaves no trace.
+    """
+    return 1 / 3 * float(data.compute[0]), MAX_REACH * float(data.compute[-1])
 
 
 def exponential(c: ArrayLike, tau: Array | float) -> Array:

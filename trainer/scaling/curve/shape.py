@@ -29,7 +29,6 @@ from trainer.scaling.curve.marginal import (
 from trainer.scaling.curve.sigmoid import Draws, fraction_gained
 
 UNLIKELY = 0.1  # a sigmoid, independent errors or a gain of less probability is not counted on
-MIN_CHECKED = 8  # points; with fewer the families cannot be distinguished
 BETTER = 3.5  # log likelihood of the best other curve over the best sigmoid's from which it is better
 AS_GOOD = 1.4  # log evidence of a family over the sigmoid's from which it is as good
 LATE = 0.6  # share of the data beyond whose middle a logistic matters as soon as it is no worse
@@ -56,8 +55,11 @@ def another_shape(
     scale: float,  # size of the residuals, in standard errors
     correlated: bool,  # whether the errors of neighbours may be
 ) -> dict[str, str]:
-    """The flag and the description of the likeliest other shape, one that is better before all as good."""
-    if len(data.compute) < MIN_CHECKED:
+    """The flag and the description of the likeliest other shape, one that is better before all as good.
+
+    With fewer than 8 points the families cannot be distinguished.
+    """
+    if len(data.compute) < 8:
         return {}
     # The noise is less certain where errors are correlated or not reported; then the limits are higher.
     margin = AS_GOOD if correlated or not data.sd_known else 0.0
