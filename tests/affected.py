@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CORE = (
     "tests/test_architecture.py",
-    "tests/kernels/test_objectives.py",
+    "tests/kernels/test_policy_loss.py",
     "tests/trainer/controller/test_sampler.py",
 )
 
