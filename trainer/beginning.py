@@ -25,9 +25,7 @@ from trainer.run_folder import checkpoints, damage, origin, record_origin
 class Beginning:
     """What `train` needs to know of it."""
 
-    resume: dict[str, Any] | None = (
-        None  # the controller's state in a checkpoint, and the checkpoint's 'path'
-    )
+    resume: dict[str, Any] | None = None  # the controller's state in a checkpoint, and that one's 'path'
     recorded: Recorded | None = None  # what is replayed
     notes: tuple[str, ...] = ()  # for people
 
@@ -87,7 +85,7 @@ def checkpoint_state(config: Config, set_aside: bool) -> dict[str, Any] | None:
     if not paths and not list(Path(config.run_dir).glob("checkpoints/damaged-*")):
         return None
     raise ConfigError(
-        f"--resume: {config.run_dir} holds no checkpoint that is whole; start a new run, in another --run-dir"
+        f"--resume: {config.run_dir} holds no checkpoint that is whole; start a new run elsewhere"
     )
 
 
@@ -111,10 +109,8 @@ def _branch(config: Config, checkpoint: Path, unit: str) -> None:
     step = int(checkpoint.name.removeprefix("step-"))
     parent_unit = json.loads((run / "ledger.json").read_text())["unit"]
     if parent_unit != unit:
-        raise ConfigError(
-            f"--branch-from: the compute of {run} is in {parent_unit}, this run's in {unit}; expected the "
-            "same kind of device, since the curve goes on"
-        )
+        units = f"the compute of {run} is in {parent_unit}, this run's in {unit}"
+        raise ConfigError(f"--branch-from: {units}; expected the same kind of device: the curve goes on")
     rows = [row for row in read_lines(run / "metrics.jsonl") if row["step"] <= step]
     compute = max((row["compute/total"] for row in rows), default=0.0)
     write_atomic(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))

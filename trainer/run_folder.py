@@ -28,10 +28,8 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
     run that ended before its first checkpoint is resumed from its beginning.
     """
     folder = Path(run_dir)
-    in_use = ConfigError(
-        f"{folder} is in use already; continue that run with --resume --run-dir {folder}, or "
-        "give another --run-dir"
-    )
+    advice = f"continue that run with --resume --run-dir {folder}, or give another --run-dir"
+    in_use = ConfigError(f"{folder} is in use already; {advice}")
     if resume and not (folder / "config.yaml").is_file():
         raise ConfigError(f"--resume: {folder} holds no run (no config.yaml); give the --run-dir of one")
     foreign = folder.is_dir() and any(folder.iterdir()) and not (folder / ".lock").exists()
@@ -41,15 +39,12 @@ def claim(run_dir: str, resume: bool) -> IO[str]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as e:
-        raise ConfigError(
-            f"cannot write the run folder {folder}: {e.strerror}; give another --run-dir"
-        ) from e
+        raise ConfigError(f"cannot write {folder}: {e.strerror}; give another --run-dir") from e
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
-        raise ConfigError(
-            f"{folder} is being written by another process; wait for it, or give another --run-dir"
-        ) from e
+        problem = f"{folder} is being written by another process"
+        raise ConfigError(f"{problem}; wait for it, or give another --run-dir") from e
     if not resume and (checkpoints(folder) or any(p.stat().st_size for p in folder.glob("journal/*"))):
         lock.close()
         raise in_use
@@ -80,8 +75,7 @@ def _set_aside(folder: Path) -> None:
     """Move what a run without a checkpoint has recorded to before-N/, since it starts from its beginning."""
     files = ("metrics.jsonl", "samples.jsonl", "timeline.jsonl", "ledger.json")
     names = ("journal", "events", "tensorboard", *files)
-    present = [path for name in names if (path := folder / name).exists()]
-    if present:
+    if present := [path for name in names if (path := folder / name).exists()]:
         aside = folder / f"before-{1 + len(list(folder.glob('before-*')))}"
         aside.mkdir()
         for path in present:
@@ -116,9 +110,7 @@ def complete(run_dir: Path, max_compute: float = 0.0) -> bool:
 
 def checkpoints(run_dir: str | Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
-    return sorted(
-        p for p in (Path(run_dir) / "checkpoints").glob("step-*") if (p / "controller.json").is_file()
-    )
+    return sorted(path.parent for path in Path(run_dir).glob("checkpoints/step-*/controller.json"))
 
 
 def kept(checkpoint: Path) -> float:

@@ -125,9 +125,8 @@ def with_engine(config: Config, gpus: int) -> Config:
 def for_roles(config: Config, devices: Devices) -> Config:
     """The config for the roles, with engine.weight_push and engine.count as the devices decide them."""
     config, count = with_engine(config, devices.gpus), len(devices.engines)
-    return replace(
-        config, engine=replace(config.engine, weight_push=weight_push(config, devices), count=count)
-    )
+    engine = replace(config.engine, weight_push=weight_push(config, devices), count=count)
+    return replace(config, engine=engine)
 
 
 def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ipc"]:
@@ -145,9 +144,8 @@ def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ip
         best = "ipc"
     if asked in ("nccl", "ipc") and asked != best:
         raise ConfigError(
-            f"engine.weight_push {asked}: nccl needs learner and engines on distinct GPUs, ipc a learner "
-            "rank on each of the engines' GPUs (engine.colocate), both vLLM and no slices (MIG); give auto "
-            "or file"
+            f"engine.weight_push {asked}: nccl needs learner and engines on distinct GPUs, ipc a rank on "
+            "each of the engines' GPUs (engine.colocate), both vLLM and no slices (MIG); give auto or file"
         )
     return "file" if asked == "file" else best
 
@@ -191,7 +189,7 @@ def assign(config: Config, gpus: tuple[str, ...], cores: int, torchrun: tuple[in
         )
     if ranks > 1 and _has_slices(gpus[:ranks]):
         raise ConfigError(
-            f"{ranks} learner ranks on slices of GPUs (MIG), which NCCL does not connect; give 1"
+            f"{ranks} learner ranks on slices of GPUs (MIG): NCCL does not connect them; give 1"
         )
     engines = tuple(gpus[first + i * width : first + (i + 1) * width] for i in range(count))
     return Devices(cores, tuple((gpu,) for gpu in gpus[:ranks]), engines, remote, world, width)
@@ -210,7 +208,7 @@ def _check_settings(config: Config, gpus: bool, local: int) -> None:
         raise ConfigError(f"{setting} needs GPUs and engine.kind vllm; this run {place}")
     if not (engine.tensor_parallel or torch):
         raise ConfigError(
-            "engine.tensor_parallel 0 is for torch engines; give engine.kind torch, or 1 or more"
+            "engine.tensor_parallel 0 is for torch engines; give 1 or more, or engine.kind torch"
         )
 
 

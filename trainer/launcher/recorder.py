@@ -60,10 +60,8 @@ class Recorder:
         self._guards = Guards()
         self._like = learn(curves_of(read_groups(config.forecast.like))) if config.forecast.like else None
         if self._like and self._like.unit != self.ledger.unit:
-            raise ConfigError(
-                f"forecast.like: those runs' compute is in {self._like.unit}, this run's in "
-                f"{self.ledger.unit}; expected runs on the same kind of device"
-            )
+            units = f"those runs' compute is in {self._like.unit}, this run's in {self.ledger.unit}"
+            raise ConfigError(f"forecast.like: {units}; expected runs on the same kind of device")
         self._forecast_due = False  # points have come since
         self._limit = config.pipeline.max_compute or math.inf
         self._why_stopped = ""  # by `forecast.stop` or `guard.stop`

@@ -38,9 +38,8 @@ def build_once(folder: Path, build: Callable[[Path], object]) -> Path:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as e:
-        raise ConfigError(
-            f"cannot write {folder}: {e.strerror or e}; free some space, or set SIGMOID_RL_CACHE"
-        ) from e
+        problem = f"cannot write {folder}: {e.strerror or e}"
+        raise ConfigError(f"{problem}; free some space, or set SIGMOID_RL_CACHE") from e
     return folder
 
 

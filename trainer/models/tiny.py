@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,7 @@ PROBES = 300  # further problems, to measure the pass rate
 TARGET = 0.15  # pass rate at which the SFT ends; it jumps by up to .03 between two measurements
 BATCH = 128
 LR = 3e-3
-EVALUATE_EVERY, REPORT_EVERY = 20, 100  # steps
+EVALUATE_EVERY = 20  # steps
 MAX_STEPS = 4_000
 
 
@@ -98,7 +97,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
     order = torch.Generator().manual_seed(SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95))
     report_progress("making `tiny`: SFT on two-digit addition (one to two minutes)")
-    start, rate = time.monotonic(), 0.0
+    rate = 0.0
     for step in range(1, MAX_STEPS + 1):
         rows = torch.randint(len(ids), (BATCH,), generator=order)
         loss = -(token_logprobs(model, ids[rows]) * is_answer[rows]).sum() / is_answer[rows].sum()
@@ -107,12 +106,9 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
         optimizer.zero_grad()
         if step % EVALUATE_EVERY == 0:
             rate = pass_rate(model, probe_ids, probe_answer)
-            if step % REPORT_EVERY == 0:
-                report_progress(f"`tiny`: {rate:.3f} of unseen additions after {step} steps; until {TARGET}")
             if rate >= TARGET:
                 break
-    seconds = time.monotonic() - start
-    report_progress(f"`tiny` solves {rate:.3f} of unseen additions after {step} steps, {seconds:.0f} s")
+    report_progress(f"`tiny` solves {rate:.3f} of unseen additions after {step} steps")
     return rate
 
 
