@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_process import SHAPE, EngineProcess, need_vllm
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
 
 @pytest.fixture(scope="session", params=["torch", "vllm"])
@@ -33,28 +33,26 @@ def no_engine_is_left_behind() -> Iterator[None]:
         process.close()
 
 
-def save(model: PreTrainedModel, folder: Path) -> str:
-    model.save_pretrained(folder)
+def saved(folder: Path, seed: int, config: PretrainedConfig) -> str:
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return str(folder)
 
 
 @pytest.fixture(scope="session")
 def tied_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True))
-    return save(model, tmp_path_factory.mktemp("tied"))
+    return saved(tmp_path_factory.mktemp("tied"), 0, LlamaConfig(**SHAPE, tie_word_embeddings=True))
 
 
 @pytest.fixture(scope="session")
 def untied_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(1)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"initializer_range": 0.1}, tie_word_embeddings=False))
-    return save(model, tmp_path_factory.mktemp("untied"))
+    config = LlamaConfig(**SHAPE | {"initializer_range": 0.1}, tie_word_embeddings=False)
+    return saved(tmp_path_factory.mktemp("untied"), 1, config)
 
 
 @pytest.fixture(scope="session")
 def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(2)
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **experts, tie_word_embeddings=False))
-    return save(model, tmp_path_factory.mktemp("moe"))
+    return saved(
+        tmp_path_factory.mktemp("moe"), 2, Qwen3MoeConfig(**SHAPE, **experts, tie_word_embeddings=False)
+    )

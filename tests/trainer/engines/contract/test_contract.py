@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +73,16 @@ def run(engine: EngineProcess, work: Callable[[EngineClient], Coroutine[Any, Any
     return asyncio.run(body())
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_the_distribution_sampled_from(
-    engine: EngineProcess, tied_llama: str, temperature: float
-) -> None:
-    prompts = {f"r{i}": p(length) for i, length in enumerate((1, 2, 9, 70))}
-    wanted = [request(k, x, n=3, temperature=temperature, max_tokens=20) for k, x in prompts.items()]
+def test_logprobs_are_those_of_the_distribution_sampled_from(engine: EngineProcess, tied_llama: str) -> None:
+    model, cases = load(tied_llama), list(product((1, 2, 9, 70), (1.0, 0.7)))
+    wanted = [request(str(i), p(n), n=3, temperature=t, max_tokens=20) for i, (n, t) in enumerate(cases)]
     done = run(engine, lambda client: generate(client, *wanted))
-    assert len(done) == 12
-    gaps = []
+    assert len(done) == 24
     for (name, _), c in done.items():
         assert c.finish_reason == "length" and len(c.token_ids) == len(c.versions) == 20
-        expected = teacher_forced(load(tied_llama), prompts[name], c.token_ids.tolist(), temperature)
-        gaps.append(np.abs(c.logprobs_gen - expected).max())
-    print(f"{engine.info['kind']}, float32: at most {max(gaps):.1e} nats")  # type: ignore[attr-defined]
-    assert max(gaps) <= 2e-5
+        length, temperature = cases[int(name)]
+        expected = teacher_forced(model, p(length), c.token_ids.tolist(), temperature)
+        assert np.abs(c.logprobs_gen - expected).max() <= 2e-5
 
 
 def test_tokens_are_sampled_with_their_probabilities(engine: EngineProcess, tied_llama: str) -> None:
@@ -159,12 +154,9 @@ def test_more_samples_than_slots_all_end_and_evaluations_go_first(engine: Engine
 
 def test_abort_returns_partial_completions(engine: EngineProcess) -> None:
     async def aborted(client: EngineClient) -> dict[tuple[str, int], Completion]:
-        wanted = (
-            request("x", p(5), n=6, max_tokens=LONG),
-            request("short", p(5), max_tokens=6),
-            request("y", p(5), n=8, max_tokens=LONG),
-        )
-        x, short, y = (asyncio.create_task(generate(client, r)) for r in wanted)
+        wanted = (("x", 6, LONG), ("short", 1, 6), ("y", 8, LONG))
+        requests = (request(name, p(5), n=n, max_tokens=most) for name, n, most in wanted)
+        x, short, y = (asyncio.create_task(generate(client, r)) for r in requests)
         await short
         abort(engine.conn, "x", "y")
         return await x | await y
@@ -209,13 +201,9 @@ def test_weights_change_mid_sequence_and_the_old_keys_are_kept(
         with_new_keys = teacher_forced(new, prompt, c.token_ids.tolist())[swap:]
         assert np.abs(c.logprobs_gen[swap:] - with_new_keys).max() > 1e-2  # else the test shows nothing
     # The prefix cache holds the prompt's old keys; a new request must not use them.
-    for completions, model, label in (
-        (fresh, new, version),
-        (back, old, version + 1),
-        (same, old, version + 2),
-    ):
+    for later, (completions, model) in enumerate(((fresh, new), (back, old), (same, old))):
         for c in completions.values():
-            assert set(c.versions.tolist()) == {label}
+            assert set(c.versions.tolist()) == {version + later}
             assert_logprobs(c, model, prompt)
 
 
@@ -296,11 +284,8 @@ def test_an_engine_reports_every_token_once_it_is_idle_and_books_all_of_its_time
         return [e.data["tokens"] for e in engine.events if e.kind == "engine"]
 
     async def work(client: EngineClient) -> int:
-        done = await generate(
-            client,
-            request("train", p(9), n=16, max_tokens=40),  # two rounds of the slots
-            request("eval", p(9), n=8, max_tokens=5, evaluation=True),
-        )
+        evaluation = request("eval", p(9), n=8, max_tokens=5, evaluation=True)
+        done = await generate(client, request("train", p(9), n=16, max_tokens=40), evaluation)
         await engine.push(client, "")
         return sum(len(c.token_ids) for c in done.values())
 
@@ -345,12 +330,9 @@ def test_two_engines_run_concurrently_in_bfloat16_under_an_fp32_head(
 
     before, after = asyncio.run(asyncio.wait_for(both(), 250))
     for completions, weights in ((before, load(untied_llama, torch.bfloat16)), (after, model)):
-        gap = np.concatenate([
-            np.abs(c.logprobs_gen - teacher_forced(weights, prompt, c.token_ids.tolist()))
-            for c in completions.values()
-        ])  # fmt: skip
-        print(f"bfloat16: mean {gap.mean():.1e}, at most {gap.max():.1e} nats")
-        assert gap.mean() <= 0.02
+        pairs = [(c.logprobs_gen, c.token_ids.tolist()) for c in completions.values()]
+        gaps = [np.abs(logp - teacher_forced(weights, prompt, tokens)) for logp, tokens in pairs]
+        assert np.concatenate(gaps).mean() <= 0.02
 
 
 def test_an_engine_that_is_killed_leaves_no_process_and_no_file(

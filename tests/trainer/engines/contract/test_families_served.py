@@ -101,9 +101,8 @@ def test_smollm2_in_bfloat16_under_an_fp32_head_agrees_with_the_learner(kind: st
     folder = resolve_model("smollm2-135m")
     config = settings(folder, tmp_path, kind, "bfloat16", max_new_tokens=32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompts = {
-        x: tokenizer.encode(x) for x in ("Question: What is 7 + 5?\nAnswer:", "The capital of France is")
-    }
+    texts = "Question: What is 7 + 5?\nAnswer:", "The capital of France is"
+    prompts = {text: tokenizer.encode(text) for text in texts}
     wanted = [request(x, ids, n=4, max_tokens=24) for x, ids in prompts.items()]
     process = EngineProcess(config, where=2)
 
@@ -119,12 +118,8 @@ def test_smollm2_in_bfloat16_under_an_fp32_head_agrees_with_the_learner(kind: st
     clock = Clock("learner", lambda _: None)
     sequences = [
         TrainSequence(
-            np.asarray(prompts[name], np.int32),
-            c.token_ids,
-            c.logprobs_gen,
-            c.versions,
-            np.ones(len(c.token_ids), np.float32),
-            np.zeros(len(c.token_ids), np.float32),
+            *(np.asarray(prompts[name], np.int32), c.token_ids, c.logprobs_gen, c.versions),
+            *(np.ones(len(c.token_ids), np.float32), np.zeros(len(c.token_ids), np.float32)),
         )
         for (name, _), c in done.items()
     ]

@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import httpx2
@@ -31,6 +33,7 @@ from engine_process import (
     settings,
     wait_until_gone,
 )
+from fakes import having
 
 from trainer.config import ConfigError
 from trainer.engines.vllm.server import check_host, check_port
@@ -87,29 +90,24 @@ def free_port() -> int:
 
 
 def remote(model: str, run_dir: Path, url: str, deadline_s: float = 300.0) -> EngineProcess:
-    config = settings(model, run_dir, "vllm")
-    config = replace(
-        config, pipeline=replace(config.pipeline, deadline_s=deadline_s, start_deadline_s=deadline_s)
-    )
+    deadlines = {"deadline_s": deadline_s, "start_deadline_s": deadline_s}
+    config = having(settings(model, run_dir, "vllm"), pipeline=deadlines)
     return EngineProcess(config, "engine-3", REMOTE, url)
 
 
 def test_no_route_answers_without_the_secret(server: Server) -> None:
     wrong = {"Authorization": "Bearer open barley"}
-    for method, route in (
-        ("GET", "/health"),
-        ("GET", "/v1/models"),
-        ("GET", "/openapi.json"),
-        ("POST", "/inference/v1/generate"),
-        ("POST", "/update_weights"),
-        ("POST", "/pause"),
-        ("PUT", "/weights"),
-        ("POST", "/collective_rpc"),
-        ("OPTIONS", "/pause"),
-    ):
-        for headers in ({}, wrong):
-            answer = httpx2.request(method, server.url + route, headers=headers, trust_env=False)
-            assert answer.status_code == 401, route
+    routes = ["GET /health", "GET /v1/models", "GET /openapi.json", "POST /inference/v1/generate"]
+    routes += [
+        "POST /update_weights",
+        "POST /pause",
+        "PUT /weights",
+        "POST /collective_rpc",
+        "OPTIONS /pause",
+    ]
+    for (method, route), headers in product(map(str.split, routes), ({}, wrong)):
+        answer = httpx2.request(method, server.url + route, headers=headers, trust_env=False)
+        assert answer.status_code == 401, route
 
 
 def test_a_remote_engine_keeps_the_contract(server: Server, tied_llama: str, tmp_path: Path) -> None:
@@ -221,12 +219,10 @@ class Link:
                 threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
 
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(1 << 16):
                 if self.cut.is_set():
                     return
                 sink.sendall(data)
             if not self.cut.is_set():
                 sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass

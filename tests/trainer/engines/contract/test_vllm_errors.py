@@ -62,8 +62,7 @@ def test_a_head_that_vllms_cpu_attention_does_not_know_gets_a_clear_error(tmp_pa
 def test_a_kv_cache_beyond_the_memory_is_an_error_with_its_size(tmp_path: Path) -> None:
     shape: dict[str, Any] = SHAPE | {"head_dim": 512, "num_key_value_heads": 4}  # 48 KiB a token
     LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path / "wide")
-    config = settings(str(tmp_path / "wide"), tmp_path, "vllm", slots=4000)
-    message = failure(config)
+    message = failure(settings(str(tmp_path / "wide"), tmp_path, "vllm", slots=4000))
     assert "GiB" in message and "engine.slots" in message
 
 
