@@ -25,7 +25,6 @@ BENCHMARKS = {  # name -> question that it answers, time that it takes on two co
     "pipeline": ("How fast does a split of the GPUs train, under which lag?", "3 min"),
     "pipeline.virtual_run": ("How do controller and pool do at the paper's sizes, in virtual time?", "1 min"),
     "pipeline.schemes": ("PipelineRL or PPO-off-policy: which makes more steps, run for real?", "5 min"),
-    "pipeline.scale": ("What does the controller cost at the paper's sizes?", "5 min"),
     "validation": ("How often do the curve's intervals hold the truth of simulated runs?", "30 min"),
     "validation.laws": ("And for sigmoids that are not the paper's?", "5 min"),
     "validation.shapes": ("Is a curve that is no sigmoid said to be none?", "5 min"),

@@ -203,8 +203,10 @@ def cores() -> int:
 
 
 def chosen(only: str, names: Iterable[str]) -> list[str]:
-    """The names that contain one of the comma-separated words. ConfigError: none does."""
-    words, names = [word.strip().lower() for word in only.split(",")], list(names)
+    """The names that contain the text, or else one of its comma-separated words. ConfigError: none does."""
+    names, words = list(names), [only.lower()]
+    if not any(words[0] in name.lower() for name in names):
+        words = [word.strip().lower() for word in only.split(",")]
     hits = [name for name in names if any(word in name.lower() for word in words)]
     if not hits:
         raise ConfigError(f"--only {only}: no name contains that; there are: {', '.join(names)}")

@@ -48,17 +48,14 @@ class PublishedRange:
 
     low: float
     high: float
-    family: str
     A: float
-    B: float | None
+    B: float
     source: str
 
 
 RANGES = (
-    PublishedRange(1500, 50000, "sigmoid", 0.645, 1.70, "arXiv 2510.13786 A.7"),
-    PublishedRange(0, 100000, "sigmoid", 0.655, 1.56, "arXiv 2510.13786 A.7"),
-    PublishedRange(0, 50000, "sigmoid", 0.645, 1.70, "arXiv 2510.13786 A.7"),
-    PublishedRange(5000, 50000, "sigmoid", 0.645, 1.67, "arXiv 2510.13786 A.7"),
-    PublishedRange(1500, 50000, "power law", 1.00, None, "arXiv 2510.13786 A.4"),
-    PublishedRange(5000, 50000, "power law", 0.74, None, "arXiv 2510.13786 A.4"),
+    PublishedRange(1500, 50000, 0.645, 1.70, "arXiv 2510.13786 A.7"),
+    PublishedRange(0, 100000, 0.655, 1.56, "arXiv 2510.13786 A.7"),
+    PublishedRange(0, 50000, 0.645, 1.70, "arXiv 2510.13786 A.7"),
+    PublishedRange(5000, 50000, 0.645, 1.67, "arXiv 2510.13786 A.7"),
 )

@@ -22,7 +22,6 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,18 +43,6 @@ RECORD = "schemes-cpu.jsonl"
 RESTING = ("idle", "start-up")  # states of a role
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One run, or the medians of several."""
-
-    steps_per_hour: float
-    learner_idle: float  # share of the time
-    engine_idle: float
-    lag_mean: float  # of the tokens, in steps
-    lag_max: float
-    tokens: float  # trained on in a step
-
-
 def flags(scheme: Scheme) -> list[str]:
     """The options of the trainer."""
     if scheme.kind == "ppo":
@@ -68,7 +55,7 @@ def window(scheme: Scheme, steps: int) -> tuple[int, int]:
     return (scheme.k, steps) if scheme.kind == "ppo" else (scheme.k + 1, steps - scheme.k - 1)
 
 
-def measure(folder: Path, first: int, last: int) -> Measured:
+def measure(folder: Path, first: int, last: int) -> Row:
     """The steps after `first`, up to `last`, of a run that was never resumed."""
     rows = {r["step"]: r for r in read_lines(folder / "metrics.jsonl") if "train/wait_s" in r}
     began, ended = rows[first]["time"], rows[last]["time"]
@@ -81,14 +68,14 @@ def measure(folder: Path, first: int, last: int) -> Measured:
     counted = [rows[step] for step in range(first + 1, last + 1)]
     lags = [(int(lag), n) for row in counted for lag, n in row["lag/histogram"].items()]
     tokens = sum(n for _, n in lags)
-    return Measured(
-        steps_per_hour=3600 * len(counted) / (ended - began),
-        learner_idle=1 - busy["learner"] / (ended - began),
-        engine_idle=1 - sum(engines) / len(engines) / (ended - began),
-        lag_mean=sum(lag * n for lag, n in lags) / max(1, tokens),
-        lag_max=max((lag for lag, _ in lags), default=0),
-        tokens=tokens / len(counted),
-    )
+    return {
+        "steps_per_hour": 3600 * len(counted) / (ended - began),
+        "learner_idle": 1 - busy["learner"] / (ended - began),  # share of the time
+        "engine_idle": 1 - sum(engines) / len(engines) / (ended - began),
+        "lag_mean": sum(lag * n for lag, n in lags) / max(1, tokens),  # of the tokens, in steps
+        "lag_max": max((lag for lag, _ in lags), default=0),
+        "tokens": tokens / len(counted),  # trained on in a step
+    }
 
 
 def train(scheme: Scheme, steps: int, more: Sequence[str]) -> Row:
@@ -109,7 +96,7 @@ def train(scheme: Scheme, steps: int, more: Sequence[str]) -> Row:
         if done.returncode:
             raise RuntimeError(f"{scheme}: the run failed: {done.stderr.strip()[-150:]}")
         measured = measure(folder, *window(scheme, steps))
-    return {"kind": scheme.kind, "k": scheme.k, "load": os.getloadavg()[0], **asdict(measured)}
+    return {"kind": scheme.kind, "k": scheme.k, "load": os.getloadavg()[0], **measured}
 
 
 def cases(options: Namespace) -> Iterator[Case]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,36 +42,11 @@ BUDGETS = 9  # at which the curves are compared, over the second half of what al
 Curve = NDArray[np.float64]  # (2, evaluations): compute and reward
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A run of each loss with one seed. Hours are device-hours, seconds those of the learner in the loss."""
+def read_pairs(folder: Path, ratio: float) -> list[Row]:
+    """Every seed that both losses have. `ratio`: time of the naive loss over ours, as benchmarked.
 
-    seed: int
-    loss_seconds: float
-    naive_loss_seconds: float
-    hours: float
-    naive_hours: float
-    predicted: float  # factor on the compute
-
-    @property
-    def measured(self) -> float:
-        """The factor as it came."""
-        return self.naive_hours / self.hours
-
-
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """Rewards at budgets, mean over seeds."""
-
-    budgets: list[float]
-    ours: list[float]
-    predicted: list[float]  # with the naive loss
-    measured: list[float]
-    seed_margin: float  # NaN with one seed
-
-
-def read_pairs(folder: Path, ratio: float) -> list[Pair]:
-    """Every seed that both losses have. `ratio`: time of the naive loss over ours, as benchmarked."""
+    Hours are device-hours, seconds those of the learner in the loss; factors are on the compute.
+    """
     kept, pairs = folder / CURVES, []
     names = read_tables(kept)[1] if kept.is_file() else [path.name for path in folder.glob("*")]
     for seed in sorted(int(x[1]) for name in names if (x := re.fullmatch(f"{OURS}-([0-9]+)", name))):
@@ -80,20 +54,23 @@ def read_pairs(folder: Path, ratio: float) -> list[Pair]:
         a, b = run_times(ours), run_times(naive)
         if a is None or b is None:
             continue
-        hours = [_hours(run) for run in (ours, naive)]
-        pairs.append(Pair(seed, a.loss_head, b.loss_head, hours[0], hours[1], a.factor(ratio)))
+        hours, naive_hours = _hours(ours), _hours(naive)
+        pairs.append({
+            "seed": seed, "loss_seconds": a.loss_head, "naive_loss_seconds": b.loss_head, "hours": hours,
+            "naive_hours": naive_hours, "predicted": a.factor(ratio), "measured": naive_hours / hours,
+        })  # fmt: skip
     if not pairs:
         raise ConfigError(f"{folder}: expected runs {OURS}-N and {NAIVE}-N of the same seeds, with ledgers")
     return pairs
 
 
-def shift(folder: Path, pairs: Sequence[Pair]) -> Shift:
+def shift(folder: Path, pairs: Sequence[Row]) -> Row:
     """The curves of these pairs: ours, ours shifted by the predicted factor, and what came."""
-    ours = [_curve(_run(folder, OURS, pair.seed)) for pair in pairs]
-    naive = [_curve(_run(folder, NAIVE, pair.seed)) for pair in pairs]
+    ours = [_curve(_run(folder, OURS, pair["seed"])) for pair in pairs]
+    naive = [_curve(_run(folder, NAIVE, pair["seed"])) for pair in pairs]
     end = min(curve[0, -1] for curve in (*ours, *naive))
     budgets = np.linspace(end / 2, end, BUDGETS)
-    factors = [pair.predicted for pair in pairs]
+    factors = [pair["predicted"] for pair in pairs]
     plain = np.array([np.interp(budgets, *curve) for curve in ours])
     shifted = [np.interp(budgets / f, *curve) for f, curve in zip(factors, ours, strict=True)]
     came = np.array([np.interp(budgets, *curve) for curve in naive])
@@ -101,9 +78,10 @@ def shift(folder: Path, pairs: Sequence[Pair]) -> Shift:
     if n > 1:
         variance = sum(x.mean(1).var(ddof=1) for x in (plain, came)) / 2
         margin = float(stats.t.ppf(0.95, 2 * (n - 1)) * np.sqrt(2 * variance / n))
-    return Shift(
-        budgets.tolist(), plain.mean(0).tolist(), np.mean(shifted, 0).tolist(), came.mean(0).tolist(), margin
-    )
+    return {
+        "budgets": budgets, "ours": plain.mean(0), "predicted": np.mean(shifted, 0),
+        "measured": came.mean(0), "seed_margin": margin,  # NaN with one seed
+    }  # fmt: skip
 
 
 def _run(folder: Path, recipe: str, seed: int) -> Path:
@@ -126,8 +104,7 @@ def measure(folder: Path, rates: Path) -> Row:
     """The pairs, and their curves."""
     tflops = {head.name: head.tflops for head in measured_heads(read_rates(rates), dtype="float32")}
     pairs = read_pairs(folder, tflops["ours"] / tflops["naive FP32"])
-    return {"pairs": [asdict(pair) | {"measured": pair.measured} for pair in pairs],
-            "shift": asdict(shift(folder, pairs))}  # fmt: skip
+    return {"pairs": pairs, "shift": shift(folder, pairs)}
 
 
 def cases(options: Namespace) -> Iterator[Case]:

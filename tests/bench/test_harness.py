@@ -122,6 +122,12 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+def test_only_takes_a_whole_name_or_words() -> None:
+    names = ["learner, training, killed", "engine, training, killed", "learner, ending, frozen"]
+    assert harness.chosen("learner, training", names) == names[:1]
+    assert harness.chosen("frozen,engine", names) == names[1:] and harness.chosen("", names) == names
+
+
 def test_every_benchmark_is_listed_and_has_what_the_harness_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
