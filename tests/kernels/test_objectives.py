@@ -46,7 +46,7 @@ from kernels import (
 )
 from kernels.objectives import BuiltIn, SequenceObjective
 from kernels.reference import reference_policy_loss
-from kernels.sequence_objectives import HighCovariance
+from kernels.sequence_objectives import HighCovariance, SecondMoment
 from trainer import cli
 from trainer.learner.objective import make_objective
 
@@ -409,6 +409,9 @@ def test_masks_over_a_batch_worked_by_hand() -> None:
     assert m2(M2PO()).truncated.tolist() == [False, True, True, False]
     slopes = [-1.105171, 0, 0, -0.548812]
     assert m2(M2PO()).dloss_dlogp.tolist() == pytest.approx(slopes, abs=1e-6)
+    logp, ones = torch.tensor([0.1, 0.5]), torch.ones(2)
+    inputs = logp, 0 * logp, ones, ones.long(), torch.tensor([1.0, 0.0])  # the second is not in the loss
+    assert SecondMoment()(*inputs).tolist() == [False, False]
     logp, adv = torch.tensor([-1.0, -2.0, -3.0, -6.0]), torch.tensor([2.0, 0.0, -1.0, -1.0])
     inputs = logp, logp - 0.1, adv, torch.zeros(4).long(), torch.ones(4)
     assert HighCovariance(0.5, 3.5, 5.0)(*inputs).tolist() == [True, False, False, False]
