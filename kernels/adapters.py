@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .loss import policy_loss
 from .objectives import REINFORCE
+from .operands import Reduce
 from .scoring import linear_logprob
 
 IGNORED = -100  # the label of a token that is not in the loss
@@ -111,15 +112,17 @@ def linear_cross_entropy(
     reduction: str = "mean",
     ignore_index: int = IGNORED,
     options: Any = None,  # how to chunk: has no effect here
+    reduce: Reduce | None = None,  # for a DTensor weight, as in `policy_loss`
 ) -> Tensor:
     """The cross entropy, as `torch.nn.functional.linear_cross_entropy` of torch 2.13 of class indices."""
     counted = target != ignore_index
     if reduction == "none":
-        return -linear_logprob(input, linear_weight, target.where(counted, 0)).logprobs.where(counted, 0.0)
+        scored = linear_logprob(input, linear_weight, target.where(counted, 0), reduce=reduce)
+        return -scored.logprobs.where(counted, 0.0)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}; expected none, mean or sum")
     weights = counted.float() / (counted.sum() if reduction == "mean" else 1)
-    return _negative_log_likelihood(input, linear_weight, target, weights)
+    return _negative_log_likelihood(input, linear_weight, target, weights, reduce)
 
 
 def causal_lm_loss(
@@ -129,6 +132,7 @@ def causal_lm_loss(
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = IGNORED,
     shift_labels: Tensor | None = None,
+    reduce: Reduce | None = None,  # for a DTensor weight, as in `policy_loss`
 ) -> Tensor:
     """`transformers.loss.loss_utils.ForCausalLMLoss` of transformers 5.17, from hidden states for logits."""
     if shift_labels is None:
@@ -136,13 +140,15 @@ def causal_lm_loss(
     target = shift_labels.reshape(-1).to(hidden.device)
     counted = target != ignore_index
     number = counted.sum() if num_items_in_batch is None else num_items_in_batch
-    return _negative_log_likelihood(hidden.flatten(0, -2), weight, target, counted.float() / number)
+    return _negative_log_likelihood(hidden.flatten(0, -2), weight, target, counted.float() / number, reduce)
 
 
-def _negative_log_likelihood(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def _negative_log_likelihood(
+    hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor, reduce: Reduce | None
+) -> Tensor:
     """Σ_t w_t · −log π(y_t), with both gradients in one pass (6NHV)."""
     ones = torch.ones_like(weights)
     return policy_loss(
         hidden, weight, targets, logprobs_gen=0 * ones, advantages=ones, token_weights=weights,
-        objective=REINFORCE(),
+        objective=REINFORCE(), reduce=reduce,
     ).loss  # fmt: skip
