@@ -40,10 +40,10 @@ $(TEST_STAMP): $(STAMP) $(TEST_REQUIREMENTS)
 
 check: setup-tests  ## before a commit, within a minute: ruff, mypy, and the tests of what has changed
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy
-	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow" $$($(PY) tests/affected.py)
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable $$($(PY) tests/affected.py)
 
 test: setup-tests  ## the tests that take seconds each
-	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow"
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable
 
 test-slow: setup-tests  ## the tests that take longer
 	$(PY) -m pytest -q -n 2 --dist loadfile -m slow
@@ -88,7 +88,7 @@ lint: setup-tests  ## ruff and mypy
 
 coverage: setup-tests  ## which lines and branches of kernels/ and trainer/ the fast tests run; data in .coverage
 	$(PIP) install --quiet --no-deps coverage==7.17.4 pytest-cov==7.1.0
-	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --cov --cov-config=pyproject.toml \
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not slow" --benchmark-disable --cov --cov-config=pyproject.toml \
 		--cov-context=test --cov-report= --durations=0 | tee build/coverage.log | tail -1
 	$(PY) -m coverage report --skip-covered | tail -1
 
@@ -99,13 +99,13 @@ docs: setup-tests  ## the documentation as a site in build/site; a broken link i
 	$(PIP) install --quiet --no-deps -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
-bench: setup-tests  ## the loss part by part, then beside its peers and its limit (minutes; peers: requirements/peers.txt)
-	$(PY) -m bench kernels.parts
+bench: setup-tests  ## the benchmark suites, then the loss beside its peers and its limit (minutes; peers: requirements/peers.txt)
+	$(PY) -m pytest -q bench --benchmark-only --benchmark-columns=median,iqr,rounds
 	$(PY) -m bench kernels.compare --rows 512 --rounds 5 --max-seconds 20
 
 soak: setup  ## an hour under random faults: nothing lost, nothing left, nothing growing
 	$(PY) -m bench faults.soak --minutes 60
 
 clean:  ## remove what was built and cached; runs/ and .venv stay
-	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -136,6 +136,7 @@ else:
                 "pytest>=8",
                 "pytest-timeout",
                 "pytest-xdist",
+                "pytest-benchmark",
                 "hypothesis",
                 "playwright",
                 "ruff",

@@ -35,7 +35,7 @@ def tests() -> set[str]:
     """The test files of what has changed, and the core."""
     files = set(CORE)
     for path in changed():
-        if path.name.startswith("test_") and path.suffix == ".py":
+        if path.name.startswith(("test_", "bench_")) and path.suffix == ".py":
             files.add(str(path))
         elif path.suffix == ".py" and path.parts[0] in ("kernels", "trainer", "bench"):
             folder = ROOT / "tests" / path.parent

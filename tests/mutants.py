@@ -99,7 +99,7 @@ def run(copy: Path, tests: list[str]) -> int:
         os.environ["PYTHONPATH"] = str(copy)
         import pytest
 
-        quick = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+        quick = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--benchmark-disable"]
         os._exit(int(pytest.main([*quick, *tests])))
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
