@@ -23,6 +23,6 @@ def test_it_fits_compares_and_predicts(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; from examples import curve_from_arrays as e; e.main()"
+    code = "import sys; from examples import curve_from_arrays as e; e.main(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\nFalse\n"), done.stderr
