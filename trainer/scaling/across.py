@@ -76,8 +76,8 @@ def predict_size(known: Mapping[float, Draws], size: float) -> tuple[Draws, dict
         rows = (getattr(draws, name) for draws in known.values())
         rows = (logit(np.clip(x, EXTREME, 1 - EXTREME)) if bounded else np.log(x) for x in rows)
         units = [(x.mean(), x.var()) for x in rows]
-        at = float(np.log(size))
-        x, slopes[name] = draw_size(np.log(list(known)), units, scatter, at, rng, has_slope=name != "B")
+        log_size = float(np.log(size))
+        x, slopes[name] = draw_size(np.log(list(known)), units, scatter, log_size, rng, has_slope=name != "B")
         new[name] = expit(x) if bounded else np.exp(np.clip(x, -300, 300))
     return Draws(np.minimum(new["R0"], new["A"]), new["A"], new["B"], new["C_mid"]), slopes
 
@@ -116,7 +116,7 @@ def across(
     """
     fits = {n: [(c, fit_curve(c, confidence, within)) for c in groups[n]] for n in sorted(groups)}
     left_out = [f"{c.name} ({_why(fit)})" for runs in fits.values() for c, fit in runs if _why(fit)]
-    used = {repr(n): kept for n, runs in fits.items() if (kept := [run for run in runs if not _why(run[1])])}
+    used = {repr(n): good for n, runs in fits.items() if (good := [run for run in runs if not _why(run[1])])}
     if len(used) < MIN_SIZES:
         without = f", without {'; '.join(left_out)}" if left_out else ""
         raise ConfigError(
@@ -125,7 +125,7 @@ def across(
         )
     pooled, variances = pooled_recipes(used)
     known = {float(recipe.name): recipe.draws for recipe in pooled}
-    found = {size: predict_size(known, size) for size in sizes}
+    predicted = {size: predict_size(known, size) for size in sizes}
     *smaller, largest = known
     check = None
     if len(smaller) >= MIN_SIZES:
@@ -133,8 +133,8 @@ def across(
         check = median(one_run(alone, variances).A, confidence)
     return Across(
         {float(recipe.name): recipe for recipe in pooled},
-        {size: one_run(draws, variances) for size, (draws, _) in found.items()},
-        {name: median(found[sizes[0]][1][name], confidence) for name in ("A", "C_mid")},
+        {size: one_run(draws, variances) for size, (draws, _) in predicted.items()},
+        {name: median(predicted[sizes[0]][1][name], confidence) for name in ("A", "C_mid")},
         check, tuple(left_out), confidence,
     )  # fmt: skip
 
@@ -150,12 +150,12 @@ def one_run(draws: Draws, variances: Mapping[str, SeedVariance]) -> Draws:
 
 
 def _why(fit: Fit) -> str:
-    """Why a run is left out; empty if it is not."""
+    """The reason why a run is left out; empty if it is not."""
     return "" if fit.predictable and not set(fit.flags) & UNFIT else fit.reasons
 
 
 def other_laws(runs: Runs, size: float, R0: float, confidence: float) -> dict[str, Estimate | None]:
-    """What each law says of a size that starts from `R0`; None: the runs do not identify the law.
+    """The number that each law gives for a size that starts from `R0`; None: the runs do not identify it.
 
     An exponent is determined to a factor of three, a reward to .2.
     """

@@ -31,7 +31,7 @@ class ScoredForecast:
 
     @property
     def inside(self) -> bool:
-        """Whether the interval holds what was measured."""
+        """True if the measured reward is inside the interval."""
         return self.predicted.low <= self.measured <= self.predicted.high
 
 
@@ -85,7 +85,7 @@ def error_at_2x(test: Backtest | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How well the ends of several runs were forecast. NaN where none was."""
+    """The quality of the forecasts of the ends of several runs. NaN where no end was forecast."""
 
     runs: int
     forecast: int  # of these; the others were too short, flat or falling

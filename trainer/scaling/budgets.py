@@ -1,4 +1,4 @@
-"""Which recipe is ahead at which budget, and what a reward costs, whatever shape the curves have.
+"""The recipe that is ahead at each budget, and the cost of a reward, whatever shape the curves have.
 
 The curves are those of `Fit.forecast`, which averages over laws. Within the data a law only smooths the
 evaluations; beyond them this is a forecast. A run's reward at a compute C is that of its recipe and a
@@ -50,7 +50,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where one recipe overtakes the other."""
+    """The compute at which one recipe overtakes the other."""
 
     compute: Estimate
     winner: str  # ahead beyond it
@@ -166,7 +166,7 @@ def targets(curves: Curves, R0: float) -> tuple[float, ...]:
 
     At the end itself, where many are almost level, the cost is hardly determined.
     """
-    ends = [np.median(curves.at(at)[name]) for name, at in curves.last.items()]
+    ends = [np.median(curves.at(end)[name]) for name, end in curves.last.items()]
     gain = float(np.quantile(ends, 0.25, method="lower")) - R0
     if gain < MIN_GAIN:
         return ()
@@ -223,7 +223,7 @@ def find_leads(names: tuple[str, str], compute: Array, low: Array, high: Array) 
 def find_crossings(
     compute: Array, gap: Array, gaps: Array, leads: Sequence[Lead], confidence: float
 ) -> tuple[Crossing, ...]:
-    """Where R_a − R_b changes sign between a lead of the one and the next lead, of the other.
+    """The computes at which R_a − R_b changes sign between a lead of one and the next lead, of the other.
 
     `gap`: (m,) of the recipes' curves; `gaps`: (draws, m), that difference under each draw.
     """
@@ -232,8 +232,8 @@ def find_crossings(
         between = (compute >= one.high) & (compute <= other.low)
         x, up = np.log(compute[between]), np.sign(gap[compute >= other.low][0])
         if one.winner != other.winner:
-            at, *drawn = np.exp([np.interp(0, up * g[between], x) for g in (gap, *gaps)]).tolist()
-            crossings.append(Crossing(estimate(at, np.array(drawn), confidence), other.winner))
+            place, *drawn = np.exp([np.interp(0, up * g[between], x) for g in (gap, *gaps)]).tolist()
+            crossings.append(Crossing(estimate(place, np.array(drawn), confidence), other.winner))
     return tuple(crossings)
 
 

@@ -1,4 +1,4 @@
-"""What makes a comparison of runs doubtful before any curve is fitted: what they do not share."""
+"""Differences between runs that make a comparison doubtful before any curve is fitted."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,7 +34,7 @@ def warnings(groups: Groups) -> list[str]:
 
 
 def incomparable(groups: Groups, same_metric: bool) -> str:
-    """Why the rewards do not say which recipe is better; empty if they do."""
+    """The reason why the rewards do not say which recipe is better; empty if they do."""
     differing = [f"{key}s" for key in METRIC if _differ(groups, key)]
     if same_metric or not differing:
         return ""

@@ -51,17 +51,17 @@ class Recipe:
 
     @property
     def described(self) -> bool:
-        """Whether a sigmoid describes any of its runs."""
+        """True if a sigmoid describes any of its runs."""
         return not set(self.doubts) & UNFIT
 
     @property
     def evaluations(self) -> int:
-        """Of all runs, after the start."""
+        """Number of evaluations of all runs, after the start."""
         return sum(fit.points for fit in self.fits)
 
     @property
     def forecasts(self) -> tuple[Fit, ...]:
-        """Of the runs that have not fallen: only of these a reward at a budget is said."""
+        """The fits of the runs that have not fallen: only these give a reward at a budget."""
         return tuple(fit for fit in self.fits if "falling" not in fit.flags)
 
     @property
@@ -115,7 +115,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """What the runs say about some recipes."""
+    """The result of a comparison of some recipes by their runs."""
 
     recipes: tuple[Recipe, ...]
     pairs: tuple[Pair, ...]
@@ -226,7 +226,7 @@ def _with_budgets(comparison: Comparison, curves: Curves, budgets: Sequence[floa
 
 
 def without_ranking(comparison: Comparison, why: str) -> Comparison:
-    """What remains where the rewards are not the same metric: each recipe for itself."""
+    """The comparison where the rewards are not the same metric: each recipe for itself."""
     order = [recipe.name for recipe in comparison.recipes]
 
     def unranked(x: float, row: Sequence[Standing]) -> tuple[float, tuple[Standing, ...]]:
@@ -238,7 +238,7 @@ def without_ranking(comparison: Comparison, why: str) -> Comparison:
 
 
 def excludes(e: Estimate, value: float) -> bool:
-    """Whether a value is outside the interval."""
+    """True if a value is outside the interval."""
     return e.low > value or e.high < value
 
 

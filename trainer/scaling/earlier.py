@@ -1,4 +1,4 @@
-"""What earlier runs of the same kind say of a new one: `--like`.
+"""Priors for a new run, learned from earlier runs of the same kind: `--like`.
 
 The beginning of a run leaves open which way it will bend. Finished runs of the same kind show it: which law
 they follow, how steep it is (B or p) and whether they start with a transient. Each of these is a random
@@ -60,13 +60,13 @@ class Earlier:
         return [[past for past in self.runs if past.group == name] for name in names]
 
     def without(self, curve: Curve) -> Earlier:
-        """Without the groups that hold this run, a part of it, or a run that it is a part of."""
+        """The runs without the groups that hold this run, a part of it, or a run that it is a part of."""
         points = set(curve.points)
         same = {past.group for past in self.runs if _is_part(points, set(past.curve.points))}
         return replace(self, runs=tuple(past for past in self.runs if past.group not in same))
 
     def without_run(self, run: Past) -> Earlier:
-        """Without its group; if there is no other one, without the run alone."""
+        """The runs without this one's group; if there is no other group, without the run alone."""
         others = tuple(past for past in self.runs if past.group != run.group)
         return replace(self, runs=others or tuple(past for past in self.runs if past is not run))
 
@@ -77,7 +77,7 @@ def _is_part(one: set[EvalPoint], other: set[EvalPoint]) -> bool:
 
 
 def learn(groups: Mapping[str, Sequence[Curve]], seen: float = SEEN_SHARE) -> Earlier:
-    """What finished runs say, by recipe or another group. ConfigError: too few evaluations, two units.
+    """Learn from finished runs, by recipe or another group. ConfigError: too few evaluations, two units.
 
     `seen`: the share of their compute from which runs will be forecast at most, the unit of transients.
     """
@@ -100,7 +100,7 @@ def learn(groups: Mapping[str, Sequence[Curve]], seen: float = SEEN_SHARE) -> Ea
 
 
 def prior_after(earlier: Earlier, run: Curve) -> Prior:
-    """What to expect of a run, from the earlier ones that are not its own. ConfigError: another unit."""
+    """The prior of a run, by the earlier ones of other recipes. ConfigError: another unit."""
     if run.unit != earlier.unit:
         raise ConfigError(
             f"{run.name}: its compute is in {run.unit}, that of --like in {earlier.unit}; expected one unit"
@@ -115,7 +115,7 @@ def prior_after(earlier: Earlier, run: Curve) -> Prior:
 
 
 def describe_prior(prior: Prior, earlier: Earlier) -> str:
-    """What the earlier runs say, as sentences."""
+    """The information in the earlier runs, as sentences."""
     groups, count = len({past.group for past in earlier.runs}), len(earlier.runs)
     law, name = max(zip(prior.laws, LAWS, strict=True), key=lambda pair: pair[0].probability)
     shape = ""
@@ -136,16 +136,16 @@ def describe_prior(prior: Prior, earlier: Earlier) -> str:
 
 
 def _says(curve: Curve, before: Prior) -> Prior:
-    """What a run itself says of the laws, with flat priors of their shapes, and of the transients."""
+    """The evidence of one run on the laws, with flat priors of their shapes, and on the transients."""
     flat = replace(before, laws=tuple(replace(law, shape=None) for law in before.laws))
     mixed, laws = mixture(averaged(checked(curve)), flat), []
     models = np.zeros(len(mixed.base) * (1 + len(mixed.directions)))
     for law in range(len(LAWS)):
-        own = [(c.integrated, c.probability) for c in mixed.components if c.law == law]
-        weights = [p * softmax(integrated.log_weight, axis=None) for integrated, p in own]
+        parts = [(c.integrated, c.probability) for c in mixed.components if c.law == law]
+        weights = [p * softmax(integrated.log_weight, axis=None) for integrated, p in parts]
         models += np.sum([p.sum(1) for p in weights], axis=0)
         w = np.concatenate([p.sum(0) for p in weights])
-        x = np.log(np.concatenate([integrated.theta[0][:, 0] for integrated, _ in own]))
+        x = np.log(np.concatenate([integrated.theta[0][:, 0] for integrated, _ in parts]))
         share = w / max(w.sum(), 1e-300)
         mean = float(share @ x)
         laws.append(LawPrior(float(w.sum()), (mean, math.sqrt(float(share @ (x - mean) ** 2)))))
@@ -201,7 +201,7 @@ def _as_one(group: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _cut(past: Past, last: float) -> int:
-    """How many points of an earlier run to forecast it from, for a run that is known up to `last`."""
+    """The number of points from which to forecast an earlier run, for a run that is known up to `last`."""
     points = past.curve.points
     return sum(p.compute <= min(last, SEEN_SHARE * points[-1].compute) for p in points)
 

@@ -30,7 +30,7 @@ Recommendation = Literal["investigate", "stop", "continue", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is known after one evaluation. `None`: there are too few evaluations."""
+    """The state of a run after one evaluation. `None`: there are too few evaluations."""
 
     fit: Fit  # where it has fallen, no end is predicted
     predicted: Estimate | None = None  # this evaluation, from the earlier ones
@@ -42,12 +42,12 @@ class Forecast:
 
     @property
     def alarm(self) -> bool:
-        """Whether the run no longer follows its curve."""
+        """True if the run no longer follows its curve."""
         return abs(self.missed) >= 2 or self.far_off
 
     @property
     def recommendation(self) -> Recommendation:
-        """What to do about the rest of the run; "none" if the data do not say."""
+        """The action for the rest of the run; "none" if the data do not say."""
         if self.alarm:
             return "investigate"
         if self.gain is None or self.gain_probability is None or not DOUBTS.isdisjoint(self.fit.flags):
@@ -59,7 +59,7 @@ class Forecast:
         return "continue" if self.gain.low >= MIN_GAIN else "none"
 
     def metrics(self) -> dict[str, float]:
-        """For metrics.jsonl, without what is unknown."""
+        """The forecast as entries of metrics.jsonl, without unknown values."""
         line: dict[str, float] = {}
         ceiling = self.fit.A if self.fit.identified else None
         estimates = {"predicted": self.predicted, "end": self.end, "gain": self.gain, "ceiling": ceiling}
@@ -128,7 +128,7 @@ def reason_to_stop(
     patience: int,
     like: Earlier | None = None,
 ) -> str:
-    """What a run forgoes that ends after the last of `points`, as a sentence; empty: it goes on.
+    """The gain forgone by ending after the last of `points`, as a sentence; empty: the run goes on.
 
     `now` is the forecast after that point; `end` is the compute of the whole run, as planned; `like`, what
     earlier runs say.
@@ -151,7 +151,7 @@ def reason_to_stop(
 
 
 def says_stop(look: Forecast, compute: float, end: float, rule: StopRule) -> bool:
-    """Whether a forecast made at this compute is one to act on and says that more gains too little."""
+    """True if a forecast made at this compute may be acted on and says that more gains too little."""
     if not look.fit.predictable or look.alarm:
         return False
     rewards = look.fit.forecast.reward([compute, 2 * compute if rule.per_doubling else end])

@@ -1,4 +1,4 @@
-"""How long a pilot must be, and how often evaluated, to identify the ceiling: by simulation.
+"""Simulations of how long and how often evaluated a pilot must be to identify the ceiling.
 
 Sigmoids are drawn from a prior or from the posterior of a pilot. Noisy evaluations of each are simulated up
 to a budget and fitted as a user would fit them, and the fit says how precisely A is known. Seeds are fixed.
@@ -99,8 +99,8 @@ def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Pr
     data = checked(pilot)
     reported = float(np.median(data.sd)) if data.sd_known else 0.0
     residual_sd = _residual_sd(pilot, fit, reported)
-    noise, given = noise or max(reported, residual_sd), noise is not None
-    if noise < MIN_SD and not given:
+    noise, is_assumed = noise or max(reported, residual_sd), noise is not None
+    if noise < MIN_SD and not is_assumed:
         raise ConfigError(
             f"{pilot.name}: its evaluations are within {noise:.1g} of the curve and have no standard errors, "
             "so the noise of an evaluation is unknown; give --noise"
@@ -138,7 +138,7 @@ def _thinned(pilot: Curve) -> Curve:
 
 
 def is_known(fit: Fit, within: float) -> bool:
-    """Whether A's interval reaches no further than `within` from its value, and no other flag is raised."""
+    """True if A's interval reaches no further than `within` from its value, and no other flag is raised."""
     doubts = set(fit.flags) - HARMLESS - {"wide"}  # `within` takes its place
     return not doubts and not is_wide(fit.A, 0.0, within)
 

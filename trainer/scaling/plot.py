@@ -142,8 +142,8 @@ def _curve(
     last, first = curve.points[-1].compute, curve.points[0].compute / 2
     past = np.geomspace(first, last, 80) if log else np.linspace(0, last, 80)
     ahead = np.geomspace(last, end, 40)
-    at = [fit.at(float(x)) for x in (*past, *ahead)]
-    value, low, high = (tuple(getattr(e, k) for e in at) for k in ("value", "low", "high"))
+    forecasts = [fit.at(float(x)) for x in (*past, *ahead)]
+    value, low, high = (tuple(getattr(e, k) for e in forecasts) for k in ("value", "low", "high"))
     axes.fill_between([*past, *ahead], low, high, color=colour, alpha=0.15, lw=0)
     axes.plot(past, value[: len(past)], color=colour, lw=1.2)
     if not fit.identified:  # beyond the data the range alone
@@ -219,7 +219,7 @@ def _compute_axis(axes: Axes, unit: str, log: bool) -> None:
 
 
 def _reward_axis(axes: Axes, drawn: Sequence[float], title: str) -> None:
-    """From the lowest to the highest height drawn, within 0 to 1."""
+    """Set the y-axis from the lowest to the highest height drawn, within 0 to 1."""
     room = 0.06 * (max(drawn) - min(drawn)) or 0.05
     axes.set_ylim(max(0.0, min(drawn) - room), min(1.0, max(drawn) + room))
     axes.set_ylabel(title if len(title) <= WIDEST_Y else f"{title[: WIDEST_Y - 1]}…")

@@ -36,7 +36,7 @@ class Needed:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a run gives at some budgets, and what some rewards take."""
+    """The rewards of a run at some budgets, and its budgets for some rewards."""
 
     fit: Fit
     reached: tuple[Reached, ...]
@@ -63,8 +63,8 @@ def predict(
     identified, use the intervals and not the values. ConfigError: too few points, or the run has fallen.
     """
     if type(run) not in (Curve, Fit):
-        given = type(run).__name__
-        raise ConfigError(f"predict: the run is a {given}; expected a Curve, as of curve(...), or a Fit")
+        kind = type(run).__name__
+        raise ConfigError(f"predict: the run is a {kind}; expected a Curve, as of curve(...), or a Fit")
     fit = fit_curve(run) if isinstance(run, Curve) else run
     if not fit.has_forecast:
         raise ConfigError(f"there is no forecast: {fit.reasons}")
@@ -77,7 +77,7 @@ def predict(
 
 
 def kernel_shift(model: str, kernel: str, measured_with: str, rates: Rates | None = None) -> Shift:
-    """What a step costs with one of KERNELS relative to another, for one of kernel_cost.MODELS.
+    """The cost of a step with one of KERNELS relative to another, for one of kernel_cost.MODELS.
 
     `rates`: measured ones in bf16 replace the published ones. The step has the paper's size.
     """
@@ -90,7 +90,7 @@ def kernel_shift(model: str, kernel: str, measured_with: str, rates: Rates | Non
 
 
 def shift_of_run(folder: Path, kernel: str, measured_with: str, rates: Rates) -> Shift | None:
-    """What another kernel would have cost this run, by its own ledger; None if it is no run folder of ours.
+    """The cost of this run with another kernel, by its own ledger; None if it is no run folder of ours.
 
     ConfigError: `rates` lack one of both kernels. Published rates are of other machines.
     """
@@ -103,8 +103,8 @@ def shift_of_run(folder: Path, kernel: str, measured_with: str, rates: Rates) ->
 
 def _both(kernel: str, measured_with: str, rates: Rates | None, dtype: str) -> tuple[Head, Head]:
     """The published rates of two of KERNELS, or those of one record: both, or ConfigError."""
-    found = PUBLISHED_HEADS if rates is None else measured_heads(rates, dtype)
-    heads = {head.name: head for head in found}
+    known = PUBLISHED_HEADS if rates is None else measured_heads(rates, dtype)
+    heads = {head.name: head for head in known}
     if missing := [name for name in (KERNELS[kernel], KERNELS[measured_with]) if name not in heads]:
         raise ConfigError(
             f"--kernel-rates: it has no {' and no '.join(missing)} in {dtype}; both kernels must have been "

@@ -21,7 +21,7 @@ LEVELS = np.linspace(-8, 8, 129)  # log2 of τ over its prior's median
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Effects:
-    """What units say of a and τ, by level of τ."""
+    """The posterior of a and the evidence on τ, by level of τ."""
 
     log_evidence: Array  # (levels,) log p(values | τ), but for a constant
     mean: Array  # (levels, k) of a

@@ -33,7 +33,7 @@ class Table:
     ranked: bool = False  # the rows are numbered
 
     def __str__(self) -> str:
-        """For a terminal of 80 columns."""
+        """The table for a terminal of 80 columns."""
         rows = self.rows
         if self.ranked:
             places = ["  ", *(f"{i:2}" for i in range(1, len(rows)))]
@@ -71,7 +71,7 @@ def parts(comparison: Comparison, unit: str, details: bool) -> Iterator[str | Ta
 
 
 def answer(comparison: Comparison, unit: str) -> Iterator[str]:
-    """Which recipe is best where all have data, and which others it is not surely ahead of."""
+    """The best recipe where all have data, and the others that it is not surely ahead of."""
     if comparison.end is None or comparison.incomparable:
         return
     first, *rest = comparison.end[1]
@@ -124,7 +124,7 @@ def ranking(comparison: Comparison, unit: str) -> Iterator[Table]:
 
 
 def reward_seed_sentence(comparison: Comparison, unit: str) -> Iterator[str]:
-    """How far apart the rewards of two runs of one recipe are."""
+    """The difference in reward between two runs of one recipe, as a sentence."""
     if comparison.end is None:
         return
     differ = (
@@ -146,7 +146,7 @@ def reward_seed_sentence(comparison: Comparison, unit: str) -> Iterator[str]:
 
 
 def pair_sentences(pair: Pair, comparison: Comparison, unit: str) -> list[str]:
-    """What is known of two recipes; of many pairs, only their ceilings and leads."""
+    """Sentences on two recipes; of many recipes, only on their rewards, ceilings and leads."""
     two = [recipe for recipe in comparison.recipes if recipe.name in (pair.a, pair.b)]
     sentences = []
     if comparison.end is not None and pair.reward is not None:
@@ -180,11 +180,11 @@ def _ceilings(pair: Pair, two: Sequence[Recipe]) -> str:
 def _efficiencies(pair: Pair, unit: str) -> list[str]:
     if pair.cautions:
         return [f"B and C_mid are not compared: {'; '.join(FLAGS[flag] for flag in pair.cautions)}."]
-    at = "each at its own ceiling" if pair.common_A is None else f"both at the ceiling {pair.common_A:.3f}"
+    where = "each at its own ceiling" if pair.common_A is None else f"both at the ceiling {pair.common_A:.3f}"
     B = " against ".join(interval(e, ".2f") for e in pair.B)
     C_mid = f"{' against '.join(map(amounts, pair.C_mid))} {unit}"
     sentences = [
-        f"{name}, {at}: {values}, ratio {interval(ratio, '.2f')}: "
+        f"{name}, {where}: {values}, ratio {interval(ratio, '.2f')}: "
         f"{'they differ' if differ else 'no difference is visible'}."
         for name, values, ratio, differ in (
             ("Efficiency B", B, pair.B_ratio, pair.B_differs),
@@ -224,7 +224,7 @@ def at_budgets(comparison: Comparison, unit: str) -> Iterator[Table]:
     if not comparison.budgets:
         return
     by_name = [{s.recipe: s for s in row} for _, row in comparison.budgets]
-    head = ("recipe", *(amount(at) for at, _ in comparison.budgets))
+    head = ("recipe", *(amount(budget) for budget, _ in comparison.budgets))
     names = [s.recipe for s in comparison.end[1]] if comparison.end else []
     rewards = [(name, *(_reward(row[name]) for row in by_name)) for name in names]
     title = f"Reward at a budget in {unit} (± half of the {level(comparison.confidence)} interval):"
@@ -235,8 +235,8 @@ def at_budgets(comparison: Comparison, unit: str) -> Iterator[Table]:
 
 
 def budget_sentences(comparison: Comparison) -> list[str]:
-    """Which recipes are not ranked, and what extrapolation assumes."""
-    furthest = max((at for at, _ in comparison.budgets), default=0.0)
+    """The recipes that are not ranked, and the assumption of extrapolation, as sentences."""
+    furthest = max((budget for budget, _ in comparison.budgets), default=0.0)
     hidden = [f"{r.name} ({_reasons(r)})" for r in comparison.recipes if not r.forecasts]
     sentences = [f"Left out of this table: {'; '.join(hidden)}."] if hidden else []
     unranked: dict[str, list[str]] = {
@@ -310,7 +310,7 @@ def ceilings(comparison: Comparison, unit: str, several: bool) -> Iterator[str |
 
 
 def recipe_sentences(comparison: Comparison) -> list[str]:
-    """Why a ceiling is not identified, and which runs are left out."""
+    """The reasons why ceilings are not identified, and the runs that are left out, as sentences."""
     sentences = []
     for recipe in comparison.recipes:
         if recipe.doubts:
@@ -331,7 +331,7 @@ def _reasons(recipe: Recipe) -> str:
 
 
 def seed_sentence(comparison: Comparison) -> str:
-    """How much runs of one recipe differ, how that is known, and when two recipes are said to differ."""
+    """The spread over runs of one recipe, its source, and the levels of the differences, as sentences."""
     margin = f"{comparison.margin:g}" + " (the paper's)" * (comparison.margin == MARGIN)
     runs = sum(len(recipe.used) for recipe in comparison.recipes)
     spread = [f"{interval(comparison.spread[name], '.0%')} in {name}" for name in ("B", "C_mid")]
@@ -357,7 +357,7 @@ def seed_sentence(comparison: Comparison) -> str:
 
 
 def _verdicts(pairs: Sequence[Pair]) -> Iterator[str]:
-    """Which identified ceilings are above which, and which are equivalent."""
+    """Sentences on identified ceilings that are above others, equivalent, or not distinguished."""
     known = [pair for pair in pairs if not pair.doubts]
     ordered = [(p.a, p.b, p) if p.A.value > 0 else (p.b, p.a, p) for p in known if p.verdict == DIFFERENT]
     for name, others in grouped((high, f"{low} by {abs(p.A.value):.3f}") for high, low, p in ordered).items():

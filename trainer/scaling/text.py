@@ -1,4 +1,4 @@
-"""What can be concluded from a fit, and what cannot, in sentences for the terminal and the page."""
+"""Conclusions from a fit, and their limits, in sentences for the terminal and the page."""
 
 import math
 from typing import NamedTuple
@@ -33,12 +33,12 @@ def explain(fit: Fit, unit: str) -> str:
 
 
 def evaluations(fit: Fit) -> str:
-    """How many there are; the one that is R0 is none of them."""
+    """The number of evaluations as text; the one that is R0 does not count."""
     return f"{fit.points} evaluations" + (" after the start" if fit.R0_source == "measured" else "")
 
 
 def why_not(fit: Fit) -> str:
-    """Why the ceiling is not identified, what can be said of it nevertheless, and what to do."""
+    """The reasons why the ceiling is not identified, what can be said of it nevertheless, and what to do."""
     text = f"The ceiling A is not identified: {fit.reasons}."
     if fit.draws is not None and not fit.predictable:
         text += " There is no forecast for such a run."
@@ -51,7 +51,7 @@ def why_not(fit: Fit) -> str:
 
 
 def assumption(fit: Fit) -> str:
-    """What stands above every forecast."""
+    """The sentence that stands above every forecast."""
     low = "the last evaluation is a bad one and " if "last-point-low" in fit.flags else ""
     law = f" (a sigmoid: {percent(fit.sigmoid_prob)} probable, or another law)"
     return f"If {low}the run goes on as it did{'' if math.isnan(fit.sigmoid_prob) else law}:"
@@ -63,7 +63,7 @@ def r_squared(fit: Fit) -> str:
 
 
 def determined(fit: Fit, e: Estimate) -> bool:
-    """Whether the data determine B or C_mid, if only as a range where they do not identify the ceiling."""
+    """True if the data determine B or C_mid, if only as a range where the ceiling is not identified."""
     if UNDESCRIBED & set(fit.flags) or "B-at-bound" in fit.flags:
         return False
     return fit.identified or e.high < DETERMINED * e.low
@@ -131,7 +131,7 @@ def noise(fit: Fit) -> list[str]:
 
 
 def cautions(fit: Fit) -> str:
-    """What to know of a fit besides the reasons why its ceiling is not identified."""
+    """Warnings about a fit besides the reasons why its ceiling is not identified."""
     harmless = (fit.describe(flag) for flag in fit.flags if flag in HARMLESS)
     return " ".join([*(f"{text[0].upper()}{text[1:]}." for text in harmless), *noise(fit)])
 
@@ -177,7 +177,7 @@ def answers(curve: Curve, fit: Fit) -> list[Answer]:
 
 
 def describe_backtest(test: Backtest | None, unit: str) -> str:
-    """For a terminal; empty if there was no test."""
+    """The backtest as text for a terminal; empty if there was no test."""
     if test is None or (error := error_at_2x(test)) is None:
         return ""
     end, inside = test.end, test.end.inside

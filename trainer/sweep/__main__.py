@@ -139,8 +139,8 @@ def _executor(args: argparse.Namespace, sweep: Sweep) -> LocalExecutor | Cluster
 def plan(sweep: Sweep, args: argparse.Namespace) -> str:
     """The commands that would run, and how long they would take, once the pace of a run is known."""
     status, jobs = load_status(sweep.folder), _executor(args, sweep).jobs
-    left = [run for run in sweep.runs if run.recipe not in status.stopped]
-    runs = [run for run in left if not complete(run.folder, sweep.budget)]
+    remaining = [run for run in sweep.runs if run.recipe not in status.stopped]
+    runs = [run for run in remaining if not complete(run.folder, sweep.budget)]
     seconds = time_left(sweep, status, jobs)
     time = "" if seconds is None else f" Time left: {clock(seconds)}."
     commands = "\n".join(" ".join(run.command(sweep.budget)) for run in runs)

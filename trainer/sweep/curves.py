@@ -53,8 +53,8 @@ def keep_curves(sweep: Sweep, out: Path) -> None:
         settings = of_config(config, "eval/pass_rate")
         for row in read_lines(metrics):
             if "eval/pass_rate" in row:
-                kept = {k: v for k, v in row.items() if COLUMNS.fullmatch(k)}
-                rows.append({"run": run.name} | kept | settings)
+                measured = {k: v for k, v in row.items() if COLUMNS.fullmatch(k)}
+                rows.append({"run": run.name} | measured | settings)
         roles = {
             name: {"devices": role["devices"], "seconds": role["seconds"]}
             for name, role in ledger["roles"].items()

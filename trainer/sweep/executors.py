@@ -1,4 +1,4 @@
-"""Where runs train: as processes on this machine, or as jobs that submitit hands to a cluster."""
+"""Executors train runs: as processes on this machine, or as jobs that submitit hands to a cluster."""
 
 import fcntl
 import json
@@ -76,7 +76,7 @@ class LocalExecutor:
 
 
 class Job:
-    """What a node of the cluster does: it trains a run, and stops it when the sweep's folder says so."""
+    """A job on a node of the cluster: it trains a run, and stops it when the sweep's folder says so."""
 
     def __init__(self, run: Run, compute: float) -> None:
         self.run, self.compute = run, compute

@@ -1,4 +1,4 @@
-"""How far the runs of a sweep are: a line for each that trains, the number done, the time left."""
+"""The progress of a sweep: a line for each run that trains, the number done, the time left."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ PLAIN_EVERY_S = 60.0  # where the output is no terminal
 
 
 class Progress(NamedTuple):
-    """What a run has done, by its folder."""
+    """The progress of a run, by its folder."""
 
     step: int = 0
     steps: int = 0  # 0: unknown
@@ -36,7 +36,7 @@ class Progress(NamedTuple):
 
 
 def progress(folder: Path) -> Progress:
-    """From the end of metrics.jsonl, which may be half written."""
+    """The progress by the end of metrics.jsonl, which may be half written."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
@@ -54,21 +54,21 @@ def progress(folder: Path) -> Progress:
 
 
 def time_left(sweep: Sweep, status: Status, jobs: int) -> float | None:
-    """Seconds, by the pace of the runs so far; None if there is none yet. `jobs` runs go on at a time."""
-    budget, left, pace = sweep.budget, 0.0, list[float]()
+    """Seconds left, by the pace of the runs so far; None if there is none yet. `jobs` runs are parallel."""
+    budget, remaining, pace = sweep.budget, 0.0, list[float]()
     for run in sweep.runs:
         if run.recipe in status.stopped:
             continue
         p = progress(run.folder)
         share = 1.0 if complete(run.folder, budget) else p.share(budget)
-        left += 1 - share
+        remaining += 1 - share
         if p.wall_s and share > 0.02:
             pace.append(p.wall_s / share)
-    return left * sum(pace) / len(pace) / jobs if pace else None
+    return remaining * sum(pace) / len(pace) / jobs if pace else None
 
 
 class View:
-    """On a terminal a table that is drawn again; elsewhere a line a minute, and one for each end."""
+    """Print the progress: a table on a terminal; elsewhere a line a minute, and one when a run completes."""
 
     def __init__(self, sweep: Sweep, jobs: int) -> None:
         self.sweep, self.jobs, self.console = sweep, jobs, Console(file=sys.stdout)
@@ -94,8 +94,8 @@ class View:
         line = f"{ended} of {len(runs)} runs complete, {len(active)} training"
         line += f", {len(status.errors)} failed" * bool(status.errors)
         line += f", {', '.join(status.stopped)} stopped early" * bool(status.stopped)
-        left = time_left(self.sweep, status, min(self.jobs, len(runs)))
-        line += "" if left is None else f", {clock(left)} left"
+        seconds = time_left(self.sweep, status, min(self.jobs, len(runs)))
+        line += "" if seconds is None else f", {clock(seconds)} left"
         line += "; stopping after the current steps (Ctrl-C again: at once)" * stopping
         if not self.console.is_terminal:
             self.console.print(line, soft_wrap=True)
@@ -110,6 +110,6 @@ class View:
 
 
 def clock(seconds: float) -> str:
-    """Such as 3:05 h or 12 min."""
+    """A duration as text, such as 3:05 h or 12 min."""
     minutes = round(seconds / 60)
     return f"{minutes // 60}:{minutes % 60:02d} h" if minutes >= 60 else f"{minutes} min"

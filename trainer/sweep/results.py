@@ -1,4 +1,4 @@
-"""What a sweep shows: the comparison of its recipes, what halving stopped, and the cost."""
+"""The results of a sweep: the comparison of its recipes, those that halving stopped, and the cost."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,10 +84,10 @@ def _rows(sweep: Sweep) -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 
 def stopped(status: Status, sweep: Sweep) -> Iterator[str]:
-    """What halving has stopped, and what that saved."""
+    """The recipes that halving has stopped, and the compute saved, as sentences."""
     for name, why in status.stopped.items():
-        at, chance = f"{why['share']:.0%}", percent(why["probability"])
-        yield f"{name} was stopped at {at} of the budget, where its probability to be the best was {chance}."
+        share, best = f"{why['share']:.0%}", percent(why["probability"])
+        yield f"{name} was stopped at {share} of the budget, where its probability to be the best was {best}."
     if status.stopped:
         saved = sum(1 - why["share"] for why in status.stopped.values()) / len(sweep.groups)
         yield f"That saved {saved:.0%} of the sweep's compute."

@@ -1,4 +1,4 @@
-"""What a sweep was asked for (sweep.yaml in its folder), the runs that it consists of, and what came of them.
+"""The options of a sweep (sweep.yaml in its folder), the runs that it consists of, and their status.
 
 FOLDER/sweep.yaml     what was asked, and the settings in which the recipes differ
 FOLDER/R-S/           the run folder of recipe R, seed S: it says whether the run is complete
@@ -44,14 +44,14 @@ class Run:
         return self.folder.name
 
     def command(self, compute: float) -> list[str]:
-        """What trains it up to a compute (0: up to its last step), from its newest checkpoint if any."""
+        """The command to train up to a compute (0: to the last step), from the newest checkpoint if any."""
         limit = ["--pipeline.max_compute", repr(compute)] if compute else []
         return [*self.start, *limit, *(["--resume"] if latest(self.folder) else [])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What was asked for."""
+    """The options of a sweep, and its runs."""
 
     folder: Path
     recipes: tuple[str, ...]  # names of shipped recipes, or files
@@ -95,8 +95,8 @@ class Sweep:
             )
         if self.rungs and not self.budget:
             raise ConfigError("--halving needs --budget: runs stop at shares of it")
-        if own := [o for o in self.overrides if o.startswith(OURS)]:
-            raise ConfigError(f"-- {own[0]}: the sweep sets this for each run; leave it out")
+        if reserved := [o for o in self.overrides if o.startswith(OURS)]:
+            raise ConfigError(f"-- {reserved[0]}: the sweep sets this for each run; leave it out")
         return {name: parse(runs[0].start[len(TRAINER) :]).config for name, runs in self.groups.items()}
 
     def check_whole(self) -> None:
@@ -161,7 +161,7 @@ def differing(configs: dict[str, Config]) -> dict[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """As YAML shows it."""
+    """A value as YAML shows it."""
     if isinstance(value, list | tuple):
         return [asdict(v) if hasattr(v, "__dataclass_fields__") else v for v in value]
     return value
@@ -169,7 +169,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass
 class Status:
-    """What came of the runs beyond what their folders say; kept in status.json."""
+    """The outcome of the runs beyond what their folders say; stored in status.json."""
 
     folder: Path
     errors: dict[str, str] = field(default_factory=dict)  # by run: of its last attempt

@@ -64,7 +64,7 @@ class ReadCommand(ReadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(Options):
-    """How to fit a curve; `fit_curve` checks them."""
+    """Options of the fit of a curve; `fit_curve` checks them."""
 
     group: ClassVar[tuple[str, ...]] = ("fit",)
 
@@ -108,7 +108,7 @@ class ForecastCommand(FitOptions, ReadCommand):
         return fit_curve(curve, self.confidence, self.within, prior=self.prior(curve))
 
     def prior(self, curve: Curve) -> Prior:
-        """What the runs of --like say of a run."""
+        """The prior of a run, learned from the runs of --like if there are any."""
         return prior_after(self.earlier, curve) if self.earlier else DEFAULT
 
     def describe_prior(self, curve: Curve) -> list[str]:
@@ -124,7 +124,7 @@ def write_json(path: Path | None, content: Any) -> None:
 
 
 def sources(readings: Sequence[Reading]) -> str:
-    """Which columns were read, and what was noticed in reading; runs that were read alike share the lines."""
+    """The columns read, and the notes of the reader; runs that were read alike share the lines."""
     runs = grouped(((str(reading), *reading.notes), reading.curve.name) for reading in readings)
     blocks = ([paragraph(", ".join(names), ""), *map(paragraph, texts)] for texts, names in runs.items())
     return "\n".join(map("\n".join, blocks))

@@ -24,7 +24,7 @@ COLUMNS = ("A", "C_mid", "B")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one size: rewards by budget, and what the laws of others say; None: it is not identified."""
+    """One size: its rewards by budget, and the numbers of other laws; None: the law is not identified."""
 
     rewards: dict[float, Estimate]
     other_laws: dict[str, Estimate | None]
@@ -68,7 +68,7 @@ examples:
         runs = {size: [r.curves[i] for i in r.used] for size, r in law.recipes.items()}
         predicted = {
             size: Prediction(
-                {at: law.reward(size, at) for at in self.at},
+                {budget: law.reward(size, budget) for budget in self.at},
                 other_laws(runs, size, law.estimate(size, "R0").value, self.confidence),
             )
             for size in law.predicted
@@ -158,16 +158,16 @@ def _is_narrow(e: Estimate) -> bool:
 
 
 def law_sentences(law: Across, names: Mapping[float, str]) -> list[str]:
-    """What is assumed, what the sizes say of it, and whether it has been checked."""
+    """Sentences on the assumptions, on what the sizes say of them, and on the check of the law."""
     odds, C_mid = (interval(e, ".2f") for e in law.slopes.values())
     n, largest = len(law.recipes), list(law.recipes)[-1]
     check = f"The law is not checked here: that takes {MIN_SIZES + 1} sizes or more."
     if law.check:
-        own = law.recipes[largest].estimate("A").value
-        outcome = "inside" if law.check.low <= own <= law.check.high else "outside"
+        measured = law.recipes[largest].estimate("A").value
+        outcome = "inside" if law.check.low <= measured <= law.check.high else "outside"
         check = (
             f"Check: the {n - 1} smaller sizes predict a ceiling of {interval(law.check, '.3f', False)} for "
-            f"{names[largest]}; its own is {own:.3f}, {outcome}"
+            f"{names[largest]}; its own is {measured:.3f}, {outcome}"
             f"{' the interval: do not rely on this law' if outcome == 'outside' else ''}."
         )
     return [
@@ -185,7 +185,7 @@ def law_sentences(law: Across, names: Mapping[float, str]) -> list[str]:
 def _describe(
     law: Across, size: float, names: Mapping[float, str], ahead: Prediction, unit: str
 ) -> list[str]:
-    """What is predicted for a size, in lines."""
+    """The prediction for a size, in lines."""
     A, C_mid = (law.estimate(size, name) for name in ("A", "C_mid"))
     smallest, *_, largest = law.recipes
     where = "between the sizes"
@@ -196,7 +196,7 @@ def _describe(
     texts = [f"Ceiling A {_cell('A', A)}, midpoint C_mid {_cell('C_mid', C_mid)} {unit}."]
     if not _is_narrow(A):
         texts[0] += " So wide a range is no forecast to plan with: train another size."
-    texts += [f"At {amount(at, 6)} {unit}: reward {_cell('A', e)}." for at, e in ahead.rewards.items()]
+    texts += [f"At {amount(C, 6)} {unit}: reward {_cell('A', e)}." for C, e in ahead.rewards.items()]
     unknown = f"not identified by {len(law.recipes)} sizes, so there is no number"
     for name, e in ahead.other_laws.items():
         texts.append(f"Another law, {name} is {interval(e, '.3f') if e else unknown}.")

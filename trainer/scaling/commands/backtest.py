@@ -17,7 +17,7 @@ Tests = Mapping[str, Sequence[Backtest | None]]  # by limit, one for each run
 
 @dataclass(frozen=True, kw_only=True)
 class Command(ForecastCommand):
-    """Which runs, up to where they are fitted, and where to write the result."""
+    """Options: the compute up to which the runs are fitted, and the file for the result."""
 
     examples: ClassVar[str] = """\
 examples:

@@ -18,7 +18,7 @@ Groups = Mapping[str, Sequence[Reading]]
 
 @dataclass(frozen=True, kw_only=True)
 class Command(GroupCommand):
-    """What to compare, at which budgets, and where to write it."""
+    """Options: the budgets at which recipes are compared, and the files to write."""
 
     examples: ClassVar[str] = """\
 Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
@@ -58,7 +58,7 @@ examples:
 
 
 def describe(comparison: Comparison, readings: Groups, unit: str, details: bool = False) -> str:
-    """For a terminal: the answer, the tables, the pairs (if many, only with `details`), the sources."""
+    """Text for a terminal: the answer, the tables, the pairs (if many, only with `details`), the sources."""
     notes = [f"Note: {note}" for note in warnings(readings)]
     notes += [comparison.incomparable] if comparison.incomparable else []
     return "\n\n".join([

@@ -19,7 +19,7 @@ from trainer.scaling.text import describe_backtest, determined, explain, r_squar
 
 @dataclass(frozen=True, kw_only=True)
 class Command(ForecastCommand):
-    """What to fit, and where to write it."""
+    """Options: further output, and the files to write."""
 
     examples: ClassVar[str] = """\
 examples:

@@ -114,12 +114,12 @@ examples:
 
     def _check_unused(self, pilot: bool) -> None:
         """ConfigError: an option would be ignored, or is too small here."""
-        given = [o.name for o in fields(self) if getattr(self, o.name) != o.default]
+        chosen = [o.name for o in fields(self) if getattr(self, o.name) != o.default]
         assumed = {option.name for option in fields(Assumptions)}
-        if pilot and (wrong := [flag(name) for name in given if name in assumed]):
+        if pilot and (wrong := [flag(name) for name in chosen if name in assumed]):
             raise ConfigError(f"{wrong[0]} is for planning without a pilot; give one or the other")
         reading = {option.name for option in fields(ReadOptions)} - {"r0", "unit"}
-        if not pilot and (wrong := [flag(name) for name in given if name in reading]):
+        if not pilot and (wrong := [flag(name) for name in chosen if name in reading]):
             raise ConfigError(
                 f"{', '.join(wrong)}: only for reading a pilot, and there is none; give its file, or leave "
                 "this out"
@@ -139,8 +139,8 @@ examples:
             )
         low, high, A = self.c_mid[0], self.c_mid[-1], self.a or A_RANGE
         if len(self.c_mid) > 2 or low > high:
-            given = " ".join(f"{x:g}" for x in self.c_mid)
-            raise ConfigError(f"--c-mid {given}: expected a compute above 0, or LOW HIGH with 0 < LOW ≤ HIGH")
+            span = " ".join(f"{x:g}" for x in self.c_mid)
+            raise ConfigError(f"--c-mid {span}: expected a compute above 0, or LOW HIGH with 0 < LOW ≤ HIGH")
         if not 0 <= self.r0 < A[0] <= A[1] <= 1:
             raise ConfigError(f"--r0 {self.r0:g} --a {A[0]:g} {A[1]:g}: expected 0 ≤ R0 < low ≤ high ≤ 1")
         rho = self.autocorrelation or 0.0
@@ -157,7 +157,7 @@ examples:
         return prospect
 
     def _pilots(self, readings: Sequence[Reading], unit: str) -> tuple[Prospect, bool]:
-        """How one pilot goes on, or a new run like several; and if the pilot leaves nothing to plan."""
+        """The prospect of one pilot, or of a new run like several; True if it leaves nothing to plan."""
         curves, known, end = [reading.curve for reading in readings], False, ""
         if len(readings) == 1:
             prospect, fit = after_pilot(curves[0], self.runs, self.noise)
@@ -179,7 +179,7 @@ examples:
         return prospect, known
 
     def _relative(self, rise: float) -> str:
-        """What the precision means where the rise is small."""
+        """The precision as a share of the rise, as a sentence; empty where it is at most a tenth of it."""
         if self.within <= 0.1 * rise:
             return ""
         share = self.within / max(rise, 1e-9)

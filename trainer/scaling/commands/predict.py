@@ -50,32 +50,32 @@ class Kernels(Options):
         return read_rates(self.kernel_rates)
 
     def shift(self, reading: Reading, rates: Rates | None) -> Shift | None:
-        """By the run's own ledger if it has one and the rates are measured, else by the paper's step."""
+        """The shift by the run's own ledger if that and measured rates exist, else by the paper's step."""
         if self.kernel is None or self.measured_with is None:
             return None
         name, unit = reading.curve.name, reading.curve.unit
         pair = self.kernel, self.measured_with
-        own = shift_of_run(reading.path, *pair, rates) if rates else None
-        if own and self.model:
+        booked = shift_of_run(reading.path, *pair, rates) if rates else None
+        if booked and self.model:
             raise ConfigError(
                 f"--model {self.model}: {name} is accounted by its own ledger, with its own model; leave "
                 "out --model"
             )
-        if unit not in (DEVICE_HOURS if own else DEVICE_HOURS[:1]):
+        if unit not in (DEVICE_HOURS if booked else DEVICE_HOURS[:1]):
             raise ConfigError(
-                f"{name}: compute is in {unit}; --kernel changes the {'device' if own else 'GPU'}-hours "
+                f"{name}: compute is in {unit}; --kernel changes the {'device' if booked else 'GPU'}-hours "
                 "of a run: give compute in them (--gpu-hours-per-step, --devices or --unit; of a run "
                 "folder of ours, leave out --compute-column)"
             )
-        shift = own or kernel_shift(self.model or MODEL, *pair, rates)
-        if rates and not own and (reading.path / "ledger.json").is_file():
+        shift = booked or kernel_shift(self.model or MODEL, *pair, rates)
+        if rates and not booked and (reading.path / "ledger.json").is_file():
             return replace(shift, note="Its ledger does not book the loss of the head apart.")
         return shift
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(Kernels, ForecastCommand):
-    """What to predict, its price, another kernel."""
+    """Options: budgets and rewards to predict, the price of compute, another kernel."""
 
     examples: ClassVar[str] = """\
 examples:
@@ -152,8 +152,8 @@ examples:
 
     def _needed(self, n: Needed, quoted: bool, unit: str) -> str:
         e, (low, high) = n.compute, self.reward_range
-        own = f" ({low + n.reward * (high - low):g} from {low:g} to {high:g})" if self.rescales else ""
-        start = f"reward {n.reward:g}{own}:"
+        unscaled = f" ({low + n.reward * (high - low):g} from {low:g} to {high:g})" if self.rescales else ""
+        start = f"reward {n.reward:g}{unscaled}:"
         if e.high == 0:
             return f"{start} reached from the start."
         if e.low == math.inf:
@@ -167,13 +167,13 @@ examples:
 
     def _to_json(self, reading: Reading, prediction: Prediction, shift: Shift | None) -> dict[str, Any]:
         fit, price = prediction.fit, self.price
-        at, reach = (list(map(asdict, part)) for part in (prediction.reached, prediction.needed))
+        reached, needed = (list(map(asdict, part)) for part in (prediction.reached, prediction.needed))
         if price:
-            at = [row | {"cost": row["budget"] * price} for row in at]
-            reach = [row | {"cost": {k: x * price for k, x in row["compute"].items()}} for row in reach]
+            reached = [row | {"cost": row["budget"] * price} for row in reached]
+            needed = [row | {"cost": {k: x * price for k, x in row["compute"].items()}} for row in needed]
         of_fit = {name: getattr(fit, name) for name in ("identified", "flags", "confidence")}
         read = {"unit": reading.curve.unit, "source": str(reading), "notes": reading.notes}
-        ahead = {"price": price, "kernel": shift and asdict(shift), "at": at, "reach": reach}
+        ahead = {"price": price, "kernel": shift and asdict(shift), "at": reached, "reach": needed}
         return read | of_fit | {"A": asdict(fit.A)} | ahead
 
 

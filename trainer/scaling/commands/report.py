@@ -15,7 +15,7 @@ from trainer.scaling.report.run import runs_of
 
 @dataclass(frozen=True, kw_only=True)
 class Command(GroupCommand):
-    """What to report, and where."""
+    """Options: the page and the folder for the pictures."""
 
     examples: ClassVar[str] = """\
 Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.

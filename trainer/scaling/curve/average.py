@@ -1,4 +1,4 @@
-"""What a run will do, averaged over the laws that its data allow.
+"""The forecast of a run, averaged over the laws that its data allow.
 
 The early part of a real curve can often be described by a sigmoid and by other laws alike, which then go
 different ways. So a forecast is an average over models (Hoeting et al. 1999): each law has a prior
@@ -61,7 +61,7 @@ class Transient:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is believed of a run before it is seen."""
+    """The beliefs about a run before it is seen."""
 
     laws: tuple[LawPrior, ...]  # in the order of LAWS
     transients: tuple[Transient, ...]

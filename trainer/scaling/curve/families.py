@@ -61,7 +61,7 @@ class Axis:
 
     @property
     def length(self) -> float:
-        """In the measure of the prior."""
+        """Length of the axis in the measure of the prior."""
         return float(np.log(self.high / self.low)) if self.log else self.high - self.low
 
     @property

@@ -83,33 +83,33 @@ class Fit:
 
     @property
     def identified(self) -> bool:
-        """Whether the data identify the ceiling."""
+        """True if the data identify the ceiling."""
         return not set(self.flags) - HARMLESS
 
     @property
     def has_forecast(self) -> bool:
-        """Whether the curve may be carried beyond the data, if only as an interval."""
+        """True if the curve may be carried beyond the data, if only as an interval."""
         return self.averaged_draws is not None and not {"falling", "flat"} & set(self.flags)
 
     @property
     def predictable(self) -> bool:
-        """The same, from enough points for a sigmoid."""
+        """True if there is a forecast, from enough points for a sigmoid."""
         return self.has_forecast and self.draws is not None
 
     @property
     def reasons(self) -> str:
-        """Why they do not, without what follows from another reason; empty if they do."""
+        """The reasons why the ceiling is not identified, but for those that follow from others; or empty."""
         flags = [flag for flag in self.flags if flag not in HARMLESS]
         named = [flag for flag in flags if flag in SUFFICIENT] or [flag for flag in flags if flag != "wide"]
         return "; ".join(self.describe(flag) for flag in named or flags)
 
     def describe(self, flag: str) -> str:
-        """What a flag means for this fit."""
+        """The meaning of a flag for this fit."""
         return self.details.get(flag, FLAGS[flag])
 
     @property
     def overdispersed(self) -> bool:
-        """Whether the points scatter more than their reported standard errors explain."""
+        """True if the points scatter more than their reported standard errors explain."""
         return self.noise == REPORTED_ERRORS and self.overdispersion > SURPRISING
 
     @property
@@ -126,7 +126,7 @@ class Fit:
         return median(self.forecast.compute_for(reward), self.confidence)
 
     def evaluation(self, point: EvalPoint) -> Estimate:
-        """What an evaluation at the point's compute should give, with the noise of the evaluation itself."""
+        """The reward expected of an evaluation at the point's compute, its own noise included."""
         rewards = self.forecast.reward(point.compute)
         noise = EQUAL_ERROR * (1.0 if math.isnan(self.overdispersion) else self.overdispersion)
         if self.noise == REPORTED_ERRORS:
@@ -142,7 +142,7 @@ class Fit:
         return self.averaged_draws
 
     def to_json(self) -> dict[str, Any]:
-        """As valid JSON, the answer first and the band last, without the draws."""
+        """The fit as valid JSON, the answer first and the band last, without the draws."""
         content = {"identified": self.identified} | asdict(replace(self, draws=None, averaged_draws=None))
         del content["draws"], content["averaged_draws"]
         if not self.predictable:  # what lies beyond the data would be a forecast
@@ -221,17 +221,17 @@ def fit(
 
 
 def _result(data: Data, facts: dict[str, Any], prior: Prior | None) -> Fit:
-    found, confidence = posterior(data), facts["confidence"]
-    sigmoid, draws, c, r = found.sigmoid, found.draws, data.compute, data.reward
+    result, confidence = posterior(data), facts["confidence"]
+    sigmoid, draws, c, r = result.sigmoid, result.draws, data.compute, data.reward
     A, B, C_mid, R0 = (
         estimate(getattr(sigmoid, name), getattr(draws, name), confidence)
         for name in ("A", "B", "C_mid", "R0")
     )
-    flags = flags_of(data, sigmoid, found.outliers, A, B, facts["within"])
+    flags = flags_of(data, sigmoid, result.outliers, A, B, facts["within"])
     ahead = Average.of_sigmoids(draws, float(c[-1]))
     if prior and NO_CURVE.isdisjoint(flags):
-        ahead, correlated = average(data, prior), found.autocorrelated_prob > 1 - UNLIKELY
-        shape = another_shape(data, draws, found.weight, found.scale, correlated)
+        ahead, correlated = average(data, prior), result.autocorrelated_prob > 1 - UNLIKELY
+        shape = another_shape(data, draws, result.weight, result.scale, correlated)
         if not shape and ahead.sigmoid_prob < UNLIKELY:
             text = f"other laws are more probable (a sigmoid: {ahead.sigmoid_prob:.1%} probable)"
             shape = {"other-shape": text}
@@ -246,9 +246,9 @@ def _result(data: Data, facts: dict[str, Any], prior: Prior | None) -> Fit:
         flags=tuple(flags),
         r2=1 - float((residual**2).sum()) / spread if spread else math.nan,
         overdispersion=float(np.sqrt(((residual / data.sd) ** 2).sum() / max(1, len(c) - 3))),
-        autocorrelated_prob=found.autocorrelated_prob,
-        autocorrelation=found.autocorrelation,
-        outliers=int(found.outliers.sum()),
+        autocorrelated_prob=result.autocorrelated_prob,
+        autocorrelation=result.autocorrelation,
+        outliers=int(result.outliers.sum()),
         details={flag: text for flag, text in flags.items() if text != FLAGS[flag]},
         sigmoid_prob=ahead.sigmoid_prob,
         draws=draws,

@@ -104,7 +104,7 @@ def _is_poor(data: Data, sigmoid: Sigmoid, outliers: NDArray[np.bool_]) -> bool:
 
 
 def _last_drop(data: Data, sigmoid: Sigmoid, outliers: NDArray[np.bool_]) -> float:
-    """How far up to three last points lie below the curve while all others follow it; 0: they do not.
+    """Mean distance of up to three last points below a curve that all others follow; 0: there are none.
 
     The fit gives little weight to such points, so that the curve is that of the others.
     """

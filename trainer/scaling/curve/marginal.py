@@ -52,7 +52,7 @@ class Data:
 
     @property
     def exact(self) -> bool:
-        """Whether R0 is a given number."""
+        """True if R0 is known without an error."""
         return self.R0 is not None and self.R0_se == 0
 
     @property
@@ -73,7 +73,7 @@ class Noise:
     log_prior: float  # log(prior / √|Σ|)
 
     def plus(self, direction: Array) -> Noise:
-        """With the covariance Σ + h hᵀ: the curve has a further term x h, x ~ N(0, 1), in units of σ."""
+        """Noise with covariance Σ + h hᵀ: the curve has a further term x h, x ~ N(0, 1), in units of σ."""
         u = self.whiten @ direction
         q = float(u @ u)
         shrink = (1 - 1 / math.sqrt(1 + q)) / max(q, 1e-300)

@@ -67,7 +67,7 @@ class PaperFit:
 
     @property
     def sigmoid(self) -> Sigmoid:
-        """With these parameters."""
+        """The sigmoid with these parameters."""
         return Sigmoid(self.R0, self.A, self.B, self.C_mid)
 
 

@@ -29,9 +29,9 @@ from trainer.scaling.curve.marginal import (
 from trainer.scaling.curve.sigmoid import Draws, fraction_gained
 
 UNLIKELY = 0.1  # a sigmoid, independent errors or a gain of less probability is not counted on
-BETTER = 3.5  # log likelihood of the best other curve over the best sigmoid's from which it is better
+MIN_BETTER = 3.5  # log likelihood of the best other curve over the best sigmoid's from which it is better
 AS_GOOD = 1.4  # log evidence of a family over the sigmoid's from which it is as good
-LATE = 0.6  # share of the data beyond whose middle a logistic matters as soon as it is no worse
+MIN_MIDDLE = 0.6  # share of the data beyond whose middle a logistic matters as soon as it is no worse
 EXTRAPOLATION = 4.0  # times the data: where families that are as good must agree
 CHANGES, CHANGE_SHARE = (0.5, 0.6, 0.7, 0.8, 0.9), 0.15  # shares of the data after which a change sets in; sd
 STAGES, STAGE_SHARE = 8, 0.4  # places tried for a second stage; its sd, in shares of the rise
@@ -84,10 +84,10 @@ def _families(data: Data, noises: Sequence[Noise], usual: Evidence, draws: Draws
     low, high = np.quantile(draws.reward(EXTRAPOLATION * last), [0.05, 0.95])
     for family in other_families(data):
         e = evidence(data, noises, family)
-        better = e.peak > usual.peak + BETTER
+        better = e.peak > usual.peak + MIN_BETTER
         as_good = e.log > usual.log + AS_GOOD and e.peak > usual.peak - AS_GOOD
         if family.name == LOGISTIC:  # seen to its end it is like a sigmoid
-            as_good = e.log > usual.log and e.curve[2] > LATE * last
+            as_good = e.log > usual.log and e.curve[2] > MIN_MIDDLE * last
         end = min(float(family.reward(EXTRAPOLATION * last, *e.curve)), 1.0)
         if better or (as_good and data.R0 is not None and not low <= end <= high):
             says = f"ends at {e.curve[1]:.2f}" if family.has_end else "has no ceiling"
@@ -96,7 +96,7 @@ def _families(data: Data, noises: Sequence[Noise], usual: Evidence, draws: Draws
 
 
 def _additions(data: Data, noises: Sequence[Noise], usual: Evidence, sigma: float) -> Iterator[Shape]:
-    """What is added to the sigmoid and makes it better."""
+    """Each addition to the sigmoid that makes it better."""
     c, last, family = data.compute, float(data.compute[-1]), sigmoids(data)
     rise = float(data.reward.max()) - (float(data.reward.min()) if data.R0 is None else data.R0)
 
@@ -108,7 +108,7 @@ def _additions(data: Data, noises: Sequence[Noise], usual: Evidence, sigma: floa
 
     changes = [CHANGE_SHARE * np.clip((c / last - x) / (1 - x), 0, None) for x in CHANGES]
     e, k = likeliest(changes)
-    if e.peak > usual.peak + BETTER:
+    if e.peak > usual.peak + MIN_BETTER:
         away = (data.reward - np.minimum(family.reward(c, *e.curve), 1)) @ changes[k]
         moves = "falls below" if away < 0 else "rises above"
         part = f"the last {1 - CHANGES[k]:.0%} of the compute"

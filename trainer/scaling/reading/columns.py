@@ -67,30 +67,30 @@ LIKELY = {  # words in the names that a message lists first
 PLAIN_ERROR = ("se", "stderr", "sem", "standard_error")
 
 
-def reward_columns(columns: Sequence[str], given: str | None) -> list[str]:
-    """The given columns if they exist; else those with the most specific name for a held-out reward.
+def reward_columns(columns: Sequence[str], choice: str | None) -> list[str]:
+    """The chosen columns if they exist; else those with the most specific name for a held-out reward.
 
     `reward` beside `loss` or the like is that of the training batches.
     """
-    if given is not None:
-        return _named(given, columns)
+    if choice is not None:
+        return _named(choice, columns)
     beside = any(matching(TRAINED_BESIDE, columns))
     names = HELD_OUT_REWARD if beside else (*HELD_OUT_REWARD, PLAIN_REWARD)
-    return next((found for pattern in names if (found := matching(pattern, columns))), [])
+    return next((held_out for pattern in names if (held_out := matching(pattern, columns))), [])
 
 
-def reward_column(columns: Sequence[str], given: str | None) -> str:
+def reward_column(columns: Sequence[str], choice: str | None) -> str:
     """The only one of `reward_columns`."""
-    if given is not None:
-        return existing(given, columns, "--reward-column")
-    found = reward_columns(columns, None)
-    if len(found) == 1:
-        return found[0]
-    why, candidates = "several columns could be the reward", found
-    input_alone = " (for one input alone: RUN@reward=NAME)" if found else ""
-    if not found and (candidates := matching(f"{TRAINING}|{PLAIN_REWARD}", columns)):
+    if choice is not None:
+        return existing(choice, columns, "--reward-column")
+    rewards = reward_columns(columns, None)
+    if len(rewards) == 1:
+        return rewards[0]
+    why, candidates = "several columns could be the reward", rewards
+    input_alone = " (for one input alone: RUN@reward=NAME)" if rewards else ""
+    if not rewards and (candidates := matching(f"{TRAINING}|{PLAIN_REWARD}", columns)):
         why = "no column is recognized as a held-out reward; if you mean that of the training batches"
-    elif not found:
+    elif not rewards:
         why, candidates = "no column is recognized as a reward", list(columns)
     comma = "," if "if you" in why else ";"
     raise ConfigError(f"{why}{comma} set --reward-column to one of {listed(candidates)}{input_alone}")
@@ -115,19 +115,19 @@ def other_rewards(columns: Sequence[str], chosen: str) -> list[str]:
     return [c for c in columns if c != chosen and _is_held_out(c)]
 
 
-def compute_columns(columns: Sequence[str], given: str | None) -> list[tuple[str, str]]:
-    """The recognized columns, the best first, or the given one; with the unit (else the name itself)."""
-    names = columns if given is None else [existing(given, columns, "--compute-column")]
-    found = [(c, unit) for pattern, unit in COMPUTE for c in matching(pattern, names)]
-    return found or [(c, c) for c in names if given is not None]
+def compute_columns(columns: Sequence[str], choice: str | None) -> list[tuple[str, str]]:
+    """The recognized columns, the best first, or the chosen one; with the unit (else the name itself)."""
+    names = columns if choice is None else [existing(choice, columns, "--compute-column")]
+    recognized = [(c, unit) for pattern, unit in COMPUTE for c in matching(pattern, names)]
+    return recognized or [(c, c) for c in names if choice is not None]
 
 
-def time_columns(columns: Sequence[str], given: str | None) -> list[tuple[str, bool | None]]:
-    """The columns of time, the best first, or the given one; and whether they are per step (None: ?)."""
-    names = columns if given is None else [existing(given, columns, "--time-column")]
+def time_columns(columns: Sequence[str], choice: str | None) -> list[tuple[str, bool | None]]:
+    """The columns of time, the best first, or the chosen one; and whether they are per step (None: ?)."""
+    names = columns if choice is None else [existing(choice, columns, "--time-column")]
     kinds: dict[tuple[str, ...], bool | None] = {PER_STEP: True, CLOCKS: False, TIMES: None}
-    found = [(c, kind) for of, kind in kinds.items() for name in of for c in matching(name, names)]
-    return found or [(c, None) for c in names if given is not None]
+    recognized = [(c, kind) for group, kind in kinds.items() for name in group for c in matching(name, names)]
+    return recognized or [(c, None) for c in names if choice is not None]
 
 
 def time_unit(column: str) -> str | None:
@@ -138,10 +138,10 @@ def time_unit(column: str) -> str | None:
     return None
 
 
-def error_column(columns: Sequence[str], reward: str, given: str | None) -> str | None:
+def error_column(columns: Sequence[str], reward: str, choice: str | None) -> str | None:
     """The column of the reward's standard error; None: there is none."""
-    if given is not None:
-        return existing(given, columns, "--se-column")
+    if choice is not None:
+        return existing(choice, columns, "--se-column")
     known = (*(form.format(reward) for form in ERROR), *PLAIN_ERROR)
     return next((c for name in known for c in columns if c.lower() == name.lower()), None)
 
@@ -159,11 +159,11 @@ def matching(pattern: str, columns: Iterable[str]) -> list[str]:
 
 def existing(name: str, columns: Sequence[str], flag: str) -> str:
     """The column with this name, or with this text in its name. ConfigError: there is none, or several."""
-    found = _named(name, columns)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"several columns contain {name!r}; set {flag} to one of {listed(found)}")
+    candidates = _named(name, columns)
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise ConfigError(f"several columns contain {name!r}; set {flag} to one of {listed(candidates)}")
     parts = {p.lower(): c for c in columns[::-1] for p in (*re.split(r"[/_@ ]", c), *c.split("/"), c)}
     close = dict.fromkeys(parts[p] for p in get_close_matches(name.lower(), parts, cutoff=0.7))
     meant = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
@@ -171,7 +171,7 @@ def existing(name: str, columns: Sequence[str], flag: str) -> str:
 
 
 def likely(column: str, flag: str) -> bool:
-    """Whether a column may be what an option is to name."""
+    """True if a column is likely to be the one that an option names."""
     return bool(re.search(LIKELY[flag], column, re.IGNORECASE)) if flag in LIKELY else _is_held_out(column)
 
 

@@ -75,7 +75,7 @@ def as_typed(value: Any) -> str:
 
 
 def _argument(hint: Any) -> dict[str, Any]:
-    """How argparse reads a value of this type."""
+    """The arguments of `add_argument` for a value of this type."""
     hint, *extra = get_args(hint) if get_origin(hint) is Annotated else [hint]
     kinds = get_args(hint) if NoneType in get_args(hint) else [hint]
     kind = next(one for one in kinds if one is not NoneType)
@@ -121,7 +121,7 @@ ABOVE_0 = Range(above=0)
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(Options):
-    """How to read curves from files. A column is given by its name, or by a part of it that no other has."""
+    """Options for reading curves. A column is given by its name, or by a part of it that no other has."""
 
     group: ClassVar[tuple[str, ...]] = ("input", "columns by name, or by a part of it that no other has")
 

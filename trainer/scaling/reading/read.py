@@ -53,10 +53,10 @@ def read_inputs(inputs: Sequence[str], options: ReadOptions = DEFAULT) -> list[R
     """
     sources = [source for text in dict.fromkeys(inputs) for source in expand(text, options)]
     readings = [reading for source in sources for reading in _read_all(source)]
-    given = [reading.curve.name for reading in readings]
+    run_names = [reading.curve.name for reading in readings]
     return [
-        replace(r, curve=replace(r.curve, name=f"{name} ({r.reward_column})")) if given.count(name) > 1 else r
-        for name, r in zip(given, readings, strict=True)
+        replace(r, curve=replace(r.curve, name=f"{n} ({r.reward_column})")) if run_names.count(n) > 1 else r
+        for n, r in zip(run_names, readings, strict=True)
     ]
 
 
@@ -191,7 +191,7 @@ def _points(
 
 
 def _expected(reward: float, row: Row, column: str, options: ReadOptions) -> str:
-    """What to do about a reward that is not between 0 and 1."""
+    """The expected range and the remedy for a reward that is not between 0 and 1."""
     if options.rescales:
         low, high = options.reward_range
         return f"expected {low:g} to {high:g} (--reward-range)"
@@ -219,7 +219,7 @@ def _merged(points: Sequence[EvalPoint], log: Log) -> list[EvalPoint]:
 
 
 def _about_r0(curve: Curve, r0: float, options: ReadOptions) -> list[str]:
-    """What a given R0 replaces, and if it seems to be on another scale than the rewards."""
+    """Notes: an R0 that --r0 replaces, and a --r0 that seems to be on another scale than the rewards."""
     notes, (low, high) = [], options.reward_range
     if isinstance(curve.R0, EvalPoint):
         notes.append(f"--r0 {r0:g} replaces the reward measured at compute 0, {curve.R0.pass_rate:.3g}.")
@@ -233,7 +233,7 @@ def _about_r0(curve: Curve, r0: float, options: ReadOptions) -> list[str]:
 
 
 def _about_reward(columns: Sequence[str], reward: str) -> list[str]:
-    """Which other columns are held-out rewards, where this one was chosen by its name."""
+    """A note on other held-out rewards, where this one was chosen by its name."""
     if parts := names.summed(columns, reward):
         sum_of = f"R is {reward!r}, the weighted sum of {' and '.join(parts)}, which may exceed 1"
         return [f"{sum_of}; name one with --reward-column."]

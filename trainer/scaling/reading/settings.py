@@ -1,4 +1,4 @@
-"""What runs must share to be compared, as far as their files say it: keys of SETTINGS."""
+"""The settings that runs must share to be compared, as far as their files say: keys of SETTINGS."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ NAMED = (  # rewards whose names say what was evaluated
 
 
 def settings_of(path: Path, reward: str, row: Row) -> dict[str, str]:
-    """From the config of our own run folders, else from columns of these names or the reward's name."""
+    """The settings in the config of our run folders, else in columns of these names or the reward's name."""
     config = path.parent / "config.yaml"
     if path.name == "metrics.jsonl" and config.is_file():
         import yaml
@@ -30,8 +30,8 @@ def settings_of(path: Path, reward: str, row: Row) -> dict[str, str]:
     if known := {key: str(row[key]) for key in SETTINGS if is_known(row.get(key))}:
         return known
     for pattern in NAMED:
-        if found := re.fullmatch(pattern, reward):
-            named = found.groupdict()
+        if match := re.fullmatch(pattern, reward):
+            named = match.groupdict()
             return {name: named[key] for key, name in GROUPS.items() if key in named}
     return {}
 
@@ -43,15 +43,15 @@ def of_config(config: Mapping[str, Any], reward: str) -> dict[str, str]:
     held_out = further and evaluation.get("sets", {}).get(further[1])
     chosen = [tasks[further[1]]] if further and further[1] in tasks else tasks.values()
     datas = [task.get("data", {}) for task in chosen]
-    own = (d.get("held_out_source") or f"{d.get('held_out')} prompts of {_source(d)}" for d in datas)
-    found = {
+    sets = (d.get("held_out_source") or f"{d.get('held_out')} prompts of {_source(d)}" for d in datas)
+    settings = {
         "model": config.get("model", {}).get("path"),
         "data": " + ".join(map(_source, datas)),
-        "held-out set": held_out or " + ".join(own),
+        "held-out set": held_out or " + ".join(sets),
         "samples per prompt": evaluation.get("samples"),
         "scorer": " + ".join(str(task.get("verifier", {}).get("kind", "")) for task in chosen),
     }
-    return {key: str(value) for key, value in found.items() if value}
+    return {key: str(value) for key, value in settings.items() if value}
 
 
 def _source(data: Mapping[str, Any]) -> str:

@@ -31,11 +31,11 @@ def _charted(rows: list[Row]) -> dict[str, list[Row]]:
     shared = [c for c in columns if c.removesuffix("__MIN").removesuffix("__MAX") not in charted]
     runs: dict[str, list[Row]] = {}
     for run in dict.fromkeys(c.rpartition(" - ")[0] for c in charted):
-        own = {c: c.rpartition(" - ")[2] for c in charted if c.rpartition(" - ")[0] == run}
+        metrics = {c: c.rpartition(" - ")[2] for c in charted if c.rpartition(" - ")[0] == run}
         runs[run] = [
-            {**{c: row.get(c) for c in shared}, **{name: row.get(c) for c, name in own.items()}}
+            {**{c: row.get(c) for c in shared}, **{name: row.get(c) for c, name in metrics.items()}}
             for row in rows
-            if any(is_known(row.get(c)) for c in own)
+            if any(is_known(row.get(c)) for c in metrics)
         ]
     return runs
 
@@ -50,7 +50,7 @@ def _by_run(rows: list[Row]) -> dict[str, list[Row]]:
         for row in rows:
             runs.setdefault(" ".join(str(row.get(c)) for c in (*labels, column)), []).append(row)
         if 1 < len(runs) <= len(rows) / 2:
-            return {prefix + run: own for run, own in runs.items()}
+            return {prefix + run: part for run, part in runs.items()}
     return {}
 
 

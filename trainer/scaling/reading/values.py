@@ -20,7 +20,7 @@ THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 
 
 def is_known(cell: Any) -> bool:
-    """Whether a cell holds anything but NaN."""
+    """True if a cell holds anything but NaN."""
     return cell is not None and cell != "" and cell == cell
 
 
@@ -69,6 +69,6 @@ def _parse(text: str, decimal_commas: bool, percent: float) -> float:
 
 
 def _has_decimal_commas(texts: Iterable[str]) -> bool:
-    """Whether commas are decimal points: 0,302 or 1.280,5 but not 1,280 or 1,280.5."""
+    """True if commas are decimal points: 0,302 or 1.280,5 but not 1,280 or 1,280.5."""
     plain = (text.strip().removesuffix("%").rstrip() for text in texts if "," in text)
     return any(not THOUSANDS.fullmatch(text) for text in plain)

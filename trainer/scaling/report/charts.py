@@ -12,7 +12,7 @@ from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.plot import LINEAR_REACH, forecast_end, reward_title, straighten
 from trainer.scaling.report.run import Record, Run
 
-AHEAD = (2, 10)  # the budgets at which rewards are forecast, in multiples of the longest run's compute
+EXTRAPOLATION = (2, 10)  # budgets at which rewards are forecast, as multiples of the longest run's compute
 
 TRAINING = (  # (title, metrics: the first is drawn solid, the second dashed)
     ("Pass rate in training", {"train/pass_rate": "pass rate"}),
@@ -55,7 +55,7 @@ def as_script(data: Mapping[str, Any]) -> str:
 def budgets(runs: Sequence[Run]) -> tuple[float, ...]:
     """The computes at which the rewards of all runs are forecast, so that they can be compared."""
     longest = max(run.fit.compute_range[1] for run in runs)
-    return tuple(times * longest for times in AHEAD) if longest > 0 else ()
+    return tuple(times * longest for times in EXTRAPOLATION) if longest > 0 else ()
 
 
 def whiskers(fits: Sequence[Fit]) -> dict[str, Any]:
@@ -71,12 +71,12 @@ def whiskers(fits: Sequence[Fit]) -> dict[str, Any]:
     ticks = [x for x in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= x <= high]
     digits = max(len(f"{x:.6g}".partition(".")[2]) for x in ticks)
 
-    def at(x: float) -> float:
+    def position(x: float) -> float:
         return round(100 * (x - low) / (high - low), 2)
 
     return {
-        "ticks": [(at(x), f"{x:.{digits}f}") for x in ticks],
-        "runs": [Estimate(*map(at, _three(fit.A))) if fit.predictable else None for fit in fits],
+        "ticks": [(position(x), f"{x:.{digits}f}") for x in ticks],
+        "runs": [Estimate(*map(position, _three(fit.A))) if fit.predictable else None for fit in fits],
     }
 
 

@@ -85,7 +85,7 @@ def page(runs: Sequence[Run], same_metric: bool = False) -> str:
 
 
 def compared(runs: Sequence[Run], same_metric: bool = False) -> dict[str, Any] | None:
-    """What `compare` says of the recipes, by their runs that have a fit; None: there are not two of them."""
+    """The comparison of the recipes, by their runs that have a fit; None: there are not two of them."""
     fitted = fits_of([run for run in runs if run.fit.draws])
     if len(fitted) < 2:
         return None
@@ -138,7 +138,7 @@ def title_of(runs: Sequence[Run]) -> str:
 
 
 def version() -> str:
-    """Of sigmoid-rl, as installed."""
+    """The installed version of sigmoid-rl."""
     try:
         return importlib.metadata.version("sigmoid-rl")
     except importlib.metadata.PackageNotFoundError:
@@ -179,11 +179,11 @@ def _ledger(ledger: Mapping[str, Any]) -> dict[str, Any]:
     """Device-hours by role and state, largest first, and which of them count as C."""
     roles = []
     for role, book in ledger["roles"].items():
-        held = sum(book["states"].values())
-        if held:
+        total = sum(book["states"].values())
+        if total:
             states = sorted(book["states"].items(), key=lambda kv: -kv[1])
-            rows = [{"state": s, "hours": x / 3600, "share": x / held} for s, x in states]
-            roles.append({"role": role, "hours": held / 3600, "states": rows})
+            rows = [{"state": s, "hours": x / 3600, "share": x / total} for s, x in states]
+            roles.append({"role": role, "hours": total / 3600, "states": rows})
     return {**ledger["compute"], "unit": ledger["unit"], "roles": roles}
 
 

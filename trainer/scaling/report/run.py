@@ -27,7 +27,7 @@ Lanes = dict[str, dict[str, list[float]]]  # [role][state][i]: the state's share
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What only our own runs have, from the files of the run folder."""
+    """The data that only our own runs have, from the files of the run folder."""
 
     steps: tuple[Mapping[str, Any], ...]  # metrics of the training steps, at most MAX_STEPS
     forecasts: tuple[tuple[float, float, float, float], ...]  # (compute, reward at the end, low, high)
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def curve(self) -> Curve:
-        """What was read."""
+        """The curve that was read."""
         return self.reading.curve
 
 
@@ -111,14 +111,14 @@ def read_record(folder: Path) -> Record:
         samples=evenly_chosen(list(read_lines(samples)) if samples.is_file() else [], SAMPLES),
         config=(folder / "config.yaml").read_text(encoding="utf-8"),
         warnings=(
-            *((begun["step"], begun["text"]) for begun in [origin(folder)] if begun),
+            *((parent["step"], parent["text"]) for parent in [origin(folder)] if parent),
             *((r["step"], r[k]) for r in rows for k in r if k.startswith("warning/")),
         ),
     )
 
 
 def averaged(steps: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """At most MAX_STEPS rows: means of neighbours, but maxima of keys that end in /max."""
+    """Reduce to MAX_STEPS rows at most: means of neighbours, but maxima of keys that end in /max."""
     if len(steps) <= MAX_STEPS:
         return tuple(steps)
     rows = []
