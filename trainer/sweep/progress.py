@@ -54,7 +54,7 @@ def progress(folder: Path) -> Progress:
 
 
 def time_left(sweep: Sweep, status: Status, jobs: int) -> float | None:
-    """Seconds left, by the pace of the runs so far; None if there is none yet. `jobs` runs are parallel."""
+    """Seconds left, by the pace of the runs so far; None if there is none yet. `jobs` runs train at once."""
     budget, remaining, pace = sweep.budget, 0.0, list[float]()
     for run in sweep.runs:
         if run.recipe in status.stopped:
