@@ -1,4 +1,4 @@
-"""What surrounds the loss, as a pytest-benchmark suite: generation, packing, verdicts, the fit of a curve.
+"""A pytest-benchmark suite of the work around the loss: generation, packing, verdicts, the fit of a curve.
 
 pytest bench/bench_trainer.py --benchmark-only
 """

@@ -53,7 +53,7 @@ Work = Callable[[], int]  # generates; the number of tokens
 
 
 def providers(options: Namespace, folder: str, stack: ExitStack) -> dict[str, Callable[[], Work]]:
-    """What starts each generator."""
+    """Functions that start the generators, by name."""
     named = {OURS: ours, "transformers generate": generate}
     if importlib.util.find_spec("vllm") and not CUDA:
         named["vLLM"] = partial(vllm, stack=stack)

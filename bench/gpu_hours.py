@@ -1,4 +1,4 @@
-"""How much a faster LM-head loss saves: its share of a step, GPU-hours, and the reward at a budget.
+"""Savings by a faster LM-head loss: its share of a step, GPU-hours, and the reward at a budget.
 
   python -m bench gpu_hours                                 published rates, until a GPU has measured ours
   python -m bench gpu_hours --kernels out/kernels.jsonl     rates from the GPU suite's stage `kernels`
@@ -62,7 +62,7 @@ def heads_of(options: Namespace) -> dict[str, Head]:
 
 
 def account(model: str, head: Head, reference: Head, setting: Setting, budget: float) -> Row:
-    """What a head costs, beside the one that the curve was measured with."""
+    """Costs of a head, beside the one that the curve was measured with."""
     shape = MODELS[model]
     body, hours = setting.body_gpu_hours(shape), setting.head_gpu_hours(shape, head)
     balanced = body + setting.head_gpu_hours(shape, reference)

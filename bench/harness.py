@@ -1,4 +1,4 @@
-"""What every benchmark shares: options, the record that grows with each case, errors as lines, and tables.
+"""Code shared by all benchmarks: options, the record that grows with each case, errors as lines, and tables.
 
 A benchmark is a module with
     OPTIONS     name -> (default, meaning), and a third element for choices; a tuple as default: positional
@@ -109,7 +109,7 @@ def check_numbers(benchmark: ModuleType, options: Namespace) -> None:
 
 
 def new_head(name: str, argv: Sequence[str], options: Namespace) -> Row:
-    """What a record says of itself."""
+    """The head of a record: its command, options, commit, machine and versions."""
     from bench.measure import machine, versions  # with torch, which simulations need not import
 
     values = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}

@@ -9,11 +9,11 @@ from typing import Any
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell. The first column, and one named "note", are aligned left."""
     widths = [max(len(line[i]) for line in (head, *rows)) for i in range(len(head))]
-    left = {0, len(head) - 1 if head[-1] == "note" else 0}
+    aligned_left = {0, len(head) - 1 if head[-1] == "note" else 0}
 
     def line(cells: Sequence[str]) -> str:
         pairs = enumerate(zip(cells, widths, strict=True))
-        return "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in pairs).rstrip()
+        return "  ".join(c.ljust(w) if i in aligned_left else c.rjust(w) for i, (c, w) in pairs).rstrip()
 
     return "\n".join((line(head), "  ".join("-" * w for w in widths), *map(line, rows)))
 

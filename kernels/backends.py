@@ -102,7 +102,7 @@ def launching(hidden: Tensor) -> Iterator[None]:
 
 
 def backend_info() -> dict[str, dict[str, Any]]:
-    """For each backend whether it works here, and what it uses (ISA, threads, versions) or why not."""
+    """State of each backend: if it works here, and what it uses (ISA, threads, versions) or why not."""
     info: dict[str, dict[str, Any]] = {}
     for name in MODULES:
         reason = _unavailable(name)

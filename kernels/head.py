@@ -67,7 +67,7 @@ class LMHead:
         return hidden.new_empty(rows, width, dtype=self.dtype)[:, :v]
 
     def d_weight_dtype(self, hidden: Tensor) -> torch.dtype:
-        """In which dW is summed; bf16 where one GEMM makes it whole: that sums in FP32 and rounds once."""
+        """dtype of the sums for dW; bf16 where one GEMM makes it whole: that sums in FP32 and rounds once."""
         n, bf16 = len(hidden), self.weight.dtype == hidden.dtype == torch.bfloat16
         whole = self.chunk_rows(n) >= n and self.shape.numel() >= WHOLE_D_WEIGHT and not self.settings.exact
         direct = self.name == "triton" and bf16 and self.weight.shape == self.shape and whole
@@ -114,7 +114,7 @@ class LMHead:
         self, z: Tensor, h: Tensor, targets: Tensor, inverse_temperature: Tensor, g: Gradient, rows: slice,
         d_hidden: Tensor | None, d_weight: Tensor | None,
     ) -> None:  # fmt: skip
-        """What these rows, with logits z (C, V), which are overwritten, add to the gradients."""
+        """Add these rows' part to the gradients. Their logits z (C, V) are overwritten."""
         settings, backend = self.settings, self.backend
         exact = settings.exact or torch.float32 in (h.dtype, self.weight.dtype)
         dz = backend.row_grads(z, targets - self.first, inverse_temperature, settings.cap, g, exact)

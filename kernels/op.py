@@ -71,20 +71,20 @@ def capturing(x: Tensor) -> bool:
 
 def weighted_rows(token_weights: Tensor) -> Tensor | None:
     """The rows with weight ≠ 0; None for all. On CUDA the host waits for their number."""
-    kept = token_weights.nonzero()[:, 0]
-    return None if len(kept) == len(token_weights) else kept
+    weighted = token_weights.nonzero()[:, 0]
+    return None if len(weighted) == len(token_weights) else weighted
 
 
 def compute(*arguments: Any) -> Outputs:
     """(loss, log-probs, entropies, STATS, d_hidden, d_weight); a gradient that is not needed is empty."""
     a = Arguments(*arguments)
     settings, tokens, hidden = a.settings(), a.tokens(), a.hidden
-    kept = counted = None
+    weighted = counted = None
     if not settings.drop_masked or capturing(hidden):  # compute all rows; 0 · NaN would reach the sums
         counted = tokens.weights != 0
         hidden, tokens = hidden.where(counted[:, None], 0), tokens.masked(counted)
-    elif (kept := weighted_rows(tokens.weights)) is not None:
-        hidden, tokens = hidden.index_select(0, kept), tokens[kept]
+    elif (weighted := weighted_rows(tokens.weights)) is not None:
+        hidden, tokens = hidden.index_select(0, weighted), tokens[weighted]
     first, vocabulary = shard_offset(a.weight, settings.group)
     check_values(
         hidden, vocabulary, tokens.targets, tokens.inverse_temperature, advantages=tokens.advantages,
@@ -101,10 +101,10 @@ def compute(*arguments: Any) -> Outputs:
     logp, entropy, d_hidden, d_weight = outputs.logp, outputs.entropy, outputs.d_hidden, outputs.d_weight
     if counted is not None:
         logp, entropy = logp.where(counted, 0), entropy.where(counted, 0)
-    if kept is not None:
-        logp, entropy = (x.new_zeros(len(a.hidden)).index_copy_(0, kept, x) for x in (logp, entropy))
+    if weighted is not None:
+        logp, entropy = (x.new_zeros(len(a.hidden)).index_copy_(0, weighted, x) for x in (logp, entropy))
         if d_hidden is not None:
-            d_hidden = d_hidden.new_zeros(a.hidden.shape).index_copy_(0, kept, d_hidden)
+            d_hidden = d_hidden.new_zeros(a.hidden.shape).index_copy_(0, weighted, d_hidden)
     d_hidden = loss.new_empty(0) if d_hidden is None else d_hidden
     d_weight = loss.new_empty(0) if d_weight is None else d_weight.to(gradient_dtype(a.weight))
     return loss, logp, entropy, stats, d_hidden, d_weight

@@ -1,4 +1,4 @@
-"""From a row's softmax statistics to log-prob, entropy and the coefficients of the logits' gradient.
+"""Log-prob, entropy and the coefficients of the logits' gradient from a row's softmax statistics.
 
 For the logits u of C rows (capped and divided by the temperature) a backend returns a (4, C) tensor. Per
 row, with any anchor m near the maximum, it holds:

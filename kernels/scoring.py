@@ -97,11 +97,11 @@ def compute_gradients(
     """(d_hidden, d_weight) from c = dL/dlog π and e = dL/dentropy; one that is not needed is empty."""
     options: Settings = lookup(settings)
     upstream = c if e is None else c.abs() + e.abs()
-    kept = None if capturing(hidden) else weighted_rows(upstream)
-    if kept is not None:
-        targets, inverse_temperature, c = targets[kept], inverse_temperature[kept], c[kept]
-        stats, e = stats[:, kept], None if e is None else e[kept]
-    h, targets = hidden if kept is None else hidden.index_select(0, kept), targets.long()
+    weighted = None if capturing(hidden) else weighted_rows(upstream)
+    if weighted is not None:
+        targets, inverse_temperature, c = targets[weighted], inverse_temperature[weighted], c[weighted]
+        stats, e = stats[:, weighted], None if e is None else e[weighted]
+    h, targets = hidden if weighted is None else hidden.index_select(0, weighted), targets.long()
     first, _ = shard_offset(weight, options.group)
     with launching(hidden):
         head = LMHead.prepare(hidden, weight, inverse_temperature.dtype, options, first)
@@ -111,8 +111,8 @@ def compute_gradients(
             head.add_gradients(
                 z, h[rows], targets[rows], inverse_temperature[rows], g[rows], rows, d_h, d_weight
             )
-    if d_h is not None and kept is not None:
-        d_h = d_h.new_zeros(hidden.shape).index_copy_(0, kept, d_h)
+    if d_h is not None and weighted is not None:
+        d_h = d_h.new_zeros(hidden.shape).index_copy_(0, weighted, d_h)
     empty = stats.new_empty(0)
     return empty if d_h is None else d_h, empty if d_weight is None else d_weight.to(weight.dtype)
 

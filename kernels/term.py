@@ -19,7 +19,7 @@ Estimator = Literal["k1", "k2", "k3", "unbiased"]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Per token: the loss term (to be minimised), its derivative in log π, and the ratio ρ."""
+    """The loss term of each token (to be minimised), its derivative in log π, and the ratio ρ."""
 
     loss: Tensor  # (N,)
     dloss_dlogp: Tensor  # (N,)
@@ -46,7 +46,7 @@ class SequenceObjective(Protocol):
     def over_sequences(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
     ) -> Term:
-        """As `Objective`, but called once with all tokens; sequences (N,) are the ids of their sequences.
+        """Like `Objective`, but called once with all tokens; sequences (N,) are the ids of their sequences.
 
         The derivative of Σ_t weights_t · loss_t in log π_t is weights_t · dloss_dlogp_t. Tokens of weight 0
         may be among them and must not matter.

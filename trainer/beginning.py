@@ -1,4 +1,4 @@
-"""How a run begins: fresh, resumed from its checkpoint, branched from another run, or as a replay of one.
+"""The beginning of a run: fresh, resumed from its checkpoint, branched from another run, or a replay of one.
 
 --branch-from RUN@STEP makes a run folder as if the run in it had stopped at that step of RUN: with the
 checkpoint (as links to its files), the lines of metrics.jsonl up to STEP, and a config.yaml with the new
@@ -23,7 +23,7 @@ from trainer.run_folder import checkpoints, damage, origin, record_origin
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What `train` needs to know of it."""
+    """The beginning as `train` needs it."""
 
     resume: dict[str, Any] | None = None  # the controller's state in a checkpoint, and that one's 'path'
     recorded: Recorded | None = None  # what is replayed

@@ -62,7 +62,7 @@ class Launch:
     notices: tuple[str, ...] = ()  # on settings of another task than the data's; more: launcher/notices.py
     origins: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # keys by where they were set
     recommended: dict[str, tuple[str, Any, Any]] = dataclasses.field(default_factory=dict)
-    """Who recommends which least and greatest value, by key."""
+    """Source, least and greatest value of each recommendation, by key."""
     branch: str = ""  # RUN@STEP, whose state the run begins with
     replay: str = ""  # RUN, whose journal is trained on
     changed: tuple[str, ...] = ()  # keys with which a replay learns otherwise than RUN
@@ -88,8 +88,8 @@ def parse(argv: Sequence[str]) -> Launch:
     config = launch.config
     parent = _resolve(source, "", {}).config if source else config
     if config.model.path != parent.model.path:
-        given = f"model.path is {config.model.path}, that of {branch or replay} is {parent.model.path}"
-        raise ConfigError(f"{given}; expected the same: the new run goes on from its weights or samples")
+        models = f"model.path is {config.model.path}, that of {branch or replay} is {parent.model.path}"
+        raise ConfigError(f"{models}; expected the same: the new run goes on from its weights or samples")
     if not config.run_dir:
         names = [Path(name).stem for name in (recipe, task) if name] or config.mixture
         name = "-".join(names) or _short_name(config.data.source)

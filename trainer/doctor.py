@@ -44,7 +44,7 @@ class Finding(NamedTuple):
 
     @property
     def status(self) -> str:
-        """In one word."""
+        """The state in one word: ok, wrong or missing."""
         return "ok" if self.good else "wrong" if self.detail else "missing"
 
 
@@ -149,7 +149,7 @@ def _name_clash() -> Finding:
 
 
 def _loss() -> Iterator[Finding]:
-    """Which backends of the fused loss work here, and with what."""
+    """The backends of the fused loss: if they work here, and with what."""
     try:
         from kernels import backend_info
     except ImportError:

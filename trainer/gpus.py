@@ -1,4 +1,4 @@
-"""Which GPUs this process may use and how much memory they have, without importing torch.
+"""The GPUs that this process may use, and their memory, without importing torch.
 
 nvidia-smi says it. Where that is missing, as in containers with the driver's library alone, the library does,
 in a process of its own: a process that has started CUDA must not fork.

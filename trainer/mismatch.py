@@ -1,4 +1,4 @@
-"""How far learner and engine lie apart on the same tokens, by the tokens' positions.
+"""Distance between learner and engine on the same tokens, by the tokens' positions.
 
 Each token's value is rounded alike; one that lies farther apart the later it stands points to what depends on
 the position: RoPE, attention, or caches.

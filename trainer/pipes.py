@@ -17,7 +17,7 @@ MESSAGES_AT_ONCE = 64  # read before other work of the event loop gets its turn
 
 
 def limit_waits(conn: Connection, seconds: float) -> None:
-    """From now on `conn.send` raises BlockingIOError if the other side reads nothing for so long, and
+    """Make `conn.send` raise BlockingIOError if the other side reads nothing for so long, and
     `conn.recv` if it writes nothing. Call `recv` once something has arrived."""
     seconds = min(seconds, LONGEST_S)
     with socket.socket(fileno=os.dup(conn.fileno())) as pipe:  # every descriptor of the pipe has the limit

@@ -43,7 +43,7 @@ def end_with_launcher(launcher: int) -> None:
 
 
 def started() -> None:
-    """From now on the role outlives the launcher: the step under way is finished and saved."""
+    """Let the role outlive the launcher from now on: the step under way is finished and saved."""
     if _ends_with_launcher:
         _signal_at_death_of_parent(0)
 

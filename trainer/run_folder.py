@@ -113,7 +113,7 @@ def checkpoints(run_dir: str | Path) -> list[Path]:
     return sorted(path.parent for path in Path(run_dir).glob("checkpoints/step-*/controller.json"))
 
 
-def kept(checkpoint: Path) -> float:
+def kept_at(checkpoint: Path) -> float:
     """The compute at which it was written to be kept for good (`logging.keep_at`); 0 if it was not."""
     compute: float = _read(checkpoint / "controller.json").get("kept", 0.0)
     return compute

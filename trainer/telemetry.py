@@ -1,4 +1,4 @@
-"""How a role reports to the launcher: a clock that books its states, and `send` for every message.
+"""Reports of a role to the launcher: a clock that books its states, and `send` for every message.
 
 At every moment a role is in exactly one state, so its states add up to wall time.
 """

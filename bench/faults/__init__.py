@@ -1,1 +1,1 @@
-"""What must not stop a run, or be believed by it: processes that die, full disks, hostile answers."""
+"""Trials of runs under faults: processes that die, full disks, hostile answers."""

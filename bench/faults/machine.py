@@ -1,4 +1,4 @@
-"""What a run leaves on the machine: its processes, and files in shared memory.
+"""The traces of a run on the machine: its processes, and files in shared memory.
 
 Every process of a run inherits a PATH that begins with a mark of this trial, also the verifiers' fork server,
 which gets hardly anything else of the environment.
@@ -16,17 +16,17 @@ SHARED = Path("/dev/shm")
 
 def processes(mark: str) -> dict[int, str]:
     """Living processes with this mark: their command lines by id. Zombies hold nothing and are left out."""
-    found = {}
+    lines = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() not in (folder / "environ").read_bytes():
                 continue
             if (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 continue
-            found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            lines[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
         except (OSError, ProcessLookupError):
             continue  # it has just ended
-    return found
+    return lines
 
 
 def parent(pid: int) -> int:
@@ -39,9 +39,9 @@ def parent(pid: int) -> int:
 
 def verifiers(mark: str) -> tuple[int, list[int]]:
     """The verifiers' fork server (0 without one) and its workers."""
-    found = [pid for pid, line in processes(mark).items() if "trainer.verifiers.fork_server" in line]
-    servers = [pid for pid in found if parent(pid) not in found]
-    return (servers[0] if servers else 0), [pid for pid in found if pid not in servers]
+    pids = [pid for pid, line in processes(mark).items() if "trainer.verifiers.fork_server" in line]
+    servers = [pid for pid in pids if parent(pid) not in pids]
+    return (servers[0] if servers else 0), [pid for pid in pids if pid not in servers]
 
 
 def with_shared_memory(folder: Path) -> list[str]:
@@ -56,9 +56,9 @@ def with_shared_memory(folder: Path) -> list[str]:
 
 
 def shared_files(folder: Path) -> set[str]:
-    """What lies in shared memory: weight folders, semaphores, blocks."""
-    own = folder / "shm"  # without one, other programs' files would count
-    return {path.name for path in own.iterdir()} if own.exists() else set()
+    """Names of the files in shared memory: weight folders, semaphores, blocks."""
+    shared = folder / "shm"  # without one, other programs' files would count
+    return {path.name for path in shared.iterdir()} if shared.exists() else set()
 
 
 def kill_all(mark: str) -> None:

@@ -47,7 +47,7 @@ def cases(options: Namespace) -> Iterator[Case]:
 
 
 def measure(cell: Cell, i: int) -> Row:
-    """What became of the run, and the invariants that it violated."""
+    """The outcome of the run, and the invariants that it violated."""
     row = try_cell(cell, f"{cell.name} {i}")
     return row | {"violated": (violated := failures(row)), "failed": bool(violated)}
 

@@ -34,7 +34,7 @@ def write_data(path: Path) -> None:
 
 
 def command(folder: Path) -> list[str]:
-    """What starts it."""
+    """The command that starts the run."""
     data = folder / "sums.jsonl"
     if not data.exists():
         write_data(data)
@@ -98,8 +98,8 @@ class Run:
             self.lines.append((time.monotonic(), line.rstrip()))
 
     def printed(self, pattern: str, since: float = 0.0) -> float | None:
-        """When a line with this pattern was printed first."""
-        return next((at for at, line in list(self.lines) if at >= since and re.search(pattern, line)), None)
+        """Time of the first line with this pattern, at `since` or later; None: there is none."""
+        return next((t for t, line in list(self.lines) if t >= since and re.search(pattern, line)), None)
 
     @property
     def error(self) -> str:
@@ -142,12 +142,12 @@ class Run:
                 return False
         return bool(pid)
 
-    def left(self, seconds: float) -> dict[int, str]:
+    def survivors(self, seconds: float) -> dict[int, str]:
         """The processes that are still there after so long."""
         end = time.monotonic() + seconds
-        while (found := machine.processes(self.mark)) and time.monotonic() < end:
+        while (running := machine.processes(self.mark)) and time.monotonic() < end:
             time.sleep(0.05)
-        return found
+        return running
 
     def close(self) -> None:
         """End what is left of it."""

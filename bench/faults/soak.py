@@ -38,7 +38,7 @@ FLAGS = ("--engine.count", "2", "--pipeline.steps", "1000000")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a process holds."""
+    """Resources that a process holds at one moment."""
 
     memory_mb: float
     files: int
@@ -93,8 +93,8 @@ def _live(
             yield f"it ended: {run.error}"
             return
         for role in FATAL:
-            if (pid := run.pid(role)) and (found := sample(pid, run.folder)):
-                lives[role, pid].append(found)
+            if (pid := run.pid(role)) and (resources := sample(pid, run.folder)):
+                lives[role, pid].append(resources)
         if time.monotonic() < fault_at:
             continue
         last, step = step, run.last_step()
@@ -107,8 +107,8 @@ def _live(
             faults.append(role)
             if role in FATAL:
                 run.until(lambda: False, 60)
-                if left := run.left(60):
-                    yield f"left after {role}: {left}"
+                if processes := run.survivors(60):
+                    yield f"left after {role}: {processes}"
                 return
     run.process.send_signal(signal.SIGINT)
     if not run.until(lambda: run.process.poll() is not None, 60) or run.process.returncode:
@@ -116,7 +116,7 @@ def _live(
 
 
 def growth(samples: Sequence[float]) -> float:
-    """Of the last quarter's median over the second's, as a share."""
+    """Growth of the last quarter's median over the second quarter's, as a share."""
     quarter = len(samples) // 4
     if not quarter or not (before := statistics.median(samples[quarter : 2 * quarter])):
         return 0.0
@@ -136,7 +136,7 @@ def cases(options: Namespace) -> Iterator[Case]:
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:
-    """What the longest life of each role held, and how much that grew."""
+    """Table of the resources in the longest life of each role, and their growth."""
     (row,), lines = rows, []
     for role, samples in row["lives"].items():
         columns = list(zip(*(s.values() for s in samples), strict=True))

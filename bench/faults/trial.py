@@ -26,7 +26,7 @@ DISK_BYTES = 100_000_000
 
 
 def try_cell(cell: Cell, seed: str) -> Row:
-    """What became of the run, what it left, and what its books lack at the end."""
+    """The run's outcome, the processes and files that it left, and the errors in its books."""
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with _disk(folder, cell.fault):
@@ -46,7 +46,7 @@ def _meet(cell: Cell, folder: Path, rng: random.Random) -> Row:
             run.until(lambda: False, 120)
             return _outcome(cell, run, run.began, "")
         if not _reach(cell, run, rng, steps):
-            return {"ended": "missed", "line": run.error or "the phase did not come", "seconds": 0.0}
+            return {"ended": "missed", "line": run.error or "the phase did not begin", "seconds": 0.0}
         state = run.states.get(cell.process, "")
         began, step = time.monotonic(), run.last_step()
         undo = _cause(cell, run)
@@ -153,7 +153,7 @@ def _at_work(cell: Cell, run: Run, began: float, step: int) -> Callable[[], bool
 
 
 def _outcome(cell: Cell, run: Run, began: float, state: str) -> Row:
-    """What became of a run that has not recovered."""
+    """The outcome of a run that has not recovered."""
     code, seconds = run.process.poll(), time.monotonic() - began
     killed = cell.role == "launcher" and code == -signal.SIGKILL
     if code is None:
@@ -168,9 +168,9 @@ def _outcome(cell: Cell, run: Run, began: float, state: str) -> Row:
 
 
 def _after(run: Run) -> Row:
-    """What is left after the launcher's end."""
+    """The processes that outlive the launcher, and for how many seconds."""
     began = time.monotonic()
-    orphans = run.left(ORPHANS_S)
+    orphans = run.survivors(ORPHANS_S)
     return {"alone_s": time.monotonic() - began, "orphans": sorted(orphans.values())}
 
 
@@ -180,7 +180,7 @@ def audit(folder: Path, flags: tuple[str, ...]) -> Row:
     run = Run(folder, (*flags, "--pipeline.steps", str(steps)), {})
     try:
         run.until(lambda: False, START_DEADLINE_S + 60)
-        code, line, orphans = run.process.poll(), run.error, sorted(run.left(5).values())
+        code, line, orphans = run.process.poll(), run.error, sorted(run.survivors(5).values())
     finally:
         run.close()
     problems = [f"the last resume ended with {code}: {line}"]

@@ -1,1 +1,1 @@
-"""What only a GPU can show: its first ten minutes, and the suites of loss and learner."""
+"""Measurements that need a GPU: its first ten minutes, and the suites of loss and learner."""

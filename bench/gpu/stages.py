@@ -131,7 +131,7 @@ def _kernels(profiler: Any) -> Row:
 
 
 def _waits(call: Callable[[], object]) -> dict[str, int]:
-    """How often each line of ours waits for the GPU; none is seen on a CPU."""
+    """Number of times that each line of ours waits for the GPU; none is seen on a CPU."""
     lines: Counter[str] = Counter()
 
     def record(message: object, *rest: object, **more: object) -> None:
@@ -197,7 +197,7 @@ def launcher_stage() -> Row:
         try:
             run.until(lambda: run.last_step() >= LAUNCHED_STEPS, START_DEADLINE_S)
             run.signal("launcher", signal.SIGKILL)
-            orphans, killed_after = sorted(run.left(ORPHANS_S).values()), run.last_step()
+            orphans, killed_after = sorted(run.survivors(ORPHANS_S).values()), run.last_step()
         finally:
             run.close()
         record = {"killed_after": killed_after, "orphans": orphans, **audit(Path(folder), flags)}

@@ -1,4 +1,4 @@
-"""What one GPU can show, what matters first: each stage is a process of its own, and its results are kept.
+"""Stages to run on one GPU, important ones first: each is a process of its own, and its results are kept.
 
   python -m bench gpu --out OUT/gpu.jsonl                   goes on with what OUT lacks
   python -m bench gpu --out OUT/gpu.jsonl --only kernels    stages whose name contains one of these words

@@ -1,4 +1,4 @@
-"""What the loss costs beside its three bare GEMMs, by an account of bytes, instructions and launches.
+"""Cost of the loss beside its three bare GEMMs, by an account of bytes, instructions and launches.
 
     python -m bench kernels.account
 
@@ -21,7 +21,7 @@ from bench.table import markdown
 
 OPTIONS: dict[str, Any] = {}
 INSTRUCTIONS = {"row_stats": 8.3, "row_grads": 15.0, "single_pass": 22.1, "score": 7.3, "fused_epilogue": 8.8}
-"""Of a thread for each logit, in the main loop of a row kernel or the epilogue of a GEMM."""
+"""Instructions of a thread for each logit, in the main loop of a row kernel or the epilogue of a GEMM."""
 HIDDEN = 0.8
 """Share of a GEMM's FP32 logits that is written while the next tile is multiplied."""
 

@@ -90,9 +90,9 @@ def mm_error(p: LossProblem, truth: Tensor) -> dict[str, float]:
     }
 
 
-def worst(given: Tensor, truth: Tensor) -> float:
-    """max |given − truth|; NaN if anything given is."""
-    return float((given.detach().double() - truth).abs().max())
+def worst(answer: Tensor, truth: Tensor) -> float:
+    """max |answer − truth|; NaN if any of `answer` is."""
+    return float((answer.detach().double() - truth).abs().max())
 
 
 def train_logprobs(p: LossProblem, backend: str, **mode: Any) -> Tensor:

@@ -99,7 +99,7 @@ class Comparison:
         return solve(self.few)
 
     def seconds(self, provider: Provider) -> float:
-        """What a call will take, by one on a few rows, after a first one."""
+        """Estimated duration of a call, by one on a few rows, after a first one."""
         provider.run(self.few)
         few = milliseconds(lambda: provider.run(self.few), DEVICE) / 1e3
         return few * self.options.rows / len(self.few.targets)

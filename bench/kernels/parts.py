@@ -1,4 +1,4 @@
-"""Where the time of the loss and of the body's fused ops goes: part by part, and what each could take.
+"""Times of the parts of the loss and of the body's fused ops, and the rates that they reach.
 
   python -m bench kernels.parts                       CPU: SmolLM2's head; CUDA: N=16384 H=4096 V=151936
   python -m bench kernels.parts --only op,body --dtype float32 --rows 256 --hidden 1024 --vocab 151936
@@ -109,8 +109,8 @@ def kernel(p: LossProblem, chunk: int) -> Iterator[Line]:
     )
     yield Line("logits", logits, flop)
     yield Line("row_stats", lambda: backend.row_stats(z, y, ones, 0.0), moved=size)
-    kept, gradient = z.clone(), Gradient(z.amax(1), ones, None, None, ones)
-    again = partial(z.copy_, kept)
+    logits_copy, gradient = z.clone(), Gradient(z.amax(1), ones, None, None, ones)
+    again = partial(z.copy_, logits_copy)
     grads = partial(backend.row_grads, z, y, ones, 0.0, gradient, False)
     yield Line("row_grads", grads, moved=1.5 * size, before=again)
     if TRITON:
@@ -118,7 +118,7 @@ def kernel(p: LossProblem, chunk: int) -> Iterator[Line]:
         yield Line("single_pass", single, moved=1.5 * size, before=again)
         fused = partial(backend.fused_epilogue, hidden, prepared, y, ones, anchors)
         yield Line("fused_epilogue", fused, flop)
-    scaled = (kept / n).to(hidden.dtype if TRITON else torch.float32)  # as a gradient
+    scaled = (logits_copy / n).to(hidden.dtype if TRITON else torch.float32)  # as a gradient
     for name, call, shape in (
         ("d_hidden", partial(backend.d_hidden, scaled, prepared), (n, h)),
         ("d_weight", partial(backend.add_d_weight, scaled, hidden), (v, h)),

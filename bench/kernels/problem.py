@@ -127,27 +127,27 @@ def errors_of(answer: LossAnswer, truth: LossAnswer) -> dict[str, float]:
     """Distance from float64: in nats for log-probs and entropy, relative for loss and gradients."""
     errors: dict[str, float] = {}
     for name, key in (("logprobs", "logp"), ("entropy", "entropy")):
-        given, true = getattr(answer, name), getattr(truth, name)
-        if given is not None and true is not None and len(true):
-            errors[f"{key}_max_abs"] = float((given.double() - true).abs().max())
+        value, true = getattr(answer, name), getattr(truth, name)
+        if value is not None and true is not None and len(true):
+            errors[f"{key}_max_abs"] = float((value.double() - true).abs().max())
     if answer.loss is not None and truth.loss is not None:
         scale = max(float(truth.loss.abs()), 1e-30)
         errors["loss_rel"] = float((answer.loss.double() - truth.loss).abs()) / scale
     for name in ("d_hidden", "d_weight"):
-        given, true = getattr(answer, name), getattr(truth, name)
-        if given is not None and true is not None:
-            errors[f"{name}_rel"] = relative(given, true)
+        value, true = getattr(answer, name), getattr(truth, name)
+        if value is not None and true is not None:
+            errors[f"{name}_rel"] = relative(value, true)
     return errors
 
 
 @torch.no_grad()
-def relative(given: Tensor, true: Tensor) -> float:
-    """‖given − true‖ / ‖true‖ in float64, a block of rows at a time."""
-    if given.shape != true.shape:
-        raise ValueError(f"expected a gradient of shape {tuple(true.shape)}, given {tuple(given.shape)}")
+def relative(value: Tensor, true: Tensor) -> float:
+    """‖value − true‖ / ‖true‖ in float64, a block of rows at a time."""
+    if value.shape != true.shape:
+        raise ValueError(f"expected a gradient of shape {tuple(true.shape)}, given {tuple(value.shape)}")
     distance = norm = 0.0
     for rows in blocks(len(true), 8 * max(1, true.shape[1])):
         t = true[rows].double()
-        distance += float((given[rows].double() - t).square().sum())
+        distance += float((value[rows].double() - t).square().sum())
         norm += float(t.square().sum())
     return (distance / max(norm, 1e-300)) ** 0.5

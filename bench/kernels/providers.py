@@ -72,7 +72,7 @@ def naive(p: LossProblem, dtype: torch.dtype) -> LossAnswer:
 
 
 def torch_linear_cross_entropy(p: LossProblem) -> LossAnswer:
-    """Per-token cross entropy is −log π; its gradient is weighted outside."""
+    """CISPO on the library's cross entropy, which is −log π per token; its gradient is weighted outside."""
     op, options = F.linear_cross_entropy, torch.nn.LinearCrossEntropyOptions
     chunked = options(batch_chunk_size=p.chunk_rows, chunking_method=None)
     logp = -op(p.hidden, p.weight, p.targets, reduction="none", options=chunked)
@@ -95,7 +95,7 @@ def liger(p: LossProblem) -> LossAnswer:
 
 
 def liger_per_token(p: LossProblem) -> LossAnswer:
-    """What Liger offers to trainers of their own losses; its CuTe kernels need a Hopper GPU."""
+    """CISPO on Liger's op for losses of one's own; its CuTe kernels need a Hopper GPU."""
     peer = importlib.import_module("liger_kernel.ops.fused_linear_scaled_cross_entropy")
     op = peer.LigerFusedLinearScaledCrossEntropyFunction.apply
     nll, entropy = op(p.hidden, p.weight, p.targets, 1.0, -100, 1, True)
@@ -103,7 +103,7 @@ def liger_per_token(p: LossProblem) -> LossAnswer:
 
 
 def cut_cross_entropy(p: LossProblem, **options: Any) -> LossAnswer:
-    """Per-token cross entropy is −log π; its gradient is weighted outside."""
+    """CISPO on the library's cross entropy, which is −log π per token; its gradient is weighted outside."""
     peer = importlib.import_module("cut_cross_entropy")
     impl = "cce" if p.hidden.is_cuda else "torch_compile"
     logp = -peer.linear_cross_entropy(p.hidden, p.weight, p.targets, reduction="none", impl=impl, **options)
@@ -202,7 +202,7 @@ def all_providers(p: LossProblem) -> list[Provider]:
 
 
 def peers() -> list[Provider]:
-    """What others offer, and what one writes without a library."""
+    """The libraries' losses, and those that one writes without a library."""
     unfiltered = partial(cut_cross_entropy, filter_eps=None)
     return [
         Provider("naive FP32", partial(naive, dtype=torch.float32), "log_softmax + gather, no entropy", True),

@@ -192,7 +192,7 @@ def ours(p: StepProblem, folder: str) -> Step:
 
 
 def plain(p: StepProblem, folder: str) -> Step:
-    """What one writes first: padded micro-batches of a few sequences, whole logits, log_softmax, AdamW."""
+    """A simple step: padded micro-batches of a few sequences, whole logits, log_softmax, AdamW."""
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     lm.to(p.device)  # type: ignore[arg-type]  # mypy loses `self` under transformers' decorator
     lm.train()

@@ -106,7 +106,7 @@ def cases(options: Namespace) -> Iterator[Case]:
 
 
 def measure_here(what: str, p: StepProblem, folder: str, steps: int, threads: int) -> Row:
-    """In the process: the best matrix product, or the steps of a provider."""
+    """Measure in this process: the best matrix product, or the steps of a provider."""
     torch.set_num_threads(threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -121,7 +121,7 @@ def schemes(text: str) -> list[Scheme]:
 
 
 def measure(work: Workload, rates: Rates, scheme: Scheme, split: Split) -> Row:
-    """What a split does under a scheme."""
+    """The outcome of a split under a scheme."""
     outcome = run(work, rates, split, scheme, STEPS)
     means = {"lag_mean": outcome.lag_mean, "lag_max": outcome.lag_max}
     return {"scheme": str(scheme), "split": str(split), **asdict(outcome), **means}

@@ -109,7 +109,7 @@ class Cores:
         if self._timer:
             self._timer.cancel()
         if self._jobs:
-            seconds = max(0.0, min(left for left, _, _ in self._jobs)) / self._speed()
+            seconds = max(0.0, min(remaining for remaining, _, _ in self._jobs)) / self._speed()
             self._timer = asyncio.get_running_loop().call_later(seconds, self._end)
 
     def _end(self) -> None:
@@ -139,7 +139,7 @@ class TimedEngine:
         self._task = asyncio.create_task(self._run())
 
     async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
-        """As EngineClient.stream."""
+        """Same contract as EngineClient.stream."""
         queue = self._streams[request.request_id] = asyncio.Queue[Completion]()
         self._queue.add(request)
         self._wake.set()
@@ -148,7 +148,7 @@ class TimedEngine:
         del self._streams[request.request_id]
 
     async def update_weights(self, version: int, path: str) -> None:
-        """As EngineClient.update_weights."""
+        """Same contract as EngineClient.update_weights."""
         await self._cores.work(self._rates.report_s, 1)
         self._pushes.append((version, event := asyncio.Event()))
         self._wake.set()
@@ -200,11 +200,11 @@ class TimedEngine:
     def _end(self, end: int, number: int, request: Request, index: int, start: int) -> None:
         since, versions = zip(*self._held[-64:], strict=True)
         reading = np.arange(start, end)
-        held = np.asarray(versions, np.int32)[np.searchsorted(since, reading, "right") - 1]
+        token_versions = np.asarray(versions, np.int32)[np.searchsorted(since, reading, "right") - 1]
         ids, logprobs = np.ones(end - start, np.int32), np.full(end - start, -1.0, np.float32)
         cut = end - start < self._wanted(request, index)
         reason: Literal["length", "stop"] = "length" if cut else "stop"
-        done = Completion(request.request_id, index, ids, logprobs, held, reason)
+        done = Completion(request.request_id, index, ids, logprobs, token_versions, reason)
         self._streams[request.request_id].put_nowait(done)
 
 
@@ -229,7 +229,7 @@ class TimedLearner:
         self.steps: list[Step] = []
 
     async def train(self, batch: TrainBatch) -> StepDone:
-        """As LearnerClient.train."""
+        """Same contract as LearnerClient.train."""
         await self._cores.work(self._rates.build_s, 1)
         lag = batch.step - 1 - np.concatenate([s.versions for s in batch.sequences]).astype(np.int64)
         start, tokens = asyncio.get_running_loop().time(), len(lag) * self._work.unit

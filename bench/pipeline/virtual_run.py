@@ -61,7 +61,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run does in the steps that count."""
+    """Speed, idle shares and lags of a run in the steps that count."""
 
     steps_per_hour: float
     learner_idle: float  # share of the time

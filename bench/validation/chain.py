@@ -47,8 +47,8 @@ def read_pairs(folder: Path, ratio: float) -> list[Row]:
 
     Hours are device-hours, seconds those of the learner in the loss; factors are on the compute.
     """
-    kept, pairs = folder / CURVES, []
-    names = read_tables(kept)[1] if kept.is_file() else [path.name for path in folder.glob("*")]
+    curves, pairs = folder / CURVES, []
+    names = read_tables(curves)[1] if curves.is_file() else [path.name for path in folder.glob("*")]
     for seed in sorted(int(x[1]) for name in names if (x := re.fullmatch(f"{OURS}-([0-9]+)", name))):
         ours, naive = _run(folder, OURS, seed), _run(folder, NAIVE, seed)
         a, b = run_times(ours), run_times(naive)
@@ -86,8 +86,8 @@ def shift(folder: Path, pairs: Sequence[Row]) -> Row:
 
 def _run(folder: Path, recipe: str, seed: int) -> Path:
     """A run folder, or its name in the table of a sweep's kept curves."""
-    kept = folder / CURVES
-    return (kept if kept.is_file() else folder) / f"{recipe}-{seed}"
+    curves = folder / CURVES
+    return (curves if curves.is_file() else folder) / f"{recipe}-{seed}"
 
 
 def _curve(run: Path) -> Curve:

@@ -1,4 +1,4 @@
-"""How often is `compare` right? Pairs of simulated recipes, with and without a difference in the ceiling.
+"""Error rates of `compare` on pairs of simulated recipes, with and without a difference in the ceiling.
 
   python -m bench validation.comparisons       100 pairs in each row; ten minutes on two cores
 
@@ -100,7 +100,7 @@ def run(kind: Kind, ceiling: float, i: int, seed: int) -> Run:
 
 
 def measure_pair(pairs: Pairs, i: int, seed: int) -> Row:
-    """What is said of pair `i`; the same runs in every row of their kind."""
+    """The verdicts of `compare` on pair `i`; every row of a kind has the same runs."""
     two = {
         name: [run(pairs.kind, ceiling, first + pairs.seeds * i + k, seed) for k in range(pairs.seeds)]
         for name, ceiling, first in (("a", A + pairs.gap, 0), ("b", A, 100_000))

@@ -59,7 +59,7 @@ def errors(runs: Runs, procedure: str, key: str) -> Array:
 
 
 def far_beyond(runs: Runs, procedure: str) -> tuple[float, float]:
-    """How much larger our error far ahead is than the paper's on the same runs: mean, standard error."""
+    """Our error far ahead less the paper's on the same runs: mean, standard error."""
     more = errors(runs, "ours", "far") - errors(runs, procedure, "far")
     return float(more.mean()), float(more.std(ddof=1) / len(more) ** 0.5) if len(more) > 1 else np.nan
 

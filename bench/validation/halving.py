@@ -61,8 +61,8 @@ def halve(curves: dict[str, list[Curve]], target: float, budget: float = 1.0) ->
     """The share of the budget at which each recipe is stopped; 1 if it is not."""
     stopped: dict[str, float] = {}
     for rung in RUNGS:
-        left = {name: runs for name, runs in curves.items() if name not in stopped}
-        going = {name: [cut(curve, rung * budget) for curve in runs] for name, runs in left.items()}
+        remaining = {name: runs for name, runs in curves.items() if name not in stopped}
+        going = {name: [cut(curve, rung * budget) for curve in runs] for name, runs in remaining.items()}
         stopped |= dict.fromkeys(least_likely(chances(forecasts(going), target), RISK), rung)
     return {name: stopped.get(name, 1.0) for name in curves}
 
@@ -84,7 +84,7 @@ def trial(number: int) -> Row:
 
 
 def replay(curves: dict[str, list[Curve]]) -> Row:
-    """What halving would have done to a finished sweep, up to the compute to which all its runs have data."""
+    """The course of halving in a finished sweep, up to the compute to which all its runs have data."""
     budget = min(run.points[-1].compute for runs in curves.values() for run in runs)
     shares = halve(curves, budget, budget)
     ends = {

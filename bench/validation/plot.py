@@ -24,18 +24,18 @@ def draw(runs: Sequence[Row], path: Path) -> None:
 
     with rc_context(rc=STYLE):  # type: ignore[arg-type]  # its keys are literals in the stubs
         figure = Figure(figsize=(11, 4.6), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        _coverage(left, kinds_of_noise(runs))
-        _accuracy(right, by_row(runs, OFF_GRID))
+        left_axes, right_axes = figure.subplots(1, 2)
+        _coverage(left_axes, kinds_of_noise(runs))
+        _accuracy(right_axes, by_row(runs, OFF_GRID))
         figure.savefig(path, dpi=130)
 
 
 def _coverage(axes: Any, groups: dict[str, list[Row]]) -> None:
-    names, held = list(groups), [coverage(group) for group in groups.values()]
+    names, coverages = list(groups), [coverage(group) for group in groups.values()]
     axes.axvspan(0.87, 0.93, color=GREY, alpha=0.2, lw=0, label=".87 to .93")
     for key, marker in (("A", "o"), ("B", "s"), ("C_mid", "^"), ("2x", "D")):
         label = "reward at 2×" if key == "2x" else key
-        shares = [values[key] for values in held]
+        shares = [values[key] for values in coverages]
         axes.plot(shares, range(len(names)), marker, ms=5, alpha=0.8, color=COLORS["ours"], label=label)
     axes.set_yticks(range(len(names)), [f"{n} ({len(groups[n])})" for n in names])
     axes.invert_yaxis()

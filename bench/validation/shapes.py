@@ -124,7 +124,7 @@ def simulate(kind: str, i: int, seed: int) -> tuple[Shape, Array, Array, float]:
 
 
 def measure(kind: str, i: int, seed: int) -> Row:
-    """What the fit says of one run."""
+    """The fit's flags for one run, and whether its forecast covers the truth."""
     shape, compute, reward, R0 = simulate(kind, i, seed)
     fitted = fit(compute, reward, np.full(EVALUATIONS, NOISE), R0=R0, R0_se=NOISE)
     ahead, truth = fitted.at(EXTRAPOLATION * LAST), float(shape(np.array(EXTRAPOLATION * LAST)))

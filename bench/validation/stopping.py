@@ -33,7 +33,7 @@ RULES = [
 
 
 def measure(kind: str, i: int, seed: int) -> Row:
-    """What was still to be gained where each rule ended a run; None: it did not."""
+    """The gain that was still to come where each rule ended a run; None: it did not end it."""
     shape, compute, rewards, R0 = simulate(kind, i, seed)
     points, look = [EvalPoint(0, 0.0, R0, NOISE)], forecast([EvalPoint(0, 0.0, R0, NOISE)], LAST, None)
     in_a_row, gains = Counter[StopRule](), dict[StopRule, float]()

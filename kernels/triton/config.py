@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on")
-"""Whether kernels run on the CPU. Triton reads this when a kernel is defined: set it before import."""
+"""True if kernels run on the CPU. Triton reads this when a kernel is defined: set it before import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RowConfig:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernel is compiled for."""
+        """The constants for which the kernel is compiled."""
         return {"BLOCK": self.block, "num_warps": self.warps}
 
 
@@ -37,9 +37,9 @@ class GemmConfig:
     stages: int
     """Depth of the software pipeline: number of operand tiles in shared memory."""
     tma: bool = False
-    """Whether to copy tiles by TMA, which needs rows aligned to 16 bytes."""
+    """True: copy tiles by TMA, which needs rows aligned to 16 bytes."""
     flatten: bool = False
-    """Whether the next tile's copies start during this one's epilogue. Without TMA that spills registers."""
+    """True: the next tile's copies start during this one's epilogue. Without TMA that spills registers."""
     subtiles: int = 4
     """Number of parts in which the epilogue processes a tile's columns: more parts need fewer registers."""
     piece: int = 32
@@ -51,7 +51,7 @@ class GemmConfig:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernel is compiled for."""
+        """The constants for which the kernel is compiled."""
         tile = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth, "GROUP": self.group}
         piece = min(self.piece, self.columns // self.subtiles)
         epilogue = {"SUBTILES": self.subtiles, "PIECE": piece, "FLATTEN": self.flatten, "TMA": self.tma}
@@ -66,7 +66,7 @@ BLACKWELL = GemmConfig(128, 128, 64, warps=8, stages=4, tma=True)
 AMPERE = GemmConfig(128, 128, 64, warps=8, stages=3)
 AMPERE_CAPPED = GemmConfig(128, 128, 64, warps=8, stages=3, piece=16)
 UNALIGNED = GemmConfig(64, 128, 64, warps=8, stages=1)
-"""For rows that are not aligned to 16 bytes, which neither kind of asynchronous copy accepts."""
+"""Choice for rows that are not aligned to 16 bytes, which neither kind of asynchronous copy accepts."""
 FP32 = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=2, programs_per_sm=2)
 FP32_CAPPED = GemmConfig(64, 64, 16, warps=4, stages=3, subtiles=8, programs_per_sm=2)
 """FP32 operands, multiplied without tensor cores."""

@@ -45,17 +45,17 @@ def as_fp32(x):
 
 
 @triton.jit
-def load_fp32(at, inside):
+def load_fp32(pointers, inside):
     """bf16 or FP32 elements as FP32; 0 outside."""
-    return as_fp32(tl.load(at, mask=inside, other=0.0))
+    return as_fp32(tl.load(pointers, mask=inside, other=0.0))
 
 
 @triton.jit
-def store_rounded(at, x, inside):
+def store_rounded(pointers, x, inside):
     """Store FP32 x in the type of the elements at these places, FP32 or bf16."""
-    if at.dtype.element_ty == tl.bfloat16:
+    if pointers.dtype.element_ty == tl.bfloat16:
         x = to_bf16(x)
-    tl.store(at, x, mask=inside)
+    tl.store(pointers, x, mask=inside)
 
 
 @triton.jit
@@ -98,13 +98,13 @@ def times_cap_slope(g, x, CAP: tl.constexpr):
 
 @triton.jit
 def precise_exp(x):
-    """As torch on CUDA; `tl.exp` loses digits as |x| grows."""
+    """The same exp as torch's on CUDA; `tl.exp` loses digits as |x| grows."""
     return tl.exp(x) if INTERPRET else libdevice.exp(x)
 
 
 @triton.jit
 def precise_log(x):
-    """As torch on CUDA; `tl.log` loses digits near 1."""
+    """The same log as torch's on CUDA; `tl.log` loses digits near 1."""
     return tl.log(x) if INTERPRET else libdevice.log(x)
 
 

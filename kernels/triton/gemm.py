@@ -24,7 +24,7 @@ LOGITS: tl.constexpr = tl.constexpr(0)
 SCORE: tl.constexpr = tl.constexpr(1)
 """partial (3, column tiles, rows) FP32: each tile's maximum, others and dot; target_logits (rows,)."""
 SINGLE_PASS: tl.constexpr = tl.constexpr(2)
-"""As SCORE, but with the given anchor, or the tile's maximum where that is far higher. In addition
+"""The same as SCORE, but with the given anchor, or the tile's maximum where that is far higher. In addition
 out (rows, vocabulary) bf16: e^{u − anchor of the tile}, 0 at the target."""
 
 
@@ -113,8 +113,8 @@ def statistics(
         product, z_y = without_targets(product, target)
         tl.store(target_logits + row, z_y * scale, mask=target >= 0)
     if EPILOGUE == SINGLE_PASS:
-        given = tl.load(anchors + row, mask=inside, other=0.0)
-        m = tl.where((m - given) * scale > RAISE, m, given)
+        anchor = tl.load(anchors + row, mask=inside, other=0.0)
+        m = tl.where((m - anchor) * scale > RAISE, m, anchor)
     scale_2 = scale * LOG2_E
     m_2 = m * scale_2
     exp_sums = tl.zeros((product.shape[0], PIECE), tl.float32)
@@ -156,8 +156,8 @@ def without_edge(x, columns):
 @triton.jit
 def without_targets(x, target):
     """x (R, C) with LOWEST at each row's target (R,), and what was there; for target −1 x and 0."""
-    at = tl.where((target % 8)[:, None] == tl.arange(0, 8)[None, :], (target // 8)[:, None], -1)
-    at_target = tl.arange(0, x.shape[1] // 8)[None, :, None] == at[:, None, :]
+    lane = tl.where((target % 8)[:, None] == tl.arange(0, 8)[None, :], (target // 8)[:, None], -1)
+    at_target = tl.arange(0, x.shape[1] // 8)[None, :, None] == lane[:, None, :]
     x_y = tl.sum(tl.sum(tl.where(at_target, eighths(x), 0.0), 1), 1)
     return tl.where(at_target, LOWEST, eighths(x)).reshape(x.shape[0], x.shape[1]), x_y
 
@@ -175,8 +175,8 @@ def block(
     """(ROWS, DEPTH) of a row-major matrix from column depth on; 0 past width, unless EVEN."""
     row = tl.minimum(row_start + tl.arange(0, ROWS), rows - 1).to(tl.int64)
     k = depth + tl.arange(0, DEPTH)
-    at = matrix + row[:, None] * stride + k[None, :]
-    return tl.load(at) if EVEN else tl.load(at, mask=(k < width)[None, :], other=0.0)
+    pointers = matrix + row[:, None] * stride + k[None, :]
+    return tl.load(pointers) if EVEN else tl.load(pointers, mask=(k < width)[None, :], other=0.0)
 
 
 @triton.jit
@@ -187,8 +187,8 @@ def store(out, part, row_start, column_start, rows, vocabulary, stride, TMA: tl.
     else:
         row = row_start + tl.arange(0, part.shape[0])
         column = column_start + tl.arange(0, part.shape[1])
-        at = out + row.to(tl.int64)[:, None] * stride + column[None, :]
-        tl.store(at, part, mask=(row < rows)[:, None] & (column < vocabulary)[None, :])
+        pointers = out + row.to(tl.int64)[:, None] * stride + column[None, :]
+        tl.store(pointers, part, mask=(row < rows)[:, None] & (column < vocabulary)[None, :])
 
 
 @triton.jit
@@ -223,14 +223,14 @@ def merge(partial, target_logits, stats, rows, tiles, TILES: tl.constexpr, ROWS:
     for start in range(0, tiles, TILES):
         tile = start + tl.arange(0, TILES)
         mask = (tile < tiles)[:, None] & inside[None, :]
-        at = partial + tile.to(tl.int64)[:, None] * rows + row[None, :]
-        tile_m = tl.load(at, mask=mask, other=LOWEST)
-        tile_others = tl.load(at + plane, mask=mask, other=0.0)
-        tile_dot = tl.load(at + 2 * plane, mask=mask, other=0.0)
+        pointers = partial + tile.to(tl.int64)[:, None] * rows + row[None, :]
+        tile_m = tl.load(pointers, mask=mask, other=LOWEST)
+        tile_others = tl.load(pointers + plane, mask=mask, other=0.0)
+        tile_dot = tl.load(pointers + 2 * plane, mask=mask, other=0.0)
         highest = tl.maximum(m, tl.max(tile_m, 0))
-        shift, own = tile_m - highest[None, :], m - highest
-        shrink, own_shrink = tl.exp(shift), tl.exp(own)
-        dot = own_shrink * (dot + own * others) + tl.sum(shrink * (tile_dot + shift * tile_others), 0)
+        shift, own_shift = tile_m - highest[None, :], m - highest
+        shrink, own_shrink = tl.exp(shift), tl.exp(own_shift)
+        dot = own_shrink * (dot + own_shift * others) + tl.sum(shrink * (tile_dot + shift * tile_others), 0)
         others = own_shrink * others + tl.sum(shrink * tile_others, 0)
         m = highest
     tl.store(stats + row, m, mask=inside)

@@ -76,7 +76,7 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def persistent(tasks: int, warps: int, device: torch.device) -> int:
-    """How many programs share these tasks: 16 warps a multiprocessor, whose loads hide memory's latency."""
+    """Number of programs for these tasks: 16 warps a multiprocessor, whose loads hide memory's latency."""
     return min(tasks, multiprocessors(device) * max(1, 16 // warps))
 
 

@@ -1,4 +1,4 @@
-"""Per-head RMSNorm and RoPE of q or of k. A row is one head of one token, halves a and b.
+"""RMSNorm and RoPE of each head of q or of k. A row is one head of one token, halves a and b.
 
     â, b̂ = (a, b) rstd w, or (a, b) without a norm      out = (â cos − b̂ sin, b̂ cos + â sin)
     dâ, db̂ = (da cos + db sin, db cos − da sin), and from there as in `kernels.triton.rms_norm`
@@ -84,16 +84,16 @@ def _constants(x: Tensor, position_ids: Tensor | None, normed: bool) -> dict[str
 
 
 @triton.jit
-def _load_halves(at, inside, D: tl.constexpr):
-    """FP32 each: some columns of the first half, where `at` points, and the same of the second."""
-    return load_fp32(at, inside), load_fp32(at + D // 2, inside)
+def _load_halves(pointers, inside, D: tl.constexpr):
+    """FP32 each: some columns of the first half, where `pointers` lie, and the same of the second."""
+    return load_fp32(pointers, inside), load_fp32(pointers + D // 2, inside)
 
 
 @triton.jit
 def _store_halves(out, row, column, inside, a, b, D: tl.constexpr):
-    at = out + (row.to(tl.int64) * D)[:, None] + column
-    store_rounded(at, a, inside)
-    store_rounded(at + D // 2, b, inside)
+    pointers = out + (row.to(tl.int64) * D)[:, None] + column
+    store_rounded(pointers, a, inside)
+    store_rounded(pointers + D // 2, b, inside)
 
 
 @triton.jit
@@ -111,8 +111,8 @@ def _angles(
     if BY_POSITION:
         position = tl.load(position_ids + position).to(tl.int64)
     known = ((position >= 0) & (position < table_rows))[:, None]
-    at = (position * table_stride)[:, None] + column
-    c, s = load_fp32(cos + at, inside & known), load_fp32(sin + at, inside & known)
+    offsets = (position * table_stride)[:, None] + column
+    c, s = load_fp32(cos + offsets, inside & known), load_fp32(sin + offsets, inside & known)
     return tl.where(known, c, float("nan")), tl.where(known, s, float("nan"))
 
 
@@ -174,6 +174,6 @@ def _rope_grads(
             gb = rstd * (gb - b * mean)
         _store_halves(dx, row, column, inside, ga, gb, D)
     if NORM:
-        at = partial + tl.program_id(0) * D + tl.arange(0, HALF)
-        tl.store(at, tl.sum(dw_a, 0), mask=tl.arange(0, HALF) < D // 2)
-        tl.store(at + D // 2, tl.sum(dw_b, 0), mask=tl.arange(0, HALF) < D // 2)
+        pointers = partial + tl.program_id(0) * D + tl.arange(0, HALF)
+        tl.store(pointers, tl.sum(dw_a, 0), mask=tl.arange(0, HALF) < D // 2)
+        tl.store(pointers + D // 2, tl.sum(dw_b, 0), mask=tl.arange(0, HALF) < D // 2)

@@ -90,18 +90,18 @@ def as_bf16(z: Tensor) -> Tensor:
 
 
 @triton.jit
-def load_tile(at, inside, WHOLE: tl.constexpr):
+def load_tile(pointers, inside, WHOLE: tl.constexpr):
     """A row's tile. A mask that ends at an odd column would split wide loads, so whole tiles have none."""
-    return tl.load(at) if WHOLE else tl.load(at, mask=inside, other=0.0)
+    return tl.load(pointers) if WHOLE else tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
-def store_tile(at, tile, inside, WHOLE: tl.constexpr):
+def store_tile(pointers, tile, inside, WHOLE: tl.constexpr):
     """Store a row's tile, as `load_tile` loads it."""
     if WHOLE:
-        tl.store(at, tile)
+        tl.store(pointers, tile)
     else:
-        tl.store(at, tile, mask=inside)
+        tl.store(pointers, tile, mask=inside)
 
 
 @triton.jit
@@ -215,8 +215,8 @@ def _single_pass(
                 others = shrink * others
                 m = highest
                 for earlier in range(0, start, BLOCK):
-                    at = exp_out + earlier + tl.arange(0, BLOCK)  # whole tiles: no mask
-                    tl.store(at, to_bf16(from_bf16(tl.load(at)) * shrink))
+                    pointers = exp_out + earlier + tl.arange(0, BLOCK)  # whole tiles: no mask
+                    tl.store(pointers, to_bf16(from_bf16(tl.load(pointers)) * shrink))
             v = u - m
             exp = tl.where(columns == target, 0.0, tl.exp(v))
             dot += tl.sum(exp * v, 0)

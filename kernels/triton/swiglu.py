@@ -64,6 +64,6 @@ def _swiglu_grads(gate, up, dy, d_gate, d_up, width, gate_stride, up_stride, dy_
     u = load_fp32(up + row * up_stride + columns, inside)
     d = load_fp32(dy + row * dy_stride + columns, inside)
     s = tl.sigmoid(g)
-    at = row * width + columns
-    store_rounded(d_gate + at, d * u * s * (1.0 + g * (1.0 - s)), inside)
-    store_rounded(d_up + at, d * g * s, inside)
+    offsets = row * width + columns
+    store_rounded(d_gate + offsets, d * u * s * (1.0 + g * (1.0 - s)), inside)
+    store_rounded(d_up + offsets, d * g * s, inside)

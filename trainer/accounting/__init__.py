@@ -1,1 +1,1 @@
-"""Where a run's compute goes: device-hours by state, FLOPs, MFU, and the price of the loss of the LM head."""
+"""A run's compute by use: device-hours by state, FLOPs, MFU, and the price of the loss of the LM head."""

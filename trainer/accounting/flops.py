@@ -14,7 +14,7 @@ from trainer.config import ObjectiveConfig
 
 
 def step_flops(parameters: int, objective: ObjectiveConfig, metrics: Mapping[str, Any]) -> float:
-    """Of one step with these metrics. A critic counts as another network of the policy's size.
+    """FLOPs of one step with these metrics. A critic counts as another network of the policy's size.
 
     In an epoch after the first, whose tokens were generated and scored before, `train/rollout_tokens` is 0.
     """

@@ -1,4 +1,4 @@
-"""What the loss of the LM head costs in a run, by implementation: a factor on the compute axis of the curve.
+"""Cost of the LM head's loss in a run, by implementation: a factor on the compute axis of the curve.
 
 A training step consists of the body (6 FLOP per active parameter and token, and attention) and the head (6HV
 per token with loss, at the rate of each implementation). If a head makes a step cheaper by a factor f, a run
@@ -57,7 +57,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How fast the loss of an LM head runs: 6NHV over its time."""
+    """Rate at which the loss of an LM head runs: 6NHV over its time."""
 
     name: str
     tflops: float

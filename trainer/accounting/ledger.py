@@ -98,17 +98,17 @@ class Ledger:
             past["states"] = _sum(past["states"], {state: seconds * devices})
             past["seconds"] = _sum(past["seconds"], {state: seconds})
 
-    def begin_training(self, at: float) -> None:
+    def begin_training(self, moment: float) -> None:
         """Compute counts from this moment (monotonic clock) on."""
-        self._training_began = at - self._start
+        self._training_began = moment - self._start
 
-    def compute(self, at: float | None = None) -> Compute:
-        """Compute up to `at` (monotonic clock), by default until the latest report of any role.
+    def compute(self, moment: float | None = None) -> Compute:
+        """Compute up to `moment` (monotonic clock), by default until the latest report of any role.
 
         A role whose reports end before is taken to have stayed in its last state. But start-up and the first
         evaluation are over when training begins, so time after a state from before that counts as training.
         """
-        now = self._latest() if at is None else at - self._start
+        now = self._latest() if moment is None else moment - self._start
         hours: dict[str, float] = defaultdict(float)
         for (role, kind), seconds in _sum(self._settled, self._kinds(now)).items():
             hours[kind] += self.devices[role] * seconds / 3600
@@ -127,11 +127,11 @@ class Ledger:
             past = self._past_roles.get(role, {"wall_s": 0.0, "states": {}, "seconds": {}})
             seconds = self._seconds.get(role, {})
             devices = self.devices.get(role, 0.0)
-            held = {state: s * devices for state, s in seconds.items()}
+            device_seconds = {state: s * devices for state, s in seconds.items()}
             roles[role] = {
                 "devices": devices,
                 "wall_s": past["wall_s"] + self._reported_until(role),
-                "states": _sum(past["states"], held),
+                "states": _sum(past["states"], device_seconds),
                 "seconds": _sum(past["seconds"], seconds),
             }
         return {
@@ -186,9 +186,9 @@ class Ledger:
         for role in queues:
             last = self._last.get(role, Span(role, "start-up", 0.0, 0.0))
             if last.end < until:
-                left = until if began is None or last.start > began else max(last.end, min(began, until))
-                queues[role].append(last._replace(start=last.end, end=left))
-                queues[role].append(Span(role, "unknown", left, until))
+                known = until if began is None or last.start > began else max(last.end, min(began, until))
+                queues[role].append(last._replace(start=last.end, end=known))
+                queues[role].append(Span(role, "unknown", known, until))
         cuts = {t for spans in queues.values() for s in spans for t in s[2:]} | {until, began or 0.0}
         booked: dict[tuple[str, str], float] = defaultdict(float)
         for start, end in pairwise(sorted(t for t in cuts if self._settled_until <= t <= until)):

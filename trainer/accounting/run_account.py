@@ -1,4 +1,4 @@
-"""What another loss kernel would have cost a run of ours, from the run's own ledger.
+"""Cost of a run of ours with another loss kernel, from the run's own ledger.
 
     change     = (time of the other kernel / time of the run's − 1) · seconds in `loss_head`
     pipeline   wall' = wall + max(learner + change, engine) − max(learner, engine)    they work side by side
@@ -38,12 +38,12 @@ class RunTimes:
 
 def ledger_of(run: Path) -> dict[str, Any] | None:
     """The ledger of a run folder, or of FILE/RUN in a sweep's kept curves; None if there is none."""
-    kept = run.parent.is_file()
-    path = (run.parent.parent if kept else run) / "ledger.json"
+    in_table = run.parent.is_file()
+    path = (run.parent.parent if in_table else run) / "ledger.json"
     if not path.is_file():
         return None
     books: dict[str, Any] = json.loads(path.read_text())
-    return books["runs"].get(run.name) if kept else books
+    return books["runs"].get(run.name) if in_table else books
 
 
 def run_times(run: Path) -> RunTimes | None:

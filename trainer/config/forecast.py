@@ -1,4 +1,4 @@
-"""When a run may end by itself, by the forecast of its own curve; scaling/forecast.py decides."""
+"""Settings by which a run ends itself, by the forecast of its own curve; scaling/forecast.py decides."""
 
 import re
 from dataclasses import dataclass

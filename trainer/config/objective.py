@@ -1,4 +1,4 @@
-"""What the learner minimises: the loss and its ratio, KL penalty, critic, advantages, filters."""
+"""Settings of what the learner minimises: the loss and its ratio, KL penalty, critic, advantages, filters."""
 
 import math
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class ObjectiveConfig:
     anchor: Literal["generator", "recomputed"] = "generator"
     """Denominator of the ratio: the generator's log-probs (ScaleRL), or those that the learner recomputes before its first step on the data. With one step per batch the latter ratio is always 1."""
     mismatch: Literal["none", "truncate", "mask"] = "none"
-    """With `anchor: recomputed`: weigh each token's term by k = π_recomputed / π_generator, truncated at max_ratio, or masked outside mask_low to mask_high."""
+    """Correction with `anchor: recomputed`: weigh each token's term by k = π_recomputed / π_generator, truncated at max_ratio, or masked outside mask_low to mask_high."""
     sequence_mask: Literal["none", "product", "mean", "negative"] = "none"
     """Completions that leave the loss by their ratio, the `product` or the geometric `mean` of their tokens', outside mask_low to mask_high; `negative`: by the mean below mask_low, with a negative advantage only (DeepSeek-V3.2, mask_low = exp(−δ))."""
     entropy_bonus: NonNegativeFloat = 0.0
@@ -63,7 +63,7 @@ class ObjectiveConfig:
     kl: KLConfig = field(default_factory=KLConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     aggregation: Literal["prompt", "sample", "token", "sum"] = "prompt"
-    """What has equal weight in the loss: each prompt (ScaleRL), each completion (GRPO), each token of the batch (DAPO's code); or every token has 1 / (completions · longest completion) (Dr. GRPO)."""
+    """Unit of equal weight in the loss: each prompt (ScaleRL), each completion (GRPO), each token of the batch (DAPO's code); or every token has 1 / (completions · longest completion) (Dr. GRPO)."""
     advantage_norm: Literal["batch", "group", "running", "global", "none"] = "batch"
     """Divide r − group mean by the std of the batch's advantages (ScaleRL), by the group's reward std (GRPO), by mean and std over all batches so far, by `global_std`, or by nothing. With a critic, whose advantages are per token: `batch` is mean and std over the batch's tokens, and `group` is refused."""
     global_std: PositiveFloat = 1.0
@@ -73,7 +73,7 @@ class ObjectiveConfig:
     zero_variance: Literal["drop", "keep", "resample"] = "drop"
     """Groups whose rewards are all equal: out of the loss and of every denominator (ScaleRL), kept, or replaced by further groups until the batch is full (DAPO). With a critic `drop` drops none, since advantages to its values are not zero, and `resample` is refused."""
     resample_limit: PositiveInt = 10
-    """With `resample`: groups generated for a batch at most, in batches; then it is trained as it is."""
+    """Groups generated for a batch at most with `resample`, in batches; then it is trained as it is."""
     drop_truncated: bool = False
     """Leave completions cut at the token limit out of the loss (not one of ScaleRL's eight choices). Their rewards count in the group mean; zero variance is judged without them."""
 

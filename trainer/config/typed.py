@@ -1,4 +1,4 @@
-"""From the plain values of YAML or a command line to a checked config, and the texts of --help."""
+"""Conversion of plain values, from YAML or a command line, to a checked config; and the texts of --help."""
 
 import dataclasses
 import difflib

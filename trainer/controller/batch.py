@@ -149,10 +149,10 @@ def _surviving(
     objective: ObjectiveConfig,
 ) -> NDArray[np.bool_]:
     """(C,) the rollouts that no filter drops."""
-    kept = np.array([not (r.truncated and objective.drop_truncated) for r in rollouts])
+    mask = np.array([not (r.truncated and objective.drop_truncated) for r in rollouts])
     if objective.zero_variance != "keep" and not objective.has_critic:
-        kept &= np.array([len(set(rewards[kept & (group == g)])) > 1 for g in range(group.max() + 1)])[group]
-    return kept
+        mask &= np.array([len(set(rewards[mask & (group == g)])) > 1 for g in range(group.max() + 1)])[group]
+    return mask
 
 
 def zero_variance(group: Group, drop_truncated: bool = False) -> bool:
@@ -222,7 +222,7 @@ def _stats(groups: Sequence[Group], aside: Sequence[Group], lags: NDArray[np.int
 
 
 def is_repetitive(token_ids: NDArray[np.int32]) -> bool:
-    """Whether few of the completion's sequences of REPEATED_TOKENS tokens, (T,), are distinct."""
+    """True if few of the sequences of REPEATED_TOKENS tokens in the completion (T,) are distinct."""
     if len(token_ids) < MIN_TOKENS:
         return False
     return count_distinct(token_ids) < MIN_DISTINCT * (len(token_ids) - REPEATED_TOKENS + 1)

@@ -207,7 +207,7 @@ class Controller:
         self._report(done, minibatch, batch.stats, waited)
 
     async def _score(self, groups: Sequence[Group]) -> dict[int, list[TokenScores]]:
-        """What the learner's models say of the rollouts, by group id; empty if the objective does not ask."""
+        """Scores of the rollouts by the learner's models, by group id; empty if the objective needs none."""
         if not (objective := self.config.objective).needs_scores:
             return {}
         work = self.learner.score(to_score(groups), objective.needs_logprobs)
@@ -241,7 +241,7 @@ class Controller:
             if version == self._round_end or not self.config.pipeline.off_policy:
                 self.groups.free_slots(version)
             if self._evaluates(version):
-                with self.weights.kept():
+                with self.weights.hold_version():
                     await self._evaluate(version)
             for _ in range(steps):
                 self.weights.published.task_done()

@@ -15,7 +15,7 @@ from trainer.types import Prompt
 
 
 def open_count(config: CurriculumConfig, start: float, most: int, step: int) -> int:
-    """How many of `most` there are at an optimizer step (from 0), rounded up."""
+    """The part of `most` that is open at an optimizer step (from 0), rounded up."""
     t = min(1.0, step / config.steps)
     share = {"none": 1.0, "linear": start + (1 - start) * t, "exponential": start ** (1 - t)}[config.kind]
     return math.ceil(round(share * most, 6))  # a product such as .1 · 30 is a little above 3
@@ -33,17 +33,17 @@ def difficulties(prompts: Iterable[Prompt], column: str) -> dict[str, float]:
     """
     numbers: dict[str, float] = {}
     for prompt in prompts:
-        given = f"curriculum.by is {column!r}; {prompt.place or repr(prompt.text[:60])}"
+        place = f"curriculum.by is {column!r}; {prompt.place or repr(prompt.text[:60])}"
         value: Any = prompt.metadata
         try:
             for name in column.split("."):
                 value = value[name]
         except (KeyError, TypeError) as e:
             present = ", ".join(map(repr, prompt.metadata)) or "none"
-            raise ConfigError(f"{given} has no such column; there are {present}") from e
+            raise ConfigError(f"{place} has no such column; there are {present}") from e
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ConfigError(
-                f"{given} has {value!r} there; expected a number, which is small for an easy prompt"
+                f"{place} has {value!r} there; expected a number, which is small for an easy prompt"
             )
         numbers[prompt.prompt_id] = float(value)
     return numbers

@@ -56,9 +56,9 @@ def load_prompts(config: DataConfig, tokenizer: Any, task: str = "") -> Dataset:
                 f"{config.source}: {len(prompts)} different prompts; data.held_out takes {config.held_out}"
                 " and at least one must be left to train on: lower data.held_out or raise data.size"
             )
-        held = sorted(prompts)[: config.held_out]
-        train = tuple(p for i, p in prompts.items() if i > held[-1])
-        return Dataset(train, tuple(prompts[i] for i in held))
+        held_out = sorted(prompts)[: config.held_out]
+        train = tuple(p for i, p in prompts.items() if i > held_out[-1])
+        return Dataset(train, tuple(prompts[i] for i in held_out))
     key, source = "data.held_out_source", config.held_out_source
     return Dataset(tuple(prompts.values()), load_held_out(source, key, config, tokenizer, prompts, task))
 
@@ -151,10 +151,10 @@ def _choices(row: Row, config: DataConfig) -> list[str]:
     """The options of a multiple-choice question."""
     if config.choices_column not in row.columns:
         raise _no_column(row, config.choices_column, "data.choices_column")
-    given = row.columns[config.choices_column]
-    options = [str(option).strip() for option in given] if isinstance(given, list) else []
+    column = row.columns[config.choices_column]
+    options = [str(option).strip() for option in column] if isinstance(column, list) else []
     if not 2 <= len(set(options)) == len(options) <= 26:
-        raise ConfigError(f"{row.place}: expected a list of 2 to 26 different options, given {given!r}")
+        raise ConfigError(f"{row.place}: expected a list of 2 to 26 different options, given {column!r}")
     return options
 
 
@@ -162,15 +162,15 @@ def _letter(row: Row, value: Any, options: list[str]) -> str:
     """The letter of the right option, given as a letter, an index from 0, or the option's text."""
     letters = string.ascii_uppercase[: len(options)]
     if isinstance(value, int) and not isinstance(value, bool):
-        found = {letters[value]} if 0 <= value < len(options) else set()
+        matches = {letters[value]} if 0 <= value < len(options) else set()
     else:
         text = str(value).strip()
-        found = {a for a, option in zip(letters, options, strict=True) if text in (a, option)}
-    if len(found) != 1:
+        matches = {a for a, option in zip(letters, options, strict=True) if text in (a, option)}
+    if len(matches) != 1:
         raise ConfigError(
-            f"{row.place}: the answer {value!r} names {len(found)} of the options {options}, not 1"
+            f"{row.place}: the answer {value!r} names {len(matches)} of the options {options}, not 1"
         )
-    return found.pop()
+    return matches.pop()
 
 
 def _answer(row: Row, config: DataConfig, pattern: re.Pattern[str] | None) -> Answer:

@@ -40,7 +40,7 @@ async def evaluate(ctx: RolloutContext, dataset: Dataset, version: int) -> dict[
     sets = tasks | dataset.sets
     prompts = enumerate(chain.from_iterable(sets.values()))
     groups = iter(await asyncio.gather(*(_sample(ctx, prompt, version, i) for i, prompt in prompts)))
-    scores = {name: score(config, held, [next(groups) for _ in held]) for name, held in sets.items()}
+    scores = {name: score(config, subset, [next(groups) for _ in subset]) for name, subset in sets.items()}
     weights = np.array(list(shares(config).values()))
     main = scores.pop("") if "" in scores else weighted_mean([scores[name] for name in tasks], weights)
     return main | {f"{name}/{k}": v for name, one in scores.items() for k, v in one.items()}

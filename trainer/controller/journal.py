@@ -21,7 +21,7 @@ from trainer.config import ConfigError
 from trainer.controller.rounds import Minibatch
 from trainer.controller.sampler import IssuedPrompt
 from trainer.jsonl import append, open_to_append, read_lines
-from trainer.run_folder import checkpoints, kept
+from trainer.run_folder import checkpoints, kept_at
 from trainer.types import Columns, Group, Prompt, Rollout
 
 SEGMENT_GROUPS = 256  # groups of one file
@@ -87,7 +87,7 @@ def issued_record(issued: IssuedPrompt) -> dict[str, Any]:
 def oldest_group(run_dir: str, group_id: int) -> int:
     """The first group that a resume needs, from any checkpoint but those kept for good, which would hold the
     whole journal; `group_id` without one."""
-    paths = [path for path in checkpoints(run_dir) if not kept(path)]
+    paths = [path for path in checkpoints(run_dir) if not kept_at(path)]
     states = (json.loads((path / "controller.json").read_text()) for path in paths)
     return min((state["group_id"] for state in states), default=group_id)
 

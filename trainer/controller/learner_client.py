@@ -59,7 +59,7 @@ class LearnerClient(RoleClient):
                 message = messages.Ack()
 
     async def score(self, sequences: Sequence[TrainSequence], logprobs: bool) -> tuple[TokenScores, ...]:
-        """What the learner's models, the policy only for `logprobs`, say under their present weights."""
+        """Scores by the learner's models under their present weights; by the policy only for `logprobs`."""
         return (await self._ask(messages.Score(tuple(sequences), logprobs), messages.Scored)).scores
 
     async def save(self, path: str, controller_state: dict[str, Any]) -> None:

@@ -44,9 +44,9 @@ def load_tasks(config: Config, tokenizer: Any) -> Dataset:
     sets = {}
     trained = {p.prompt_id: p for p in train}
     for name, source in config.evaluation.sets.items():
-        of = name.partition("/")[0] if config.mixture else ""
-        key, data_of = f"evaluation.sets.{name}", config.tasks[of].data
-        sets[name] = load_held_out(source, key, data_of, tokenizer, trained, of)
+        task_name = name.partition("/")[0] if config.mixture else ""
+        key, data_of = f"evaluation.sets.{name}", config.tasks[task_name].data
+        sets[name] = load_held_out(source, key, data_of, tokenizer, trained, task_name)
     dataset = Dataset(tuple(train), tuple(held_out), sets)
     for name, task in config.tasks.items():
         for kind in task.verifier.kinds:
@@ -122,6 +122,6 @@ class Mixture:
 def task_metrics(groups: Sequence[Group], aside: Sequence[Group], tasks: Iterable[str]) -> dict[str, float]:
     """Each task's share of the groups in a batch, and its pass rate, also over those set aside."""
     rates = {task: [g.pass_rate for g in (*groups, *aside) if g.prompt.task == task] for task in tasks}
-    passed = {f"train/{task}/pass_rate": float(np.mean(of)) for task, of in rates.items() if of}
+    passed = {f"train/{task}/pass_rate": float(np.mean(values)) for task, values in rates.items() if values}
     named = [group.prompt.task for group in groups]
     return {f"train/{task}/share": named.count(task) / len(named) for task in rates} | passed

@@ -1,4 +1,4 @@
-"""What a journal can replay: the steps whose batches it still holds, and from which weights they go on.
+"""The part of a journal that can be replayed: steps whose batches it still holds, and their first weights.
 
 A step counts if the last record of each of its groups is a finished one: after a crash, groups are generated
 again. The steps begin with the run's first one or, where the journal's beginning is gone (or another run's),
@@ -32,15 +32,15 @@ class Recorded:
             else:
                 self._trained[record["trained"]] = record
         starts = [(0, None), *((int(p.name.removeprefix("step-")), p) for p in checkpoints(run))]
-        found = [(step, path) for step, path in starts if self._begins(step)]
-        if not found:
+        usable = [(step, path) for step, path in starts if self._begins(step)]
+        if not usable:
             raise ConfigError(
                 f"--replay: the journal of {run} holds no step after its start or one of its checkpoints"
             )
-        self.first, self.start = found[0]
+        self.first, self.start = usable[0]
         self.last = self.first
-        made = {row["step"] for row in read_lines(run / "metrics.jsonl") if "learner/loss" in row}
-        while self._holds(self.last + 1) and self.last + 1 in made:  # a crash may have undone later ones
+        trained = {row["step"] for row in read_lines(run / "metrics.jsonl") if "learner/loss" in row}
+        while self._holds(self.last + 1) and self.last + 1 in trained:  # a crash may have undone later ones
             self.last += 1
 
     def rounds(self, prompts: Mapping[str, Prompt], off_policy: bool) -> Iterator[list[Minibatch]]:
@@ -54,7 +54,7 @@ class Recorded:
         def groups(ids: list[int]) -> tuple[Group, ...]:
             return tuple(segment(i // SEGMENT_GROUPS)[i] for i in ids)
 
-        made: list[Minibatch] = []
+        minibatches: list[Minibatch] = []
         version = -1  # with which the round was generated
         for step in range(self.first + 1, self.last + 1):
             record = self._trained[step]
@@ -62,19 +62,19 @@ class Recorded:
             later = int("groups" in record)  # an epoch after the first
             minibatch = Minibatch(groups([i for i in _ids(record) if i not in aside]), groups(aside), later)
             newest = max(int(r.versions.max()) for g in minibatch.groups for r in g.rollouts)
-            if made and not (off_policy and newest == version):
-                yield made
-                made = []
+            if minibatches and not (off_policy and newest == version):
+                yield minibatches
+                minibatches = []
             version = newest
-            made.append(minibatch)
-        if made:
-            yield made
+            minibatches.append(minibatch)
+        if minibatches:
+            yield minibatches
 
     def _holds(self, step: int) -> bool:
         return step in self._trained and self._finished.issuperset(_ids(self._trained[step]))
 
     def _begins(self, step: int) -> bool:
-        """Whether the next step is there, and is no later epoch's."""
+        """True if the next step is there, and is no later epoch's."""
         return self._holds(step + 1) and "groups" not in self._trained[step + 1]
 
 

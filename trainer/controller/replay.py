@@ -69,5 +69,5 @@ class Replay(Controller):
 
     @property
     def ended_by(self) -> str:
-        """As of any run, whose last step is here the last that the journal holds."""
+        """The reason why the run is complete; its last step is the last that the journal holds."""
         return "steps" if self.version >= self._recorded.last else super().ended_by

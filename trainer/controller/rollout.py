@@ -19,7 +19,7 @@ from trainer.types import Completion, Group, Prompt, Request, Rollout
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What every rollout needs, whatever its prompt."""
+    """Everything that all rollouts need, whatever their prompt."""
 
     config: Config
     engine: EnginePool

@@ -14,7 +14,7 @@ from trainer.types import Group
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """What one optimizer step trains on."""
+    """The groups that one optimizer step trains on."""
 
     groups: tuple[Group, ...]
     aside: tuple[Group, ...] = ()  # without variance: replaced while the batch was filled
@@ -27,7 +27,7 @@ class Minibatch:
 
     @property
     def generated_tokens(self) -> int:
-        """What the engine computed for it: each group's prompt once, and all completions; once in a round."""
+        """Tokens that the engine computed: each group's prompt once, and all completions; once in a round."""
         groups = () if self.epoch else self.generated
         return sum(len(g.prompt.token_ids) + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
 

@@ -80,7 +80,7 @@ class Sampler:
         self._open = None
 
     def solved(self, prompt_id: str) -> bool:
-        """Whether no-positive-resampling excludes this prompt."""
+        """True if no-positive-resampling excludes this prompt."""
         measured = self._config.no_positive_resampling and prompt_id in self._history
         return measured and self._pass_rate(prompt_id) >= self._config.npr_threshold
 
@@ -105,7 +105,7 @@ class Sampler:
         self._order = self._permutation()
 
     def _pass_rate(self, prompt_id: str) -> float:
-        """As measured; .5 before it is."""
+        """The measured pass rate of a prompt; .5 before it is measured."""
         history = self._history.get(prompt_id, (1, 2))
         return sum(history[::2]) / sum(history[1::2])
 

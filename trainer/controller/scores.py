@@ -1,4 +1,4 @@
-"""What the learner's scores of a batch's completions are good for: the ratio's anchor, mismatch, KL.
+"""Uses of the learner's scores of a batch's completions: the ratio's anchor, mismatch, KL.
 
 The learner scores the data before its first step on them, so π_old are its own log-probs at that moment. Here
 they become constants of the batch: nothing of this module has a gradient.
@@ -48,8 +48,8 @@ def mismatch_weight(rollout: Rollout, scores: TokenScores | None, objective: Obj
     ratio = np.exp(np.minimum(scores.logprobs - rollout.logprobs_gen, 80))
     if objective.token_mismatch == "truncate":
         return np.minimum(ratio, np.float32(objective.max_ratio))
-    kept = (objective.mask_low <= ratio) & (ratio <= objective.mask_high)
-    return np.where(kept, ratio, np.float32(0))
+    inside = (objective.mask_low <= ratio) & (ratio <= objective.mask_high)
+    return np.where(inside, ratio, np.float32(0))
 
 
 def kl_reference(rollout: Rollout, scores: TokenScores, config: KLConfig) -> Floats:

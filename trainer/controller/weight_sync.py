@@ -68,7 +68,7 @@ class WeightSync:
         return self._engines_paused(more) if self._config.colocate else self._learner_turn
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def hold_version(self) -> Iterator[None]:
         """The engines keep their version in this block; the learner may go on as long as it has batches."""
         self._kept = True
         try:

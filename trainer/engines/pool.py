@@ -37,7 +37,7 @@ class EnginePool:
         return [await self._wait_for(e.ready(), f"{e.name}: start", start=True) for e in self._live]
 
     async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
-        """As EngineClient.stream; each of the n completions comes exactly once, even if engines die."""
+        """Same as EngineClient.stream; each of the n completions comes exactly once, even if engines die."""
         received: set[int] = set()
         while True:
             engine = await self._choose(request)

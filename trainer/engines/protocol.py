@@ -68,7 +68,7 @@ class EngineClient(RoleClient):
         self._paused, self._silent_since = False, time.monotonic()
 
     def silent_s(self) -> float:
-        """For how many seconds it has owed an answer and sent nothing."""
+        """Seconds for which it has owed an answer and sent nothing."""
         return time.monotonic() - self._silent_since if self._owes else 0.0
 
     @property

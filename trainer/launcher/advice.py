@@ -1,4 +1,4 @@
-"""Which devices for the learner and which for the engines: advice before a run, and after it.
+"""Advice, before a run and after it, on the split of the devices between learner and engines.
 
 After a run (`advise_run`) the advice follows from measured idle shares. The l learner devices were busy for
 a share b_l of the time and the e engine devices for b_e, so l' and e' devices take b_l·l/l' and b_e·e/e' for
@@ -38,7 +38,7 @@ NO_SPLIT = "learner and engine share the {} in time, so there is no split to cho
 
 
 class Advice(NamedTuple):
-    """What to do, as a sentence, and the numbers behind it."""
+    """A recommendation as a sentence, and the numbers behind it."""
 
     text: str
     best: Split | None = None  # None: there is no choice

@@ -24,7 +24,7 @@ SPARE = 0.08  # of a GPU, for what fragments and for longer packs
 PINNED = 4 / 3  # torch rounds each pinned block up to a power of two: a third more, on average
 PROMPT_TOKENS = 128  # assumed length of a prompt, for the KV cache
 ENGINE_WORK = 3.5e9  # bytes of a GPU for vLLM's activations and CUDA graphs, as in its own profiles of an 8 B
-MOST_SLOTS = 512  # vLLM captures CUDA graphs of no more sequences
+MAX_SLOTS = 512  # vLLM captures CUDA graphs of no more sequences
 CONFIG_KEYS = {  # in config.json; the second is GPT-2's
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden": ("hidden_size", "n_embd"),
@@ -103,7 +103,7 @@ def estimate(config: Config, size: ModelSize, devices: Devices) -> MemoryEstimat
 
 
 def _of_an_engine(config: Config, size: ModelSize, on_gpu: bool, width: int) -> dict[str, int]:
-    """What an engine holds, with `width` bytes a number of its weights."""
+    """Bytes that an engine holds, with `width` bytes a number of its weights."""
     engine, weights, torch = config.engine, width * size.parameters, config.engine.kind != "vllm"
     numbers = 2 * size.layers * size.kv_width * engine.slots * _longest_sequence(config)
     between = int(engine.interruption.enabled)  # what is kept between thinking and answer
@@ -125,7 +125,7 @@ def _longest_sequence(config: Config) -> int:
 
 
 def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str, int]:
-    """What a learner rank holds beside weights, gradients and moments, when it holds most.
+    """Bytes that a learner rank holds beside weights, gradients and moments, when it holds most.
 
     That is in the loss, when all layers' activations are saved, or at the end of the backward, when the
     gradients of embedding and head are whole. Ranks gather these two in FP32 and keep them for the step.
@@ -155,7 +155,7 @@ def _at_the_peak(config: Config, size: ModelSize, devices: Devices) -> dict[str,
         in_loss["embedding and head, gathered whole in FP32"] = ends
         at_end["embedding and head, gathered whole in FP32, and their gradients"] = 3 * ends
         at_end["two gathered layers and a layer's gradients"] = (12 if narrow else 16) * layer
-    return max(in_loss, at_end, key=lambda held: sum(held.values())) | {"CUDA and NCCL": CONTEXT}
+    return max(in_loss, at_end, key=lambda items: sum(items.values())) | {"CUDA and NCCL": CONTEXT}
 
 
 def check_fits(config: Config, model_dir: str, devices: Devices) -> tuple[int, str]:
@@ -165,7 +165,7 @@ def check_fits(config: Config, model_dir: str, devices: Devices) -> tuple[int, s
     """
     size, gpu = size_of(model_dir), smallest_gpu_memory()
     memory = estimate(config, size, devices)
-    rank, engine, host = (sum(held.values()) for held in (memory.rank, memory.engine, memory.host))
+    rank, engine, host = (sum(items.values()) for items in (memory.rank, memory.engine, memory.host))
     host += 0 if any(devices.engines) else engine * len(devices.engines)
     host += 0 if devices.gpus else rank * len(devices.learner)
     name = f"model.path {config.model.path}: {size.parameters / 1e9:.3g} G parameters"
@@ -231,7 +231,7 @@ def with_room(
 
 
 def stays_on_cpu(config: Config) -> bool:
-    """Whether a model is too small for a GPU to be of use. With learner.ranks given it gets one."""
+    """True if a model is too small for a GPU to be of use. With learner.ranks given it gets one."""
     size = known_size(config.model.path)
     small = size is not None and size.parameters < MIN_GPU_PARAMETERS
     return small and config.engine.kind != "vllm" and not config.learner.ranks
@@ -248,19 +248,19 @@ def with_slots(config: Config, size: ModelSize | None, devices: Devices, gpu: fl
         return config
     share = 2 if engine.interruption.enabled else 3
     room = kv_tokens(config, size, gpu) / (PROMPT_TOKENS + engine.longest_completion() / share)
-    slots = min(MOST_SLOTS, max(8, int(room) // 8 * 8))
+    slots = min(MAX_SLOTS, max(8, int(room) // 8 * 8))
     return replace(config, engine=replace(engine, slots=slots))
 
 
 def kv_tokens(config: Config, size: ModelSize, gpu: float) -> int:
-    """How many tokens' keys and values one vLLM engine holds on GPUs with so many bytes."""
+    """Number of tokens whose keys and values one vLLM engine holds, on GPUs of `gpu` bytes."""
     width, engine = 4 if config.model.dtype == "float32" else 2, config.engine
     room = engine.tensor_parallel * (engine.memory * gpu - ENGINE_WORK) - width * size.parameters
     return max(0, int(room / (2 * size.layers * size.kv_width * width)))
 
 
 def rank_bytes(config: Config, size: ModelSize, devices: Devices) -> int:
-    """What a learner rank holds at most."""
+    """Bytes that a learner rank holds at most."""
     return sum(estimate(config, size, devices).rank.values())
 
 
@@ -281,10 +281,10 @@ def describe(config: Config, devices: Devices, size: ModelSize | None) -> str:
     memory = estimate(config, size, devices)
     lines, total = [f"memory, for {size.parameters / 1e6:.4g} M parameters:"], 0
     counts = {"learner rank": len(devices.learner), "engine": len(devices.engines), "host": 1}
-    for (owner, count), held in zip(counts.items(), (memory.rank, memory.engine, memory.host), strict=True):
+    for (owner, count), items in zip(counts.items(), (memory.rank, memory.engine, memory.host), strict=True):
         prefix = f"each {owner}: " if count > 1 else f"{owner}: "
-        lines += [f"  {prefix + name:<58}{b / GIB:8.2f} GiB" for name, b in held.items() if b and count]
-        total += count * sum(held.values())
+        lines += [f"  {prefix + name:<58}{b / GIB:8.2f} GiB" for name, b in items.items() if b and count]
+        total += count * sum(items.values())
     return "\n".join([split, *lines, f"  {'together, at most':<58}{total / GIB:8.2f} GiB"])
 
 

@@ -80,14 +80,14 @@ def _idle_gpus(config: Config) -> Iterator[str]:
 
 def _without_effect(launch: Launch) -> Iterator[str]:
     """Settings without their partner: of the command line, or changed by a file of the user's own."""
-    config, given = launch.config, launch.origins.get("the command line", [])
+    config, on_command_line = launch.config, launch.origins.get("the command line", [])
     shipped = {f"{kind} {path.stem}" for kind, folder in FOLDERS.items() for path in folder.glob("*.yaml")}
-    own = [key for name in launch.origins.keys() - shipped for key in launch.origins[name]]
-    begun = launch.resume or launch.branch or launch.replay
-    changed = [k for k in own if not begun and attrgetter(k)(config) != attrgetter(k)(Config())]
+    in_files = [key for name in launch.origins.keys() - shipped for key in launch.origins[name]]
+    continued = launch.resume or launch.branch or launch.replay
+    changed = [k for k in in_files if not continued and attrgetter(k)(config) != attrgetter(k)(Config())]
     for start, partners in PARTNERS.items():
         wants = [partner.split() for partner in partners]
         met = any(str(attrgetter(k)(config)) in v if v else attrgetter(k)(config) for k, *v in wants)
-        for key in sorted({*given, *changed} - {k for k, *_ in wants}):
+        for key in sorted({*on_command_line, *changed} - {k for k, *_ in wants}):
             if key.startswith(start) and not met:
                 yield f"{key} {attrgetter(key)(config)} has no effect: it needs {' or '.join(partners)}"

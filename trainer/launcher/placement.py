@@ -68,7 +68,7 @@ class Devices:
         """CPU threads of each of a role's processes: the setting, or (0) an equal share of the cores."""
         return setting or max(1, self.cores // max(1, processes))
 
-    def held(self) -> dict[str, float]:
+    def by_role(self) -> dict[str, float]:
         """Devices by role, for the ledger. What learner and engines share in time counts half for each."""
         roles = [role_name("engine", i) for i in range(self.remote or len(self.engines))]
         if not self.gpus:
@@ -79,8 +79,8 @@ class Devices:
         learner = (self.world or len(self.learner)) - len(shared) / 2  # ranks on other machines share nothing
         if self.remote:
             return {"learner": learner} | dict.fromkeys(roles, float(self.width))
-        held = [len(gpus) - len(shared.intersection(gpus)) / 2 for gpus in self.engines]
-        return {"learner": learner} | dict(zip(roles, held, strict=True))
+        devices = [len(gpus) - len(shared.intersection(gpus)) / 2 for gpus in self.engines]
+        return {"learner": learner} | dict(zip(roles, devices, strict=True))
 
     def describe(self) -> str:
         """The assignment in one line."""
@@ -130,7 +130,7 @@ def for_roles(config: Config, devices: Devices) -> Config:
 
 
 def weight_push(config: Config, devices: Devices) -> Literal["file", "nccl", "ipc"]:
-    """How new weights reach the engines; ConfigError if these devices cannot do what the setting says."""
+    """Route of new weights to the engines; ConfigError if these devices cannot do what the setting says."""
     asked = config.engine.weight_push
     learner, engines = set(chain(*devices.learner)), set(chain(*devices.engines))
     best: Literal["file", "nccl", "ipc"] = "file"

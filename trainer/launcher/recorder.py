@@ -19,7 +19,7 @@ from trainer.launcher.terminal import View
 from trainer.launcher.warning_signs import SIGNS, Guards
 from trainer.messages import Event, Keep, Spans
 from trainer.roles import role_kind
-from trainer.run_folder import EVENTS, checkpoints, kept, origin, record_end
+from trainer.run_folder import EVENTS, checkpoints, kept_at, origin, record_end
 from trainer.scaling import EvalPoint, Fit, curve_of
 from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.earlier import learn
@@ -50,10 +50,10 @@ class Recorder:
         self.start = self._began = self._ledger_written = time.monotonic()
         books = self.run_dir / "ledger.json"  # a branch begins without
         carried = json.loads(books.read_text()) if resume and books.exists() else None
-        self.ledger = Ledger(devices.held(), devices.unit, self.start, carried)
+        self.ledger = Ledger(devices.by_role(), devices.unit, self.start, carried)
         self.points: list[EvalPoint] = []
         self.ask: Callable[[object], None] = lambda message: None  # sends the controller a message
-        done = map(kept, checkpoints(self.run_dir)) if resume else ()
+        done = map(kept_at, checkpoints(self.run_dir)) if resume else ()
         # Points of `logging.keep_at` up to here are done with.
         self._kept = max((origin(self.run_dir).get("compute", 0.0), *done))
         self._flops = 0.0

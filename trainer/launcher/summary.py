@@ -75,8 +75,8 @@ def summary_text(
     others = f"{compute.evaluation:.4g} for evaluation, {compute.startup:.4g} for start-up"
     lines.append(f"compute             {compute.total:.4g} {ledger.unit}, and {others}")
     if memory[0]:
-        held = f"{memory[0]:.3g} GB at most on a rank, {memory[1]:.3g} GB estimated"
-        lines.append(f"learner's memory    {held}")
+        memory_text = f"{memory[0]:.3g} GB at most on a rank, {memory[1]:.3g} GB estimated"
+        lines.append(f"learner's memory    {memory_text}")
     lines += ["", *_compute_table(books), "", *textwrap.wrap(advice, 100), "", fit.strip(), ""]
     lines.append(f"files in {run_dir}")
     lines += [f"  {name:<14} {content}" for name, content in FILES.items() if (run_dir / name).exists()]

@@ -107,21 +107,21 @@ class Supervisor:
     def _start_engine(self, index: int) -> Connection:
         """Start the engine with this index; returns the controller's end of its pipe."""
         engine, role = self.config.engine, role_name("engine", index)
-        ours, theirs = self._controllers_pipe()
+        ours, role_end = self._controllers_pipe()
         if engine.urls:
-            self._start(role, REMOTE, (self.config, self._loadable(), theirs, engine.urls[index], role))
+            self._start(role, REMOTE, (self.config, self._loadable(), role_end, engine.urls[index], role))
         else:
             threads = self.devices.threads(engine.threads, len(self.devices.engines))
-            args = (self.config, self._loadable(), theirs, threads, role)
+            args = (self.config, self._loadable(), role_end, threads, role)
             self._start(role, ENGINES[engine.kind], args, self.devices.engines[index])
-        theirs.close()
+        role_end.close()
         return ours
 
     def _controllers_pipe(self) -> tuple[Connection, Connection]:
         """The controller's end of a pipe, on which it never waits without end, and the other role's."""
-        ours, theirs = CONTEXT.Pipe()
+        ours, role_end = CONTEXT.Pipe()
         limit_waits(ours, self.config.pipeline.deadline_s)
-        return ours, theirs
+        return ours, role_end
 
     def _loadable(self) -> str:
         """The folder from which an engine loads the model. That of a resumed run is a checkpoint, which newer
@@ -132,28 +132,28 @@ class Supervisor:
     def _start_learner(self) -> Connection:
         """Start the learner's ranks that torchrun has not made; returns the controller's end of the pipe."""
         ranks, resume_path = len(self.devices.learner), self.resume["path"] if self.resume else None
-        ours, theirs = self._controllers_pipe()
+        ours, role_end = self._controllers_pipe()
         threads = self.devices.threads(self.config.learner.threads, ranks)
         port = _free_port() if ranks > 1 else 0
         for rank, gpus in enumerate(self.devices.learner[: 1 if self.devices.world else ranks]):
             env = dict(zip(RENDEZVOUS, (rank, 0, ranks, "127.0.0.1", port), strict=True))
-            conn = theirs if rank == 0 else None
+            conn = role_end if rank == 0 else None
             args = (self.config, self.model_dir, conn, threads, resume_path)
             several = ranks > 1 and not self.devices.world  # else torchrun's variables hold, or none
             env = (env if several else {}) | learner_environment(self.config)
             self._start(role_name("learner", rank), LEARNER, args, gpus, env)
-        theirs.close()
+        role_end.close()
         return ours
 
     def _start(
         self, role: str, target: str, args: tuple[Any, ...], gpus: tuple[str, ...] = (),
         env: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        ours, theirs = CONTEXT.Pipe()
+        ours, role_end = CONTEXT.Pipe()
         limit_waits(ours, self.config.pipeline.deadline_s)
         log = str(self.run_dir / "logs" / f"{role}.log")
         env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} | (dict.fromkeys(RENDEZVOUS) if env is None else env)
-        entry = os.getpid(), target, theirs, args, log, env
+        entry = os.getpid(), target, role_end, args, log, env
         process = CONTEXT.Process(target=_role_entry, args=entry, name=role)
         resource_tracker.ensure_running()  # else `start` does it, and unblocks STOPS
         # A terminal's Ctrl-C reaches every process, but only the launcher answers it: see `_role_entry`.
@@ -162,7 +162,7 @@ class Supervisor:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-        theirs.close()
+        role_end.close()
         self._roles[role] = (process, ours)
 
     def _watch(self) -> None:
@@ -306,7 +306,7 @@ class Supervisor:
 
 
 def learner_environment(config: Config) -> dict[str, Any]:
-    """What torch reads in learner ranks; the user's own settings hold.
+    """Environment variables that torch reads in learner ranks; the user's own settings hold.
 
     If a collective overruns its deadline, every rank writes its last NCCL calls to logs/. Segments that grow
     waste less memory where packs differ in size, but cannot be shared with vLLM by CUDA IPC.

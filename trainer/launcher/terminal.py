@@ -32,7 +32,7 @@ SAMPLE_S = 4.0  # a sample stays this long, so that it can be read
 
 
 class RunState:
-    """What the metrics have reported so far, and how long the rest will take."""
+    """The metrics reported so far, and the time that the rest will take."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.step = steps, 0
@@ -56,7 +56,7 @@ class RunState:
             self._step_ends.append(now)
         return False
 
-    def left(self, now: float) -> float | None:
+    def remaining(self, now: float) -> float | None:
         """Seconds to the end: the steps at their mean pace, evaluations included, and the last evaluation."""
         if len(self._step_ends) < 3:
             return None
@@ -104,7 +104,7 @@ class View:
         elif now - self._last_line >= PLAIN_EVERY_S or state.step == state.steps:
             self._last_line = now
             rows = [f"{name} {value}" for name, value in facts(state, self.unit)]
-            rows = [f"step {state.step}/{state.steps}", *rows, f"left {clock(state.left(now))}"]
+            rows = [f"step {state.step}/{state.steps}", *rows, f"left {clock(state.remaining(now))}"]
             self.log(", ".join(rows))
 
     def log(self, text: str) -> None:
@@ -183,8 +183,8 @@ class LiveView(View):
             facts_ = facts_[: rows if wide else 9]
             table = _grid(*((Text(name, "dim"), Text(f" {value}")) for name, value in facts_))
             title = Text.assemble((printable(self.name), "bold"), (f"  {printable(self.subject)}", "dim"))
-            left = f"   {clock(state.left(now))} left" if state.step else ""
-            times = Text(f"{clock(now - self.began)} elapsed{left}")
+            remaining = f"   {clock(state.remaining(now))} left" if state.step else ""
+            times = Text(f"{clock(now - self.began)} elapsed{remaining}")
             bar = ProgressBar(state.steps, min(state.step, state.steps), complete_style="cyan")
             share = Text(f" {state.step / max(1, state.steps):4.0%}")
             return Group(
@@ -267,8 +267,8 @@ def facts(state: RunState, unit: str) -> list[tuple[str, str]]:
 
 def set_scores(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The pass rate of each task and further held-out set, by name."""
-    found = (re.fullmatch("eval/(.+)/pass_rate", key) for key in metrics)
-    return [(match[1], with_error(metrics, match[0])) for match in found if match]
+    matches = (re.fullmatch("eval/(.+)/pass_rate", key) for key in metrics)
+    return [(match[1], with_error(metrics, match[0])) for match in matches if match]
 
 
 def describe_forecast(state: RunState) -> str:

@@ -16,7 +16,7 @@ COLLAPSED = 0.05  # entropy below this share of the first steps' has collapsed
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What is wrong with a metric, and what helps."""
+    """A fault of a metric, and what helps against it."""
 
     metric: str
     is_wrong: Callable[[float, float], bool]  # of the metric's value, and its mean over the first steps
@@ -80,7 +80,7 @@ class Guards:
 
     def check(self, row: Mapping[str, Any]) -> dict[str, str]:
         """The signs that are reported with this step's metrics, by name."""
-        found = {}
+        signs = {}
         for name, sign in SIGNS.items():
             value = row.get(sign.metric)
             if not isinstance(value, int | float):
@@ -92,5 +92,5 @@ class Guards:
             mean = sum(first) / len(first)
             self._held[name] = self._held[name] + 1 if sign.is_wrong(value, mean) else 0
             if self._held[name] == sign.in_a_row:
-                found[name] = sign.text.format(value=value, first=mean)
-        return found
+                signs[name] = sign.text.format(value=value, first=mean)
+        return signs

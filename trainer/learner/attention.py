@@ -46,7 +46,7 @@ class QueryBlock:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the rows of a micro-batch go; computed once, used by every layer."""
+    """Places of a micro-batch's rows in attention; computed once, used by every layer."""
 
     batches: tuple[tuple[Tensor, Tensor], ...]  # short segments: rows (B, S), mask (B, 1, S, S) to be added
     blocks: tuple[QueryBlock, ...]  # of all other segments
@@ -131,7 +131,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls; returns (1, T, Hq, D). `attention_mask` is None: no mask is registered."""
+    """Attention of transformers' layers: (1, T, Hq, D). `attention_mask` is None: no mask is registered."""
     window = sliding_window is not None and sliding_window < packed.max_keys
     if window or any(kwargs.get(name) is not None for name in UNSUPPORTED):
         raise ValueError(f"packed attention supports neither {', '.join(UNSUPPORTED)} nor a sliding window")

@@ -29,7 +29,7 @@ from trainer.config import ConfigError
 from trainer.learner.optimizer import MOMENTS, ShardedAdamW
 from trainer.learner.ranks import Ranks
 from trainer.learner.sharding import as_dtensor, full_tensor, local_shard
-from trainer.run_folder import checkpoints, kept, write_checksums
+from trainer.run_folder import checkpoints, kept_at, write_checksums
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _NAMED = {"torch.Size", "torch.serialization._get_layout", "pathlib.PosixPath", "pathlib.WindowsPath"}
@@ -47,7 +47,7 @@ class _Reader(dcp.FileSystemReader):
     """Reads checkpoints of unknown origin: torch's own reader unpickles whatever `.metadata` names."""
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
-        """As torch's, from descriptions of tensors only. ConfigError if there is anything else."""
+        """The metadata that torch would read, if it describes tensors only; else ConfigError."""
         path = Path(self.path) / ".metadata"
         with path.open("rb") as file:
             try:
@@ -147,24 +147,24 @@ def load(path: str | Path, networks: Mapping[str, ShardedAdamW], ranks: Ranks) -
         )
     state = _state(networks, 0)
     by_network = {name: state if name == "policy" else state[name] for name in networks}
-    for name, own in by_network.items():
+    for name, tensors in by_network.items():
         if (f"{name}.scale" if name != "policy" else "scale") not in saved:  # it was no float16 run
-            own.pop("scale", None)
+            tensors.pop("scale", None)
     try:
         dcp.load(state, storage_reader=_Reader(folder), no_dist=ranks.mesh is None)
     except CheckpointException as e:
         raise ConfigError(f"{folder}: cannot be read: {_cause(e)}") from e
     for name, network in networks.items():
-        own = by_network[name]
+        tensors = by_network[name]
         for i, (weight, parameter) in enumerate(zip(network.weights, network.parameters, strict=True)):
-            moments = {moment: local_shard(own[moment][weight]) for moment in MOMENTS}
-            network.adamw.state[parameter] = {"step": own["steps"][i].to(parameter.device), **moments}
+            moments = {moment: local_shard(tensors[moment][weight]) for moment in MOMENTS}
+            network.adamw.state[parameter] = {"step": tensors["steps"][i].to(parameter.device), **moments}
     torch.set_rng_state(state["rng"])
     return int(state["version"])
 
 
 def _state(networks: Mapping[str, ShardedAdamW], version: int) -> dict[str, Any]:
-    """What a checkpoint holds: the tensors to write, or to read into. The policy's are at the top."""
+    """The contents of a checkpoint: the tensors to write, or to read into. The policy's are at the top."""
     by_name = {name: _network_state(network) for name, network in networks.items()}
     state = {"version": torch.tensor(version), "rng": torch.get_rng_state()}
     return by_name.pop("policy") | by_name | state
@@ -188,12 +188,12 @@ def _network_state(network: ShardedAdamW) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What failed on the first rank that failed. torch's own exception is none of Python's `Exception`s."""
+    """The error on the first rank that failed. torch's own exception is none of Python's `Exception`s."""
     return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
 
 
 def _no_space(error: BaseException) -> bool:
-    """Whether the disk was full, by the OS's error code or the messages of safetensors and torch.save."""
+    """True if the disk was full, by the OS's error code or the messages of safetensors and torch.save."""
     full = (errno.ENOSPC, errno.EDQUOT)
     messages = (*(os.strerror(code) for code in full), "PytorchStreamWriter failed writing")
     return getattr(error, "errno", None) in full or any(m in str(error) for m in messages)
@@ -201,7 +201,7 @@ def _no_space(error: BaseException) -> bool:
 
 def prune(run_dir: str | Path, keep: int) -> None:
     """Delete all but the newest `keep` and those kept for good, and incomplete ones of a killed process."""
-    folders = [folder for folder in checkpoints(run_dir) if not kept(folder)]
+    folders = [folder for folder in checkpoints(run_dir) if not kept_at(folder)]
     for old in folders[: max(0, len(folders) - keep)]:
         shutil.rmtree(old)
     for temporary in (Path(run_dir) / "checkpoints").glob(".step-*"):

@@ -1,4 +1,4 @@
-"""How the critic learns: the value loss, its gradient and AdamW, and what is reported of them (PPO).
+"""Training of the critic (PPO): the value loss, its gradient and AdamW, and their metrics.
 
 own      a value network beside the policy, with its own pass over the micro-batches
 shared   a head on the policy's hidden states: its loss is added to the policy's, and so also moves the body
@@ -32,7 +32,7 @@ NO_SUMS: Sums = np.zeros(8)
 
 
 def overflowed(sums: Sums) -> bool:
-    """Whether it is the gradient alone that is not finite, as where float16's loss scale is too high."""
+    """True if the gradient alone is not finite, as where float16's loss scale is too high."""
     return bool(np.isfinite(sums[:-1]).all() and not np.isfinite(sums[-1]))
 
 
@@ -135,7 +135,7 @@ def value_term(
     returns: Tensor,  # (N,)
     clip: float,
 ) -> tuple[Tensor, Tensor]:
-    """Per token ½ (V − R)², and whether it is clipped; with a clip ε the larger of it and of
+    """½ (V − R)² of each token, and True where it is clipped; with a clip ε the larger of it and of
 
         ½ (V_old + clip(V − V_old, −ε, ε) − R)²      (arXiv 2005.12729, §3)
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What body and loss take of a micro-batch: T input tokens, N loss tokens."""
+    """A micro-batch as body and loss take it: T input tokens, N loss tokens."""
 
     ids: Tensor  # (T,)
     positions: Tensor  # (T,)
@@ -60,6 +60,6 @@ def prefetch(make: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:
     with ThreadPoolExecutor(1, "micro-batches") as thread:
         coming = [thread.submit(make, item) for item in items[:1]]
         for i in range(len(items)):
-            made = coming.pop().result()
+            result = coming.pop().result()
             coming += [thread.submit(make, item) for item in items[i + 1 : i + 2]]
-            yield made
+            yield result

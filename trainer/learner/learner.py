@@ -81,7 +81,7 @@ class Learner:
 
     @contextmanager
     def on_device(self, moments: bool = True) -> Iterator[None]:
-        """Where engines share the GPU, bring weights (and AdamW's moments) onto it for the block."""
+        """Bring weights (and AdamW's moments) onto the GPU for the block, if engines share it."""
         if not self.config.engine.colocate:
             yield
             return

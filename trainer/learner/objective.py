@@ -1,4 +1,4 @@
-"""From the settings to the objects of `kernels`: which objective, and which penalties, make the loss."""
+"""Lookup of the objective and the penalties of `kernels` that the settings name."""
 
 import importlib
 import math

@@ -26,8 +26,8 @@ def lr_share(settings: LearnerConfig, step: int, steps: int) -> float:
     if step <= peak or settings.schedule == "constant":
         return min(1.0, step / peak)
     done = (step - peak) / (steps - peak + 1)
-    left = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return settings.final_lr_share + (1 - settings.final_lr_share) * left
+    remaining = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return settings.final_lr_share + (1 - settings.final_lr_share) * remaining
 
 
 class LossScale:

@@ -88,7 +88,7 @@ def pack(sequences: Sequence[TrainSequence], token_budget: int) -> list[MicroBat
 
 
 def pack_balanced(sequences: Sequence[TrainSequence], count: int) -> list[MicroBatch]:
-    """At most `count` micro-batches of about equal length; the same input always gives the same."""
+    """Up to `count` micro-batches of about equal length; the same input always gives the same."""
     groups = list(_pieces(sequences, sys.maxsize))
     if not groups:
         return []
@@ -148,17 +148,17 @@ def _worthwhile_move(
     size: Floats, group: Rows, prompt: Floats, placed: Rows, bins: int
 ) -> tuple[int, int] | None:
     """A completion of the longest bin and the bin to move it to, if that shortens the longest by a tenth."""
-    held = np.zeros((len(prompt), bins), int)  # completions of each group
-    np.add.at(held, (group, placed), 1)
-    loads = np.bincount(placed, size, bins) + (prompt[:, None] * (held > 0)).sum(0)
+    completions = np.zeros((len(prompt), bins), int)  # completions of each group
+    np.add.at(completions, (group, placed), 1)
+    loads = np.bincount(placed, size, bins) + (prompt[:, None] * (completions > 0)).sum(0)
     longest = int(loads.argmax())
     moved = np.flatnonzero(placed == longest)
     g = group[moved]
-    left = loads[longest] - size[moved] - np.where(held[g, longest] == 1, prompt[g], 0)
-    after = loads + size[moved, None] + np.where(held[g] > 0, 0, prompt[g, None])  # (moved, bins)
+    source_load = loads[longest] - size[moved] - np.where(completions[g, longest] == 1, prompt[g], 0)
+    after = loads + size[moved, None] + np.where(completions[g] > 0, 0, prompt[g, None])  # (moved, bins)
     after[:, longest] = np.inf
     others = np.delete(loads, longest).max(initial=0)
-    lengths = np.maximum(np.maximum(after.min(1), left), others)  # of the longest bin, after each move
+    lengths = np.maximum(np.maximum(after.min(1), source_load), others)  # of the longest bin, after each move
     best = int(lengths.argmin())
     if lengths[best] >= 0.9 * loads[longest]:
         return None

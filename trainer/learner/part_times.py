@@ -1,4 +1,4 @@
-"""How long the parts of forward and backward take: the loss of the LM head, and attention.
+"""Times of two parts of forward and backward: the loss of the LM head, and attention.
 
 A GPU does its work later than Python asks for it, so there the times are those of CUDA events, which are read
 once the step has waited for the GPU anyway. On a CPU they are wall time.

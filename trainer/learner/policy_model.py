@@ -97,7 +97,7 @@ class PolicyModel(nn.Module):
 
     @property
     def loss_replicas(self) -> int:
-        """How many ranks count the loss of each token."""
+        """Number of ranks that count the loss of each token."""
         return 1 if self.vocabulary_group is None else dist.get_world_size(self.vocabulary_group)
 
     def forward(
@@ -143,7 +143,7 @@ class PolicyModel(nn.Module):
 
     @staticmethod
     def columns(objective: Objective | SequenceObjective | None, kl: KL | None) -> dict[str, str]:
-        """Which columns of a micro-batch the loss, or scoring, takes: by its arguments, their names there."""
+        """Names of the micro-batch's columns that the loss, or scoring, takes, by its arguments."""
         columns = {"targets": "targets"}
         if objective is not None:
             columns |= {"logprobs_gen": "anchor"} | {n: n for n in ("advantages", "token_weights")}
@@ -217,7 +217,7 @@ class _Cast:
 
 
 def autocast_experts(experts: nn.Module, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """What transformers calls: (T, H) from the top_k experts `index` (T, k) of each token, by `weights`.
+    """Experts for transformers to call: (T, H) from the top_k `index` (T, k) of each token, by `weights`.
 
     They run in the compute type, as linear layers do: torch.autocast does not cover grouped matrix products.
     """

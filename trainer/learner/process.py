@@ -141,7 +141,7 @@ class LearnerService:
         raise TypeError(f"the learner has no answer to {type(message).__name__}")
 
     def send(self, message: object) -> None:
-        """To the controller, from rank 0; the thread that writes weight files sends as well."""
+        """Send to the controller, from rank 0; the thread that writes weight files sends as well."""
         if self._conn is not None:
             with self._sending:
                 self._conn.send(message)

@@ -197,7 +197,7 @@ def _init_process_group(backend: str, timeout: timedelta, rank: int, size: int) 
         store.wait([f"here/{r}" for r in range(size)], timeout)
     except dist.DistStoreError as e:
         if missing := [r for r in range(size) if not store.check([f"here/{r}"])]:
-            raise dist.DistStoreError(f"{_named(missing)} did not come") from e
+            raise dist.DistStoreError(f"{_named(missing)} did not connect") from e
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
@@ -225,5 +225,5 @@ def _named(ranks: list[int]) -> str:
 
 
 def _is_collective(error: Exception) -> bool:
-    """Whether communication failed, not this rank's own work: gloo raises plain RuntimeErrors."""
+    """True if communication failed, not this rank's own work: gloo raises plain RuntimeErrors."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

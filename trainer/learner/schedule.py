@@ -1,4 +1,4 @@
-"""Which rank computes which micro-batch, and when: the batch as micro-steps of one micro-batch per rank.
+"""Assignment of micro-batches to ranks: the batch as micro-steps of one micro-batch per rank.
 
 Every rank packs the whole batch and computes the same schedule. FSDP2 gathers each layer for all ranks at
 once, so a micro-step takes as long as its longest micro-batch: those of one micro-step should be equally

@@ -102,7 +102,7 @@ def full_tensor(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def replicas(parameter: Tensor, ranks: int) -> int:
-    """How many ranks hold each element of the parameter."""
+    """Number of ranks that hold each element of the parameter."""
     if not isinstance(parameter, DTensor):
         return ranks
     mesh = parameter.device_mesh

@@ -100,16 +100,16 @@ class WeightFiles:
         before what changes the weights next, in the order of the stream."""
         end, copied = 0, None
         for weight in weights.values():
-            left = _bytes(weight, self.dtype)
-            if left.is_cuda and copied is None:
+            remaining = _bytes(weight, self.dtype)
+            if remaining.is_cuda and copied is None:
                 copied = torch.cuda.Event()
-            while len(left):
-                block, at = divmod(end, BLOCK)
+            while len(remaining):
+                block, offset = divmod(end, BLOCK)
                 if block == len(self._blocks):
-                    self._blocks.append(torch.empty(BLOCK, dtype=torch.uint8, pin_memory=left.is_cuda))
-                size = min(len(left), BLOCK - at)
-                self._blocks[block][at : at + size].copy_(left[:size], non_blocking=True)
-                left, end = left[size:], end + size
+                    self._blocks.append(torch.empty(BLOCK, dtype=torch.uint8, pin_memory=remaining.is_cuda))
+                size = min(len(remaining), BLOCK - offset)
+                self._blocks[block][offset : offset + size].copy_(remaining[:size], non_blocking=True)
+                remaining, end = remaining[size:], end + size
         if copied is not None:
             copied.record()
         return [b[: end - i * BLOCK] for i, b in enumerate(self._blocks)], copied

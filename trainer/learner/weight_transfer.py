@@ -60,7 +60,7 @@ class Relay:
         self._conn = conn  # None on ranks that do not send
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """As in vLLM's VLLMWeightSyncClient, like the other three."""
+        """Same contract as in vLLM's VLLMWeightSyncClient, like the other three methods."""
         self._call("init_weight_transfer_engine", init_info)
 
     def start_weight_update(self) -> None:

@@ -1,1 +1,1 @@
-"""Where models come from: a folder, the hub, or one of the two that are built in."""
+"""Sources of models: a folder, the hub, or one of the two that are built in."""

@@ -1,4 +1,4 @@
-"""From `model.path` to a folder with config, safetensors and tokenizer: built-in, local or from the hub."""
+"""The folder of `model.path`, with config, safetensors and tokenizer: built-in, local or from the hub."""
 
 import json
 from pathlib import Path

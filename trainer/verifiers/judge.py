@@ -25,7 +25,7 @@ Is the answer to grade correct? Reply with one number from 0 (wrong) to 1 (corre
 
 
 class Judge:
-    """To be used from one event loop, and closed. ConfigError if its settings are wrong."""
+    """Judge for one event loop; close it. ConfigError if its settings are wrong."""
 
     def __init__(self, config: JudgeConfig, note: Callable[[str], None]) -> None:
         self._template = config.template or (GRADE if config.url and config.api == "chat" else "")

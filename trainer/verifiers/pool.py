@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class VerifierPool:
-    """To be used from one event loop, and closed. ConfigError if the kind is unknown or cannot be started."""
+    """Scorer for one event loop; close it. ConfigError if the kind is unknown or cannot be started."""
 
     def __init__(self, config: VerifierConfig, warn: Note = log.warning) -> None:
         self._config, self._report, self._verifier = config, warn, find(config.kind)

@@ -74,7 +74,7 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def die_with_parent() -> None:
-    """On Linux, be killed with the parent, so that a looping worker does not outlive the run."""
+    """Die with the parent, on Linux, so that a looping worker does not outlive the run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
 

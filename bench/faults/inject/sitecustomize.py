@@ -28,13 +28,13 @@ def _report_states(address: str) -> None:
     )
 
     def reporting(self: Clock, state: str) -> str:
-        left = enter(self, state)
-        if left != state:
+        previous = enter(self, state)
+        if previous != state:
             with suppress(OSError):  # the driver has ended, or its queue is full
                 to.sendto(f"{self.role} {state}".encode(), address)
             if (self.role, state) in _POISONED:
                 _poison(Path(address + ".poison"), self.role)
-        return left
+        return previous
 
     Clock.enter = reporting  # type: ignore[method-assign]  # this is the point of the module
 

@@ -46,7 +46,7 @@ def test_eight_gpus_are_split_two_to_six_and_no_gpu_is_given_twice() -> None:
     devices = split()
     assert devices.learner == (("0",), ("1",))
     assert devices.engines == tuple((gpu,) for gpu in "234567")
-    assert devices.held() == {"learner": 2.0, "engine": 1.0} | {f"engine-{i}": 1.0 for i in range(1, 6)}
+    assert devices.by_role() == {"learner": 2.0, "engine": 1.0} | {f"engine-{i}": 1.0 for i in range(1, 6)}
     assert devices.unit == "GPU-hours"
 
 
@@ -87,7 +87,7 @@ def test_what_is_given_is_obeyed_and_the_rest_is_derived(
 def test_every_gpu_is_booked_whole_and_halved_only_where_both_sides_hold_it(
     given: dict[str, Any], learner: float, engines: list[float]
 ) -> None:
-    held = split(**given).held()
+    held = split(**given).by_role()
     assert held.pop("learner") == learner and list(held.values()) == engines
 
 
@@ -98,7 +98,7 @@ def test_remote_engines_count_with_all_their_gpus() -> None:
 
 def test_a_run_on_a_cpu_books_every_core_once_however_many_processes_share_it() -> None:
     devices = split(gpus=0, ranks=2, count=3)
-    assert devices.unit == "core-hours" and sum(devices.held().values()) == pytest.approx(4.0)
+    assert devices.unit == "core-hours" and sum(devices.by_role().values()) == pytest.approx(4.0)
     assert (devices.threads(0, 2), devices.threads(0, 3), devices.threads(3, 2)) == (2, 1, 3)
 
 
@@ -119,7 +119,7 @@ def test_the_torch_engine_is_on_the_learners_gpu_on_others_or_on_the_cpu(
     given: dict[str, Any], held: tuple[float, ...], said: str
 ) -> None:
     devices = split(kind="torch", **given)
-    assert tuple(devices.held().values()) == held and devices.describe() == said
+    assert tuple(devices.by_role().values()) == held and devices.describe() == said
     assert devices.unit == "GPU-hours" and not split(kind="torch", gpus=0).gpus
 
 

@@ -192,7 +192,7 @@ def test_a_resume_forgets_what_lies_beyond_its_checkpoint(
     assert [row["step"] for row in rows(tmp_path)] == steps
     assert [p.step for p in one.points] == [s for s in steps if s != 1][:-1]
     assert one.view.state.step == version
-    assert one.view.state.left(time.monotonic()) is None  # not known before this process has made steps
+    assert one.view.state.remaining(time.monotonic()) is None  # not known before this process has made steps
 
 
 def train(one: Recorder, step: int, law: Sigmoid) -> tuple[str, float]:

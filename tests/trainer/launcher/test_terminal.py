@@ -154,21 +154,21 @@ def test_the_plain_log_paces_its_step_lines_and_shows_every_evaluation() -> None
 def test_time_left_counts_the_evaluations_to_come() -> None:
     state = RunState(steps=20)
     state.update({"step": 0, "eval/pass_rate": 0.1, "eval/seconds": 9.0}, 0.0)
-    assert state.left(0.0) is None
+    assert state.remaining(0.0) is None
     for step, now in enumerate((102.0, 104.0, 106.0, 108.0, 118.0, 120.0, 122.0), 1):  # step 5 waited for one
         state.update({"step": step}, now)
     # 13 steps at 20 s / 6, the last evaluation alone: 9 s; less 3 s since.
-    assert state.left(125.0) == pytest.approx(13 * 20 / 6 + 9 - 3)
+    assert state.remaining(125.0) == pytest.approx(13 * 20 / 6 + 9 - 3)
 
 
 def test_time_left_is_not_known_from_before_a_resume() -> None:
     view = live(80)
     for step in range(1, 11):
         view.update(STEP | {"step": step}, resumed=True)
-    assert view.state.step == 10 and view.state.left(0.0) is None
+    assert view.state.step == 10 and view.state.remaining(0.0) is None
     for step, now in ((11, 100.0), (12, 103.0), (13, 106.0)):
         view.state.update({"step": step}, now)
-    assert view.state.left(106.0) == pytest.approx(47 * 3)
+    assert view.state.remaining(106.0) == pytest.approx(47 * 3)
 
 
 def test_a_terminal_that_was_closed_does_not_end_the_run() -> None:

@@ -385,9 +385,12 @@ def test_on_shared_gpus_no_answer_comes_before_every_rank_has_freed_its_memory(
 MISSING = {  # the environment of rank 0, TAKEN being a port on which another process listens
     "RANK is set and WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not": {},
     "rank 0 of 2.*127.0.0.1:TAKEN": {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "TAKEN"},
-    r"rank 0 of 2.*after 1 s: learner rank 1 did not come\.": {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+    r"rank 0 of 2.*after 1 s: learner rank 1 did not connect\.": {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+    },
     # As set by hand, or by srun.
-    r"rank 0 of 3.* learner ranks 1, 2 did not come\.": {
+    r"rank 0 of 3.* learner ranks 1, 2 did not connect\.": {
         "WORLD_SIZE": "3",
         "MASTER_ADDR": "localhost",
     },

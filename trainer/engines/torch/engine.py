@@ -180,7 +180,7 @@ class TorchEngine:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to generate."""
+        """True if there is nothing to generate."""
         return not self.slots.active and self._queue.next_request is None
 
     def submit(self, request: Request) -> None:

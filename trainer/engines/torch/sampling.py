@@ -1,4 +1,4 @@
-"""From logits to tokens: inverse-CDF sampling, and the random numbers, which depend on the sample alone.
+"""Sampling of tokens from logits by the inverse CDF; the random numbers depend on the sample alone.
 
 Nothing here waits for the device, so that a CUDA graph can hold it.
 """

@@ -173,7 +173,7 @@ class LocalVLLM(VLLM):
         return f"vLLM's engine core has died: {self._logged_error() or 'it logged no error; was it killed?'}"
 
     def _cause(self, error: Exception) -> str:
-        """What the log says of an error, or the error's own text, in one line."""
+        """The log's text on an error, or the error's own text, in one line."""
         return self._logged_error() or _one_line(str(error) or repr(error))
 
     def _logged_error(self) -> str:
@@ -249,14 +249,14 @@ def _kv_bytes(config: Config, model: Any, tokens: int) -> int:
     return 2 * layers * heads * size * element * blocks * KV_BLOCK
 
 
-def set_environment(threads: int, own: Path) -> None:
+def set_environment(threads: int, folder: Path) -> None:
     """Set the environment variables that vLLM and its processes read; before vLLM is imported. They do not
-    remove all of the sockets and files by which they meet, so these are put in the folder `own`."""
+    remove all of the sockets and files by which they meet, so these are put in `folder`."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if _on_cpu() else "INFO")  # to logs/ENGINE.log
     os.environ |= {
         "HF_HUB_OFFLINE": "1",  # the model is a folder
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_RPC_BASE_PATH": str(own),
+        "VLLM_RPC_BASE_PATH": str(folder),
         ENGINE_PID: str(os.getpid()),
     }
     if _on_cpu():
@@ -265,12 +265,12 @@ def set_environment(threads: int, own: Path) -> None:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker runs in the engine core's process
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner uses the same cores
             "OMP_NUM_THREADS": str(threads),
-            "TMPDIR": str(own),  # on a GPU compilers may need more room than shared memory has
+            "TMPDIR": str(folder),  # on a GPU compilers may need more room than shared memory has
         }
 
 
 def _on_cpu() -> bool:
-    """Whether vLLM will choose its CPU platform: it sees no GPU, or is built for the CPU."""
+    """True if vLLM will choose its CPU platform: it sees no GPU, or is built for the CPU."""
     try:
         build = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:

@@ -44,8 +44,8 @@ class Guard:
         """Pass requests with the right secret on to vLLM."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        given = dict(scope["headers"]).get(b"authorization", b"Bearer ")
-        if not hmac.compare_digest(given, self._expected):
+        secret = dict(scope["headers"]).get(b"authorization", b"Bearer ")
+        if not hmac.compare_digest(secret, self._expected):
             if scope["type"] == "websocket":
                 return await send({"type": "websocket.close", "code": 1008})
             return await _answer(send, 401, b'{"error": "wrong or missing secret"}')
@@ -81,9 +81,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     address = "address to listen on; any but loopback needs the secret"
     parser.add_argument("--host", default="127.0.0.1", help=address)
     parser.add_argument("--port", type=int, default=8000)
-    given, rest = parser.parse_known_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
     try:
-        serve(given.host, given.port, rest)
+        serve(arguments.host, arguments.port, rest)
     except ConfigError as e:
         raise SystemExit(f"error: {e}") from e
 

@@ -105,7 +105,7 @@ class WorkerExtension:
 
 
 def _exit_with(engine: int, parent: int) -> None:
-    """When the engine process has ended, kill this process and, if it is another one, vLLM's engine core.
+    """Wait for the engine process's end; then kill this process and, if it is another, vLLM's engine core.
 
     vLLM's own processes notice a front end that exits in order, but not one that is killed.
     """

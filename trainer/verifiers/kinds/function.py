@@ -11,7 +11,7 @@ from trainer.verifiers.verifier import OWN, Verifier
 
 
 class Function(Verifier, kind=OWN):
-    """What your function(completion, answer, metadata) says: 0 to 1, of which only 1 is a pass."""
+    """The result of your function(completion, answer, metadata): 0 to 1, of which only 1 is a pass."""
 
     error: Outcome = "crash"
     function: Callable[[str, Any, dict[str, Any]], Any]

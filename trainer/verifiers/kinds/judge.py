@@ -7,7 +7,7 @@ from trainer.verifiers.verifier import Note, Scorer, Verifier
 
 
 class JudgeKind(Verifier, kind="judge"):
-    """What a model likes, see `verifier.judge`."""
+    """A model's score, see `verifier.judge`."""
 
     def check(self, settings: VerifierConfig, config: Config) -> None:
         judge, deadline_s = settings.judge, config.pipeline.deadline_s

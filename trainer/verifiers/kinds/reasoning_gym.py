@@ -46,7 +46,7 @@ _tasks: dict[str, Any] = {}  # a worker makes each task object once
 
 
 class ReasoningGym(Verifier, kind="reasoning_gym"):
-    """What the task's own scorer says, but for constant answers."""
+    """The verdict of the task's own scorer, but for constant answers."""
 
     def problem(self, prompt: Prompt) -> str:
         return "" if "origin" in prompt.metadata else " of another source; use math or exact"
