@@ -42,8 +42,8 @@ def run_of(size: float, seed: int | None = None, reach: float = 5.0, name: str =
     return simulated(law, np.linspace(reach * law.C_mid / 24, reach * law.C_mid, 24), 0.005, seed, name)
 
 
-def line(y: list[float], variance: list[float], at: float, scatter: float) -> np.ndarray:
-    return draw_size([0.0, 1.0, 2.0], np.c_[y, variance], scatter, at, np.random.default_rng(0))[0]
+def line(y: list[float], variance: list[float], log_size: float, scatter: float) -> np.ndarray:
+    return draw_size([0.0, 1.0, 2.0], np.c_[y, variance], scatter, log_size, np.random.default_rng(0))[0]
 
 
 def test_without_scatter_it_is_weighted_least_squares_by_hand() -> None:
@@ -88,30 +88,30 @@ def simulated_family(rng: np.random.Generator, times: float) -> tuple[dict[float
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
 def test_ninety_percent_intervals_at_three_sizes_cover_the_truth(times: float) -> None:
-    rng, held, widths = np.random.default_rng(int(10 * times)), dict.fromkeys(("A", "B", "C_mid"), 0), []
+    rng, hits, widths = np.random.default_rng(int(10 * times)), dict.fromkeys(("A", "B", "C_mid"), 0), []
     for _ in range(40):
         known, value = simulated_family(rng, times)
         draws, _ = predict_size(known, NEW)
         new = {"A": logit(draws.A), "B": np.log(draws.B), "C_mid": np.log(draws.C_mid)}
         for name, x in new.items():
             low, high = np.quantile(x, [0.05, 0.95])
-            held[name] += bool(low <= value[name] <= high)
+            hits[name] += bool(low <= value[name] <= high)
         widths.append(np.ptp(np.quantile(draws.A, [0.05, 0.95])))
     # 36 of 40 expected; by chance under 31: 1 in 100. Twice the scatter assumed: 33 expected, 27
-    assert min(held.values()) >= (27 if times > 1 else 31), held
+    assert min(hits.values()) >= (27 if times > 1 else 31), hits
     assert 0.15 < np.median(widths) < 0.65  # neither closed nor all of 0 to 1
 
 
 def test_a_law_without_scatter_is_recovered_from_runs_and_checked_with_a_fourth_size() -> None:
-    found = across({n: [run_of(n, i)] for i, n in enumerate((*SIZES, 14e9))}, [NEW])
-    A, C_mid = found.estimate(NEW, "A"), found.estimate(NEW, "C_mid")
+    result = across({n: [run_of(n, i)] for i, n in enumerate((*SIZES, 14e9))}, [NEW])
+    A, C_mid = result.estimate(NEW, "A"), result.estimate(NEW, "C_mid")
     assert A.value == pytest.approx(truth(NEW).A, abs=0.02)
     assert A.low < truth(NEW).A < A.high and 0.04 < A.high - A.low < 0.15
     assert C_mid.low < truth(NEW).C_mid < C_mid.high and C_mid.high < 4 * C_mid.low
-    assert found.slopes["A"].value == pytest.approx(0.3, abs=0.06)
-    assert found.slopes["C_mid"].value == pytest.approx(0.6, abs=0.12)
-    assert found.check and found.check.low < truth(14e9).A < found.check.high
-    late = found.reward(NEW, 1e9)  # far beyond C_mid it is the ceiling
+    assert result.slopes["A"].value == pytest.approx(0.3, abs=0.06)
+    assert result.slopes["C_mid"].value == pytest.approx(0.6, abs=0.12)
+    assert result.check and result.check.low < truth(14e9).A < result.check.high
+    late = result.reward(NEW, 1e9)  # far beyond C_mid it is the ceiling
     assert (late.low, late.high) == pytest.approx((A.low, A.high), abs=1e-6)
 
 
@@ -132,9 +132,11 @@ def test_a_short_run_counts_for_little_and_a_fallen_one_is_left_out() -> None:
 
 def test_the_jackknife_of_a_mean_by_hand() -> None:
     groups: dict[float, list[Curve]] = {1.0: [], 2.0: [], 6.0: []}
-    found = jackknife(lambda some, size: float(np.mean(list(some))) + size, groups, 10.0, 0.9)
+    result = jackknife(lambda some, size: float(np.mean(list(some))) + size, groups, 10.0, 0.9)
     # the mean is 3, its standard error √(7 / 3), and t with 2 degrees of freedom 2.920
-    assert found and (found.value, found.high) == pytest.approx((13, 13 + 2.920 * (7 / 3) ** 0.5), abs=1e-3)
+    assert result and (result.value, result.high) == pytest.approx(
+        (13, 13 + 2.920 * (7 / 3) ** 0.5), abs=1e-3
+    )
 
 
 def test_the_other_laws_are_recovered_where_they_hold_and_say_nothing_where_they_do_not() -> None:

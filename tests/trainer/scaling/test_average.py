@@ -68,10 +68,10 @@ def curves(q: float, A: list[float], p: list[float], tau: list[float]) -> LawDra
 def test_the_compute_for_a_reward_inverts_the_curve(q: float, drift: float) -> None:
     draws = curves(q, [0.5, 0.7, 0.9], [0.5, 1.0, 2.0], [0.1, 1.0, 10.0])
     forecast = Average((draws,), 0.0, last=1.0, drift=np.full(3, drift))
-    at = forecast.compute_for(0.55)
+    budget = forecast.compute_for(0.55)
     for i in (1, 2):
-        assert forecast.reward(float(at[i]))[i] == pytest.approx(0.55, abs=5e-4)
-    assert (at[0] == np.inf) == (drift == 0)  # its ceiling is .5
+        assert forecast.reward(float(budget[i]))[i] == pytest.approx(0.55, abs=5e-4)
+    assert (budget[0] == np.inf) == (drift == 0)  # its ceiling is .5
     assert list(forecast.compute_for(0.1)) == [0, 0, 0]
 
 
@@ -87,25 +87,25 @@ def test_a_drift_adds_to_the_log_odds_for_each_e_fold_of_compute_beyond_the_data
 @pytest.mark.parametrize("law", [odds_law, exponential], ids=["odds", "exponential"])
 def test_the_end_of_a_run_that_is_no_sigmoid_is_forecast_from_its_half(law: object) -> None:
     assert callable(law)
-    held, below_the_upper_end_of_sigmoids = [], []
+    inside, below_the_upper_end_of_sigmoids = [], []
     for seed in range(6):
         half = SHARE[:20]
-        found = fit(half, measured(law(half), seed), np.full(20, NOISE), R0=R0)
+        result = fit(half, measured(law(half), seed), np.full(20, NOISE), R0=R0)
         end = float(law(np.array(1.0)))
-        held.append(found.at(1.0).low <= end <= found.at(1.0).high)
-        assert found.draws is not None and found.sigmoid_prob < 0.5
-        below_the_upper_end_of_sigmoids.append(float(np.quantile(found.draws.reward(1.0), 0.95)) >= end)
-    assert sum(held) >= 5 and sum(below_the_upper_end_of_sigmoids) <= 2
+        inside.append(result.at(1.0).low <= end <= result.at(1.0).high)
+        assert result.draws is not None and result.sigmoid_prob < 0.5
+        below_the_upper_end_of_sigmoids.append(float(np.quantile(result.draws.reward(1.0), 0.95)) >= end)
+    assert sum(inside) >= 5 and sum(below_the_upper_end_of_sigmoids) <= 2
 
 
 def test_a_sigmoid_gets_most_of_the_probability_and_its_forecast_holds() -> None:
-    probabilities, held = [], []
+    probabilities, inside = [], []
     for seed in range(6):
-        found = fit(SHARE, measured(sigmoid(SHARE), seed), np.full(40, NOISE), R0=R0)
-        probabilities.append(found.sigmoid_prob)
-        held.append(found.at_2x.low <= float(sigmoid(np.array(2.0))) <= found.at_2x.high)
-        assert found.at_2x.value == pytest.approx(float(sigmoid(np.array(2.0))), abs=0.02)
-    assert np.mean(probabilities) > 0.9 and sum(held) >= 5
+        result = fit(SHARE, measured(sigmoid(SHARE), seed), np.full(40, NOISE), R0=R0)
+        probabilities.append(result.sigmoid_prob)
+        inside.append(result.at_2x.low <= float(sigmoid(np.array(2.0))) <= result.at_2x.high)
+        assert result.at_2x.value == pytest.approx(float(sigmoid(np.array(2.0))), abs=0.02)
+    assert np.mean(probabilities) > 0.9 and sum(inside) >= 5
 
 
 def test_forecasts_are_the_same_for_the_same_data() -> None:
@@ -121,11 +121,11 @@ def test_the_parameters_of_a_grid_are_those_of_its_cells_and_draws_follow_the_br
     data = Data(c, reward, sd, True, R0, 0.0)
     law = Family("", logistic_of_power(4.0), (Axis(0.3, 3, 13), Axis(0.02, 30, 31)))
     white = noise_models(data, np.ones(20), ())
-    found = integrate(data, white, law)
-    for x, fit_of_cell in ((0, 0), (len(found.theta[0]) - 1, -1)):
-        s = law.fraction(c, found.theta[0][x], found.theta[1][x])
+    result = integrate(data, white, law)
+    for x, fit_of_cell in ((0, 0), (len(result.theta[0]) - 1, -1)):
+        s = law.fraction(c, result.theta[0][x], result.theta[1][x])
         z, y = s / NOISE, (reward - R0 * (1 - s)) / NOISE
-        assert found.cells[0].fit.A[fit_of_cell] == pytest.approx(float(z @ y / (z @ z)))
+        assert result.cells[0].fit.A[fit_of_cell] == pytest.approx(float(z @ y / (z @ z)))
     p, tau = (x.ravel() for x in np.meshgrid(np.geomspace(0.3, 3, 400), np.geomspace(0.02, 30, 800)))
     s = law.fraction(c, p[:, None], tau[:, None])
     z, y = s / NOISE, (reward - R0 * (1 - s)) / NOISE
@@ -134,14 +134,14 @@ def test_the_parameters_of_a_grid_are_those_of_its_cells_and_draws_follow_the_br
     log_weight = -0.5 * (20 + 3 - 1) * np.log(3 + sse) - 0.5 * np.log((z * z).sum(1))
     weight = np.exp(log_weight - log_weight.max())
     mixed = Mixture(data, (), tuple(white), (), TRANSIENT_SD)
-    draws = draw(mixed, found, 4000, np.random.default_rng(0))
+    draws = draw(mixed, result, 4000, np.random.default_rng(0))
     mean = (weight @ (R0 + (best - R0) * law.fraction(2.0, p, tau))) / weight.sum()
     assert float(draws.reward(2.0).mean()) == pytest.approx(mean, abs=0.003)
     assert float(np.log(draws.theta[0]).mean()) == pytest.approx(weight @ np.log(p) / weight.sum(), abs=0.02)
     log_mean = np.log(weight.mean()) + log_weight.max()  # over the prior of p and τ
     log_mean -= math.log(1 - R0)  # the density of A's prior
     log_mean += 0.5 * np.log(np.pi) + math.lgamma((20 + 3 - 1) / 2)  # one parameter, A, is integrated
-    assert found.log_evidence - white[0].log_prior == pytest.approx(log_mean, abs=0.05)
+    assert result.log_evidence - white[0].log_prior == pytest.approx(log_mean, abs=0.05)
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -167,16 +167,16 @@ def test_a_given_ceiling_and_a_free_one_have_the_evidence_of_brute_force_integra
     for ceiling, A, size in ((None, grid, cell / 1200), (1.0, np.ones(1), cell)):
         brute = log_integral(R0[:, None], A[None, :], size)
         density = 0.0 if ceiling else -math.log(1 - 0.31)  # of A's prior, which is uniform from R0
-        found = marginal(data, white, gained[None, :], ceiling).log_weight[0] - density
-        assert found == pytest.approx(brute, abs=0.01), ceiling
+        result = marginal(data, white, gained[None, :], ceiling).log_weight[0] - density
+        assert result == pytest.approx(brute, abs=0.01), ceiling
 
 
 @pytest.mark.parametrize("start", [0.1, 0.5, 0.9, None])
 def test_points_that_say_nothing_leave_each_law_its_prior_probability(start: float | None) -> None:
     c = np.linspace(0.2, 1, 5)
     data = Data(c, np.full(5, 0.5), np.full(5, 50.0), True, start, 0.0)
-    found = mixture(data)
-    by_law = [sum(c.probability for c in found.components if c.law == k) for k in range(4)]
+    result = mixture(data)
+    by_law = [sum(c.probability for c in result.components if c.law == k) for k in range(4)]
     assert by_law == pytest.approx([law.probability for law in DEFAULT.laws], abs=0.03)
 
 
@@ -211,18 +211,18 @@ def test_a_transient_at_the_start_does_not_move_the_forecast_of_the_end() -> Non
     def solved(c: Array) -> Array:
         return np.asarray(1 / (1 + 3 * np.exp(-4 * c)) - 0.1 * np.exp(-c / 0.05))
 
-    errors, without, held = [], [], []
+    errors, without, inside = [], [], []
     for seed in range(4):
         rewards = measured(solved(np.append(0.0, c)), seed)
         data = Data(c, rewards[1:], np.full(24, NOISE), True, float(rewards[0]), NOISE)
-        for prior, found in ((DEFAULT, errors), (replace(DEFAULT, transients=()), without)):
+        for prior, result in ((DEFAULT, errors), (replace(DEFAULT, transients=()), without)):
             forecast = average(data, prior)
             low, value, high = np.quantile(forecast.reward(1.0), [0.05, 0.5, 0.95])
-            found.append(abs(float(value) - late) / (high - low))
+            result.append(abs(float(value) - late) / (high - low))
             if prior is DEFAULT:
-                held.append(low <= late <= high)
+                inside.append(low <= late <= high)
                 assert np.median(forecast.reward(0.025)) == pytest.approx(float(solved(c[:1])[0]), abs=0.02)
-    assert sum(held) >= 3 and np.mean(without) > 2 * np.mean(errors)
+    assert sum(inside) >= 3 and np.mean(without) > 2 * np.mean(errors)
 
 
 def test_where_r0_is_exact_or_no_point_could_show_it_there_is_no_transient() -> None:
@@ -236,6 +236,6 @@ def test_where_r0_is_exact_or_no_point_could_show_it_there_is_no_transient() -> 
 
 def test_a_law_that_the_prior_rules_out_has_no_part_in_the_forecast() -> None:
     data = Data(SHARE, measured(odds_law(SHARE), 0), np.full(40, NOISE), True, R0, NOISE)
-    found = mixture(data, replace(DEFAULT, laws=(DEFAULT.laws[0], *[LawPrior(1e-12, None)] * 3)))
-    by_law = [sum(c.probability for c in found.components if c.law == k) for k in range(4)]
+    result = mixture(data, replace(DEFAULT, laws=(DEFAULT.laws[0], *[LawPrior(1e-12, None)] * 3)))
+    by_law = [sum(c.probability for c in result.components if c.law == k) for k in range(4)]
     assert by_law[0] > 0.99 and sum(by_law) == pytest.approx(1)

@@ -24,9 +24,9 @@ def run(rewards: np.ndarray) -> Curve:
 
 
 def backtested(rewards: np.ndarray) -> Backtest:
-    found = backtest(run(rewards))
-    assert found is not None
-    return found
+    result = backtest(run(rewards))
+    assert result is not None
+    return result
 
 
 def text(rewards: np.ndarray) -> str:
@@ -37,10 +37,10 @@ def test_a_run_that_follows_the_curve_ends_as_its_first_half_predicts() -> None:
     hits = []
     for seed in range(8):
         noise = np.random.default_rng(seed).normal(0, 0.01, 30)
-        found = backtested(LAW.reward(AT) + noise)
-        assert found.seen == pytest.approx(0.15)
-        hits.append(found.end.predicted.low <= float(LAW.reward(0.3)) <= found.end.predicted.high)
-        assert abs(found.end.error) < 0.06
+        result = backtested(LAW.reward(AT) + noise)
+        assert result.seen == pytest.approx(0.15)
+        hits.append(result.end.predicted.low <= float(LAW.reward(0.3)) <= result.end.predicted.high)
+        assert abs(result.end.error) < 0.06
     assert sum(hits) >= 6
 
 
@@ -74,15 +74,15 @@ def test_the_text_says_whether_the_first_half_identified_the_ceiling_and_predict
 def test_fit_prints_and_writes_the_backtest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "run.csv", run(LAW.reward(AT)), "core_hours")
     assert main(["fit", str(tmp_path / "run.csv"), "--json", str(tmp_path / "fit.json")]) == 0
-    (found,) = json.loads((tmp_path / "fit.json").read_text()).values()
-    assert found["backtest"]["identified"]
-    end = found["backtest"]["end"]
-    assert found["error_at_2x"] == pytest.approx(end["measured"] - end["predicted"]["value"])
+    (result,) = json.loads((tmp_path / "fit.json").read_text()).values()
+    assert result["backtest"]["identified"]
+    end = result["backtest"]["end"]
+    assert result["error_at_2x"] == pytest.approx(end["measured"] - end["predicted"]["value"])
     out = " ".join(capsys.readouterr().out.split())
     assert "Backtest: a fit of the first 0.15 core-hours alone (ceiling identified) predicts" in out
-    assert f"Error at twice the compute: {found['error_at_2x']:+.3f}." in out
-    assert found["backtest"]["end"]["measured"] == pytest.approx(float(LAW.reward(0.3)), abs=1e-4)
-    assert found["backtest"]["end"]["predicted"]["value"] == pytest.approx(float(LAW.reward(0.3)), abs=0.01)
+    assert f"Error at twice the compute: {result['error_at_2x']:+.3f}." in out
+    assert result["backtest"]["end"]["measured"] == pytest.approx(float(LAW.reward(0.3)), abs=1e-4)
+    assert result["backtest"]["end"]["predicted"]["value"] == pytest.approx(float(LAW.reward(0.3)), abs=0.01)
 
 
 def test_the_command_forecasts_the_last_quarter_of_each_run_from_a_share_or_an_amount(
@@ -94,16 +94,16 @@ def test_the_command_forecasts_the_last_quarter_of_each_run_from_a_share_or_an_a
         tmp_path / "test.json",
     )
     assert main(["backtest", *runs, "--fit-until", "50%", "0.2", "7%", "--json", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert list(found) == ["50%", "0.2", "7%"]
-    a = found["50%"]["runs"][runs[0]]
+    result = json.loads(out.read_text())
+    assert list(result) == ["50%", "0.2", "7%"]
+    a = result["50%"]["runs"][runs[0]]
     assert (a["seen"], a["points"]) == (pytest.approx(0.15), 15)
-    assert found["0.2"]["runs"][runs[0]]["seen"] == pytest.approx(0.2)
+    assert result["0.2"]["runs"][runs[0]]["seen"] == pytest.approx(0.2)
     assert [s["compute"] for s in a["last_quarter"]] == pytest.approx([c for c in AT if c >= 0.225])
     for scored in a["last_quarter"]:
         assert scored["measured"] == pytest.approx(float(LAW.reward(scored["compute"])), abs=1e-5)
-    assert found["7%"]["runs"] == dict.fromkeys(runs) and found["7%"]["summary"]["forecast"] == 0
-    assert found["50%"]["summary"]["error"] < 0.005 and found["50%"]["summary"]["held"] == 1
+    assert result["7%"]["runs"] == dict.fromkeys(runs) and result["7%"]["summary"]["forecast"] == 0
+    assert result["50%"]["summary"]["error"] < 0.005 and result["50%"]["summary"]["held"] == 1
     assert "2 of 2" in capsys.readouterr().out
 
 
@@ -115,12 +115,12 @@ def test_the_errors_of_several_runs_are_summarized() -> None:
         end = replace(test.end, predicted=predicted, measured=0.9 + error)
         return replace(test, end=end, last_quarter=(end, replace(end, measured=0.9 - error)))
 
-    found = summarize([*map(with_error, (0.01, -0.02, 0.05)), None, replace(test, predictable=False)])
-    assert (found.runs, found.forecast) == (5, 3)
-    assert (found.error, found.bias) == (pytest.approx(0.02), pytest.approx(0.01))
-    assert (found.quarter_error, found.width) == (pytest.approx(0.02), pytest.approx(0.09))
-    assert found.held == pytest.approx(2 / 3)
-    assert found.quarter_held == pytest.approx((1 + 1 + 0.5) / 3)
+    result = summarize([*map(with_error, (0.01, -0.02, 0.05)), None, replace(test, predictable=False)])
+    assert (result.runs, result.forecast) == (5, 3)
+    assert (result.error, result.bias) == (pytest.approx(0.02), pytest.approx(0.01))
+    assert (result.quarter_error, result.width) == (pytest.approx(0.02), pytest.approx(0.09))
+    assert result.held == pytest.approx(2 / 3)
+    assert result.quarter_held == pytest.approx((1 + 1 + 0.5) / 3)
 
 
 @pytest.mark.parametrize("until", ["0", "-5%", "100%", "half", "inf"])

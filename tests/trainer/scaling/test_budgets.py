@@ -22,7 +22,7 @@ C = np.linspace(0, 8000, 21)
 SD = 0.006
 Law = tuple[float, float]  # of logit R = −1.5 + (C / τ)^p: τ and p
 FAST: Law = (4000.0, 0.6)
-LATE: Law = (3600.0, 1.2)
+SLOW: Law = (3600.0, 1.2)
 CROSSING = (4000.0**0.6 / 3600.0**1.2) ** (1 / (0.6 - 1.2))  # 3,240
 
 
@@ -47,48 +47,48 @@ def group(law: Law, seeds: range, seed_sd: float = 0.0) -> list[tuple[Curve, Fit
 
 @cache
 def crossing() -> Comparison:
-    return compare_fits({"fast": group(FAST, range(2)), "late": group(LATE, range(2))})
+    return compare_fits({"fast": group(FAST, range(2)), "late": group(SLOW, range(2))})
 
 
 def test_the_better_recipe_is_found_at_each_budget_although_neither_is_a_sigmoid() -> None:
-    found = crossing()
-    assert [at for at, _ in found.budgets] == [2000, 4000, 8000, 16_000]
-    best = [{s.recipe: s.best for s in row} for _, row in found.budgets]
+    result = crossing()
+    assert [budget for budget, _ in result.budgets] == [2000, 4000, 8000, 16_000]
+    best = [{s.recipe: s.best for s in row} for _, row in result.budgets]
     assert best[0]["fast"] > 0.98 and best[2]["late"] > 0.98 and best[3]["late"] > 0.9
-    for at, row in found.budgets[:3]:
-        for s, law in zip(row, (FAST, LATE), strict=True):
-            assert s.reward.value == pytest.approx(reward(law, at), abs=0.012)
-    (pair,) = found.pairs
-    assert pair.ahead == "late" and found.end is not None and found.end[1][0].recipe == "late"
+    for budget, row in result.budgets[:3]:
+        for s, law in zip(row, (FAST, SLOW), strict=True):
+            assert s.reward.value == pytest.approx(reward(law, budget), abs=0.012)
+    (pair,) = result.pairs
+    assert pair.ahead == "late" and result.end is not None and result.end[1][0].recipe == "late"
     assert (
         pair.reward is not None
-        and pair.reward.low < reward(FAST, 8000) - reward(LATE, 8000) < pair.reward.high
+        and pair.reward.low < reward(FAST, 8000) - reward(SLOW, 8000) < pair.reward.high
     )
     assert [lead.winner for lead in pair.leads] == ["fast", "late"]
     assert pair.crossings[0].compute.value == pytest.approx(CROSSING, rel=0.1)
 
 
 def test_the_compute_of_a_reward_and_its_ratio_are_those_of_the_laws() -> None:
-    found = crossing()
-    assert len(found.costs) == 2
-    for target, rows in found.costs:
+    result = crossing()
+    assert len(result.costs) == 2
+    for target, rows in result.costs:
         logit = 1.5 + np.log(target / (1 - target))
-        fast, late = (tau * logit ** (1 / p) for tau, p in (FAST, LATE))
+        fast, late = (tau * logit ** (1 / p) for tau, p in (FAST, SLOW))
         for row, true in zip(rows, (fast, late), strict=True):
             assert row.compute.value == pytest.approx(true, rel=0.1) and row.compute.low < row.compute.high
             assert row.compute.low * 0.97 < true < row.compute.high * 1.03
         assert rows[0].ratio and rows[0].ratio.value == pytest.approx(fast / late, rel=0.12)
         assert rows[1].ratio is None  # the leader
-    ends = [float(reward(law, 8000)) for law in (FAST, LATE)]
-    assert 0.18 < found.costs[0][0] < found.costs[1][0] <= min(ends) + 0.01
+    ends = [float(reward(law, 8000)) for law in (FAST, SLOW)]
+    assert 0.18 < result.costs[0][0] < result.costs[1][0] <= min(ends) + 0.01
 
 
 def test_a_reward_that_is_never_reached_costs_infinitely_much() -> None:
     flat = 0.19 + 0.1 * (1 - np.exp(-C / 1000))
     low = curve(C, flat + np.random.default_rng(0).normal(0, SD, len(C)), np.full(len(C), SD), name="low")
     runs = {str(i): group(FAST, range(i, i + 1)) for i in range(4)} | {"low": [(low, fit_curve(low))]}
-    found = compare_fits(runs)
-    target, rows = found.costs[1]
+    result = compare_fits(runs)
+    target, rows = result.costs[1]
     cost = {row.recipe: row for row in rows}["low"]
     assert target > 0.45 and cost.ratio and cost.compute.value == cost.ratio.value == np.inf
 
@@ -125,12 +125,12 @@ def test_forecasts_of_two_recipes_err_independently() -> None:
 
 def test_equal_recipes_are_not_told_apart() -> None:
     many = {f"r{i}": group(FAST, range(10 * i, 10 * i + 2), 0.05) for i in range(4)}
-    found = compare_fits(many)
-    assert not any(pair.ahead or pair.leads for pair in found.pairs)
-    for _, row in found.budgets:
+    result = compare_fits(many)
+    assert not any(pair.ahead or pair.leads for pair in result.pairs)
+    for _, row in result.budgets:
         assert max(s.best or 0 for s in row) < 0.9
-    assert next(answer(found, "h")).endswith("%; not distinguished from r1, r2, r3.")
-    (says, *_) = pair_sentences(found.pairs[0], found, "h")
+    assert next(answer(result, "h")).endswith("%; not distinguished from r1, r2, r3.")
+    (says, *_) = pair_sentences(result.pairs[0], result, "h")
     assert re.fullmatch(r"Reward at 8,000 h, to which all have data: not distinguished, r0 less r1 .*", says)
 
 
@@ -138,9 +138,9 @@ def test_equal_recipes_are_not_told_apart() -> None:
 def test_the_interval_of_a_reward_at_a_budget_holds_that_of_the_recipe() -> None:
     inside = []
     for first in range(0, 40, 2):
-        found = compare_fits({"a": group(FAST, range(first, first + 2), 0.05)})
-        for at, (s,) in found.budgets[:3]:
-            inside.append(s.reward.low <= reward(FAST, at) <= s.reward.high)
+        result = compare_fits({"a": group(FAST, range(first, first + 2), 0.05)})
+        for budget, (s,) in result.budgets[:3]:
+            inside.append(s.reward.low <= reward(FAST, budget) <= s.reward.high)
     share = np.reshape(inside, (20, 3)).mean(0)
     assert (share >= 0.8).all()  # of intervals of 90 %
 
@@ -149,9 +149,9 @@ def test_more_runs_make_an_interval_within_the_data_narrower_and_none_of_a_forec
     runs = group(FAST, range(4))
     ((_, (alone,)),) = compare_fits({"a": runs[:1]}, [4000]).budgets
     ((_, (now,)), (_, (later,))) = compare_fits({"a": runs}, [4000, 16_000]).budgets
-    own = float(np.median([e.high - e.low for e in (fit.at(16_000) for _, fit in runs)]))
+    width = float(np.median([e.high - e.low for e in (fit.at(16_000) for _, fit in runs)]))
     assert now.reward.high - now.reward.low < 0.5 * (alone.reward.high - alone.reward.low)
-    assert later.reward.high - later.reward.low > 0.85 * own
+    assert later.reward.high - later.reward.low > 0.85 * width
 
 
 def test_the_margin_between_seeds_is_that_of_the_runs_given() -> None:
@@ -168,25 +168,25 @@ def test_the_margin_between_seeds_is_that_of_the_runs_given() -> None:
 
 def test_a_recipe_that_has_fallen_is_not_ranked_and_the_others_are() -> None:
     fallen = falling()
-    found = compare_fits(
-        {"a": group(FAST, range(1)), "b": group(LATE, range(1)), "c": [(fallen, fit_curve(fallen))]}
+    result = compare_fits(
+        {"a": group(FAST, range(1)), "b": group(SLOW, range(1)), "c": [(fallen, fit_curve(fallen))]}
     )
-    assert found.end is not None and [s.recipe for s in found.end[1]] == ["b", "a"]
-    assert [pair.reward is None for pair in found.pairs] == [False, True, True]
+    assert result.end is not None and [s.recipe for s in result.end[1]] == ["b", "a"]
+    assert [pair.reward is None for pair in result.pairs] == [False, True, True]
     nothing = compare_fits({"c": [(fallen, fit_curve(fallen))]})
     assert nothing.end is None and nothing.budgets == () and not list(answer(nothing, "h"))
 
 
 def test_a_recipe_that_was_stopped_early_is_shown_and_not_ranked_where_the_others_end() -> None:
-    whole, other = group(FAST, range(1)), group(LATE, range(1))
+    whole, other = group(FAST, range(1)), group(SLOW, range(1))
     points = tuple(p for p in other[0][0].points if p.compute <= 2000)
     early = replace(other[0][0], points=points)
-    found = compare_fits({"a": whole, "b": other, "c": [(early, fit_curve(early))]}, end=8000)
-    assert found.end is not None and [at for at, _ in found.budgets] == [2000, 4000, 8000, 16_000]
-    assert [(s.recipe, s.best is None) for s in found.end[1]] == [("b", False), ("a", False), ("c", True)]
-    assert next(answer(found, "h")).startswith("At 8,000 h: b, reward 0.7")
-    assert next(answer(found, "h")).endswith("; surely ahead of a.")
-    assert [(pair.ahead, pair.reward is None) for pair in found.pairs] == [
+    result = compare_fits({"a": whole, "b": other, "c": [(early, fit_curve(early))]}, end=8000)
+    assert result.end is not None and [budget for budget, _ in result.budgets] == [2000, 4000, 8000, 16_000]
+    assert [(s.recipe, s.best is None) for s in result.end[1]] == [("b", False), ("a", False), ("c", True)]
+    assert next(answer(result, "h")).startswith("At 8,000 h: b, reward 0.7")
+    assert next(answer(result, "h")).endswith("; surely ahead of a.")
+    assert [(pair.ahead, pair.reward is None) for pair in result.pairs] == [
         ("b", False),
         ("", True),
         ("", True),
@@ -197,7 +197,7 @@ def test_of_many_recipes_the_command_prints_one_ranking_and_no_paragraph_a_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    laws = {"fast": FAST, "again": FAST, "late": LATE, "scalerl-sample-average": (30_000.0, 0.6)}
+    laws = {"fast": FAST, "again": FAST, "late": SLOW, "scalerl-sample-average": (30_000.0, 0.6)}
     argv = ["compare"]
     for i, (name, law) in enumerate(laws.items()):
         argv.append(f"{name}={write(Path(f'{name}.csv'), run(law, 50 + i)[0])}")

@@ -88,11 +88,11 @@ def test_holding_the_ceiling_is_least_squares_with_the_ceiling_held() -> None:
             return np.r_[sigmoid.reward(c) - r, x[2] - run.R0.pass_rate]
 
         exact = least_squares(residuals, [0.6, 7.8, 0.3], x_scale=[0.1, 0.1, 0.01]).x
-        sigmoid, held = at_ceiling(fit.sigmoid, fit.draws, A)
+        sigmoid, fixed = at_ceiling(fit.sigmoid, fit.draws, A)
         B, C_mid = np.exp(exact[:2])
         assert (sigmoid.B, sigmoid.C_mid) == (pytest.approx(B, rel=0.01), pytest.approx(C_mid, rel=0.01))
-        low, high = np.quantile(held.B, [0.05, 0.95])
-        assert low < B < high and set(held.A) == {A}
+        low, high = np.quantile(fixed.B, [0.05, 0.95])
+        assert low < B < high and set(fixed.A) == {A}
 
 
 def test_curves_of_equal_slope_cross_where_algebra_says_and_there_each_may_be_the_best() -> None:
@@ -102,24 +102,24 @@ def test_curves_of_equal_slope_cross_where_algebra_says_and_there_each_may_be_th
     by_hand = ((a - b) / (b * 4000**2 - a * 1500**2)) ** -0.5  # 6,845
     assert float(high.reward(by_hand)) == pytest.approx(float(low.reward(by_hand)))
     runs = {name: fits(law, None, at=SELDOM, sd=0.002) for name, law in (("a", high), ("b", low))}
-    found = compare_fits(runs, [1000.0, by_hand, 50_000.0])
-    (pair,) = found.pairs
+    result = compare_fits(runs, [1000.0, by_hand, 50_000.0])
+    (pair,) = result.pairs
     (crossing,) = pair.crossings
     assert crossing.compute.value == pytest.approx(by_hand, rel=0.01) and crossing.winner == "a"
     assert crossing.compute.low < by_hand < crossing.compute.high
     first, then = pair.leads
     assert (first.winner, then.winner) == ("b", "a") and first.high < by_hand < then.low
     assert first.low == pair.searched[0] == 1000 and then.high == pair.searched[1] == 160_000
-    chances = [standings[0].best for _, standings in found.budgets]
+    chances = [standings[0].best for _, standings in result.budgets]
     assert chances[0] < 0.01 and 0.4 < chances[1] < 0.6 and chances[2] > 0.99
-    assert all(sum(s.best for s in standings) == pytest.approx(1) for _, standings in found.budgets)
+    assert all(sum(s.best for s in standings) == pytest.approx(1) for _, standings in result.budgets)
 
 
 def test_only_equivalent_ceilings_are_made_one_to_compare_the_rest() -> None:
     law, other = Sigmoid(0.3, 0.58, 1.8, 2000), Sigmoid(0.3, 0.60, 1.8, 2000)
-    for found in (two(SCALERL, SCALERL), *(two(other, law, seed=seed) for seed in range(3))):
-        (pair,) = found.pairs
-        text = said(pair, found)
+    for result in (two(SCALERL, SCALERL), *(two(other, law, seed=seed) for seed in range(3))):
+        (pair,) = result.pairs
+        text = said(pair, result)
         assert not pair.B_differs and not pair.C_mid_differs  # the truth: B and C_mid are equal
         if pair.verdict == EQUIVALENT:
             assert pair.common_A is not None and f"both at the ceiling {pair.common_A:.3f}" in text
@@ -162,9 +162,9 @@ def test_other_seeds_widen_a_run_by_the_prior_and_more_seeds_narrow_it_again() -
 def test_an_identified_seed_makes_an_identified_recipe_however_far_the_others_are() -> None:
     long, short = fits(SCALERL, 0, 1), fits(SCALERL, 5, at=PILOT)
     assert long[0][1].identified and short[0][1].flags == ("wide",)
-    found = compare_fits({"a": long + short, "b": fits(Sigmoid(0.3, 0.5, 2, 2500), 7)})
-    assert found.recipes[0].used == (0, 1, 2) and not found.recipes[0].doubts
-    assert found.pairs[0].verdict == DIFFERENT
+    result = compare_fits({"a": long + short, "b": fits(Sigmoid(0.3, 0.5, 2, 2500), 7)})
+    assert result.recipes[0].used == (0, 1, 2) and not result.recipes[0].doubts
+    assert result.pairs[0].verdict == DIFFERENT
     far = fits(Sigmoid(0.3, 0.85, 2, 2500), 5, at=PILOT)
     assert far[0][1].flags == ("wide",)
     (recipe,) = compare_fits({"a": long[:1] + far}).recipes
@@ -186,11 +186,11 @@ def test_seeds_far_apart_make_no_two_recipes_equivalent() -> None:
 def test_a_fallen_seed_is_left_out_and_named() -> None:
     fallen = falling()
     runs, others = fits(SCALERL, 0, 1), fits(DAPO_LOSS, 7)
-    found = compare_fits({"a": [*runs, (fallen, fit_curve(fallen))], "b": others})
+    result = compare_fits({"a": [*runs, (fallen, fit_curve(fallen))], "b": others})
     alone = compare_fits({"a": runs, "b": others})
-    assert found.recipes[0].used == (0, 1)
-    assert found.recipes[0].estimate("A") == alone.recipes[0].estimate("A")
-    assert "falling is left out of a: the reward has fallen" in recipe_sentences(found)[0]
+    assert result.recipes[0].used == (0, 1)
+    assert result.recipes[0].estimate("A") == alone.recipes[0].estimate("A")
+    assert "falling is left out of a: the reward has fallen" in recipe_sentences(result)[0]
     nothing = compare_fits({"a": [(fallen, fit_curve(fallen))], "b": others})
     assert [s.recipe for s in nothing.budgets[0][1]] == ["b"] and not nothing.pairs[0].leads
     assert "not computed. a: the reward has fallen" in said(nothing.pairs[0], nothing)
@@ -223,36 +223,36 @@ def test_a_lead_spans_half_as_much_compute_again() -> None:
 def test_beyond_its_data_a_recipe_is_ranked_up_to_ten_times_or_not_at_all() -> None:
     long, short, pilot = fits(SCALERL, 0), fits(DAPO_LOSS, 1, at=OFTEN[:14]), fits(SCALERL, 5, at=PILOT)
     assert short[0][1].identified and pilot[0][1].flags == ("wide",)
-    found = compare_fits({"a": long, "b": short, "p": pilot}, [4200, 16_000, 70_000, 71_000, 161_000])
-    ranked = [[s.recipe for s in standings if s.best is not None] for _, standings in found.budgets]
+    result = compare_fits({"a": long, "b": short, "p": pilot}, [4200, 16_000, 70_000, 71_000, 161_000])
+    ranked = [[s.recipe for s in standings if s.best is not None] for _, standings in result.budgets]
     assert ranked == [["a", "b", "p"], ["a", "b"], ["a", "b"], [], []]  # one alone is not the best
-    for _, standings in found.budgets:
+    for _, standings in result.budgets:
         assert sum(s.best or 0 for s in standings) == pytest.approx(1 if standings[0].best is not None else 0)
-    assert [s.times_data for s in found.budgets[1][1]] == pytest.approx([1, 16 / 7, 4])
-    rows = {row[0]: row[1:] for row in next(at_budgets(found, UNIT)).rows[1:]}
+    assert [s.times_data for s in result.budgets[1][1]] == pytest.approx([1, 16 / 7, 4])
+    rows = {row[0]: row[1:] for row in next(at_budgets(result, UNIT)).rows[1:]}
     alone = {name: ["–" in cell for cell in row] for name, row in rows.items()}
     assert [sum(column) for column in zip(*alone.values(), strict=True)] == [0, 1, 1, 2, 3]
     starred = {name: [cell.endswith("*") for cell in row] for name, row in rows.items()}
     assert not any(row[0] for row in starred.values())  # p: by 5 %
     assert starred["b"] == [False, True, True, True, True]
-    unsure, further, assumed = budget_sentences(found)
+    unsure, further, assumed = budget_sentences(result)
     assert "Not ranked beyond twice its data" in unsure and unsure.endswith(": p.")
     assert further == "Not ranked beyond 10 times its data: a, b."
     assert assumed.startswith("* A forecast, beyond the recipe's data")
     assert len(budget_sentences(compare_fits({"a": long, "b": short}, [7000]))) == 0
-    assert [pair.searched[1] for pair in found.pairs] == [70_000, 8400, 8400]
+    assert [pair.searched[1] for pair in result.pairs] == [70_000, 8400, 8400]
 
 
 def test_leads_and_ceilings_in_words() -> None:
-    found = two(SCALERL, DAPO_LOSS)
+    result = two(SCALERL, DAPO_LOSS)
     sure = "GPU-hours (95% over all these budgets together)"
     for lead, says in (
         (Lead("a", 1000, 5000), f"a is ahead up to 5,000 {sure}; beyond that it is not known."),
         (Lead("a", 2000, 160_000), f"a is ahead from 2,000 to 160,000 {sure}."),
     ):
-        pair = replace(found.pairs[0], leads=(lead,), crossings=())
-        assert pair_sentences(pair, found, UNIT)[-1] == says
-    assert f": {amounts(found.pairs[0].C_mid[0])} against" in said(found.pairs[0], found)
+        pair = replace(result.pairs[0], leads=(lead,), crossings=())
+        assert pair_sentences(pair, result, UNIT)[-1] == says
+    assert f": {amounts(result.pairs[0].C_mid[0])} against" in said(result.pairs[0], result)
     pilots = compare_fits({name: fits(SCALERL, 5, at=PILOT) for name in ("p", "q")})
     assert pair_sentences(pilots.pairs[0], pilots, UNIT)[1].endswith("those of p and q are not identified.")
 
@@ -260,11 +260,11 @@ def test_leads_and_ceilings_in_words() -> None:
 def test_confidence_reaches_every_interval() -> None:
     def widths(confidence: float) -> list[float]:
         runs = {"a": [simulated(SCALERL, SELDOM, 0.005, 1)], "b": [simulated(DAPO_LOSS, SELDOM, 0.005, 2)]}
-        found = compare(runs, confidence=confidence)
-        pair = found.pairs[0]
-        of_all = [found.recipes[0].estimate(k) for k in ("A", "B", "C_mid")]
+        result = compare(runs, confidence=confidence)
+        pair = result.pairs[0]
+        of_all = [result.recipes[0].estimate(k) for k in ("A", "B", "C_mid")]
         of_all += [pair.A, pair.A_runs, *pair.B, pair.B_ratio, *pair.C_mid, pair.C_mid_ratio]
-        of_all += [found.spread["A"], found.budgets[0][1][0].reward]
+        of_all += [result.spread["A"], result.budgets[0][1][0].reward]
         return [e.high - e.low for e in of_all] + [pair.margin]
 
     assert all(wide > narrow for wide, narrow in zip(widths(0.95), widths(0.8), strict=True))

@@ -20,8 +20,8 @@ BY_NAME = {case.name: case for case in SCENARIOS}
 SEED = 31  # not that of the published tables
 
 
-def held(found: Fit, truth: dict[str, float]) -> list[bool]:
-    estimates = {"A": found.A, "B": found.B, "C_mid": found.C_mid, "2x": found.at_2x}
+def inside(result: Fit, truth: dict[str, float]) -> list[bool]:
+    estimates = {"A": result.A, "B": result.B, "C_mid": result.C_mid, "2x": result.at_2x}
     return [estimates[key].low <= value <= estimates[key].high for key, value in truth.items()]
 
 
@@ -31,7 +31,7 @@ def test_intervals_of_the_published_curves_cover_the_truth(case: str, each: int)
     for row in PAPER_RUNS.values():
         for i in range(each):
             points = simulate(BY_NAME[case], row, i, SEED)
-            hits.append(held(ours(points), truths(points)))
+            hits.append(inside(ours(points), truths(points)))
     assert np.mean(hits, 0).min() >= 0.75  # 90 % nominal, 10 to 30 runs
 
 
@@ -48,10 +48,10 @@ def test_intervals_from_six_points_cover_the_truth_and_no_ceiling_is_identified(
         c = np.linspace(1 / n, 1, n)
         r = np.clip(law.reward(c) + rng.normal(0, sd, n), 0, 1)
         R0 = {"given": law.R0, "measured": law.R0 + rng.normal(0, sd), "unknown": None}[start]
-        found = fit(c, r, np.full(n, sd), R0=R0, R0_se=sd if start == "measured" else 0.0)
+        result = fit(c, r, np.full(n, sd), R0=R0, R0_se=sd if start == "measured" else 0.0)
         truth = {"A": law.A, "B": law.B, "C_mid": law.C_mid, "2x": float(law.reward(2.0))}
-        hits.append(held(found, truth))
-        identified += found.identified
+        hits.append(inside(result, truth))
+        identified += result.identified
     assert np.mean(hits, 0).min() >= 0.75 and identified <= 1
 
 
@@ -62,11 +62,11 @@ def test_a_fit_that_ends_before_the_bend_is_flagged_and_one_that_goes_beyond_is_
             assert ours(simulate(BY_NAME[WELL], PAPER_RUNS[name], 0, SEED)).identified, name
 
 
-def quantiles(value: Array, weight: Array, at: tuple[float, ...]) -> Array:
+def quantiles(value: Array, weight: Array, levels: tuple[float, ...]) -> Array:
     value = np.broadcast_to(value, weight.shape).ravel()
     order = np.argsort(value)
     total = np.cumsum(weight.ravel()[order])
-    result: Array = value[order][np.searchsorted(total / total[-1], at)]
+    result: Array = value[order][np.searchsorted(total / total[-1], levels)]
     return result
 
 
@@ -105,12 +105,12 @@ def test_where_the_start_is_unknown_draws_are_the_brute_force_integral_over_star
     assert coarse[inside].sum() > 0.98 * coarse.sum()
 
     draws = posterior(data, draws=20_000).draws
-    at = (0.05, 0.5, 0.95)
+    levels = (0.05, 0.5, 0.95)
     for name, value, drawn in (
         ("R0", R0[:, None], draws.R0), ("A", A, draws.A),
         ("B", b[:, None, None, None], draws.B), ("C_mid", c_mid[:, None, None], draws.C_mid),
     ):  # fmt: skip
-        expected = quantiles(value, weight, at)
+        expected = quantiles(value, weight, levels)
         width = expected[2] - expected[0]
-        np.testing.assert_allclose(np.quantile(drawn, at), expected, atol=0.1 * width, err_msg=name)
+        np.testing.assert_allclose(np.quantile(drawn, levels), expected, atol=0.1 * width, err_msg=name)
     assert (draws.R0 >= 0).all() and (draws.R0 <= draws.A).all()

@@ -90,8 +90,8 @@ def test_noiseless_points_give_each_curve_back_and_its_own_family_is_the_best(na
     table = compare_families(curve(name, sd=0.002, R0=0.3 if name in ("sigmoid", "exponential") else None))
     assert [f.family for f in table] == NAMES
     assert min(table, key=lambda f: math.inf if f.aicc is None else f.aicc).family == name
-    own = table[NAMES.index(name)]
-    assert own.held_out is not None and own.held_out < 0.01
+    scores = table[NAMES.index(name)]
+    assert scores.held_out is not None and scores.held_out < 0.01
 
 
 @pytest.mark.parametrize(("truth", "name"), list(zip(NAMES[1:] + NAMES[:1], NAMES, strict=True)))
@@ -123,17 +123,17 @@ def test_the_power_law_runs_to_1_over_the_whole_range_and_misses_the_ceiling_ove
 
 
 def test_aicc_and_held_out_error_by_hand() -> None:
-    made = curve("log-power", sd=0.01, seed=5)
-    found, data = row("log-power", made), data_of(made)
+    run = curve("log-power", sd=0.01, seed=5)
+    result, data = row("log-power", run), data_of(run)
     law = LAWS["log-power"][0]
     n, k = len(data.compute), 3  # k, E and the size of the errors
-    sse = float(((law(data.compute, *found.curve.values()) - data.reward) ** 2).sum())
+    sse = float(((law(data.compute, *result.curve.values()) - data.reward) ** 2).sum())
     by_hand = n * math.log(sse / 0.005**2 / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1)
-    assert (found.aicc, found.sse) == pytest.approx((by_hand, sse))
-    half = tuple(p for p in made.points if p.compute <= made.points[-1].compute / 2)
-    ahead = fitted("log-power", replace(made, points=half)).values()
-    errors = [abs(law(p.compute, *ahead) - p.pass_rate) for p in made.points[len(half) :]]
-    assert found.held_out == pytest.approx(np.median(errors)) and 0 < np.median(errors) < 0.05
+    assert (result.aicc, result.sse) == pytest.approx((by_hand, sse))
+    half = tuple(p for p in run.points if p.compute <= run.points[-1].compute / 2)
+    ahead = fitted("log-power", replace(run, points=half)).values()
+    errors = [abs(law(p.compute, *ahead) - p.pass_rate) for p in run.points[len(half) :]]
+    assert result.held_out == pytest.approx(np.median(errors)) and 0 < np.median(errors) < 0.05
 
 
 def test_the_unit_of_compute_changes_nothing() -> None:
@@ -147,8 +147,8 @@ def test_the_unit_of_compute_changes_nothing() -> None:
 
 def test_a_known_start_is_where_the_logistic_begins_and_counts_as_no_parameter() -> None:
     for R0 in (EvalPoint(0, 0.0, 0.22, 0.005), 0.22):
-        made = row("logistic", replace(curve("logistic"), R0=R0))
-        assert made.curve["L"] == 0.22 and made.parameters == 3
+        run = row("logistic", replace(curve("logistic"), R0=R0))
+        assert run.curve["L"] == 0.22 and run.parameters == 3
     free = row("logistic", curve("logistic"))
     assert abs(free.curve["L"] - 0.2) < 1e-4 and free.parameters == 4
 
@@ -171,12 +171,12 @@ def test_what_few_points_cannot_tell_is_none_and_fewer_are_an_error() -> None:
 
 
 def test_points_are_checked_and_taken_as_the_fit_takes_them() -> None:
-    made = curve("log-power")
-    broken = replace(made, points=(*made.points[:-1], EvalPoint(99, 16_000.0, math.nan, 0.005)))
+    run = curve("log-power")
+    broken = replace(run, points=(*run.points[:-1], EvalPoint(99, 16_000.0, math.nan, 0.005)))
     with pytest.raises(ConfigError, match="made: fit: reward of point 26 is nan"):
         compare_families(broken)
     long = curve("log-power", np.linspace(1000, 16_000, 1000))
     assert len(data_of(long).compute) == 150 and data_of(long).sd_known
-    perfect = (*made.points[:-1], EvalPoint(99, 16_000.0, 1.0, 0.0))
-    data = data_of(replace(made, points=perfect, R0=EvalPoint(0, 0.0, 0.3, 0.0)))
+    perfect = (*run.points[:-1], EvalPoint(99, 16_000.0, 1.0, 0.0))
+    data = data_of(replace(run, points=perfect, R0=EvalPoint(0, 0.0, 0.3, 0.0)))
     assert data.sd[-1] == 0.005 == data.R0_se

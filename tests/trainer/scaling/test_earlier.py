@@ -86,7 +86,7 @@ def test_earlier_runs_say_which_law_and_how_steep_it_is(earlier: Earlier) -> Non
 
 
 def test_with_earlier_runs_a_quarter_predicts_the_end_and_without_them_it_does_not(earlier: Earlier) -> None:
-    alone, like = (summarize(tried(logistic_to_1, given, 0.25)) for given in (None, earlier))
+    alone, like = (summarize(tried(logistic_to_1, prior, 0.25)) for prior in (None, earlier))
     assert like.error < 0.7 * alone.error and like.error < 0.03
     assert like.width < 0.7 * alone.width
     assert like.held >= 6 / 8
@@ -96,7 +96,7 @@ def test_where_all_laws_are_wrong_the_errors_of_earlier_forecasts_correct_the_ne
     earlier = learn({f"recipe {seed}": [run(slowing, seed)] for seed in range(6)})
     mean, sd = prior_after(earlier, run(slowing, 100)).drift
     assert mean > 0.1 and sd < 0.3  # what they learned of p made them expect too little
-    alone, like = (summarize(tried(slowing, given, 0.33)) for given in (None, earlier))
+    alone, like = (summarize(tried(slowing, prior, 0.33)) for prior in (None, earlier))
     assert like.error < 0.7 * alone.error
     assert like.held >= 6 / 8
 
@@ -105,14 +105,14 @@ def test_a_run_learns_nothing_from_itself_or_from_its_own_recipe() -> None:
     groups = {f"recipe {seed}": [run(logistic_to_1, seed)] for seed in range(3)}
     groups["recipe 0"].append(run(logistic_to_1, 9, p=2.0))
     all_of_them, others = learn(groups), learn({k: v for k, v in groups.items() if k != "recipe 0"})
-    own = groups["recipe 0"][0]
-    for points in (len(own.points), 9):  # also of its beginning
-        seen = Curve("the same under another name", own.unit, own.points[:points], own.R0)
-        without, expected = (prior_after(given, seen) for given in (all_of_them, others))
+    member = groups["recipe 0"][0]
+    for points in (len(member.points), 9):  # also of its beginning
+        seen = Curve("the same under another name", member.unit, member.points[:points], member.R0)
+        without, expected = (prior_after(prior, seen) for prior in (all_of_them, others))
         assert without.laws[3].shape == pytest.approx(expected.laws[3].shape, rel=0.02)
         assert without.drift == pytest.approx(expected.drift, abs=0.02)
     alone = learn({"recipe 0": groups["recipe 0"]})
-    assert prior_after(alone, own).laws == DEFAULT.laws
+    assert prior_after(alone, member).laws == DEFAULT.laws
 
 
 def with_transient(c: np.ndarray, p: float, scale: float) -> np.ndarray:

@@ -34,12 +34,12 @@ def test_the_sigmoid_by_hand() -> None:
 
 def test_noiseless_points_give_the_sigmoid_back() -> None:
     compute = np.arange(500, 16001, 500.0)
-    found = fit(compute, PAPER.reward(compute), np.full(32, 0.003), R0=PAPER.R0)
-    assert found.identified and found.r2 > 0.9999
-    assert found.A.value == pytest.approx(0.61, abs=1e-3)
-    assert found.B.value == pytest.approx(1.92, rel=0.02)
-    assert found.C_mid.value == pytest.approx(2542, rel=0.02)
-    assert found.at_2x.value == pytest.approx(float(PAPER.reward(32_000)), abs=1e-3)
+    result = fit(compute, PAPER.reward(compute), np.full(32, 0.003), R0=PAPER.R0)
+    assert result.identified and result.r2 > 0.9999
+    assert result.A.value == pytest.approx(0.61, abs=1e-3)
+    assert result.B.value == pytest.approx(1.92, rel=0.02)
+    assert result.C_mid.value == pytest.approx(2542, rel=0.02)
+    assert result.at_2x.value == pytest.approx(float(PAPER.reward(32_000)), abs=1e-3)
 
 
 def test_amounts_of_compute_are_easy_to_read() -> None:
@@ -80,15 +80,15 @@ def small_rise(within: float | None = None, confidence: float = 0.9) -> Fit:
 
 
 def test_a_ceiling_is_identified_in_relation_to_the_rise() -> None:
-    found = small_rise()
-    assert 0.2 * (found.A.value - 0.3) < found.A.high - found.A.low < 0.06
-    assert found.flags == ("wide",) and "wide, which is more than a fifth of the rise" in found.reasons
-    assert f"A is {found.A.high - found.A.low:.3f} wide" in found.reasons and "0.10" not in found.reasons
-    text = explain(found, "GPU-hours")
+    result = small_rise()
+    assert 0.2 * (result.A.value - 0.3) < result.A.high - result.A.low < 0.06
+    assert result.flags == ("wide",) and "wide, which is more than a fifth of the rise" in result.reasons
+    assert f"A is {result.A.high - result.A.low:.3f} wide" in result.reasons and "0.10" not in result.reasons
+    text = explain(result, "GPU-hours")
     assert "do not quote a value. Train longer." in " ".join(text.split())
     assert text.count("If the run goes on as it did (a sigmoid: ") == 1
-    assert f"compute (18,000 GPU-hours): {found.at_2x.low:.3f} to {found.at_2x.high:.3f}\n" in text
-    reach = max(found.A.high - found.A.value, found.A.value - found.A.low)
+    assert f"compute (18,000 GPU-hours): {result.at_2x.low:.3f} to {result.at_2x.high:.3f}\n" in text
+    reach = max(result.A.high - result.A.value, result.A.value - result.A.low)
     assert small_rise(within=1.01 * reach).identified
     narrow = small_rise(within=0.99 * reach)
     assert narrow.flags == ("wide",) and "reaches further than 0.0" in narrow.reasons
@@ -145,15 +145,15 @@ def test_a_collapse_in_the_last_few_of_many_points_is_a_fall(points: int, last: 
     rng, c = np.random.default_rng(0), np.linspace(16_000 / points, 16_000, points)
     r = PAPER.reward(c) + rng.normal(0, 0.005, points)
     r[-last:] = 0.58 - 0.45 * np.arange(1, last + 1) / last
-    found = fit(c, r, np.full(points, 0.005), R0=PAPER.R0)
-    assert "falling" in found.flags and "flat" not in found.flags
+    result = fit(c, r, np.full(points, 0.005), R0=PAPER.R0)
+    assert "falling" in result.flags and "flat" not in result.flags
 
 
 def test_noise_as_large_as_reported_is_no_poor_fit() -> None:
     rng, c = np.random.default_rng(24), np.linspace(80, 12_000, 150)  # luck that hides the rise
     r = Sigmoid(R0=0.3, A=0.6, B=2.0, C_mid=80).reward(c) + rng.normal(0, 0.05, 150)
-    found = fit(c, np.clip(r, 0, 1), np.full(150, 0.05), R0=0.3, R0_se=0.02)
-    assert found.identified and found.A.low < 0.6 < found.A.high
+    result = fit(c, np.clip(r, 0, 1), np.full(150, 0.05), R0=0.3, R0_se=0.02)
+    assert result.identified and result.A.low < 0.6 < result.A.high
 
 
 JUMPS = {
@@ -170,47 +170,47 @@ def test_a_jump_identifies_no_ceiling(reward: list[float], start: str) -> None:
     c = np.arange(1.0, len(reward) + 1)
     R0, R0_se = {"given": (reward[0], 0.0), "measured": (reward[0], None), "unknown": (None, 0.0)}[start]
     for sd in (None, np.full(len(c), 0.005)):
-        found = fit(c, reward, sd, R0=R0, R0_se=R0_se)
-        assert not found.identified
-        assert not {"C_mid-beyond-data", "poor-fit"}.isdisjoint(found.flags)
+        result = fit(c, reward, sd, R0=R0, R0_se=R0_se)
+        assert not result.identified
+        assert not {"C_mid-beyond-data", "poor-fit"}.isdisjoint(result.flags)
 
 
 def test_mere_noise_identifies_no_ceiling() -> None:
     flags = set()
     for seed in range(8):
         r = 0.5 + np.random.default_rng(seed).normal(0, 0.02, 50)
-        found = fit(np.arange(1.0, 51), r, np.full(50, 0.005), R0=r[0])
-        assert not found.identified
-        flags |= set(found.flags)
+        result = fit(np.arange(1.0, 51), r, np.full(50, 0.005), R0=r[0])
+        assert not result.identified
+        flags |= set(result.flags)
     assert "poor-fit" in flags
 
 
 def test_that_a_curve_explains_too_little_is_said_and_written() -> None:
-    found = fit(np.arange(1.0, 6), JUMPS["one jump at the end"], R0=0.0)
-    text = " ".join(explain(found, "h").split())
+    result = fit(np.arange(1.0, 6), JUMPS["one jump at the end"], R0=0.0)
+    text = " ".join(explain(result, "h").split())
     assert "not identified: a fifth of the points are outliers, or the curve explains less than" in text
-    assert "poor-fit" in found.to_json()["flags"] and found.to_json()["identified"] is False
+    assert "poor-fit" in result.to_json()["flags"] and result.to_json()["identified"] is False
 
 
 def test_the_papers_curves_fit_their_points() -> None:
     cases = [case for case in SCENARIOS if case.name in (WELL, OUTLIERS)]
     fits = (ours(simulate_row(case, row, 0, 1)) for row in PAPER_RUNS.values() for case in cases)
-    assert not any("poor-fit" in found.flags for found in fits)
+    assert not any("poor-fit" in result.flags for result in fits)
 
 
 @pytest.mark.parametrize("R0", [1.0, 1 - 1e-12])
 def test_a_start_at_the_highest_reward_leaves_nothing_to_rise_to(R0: float) -> None:
-    found = fit(np.arange(1.0, 9.0), np.ones(8), R0=R0)
-    assert (found.R0.value, found.A.value) == pytest.approx((R0, 1.0), rel=0, abs=1e-12)
-    assert "flat" in found.flags and not found.identified
+    result = fit(np.arange(1.0, 9.0), np.ones(8), R0=R0)
+    assert (result.R0.value, result.A.value) == pytest.approx((R0, 1.0), rel=0, abs=1e-12)
+    assert "flat" in result.flags and not result.identified
 
 
 def test_r0_is_the_point_of_least_compute_and_its_error_widens_intervals() -> None:
     c = np.linspace(0.01, 0.3, 20)
-    found = fit(np.r_[c[::-1], 0], np.r_[TINY.reward(c)[::-1], 0.11], np.full(21, 0.01))
-    assert found.A.low <= 0.9 <= found.A.high and found.points == 20
+    result = fit(np.r_[c[::-1], 0], np.r_[TINY.reward(c)[::-1], 0.11], np.full(21, 0.01))
+    assert result.A.low <= 0.9 <= result.A.high and result.points == 20
     sharp = fit(c, TINY.reward(c), np.full(20, 0.01), R0=0.11)
-    assert found.B.high - found.B.low > sharp.B.high - sharp.B.low
+    assert result.B.high - result.B.low > sharp.B.high - sharp.B.low
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ def test_autocorrelated_noise_gives_wider_intervals_than_white_noise() -> None:
     wander = np.abs(jitter) * np.sign(np.sin(np.arange(24) / 24 * 4 * np.pi + 0.1))
     widths = []
     for noise in (jitter, wander):
-        found = fit(c, np.clip(TINY.reward(c) + noise, 0, 1), sd, R0=0.11)
-        widths.append(found.A.high - found.A.low)
+        result = fit(c, np.clip(TINY.reward(c) + noise, 0, 1), sd, R0=0.11)
+        widths.append(result.A.high - result.A.low)
     assert widths[1] > 1.3 * widths[0]
 
 

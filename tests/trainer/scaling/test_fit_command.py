@@ -32,17 +32,17 @@ def write_curve(path: Path, last: float = 16_000, header: str = "gpu_hours,val_r
 def test_it_fits_anyones_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out, picture = write_curve(tmp_path / "theirs.csv"), tmp_path / "fit.json", tmp_path / "c.svg"
     assert main(["fit", str(path), "--r0", "0.3", "--json", str(out), "--plot", str(picture)]) == 0
-    found = json.loads(out.read_text())[str(path)]
+    result = json.loads(out.read_text())[str(path)]
     for name, truth in (("A", 0.61), ("B", 1.92), ("C_mid", 2542), ("R0", 0.30)):
-        assert set(found[name]) == {"value", "low", "high"}
-        assert found[name]["value"] == pytest.approx(truth, rel=0.02)
-    assert found["flags"] == [] and found["identified"] is True
-    assert (found["unit"], found["R0_source"], found["points"]) == ("GPU-hours", "given", 30)
-    assert found["compute_range"] == [500, 16_000]
-    assert found["source"]["reward"] == "'val_reward'" and found["noise"] and found["data_hash"]
-    keys = list(found)  # the answer comes first, the band last
+        assert set(result[name]) == {"value", "low", "high"}
+        assert result[name]["value"] == pytest.approx(truth, rel=0.02)
+    assert result["flags"] == [] and result["identified"] is True
+    assert (result["unit"], result["R0_source"], result["points"]) == ("GPU-hours", "given", 30)
+    assert result["compute_range"] == [500, 16_000]
+    assert result["source"]["reward"] == "'val_reward'" and result["noise"] and result["data_hash"]
+    keys = list(result)  # the answer comes first, the band last
     assert keys.index("identified") < keys.index("A") < keys.index("r2") < keys.index("source")
-    assert keys[-1] == "band" and found["r2"] == pytest.approx(1) and found["source"]["notes"] == []
+    assert keys[-1] == "band" and result["r2"] == pytest.approx(1) and result["source"]["notes"] == []
     of_a_run = list(
         fit([1, 2, 3, 4, 5, 6], [0.1, 0.2, 0.3, 0.4, 0.45, 0.5], R0=0.0).to_json()
     )  # its fit.json
@@ -65,8 +65,8 @@ def test_the_level_and_the_limit_of_the_intervals_can_be_set(
     for command in ("fit", "predict"):
         ahead = ["--at", "20000"] if command == "predict" else []
         assert main([command, str(path), "--json", str(out), *options, *ahead]) == 0
-        found = json.loads(out.read_text())[str(path)]
-        assert found["confidence"] == 0.8 and found["flags"] == ["wide"]
+        result = json.loads(out.read_text())[str(path)]
+        assert result["confidence"] == 0.8 and result["flags"] == ["wide"]
         assert "reaches further than 1e-09 from its value" in " ".join(capsys.readouterr().out.split())
 
 
@@ -74,8 +74,8 @@ def test_several_inputs_are_fitted_and_drawn_in_one_picture(tmp_path: Path) -> N
     a, b = write_curve(tmp_path / "a.csv"), write_curve(tmp_path / "b.csv", 8000)
     out = tmp_path / "fit.json"
     assert main(["fit", str(a), str(b), "--json", str(out), "--plot", str(tmp_path / "c.svg")]) == 0
-    found = json.loads(out.read_text())
-    assert list(found) == [str(a), str(b)] and found[str(b)]["compute_range"][1] == 8000
+    result = json.loads(out.read_text())
+    assert list(result) == [str(a), str(b)] and result[str(b)]["compute_range"][1] == 8000
     text = (tmp_path / "c.svg").read_text()
     assert "a: A = " in text and "b: A = " in text
 
@@ -159,10 +159,10 @@ def test_of_a_run_that_has_fallen_nothing_is_forecast(
 ) -> None:
     run, out = write(tmp_path / "fallen.csv", falling()), tmp_path / "fit.json"
     assert main(["fit", run, "--json", str(out)]) == 0
-    text, found = capsys.readouterr().out, json.loads(out.read_text())[run]
+    text, result = capsys.readouterr().out, json.loads(out.read_text())[run]
     assert "There is no forecast for such a run" in " ".join(text.split()) and "× the compute" not in text
-    assert found["at_2x"] is None is found["at_10x"]
-    assert max(row[0] for row in found["band"]) <= found["compute_range"][1]
+    assert result["at_2x"] is None is result["at_10x"]
+    assert max(row[0] for row in result["band"]) <= result["compute_range"][1]
 
 
 def test_b_and_c_mid_are_ranges_where_they_are_determined_and_the_ceiling_is_not(
@@ -218,10 +218,10 @@ def test_the_evaluation_that_is_R0_is_not_counted(tmp_path: Path, capsys: pytest
 def test_families_are_compared_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = write_curve(tmp_path / "a.csv"), tmp_path / "fit.json"
     assert main(["fit", str(path), "--r0", "0.3", "--json", str(out), "--families"]) == 0
-    printed, found = capsys.readouterr().out, json.loads(out.read_text())[str(path)]
-    assert "ceiling     A" in printed and found["identified"]
+    printed, result = capsys.readouterr().out, json.loads(out.read_text())[str(path)]
+    assert "ceiling     A" in printed and result["identified"]
     rows = [re.split("  +", row.strip()) for row in printed.split("parameters\n")[1].splitlines()[:5]]
-    assert {row[0] for row in rows} == {f["family"] for f in found["families"]}
+    assert {row[0] for row in rows} == {f["family"] for f in result["families"]}
     assert {row[0] for row in rows} == {"sigmoid", "logistic", "power law", "log-power", "exponential"}
     ahead = [float(row[1]) for row in rows]  # the least error ahead comes first
     assert ahead == sorted(ahead) and next(row for row in rows if row[0] == "sigmoid")[2] == "+0.0"

@@ -24,18 +24,18 @@ def rewards(seed: int, law: Sigmoid = LAW) -> np.ndarray:
 
 def test_arrays_lists_and_columns_give_the_curve_of_the_file(tmp_path: Path) -> None:
     acc = rewards(1)
-    made = curve(HOURS, acc, SE)
-    assert EvalPoint(0, 0.0, acc[0], 0.005) == made.R0 and len(made.points) == 24
-    assert curve(HOURS.tolist(), acc.tolist(), SE.tolist()) == made
+    run = curve(HOURS, acc, SE)
+    assert EvalPoint(0, 0.0, acc[0], 0.005) == run.R0 and len(run.points) == 24
+    assert curve(HOURS.tolist(), acc.tolist(), SE.tolist()) == run
     table = {"h": HOURS, "acc": acc, "sd": SE}
-    assert curve("h", "acc", "sd", data=table, unit="-").points == made.points
+    assert curve("h", "acc", "sd", data=table, unit="-").points == run.points
     assert curve("h", "acc", data=table).unit == "h"
-    assert fit(made).A == fit(HOURS, acc, SE).A == fit(HOURS[1:], acc[1:], SE[1:], R0=acc[0], R0_se=0.005).A
+    assert fit(run).A == fit(HOURS, acc, SE).A == fit(HOURS[1:], acc[1:], SE[1:], R0=acc[0], R0_se=0.005).A
     rows = "".join(f"{c},{r},{s}\n" for c, r, s in zip(HOURS, acc, SE, strict=True))
     (tmp_path / "x.csv").write_text(f"gpu_hours,pass_rate,pass_rate_se\n{rows}")
     out = tmp_path / "fit.json"
     assert main(["fit", str(tmp_path / "x.csv"), "--json", str(out)]) == 0
-    assert f'"value": {fit(made).A.value!r}' in out.read_text()
+    assert f'"value": {fit(run).A.value!r}' in out.read_text()
 
 
 def test_a_dataframe_with_gaps_gives_the_curve_of_its_evaluations() -> None:
@@ -57,8 +57,8 @@ def test_a_given_R0_replaces_the_measured_one() -> None:
 
 def test_recipes_of_curves_are_compared() -> None:
     ours = [curve(HOURS, rewards(seed), SE) for seed in (1, 2)]
-    theirs = [curve(HOURS, rewards(4, Sigmoid(0.30, 0.50, 2.0, 2500)), SE)]
-    comparison = compare({"ours": ours, "theirs": theirs[0]}, budgets=[24_000])  # one run, or several
+    others = [curve(HOURS, rewards(4, Sigmoid(0.30, 0.50, 2.0, 2500)), SE)]
+    comparison = compare({"ours": ours, "theirs": others[0]}, budgets=[24_000])  # one run, or several
     assert len(repr(comparison)) < 10_000 and "EvalPoint" not in repr(comparison)
     (pair,) = comparison.pairs
     assert (pair.a, pair.b, pair.verdict) == ("ours", "theirs", "different")
@@ -66,12 +66,12 @@ def test_recipes_of_curves_are_compared() -> None:
 
 def test_a_prediction_is_that_of_the_fit() -> None:
     run = curve(HOURS, rewards(1), SE)
-    found = predict(run, at=[24_000], reach=[0.55])
-    assert predict(fit(run), at=[24_000], reach=[0.55]) == found
-    assert len(repr(found)) < 2000 and found.fit.band
-    (reached,), (needed,) = found.reached, found.needed
-    assert reached.reward == found.fit.at_2x and reached.ahead == 2
-    assert needed.compute == found.fit.compute_for(0.55) and needed.chance > 0.99
+    result = predict(run, at=[24_000], reach=[0.55])
+    assert predict(fit(run), at=[24_000], reach=[0.55]) == result
+    assert len(repr(result)) < 2000 and result.fit.band
+    (reached,), (needed,) = result.reached, result.needed
+    assert reached.reward == result.fit.at_2x and reached.ahead == 2
+    assert needed.compute == result.fit.compute_for(0.55) and needed.chance > 0.99
     cheaper = predict(run, reach=[0.55], factor=0.5).needed[0]
     assert cheaper.compute.value == pytest.approx(needed.compute.value / 2)
 

@@ -24,8 +24,8 @@ def test_every_command_parses(line: str, tmp_path: Path, monkeypatch: pytest.Mon
     parser, command = Parser(), import_module(f"trainer.scaling.commands.{name}").Command
     command.add_to(parser)
     args = parser.parse_args(words)
-    inputs = [given for text in args.inputs for given in expand(text, command.from_arguments(args))]
-    assert all("@devices" not in run and "=" not in run for given in inputs for run in given.runs)
+    inputs = [source for text in args.inputs for source in expand(text, command.from_arguments(args))]
+    assert all("@devices" not in run and "=" not in run for source in inputs for run in source.runs)
     if args.inputs == ["runs.toml"]:
         assert [(g.name, len(g.runs), g.options.devices, g.options.samples) for g in inputs] == [
             ("dapo", 2, 64, 960), ("grpo", 1, 32, 960),

@@ -62,10 +62,10 @@ def test_the_answer_is_that_of_the_literal_loop(
     for seed in range(2):
         reward = law(row).reward(compute) + np.random.default_rng(seed).normal(0, sd, len(compute))
         literal, sse = literal_loop(compute, reward, start, grid, tolerance=1e-12)
-        found = paper_fit(compute, reward, start, grid)
-        assert found.sigmoid == replace(literal, B=pytest.approx(literal.B, abs=1e-4))
-        assert found.sse == pytest.approx(sse, rel=1e-6, abs=1e-15)
-        assert found.sse == pytest.approx(float(((reward - found.sigmoid.reward(compute)) ** 2).sum()))
+        result = paper_fit(compute, reward, start, grid)
+        assert result.sigmoid == replace(literal, B=pytest.approx(literal.B, abs=1e-4))
+        assert result.sse == pytest.approx(sse, rel=1e-6, abs=1e-15)
+        assert result.sse == pytest.approx(float(((reward - result.sigmoid.reward(compute)) ** 2).sum()))
 
 
 def test_the_papers_grid_is_the_default() -> None:
@@ -89,9 +89,9 @@ def test_a_curve_on_the_grid_is_found_though_its_slope_is_between_the_rows_of_th
     compute = np.arange(1500, 8001, 250.0)
     for row in range(60, 80, 4):
         truth = Sigmoid(0.3, 0.61, float(np.sqrt(B_TABLE[row] * B_TABLE[row + 1])), 2540.0)
-        found = paper_fit(compute, truth.reward(compute), 0.3, grid)
-        assert (found.A, found.B, found.C_mid) == pytest.approx((truth.A, truth.B, truth.C_mid), rel=1e-6)
-        assert found.flags == () and found.sse < 1e-12
+        result = paper_fit(compute, truth.reward(compute), 0.3, grid)
+        assert (result.A, result.B, result.C_mid) == pytest.approx((truth.A, truth.B, truth.C_mid), rel=1e-6)
+        assert result.flags == () and result.sse < 1e-12
 
 
 def test_a_grid_that_does_not_contain_the_curve_is_flagged() -> None:

@@ -15,11 +15,11 @@ from trainer.scaling.curve.posterior import posterior
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 
 
-def quantiles(value: np.ndarray, log_weight: np.ndarray, at: tuple[float, ...]) -> np.ndarray:
+def quantiles(value: np.ndarray, log_weight: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:
     order = np.argsort(value.ravel())
     weight = np.exp(log_weight.ravel()[order] - log_weight.max())
     total = np.cumsum(weight)
-    return value.ravel()[order][np.searchsorted(total / total[-1], at)]
+    return value.ravel()[order][np.searchsorted(total / total[-1], levels)]
 
 
 EVEN = np.linspace(0.02, 0.16, 14)
@@ -36,7 +36,7 @@ def test_the_draws_are_the_brute_force_integral_over_noise_and_parameters(rho: f
     gaps = np.array([[abs(x - y) for y in c] for x in c]) / np.median([c[i + 1] - c[i] for i in range(n - 1)])
     noise = np.linalg.cholesky(rho**gaps) @ rng.uniform(-1.5, 1.5, n)  # no outliers
     y = LAW.reward(c) + sd * noise
-    found = posterior(Data(c, y, np.full(n, sd), True, LAW.R0, 0.0), draws=20_000)
+    result = posterior(Data(c, y, np.full(n, sd), True, LAW.R0, 0.0), draws=20_000)
 
     wide = 2.0 if rho and c is EVEN else 1.0  # the box: what is beyond it has next to no weight
     A = np.linspace(LAW.A - 0.2 * wide, 1, 141)[:, None, None]
@@ -56,18 +56,18 @@ def test_the_draws_are_the_brute_force_integral_over_noise_and_parameters(rho: f
     log_p = logsumexp(terms, axis=0)
     faces = (log_p[0], log_p[:, 0], log_p[:, -1], log_p[..., 0], log_p[..., -1])
     assert max(f.max() for f in faces) < log_p.max() - 6
-    at = (0.05, 0.5, 0.95)
+    levels = (0.05, 0.5, 0.95)
     ahead = LAW.R0 + (A - LAW.R0) / (1 + (c_mid / 0.32) ** b)
     for name, value, drawn in (
-        ("A", np.broadcast_to(A, log_p.shape), found.draws.A),
-        ("B", np.broadcast_to(b, log_p.shape), found.draws.B),
-        ("C_mid", np.broadcast_to(c_mid, log_p.shape), found.draws.C_mid),
-        ("reward at 2x", ahead, found.draws.reward(0.32)),
+        ("A", np.broadcast_to(A, log_p.shape), result.draws.A),
+        ("B", np.broadcast_to(b, log_p.shape), result.draws.B),
+        ("C_mid", np.broadcast_to(c_mid, log_p.shape), result.draws.C_mid),
+        ("reward at 2x", ahead, result.draws.reward(0.32)),
     ):
-        expected = quantiles(value, log_p, at)
+        expected = quantiles(value, log_p, levels)
         width = expected[2] - expected[0]
-        np.testing.assert_allclose(np.quantile(drawn, at), expected, atol=0.05 * width, err_msg=name)
-    assert (found.autocorrelated_prob > 0.5) == (rho > 0)
+        np.testing.assert_allclose(np.quantile(drawn, levels), expected, atol=0.05 * width, err_msg=name)
+    assert (result.autocorrelated_prob > 0.5) == (rho > 0)
 
 
 def test_outliers_lose_their_weight_and_others_keep_theirs() -> None:
@@ -93,10 +93,10 @@ def test_one_point_in_twenty_a_tenth_off_moves_the_ceiling_by_less_than_a_hundre
 @pytest.mark.parametrize("seed", range(3))
 def test_a_flat_run_leaves_its_start_as_measured_and_no_ceiling_below_it(seed: int) -> None:
     reward = 0.5 + np.random.default_rng(seed).normal(0, 0.01, 9)
-    found = fit(curve(np.arange(9), reward, np.full(9, 0.01)))
-    assert found.R0.low > 0.47 and found.R0.high < 0.53
-    assert found.A.low > 0.47 and found.A.high > 0.9
-    assert found.at_2x.low > 0.47 and "flat" in found.flags
+    result = fit(curve(np.arange(9), reward, np.full(9, 0.01)))
+    assert result.R0.low > 0.47 and result.R0.high < 0.53
+    assert result.A.low > 0.47 and result.A.high > 0.9
+    assert result.at_2x.low > 0.47 and "flat" in result.flags
 
 
 def test_the_same_points_give_the_same_draws_in_any_order() -> None:
@@ -109,11 +109,11 @@ def test_the_same_points_give_the_same_draws_in_any_order() -> None:
 
 def test_compute_for_a_reward_is_the_inverse_of_the_reward_draw_by_draw() -> None:
     c = np.linspace(0.01, 0.3, 20)
-    found = fit(c, LAW.reward(c), np.full(20, 0.01), R0=0.11)
-    at = found.forecast.compute_for(0.6)
-    np.testing.assert_allclose(np.diag(found.forecast.reward(at)), 0.6, atol=1e-3)
-    assert np.isinf(found.compute_for(0.99).high) and found.forecast.compute_for(0.1).max() == 0
-    law = found.sigmoid
+    result = fit(c, LAW.reward(c), np.full(20, 0.01), R0=0.11)
+    budgets = result.forecast.compute_for(0.6)
+    np.testing.assert_allclose(np.diag(result.forecast.reward(budgets)), 0.6, atol=1e-3)
+    assert np.isinf(result.compute_for(0.99).high) and result.forecast.compute_for(0.1).max() == 0
+    law = result.sigmoid
     assert law.reward(law.compute_for(0.6)) == pytest.approx(0.6)
     assert (law.compute_for(0.1), law.compute_for(0.99)) == (0, np.inf)
 
@@ -121,8 +121,8 @@ def test_compute_for_a_reward_is_the_inverse_of_the_reward_draw_by_draw() -> Non
 def test_a_long_series_is_fitted_as_its_means() -> None:
     c = np.linspace(0.001, 0.3, 3000)
     y = np.clip(LAW.reward(c) + np.random.default_rng(2).normal(0, 0.03, 3000), 0, 1)
-    found = fit(c, y, R0=0.11)
-    assert found.A.low <= 0.9 <= found.A.high and found.A.high - found.A.low < 0.01
+    result = fit(c, y, R0=0.11)
+    assert result.A.low <= 0.9 <= result.A.high and result.A.high - result.A.low < 0.01
 
 
 @pytest.mark.parametrize("sd", [0.002, 0.03])
@@ -138,6 +138,6 @@ def test_a_run_that_scatters_widely_does_not_make_the_measured_start_uncertain()
     c = np.linspace(0.01, 0.3, 30)
     points = np.random.default_rng(3).normal(0, 0.03, 30)
     rewards = np.clip(LAW.reward(c) * 0.8 + 0.1 + points, 0, 1)  # a sigmoid with another R0
-    found = fit(measured(c, rewards, 0.005, 0.11))
-    assert found.overdispersion > 4
-    assert found.R0.high - found.R0.low < 0.04 and abs(found.R0.value - 0.11) < 0.02
+    result = fit(measured(c, rewards, 0.005, 0.11))
+    assert result.overdispersion > 4
+    assert result.R0.high - result.R0.low < 0.04 and abs(result.R0.value - 0.11) < 0.02

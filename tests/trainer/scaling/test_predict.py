@@ -27,14 +27,14 @@ def fitted(seed: int | None = None, law: Sigmoid = LAW, last: float = 12_000, sd
 
 
 def test_budgets_and_rewards_are_those_of_the_sigmoid_by_hand() -> None:
-    found = fitted()
+    result = fitted()
     # R(2 C_mid) = R0 + (A − R0) / (1 + 1/4) = .3 + .31 · .8; and three quarters of the rise: C_mid · 3^(1/2)
-    assert predict(found, at=[5000]).reached[0].reward.value == pytest.approx(0.548, abs=1e-3)
-    assert predict(found, reach=[0.3 + 0.31 * 0.75]).needed[0].compute.value == pytest.approx(
+    assert predict(result, at=[5000]).reached[0].reward.value == pytest.approx(0.548, abs=1e-3)
+    assert predict(result, reach=[0.3 + 0.31 * 0.75]).needed[0].compute.value == pytest.approx(
         2500 * 3**0.5, rel=0.01
     )
-    assert predict(found, at=[36_000]).reached[0].ahead == 3
-    start, beyond = predict(found, reach=[0.2, 0.9]).needed
+    assert predict(result, at=[36_000]).reached[0].ahead == 3
+    start, beyond = predict(result, reach=[0.2, 0.9]).needed
     assert start.compute.high == 0 and start.chance == 1
     assert beyond.compute.low == np.inf and beyond.chance == 0
 
@@ -49,10 +49,10 @@ def test_intervals_of_rewards_and_budgets_cover_the_truth() -> None:
 
 
 def test_a_cheaper_step_moves_the_compute_axis_by_its_factor() -> None:
-    found = fitted(3)
-    cheaper = predict(found, at=[9000], reach=[0.58], factor=0.9)
-    assert cheaper.reached[0].reward == found.at(10_000)
-    (plain,), (moved,) = predict(found, reach=[0.58]).needed, cheaper.needed
+    result = fitted(3)
+    cheaper = predict(result, at=[9000], reach=[0.58], factor=0.9)
+    assert cheaper.reached[0].reward == result.at(10_000)
+    (plain,), (moved,) = predict(result, reach=[0.58]).needed, cheaper.needed
     assert moved.compute.value == pytest.approx(0.9 * plain.compute.value)
     assert moved.compute.high == pytest.approx(0.9 * plain.compute.high) and moved.chance == plain.chance
 
@@ -129,11 +129,11 @@ def test_where_the_ceiling_is_not_identified_ranges_stand_alone(
     short, out = write(tmp_path / "short.csv", run_of(7)), tmp_path / "p.json"
     assert main(["predict", short, "--at", "50000", "--reach", "0.5", "--json", str(out)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    at, reach = (json.loads(out.read_text())[short][key][0] for key in ("at", "reach"))
+    reached, needed = (json.loads(out.read_text())[short][key][0] for key in ("at", "reach"))
     assert "do not quote a value. Train longer. The data end at 3,500 GPU-hours." in text
     assert text.count("If the run goes on as it did (a sigmoid: ") == 1
-    assert f"reward {at['reward']['low']:.3f} to {at['reward']['high']:.3f}; 14.3×" in text
-    assert f"reward 0.5: {amount(reach['compute']['low'])} to " in text
+    assert f"reward {reached['reward']['low']:.3f} to {reached['reward']['high']:.3f}; 14.3×" in text
+    assert f"reward 0.5: {amount(needed['compute']['low'])} to " in text
 
 
 def test_a_falling_curve_gets_no_forecast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,8 +141,8 @@ def test_a_falling_curve_gets_no_forecast(tmp_path: Path, capsys: pytest.Capture
     assert main(["predict", run, "--at", "50000", "--reach", "0.5", "--json", str(out)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "There is no forecast for such a run." in text and "50,000" not in text
-    found = json.loads(out.read_text())[run]
-    assert (found["identified"], found["at"], found["reach"]) == (False, [], [])
+    result = json.loads(out.read_text())[run]
+    assert (result["identified"], result["at"], result["reach"]) == (False, [], [])
 
 
 def test_where_the_last_evaluation_is_low_no_probability_is_given(
@@ -155,8 +155,8 @@ def test_where_the_last_evaluation_is_low_no_probability_is_given(
     text = " ".join(capsys.readouterr().out.split())
     assert "Evaluate the last checkpoint again." in text and "is unknown until the last checkpoint" in text
     assert "probability" not in text and "reward 0.55:" not in text
-    found = json.loads((tmp_path / "p.json").read_text())[run]
-    assert found["flags"] == ["last-point-low"] and found["reach"] == []
+    result = json.loads((tmp_path / "p.json").read_text())[run]
+    assert result["flags"] == ["last-point-low"] and result["reach"] == []
 
 
 def test_the_kernel_shift_is_printed_with_the_source_of_its_rates(

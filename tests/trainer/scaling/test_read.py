@@ -63,7 +63,7 @@ def test_a_run_of_ours_is_read_in_the_unit_of_its_ledger(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("columns", "found"),
+    ("columns", "reward"),
     [
         # verl: val-core holds mean@k, best@k and maj@k; val-aux much more
         (
@@ -86,11 +86,11 @@ def test_a_run_of_ours_is_read_in_the_unit_of_its_ledger(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_the_held_out_reward_is_found_under_the_names_of_other_trainers(
-    columns: list[str], found: str, tmp_path: Path
+    columns: list[str], reward: str, tmp_path: Path
 ) -> None:
-    row = {"step": 1.0} | {name: 0.125 for name in columns} | {found: 0.5}
+    row = {"step": 1.0} | {name: 0.125 for name in columns} | {reward: 0.5}
     reading = reading_of(write_jsonl(tmp_path / "m.jsonl", [row]))
-    assert reading.reward == repr(found) and reading.curve.points[0].pass_rate == 0.5
+    assert reading.reward == repr(reward) and reading.curve.points[0].pass_rate == 0.5
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_gpu_hours_are_preferred_to_steps_and_any_column_can_be_given(tmp_path: 
         tmp_path / "m.csv", {"step": [1, 2], "gpu_hours": [8, 16], "x": [5, 6], "reward": [0, 1]}
     )
     assert pairs(curve_at(path)) == [(8, 0), (16, 1)]
-    given = curve_at(path, "--compute-column", "x", "--reward-column", "reward")
-    assert (pairs(given), given.unit) == ([(5, 0), (6, 1)], "x")
-    assert [p.step for p in given.points] == [1, 2]
+    reading = curve_at(path, "--compute-column", "x", "--reward-column", "reward")
+    assert (pairs(reading), reading.unit) == ([(5, 0), (6, 1)], "x")
+    assert [p.step for p in reading.points] == [1, 2]
 
 
 def test_verls_file_logger_is_read_and_the_time_of_its_steps_added_up(tmp_path: Path) -> None:
@@ -265,8 +265,8 @@ def test_early_points_are_dropped_by_hand_and_r0_stays(tmp_path: Path) -> None:
     curve = curve_at(path, "--drop-before", 2)
     assert pairs(curve) == [(2, 0.2), (3, 0.3)] and EvalPoint(1, 0.0, 0.1, 0.0) == curve.R0
     assert "without 1 before 2" in reading_of(path, "--drop-before", 2).compute
-    given = curve_at(path, "--r0", 0.15)
-    assert given.R0 == 0.15 and len(given.points) == 3
+    reading = curve_at(path, "--r0", 0.15)
+    assert reading.R0 == 0.15 and len(reading.points) == 3
 
 
 def test_order_does_not_matter_and_equal_rows_are_one(tmp_path: Path) -> None:

@@ -147,9 +147,9 @@ def test_wandbs_own_files_say_how_to_export_them(tmp_path: Path) -> None:
     run = tmp_path / "wandb" / "offline-run-20260101_000000-abc" / "run-abc.wandb"
     run.parent.mkdir(parents=True)
     run.write_bytes(b":W&B\x00")
-    for given in (run, run.parent, tmp_path / "wandb"):
+    for path in (run, run.parent, tmp_path / "wandb"):
         with pytest.raises(ConfigError, match=r"run `wandb sync`.*scan_history\(\)") as error:
-            reading_of(given)
+            reading_of(path)
         assert "\n" not in str(error.value)
 
 

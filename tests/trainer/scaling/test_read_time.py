@@ -40,8 +40,8 @@ def test_time_alone_is_no_compute_until_the_number_of_devices_is_known(tmp_path:
 
 def test_a_unit_that_no_name_gives_can_be_given(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "sheet.csv", {"t": HOURS, "accuracy": REWARDS})
-    given = reading_of(path, "--devices", 8, "--time-column", "t", "--time-unit", "h")
-    assert pairs(given.curve) == GPU_HOURS and not given.notes
+    other = reading_of(path, "--devices", 8, "--time-column", "t", "--time-unit", "h")
+    assert pairs(other.curve) == GPU_HOURS and not other.notes
     guessed = reading_of(path, "--devices", 8, "--time-column", "t")
     assert says(guessed, "'t' is taken to be in seconds (--time-unit)")
     path = write_csv(tmp_path / "sheet.csv", {"hours": [60 * t for t in HOURS], "accuracy": REWARDS})
@@ -161,8 +161,8 @@ def test_without_steps_the_start_of_a_chart_over_time_is_asked_for_or_said(tmp_p
     path = chart(tmp_path / "w.csv", "Wall Time", [DATE + t for t in (95, 3695, 7295, 14495)], steps=False)
     with pytest.raises(ConfigError, match="--start first if the first row is from before step 1"):
         reading_of(path, "--devices", 8)
-    given = reading_of(path, "--devices", 8, "--start", "2025-10-09T08:53:20Z")  # DATE
-    assert pairs(given.curve)[0] == (pytest.approx(95 * 8 / 3600), 0.1)
+    other = reading_of(path, "--devices", 8, "--start", "2025-10-09T08:53:20Z")  # DATE
+    assert pairs(other.curve)[0] == (pytest.approx(95 * 8 / 3600), 0.1)
     path = chart(tmp_path / "w.csv", "Relative Time (Process)", [95, 3695, 7295, 14495], steps=False)
     reading = reading_of(path, "--devices", 8)
     assert says(reading, "counted from the zero of 'Relative Time (Process)'", "--start first")

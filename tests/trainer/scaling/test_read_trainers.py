@@ -39,8 +39,8 @@ def write_trl(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 def test_a_finished_trl_run_is_read_in_steps_as_its_flops_are_known_only_at_the_end(tmp_path: Path) -> None:
     state = write_trl(tmp_path / "out" / "checkpoint-30", trl_history())
     write_trl(tmp_path / "out" / "checkpoint-5", trl_history()[:2])
-    for given in (state, state.parent, tmp_path / "out"):  # the file, its folder, and that of all checkpoints
-        reading = reading_of(given)
+    for path in (state, state.parent, tmp_path / "out"):  # the file, its folder, and that of all checkpoints
+        reading = reading_of(path)
         assert (pairs(reading.curve), reading.curve.unit) == ([(10, 0.4), (20, 0.5), (30, 0.6)], "steps")
         assert start_of(reading.curve) == 0.3
         assert says(reading, "'total_flos'", "not used as compute")
@@ -92,12 +92,12 @@ def test_the_training_reward_of_trl_is_not_taken_for_a_held_out_one(tmp_path: Pa
 def test_in_a_resumed_tensorboard_run_the_later_steps_count_and_the_pause_does_not(tmp_path: Path) -> None:
     start = 1_760_000_000.0
 
-    def rows(first: int, last: int, at: float, gain: float) -> list[tuple[int, float, dict[str, float]]]:
-        found: list[tuple[int, float, dict[str, float]]] = []
+    def rows(first: int, last: int, start_s: float, gain: float) -> list[tuple[int, float, dict[str, float]]]:
+        logged: list[tuple[int, float, dict[str, float]]] = []
         for step in range(first, last + 1):
             evaluated = {"eval/reward": gain + step / 256} if step % 8 == 0 else {}
-            found.append((step, at + 60 * (step - first), {"train/loss": 1.0, **evaluated}))
-        return found
+            logged.append((step, start_s + 60 * (step - first), {"train/loss": 1.0, **evaluated}))
+        return logged
 
     end = {"train/total_flos": 0.0}
     # start, host, process, and the writers it has made

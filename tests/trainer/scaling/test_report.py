@@ -270,11 +270,11 @@ def test_the_method_is_explained_alike_on_the_page_and_in_the_docs() -> None:
 
 def test_nine_tenths_of_the_rise_by_hand() -> None:
     fit = a_run().fit  # (C/C_mid)^B = 9, so with B = 2 it is three times C_mid
-    found = compute_for_most(fit)
-    assert found.value == pytest.approx(
+    cost = compute_for_most(fit)
+    assert cost.value == pytest.approx(
         fit.sigmoid.compute_for(fit.R0.value + 0.9 * (fit.A.value - fit.R0.value))
     )
-    assert found.low < 0.15 < found.high
+    assert cost.low < 0.15 < cost.high
 
 
 def test_ceilings_lie_on_one_scale() -> None:
@@ -312,8 +312,8 @@ def test_lanes_of_a_long_run_agree_with_a_sum_over_its_spans() -> None:
     edges = np.linspace(0, cuts[-1], 121)
     for state, shares in shares_of.items():
         spent = np.zeros(120)
-        for of, start, end in zip(states, cuts[:-1], cuts[1:], strict=True):
-            if of == state:
+        for owner, start, end in zip(states, cuts[:-1], cuts[1:], strict=True):
+            if owner == state:
                 spent += np.clip(np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1]), 0, None)
         assert shares == pytest.approx((spent / np.diff(edges)).tolist(), abs=1e-9)
 

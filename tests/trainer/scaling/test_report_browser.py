@@ -218,9 +218,9 @@ def test_the_chart_holds_the_whole_band_and_no_forecast_where_there_is_none(open
     tab.click("#all")
     lines = """[...document.querySelectorAll('figure[data-chart="curves"] path.line')].map(
         (x) => [x.parentNode.dataset.run, x.matches(".dashed"), x.matches(".level")])"""
-    found = {tuple(x) for x in tab.evaluate(lines)}
-    assert ("0", True, False) in found and ("0", False, True) in found
-    assert {x for x in found if x[0] == "2"} == {("2", False, False)}
+    drawn = {tuple(x) for x in tab.evaluate(lines)}
+    assert ("0", True, False) in drawn and ("0", False, True) in drawn
+    assert {x for x in drawn if x[0] == "2"} == {("2", False, False)}
     assert re.search(r"table: forecast 0\.\d+ to 0\.\d+$", hover(tab, "curves", 0.7), re.M)
 
 

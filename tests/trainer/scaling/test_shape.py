@@ -32,11 +32,11 @@ def fitted(change: dict[int, float], seed: int = 0, reported: bool = True) -> Fi
 @pytest.mark.parametrize("reported", [True, False])
 def test_a_last_evaluation_far_below_the_curve_is_a_collapse_or_a_bad_one(reported: bool) -> None:
     for seed in range(4):
-        found = fitted({-1: -0.2}, seed, reported)
-        assert "last-point-low" in found.flags and not found.identified
+        result = fitted({-1: -0.2}, seed, reported)
+        assert "last-point-low" in result.flags and not result.identified
         assert (
-            "the last evaluation is 0.2" in found.reasons
-            and "a collapse, or a bad evaluation" in found.reasons
+            "the last evaluation is 0.2" in result.reasons
+            and "a collapse, or a bad evaluation" in result.reasons
         )
         assert not {"last-point-low", "falling"}.isdisjoint(
             fitted({-1: -0.2, -2: -0.1}, seed, reported).flags
@@ -89,16 +89,16 @@ def test_a_shape_that_is_no_sigmoid_is_named(name: str) -> None:
     shape, says = SHAPES[name]
     share = np.arange(1, 33) / 32
     reward = 0.3 + 0.3 * shape(share) + np.random.default_rng(2).normal(0, 0.003, 32)
-    found = fit(8000 * share, reward, np.full(32, 0.003), R0=0.3)
+    result = fit(8000 * share, reward, np.full(32, 0.003), R0=0.3)
     flag = "other-shape" if name == "exponential" else "not-sigmoid"  # that is as good as a sigmoid
-    assert found.flags[0] == flag and not found.identified
-    assert says in found.reasons and found.to_json()["details"][flag] in found.reasons
+    assert result.flags[0] == flag and not result.identified
+    assert says in result.reasons and result.to_json()["details"][flag] in result.reasons
 
 
 def test_a_sigmoid_is_rarely_called_something_else() -> None:
     well = next(scenario for scenario in SCENARIOS if scenario.name == WELL)
     fits = [ours(simulate(well, row, i, 7)) for row in PAPER_RUNS.values() for i in range(3)]
-    assert sum(not {"not-sigmoid", "other-shape"}.isdisjoint(found.flags) for found in fits) <= 2
+    assert sum(not {"not-sigmoid", "other-shape"}.isdisjoint(result.flags) for result in fits) <= 2
 
 
 def test_the_evidence_is_the_brute_force_integral() -> None:
@@ -111,18 +111,18 @@ def test_the_evidence_is_the_brute_force_integral() -> None:
         Family("exponential", lambda c, t: 1 - np.exp(-c / t), (Axis(0.5, 240, 60),)),
         Family("logarithm", lambda c, t: np.log1p(c / t) / np.log1p(24 / t), (Axis(0.03, 240, 40),)),
     )
-    found = [evidence(data, noise, family) for family in families]
+    result = [evidence(data, noise, family) for family in families]
     by_hand = []
     A = np.linspace(0.2, 1, 4001)[:, None]
     for family in families:
         axis, power = family.axes[0], -(24 + NOISE_PRIOR_POINTS) / 2
-        at = np.exp(np.linspace(np.log(axis.low), np.log(axis.high), 2001))
-        curves = (0.2 + (A - 0.2) * family.fraction(c, t) for t in at)
+        values = np.exp(np.linspace(np.log(axis.low), np.log(axis.high), 2001))
+        curves = (0.2 + (A - 0.2) * family.fraction(c, t) for t in values)
         each = [((NOISE_PRIOR_POINTS + (((x - reward) / 0.01) ** 2).sum(1)) ** power).mean() for x in curves]
         by_hand.append(np.log(np.mean(each)))
-    assert found[0].log - found[1].log == pytest.approx(by_hand[0] - by_hand[1], abs=0.05)
+    assert result[0].log - result[1].log == pytest.approx(by_hand[0] - by_hand[1], abs=0.05)
     assert by_hand[0] - by_hand[1] > 2
-    assert abs(found[0].curve[1] - 0.6) < 0.02
+    assert abs(result[0].curve[1] - 0.6) < 0.02
 
 
 def test_an_added_term_is_a_part_of_the_covariance() -> None:

@@ -49,14 +49,14 @@ def test_a_run_near_its_ceiling_stops_and_says_what_it_forgoes() -> None:
     rule, end = StopRule("gain<0.04 per doubling", 0.04, per_doubling=True), 0.22
     points = points_of(np.linspace(0.01, 0.2, 20))
     text = reason(points, rule, end=end)
-    found = re.fullmatch(
+    result = re.fullmatch(
         r"a doubling of the compute would probably gain \+(\S+) \(\S+ to \S+\) \[gain<0.04 per doubling for "
         r"3 evaluations in a row\]; forgone until the planned end: \+(\S+) \(\S+ to \S+\), about 0.02 "
         r"core-hours saved",
         text,
     )
-    assert found, text
-    for number, ahead in zip(found.groups(), (0.4, end), strict=True):  # truly +0.020 and +0.003
+    assert result, text
+    for number, ahead in zip(result.groups(), (0.4, end), strict=True):  # truly +0.020 and +0.003
         assert float(number) == pytest.approx(float(LAW.reward(ahead) - LAW.reward(0.2)), abs=0.006)
     assert reason(NEAR_THE_CEILING)
 

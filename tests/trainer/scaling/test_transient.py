@@ -29,10 +29,10 @@ def with_errors(run: Curve, se: float) -> Curve:
 @pytest.mark.parametrize("size", [0.1, -0.1])
 def test_a_transient_is_dropped_and_the_ceiling_is_found(size: float) -> None:
     run = curve(lambda c: size * np.exp(-c / 500))
-    kept = without_transient(run)
+    rest = without_transient(run)
     # a quarter of the rise is won at C_mid / 3^(1/B) = 1434 GPU-hours
-    assert 1000 <= kept.points[0].compute <= 2000 and kept.R0 == run.R0
-    before, after = fit_curve(run), fit_curve(kept)
+    assert 1000 <= rest.points[0].compute <= 2000 and rest.R0 == run.R0
+    before, after = fit_curve(run), fit_curve(rest)
     assert after.A.high - after.A.low < 0.7 * (before.A.high - before.A.low)
     assert after.A.low <= PAPER.A <= after.A.high
 
@@ -45,7 +45,7 @@ def test_without_a_transient_nothing_is_dropped() -> None:
 
 def test_early_outliers_drop_nothing() -> None:
     for off in ({500: 0.1}, {500: 0.1, 750: -0.1}):
-        run = curve(lambda c, off=off: sum(np.where(c == at, by, 0.0) for at, by in off.items()))
+        run = curve(lambda c, off=off: sum(np.where(c == place, by, 0.0) for place, by in off.items()))
         assert without_transient(run) is run
 
 
