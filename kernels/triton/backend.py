@@ -52,7 +52,7 @@ def prepare(hidden: Tensor, weight: Tensor, dtype: torch.dtype, parts: int) -> T
 
 
 def why_not() -> str:
-    """Why the kernels cannot run here; empty if they can."""
+    """The reason why the kernels cannot run here; empty if they can."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed; pip install triton"
     if not (torch.cuda.is_available() or INTERPRET):

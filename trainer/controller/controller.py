@@ -248,7 +248,7 @@ class Controller:
 
     @property
     def ended_by(self) -> str:
-        """Why the run is complete; empty if it was stopped."""
+        """The reason why the run is complete; empty if it was stopped."""
         reached = "steps" if self.version >= self.config.pipeline.steps else ""
         return reached or self.complete_by or ("solved" if self.groups.exhausted else "")
 

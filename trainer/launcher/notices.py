@@ -64,7 +64,7 @@ def notices(launch: Launch) -> Iterator[str]:
 
 
 def _idle_gpus(config: Config) -> Iterator[str]:
-    """Why GPUs stay idle, or vLLM does not use them, or looks for one."""
+    """The reasons why GPUs stay idle, or vLLM does not use them, or looks for one."""
     gpus, kind = len(without_judges(config, visible_gpus())), config.engine.kind
     if gpus and (version := without_cuda()):
         yield f"torch {version} is built without CUDA: {gpus} GPUs stay idle; install a CUDA build of torch"

@@ -213,7 +213,7 @@ def _check_settings(config: Config, gpus: bool, local: int) -> None:
 
 
 def slow_dtype(config: Config, devices: Devices) -> str:
-    """Why model.dtype is not for these devices, and what to give instead; empty if it is."""
+    """The reason why model.dtype is not for these devices, and what to give instead; empty if it is."""
     roles = [] if devices.gpus else ["learner"]
     roles += ["engine"] if devices.engines and not devices.engines[0] else []
     if config.model.dtype != "bfloat16" or not roles or cpu_has_bfloat16():

@@ -253,7 +253,7 @@ class Supervisor:
         self._write_pids()
 
     def _cause_of_death(self, role: str) -> Exception:
-        """Why a role ended too early: the error it reported, or how its process ended."""
+        """The reason why a role ended too early: the error it reported, or how its process ended."""
         if self._failure is None and not role.startswith("engine"):  # another role may report the cause
             for other in self._roles.keys() - {role}:
                 self._drain(other, 0.5)

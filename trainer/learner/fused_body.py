@@ -33,7 +33,7 @@ DTYPES = (torch.float32, torch.bfloat16)  # that the Triton kernels take
 
 
 def obstacle(lm: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> str:
-    """Why the ops of this model cannot be fused; empty if they can be."""
+    """The reason why the ops of this model cannot be fused; empty if they can be."""
     config, body = lm.config, cast(Any, lm.base_model)
     if config.model_type not in FAMILIES:
         return f"{config.model_type} is none of {', '.join(FAMILIES)}"

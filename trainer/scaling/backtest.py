@@ -92,10 +92,10 @@ class Summary:
     identified: int  # ceilings
     error: float  # median |measured − predicted| of the end
     bias: float  # median of measured − predicted: above 0, forecasts were too low
-    held: float  # share of the intervals of the end that hold what was measured
+    coverage: float  # share of the intervals of the end that hold what was measured
     width: float  # median, of these intervals
     quarter_error: float  # median over runs, of the mean |error| in the last quarter
-    quarter_held: float  # mean over runs, of the share held there
+    quarter_coverage: float  # mean over runs, of the share held there
 
 
 def summarize(tests: Sequence[Backtest | None]) -> Summary:
@@ -113,8 +113,8 @@ def summarize(tests: Sequence[Backtest | None]) -> Summary:
         identified=sum(test.identified for test in shown),
         error=over_runs([abs(end.error) for end in ends]),
         bias=over_runs([end.error for end in ends]),
-        held=over_runs([end.inside for end in ends], mean=True),
+        coverage=over_runs([end.inside for end in ends], mean=True),
         width=over_runs([end.predicted.high - end.predicted.low for end in ends]),
         quarter_error=over_runs([float(np.mean([abs(s.error) for s in q])) for q in quarters]),
-        quarter_held=over_runs([float(np.mean([s.inside for s in q])) for q in quarters], mean=True),
+        quarter_coverage=over_runs([float(np.mean([s.inside for s in q])) for q in quarters], mean=True),
     )

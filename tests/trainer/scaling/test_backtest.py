@@ -103,7 +103,7 @@ def test_the_command_forecasts_the_last_quarter_of_each_run_from_a_share_or_an_a
     for scored in a["last_quarter"]:
         assert scored["measured"] == pytest.approx(float(LAW.reward(scored["compute"])), abs=1e-5)
     assert result["7%"]["runs"] == dict.fromkeys(runs) and result["7%"]["summary"]["forecast"] == 0
-    assert result["50%"]["summary"]["error"] < 0.005 and result["50%"]["summary"]["held"] == 1
+    assert result["50%"]["summary"]["error"] < 0.005 and result["50%"]["summary"]["coverage"] == 1
     assert "2 of 2" in capsys.readouterr().out
 
 
@@ -119,8 +119,8 @@ def test_the_errors_of_several_runs_are_summarized() -> None:
     assert (result.runs, result.forecast) == (5, 3)
     assert (result.error, result.bias) == (pytest.approx(0.02), pytest.approx(0.01))
     assert (result.quarter_error, result.width) == (pytest.approx(0.02), pytest.approx(0.09))
-    assert result.held == pytest.approx(2 / 3)
-    assert result.quarter_held == pytest.approx((1 + 1 + 0.5) / 3)
+    assert result.coverage == pytest.approx(2 / 3)
+    assert result.quarter_coverage == pytest.approx((1 + 1 + 0.5) / 3)
 
 
 @pytest.mark.parametrize("until", ["0", "-5%", "100%", "half", "inf"])

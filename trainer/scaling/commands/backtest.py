@@ -65,8 +65,8 @@ examples:
             s = summarize(each)
             cells = ("–",) * 5
             if s.forecast:
-                quarter = f"{s.quarter_error:.3f}, {s.quarter_held:.0%}"
-                cells = (f"{s.error:.3f}", f"{s.bias:+.3f}", f"{s.held:.0%}", f"{s.width:.3f}", quarter)
+                quarter = f"{s.quarter_error:.3f}, {s.quarter_coverage:.0%}"
+                cells = (f"{s.error:.3f}", f"{s.bias:+.3f}", f"{s.coverage:.0%}", f"{s.width:.3f}", quarter)
             rows.append((until, f"{s.forecast} of {s.runs}", str(s.identified), *cells))
         about = (
             "The forecast of the last evaluation and what was measured, over runs: median |error|, median of "
