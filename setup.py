@@ -79,7 +79,7 @@ if KERNELS_ALONE:
     setup(
         name="sigmoid-rl-kernels",
         description="The RL loss of language models from hidden states, fused and FP32-exact",
-        long_description=(HERE / "docs/kernels.md").read_text(),
+        long_description=(HERE / "docs/kernels.md").read_text().replace("from kernels", f"from {KERNELS}"),
         long_description_content_type="text/markdown",
         packages=[KERNELS, f"{KERNELS}.triton"],
         package_dir={KERNELS: "kernels"},

@@ -96,7 +96,8 @@ def __getattr__(name: str) -> Any:
         modules = [vars(importlib.import_module(f".{module}", __name__)) for module in _MODULES]
         globals().update({x: module[x] for module in modules for x in __all__ if x in module})
         return globals()[name]
-    version = None if name.startswith("__") else _namesake()
+    submodule = importlib.util.find_spec(f"{__name__}.{name}") is not None  # `from kernels import adapters`
+    version = None if name.startswith("__") or submodule else _namesake()
     if version is not None:
         raise ImportError(
             f"sigmoid-rl's `kernels` has no {name}; `kernels` {version} is installed too: {_ADVICE}"

@@ -110,12 +110,17 @@ def linear_cross_entropy(
     target: Tensor,  # (N,)
     *,
     reduction: str = "mean",
-    ignore_index: int = IGNORED,
+    ignore_index: int | None = None,  # -100
     options: Any = None,  # how to chunk: has no effect here
     reduce: Reduce | None = None,  # for a DTensor weight, as in `policy_loss`
 ) -> Tensor:
-    """The cross entropy, as `torch.nn.functional.linear_cross_entropy` of torch 2.13 of class indices."""
-    counted = target != ignore_index
+    """The cross entropy, as `torch.nn.functional.linear_cross_entropy` of torch 2.13 of class indices.
+
+    FP32 whatever the inputs are. ValueError if no token counts, of which torch makes NaN.
+    """
+    counted = target != (IGNORED if ignore_index is None else ignore_index)
+    if reduction == "mean" and not counted.any():
+        raise ValueError("every target is ignore_index; expected at least one token in the loss")
     if reduction == "none":
         scored = linear_logprob(input, linear_weight, target.where(counted, 0), reduce=reduce)
         return -scored.logprobs.where(counted, 0.0)

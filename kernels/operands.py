@@ -1,5 +1,6 @@
 """Hidden states and weight as the op multiplies them, from what trainers hold: shards, autocast."""
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
@@ -24,7 +25,8 @@ def operands(
     if hasattr(hidden, "full_tensor"):
         raise ValueError("hidden is a DTensor; expected this rank's own rows: give hidden.to_local()")
     device = hidden.device.type
-    if torch.is_autocast_enabled(device) and torch.float64 not in (hidden.dtype, weight.dtype):
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if autocast and torch.float64 not in (hidden.dtype, weight.dtype):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight if hasattr(weight, "full_tensor") else weight.to(dtype)
     if hasattr(weight, "full_tensor"):
@@ -44,8 +46,8 @@ def _from_shards(
             "alone: call the op in the forward of the module that FSDP2 wraps, and give group="
         )
     if group is not None:
-        return weight.to_local()
-    if any("tp" in name or "tensor" in name for name in sharded):
+        return _own_rows(weight, group)
+    if any(map(_is_tensor_parallel, sharded)):
         raise ValueError(
             f"weight is a tensor-parallel shard (mesh dimension {sharded[0]!r}); give group=, its process "
             f"group: weight.device_mesh.get_group({sharded[0]!r})"
@@ -60,25 +62,44 @@ def _from_shards(
     return gathered
 
 
+def _is_tensor_parallel(name: str) -> bool:
+    """True for the names of a mesh dimension whose ranks have the same tokens."""
+    return "tp" in name or "tensor" in name
+
+
+def _own_rows(weight: "DTensor", group: dist.ProcessGroup) -> Tensor:
+    """This rank's shard of the vocabulary. ValueError unless the weight is sharded by rows over the group."""
+    ranks = dist.get_process_group_ranks(group)
+    for i, x in enumerate(weight.placements):
+        if x.is_shard(0) and dist.get_process_group_ranks(weight.device_mesh.get_group(i)) == ranks:
+            return weight.to_local()
+    raise ValueError(f"weight is placed as {weight.placements}; expected Shard(0) over the ranks of group")
+
+
 class _Gathered(torch.autograd.Function):
     """A sharded weight, whole and in `dtype`; the backward shards the sum or mean of all ranks' gradients.
 
-    Each rank's gradient covers its own tokens. They are combined in the parameter's type.
+    Each rank's gradient covers its own tokens, which tensor-parallel ranks share. They are combined in the
+    parameter's type.
     """
 
     @staticmethod
     def forward(ctx: Any, weight: "DTensor", dtype: torch.dtype, reduce: Reduce | None) -> Tensor:
         mesh = weight.device_mesh
         ctx.sharding, ctx.dtype = (mesh, weight.placements), weight.dtype
-        ctx.ranks = mesh.size() if reduce == "mean" else 1
+        names = mesh.mesh_dim_names or ("",) * mesh.ndim
+        ctx.shared = [_is_tensor_parallel(name) for name in names]
+        sizes = [mesh.size(i) for i, shared in enumerate(ctx.shared) if not shared]
+        ctx.ranks = math.prod(sizes) if reduce == "mean" else 1
         return cast("DTensor", weight.detach().to(dtype)).full_tensor()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        from torch.distributed.tensor import DTensor, Partial  # takes seconds to import
+        from torch.distributed.tensor import DTensor, Partial, Replicate  # takes seconds to import
 
         mesh, placements = ctx.sharding
-        gradients = DTensor.from_local(gradient.to(ctx.dtype), mesh, [Partial()] * mesh.ndim, run_check=False)
+        partial = [Replicate() if shared else Partial() for shared in ctx.shared]
+        gradients = DTensor.from_local(gradient.to(ctx.dtype), mesh, partial, run_check=False)
         return gradients.redistribute(placements=placements) / ctx.ranks, None, None
 
 

@@ -114,7 +114,8 @@ def compute_gradients(
     if d_h is not None and weighted is not None:
         d_h = d_h.new_zeros(hidden.shape).index_copy_(0, weighted, d_h)
     empty = stats.new_empty(0)
-    return empty if d_h is None else d_h, empty if d_weight is None else d_weight.to(weight.dtype)
+    d_hidden = empty if d_h is None else d_h.to(hidden.dtype)
+    return d_hidden, empty if d_weight is None else d_weight.to(weight.dtype)
 
 
 score = torch.library.custom_op(f"{NAMESPACE}::linear_logprob", compute, mutates_args=())
@@ -125,7 +126,8 @@ differentiate = torch.library.custom_op(
 
 @score.register_fake
 def _(hidden: Tensor, weight: Tensor, targets: Tensor, scale: Tensor, settings: int) -> tuple[Tensor, ...]:
-    return scale.new_empty(len(hidden)), scale.new_empty(len(hidden)), scale.new_empty(4, len(hidden))
+    n = hidden.shape[0]  # len() would compile anew for each number of tokens
+    return scale.new_empty(n), scale.new_empty(n), scale.new_empty(4, n)
 
 
 @differentiate.register_fake

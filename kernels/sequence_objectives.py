@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .term import Objective, SequenceObjective, Term, check_fields
-from .token_objectives import CISPO, Clip, Gamma, IcePop
+from .token_objectives import CISPO, DPPO, DRPO, Clip, Gamma, IcePop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,12 +41,20 @@ class OverSequences:
         s = Π ρ over the sequence, or with `mean` its geometric mean, exp(mean log ρ)
 
     The mean is weighted by the token weights: it is the papers' if the tokens of a sequence have equal
-    weights. The product goes with an objective that holds its ratio constant (sg). All tokens of a sequence
-    must have the same Â.
+    weights. All tokens of a sequence must have the same Â. The product goes with an objective that holds its
+    ratio constant (sg); ValueError for others, whose derivative would have to grow with the length.
     """
 
     objective: Objective
     mean: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.objective, DPPO | DRPO):
+            raise ValueError(f"{self.objective} compares probabilities of a token; a sequence has none")
+        if not self.mean and not isinstance(self.objective, CISPO | IcePop | Gamma):
+            raise ValueError(
+                f"{self.objective} differentiates its ratio; expected mean=True, or CISPO or IcePop"
+            )
 
     def over_sequences(
         self, logp: Tensor, logprobs_gen: Tensor, advantages: Tensor, sequences: Tensor, weights: Tensor
@@ -229,6 +237,8 @@ def ClipCov(low: float = 1.0, high: float = 1.0) -> Masked:
     """No gradient for a few tokens of high covariance (arXiv 2505.22617).
 
     J = Σ 0 for those that `HighCovariance` selects, PPO's clip for others; the authors' is as wide as 1
+
+    The authors never select a token that the clip stops anyway; here one may be.
     """
     return Masked(Clip(low, high), HighCovariance())
 

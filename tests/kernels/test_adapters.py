@@ -128,6 +128,7 @@ def test_transformers_causal_lm_loss(number: Any, shifted: bool) -> None:
         lambda h, w, y: adapters.verl_linear_cross_entropy(h, w, y, 1.0, "batchmean"),
         lambda h, w, y: adapters.liger_scaled_cross_entropy(h, w, y, selected_token_ids=y),
         lambda h, w, y: adapters.linear_cross_entropy(h, w, y, reduction="batchmean"),
+        lambda h, w, y: adapters.linear_cross_entropy(h, w, 0 * y - 100),
     ],
 )
 def test_what_is_not_supported_is_refused(call: Call) -> None:

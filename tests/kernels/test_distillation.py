@@ -105,6 +105,8 @@ def test_certain_students_and_teachers_make_no_nan() -> None:
         loss = forward_kl(certain, teacher_logprobs)
         (gradient,) = torch.autograd.grad(loss.sum(), certain)
         assert bool(loss.isfinite().all()) and bool(gradient.isfinite().all())
+    impossible = torch.tensor([[0.0, float("-inf")]] * 3)
+    assert bool(forward_kl(certain, impossible).isfinite().all())
     assert forward_kl(certain, certain).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
 
 
@@ -118,3 +120,7 @@ def test_two_runs_have_the_same_bits_and_wrong_shapes_are_a_clear_error() -> Non
         topk_logprob(p["hidden"], weight, p["targets"])
     with pytest.raises(ValueError, match="ids: expected shape"):
         topk_logprob(p["hidden"], weight, ids[1:])
+    padded = ids.clone()
+    padded[3, -1] = -1
+    with pytest.raises(ValueError, match="ids from -1"):
+        topk_logprob(p["hidden"], weight, padded)

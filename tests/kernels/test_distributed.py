@@ -18,7 +18,7 @@ from losses import Watch, error, run, scored
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from kernels import GSPO, KL, backend_info, linear_logprob, policy_loss
 
@@ -183,6 +183,15 @@ def other_shards(rank: int, size: int) -> dict[str, Any]:
             results.setdefault(f"{len(results)}", str(refused.value))
     with pytest.raises(ValueError, match="hidden is a DTensor"):
         fused(distribute_tensor(p["hidden"], tp), sharded(tp), p, group=tp.get_group())
+    for placement in (Replicate(), Shard(1)):
+        weight_of = nn.Parameter(distribute_tensor(p["weight"], tp, [placement]))
+        with pytest.raises(ValueError, match=r"expected Shard\(0\)"):
+            fused(p["hidden"], weight_of, p, group=tp.get_group())
+    named = init_device_mesh("cpu", (1, size), mesh_dim_names=("dp", "tp"))  # every rank has the same tokens
+    for reduce in ("mean", "sum"):
+        whole = nn.Parameter(distribute_tensor(p["weight"], named, [Shard(0), Replicate()]))
+        fused(p["hidden"], whole, p, reduce=reduce).backward()
+        results[f"replicated, {reduce}"] = whole.grad.full_tensor()  # type: ignore[union-attr,operator]
     with torch.no_grad():  # no gradient, nothing to say
         results["loss"] = fused(p["hidden"], weight, p)
     with Watch() as watch:
@@ -218,6 +227,7 @@ def test_shards_of_tensor_parallelism_are_refused_without_their_group_and_right_
         expected |= {f"tp {name} {k}": x for k, x in zip(("hidden", "weight"), gradients, strict=True)}
         if name == "policy_loss":
             expected["loss"] = out.detach()
+            expected |= {f"replicated, {reduce}": gradients[1] for reduce in ("mean", "sum")}
     for got in on_ranks(2, tmp_path, other_shards):
         says = [got.pop(str(i)) for i in range(8)]
         for message, words in zip(says[::2], REFUSED, strict=True):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import losses
 import pytest
 import torch
 from losses import error, exact_softmax, leaves, problem, scored, upstream
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 from kernels import CISPO, linear_logprob, policy_loss, torch_backend
@@ -59,9 +61,13 @@ def test_float64_is_differentiated_in_float64() -> None:
         torch.testing.assert_close(mine, exact, rtol=1e-9, atol=1e-12)
 
 
-def test_fp16_gradients_are_those_of_float64() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fp16_gradients_are_those_of_float64(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem()
     p |= {k: p[k].half() for k in ("hidden", "weight")}
+    if compiled:  # the ops' fakes tell the compiler the types
+        monkeypatch.setattr(losses, "linear_logprob", torch.compile(linear_logprob, backend="aot_eager"))
+        p["hidden"] = (2 * p["hidden"]) / 2
     *_, dx, dw = scored(p, backend="torch")
     *_, dx64, dw64 = in_float64(p)
     assert dx.dtype == torch.float16 and max(error(dx, dx64), error(dw, dw64)) < 1e-3
@@ -158,6 +164,16 @@ def test_scoring_gives_the_same_bits_with_and_without_gradients(backend: str) ->
 def test_no_tokens_give_zero_gradients(backend: str) -> None:
     *_, dx, dw = scored(problem(0), backend=backend)
     assert dx.shape == (0, 13) and not dw.any()
+
+
+def test_torch_compile_compiles_once_for_all_numbers_of_tokens() -> None:
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    total = torch.compile(lambda *x: linear_logprob(*x).logprobs.sum(), fullgraph=True, backend=counter)
+    for n in (5, 7, 9, 11):
+        p = problem(n)
+        total(p["hidden"], p["weight"], p["targets"])
+    assert counter.frame_count <= 2  # the first number, and all others
 
 
 def test_torch_compile_sees_no_graph_break() -> None:
