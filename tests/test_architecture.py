@@ -60,7 +60,7 @@ CEILINGS = {
     "sweep": 765,
     "scaling": 5_678,
     "bench": 4_596,
-    "tests": 23_094,
+    "tests": 23_096,
 }
 SCALING_CONSTANTS, SCALING_FLOORS = 65, 9  # module-level numbers; the longest chain of imports
 

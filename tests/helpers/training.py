@@ -117,7 +117,8 @@ def learner(
 ) -> Learner:  # fmt: skip
     """A learner of the model, or one that goes on from a checkpoint."""
     clock: Any = NoClock()
-    return Learner(c or config(), str(model_dir), clock, resume_from and str(resume_from), ranks)
+    folder = None if resume_from is None else str(resume_from)
+    return Learner(c or config(), str(model_dir), clock, folder, ranks)
 
 
 def sequence(

@@ -365,7 +365,8 @@ def answers(model_dir: str, folder: Path, ranks: Ranks) -> Results:
 
     Offload.offload = slow  # type: ignore[method-assign]  # a slow stand-in
     c = replace(TIED, run_dir=str(folder), engine=replace(TIED.engine, colocate=True))
-    service = LearnerService(c, model_dir, None, NoClock(), None, ranks)
+    clock: Any = NoClock()
+    service = LearnerService(c, model_dir, None, clock, None, ranks)
     ready = time.monotonic()
     service.answer(Score(sequences()[:2]))
     answered = time.monotonic()
