@@ -56,7 +56,7 @@ wheel: setup  ## build/wheels: the loss as sigmoid-rl-kernels, with its native l
 	rm -rf build/wheels build/sigmoid-rl-kernels
 	$(PIP) install --quiet --no-deps -r requirements/wheel.txt
 	SIGMOID_RL_DISTRIBUTION=kernels $(PIP) wheel --quiet --no-deps --no-build-isolation -w build/wheels/plain .
-	$(PY) -m auditwheel repair -w build/wheels build/wheels/plain/*.whl
+	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m auditwheel repair -w build/wheels build/wheels/plain/*.whl
 	rm -r build/wheels/plain
 
 test-wheel: wheel  ## the wheel in a fresh environment, beside Hugging Face's kernels, transformers and TRL
