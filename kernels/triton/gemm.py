@@ -136,7 +136,7 @@ def statistics(
     partial += column_tile.to(tl.int64) * rows + row
     tl.store(partial, m * scale, mask=inside)
     tl.store(partial + plane, shrink * others, mask=inside)
-    tl.store(partial + 2 * plane, shrink * (dot - error * others) * LN_2, mask=inside)
+    tl.store(partial + 2 * plane, shrink * LN_2 * (dot - error * others), mask=inside)
 
 
 @triton.jit
