@@ -3,20 +3,17 @@
 pytest bench/bench_trainer.py --benchmark-only
 """
 
-from __future__ import annotations
-
 import asyncio
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bench import engine
 from bench.learner.step import PACKS, TINY, make_batch, save_model
-from bench.validation.scenarios import NOISE, PAPER_RUNS, SCENARIOS, simulate
+from bench.validation.scenarios import PAPER_RUNS, SCENARIOS, simulate
 from bench.verifiers import ANSWERS, ROUND, ordinary
 from trainer.config import VerifierConfig
 from trainer.learner.packing import pack
@@ -61,7 +58,6 @@ def test_ordinary_answers(benchmark: Any, kind: str) -> None:
 
 def test_fit(benchmark: Any) -> None:
     """27 evaluations of the paper's ScaleRL, with all intervals."""
-    p = simulate(SCENARIOS[0], PAPER_RUNS["ScaleRL"], 0, seed=0)
-    assert len(p.compute) == 27
-    fitted = benchmark(fit, p.compute, p.reward, np.full(27, NOISE), R0=p.R0)
-    assert 0.5 < fitted.A.value < 0.7
+    _, run = simulate(SCENARIOS[0], PAPER_RUNS["ScaleRL"], 0, seed=0)
+    assert len(run.points) == 27
+    assert 0.5 < benchmark(fit, run).A.value < 0.7

@@ -1,4 +1,4 @@
-"""The torch engine beside transformers' `generate` and, on a CPU, vLLM (where installed), in turns.
+"""The torch engine's tokens/s beside transformers' `generate` and, on a CPU, vLLM, in turns. [3 min]
 
   python -m bench engine                                      tokens/s: median, range, and the engine's ratio
   .venv-vllm/bin/python -m bench engine --out engine.jsonl    with vLLM, after `make setup-vllm`
@@ -8,12 +8,9 @@ Each generates as many new tokens for each sequence, on the same weights and pro
 the model is a shape of bench/learner/step.py other than smollm2-135m, its weights are random.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import importlib.util
-import statistics
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +24,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.harness import Case, Row, cores
+from bench.harness import Case, Row, by_round, cores, in_turns, machine_of, median_and_range
 from bench.learner.step import MODELS, TINY, save_model
-from bench.measure import DEVICE, milliseconds, rounds_of
+from bench.measure import DEVICE, milliseconds
 from bench.table import table
 from trainer.config import Config
 from trainer.engines.torch.engine import TorchEngine
@@ -52,12 +49,12 @@ OURS = "torch engine"
 Work = Callable[[], int]  # generates; the number of tokens
 
 
-def providers(options: Namespace, folder: str, stack: ExitStack) -> dict[str, Callable[[], Work]]:
+def providers(stack: ExitStack) -> dict[str, Callable[[Namespace, str], Work]]:
     """Functions that start the generators, by name."""
-    named = {OURS: ours, "transformers generate": generate}
+    named: dict[str, Callable[[Namespace, str], Work]] = {OURS: ours, "transformers generate": generate}
     if importlib.util.find_spec("vllm") and not CUDA:
         named["vLLM"] = partial(vllm, stack=stack)
-    return {name: cache(partial(start, options, folder)) for name, start in named.items()}
+    return named
 
 
 def requests(options: Namespace, vocabulary: int) -> list[Request]:
@@ -134,35 +131,29 @@ def cases(options: Namespace) -> Iterator[Case]:
         save_model(replace(TINY, model=options.model, device=DEVICE, dtype=options.dtype), folder)
     else:
         folder = resolve_model(options.model)
-    started = providers(options, folder, stack)
-    warm = {name: cache(lambda start=start: start()()) for name, start in started.items()}
+    named = providers(stack)
+
+    @cache
+    def started(name: str) -> tuple[Work, int]:
+        work = named[name](options, folder)
+        return work, work()
 
     def measure(name: str) -> Row:
-        tokens = warm[name]()
-        return {"provider": name, "tokens_per_s": 1e3 * tokens / milliseconds(started[name](), DEVICE)}
+        work, tokens = started(name)
+        return {"provider": name, "tokens_per_s": 1e3 * tokens / milliseconds(work, DEVICE)}
 
-    for i, order in enumerate(rounds_of(list(started), options.rounds), 1):
-        for name in order:
-            yield f"{name}: round {i}", partial(measure, name)
+    yield from in_turns(list(named), options.rounds, measure)
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:
     """Tokens/s of each, and the engine's ratio to each, round by round: medians and ranges."""
-    o, machine = head["options"], head["machine"]
-    rates: dict[str, dict[str, float]] = {}
-    for row in rows:
-        rates.setdefault(row["provider"], {})[row["case"].rpartition(" ")[2]] = row["tokens_per_s"]
+    o = head["options"]
+    names = dict.fromkeys(row["provider"] for row in rows)
+    rates = {n: by_round([row for row in rows if row["provider"] == n], "tokens_per_s") for n in names}
     lines = []
     for name, values in rates.items():
         ratios = [rates[OURS][i] / rate for i, rate in values.items() if i in rates.get(OURS, {})]
-        cells = [_range(list(values.values()), ".0f"), _range(ratios, ".2f") if name != OURS else "–"]
-        lines.append([name, *cells])
-    return (
-        f"{o['sequences']} sequences × {o['tokens']} tokens, {o['model']}, {o['dtype']}, "
-        f"{machine.get('card') or machine['cpu']}, {machine['isa']}, {o['threads']} threads, torch "
-        f"{head['versions']['torch']}\n" + table(("", "tokens/s", "of the torch engine"), lines)
-    )
-
-
-def _range(values: Sequence[float], form: str) -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+        ratio = median_and_range(ratios) if ratios and name != OURS else "–"
+        lines.append([name, median_and_range(values.values(), ".0f"), ratio])
+    work = f"{o['sequences']} sequences × {o['tokens']} tokens, {o['model']}, {o['dtype']}"
+    return f"{work}, {machine_of(head)}\n" + table(("", "tokens/s", "of the torch engine"), lines)

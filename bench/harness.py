@@ -14,10 +14,9 @@ it is measured. So a call that was interrupted goes on when it is repeated with 
 function returns None leaves no row, and one that fails leaves a row that says why; it is tried again.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -113,11 +113,8 @@ def new_head(name: str, argv: Sequence[str], options: Namespace) -> Row:
     from bench.measure import machine, versions  # with torch, which simulations need not import
 
     values = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
-    command = " ".join(["python -m bench", name, *argv])
-    return {
-        "command": command, "options": values, "commit": commit(), "machine": machine(),
-        "versions": versions(),
-    }  # fmt: skip
+    facts = {"commit": commit(), "machine": machine(), "versions": versions()}
+    return {"command": " ".join(["python -m bench", name, *argv]), "options": values, **facts}
 
 
 def read(path: Path) -> tuple[Row, list[Row]]:
@@ -146,7 +143,8 @@ def measure(
 ) -> list[Row]:
     """The row of every case, in their order: those of the record, and those measured now."""
     cases, rows = dict(benchmark.cases(options)), {row["case"]: row for row in known}
-    missing = [case for case in cases.items() if not _done(rows.get(case[0]))]
+    done = {case for case, row in rows.items() if "error" not in row and not row.get("failed")}
+    missing = [case for case in cases.items() if case[0] not in done]
     with ExitStack() as stack:
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,10 +167,6 @@ def measure(
     return [rows[case] for case in cases if case in rows]
 
 
-def _done(row: Row | None) -> bool:
-    return row is not None and not row.get("failed") and "error" not in row
-
-
 def _rows(cases: Sequence[Case], processes: int) -> Iterator[Row | None]:
     if processes == 1 or len(cases) < 2:
         yield from (measured(*case) for case in cases)
@@ -190,6 +184,33 @@ def measured(case: str, function: Callable[[], Row | None]) -> Row | None:
     except Exception as error:
         return {"case": case, "error": reason(error), "failed": not isinstance(error, ImportError)}
     return None if row is None else {"case": case, **row}
+
+
+def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str], Row | None]) -> Iterator[Case]:
+    """Every name once a round; each round begins with the next one, so that none always goes first."""
+    for i in range(rounds):
+        first = i % max(1, len(names))
+        for name in (*names[first:], *names[:first]):
+            yield f"{name}: round {i + 1}", partial(measure, name)
+
+
+def by_round(rows: Sequence[Row], value: str) -> dict[str, float]:
+    """A value of some rows of `in_turns`, by the number of their round."""
+    return {row["case"].rpartition(" ")[2]: row[value] for row in rows}
+
+
+def median_and_range(values: Iterable[float], form: str = ".2f") -> str:
+    """Median and range as text."""
+    ordered = sorted(values)
+    return f"{statistics.median(ordered):{form}} ({ordered[0]:{form}} to {ordered[-1]:{form}})"
+
+
+def machine_of(head: Row) -> str:
+    """The machine, threads, torch and commit of a record."""
+    machine = head["machine"]
+    name, threads = machine.get("card") or machine["cpu"], head["options"]["threads"]
+    torch = f"torch {head['versions']['torch']}, commit {head['commit']}"
+    return f"{name}, {machine['isa']}, {threads} threads, {torch}"
 
 
 def say(line: str) -> None:

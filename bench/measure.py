@@ -1,16 +1,13 @@
 """Time and peak memory of a call, and what the machine is; the same on CPU and CUDA."""
 
-from __future__ import annotations
-
-import contextlib
 import gc
 import os
 import platform
-import statistics
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,21 +38,6 @@ def synchronize(device: str) -> None:
     """Wait for the GPU, where there is one."""
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def rounds_of(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
-    """The order of each round: each begins with the next name, so that no name always goes first."""
-    for i in range(rounds):
-        first = i % max(1, len(names))
-        yield [*names[first:], *names[:first]]
-
-
-def summary(times: list[float]) -> dict[str, float]:
-    """Median and quartiles of milliseconds."""
-    if len(times) < 2:
-        return dict.fromkeys(("median", "low", "high"), times[0]) if times else {}
-    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
-    return {"median": median, "low": low, "high": high}
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -106,32 +88,17 @@ def alone(function: Callable[..., T], *args: object, environment: Mapping[str, s
 
 def machine() -> dict[str, Any]:
     """The machine that the numbers were measured on."""
-    facts: dict[str, Any] = {
-        "cpu": _cpu_name(), "cores": os.cpu_count(), "isa": torch.backends.cpu.get_cpu_capability(),
-    }  # fmt: skip
+    info = Path("/proc/cpuinfo")
+    name = re.search("model name.*: (.*)", info.read_text()) if info.exists() else None
+    cpu, isa = name[1] if name else platform.machine(), torch.backends.cpu.get_cpu_capability()
+    facts: dict[str, Any] = {"cpu": cpu, "cores": os.cpu_count(), "isa": isa}
     if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        facts |= {
-            "card": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1),
-            "cuda": torch.version.cuda,
-        }  # fmt: skip
+        facts |= {"card": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
     return facts
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-        return names[0] if names else platform.machine()
-    return platform.processor()
 
 
 def versions() -> dict[str, str]:
     """Versions of torch, transformers, and what the loss is compared with; "missing" if there is none."""
-    installed = {"torch": str(torch.__version__)}
-    for name in ("triton", "transformers", "liger_kernel", "cut_cross_entropy", "trl", "vllm"):
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            installed[name] = "missing"
-    return installed
+    installed = {d.name.lower().replace("-", "_"): d.version for d in distributions()}
+    names = ("triton", "transformers", "liger_kernel", "cut_cross_entropy", "trl", "vllm")
+    return {"torch": str(torch.__version__)} | {name: installed.get(name, "missing") for name in names}

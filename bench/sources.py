@@ -1,8 +1,8 @@
 """The paper's numbers, each with its source; rates and model shapes are in trainer/accounting."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from trainer.accounting.kernel_cost import Constant
 
@@ -20,7 +20,6 @@ class PublishedCurve:
     C_mid: float
     B: float
     A: float
-    source: str = TABLE
 
 
 TABLE_1 = (
@@ -36,26 +35,31 @@ TABLE_1 = (
     PublishedCurve("ScaleRL-math+code-code", 1675, 1.09, 0.615),
 )
 _ROWS = {curve.name: curve for curve in TABLE_1}
-CURVES = {
-    "8b": replace(_ROWS["ScaleRL"], source=f"{TABLE}, ScaleRL (8B dense)"),
-    "scout": replace(_ROWS["ScaleRL-Scout"], source=f"{TABLE}, ScaleRL-Scout"),
-}
+CURVES = {"8b": _ROWS["ScaleRL"], "scout": _ROWS["ScaleRL-Scout"]}
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRange:
-    """The paper's fit of its long run over a range of GPU-hours."""
+    """The paper's fit of its long run over a range of GPU-hours: A.7."""
 
     low: float
     high: float
     A: float
     B: float
-    source: str
 
 
 RANGES = (
-    PublishedRange(1500, 50000, 0.645, 1.70, "arXiv 2510.13786 A.7"),
-    PublishedRange(0, 100000, 0.655, 1.56, "arXiv 2510.13786 A.7"),
-    PublishedRange(0, 50000, 0.645, 1.70, "arXiv 2510.13786 A.7"),
-    PublishedRange(5000, 50000, 0.645, 1.67, "arXiv 2510.13786 A.7"),
+    PublishedRange(1500, 50000, 0.645, 1.70),
+    PublishedRange(0, 100000, 0.655, 1.56),
+    PublishedRange(0, 50000, 0.645, 1.70),
+    PublishedRange(5000, 50000, 0.645, 1.67),
 )
+
+
+def with_sources(constants: Mapping[str, Constant], options: Mapping[str, Any]) -> list[str]:
+    """A line for every constant: its value, as an option may have it, and its source."""
+    values = {name: options.get(name, c.value) for name, c in constants.items()}
+    return [
+        f"  {name} = {values[name]:g} {c.unit}: {c.source if values[name] == c.value else 'GIVEN'}"
+        for name, c in constants.items()
+    ]

@@ -1,6 +1,4 @@
-"""Tables, made from the records alone: for a terminal, and in Markdown."""
-
-from __future__ import annotations
+"""Tables, made from the records alone: Markdown whose columns are aligned, for a terminal and for a page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,20 +6,14 @@ from typing import Any
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell. The first column, and one named "note", are aligned left."""
-    widths = [max(len(line[i]) for line in (head, *rows)) for i in range(len(head))]
-    aligned_left = {0, len(head) - 1 if head[-1] == "note" else 0}
-
-    def line(cells: Sequence[str]) -> str:
-        pairs = enumerate(zip(cells, widths, strict=True))
-        return "  ".join(c.ljust(w) if i in aligned_left else c.rjust(w) for i, (c, w) in pairs).rstrip()
-
-    return "\n".join((line(head), "  ".join("-" * w for w in widths), *map(line, rows)))
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first column is aligned left."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    widths = [max(4, *(len(line[i]) for line in (head, *rows))) for i in range(len(head))]
+    left = [i == 0 or name == "note" for i, name in enumerate(head)]
+    lines = [
+        [x.ljust(w) if is_left else x.rjust(w) for x, w, is_left in zip(line, widths, left, strict=True)]
+        for line in (head, *rows)
+    ]
+    rule = ["-" * w if is_left else "-" * (w - 1) + ":" for w, is_left in zip(widths, left, strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
 
 
 def number(value: Any, form: str = ".3g") -> str:
@@ -29,9 +21,3 @@ def number(value: Any, form: str = ".3g") -> str:
     if value is None or value != value:
         return "–"
     return value if isinstance(value, str) else format(value, form)
-
-
-def bar(name: str, value: float, limit: float, most: bool = False) -> str:
-    """A line that says whether the value reaches its bar, or with `most` stays below it."""
-    met = value <= limit if most else value >= limit
-    return f"{name}: {value:.3g}, bar {'≤' if most else '≥'} {limit:g}: {'met' if met else 'NOT MET'}"

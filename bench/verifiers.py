@@ -1,12 +1,10 @@
-"""Answers and programs a second that the verifiers judge, all asked for at once.
+"""Answers and programs a second that the verifiers judge, all asked for at once. [3 min]
 
   python -m bench verifiers            ordinary answers of each kind, then programs; three minutes
 
 Answers: right and wrong ones as models write them, 300 a round, median of 7 rounds. Programs (kind `code`, in
 the sandbox): with one, two or ten tests on standard input, calls, and asserts.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json

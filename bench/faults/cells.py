@@ -3,8 +3,6 @@
 A phase begins when a role enters a state (the ledger's states); the fault comes a random time after that.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 ROLES = (
@@ -23,6 +21,17 @@ PHASES = {
 }
 KILLED, FROZEN, FULL, READ_ONLY, CLOCK = "killed", "frozen", "disk full", "read-only folder", "clock jumps"
 NAN, INF = "NaN gradient", "infinite log-probability"
+FLAGS = {
+    "learner-1": ("--learner.ranks", "2"),
+    "engine-1": ("--engine.count", "2"),
+    VLLM: ("--engine.kind", "vllm"),
+}
+CULPRITS = {
+    "run folder": ("space", "Read-only", "read-only"),
+    "learner-1": ("learner-1", "learner rank 1"),
+    "fork server": ("verif",),
+    "verifier worker": ("verif",),
+}
 FATAL = ("launcher", "controller", "learner", "learner-1")  # whose death ends the run, to be resumed
 
 
@@ -45,32 +54,19 @@ class Cell:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """A second rank or engine for the cells that are about it."""
-        if self.role == "learner-1":
-            return ("--learner.ranks", "2")
-        if self.role == VLLM:
-            return ("--engine.kind", "vllm")
-        return ("--engine.count", "2") if self.role == "engine-1" else ("--engine.count", "1")
+        """Options of the run: a second rank or engine for the cells that are about it."""
+        return FLAGS.get(self.role, ("--engine.count", "1"))
 
     @property
     def fatal(self) -> bool:
         """True if the run may end, if it says why."""
-        return (
-            self.fault in (FROZEN, INF)
-            or self.role in (*FATAL, "run folder")
-            or self.phase in ("start-up", "ending")
-        )
+        ends = self.role in (*FATAL, "run folder") or self.phase in ("start-up", "ending")
+        return ends or self.fault in (FROZEN, INF)
 
     @property
     def culprit(self) -> tuple[str, ...]:
         """Words, one of which names the process in an error line, or says what is wrong with the disk."""
-        words = {
-            "run folder": ("space", "Read-only", "read-only"),
-            "learner-1": ("learner-1", "learner rank 1"),
-            "fork server": ("verif",),
-            "verifier worker": ("verif",),
-        }
-        return words.get(self.role, (self.process,))
+        return CULPRITS.get(self.role, (self.process,))
 
 
 def all_cells() -> list[Cell]:

@@ -4,8 +4,6 @@ Each step was trained once, on the next P groups; each of them is there, with to
 allows; and within an epoch no prompt comes twice and, until the last, none is missing.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -25,16 +23,11 @@ def problems(run_dir: Path, prompts: int, prompts_per_step: int, lag: int) -> li
     wrong += [f"metrics.jsonl has the steps {again} again"] if again else []
     wrong += ["the steps in metrics.jsonl are not in order"] if steps != sorted(steps) else []
     wrong += [f"step {step} was evaluated {n} times" for step, n in evaluated.items() if n > 1]
-    issued: dict[int, dict[str, Any]] = {}
-    finished: dict[int, dict[str, Any]] = {}
-    trained: dict[int, dict[str, Any]] = {}
+    books: dict[str, dict[int, dict[str, Any]]] = {"issued": {}, "finished": {}, "trained": {}}
     for record in records(run_dir / "journal"):  # what a resume repeats replaces what came before
-        if "issued" in record:
-            issued[record["issued"]] = record
-        elif "finished" in record:
-            finished[record["finished"]] = record
-        else:
-            trained[record["trained"]] = record
+        kind = next(name for name in books if name in record)
+        books[kind][record[kind]] = record
+    issued, finished, trained = books.values()
     epochs: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for step in range(1, last + 1):
         first = (step - 1) * prompts_per_step

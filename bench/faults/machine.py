@@ -4,11 +4,10 @@ Every process of a run inherits a PATH that begins with a mark of this trial, al
 which gets hardly anything else of the environment.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 SHARED = Path("/dev/shm")
@@ -18,23 +17,19 @@ def processes(mark: str) -> dict[int, str]:
     """Living processes with this mark: their command lines by id. Zombies hold nothing and are left out."""
     lines = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() not in (folder / "environ").read_bytes():
-                continue
-            if (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                continue
-            lines[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-        except (OSError, ProcessLookupError):
-            continue  # it has just ended
+        with suppress(OSError, ProcessLookupError):  # it has just ended
+            marked = mark.encode() in (folder / "environ").read_bytes()
+            if marked and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                lines[int(folder.name)] = line
     return lines
 
 
 def parent(pid: int) -> int:
     """The parent's id; 0 if the process has ended."""
-    try:
+    with suppress(OSError, ProcessLookupError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ProcessLookupError):
-        return 0
+    return 0
 
 
 def verifiers(mark: str) -> tuple[int, list[int]]:
@@ -64,7 +59,5 @@ def shared_files(folder: Path) -> set[str]:
 def kill_all(mark: str) -> None:
     """End whatever a trial has left."""
     for pid in processes(mark):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue

@@ -1,4 +1,6 @@
-"""The fault matrix: every process of a run, in every phase, is killed or frozen at a random instant; disks
+"""A process of a run is killed or frozen in any phase: does the run survive, or end in one line? [hours]
+
+Every process of a run, in every phase, is killed or frozen at a random instant; disks
 are full, folders read-only, the clock jumps. Each run must recover or end in one clear line that names the
 culprit, within its deadline; be resumed; and its books must add up: no prompt lost, none trained on twice,
 no process, shared memory or semaphore left.
@@ -10,8 +12,6 @@ no process, shared memory or semaphore left.
 Disks and read-only folders need root, who alone can mount them, and vLLM's cells an environment with vLLM
 (`.venv-vllm/bin/python -m bench faults --only vLLM`); without them these cells are left out.
 """
-
-from __future__ import annotations
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ from typing import Any
 from bench.faults.cells import FULL, READ_ONLY, VLLM, Cell, all_cells
 from bench.faults.trial import try_cell
 from bench.harness import Case, Row, chosen
-from bench.table import markdown
+from bench.table import table
 
 OPTIONS: dict[str, Any] = {
     "runs": (1, "instants in each cell"),
@@ -81,4 +81,4 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
             str(sum(len(row["violated"]) for row in group)),
         ])  # fmt: skip
         text += [f"{row['case']}: {'; '.join(row['violated'])}" for row in group if row["violated"]]
-    return "\n".join([markdown(columns, lines), *text])
+    return "\n".join([table(columns, lines), *text])

@@ -1,7 +1,5 @@
 """A training run under test: started as a user starts it, and watched from outside."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import IO
@@ -26,18 +25,12 @@ START_DEADLINE_S = 120
 PROMPTS, HELD_OUT, PROMPTS_PER_STEP, LAG = 80, 20, 8, 1
 
 
-def write_data(path: Path) -> None:
-    """Sums; the math verifier decides on them in its worker processes."""
-    sums = [(a, b) for a in range(10, 20) for b in range(10, 20)]
-    rows = ({"question": f"Calculate {a} + {b}.", "answer": str(a + b)} for a, b in sums)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def command(folder: Path) -> list[str]:
-    """The command that starts the run."""
+    """The command that starts the run, and its data: sums, on which the math verifier's workers decide."""
     data = folder / "sums.jsonl"
-    if not data.exists():
-        write_data(data)
+    sums = [(a, b) for a in range(10, 20) for b in range(10, 20)]
+    rows = [{"question": f"Calculate {a} + {b}.", "answer": str(a + b)} for a, b in sums]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags: dict[str, object] = {
         "--run-dir": folder / "run", "--model.path": "tiny",
         "--data.source": data, "--data.held_out": HELD_OUT,
@@ -58,7 +51,6 @@ class Run:
 
     def __init__(self, folder: Path, more: tuple[str, ...], environment: dict[str, str]) -> None:
         self.folder, self.dir, self.mark = folder, folder / "run", folder.name
-        self.states: dict[str, str] = {}  # role -> what it does
         self.entered: Counter[tuple[str, str]] = Counter()  # (role, state) -> how often
         self.lines: list[tuple[float, str]] = []  # what the run has printed, and when
         address = str(folder / "states")
@@ -90,7 +82,6 @@ class Run:
                 role, state = self._socket.recv(256).decode().split()
             except OSError:
                 return
-            self.states[role] = state
             self.entered[role, state] += 1
 
     def _read(self, out: IO[str]) -> None:
@@ -134,13 +125,11 @@ class Run:
 
     def signal(self, role: str, number: int) -> bool:
         """Send a role's process a signal; False if there is no such process."""
-        pid = self.pid(role)
-        if pid:
-            try:
+        if pid := self.pid(role):
+            with suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                return False
-        return bool(pid)
+                return True
+        return False
 
     def survivors(self, seconds: float) -> dict[int, str]:
         """The processes that are still there after so long."""

@@ -1,4 +1,4 @@
-"""A long run under random faults: are memory, files, threads and shared memory flat, and the books right?
+"""A long run under random faults: is anything lost, or growing? [an hour]
 
   python -m bench faults.soak --minutes 60      `make soak`
 
@@ -8,8 +8,6 @@ In between the resources of every process are sampled. Growth is that of the med
 process's life over that of its second quarter, for the longest life of each role.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import statistics
@@ -18,7 +16,6 @@ import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,14 +33,7 @@ SAMPLE_S = 2.0
 FLAGS = ("--engine.count", "2", "--pipeline.steps", "1000000")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Resources that a process holds at one moment."""
-
-    memory_mb: float
-    files: int
-    threads: int
-    shared_mb: float  # of the whole run
+Sample = dict[str, float]  # resources that a process holds at one moment
 
 
 def sample(pid: int, folder: Path) -> Sample | None:
@@ -57,11 +47,12 @@ def sample(pid: int, folder: Path) -> Sample | None:
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     if "RssAnon" not in fields:  # a zombie has no memory
         return None
-    return Sample(int(fields["RssAnon"].split()[0]) / 1e3, files, int(fields["Threads"]), shared / 1e6)
+    memory, threads = int(fields["RssAnon"].split()[0]) / 1e3, int(fields["Threads"])
+    return {"memory MB": memory, "files": files, "threads": threads, "shared MB": shared / 1e6}
 
 
-def soak(minutes: float, seed: int) -> tuple[list[list[Sample]], list[str], list[str]]:
-    """The samples of the longest lives, by FATAL; the faults; and what was wrong."""
+def measure(minutes: float, seed: int) -> Row:
+    """The samples of the longest life of each role in FATAL, the faults, and what was wrong."""
     lives: defaultdict[tuple[str, int], list[Sample]] = defaultdict(list)
     faults, wrong, rng = list[str](), list[str](), random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as name:
@@ -75,8 +66,11 @@ def soak(minutes: float, seed: int) -> tuple[list[list[Sample]], list[str], list
         final = audit(folder, FLAGS[:2])
         wrong += final["problems"] + final["orphans"]
         wrong += [f"left in shared memory: {name}" for name in machine.shared_files(folder)]
-    by_role = [max((s for (r, _), s in lives.items() if r == role), key=len, default=[]) for role in FATAL]
-    return by_role, faults, wrong
+    longest = {
+        role: max((samples for (r, _), samples in lives.items() if r == role), key=len, default=[])
+        for role in FATAL
+    }
+    return {"lives": longest, "faults": faults, "wrong": wrong, "failed": bool(wrong)}
 
 
 def _live(
@@ -123,16 +117,9 @@ def growth(samples: Sequence[float]) -> float:
     return statistics.median(samples[-quarter:]) / before - 1
 
 
-def measure(minutes: float) -> Row:
-    """The longest lives by role, the faults, and what was wrong."""
-    lives, faults, wrong = soak(minutes, seed=0)
-    samples = {role: [asdict(s) for s in life] for role, life in zip(FATAL, lives, strict=True)}
-    return {"lives": samples, "faults": faults, "wrong": wrong, "failed": bool(wrong)}
-
-
 def cases(options: Namespace) -> Iterator[Case]:
     """The run is one case."""
-    yield "soak", partial(measure, options.minutes)
+    yield "soak", partial(measure, options.minutes, 0)
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:

@@ -1,8 +1,8 @@
 """One cell of the matrix: a run that meets its fault, is resumed, and is audited."""
 
-from __future__ import annotations
-
+import os
 import random
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -44,24 +44,23 @@ def _meet(cell: Cell, folder: Path, rng: random.Random) -> Row:
     try:
         if cell.fault == CLOCK:
             run.until(lambda: False, 120)
-            return _outcome(cell, run, run.began, "")
+            return _outcome(cell, run, run.began)
         if not _reach(cell, run, rng, steps):
             return {"ended": "missed", "line": run.error or "the phase did not begin", "seconds": 0.0}
-        state = run.states.get(cell.process, "")
         began, step = time.monotonic(), run.last_step()
         undo = _cause(cell, run)
         try:
             at_work = _at_work(cell, run, began, step)
             starts = cell.phase == "start-up" or cell.role == VLLM
             run.until(at_work, DEADLINE_S + (START_DEADLINE_S if starts else 0) + GRACE_S)
-            if run.process.poll() is None and at_work():
-                row = {"ended": "recovered", "seconds": time.monotonic() - began, "line": "", "state": state}
-                run.process.send_signal(signal.SIGINT)
-                run.until(lambda: False, DEADLINE_S + GRACE_S)
-                if run.process.poll() is None:
-                    row = row | {"ended": "hang", "line": "it did not end after Ctrl-C"}
-                return row | _after(run)
-            return _outcome(cell, run, began, state)
+            if run.process.poll() is not None or not at_work():
+                return _outcome(cell, run, began)
+            row = {"ended": "recovered", "seconds": time.monotonic() - began, "line": ""}
+            run.process.send_signal(signal.SIGINT)
+            run.until(lambda: False, DEADLINE_S + GRACE_S)
+            if run.process.poll() is None:
+                row |= {"ended": "hang", "line": "it did not end after Ctrl-C"}
+            return row | _orphans(run)
         finally:
             undo()
     finally:
@@ -107,11 +106,9 @@ def _disk(folder: Path, fault: str) -> Iterator[None]:
 def _fill(folder: Path) -> Callable[[], object]:
     """Leave no byte free; returns what frees them."""
     ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        for size in (1 << 20, 1 << 12, 1):
-            with suppress(OSError):
-                while file.write(bytes(size)):
-                    pass
+    with ballast.open("wb") as file, suppress(OSError):  # the run may take a block meanwhile
+        while free := shutil.disk_usage(folder).free:
+            os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free)
     return ballast.unlink
 
 
@@ -152,26 +149,18 @@ def _at_work(cell: Cell, run: Run, began: float, step: int) -> Callable[[], bool
     return check
 
 
-def _outcome(cell: Cell, run: Run, began: float, state: str) -> Row:
+def _outcome(cell: Cell, run: Run, began: float) -> Row:
     """The outcome of a run that has not recovered."""
     code, seconds = run.process.poll(), time.monotonic() - began
     killed = cell.role == "launcher" and code == -signal.SIGKILL
-    if code is None:
-        ended = "hang"
-    elif code == 0 or killed:
-        ended = "complete" if code == 0 else "killed"
-    else:
-        ended = "error"
+    ended = "killed" if killed else {None: "hang", 0: "complete"}.get(code, "error")
     line = run.error.replace(f"{run.folder}/", "")  # rows of all machines are alike
-    row = {"ended": ended, "code": code, "line": line, "seconds": seconds, "state": state}
-    return row | _after(run)
+    return {"ended": ended, "code": code, "line": line, "seconds": seconds} | _orphans(run)
 
 
-def _after(run: Run) -> Row:
-    """The processes that outlive the launcher, and for how many seconds."""
-    began = time.monotonic()
-    orphans = run.survivors(ORPHANS_S)
-    return {"alone_s": time.monotonic() - began, "orphans": sorted(orphans.values())}
+def _orphans(run: Run) -> Row:
+    """The processes that outlive the launcher."""
+    return {"orphans": sorted(run.survivors(ORPHANS_S).values())}
 
 
 def audit(folder: Path, flags: tuple[str, ...]) -> Row:

@@ -1,4 +1,4 @@
-"""The stages of `python -m bench gpu` that no other benchmark has.
+"""The stages of `python -m bench gpu` that no other benchmark has. [minutes]
 
   machine                 versions, and copies over PCIe and within the card
   qwen3-0.6b, qwen3-4b    a step of the learner: kernels by class, idle time, where it waits, peak memory
@@ -8,8 +8,6 @@
 
 On a CPU they run with a tiny model.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -31,7 +29,6 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from bench.faults.run import START_DEADLINE_S, Run
 from bench.faults.trial import ORPHANS_S, audit
@@ -61,27 +58,19 @@ def machine_stage() -> Row:
     driver = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         driver = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20).stdout
-    record: Row = {"nvidia_smi": driver}
-    if DEVICE == "cuda":
-        record["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    nccl = torch.cuda.nccl.version() if DEVICE == "cuda" else ()
     size = (256 if DEVICE == "cuda" else 1) << 20
     card = torch.empty(size, dtype=torch.uint8, device=DEVICE)
     hosts = {"pageable": torch.ones(size, dtype=torch.uint8)}
     if DEVICE == "cuda":
         hosts["pinned"] = hosts["pageable"].pin_memory()
-    other = torch.empty_like(card)
-    copies = {"within the card": (other, card)}
+    copies, rates = {"within the card": (torch.empty_like(card), card)}, dict[str, float]()
     for name, host in hosts.items():
         copies |= {f"to the card, {name}": (card, host), f"from the card, {name}": (host, card)}
-    record["gb_per_s"] = {
-        name: size / 1e6 / statistics.median(_times(partial(a.copy_, b))) for name, (a, b) in copies.items()
-    }
-    return record
-
-
-def _times(call: Callable[[], object], rounds: int = 7) -> list[float]:
-    call()
-    return [milliseconds(call, DEVICE) for _ in range(rounds)]
+    for name, (a, b) in copies.items():
+        _, *ms = [milliseconds(partial(a.copy_, b), DEVICE) for _ in range(8)]
+        rates[name] = size / 1e6 / statistics.median(ms)
+    return {"nvidia_smi": driver, "nccl": ".".join(map(str, nccl)), "gb_per_s": rates}
 
 
 def profile_stage(model: str) -> Row:
@@ -93,8 +82,7 @@ def profile_stage(model: str) -> Row:
         step()
         seconds = milliseconds(step, DEVICE) / 1e3
         record: Row = {"model": p.model, "step_s": seconds} | _memory(p, folder)
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (DEVICE == "cuda")
-        with profile(activities=activities) as profiler:
+        with torch.profiler.profile() as profiler:
             step()
             synchronize(DEVICE)
         return record | _kernels(profiler) | {"waits": _waits(step)}
@@ -114,16 +102,16 @@ def _memory(p: StepProblem, folder: str) -> Row:
 def _kernels(profiler: Any) -> Row:
     """Milliseconds by class and of the longest kernels, and of no kernel at all."""
     wanted = DeviceType.CUDA if DEVICE == "cuda" else DeviceType.CPU
-    events = sorted((e.time_range.start, e.time_range.end, e.name) for e in profiler.events() if
-                    e.device_type == wanted)  # fmt: skip
+    events = [e for e in profiler.events() if e.device_type == wanted and not e.is_user_annotation]
+    spans = sorted((e.time_range.start, e.time_range.end, e.name) for e in events)
     by_class, by_name, busy, until = Counter[str](), Counter[str](), 0.0, 0.0
-    for start, end, name in events:
+    for start, end, name in spans:
         kind = next((k for k, pattern in CLASSES.items() if re.search(pattern, name.lower())), "other")
         by_class[kind] += (end - start) / 1e3
         by_name[name[:120]] += (end - start) / 1e3
         busy += max(0.0, end - max(start, until)) / 1e3
         until = max(until, end)
-    span = (until - events[0][0]) / 1e3
+    span = (until - spans[0][0]) / 1e3
     return {
         "kernels": len(events), "span_ms": span, "idle_ms": span - busy,
         "ms_by_class": dict(by_class.most_common()), "ms_by_kernel": dict(by_name.most_common(30)),

@@ -1,4 +1,4 @@
-"""Stages to run on one GPU, important ones first: each is a process of its own, and its results are kept.
+"""Stages to run on one GPU, important ones first: each in a process of its own. [10 min a call]
 
   python -m bench gpu --out OUT/gpu.jsonl                   goes on with what OUT lacks
   python -m bench gpu --out OUT/gpu.jsonl --only kernels    stages whose name contains one of these words
@@ -10,8 +10,6 @@ again, and the exit status is 1. Needs torch 2.11+, triton 3.6+, transformers an
 downloaded. COMMIT: its name outside git.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.harness import ROOT, Case, Row, chosen
 from bench.measure import DEVICE
@@ -30,71 +28,48 @@ from trainer.config import ConfigError
 OPTIONS: dict[str, Any] = {"only": ("", "comma-separated: stages whose name contains one of these")}
 
 
-class Stage(NamedTuple):
-    """The most seconds that a stage may take, the module that it runs, and its arguments."""
-
-    seconds: float
-    module: str
-    arguments: tuple[str, ...]
-
-
-def _tests(seconds: float, *options: str) -> Stage:
-    return Stage(seconds, "pytest", ("-q", "-p", "no:cacheprovider", *options))
-
-
-def _bench(seconds: float, *arguments: str) -> Stage:
-    return Stage(seconds, "bench", arguments)
-
-
-def _loss(seconds: float, n: int, h: int, v: int) -> Stage:
-    shape = (f"--rows={n}", f"--hidden={h}", f"--vocab={v}", "--chunk=8192", "--max-seconds=10")
-    return _bench(seconds, "kernels.compare", "--dtype=bfloat16", *shape)
-
-
-def _step(seconds: float, model: str, batch: str, *more: str) -> Stage:
-    return _bench(seconds, "learner", f"--model={model}", f"--batch={batch}", "--rounds=1", *more)
-
-
-LARGE = ("--steps=3", "--checkpoint")  # 4B recomputes its activations, to fit
-STAGES = {
-    "machine": _bench(60, "gpu.stages", "--only=machine"),
-    "flash": _tests(120, "tests/gpu/test_attention.py", "tests/trainer/learner/test_learner_cuda.py"),
-    "kernel-tests": _tests(150, "tests/gpu/test_gpu.py", "tests/gpu/test_gpu_body.py"),
-    "engine-tests": _tests(90, "tests/gpu/test_torch_engine_cuda.py"),
-    "learner-0.6b": _bench(90, "gpu.stages", "--only=qwen3-0.6b"),
-    "learner-4b": _bench(120, "gpu.stages", "--only=qwen3-4b"),
-    "engine": _bench(90, "engine", "--model=qwen3-0.6b", "--rounds=3"),
-    "body": _bench(60, "kernels.parts", "--only=body", "--rows=8192", "--hidden=2560"),
-    "ipc": _bench(60, "gpu.stages", "--only=ipc"),
-    "launcher": _bench(240, "gpu.stages", "--only=launcher"),
-    "parts": _bench(180, "kernels.parts", "--only=limit,kernel,op,epilogue,objective,profile"),
-    "kernels": _loss(150, 16384, 4096, 151936),
-    "kernels-trl": _loss(90, 8192, 4096, 151936),  # the shape of TRL's issue 7244
-    "kernels-h2048": _loss(90, 16384, 2048, 151936),
-    "kernels-llama": _loss(90, 8192, 4096, 128256),
-    "step-0.6b": _step(100, "qwen3-0.6b", "packs", "--steps=8"),
-    "step-4b": _step(180, "qwen3-4b", "packs", *LARGE),
-    "long-0.6b": _step(80, "qwen3-0.6b", "long", "--only=ours", "--steps=8"),
-    "long-4b": _step(105, "qwen3-4b", "long", "--only=ours", *LARGE),
-    "accuracy": _bench(120, "kernels.accuracy", "--backends=triton"),
-    "all-tests": _tests(345, "--continue-on-collection-errors", "tests/gpu", "tests/kernels"),
+TESTS = "pytest -q -p no:cacheprovider"
+LOSS = "bench kernels.compare --dtype=bfloat16 --chunk=8192 --max-seconds=10"
+STEP = "bench learner --rounds=1"
+LARGE = "--steps=3 --checkpoint"  # 4B recomputes its activations, to fit
+STAGES = {  # the most seconds that a stage may take, and the module that it runs with its arguments
+    "machine": (60, "bench gpu.stages --only=machine"),
+    "flash": (120, f"{TESTS} tests/gpu/test_attention.py tests/trainer/learner/test_learner_cuda.py"),
+    "kernel-tests": (150, f"{TESTS} tests/gpu/test_gpu.py tests/gpu/test_gpu_body.py"),
+    "engine-tests": (90, f"{TESTS} tests/gpu/test_torch_engine_cuda.py"),
+    "learner-0.6b": (90, "bench gpu.stages --only=qwen3-0.6b"),
+    "learner-4b": (120, "bench gpu.stages --only=qwen3-4b"),
+    "engine": (90, "bench engine --model=qwen3-0.6b --rounds=3"),
+    "body": (60, "bench kernels.parts --only=body --rows=8192 --hidden=2560"),
+    "ipc": (60, "bench gpu.stages --only=ipc"),
+    "launcher": (240, "bench gpu.stages --only=launcher"),
+    "parts": (180, "bench kernels.parts --only=limit,kernel,op,epilogue,profile"),
+    "kernels": (150, f"{LOSS} --rows=16384 --hidden=4096 --vocab=151936"),
+    "kernels-trl": (90, f"{LOSS} --rows=8192 --hidden=4096 --vocab=151936"),  # of TRL's issue 7244
+    "kernels-h2048": (90, f"{LOSS} --rows=16384 --hidden=2048 --vocab=151936"),
+    "kernels-llama": (90, f"{LOSS} --rows=8192 --hidden=4096 --vocab=128256"),
+    "step-0.6b": (100, f"{STEP} --model=qwen3-0.6b --batch=packs --steps=8"),
+    "step-4b": (180, f"{STEP} --model=qwen3-4b --batch=packs {LARGE}"),
+    "long-0.6b": (80, f"{STEP} --model=qwen3-0.6b --batch=long --only=ours --steps=8"),
+    "long-4b": (105, f"{STEP} --model=qwen3-4b --batch=long --only=ours {LARGE}"),
+    "accuracy": (120, "bench kernels.accuracy --backends=triton"),
+    "all-tests": (345, f"{TESTS} --continue-on-collection-errors tests/gpu tests/kernels"),
 }
 
 
 def run(name: str, folder: Path) -> Row:
     """Run a stage in a process of its own, and say how it ended."""
-    stage, start = STAGES[name], time.monotonic()
-    result = f"--junitxml={folder / name}.xml" if stage.module == "pytest" else f"--out={folder / name}.jsonl"
-    command = [sys.executable, "-m", stage.module, *stage.arguments, result]
+    (limit, command), start = STAGES[name], time.monotonic()
+    result = f"--junitxml={folder / name}.xml" if "pytest" in command else f"--out={folder / name}.jsonl"
     with (folder / f"{name}.log").open("a") as log:
         try:
             code = subprocess.run(
-                command, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": "1"}, stdout=log,
-                stderr=subprocess.STDOUT, timeout=stage.seconds,
+                [sys.executable, "-m", *command.split(), result], cwd=ROOT, stdout=log,
+                stderr=subprocess.STDOUT, timeout=limit, env=os.environ | {"PYTHONUNBUFFERED": "1"},
             ).returncode  # fmt: skip
             ended = "passed" if code == 0 else f"failed ({code})"
         except subprocess.TimeoutExpired:
-            ended = f"failed: over its {stage.seconds:g} s"
+            ended = f"failed: over its {limit:g} s"
     return {"ended": ended, "seconds": time.monotonic() - start, "failed": ended != "passed"}
 
 

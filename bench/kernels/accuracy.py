@@ -1,4 +1,4 @@
-"""The errors of our kernels against float64, check by check, and whether they meet their bars.
+"""The errors of our kernels against float64, check by check, and whether they meet their bars. [5 min]
 
   python -m bench kernels.accuracy                    this machine's backends; about 5 minutes on two cores
   python -m bench kernels.accuracy --quick            small shapes: seconds, and bars are not checked
@@ -9,12 +9,10 @@ Beside ours the table has the error that the GEMM alone allows: FP32 logits stra
 (on CUDA mm(out_dtype=float32) of bf16), with everything after them in float64.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,16 +21,7 @@ from torch import Tensor
 import kernels
 from bench.harness import Case, Row, chosen
 from bench.kernels import providers
-from bench.kernels.problem import (
-    LossAnswer,
-    LossProblem,
-    blocks,
-    errors_of,
-    log_probs,
-    make_problem,
-    relative,
-    solve,
-)
+from bench.kernels.problem import LossProblem, blocks, errors_of, log_probs, make_problem, relative, solve
 from bench.measure import DEVICE
 from bench.table import number, table
 
@@ -48,20 +37,7 @@ GRADIENT_BARS = {"two-pass": 1.9e-3, "single-pass": 2.5e-3, "fused-epilogue": 2.
 SPLIT_BARS = {3: 4e-6, 2: 3e-5}  # max |Δlogp| with FP32 weights split in bf16 parts, logit std 3
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """(H, V) and the like of each check."""
-
-    logits: tuple[int, int] = (4096, 151936)
-    peaked: tuple[int, int] = (1024, 8192)
-    gradients: tuple[int, int, int] = (256, 512, 32768)
-    chunks: tuple[int, int, int] = (1024, 128, 8192)
-    parts: tuple[int, int] = (4096, 32768)
-
-
-Line = tuple[str, float, float | None]  # what is measured, its value and bar
-Check = Callable[[str, Sizes], Iterator[tuple[str, Callable[[], list[Line]]]]]  # of a backend: its modes
-QUICK = Sizes((64, 500), (32, 200), (48, 32, 400), (256, 16, 200), (64, 300))
+Line = tuple[str, str, float, float | None]  # what is measured, how it was computed, the error and its bar
 
 
 @torch.no_grad()
@@ -75,24 +51,24 @@ def logits64(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def mm_error(p: LossProblem, truth: Tensor) -> dict[str, float]:
-    """Errors of FP32 logits from one GEMM: of themselves, and of log-probs with a float64 epilogue.
+def gemm_logprobs(p: LossProblem) -> Tensor:
+    """(N,) log-probs in float64 from the FP32 logits of one GEMM.
 
     On the CPU, where mm(out_dtype=) does not exist, the GEMM is torch's FP32 one on upcast operands.
     """
-    x, w = p.hidden.detach(), p.weight.detach()
-    z = torch.empty(len(x), len(w), device=x.device)
-    providers.wide_mm(x, w.t(), z)
-    z = z.double()
-    return {
-        "logits_max_abs": float((z - truth).abs().max()),
-        "logp_max_abs": float((log_probs(z, p.targets) - log_probs(truth, p.targets)).abs().max()),
-    }
+    z = torch.empty(len(p.hidden), len(p.weight), device=p.hidden.device)
+    providers.wide_mm(p.hidden.detach(), p.weight.detach().t(), z)
+    return log_probs(z.double(), p.targets)
 
 
 def worst(answer: Tensor, truth: Tensor) -> float:
     """max |answer − truth|; NaN if any of `answer` is."""
     return float((answer.detach().double() - truth).abs().max())
+
+
+def scored_logprobs(p: LossProblem, backend: str) -> Tensor:
+    """Log-probs without gradients."""
+    return kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend).logprobs
 
 
 def train_logprobs(p: LossProblem, backend: str, **mode: Any) -> Tensor:
@@ -103,110 +79,67 @@ def train_logprobs(p: LossProblem, backend: str, **mode: Any) -> Tensor:
     ).logprobs  # fmt: skip
 
 
-@lru_cache(maxsize=1)
-def scored(size: tuple[int, int], std: float) -> tuple[LossProblem, Tensor, dict[str, float]]:
-    """A problem, its log-probs in float64, and the errors of the GEMM alone."""
-    p = make_problem(ROWS, *size, torch.bfloat16, DEVICE, std)
-    z = logits64(p.hidden.detach(), p.weight.detach())
-    return p, log_probs(z, p.targets), mm_error(p, z)
-
-
-def logprobs(backend: str, sizes: Sizes) -> Iterator[tuple[str, Callable[[], list[Line]]]]:
-    """max |Δlogp| of scoring and of training at a large head, by logit std."""
-    product = "mm(out_dtype=float32)" if DEVICE == "cuda" else "FP32 mm"
-    for std in LOGIT_BARS:
-        check = f"|Δlogp| max, H={sizes.logits[0]} V={sizes.logits[1]}, logit std {std:g}"
-
-        def measure(train: dict[str, Any] | None, std: float = std, check: str = check) -> list[Line]:
-            p, truth, gemm = scored(sizes.logits, std)
-            bar = LOGIT_BARS[std] if DEVICE == "cpu" else 1.5 * gemm["logp_max_abs"]
-            if train is None:
-                answer = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)[0]
-            else:
-                answer = train_logprobs(p, backend, **train)
-            return [(check, worst(answer, truth), bar)]
-
-        def alone(std: float = std, check: str = check) -> list[Line]:
-            return [(check, scored(sizes.logits, std)[2]["logp_max_abs"], None)]
-
-        yield f"{product} + float64, std {std:g}", alone
-        yield f"{backend}, scoring, std {std:g}", partial(measure, None)
-        for kernel in row_kernels(backend):
-            yield f"{backend}, training, {kernel}, std {std:g}", partial(measure, {"row_kernel": kernel})
-
-
 def row_kernels(backend: str) -> tuple[str, ...]:
     """Those of a backend."""
     return providers.ROW_KERNELS if backend == "triton" else ("two-pass",)
 
 
-@lru_cache(maxsize=1)
-def peaked_problem(h: int, v: int) -> tuple[LossProblem, Tensor]:
-    """Rows with ever more probable targets, log π from about −1 to −1e-12, and their float64 log-probs."""
+def logprobs(backend: str, h: int, v: int) -> Iterator[Line]:
+    """max |Δlogp| of scoring and of training at a large head, by logit std."""
+    product = "mm(out_dtype=float32)" if DEVICE == "cuda" else "FP32 mm"
+    for std, bar in LOGIT_BARS.items():
+        check = f"|Δlogp| max, H={h} V={v}, logit std {std:g}"
+        p = make_problem(ROWS, h, v, torch.bfloat16, DEVICE, std)
+        truth = log_probs(logits64(p.hidden.detach(), p.weight.detach()), p.targets)
+        gemm = worst(gemm_logprobs(p), truth)
+        bar = bar if DEVICE == "cpu" else 1.5 * gemm
+        yield check, f"{product} + float64", gemm, None
+        yield check, f"{backend}, scoring", worst(scored_logprobs(p, backend), truth), bar
+        for kernel in row_kernels(backend):
+            error = worst(train_logprobs(p, backend, row_kernel=kernel), truth)
+            yield check, f"{backend}, training, {kernel}", error, bar
+
+
+def peaked(backend: str, h: int, v: int) -> Iterator[Line]:
+    """Largest relative error of log-probs between −1 and −1e-12, of rows with ever more probable targets."""
     p = make_problem(256, h, v, torch.bfloat16, DEVICE, logit_std=1.0)
     w = p.weight.detach().float()[p.targets]
-    lead = torch.linspace(0.5, 34, len(p.targets), device=DEVICE) + torch.tensor(float(v)).log()
+    lead = torch.linspace(0.5, 34, len(p.targets), device=DEVICE) + torch.tensor(float(len(p.weight))).log()
     hidden = lead[:, None] * w / w.square().sum(1, keepdim=True)
     p = replace(p, hidden=hidden.bfloat16().requires_grad_())
-    return p, log_probs(logits64(p.hidden.detach(), p.weight.detach()), p.targets)
+    truth = log_probs(logits64(p.hidden.detach(), p.weight.detach()), p.targets)
+    rows = (truth < -1e-12) & (truth > -1)
+    check = f"relative logp error, {float(truth[rows].min()):.0e} to {float(truth[rows].max()):.0e}"
+    for name, compute in (("scoring", scored_logprobs), ("training", train_logprobs)):
+        error = worst(compute(p, backend)[rows] / truth[rows], torch.ones(()))
+        yield check, f"{backend}, {name}", error, 1e-5
 
 
-def peaked(backend: str, sizes: Sizes) -> Iterator[tuple[str, Callable[[], list[Line]]]]:
-    """Largest relative error of log-probs between −1 and −1e-12."""
-
-    def measure(train: bool) -> list[Line]:
-        p, truth = peaked_problem(*sizes.peaked)
-        rows = (truth < -1e-12) & (truth > -1)
-        if train:
-            answer = train_logprobs(p, backend)
-        else:
-            answer = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)[0]
-        check = f"relative logp error, {float(truth[rows].min()):.0e} to {float(truth[rows].max()):.0e}"
-        return [(check, worst(answer[rows] / truth[rows], torch.ones(())), 1e-5)]
-
-    yield f"{backend}, scoring", partial(measure, False)
-    yield f"{backend}, training", partial(measure, True)
-
-
-@lru_cache(maxsize=1)
-def solved(size: tuple[int, int, int]) -> tuple[LossProblem, LossAnswer]:
-    """A problem in bf16 and its solution."""
-    p = make_problem(*size, torch.bfloat16, DEVICE)
-    return p, solve(p)
-
-
-def gradients(backend: str, sizes: Sizes) -> Iterator[tuple[str, Callable[[], list[Line]]]]:
+def gradients(backend: str, n: int, h: int, v: int) -> Iterator[Line]:
     """Relative errors of dX and dW, by row kernel and exactness, from bf16 or FP32 operands.
 
     The bar leaves out the error of rounding the result to bf16.
     """
-
-    def measure(wide: str, bar: float, **mode: Any) -> list[Line]:
-        p, truth = solved(sizes.gradients)
-        fp32 = {name: getattr(p, name).detach().float().requires_grad_() for name in wide.split()}
-        p = replace(p, **fp32)
-        answer, lines = providers.ours(p, backend, **mode), list[Line]()
+    problem = make_problem(n, h, v, torch.bfloat16, DEVICE)
+    truth = solve(problem)
+    modes: list[tuple[str, float, list[str], dict[str, Any]]] = [
+        (kernel, GRADIENT_BARS[kernel], [], {"row_kernel": kernel}) for kernel in row_kernels(backend)
+    ]
+    for wide in (["weight"], ["weight", "hidden"]):
+        modes.append((f"exact, FP32 {' '.join(wide)}", GRADIENT_BARS["exact"], wide, {"exact": True}))
+    for name, bar, wide, mode in modes:
+        p = replace(problem, **{key: getattr(problem, key).detach().float().requires_grad_() for key in wide})
+        answer, name = providers.ours(p, backend, **mode), f"{backend}, {name}"
         errors = errors_of(answer, truth)
         for gradient, key in (("dX", "d_hidden"), ("dW", "d_weight")):
-            check = f"{gradient} relative error, {_short(p.hidden)} hidden, {_short(p.weight)} weight"
-            error = errors[f"{key}_rel"]
+            check, error = f"{gradient} relative error", errors[f"{key}_rel"]
             if getattr(answer, key).dtype == torch.float32:
-                lines.append((check, error, bar))
+                yield check, name, error, bar
                 continue
-            lines.append((f"{check}, as returned in bf16", error, None))
+            yield f"{check}, as returned in bf16", name, error, None
             if "exact" not in mode:  # its error is smaller than this estimate's own
                 unrounded = before_rounding(error, getattr(truth, key))
-                lines.append((f"{check}, before that rounding", unrounded, bar))
-        return lines
-
-    for kernel in row_kernels(backend):
-        yield f"{backend}, {kernel}", partial(measure, "", GRADIENT_BARS[kernel], row_kernel=kernel)
-    for wide in ("weight", "weight hidden"):
-        yield f"{backend}, exact, FP32 {wide}", partial(measure, wide, GRADIENT_BARS["exact"], exact=True)
-
-
-def _short(x: Tensor) -> str:
-    return {torch.bfloat16: "bf16", torch.float32: "FP32"}[x.dtype]
+                yield f"{check}, before that rounding", name, unrounded, bar
 
 
 def before_rounding(error: float, true: Tensor) -> float:
@@ -217,59 +150,59 @@ def before_rounding(error: float, true: Tensor) -> float:
     return max(0.0, error**2 - relative(true.bfloat16(), true) ** 2) ** 0.5
 
 
-def chunks(backend: str, sizes: Sizes) -> Iterator[tuple[str, Callable[[], list[Line]]]]:
+def chunks(backend: str, n: int, h: int, v: int) -> Iterator[Line]:
     """The error of dW for more and more chunks, with which it must not grow."""
-
-    def measure(count: int) -> list[Line]:
-        p, truth = solved(sizes.chunks)
-        errors = errors_of(providers.ours(p, backend, chunk_rows=len(p.targets) // count), truth)
-        assert truth.d_weight is not None
-        error = before_rounding(errors["d_weight_rel"], truth.d_weight)
-        check = f"dW relative error, {count} chunks, before rounding to bf16"
-        return [(check, error, GRADIENT_BARS["two-pass"])]
-
+    p = make_problem(n, h, v, torch.bfloat16, DEVICE)
+    truth = solve(p)
+    assert truth.d_weight is not None
     for count in (1, 16, 256):
-        yield f"{backend}, {count} chunks", partial(measure, count)
+        errors = errors_of(providers.ours(p, backend, chunk_rows=len(p.targets) // count), truth)
+        error = before_rounding(errors["d_weight_rel"], truth.d_weight)
+        check = "dW relative error, before rounding to bf16"
+        yield check, f"{backend}, {count} chunks", error, GRADIENT_BARS["two-pass"]
 
 
-def split_weight(backend: str, sizes: Sizes) -> Iterator[tuple[str, Callable[[], list[Line]]]]:
+def split_weight(backend: str, h: int, v: int) -> Iterator[Line]:
     """max |Δlogp| with FP32 weights beside bf16 hidden: in bf16 parts (Triton), or as they are."""
-
-    def measure(parts: int) -> list[Line]:
-        p = make_problem(ROWS, *sizes.parts, torch.float32, DEVICE)
-        p = replace(p, hidden=p.hidden.detach().bfloat16().requires_grad_())
-        truth = log_probs(logits64(p.hidden.detach(), p.weight.detach()), p.targets)
-        error = worst(train_logprobs(p, backend, weight_parts=parts), truth)
-        return [("|Δlogp| max, FP32 weights, logit std 3", error, SPLIT_BARS[parts])]
-
+    p = make_problem(ROWS, h, v, torch.float32, DEVICE)
+    p = replace(p, hidden=p.hidden.detach().bfloat16().requires_grad_())
+    truth = log_probs(logits64(p.hidden.detach(), p.weight.detach()), p.targets)
     for parts in SPLIT_BARS if backend == "triton" else (3,):
-        yield f"{backend}, FP32 weights in {parts} bf16 parts or whole", partial(measure, parts)
+        error = worst(train_logprobs(p, backend, weight_parts=parts), truth)
+        mode = f"{backend}, FP32 weights in {parts} bf16 parts or whole"
+        yield "|Δlogp| max, FP32 weights, logit std 3", mode, error, SPLIT_BARS[parts]
 
 
-CHECKS: tuple[Check, ...] = (logprobs, peaked, gradients, chunks, split_weight)
+Check = Callable[..., Iterator[Line]]
+CHECKS: dict[
+    Check, tuple[tuple[int, ...], tuple[int, ...]]
+] = {  # sizes, and those of --quick: N, H, V or H, V
+    logprobs: ((4096, 151936), (64, 500)),
+    peaked: ((1024, 8192), (32, 200)),
+    gradients: ((256, 512, 32768), (48, 32, 400)),
+    chunks: ((1024, 128, 8192), (256, 16, 200)),
+    split_weight: ((4096, 32768), (64, 300)),
+}
+
+
+def measure(check: Check, backend: str, quick: bool) -> Row:
+    """The errors of one check. Bars hold at full sizes only."""
+    lines = check(backend, *CHECKS[check][quick])
+    return {"lines": [(what, mode, error, None if quick else bar) for what, mode, error, bar in lines]}
 
 
 def cases(options: Namespace) -> Iterator[Case]:
-    """Every mode of every check. Bars hold at full sizes only."""
-
-    def row(measure: Callable[[], list[Line]]) -> Row:
-        lines = [(check, value, None if options.quick else bar) for check, value, bar in measure()]
-        return {"lines": lines}
-
-    sizes = QUICK if options.quick else Sizes()
+    """Every check of every backend."""
     named = {check.__name__: check for check in CHECKS}
     for name in chosen(options.only, named):
         for backend in options.backends.split(","):
-            for mode, measure in named[name](backend, sizes):
-                yield f"{name}: {mode}", partial(row, measure)
+            yield f"{name}: {backend}", partial(measure, named[name], backend, options.quick)
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:
     """One line for each error."""
     lines = []
-    for row in rows:
-        mode = row["case"].partition(": ")[2]
-        for check, value, bar in row["lines"]:
-            verdict = "" if bar is None else "met" if value is not None and value <= bar else "NOT MET"
-            lines.append([check, mode, number(value, ".2e"), number(bar, ".1e"), verdict])
+    for check, mode, error, bar in (line for row in rows for line in row["lines"]):
+        verdict = "" if bar is None else "met" if error is not None and error <= bar else "NOT MET"
+        lines.append([check, mode, number(error, ".2e"), number(bar, ".1e"), verdict])
     return table(("check", "", "measured", "bar", "note"), lines)

@@ -8,8 +8,6 @@ Each line is timed by itself, so a slow moment of the machine affects one alone.
 kernels.compare` takes turns, and adds errors and memory.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -20,7 +18,7 @@ from bench.harness import reason
 from bench.kernels import parts
 from bench.kernels.problem import LossProblem, make_problem
 from bench.kernels.providers import all_providers
-from bench.measure import DEVICE
+from bench.measure import DEVICE, synchronize
 
 SMALL = (16, 32, 64)  # N, H, V where benchmarks are off
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,8 +46,7 @@ def time(benchmark: Any, call: Any, before: Any = None) -> None:
 
     def whole() -> None:
         call()
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
+        synchronize(DEVICE)
 
     def setup() -> None:
         if before:

@@ -1,4 +1,4 @@
-"""Times of the parts of the loss and of the body's fused ops, and the rates that they reach.
+"""Times of the parts of the loss and of the body's fused ops, and the rates that they reach. [4 min]
 
   python -m bench kernels.parts                       CPU: SmolLM2's head; CUDA: N=16384 H=4096 V=151936
   python -m bench kernels.parts --only op,body --dtype float32 --rows 256 --hidden 1024 --vocab 151936
@@ -8,13 +8,10 @@
   kernel         the kernels of one chunk of the loss, by this device's backend
   op             whole calls: scoring; training by mode, row kernel, chunk, and for few tokens
   epilogue       Triton only: what the epilogues add to its GEMM, and other configurations of it
-  objective      log-probs into terms of the loss, for 65,536 tokens
   body           the body's ops beside what transformers computes in their place, forward and backward
   profile        CUDA only: the kernels of one forward and backward, the longest first
 TF/s and TB/s are what the part needs over its time; for the body the bytes of one pass each way.
 """
-
-from __future__ import annotations
 
 import os
 from argparse import Namespace
@@ -31,13 +28,12 @@ from torch import Tensor
 
 import kernels
 from bench.harness import Case, Row, chosen, read, reason
-from bench.kernels.problem import LossProblem, make_problem, subset
-from bench.kernels.providers import ROW_KERNELS, ours, scoring, wide_mm
+from bench.kernels.problem import LossProblem, make_problem
+from bench.kernels.providers import ROW_KERNELS, ours, wide_mm
 from bench.measure import DEVICE, milliseconds
 from bench.table import number, table
 from kernels import fused_add_rms_norm, fused_qk_norm_rope, rms_norm, rope_tables, swiglu
 from kernels.backends import choose
-from kernels.objectives import OBJECTIVES
 from kernels.rows import Gradient
 
 CUDA = DEVICE == "cuda"
@@ -53,13 +49,10 @@ OPTIONS: dict[str, Any] = {
     "only": ("", "comma-separated: parts whose name contains one of these"),
     "against": (None, "a record whose times to print beside these"),
 }
-FEW_TOKENS = (256, 1024, 4096)
-OBJECTIVE_TOKENS, SEQUENCE = 65_536, 512
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (  # of the Triton GEMM, each against the default
     {"group": 16}, {"group": 32}, {"flatten": False}, {"stages": 3}, {"subtiles": 2}, {"subtiles": 1},
     {"columns": 128}, {"columns": 128, "programs_per_sm": 2, "warps": 4, "stages": 3},
 )  # fmt: skip
-LONGEST = 25  # kernels in the profile
 
 
 class Line(NamedTuple):
@@ -98,15 +91,10 @@ def kernel(p: LossProblem, chunk: int) -> Iterator[Line]:
     backend: Any = choose(hidden, weight, "triton" if TRITON else None)[1]
     (n, h), v = hidden.shape, len(weight)
     prepared = backend.prepare(hidden, weight, torch.float32, 3)
-    z = torch.empty(n, v, device=hidden.device)
+    z, ones = torch.empty(n, v, device=hidden.device), torch.ones(n, device=hidden.device)
+    anchors, size, flop = p.logprobs_gen[:n], 4.0 * n * v, 2.0 * n * h * v
     logits = partial(backend.logits, hidden, prepared, z)
     logits()
-    ones, anchors, size, flop = (
-        torch.ones(n, device=z.device),
-        p.logprobs_gen[:n],
-        4.0 * n * v,
-        2.0 * n * h * v,
-    )
     yield Line("logits", logits, flop)
     yield Line("row_stats", lambda: backend.row_stats(z, y, ones, 0.0), moved=size)
     logits_copy, gradient = z.clone(), Gradient(z.amax(1), ones, None, None, ones)
@@ -119,18 +107,17 @@ def kernel(p: LossProblem, chunk: int) -> Iterator[Line]:
         fused = partial(backend.fused_epilogue, hidden, prepared, y, ones, anchors)
         yield Line("fused_epilogue", fused, flop)
     scaled = (logits_copy / n).to(hidden.dtype if TRITON else torch.float32)  # as a gradient
-    for name, call, shape in (
-        ("d_hidden", partial(backend.d_hidden, scaled, prepared), (n, h)),
-        ("d_weight", partial(backend.add_d_weight, scaled, hidden), (v, h)),
-    ):
-        yield Line(name, partial(call, torch.zeros(shape, device=z.device)), flop)
+    dx, dw = torch.zeros(n, h, device=z.device), torch.zeros(v, h, device=z.device)
+    yield Line("d_hidden", partial(backend.d_hidden, scaled, prepared, dx), flop)
+    yield Line("d_weight", partial(backend.add_d_weight, scaled, hidden, dw), flop)
 
 
 def op(p: LossProblem, chunk: int) -> Iterator[Line]:
     """Scoring; training by mode, by row kernel and chunk; and few tokens."""
     n, h, v = p.shape
     flop, backend = float(n * h * v), "triton" if TRITON else None
-    yield Line("scoring", lambda: scoring(p, backend=backend), 2 * flop)
+    score = partial(kernels.linear_logprob, p.hidden, p.weight, p.targets, backend=backend)
+    yield Line("scoring", score, 2 * flop)
     modes: dict[str, dict[str, Any]] = {
         "training": {}, "training, exact": {"exact": True},
         "training, entropy and KL": {
@@ -147,8 +134,9 @@ def op(p: LossProblem, chunk: int) -> Iterator[Line]:
         for rows in sorted({chunk // 2, chunk, n}):
             call = partial(ours, p, backend, row_kernel=kernel, chunk_rows=rows)
             yield Line(f"{kernel}, chunks of {rows}", call, 6 * flop)
-    for few in (k for k in FEW_TOKENS if k < n):
-        yield Line(f"{few} tokens", partial(ours, subset(p, few), backend), 6.0 * few * h * v)
+    for few in (k for k in (256, 1024, 4096) if k < n):
+        problem = make_problem(few, h, v, p.hidden.dtype, p.hidden.device.type)
+        yield Line(f"{few} tokens", partial(ours, problem, backend), 6.0 * few * h * v)
 
 
 def epilogue(p: LossProblem, chunk: int) -> Iterator[Line]:
@@ -176,19 +164,6 @@ def epilogue(p: LossProblem, chunk: int) -> Iterator[Line]:
         yield Line(f"fused_epilogue {changes}", partial(whole, changed), flop)
 
 
-def objective(p: LossProblem, chunk: int) -> Iterator[Line]:
-    """An objective's terms, GSPO's in sequences."""
-    n = min(OBJECTIVE_TOKENS, p.weight.numel())
-    logp, logprobs_gen, advantages = torch.randn(3, n, device=p.hidden.device)
-    sequences = torch.arange(n, device=logp.device) // SEQUENCE, torch.full_like(logp, 1 / n)
-    for name, entry in OBJECTIVES.items():
-        one: Any = entry.make()
-        if entry.over_sequences:
-            yield Line(name, partial(one.over_sequences, logp, logprobs_gen, advantages, *sequences))
-        else:
-            yield Line(name, partial(one, logp, logprobs_gen, advantages))
-
-
 def eager_norm(x: Tensor, weight: Tensor) -> Tensor:
     """Qwen3RMSNorm of transformers."""
     wide = x.float()
@@ -202,63 +177,48 @@ def eager_add_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor,
     return eager_norm(total, weight), total
 
 
-def eager_rope(
-    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, positions: Tensor
-) -> tuple[Tensor, ...]:
-    """q_norm, k_norm and apply_rotary_pos_emb of transformers."""
-    cos, sin = (torch.cat([x, x], -1)[positions][:, None].to(q.dtype) for x in (cos, sin))
-
-    def rotated(x: Tensor) -> Tensor:
-        a, b = x.chunk(2, -1)
-        return x * cos + torch.cat([-b, a], -1) * sin
-
-    return rotated(eager_norm(q, q_weight)), rotated(eager_norm(k, k_weight))
-
-
-def our_rope(
-    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, positions: Tensor
-) -> tuple[Tensor, ...]:
-    """The same by one call."""
-    return fused_qk_norm_rope(q, k, cos, sin, positions, q_weight=q_weight, k_weight=k_weight)
-
-
 def body(p: LossProblem, chunk: int) -> Iterator[Line]:
     """The ops of a layer of the problem's width, with heads of 128 columns and an MLP four times as wide."""
-    n, width, device = len(p.targets), p.hidden.shape[1], p.hidden.device
+    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
-    def new(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device).to(p.hidden.dtype).requires_grad_()
+    n, width, device, dtype = len(p.targets), p.hidden.shape[1], p.hidden.device, p.hidden.dtype
+    cos, sin = rope_tables(n, 128, 1e6, device)
+    eager_cos, eager_sin = (torch.cat([x, x], -1).to(dtype) for x in (cos, sin))
+    positions = torch.arange(n, device=device)
 
-    wide, heads = (n, 4 * width), max(1, width // 128)
-    tables = *rope_tables(n, 128, 1e6, device), torch.arange(n, device=device)
-    rope = [new(n, heads, 128), new(n, max(1, heads // 4), 128), new(128), new(128), *tables]
-    ops: tuple[tuple[str, Callable[..., Any], Callable[..., Any], list[Tensor]], ...] = (
-        ("rms_norm", rms_norm, eager_norm, [new(n, width), new(width)]),
+    def our_rope(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, ...]:
+        return fused_qk_norm_rope(q, k, cos, sin, positions, q_weight=q_weight, k_weight=k_weight)
+
+    def eager_rope(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, ...]:
+        normed = eager_norm(q, q_weight), eager_norm(k, k_weight)
+        return tuple(apply_rotary_pos_emb(*normed, eager_cos, eager_sin))
+
+    heads, vector, rows, wide = max(1, width // 128), (width,), (n, width), (n, 4 * width)
+    ops: tuple[tuple[str, Callable[..., Any], Callable[..., Any], list[tuple[int, ...]]], ...] = (
+        ("rms_norm", rms_norm, eager_norm, [rows, vector]),
+        ("fused_add_rms_norm", fused_add_rms_norm, eager_add_norm, [rows, rows, vector]),
         (
-            "fused_add_rms_norm",
-            fused_add_rms_norm,
-            eager_add_norm,
-            [new(n, width), new(n, width), new(width)],
+            "fused_qk_norm_rope", our_rope, eager_rope,
+            [(n, heads, 128), (n, max(1, heads // 4), 128), (128,), (128,)],
         ),
-        ("fused_qk_norm_rope", our_rope, eager_rope, rope),
-        ("swiglu", swiglu, lambda gate, up: F.silu(gate) * up, [new(*wide), new(*wide)]),
-    )
-    for name, fused, eager, inputs in ops:
-        for who, call in (("ours", fused), ("eager", eager)):
-            yield _both_ways(f"{name}, {who}", call, inputs)
+        ("swiglu", swiglu, lambda gate, up: F.silu(gate) * up, [wide, wide]),
+    )  # fmt: skip
+    for name, fused, eager, shapes in ops:
+        inputs = [torch.randn(shape, device=device).to(dtype).requires_grad_() for shape in shapes]
+        yield _both_ways(f"{name}, ours", fused, inputs)
+        yield _both_ways(f"{name}, eager", eager, inputs)
 
 
 def _both_ways(name: str, call: Callable[..., Any], inputs: Sequence[Tensor]) -> Line:
     """Forward and backward, and the bytes that one pass each way moves."""
-    leaves = [x for x in inputs if x.requires_grad]
 
     def forward() -> tuple[Tensor, ...]:
         out = call(*inputs)
         return (out,) if isinstance(out, Tensor) else out
 
     upstream = [torch.randn_like(x) for x in forward()]
-    moved = sum(x.nbytes for x in [*inputs, *upstream, *inputs, *upstream, *leaves])
-    return Line(name, lambda: torch.autograd.grad(forward(), leaves, upstream), moved=moved)
+    moved = sum(x.nbytes for x in [*inputs, *upstream, *inputs, *upstream, *inputs])
+    return Line(name, lambda: torch.autograd.grad(forward(), inputs, upstream), moved=moved)
 
 
 def measure(line: Line) -> Row:
@@ -289,19 +249,15 @@ def measured(part: Callable[[LossProblem, int], Iterator[Line]], p: LossProblem,
 
 def profile(p: LossProblem, chunk: int) -> Row:
     """The CUDA kernels of one forward and backward, those that take longest first."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiling
-
-    with profiling(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+    with torch.profiler.profile() as profiler:
         ours(p, "triton", chunk_rows=chunk)
         torch.cuda.synchronize()
-    events = sorted(profiler.key_averages(), key=lambda e: -e.self_device_time_total)[:LONGEST]
-    return {
-        "lines": [{"name": f"{e.count} × {e.key[:80]}", "ms": e.self_device_time_total / 1e3} for e in events]
-    }
+    events = sorted(profiler.key_averages(), key=lambda e: -e.self_device_time_total)[:25]
+    lines = [{"name": f"{e.count} × {e.key[:80]}", "ms": e.self_device_time_total / 1e3} for e in events]
+    return {"lines": lines}
 
 
-PARTS = (limit, kernel, op, epilogue, objective, body)
+PARTS = (limit, kernel, op, epilogue, body)
 
 
 def cases(options: Namespace) -> Iterator[Case]:
@@ -309,11 +265,9 @@ def cases(options: Namespace) -> Iterator[Case]:
     chunk = min(options.chunk, options.rows)
     shape = options.rows, options.hidden, options.vocab
     p = make_problem(*shape, getattr(torch, options.dtype), DEVICE, chunk_rows=chunk)
-    parts = {part.__name__: partial(measured, part) for part in PARTS}
-    if CUDA:
-        parts["profile"] = profile  # type: ignore[assignment]  # of the same signature
-    for name in chosen(options.only, parts):
-        yield name, partial(parts[name], p, chunk)
+    parts: dict[str, Callable[..., Row]] = {part.__name__: partial(measured, part) for part in PARTS}
+    for name in chosen(options.only, parts | ({"profile": profile} if CUDA else {})):
+        yield name, partial(parts.get(name, profile), p, chunk)
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:

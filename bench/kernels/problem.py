@@ -1,9 +1,8 @@
 """A policy-loss problem, its float64 solution, and the errors of an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,12 +50,8 @@ def make_problem(
     advantages are N(0, 1). chunk_rows: 0 means N.
     """
     g = torch.Generator(device).manual_seed(seed)
-    hidden = torch.randn(n, h, generator=g, device=device).to(dtype)
-    weight = torch.empty(v, h, dtype=dtype, device=device)
-    for rows in blocks(v, 4 * h):  # FP32 normals a block at a time: half the memory
-        weight[rows] = (
-            torch.randn(len(weight[rows]), h, generator=g, device=device).mul_(logit_std / h**0.5).to(dtype)
-        )
+    normal = partial(torch.randn, generator=g, device=device, dtype=dtype)
+    hidden, weight = normal(n, h), normal(v, h).mul_(logit_std / h**0.5)
     targets = torch.empty(n, dtype=torch.int64, device=device)
     logp = torch.empty(n, device=device)
     for rows in blocks(n, 4 * v):
@@ -69,15 +64,6 @@ def make_problem(
     return LossProblem(
         hidden.requires_grad_(), weight.requires_grad_(), targets, (logp + 0.1 * noise).clamp_(max=-1e-6),
         advantages, torch.full((n,), 1 / max(1, n), device=device), chunk_rows or max(1, n),
-    )  # fmt: skip
-
-
-def subset(problem: LossProblem, rows: int) -> LossProblem:
-    """The problem of the first `rows` tokens alone, each weighing as before."""
-    p, r = problem, slice(0, rows)
-    return LossProblem(
-        p.hidden.detach()[r].clone().requires_grad_(), p.weight, p.targets[r], p.logprobs_gen[r],
-        p.advantages[r], p.token_weights[r], min(p.chunk_rows, rows),
     )  # fmt: skip
 
 
@@ -127,16 +113,14 @@ def errors_of(answer: LossAnswer, truth: LossAnswer) -> dict[str, float]:
     """Distance from float64: in nats for log-probs and entropy, relative for loss and gradients."""
     errors: dict[str, float] = {}
     for name, key in (("logprobs", "logp"), ("entropy", "entropy")):
-        value, true = getattr(answer, name), getattr(truth, name)
-        if value is not None and true is not None and len(true):
-            errors[f"{key}_max_abs"] = float((value.double() - true).abs().max())
+        if (value := getattr(answer, name)) is not None:
+            errors[f"{key}_max_abs"] = float((value.double() - getattr(truth, name)).abs().max())
     if answer.loss is not None and truth.loss is not None:
         scale = max(float(truth.loss.abs()), 1e-30)
         errors["loss_rel"] = float((answer.loss.double() - truth.loss).abs()) / scale
     for name in ("d_hidden", "d_weight"):
-        value, true = getattr(answer, name), getattr(truth, name)
-        if value is not None and true is not None:
-            errors[f"{name}_rel"] = relative(value, true)
+        if (value := getattr(answer, name)) is not None:
+            errors[f"{name}_rel"] = relative(value, getattr(truth, name))
     return errors
 
 

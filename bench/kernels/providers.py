@@ -5,8 +5,6 @@ gradients (CISPO, bound 4, per token), so that their errors can be compared; `no
 peer that is not installed raises ImportError when it runs, and its line of the table says so.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +31,6 @@ class Provider:
     name: str
     run: Callable[[LossProblem], LossAnswer]
     note: str = ""
-    per_token: bool = False  # gives log-probs that any loss can be differentiated through
 
 
 def backward(loss: Tensor, logprobs: Tensor | None, entropy: Tensor | None, p: LossProblem) -> LossAnswer:
@@ -133,21 +130,14 @@ class Gemms:
         self.buffers: tuple[Tensor, ...] = ()
 
     @torch.no_grad()
-    def prepare(self, p: LossProblem, wide: bool) -> None:
-        """Buffers for the logits, their gradient (random: zeros run faster), dX and dW."""
-        n, h, v = p.shape
-        rows, x = min(n, self.rows or n), p.hidden
-        dtype = torch.float32 if wide else x.dtype
-        z = torch.empty(rows, v, dtype=dtype, device=x.device)
-        dz = torch.empty(rows, v, dtype=x.dtype, device=x.device).normal_(0, 1e-3)
-        dw = torch.empty(v, h, dtype=dtype if rows < n else x.dtype, device=x.device)
-        self.buffers = z, dz, torch.empty_like(x), dw
-
-    @torch.no_grad()
     def __call__(self, p: LossProblem) -> LossAnswer:
-        wide = p.hidden.is_cuda and p.hidden.dtype == torch.bfloat16
-        if not self.buffers or (len(self.buffers[2]), len(self.buffers[3])) != (len(p.hidden), len(p.weight)):
-            self.prepare(p, wide)
+        if not self.buffers:  # the logits, their gradient (random: zeros run faster), dX and dW
+            (n, h, v), x = p.shape, p.hidden
+            chunk, new = min(n, self.rows or n), partial(torch.empty, device=x.device)
+            wide = torch.float32 if x.is_cuda and x.dtype == torch.bfloat16 else x.dtype
+            dz = new(chunk, v, dtype=x.dtype).normal_(0, 1e-3)
+            dw = new(v, h, dtype=wide if chunk < n else x.dtype)
+            self.buffers = new(chunk, v, dtype=wide), dz, torch.empty_like(x), dw
         z, dz, dx, dw = self.buffers
         w = p.weight.detach()
         for rows in (slice(i, i + len(z)) for i in range(0, len(p.hidden), len(z))):
@@ -158,12 +148,6 @@ class Gemms:
             torch.mm(dz[:c], w, out=dx[rows])
             wide_mm(dz[:c].t(), x, dw, add=rows.start > 0)
         return LossAnswer()
-
-
-def scoring(p: LossProblem, backend: str | None) -> LossAnswer:
-    """`kernels.linear_logprob`: log-probs and entropy without gradients, 2NHV."""
-    logp, entropy, *_ = kernels.linear_logprob(p.hidden, p.weight, p.targets, backend=backend)
-    return LossAnswer(logprobs=logp, entropy=entropy)
 
 
 def wide_mm(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
@@ -194,7 +178,9 @@ def all_providers(p: LossProblem) -> list[Provider]:
         Provider("4 bare GEMMs", Gemms(logits=2), "the limit of gradients per token: logits twice"),
         *(Provider(f"ours ({name})", partial(ours, chunk_rows=rows, **mode)) for name, mode in modes.items()),
         *(
-            Provider(f"ours per token ({name})", partial(ours_per_token, backend=name), "CISPO outside", True)
+            Provider(
+                f"ours per token ({name})", partial(ours_per_token, backend=name), "per token, CISPO outside"
+            )
             for name in our_backends()
         ),
         *peers(),
@@ -203,20 +189,18 @@ def all_providers(p: LossProblem) -> list[Provider]:
 
 def peers() -> list[Provider]:
     """The libraries' losses, and those that one writes without a library."""
-    unfiltered = partial(cut_cross_entropy, filter_eps=None)
+    plain, unfiltered = (
+        "per token, log_softmax + gather, no entropy",
+        partial(cut_cross_entropy, filter_eps=None),
+    )
+    exact_cce = [Provider("Cut-Cross-Entropy, unfiltered", unfiltered, "per token, no entropy")]
     return [
-        Provider("naive FP32", partial(naive, dtype=torch.float32), "log_softmax + gather, no entropy", True),
-        Provider(
-            "naive bf16", partial(naive, dtype=torch.bfloat16), "log_softmax + gather, no entropy", True
-        ),
-        Provider("torch linear_cross_entropy", torch_linear_cross_entropy, "none-reduced, no entropy", True),
+        Provider("naive FP32", partial(naive, dtype=torch.float32), plain),
+        Provider("naive bf16", partial(naive, dtype=torch.bfloat16), plain),
+        Provider("torch linear_cross_entropy", torch_linear_cross_entropy, "per token, no entropy"),
         Provider("Liger CISPO", liger, "one-token sequences; no log-probs out"),
-        Provider("Liger scaled cross entropy", liger_per_token, "CISPO outside", True),
-        Provider("Cut-Cross-Entropy", cut_cross_entropy, "small gradients filtered; no entropy", True),
-        *(
-            [Provider("Cut-Cross-Entropy, unfiltered", unfiltered, "no entropy", True)]
-            if DEVICE == "cuda"
-            else []
-        ),
-        Provider("TRL chunked log-prob", trl, "CISPO outside", True),
+        Provider("Liger scaled cross entropy", liger_per_token, "per token, CISPO outside"),
+        Provider("Cut-Cross-Entropy", cut_cross_entropy, "per token, small gradients filtered, no entropy"),
+        *(exact_cce if DEVICE == "cuda" else []),
+        Provider("TRL chunked log-prob", trl, "per token, CISPO outside"),
     ]

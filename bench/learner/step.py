@@ -4,8 +4,7 @@ Models are built from their configs with random weights, and batches from random
 real batch, so nothing is downloaded. All sizes are in one `StepProblem`.
 """
 
-from __future__ import annotations
-
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
@@ -24,7 +25,7 @@ from trainer.accounting import kernel_cost
 from trainer.accounting.kernel_cost import Shape
 from trainer.config import Config, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
 from trainer.learner.learner import Learner
-from trainer.learner.packing import MicroBatch, pack
+from trainer.learner.packing import pack
 from trainer.telemetry import Clock
 from trainer.types import TrainBatch, TrainSequence
 
@@ -114,45 +115,39 @@ def lengths(batch: Sequence[TrainSequence], p: StepProblem) -> dict[str, int]:
     packs = pack(batch, p.micro_batch_tokens)
     prompts = {s.prompt_ids.tobytes(): len(s.prompt_ids) for s in batch}
     total = [len(s.prompt_ids) + len(s.token_ids) for s in batch]
+    n = p.micro_batch_sequences
+    padded = [total[i : i + n] for i in range(0, len(total), n)]
+    completion_tokens = sum(len(s.token_ids) for s in batch)
     return {
         "completions": len(batch),
         "longest": max(total),
-        "useful": sum(prompts.values()) + sum(len(s.token_ids) for s in batch),
+        "useful": sum(prompts.values()) + completion_tokens,
         "fed_ours": sum(len(m.input_ids) for m in packs),
-        "fed_plain": sum(
-            max(total[i : i + p.micro_batch_sequences]) * len(total[i : i + p.micro_batch_sequences])
-            for i in range(0, len(total), p.micro_batch_sequences)
-        ),
-        "loss": sum(len(s.token_ids) for s in batch),
-        "pairs": sum(attended(m) for m in packs),
+        "fed_plain": sum(max(sizes) * len(sizes) for sizes in padded),
+        "loss": completion_tokens,
+        "pairs": sum(int((m.position_ids + 1).sum()) for m in packs),  # with a row's ancestors and itself
         "micro_batches": len(packs),
     }
-
-
-def attended(m: MicroBatch) -> int:
-    """(query, key) pairs of a micro-batch: a row attends to its ancestors and itself."""
-    return int((m.position_ids + 1).sum())
 
 
 def flops(p: StepProblem, counted: dict[str, int]) -> dict[str, float]:
     """FLOPs of our step: 6 per token and parameter (the head's on loss tokens only), and attention's."""
     config = MODELS[p.model]()
-    head, body = parameters_of(config)
-    width = config.num_attention_heads * (getattr(config, "head_dim", None) or
-                                          config.hidden_size // config.num_attention_heads)  # fmt: skip
+    head, body = (sum(w.numel() for w in weights) for weights in linear_weights(p.model))
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = config.num_attention_heads * head_dim
     return {
         "matmul": 6.0 * (body * counted["fed_ours"] + head * counted["loss"]),
         "attention": 12.0 * width * config.num_hidden_layers * counted["pairs"],
     }
 
 
-def parameters_of(config: PreTrainedConfig) -> tuple[int, int]:
-    """Parameters of the head, and of the body's linear layers."""
+def linear_weights(model: str) -> tuple[list[Tensor], list[Tensor]]:
+    """The weight of the head, and those of the body's linear layers, without their memory."""
     with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config)
+        lm = AutoModelForCausalLM.from_config(MODELS[model]())
     head = lm.get_output_embeddings()
-    body = [m for m in lm.modules() if isinstance(m, nn.Linear) and m is not head]
-    return head.weight.numel(), sum(m.weight.numel() for m in body)
+    return [head.weight], [m.weight for m in lm.modules() if isinstance(m, nn.Linear) and m is not head]
 
 
 def save_model(p: StepProblem, folder: str) -> None:
@@ -198,15 +193,9 @@ def plain(p: StepProblem, folder: str) -> Step:
     lm.train()
     if p.checkpoint:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
-    defaults = LearnerConfig()
-    optimizer = torch.optim.AdamW(
-        lm.parameters(),
-        lr=LR,
-        betas=defaults.betas,
-        eps=defaults.eps,
-        weight_decay=defaults.weight_decay,
-        fused=True,
-    )
+    c = LearnerConfig()
+    decay: dict[str, Any] = {"betas": c.betas, "eps": c.eps, "weight_decay": c.weight_decay}
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=LR, fused=True, **decay)
     dtype = getattr(torch, p.dtype)
 
     def step(batch: Sequence[TrainSequence]) -> float:
@@ -232,18 +221,15 @@ def plain(p: StepProblem, folder: str) -> Step:
 
 def _pad(sequences: Sequence[TrainSequence], device: str) -> dict[str, Tensor]:
     """ids and mask (B, S), and per predicted token (B, S − 1) what the loss takes; padding to the right."""
-    size = max(len(s.prompt_ids) + len(s.token_ids) for s in sequences)
-    ids, mask = np.zeros((2, len(sequences), size), np.int64)
-    logprobs, weights, advantages = np.zeros((3, len(sequences), size - 1), np.float32)
-    for i, s in enumerate(sequences):
-        begin, end = len(s.prompt_ids), len(s.prompt_ids) + len(s.token_ids)
-        ids[i, :end] = np.concatenate([s.prompt_ids, s.token_ids])
-        mask[i, :end] = 1
-        predicted = slice(begin - 1, end - 1)
-        logprobs[i, predicted], weights[i, predicted] = s.logprobs_gen, s.token_weights
-        advantages[i, predicted] = s.advantages
-    arrays = {"ids": ids, "mask": mask, "logprobs": logprobs, "weights": weights, "advantages": advantages}
-    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    rows = defaultdict[str, list[Tensor]](list)
+    for s in sequences:
+        ids = np.concatenate([s.prompt_ids, s.token_ids])
+        rows["ids"].append(torch.from_numpy(ids).long())
+        rows["mask"].append(torch.ones(len(ids), dtype=torch.int64))
+        of_tokens = {"logprobs": s.logprobs_gen, "weights": s.token_weights, "advantages": s.advantages}
+        for name, values in of_tokens.items():
+            rows[name].append(F.pad(torch.from_numpy(values), (len(s.prompt_ids) - 1, 0)))
+    return {name: pad_sequence(row, batch_first=True).to(device) for name, row in rows.items()}
 
 
 PROVIDERS: dict[str, Callable[[StepProblem, str], Step]] = {"ours": ours, "plain": plain}
@@ -251,18 +237,14 @@ PROVIDERS: dict[str, Callable[[StepProblem, str], Step]] = {"ours": ours, "plain
 
 def best_gemm(p: StepProblem) -> dict[str, Any]:
     """The fastest matrix product of the model's own shapes: FLOP/s, which one, and all of them."""
-    config = MODELS[p.model]()
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config)
-    shapes = {tuple(m.weight.shape) for m in lm.modules() if isinstance(m, nn.Linear)}
+    head, body = linear_weights(p.model)
+    shapes = {tuple(w.shape) for w in (*head, *body)}
     dtype = getattr(torch, p.dtype)
     rates: dict[str, float] = {}
     for out, size in sorted(shapes):
         rows = min(p.micro_batch_tokens, GEMM_NUMBERS // max(out, size))  # the head's chunk is smaller
-        x, w, g = (
-            torch.randn(shape, device=p.device, dtype=dtype)
-            for shape in ((rows, size), (out, size), (rows, out))
-        )
+        operands = ((rows, size), (out, size), (rows, out))
+        x, w, g = (torch.randn(shape, device=p.device, dtype=dtype) for shape in operands)
         calls: dict[str, Callable[[], object]] = {
             "X Wᵀ, torch": partial(torch.mm, x, w.t()),
             "G W, torch": partial(torch.mm, g, w),

@@ -1,4 +1,4 @@
-"""The learner alone: useful tokens/s, MFU and peak memory of one optimizer step, beside a plain loop's.
+"""Useful tokens/s, MFU and peak memory of a learner's step beside a plain loop's. [7 min a round]
 
   python -m bench learner                      SmolLM2-135M's shape, FP32, on the CPU (6 minutes a round on
                                                two cores; the plain loop takes 17 GB)
@@ -23,18 +23,15 @@ take turns. Columns:
                 head's counted on loss tokens only. Attention is left out; "with attention" counts it:
                 12 · width · layers per (query, key) pair. The best GEMM is the fastest product of the model's
                 own shapes, forward or backward, by torch or by our kernels, in the same run. On a GPU of
-                known peak: MFU
+                known peak: MFU. The bar is .6
   peak GB       of the whole process on the CPU (VmHWM: interpreter, weights, AdamW, step); of torch's
                 allocator on CUDA
 """
-
-from __future__ import annotations
 
 import dataclasses
 import os
 import statistics
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
@@ -43,11 +40,11 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from bench.harness import Case, Row, cores
+from bench.harness import Case, Row, cores, in_turns, machine_of
 from bench.learner import step as learner_step
 from bench.learner.step import BATCHES, MODELS, PACKS, PROVIDERS, SMALL, StepProblem
-from bench.measure import DEVICE, alone, process_peak_bytes, rounds_of, synchronize
-from bench.table import bar, number, table
+from bench.measure import DEVICE, alone, milliseconds, process_peak_bytes
+from bench.table import number, table
 from trainer.accounting.throughput import PEAK_TFLOPS
 from trainer.config import ConfigError
 from trainer.launcher.supervisor import CPU_ENVIRONMENT
@@ -56,11 +53,7 @@ from trainer.types import TrainSequence
 
 OPTIONS: dict[str, Any] = {
     "model": ("smollm2-135m", "shape of the model", MODELS),
-    "batch": (
-        "small",
-        "32 completions of median 256 tokens, of 1,400 (packs), or one of 16K (long)",
-        BATCHES,
-    ),
+    "batch": ("small", "32 completions of median 256 tokens, of 1,400 (packs), one of 16K (long)", BATCHES),
     "dtype": ("bfloat16" if DEVICE == "cuda" else "float32", "of the body", ("float32", "bfloat16")),
     "checkpoint": (False, "recompute activations, in both"),
     "rounds": (3, "processes of each"),
@@ -100,9 +93,7 @@ def cases(options: Namespace) -> Iterator[Case]:
         arguments = what, p, saved().name, options.steps, options.threads
         return {"what": what} | alone(measure_here, *arguments, environment=environment)
 
-    for i, order in enumerate(rounds_of(providers, options.rounds), 1):
-        for name in ("gemm", *order):
-            yield f"{name}: round {i}", partial(measure, name)
+    return in_turns(["gemm", *providers], options.rounds, measure)
 
 
 def measure_here(what: str, p: StepProblem, folder: str, steps: int, threads: int) -> Row:
@@ -117,16 +108,9 @@ def measure_here(what: str, p: StepProblem, folder: str, steps: int, threads: in
     step = PROVIDERS[what](p, folder)
     batch = learner_step.make_batch(p)
     step(batch if p.device == "cuda" else [_short(s) for s in batch[: p.group]])  # makes AdamW's moments
-    seconds, cpu_seconds = [], []
-    for _ in range(steps):
-        synchronize(p.device)
-        start, cpu_start = time.perf_counter(), time.process_time()
-        loss = step(batch)
-        synchronize(p.device)
-        seconds.append(time.perf_counter() - start)
-        cpu_seconds.append(time.process_time() - cpu_start)  # of all threads; less affected by other load
+    seconds = [milliseconds(partial(step, batch), p.device) / 1e3 for _ in range(steps)]
     peak = torch.cuda.max_memory_allocated() if p.device == "cuda" else process_peak_bytes()
-    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak, "loss": loss}
+    return {"seconds": seconds, "peak_bytes": peak}
 
 
 def _short(s: TrainSequence) -> TrainSequence:
@@ -137,13 +121,11 @@ def _short(s: TrainSequence) -> TrainSequence:
 
 def describe(head: Row, rows: Sequence[Row]) -> str:
     """The table, and on a CPU the bars."""
-    options, machine = head["options"], head["machine"]
-    p = problem_of(options)
+    p, card = problem_of(head["options"]), head["machine"].get("card", "")
     tokens = learner_step.lengths(learner_step.make_batch(p), p)
     work = learner_step.flops(p, tokens)
     best = max((row for row in rows if row["what"] == "gemm"), key=lambda r: r["flops_per_s"], default={})
     rate, bound = best.get("flops_per_s"), f"best GEMM: {best.get('product', '–')}"
-    card = machine.get("card", "")
     if peak := next((tflops for name, tflops in PEAK_TFLOPS.items() if name in card), None):
         rate, bound = peak * 1e12, "dense bf16 of this card"
     lines, medians, memory = [], dict[str, float](), dict[str, float]()
@@ -160,24 +142,17 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
             str(tokens[f"fed_{name}"]), *(number(x, ".3f") for x in shares), f"{memory[name] / 1e9:.2f}",
         ])  # fmt: skip
     text = [
-        f"{p.model}, {p.dtype} on {card or machine['cpu']}, {options['threads']} threads, commit "
-        f"{head['commit']}: {tokens['completions']} completions of {p.prompts} prompts, {tokens['useful']} "
-        f"useful tokens, longest {tokens['longest']} with its prompt",
+        f"{p.model}, {p.dtype}, {machine_of(head)}",
+        f"{tokens['completions']} completions of {p.prompts} prompts, {tokens['useful']} useful tokens, the "
+        f"longest {tokens['longest']} with its prompt",
         f"ours: {tokens['micro_batches']} packs of ≤ {p.micro_batch_tokens} tokens; plain: "
         f"{p.micro_batch_sequences} sequences a micro-batch{', activations recomputed' * p.checkpoint}",
         f"bound: {number(rate and rate / 1e9, '.4g')} GFLOP/s, {bound}",
         table(HEAD, lines),
     ]
-    if p.device == "cpu" and p.model != "tiny":
-        text += bars(medians, memory, work["matmul"] / rate / medians["ours"] if rate else None)
+    if len(medians) == len(PROVIDERS):
+        speed, share = medians["plain"] / medians["ours"], memory["ours"] / memory["plain"]
+        text.append(
+            f"ours: {speed:.2f} × the useful tokens/s of plain (bar 1.5), {share:.2f} × its memory (.6)"
+        )
     return "\n".join(text)
-
-
-def bars(seconds: dict[str, float], memory: dict[str, float], share: float | None) -> list[str]:
-    """A line for each bar; nothing about what was not measured."""
-    lines = []
-    if len(seconds) == len(PROVIDERS):
-        speed, less = seconds["plain"] / seconds["ours"], memory["ours"] / memory["plain"]
-        lines = [bar("useful tokens/s over plain", speed, 1.5)]
-        lines.append(bar("peak memory over plain", less, 0.6, most=True))
-    return lines if share is None else [*lines, bar("of the bound", share, 0.6)]

@@ -1,4 +1,4 @@
-"""Steps per hour of PipelineRL-k and PPO-off-policy-k, measured: real runs on the same work, in turn.
+"""Steps per hour of PipelineRL-k and PPO-off-policy-k: real runs on the same work, in turn. [5 min]
 
   python -m bench pipeline.schemes                   k = 2 and 8, one core for each side, 3 times
   python -m bench pipeline.schemes --k 4 --rounds 5 --more "--recipe demo --model.path smollm2-135m"
@@ -12,8 +12,6 @@ the k + 1 steps that fill its pipeline and the last k + 1, while no new groups s
 first round. No evaluation falls into the steps that count.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import statistics
@@ -22,12 +20,10 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Case, Row
-from bench.measure import rounds_of
+from bench.harness import Case, Row, by_round, in_turns, median_and_range
 from bench.pipeline.virtual_run import Scheme
 from bench.table import table
 from trainer.jsonl import read_lines
@@ -40,14 +36,8 @@ OPTIONS: dict[str, Any] = {
     "more": ("", "options of the trainer"),
 }
 RECORD = "schemes-cpu.jsonl"
+FORMS = {"learner_idle": ".1%", "engine_idle": ".1%", "lag_mean": ".2f", "lag_max": ".0f", "tokens": ".0f"}
 RESTING = ("idle", "start-up")  # states of a role
-
-
-def flags(scheme: Scheme) -> list[str]:
-    """The options of the trainer."""
-    if scheme.kind == "ppo":
-        return ["--pipeline.scheme", "ppo_off_policy", "--pipeline.minibatches", str(scheme.k)]
-    return ["--pipeline.scheme", "pipeline_rl", "--pipeline.max_lag", str(scheme.k)]
 
 
 def window(scheme: Scheme, steps: int) -> tuple[int, int]:
@@ -55,7 +45,7 @@ def window(scheme: Scheme, steps: int) -> tuple[int, int]:
     return (scheme.k, steps) if scheme.kind == "ppo" else (scheme.k + 1, steps - scheme.k - 1)
 
 
-def measure(folder: Path, first: int, last: int) -> Row:
+def measured(folder: Path, first: int, last: int) -> Row:
     """The steps after `first`, up to `last`, of a run that was never resumed."""
     rows = {r["step"]: r for r in read_lines(folder / "metrics.jsonl") if "train/wait_s" in r}
     began, ended = rows[first]["time"], rows[last]["time"]
@@ -92,49 +82,42 @@ def train(scheme: Scheme, steps: int, more: Sequence[str]) -> Row:
             "--logging.tensorboard": "false",
         }  # fmt: skip
         argv = [sys.executable, "-m", "trainer.main", *(str(x) for pair in settings.items() for x in pair)]
-        done = subprocess.run([*argv, *flags(scheme), *more], capture_output=True, text=True)
+        done = subprocess.run([*argv, *scheme.flags, *more], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{scheme}: the run failed: {done.stderr.strip()[-150:]}")
-        measured = measure(folder, *window(scheme, steps))
-    return {"kind": scheme.kind, "k": scheme.k, "load": os.getloadavg()[0], **measured}
+        row = measured(folder, *window(scheme, steps))
+    return {"kind": scheme.kind, "k": scheme.k, "load": os.getloadavg()[0]} | row
 
 
 def cases(options: Namespace) -> Iterator[Case]:
     """Every scheme, once a round."""
     ks = [int(k) for k in options.k.split(",")]
     schemes = {str(s): s for k in ks for s in (Scheme("pipeline", k), Scheme("ppo", k))}
-    for i, order in enumerate(rounds_of(list(schemes), options.rounds), 1):
-        for name in order:
-            scheme = schemes[name]
-            counted = -(-options.steps // scheme.k) * scheme.k
-            steps = counted + scheme.k + (scheme.k + 2) * (scheme.kind == "pipeline")
-            yield f"{name}: run {i}", partial(train, scheme, steps, shlex.split(options.more))
+
+    def measure(name: str) -> Row:
+        scheme = schemes[name]
+        counted = -(-options.steps // scheme.k) * scheme.k
+        steps = counted + scheme.k + (scheme.k + 2) * (scheme.kind == "pipeline")
+        return train(scheme, steps, shlex.split(options.more))
+
+    return in_turns(list(schemes), options.rounds, measure)
 
 
 def describe(head: Row, rows: Sequence[Row]) -> str:
     """The table, and the ratio of both schemes for each k: median and range over the rounds."""
-    lines, speeds = [], dict[tuple[str, int], dict[str, float]]()
-    for row in rows:
-        of_scheme = speeds.setdefault((row["kind"], row["k"]), {})
-        of_scheme[row["case"].rpartition(" ")[2]] = row["steps_per_hour"]
-    for (kind, k), values in speeds.items():
+    lines, speeds = [], dict[tuple[Any, int], dict[str, float]]()
+    for kind, k in dict.fromkeys((row["kind"], row["k"]) for row in rows):
         group = [row for row in rows if (row["kind"], row["k"]) == (kind, k)]
-        medians = {
-            key: statistics.median(row[key] for row in group)
-            for key in ("learner_idle", "engine_idle", "lag_mean", "lag_max", "tokens")
-        }
-        forms = zip(medians.values(), (".1%", ".1%", ".2f", ".0f", ".0f"), strict=True)
-        speed = [f"{statistics.median(values.values()):.0f}"]
-        speed.append(f"{min(values.values()):.0f}–{max(values.values()):.0f}")
-        name = "PipelineRL" if kind == "pipeline" else "PPO-off-policy"
-        lines.append([f"{name}-{k}", *speed, *(format(x, form) for x, form in forms)])
-    columns = ["", "steps/h", "range", "learner idle", "engine idle", "lag mean", "lag max", "tokens/step"]
+        speeds[kind, k] = by_round(group, "steps_per_hour")
+        means = (format(statistics.median(row[key] for row in group), form) for key, form in FORMS.items())
+        lines.append([str(Scheme(kind, k)), median_and_range(speeds[kind, k].values(), ".0f"), *means])
+    columns = ["", "steps/h (range)", "learner idle", "engine idle", "lag mean", "lag max", "tokens/step"]
     text = [table(columns, lines)]
     for k in dict.fromkeys(k for _, k in speeds):
         pipeline, ppo = (speeds.get((kind, k), {}) for kind in ("pipeline", "ppo"))
         if ratios := [speed / ppo[i] for i, speed in pipeline.items() if i in ppo]:
             text.append(
-                f"k = {k}: PipelineRL makes {statistics.median(ratios):.2f} times the steps per hour "
-                f"(from {min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} pairs of runs)"
+                f"k = {k}: PipelineRL makes {median_and_range(ratios)} times the steps per hour in "
+                f"{len(ratios)} pairs of runs"
             )
     return "\n".join(text)

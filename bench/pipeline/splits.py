@@ -1,18 +1,16 @@
-"""Steps per hour, idle shares and token lag of every split of the GPUs, by the controller in virtual time.
+"""Steps per hour, idle shares and token lag of every split of the GPUs, in virtual time. [3 min]
 
   python -m bench pipeline                                  an 8-GPU node: every split, both schemes; minutes
   python -m bench pipeline --devices 16 --k 1,8
   python -m bench pipeline --engine-rate 1:150,32:3200,128:4900 --train-tokens-per-s 9000
                                                             rates that you measured, of one GPU each
-  python -m bench pipeline --record                         over bench/results/pipeline.jsonl and .png
+  python -m bench pipeline --record                         over bench/results/pipeline.jsonl
 
 The trainer's own controller runs in virtual time (virtual_run.py). The lengths of completions are log-normal
 by --mean and --p95. Without --engine-rate, a decoding step reads the weights once and each sequence's KV
 cache; without --train-tokens-per-s, the learner runs at an assumed MFU. Every constant is printed with its
 source. Evaluation is left out.
 """
-
-from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -23,9 +21,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from bench.harness import RESULTS, Case, Row
+from bench.harness import Case, Row
 from bench.pipeline.timed import Rates, Workload
-from bench.pipeline.virtual_run import Scheme, lognormal_lengths, run
+from bench.pipeline.virtual_run import STEPS, Scheme, lognormal_lengths, run
+from bench.sources import with_sources
 from bench.table import table
 from trainer.accounting.kernel_cost import MODELS, Constant
 from trainer.config import ConfigError
@@ -33,16 +32,13 @@ from trainer.launcher.advice import ASSUMED, assumed_rates
 from trainer.launcher.placement import Split
 
 UNIT = 100  # tokens that count as one, where completions are thousands of tokens long
-STEPS = 24  # that count
 CONSTANTS = {
     "prompts": Constant(48, "prompts per step", "arXiv 2510.13786: 48 × 16"),
     "completions": Constant(16, "completions per prompt", "arXiv 2510.13786: 48 × 16"),
     "mean": Constant(6000, "tokens per completion", "ASSUMED: .42 of the longest"),
     "p95": Constant(12000, "tokens, 95th percentile", "ASSUMED: .85 of the longest"),
     "longest": Constant(14336, "tokens", "arXiv 2510.13786: 12,288 thinking + 2,048 answer"),
-    "slots": Constant(
-        96, "sequences per GPU", "ASSUMED: 8B in bf16 leaves an H200 KV cache for about 200 of 4K"
-    ),
+    "slots": Constant(96, "sequences per GPU", "ASSUMED: 8B in bf16 leaves an H200 KV for about 200 of 4K"),
 }
 PUSH = Constant(0.8, "s of the engine", "ASSUMED: 16 GB at 20 GB/s, loading included")
 STEP = Constant(0.8, "s of the learner", "ASSUMED: gradient norm, AdamW, publishing of 8B parameters")
@@ -122,9 +118,7 @@ def schemes(text: str) -> list[Scheme]:
 
 def measure(work: Workload, rates: Rates, scheme: Scheme, split: Split) -> Row:
     """The outcome of a split under a scheme."""
-    outcome = run(work, rates, split, scheme, STEPS)
-    means = {"lag_mean": outcome.lag_mean, "lag_max": outcome.lag_max}
-    return {"scheme": str(scheme), "split": str(split), **asdict(outcome), **means}
+    return {"scheme": str(scheme), "split": str(split)} | asdict(run(work, rates, split, scheme, STEPS))
 
 
 def cases(options: Namespace) -> Iterator[Case]:
@@ -152,55 +146,18 @@ def describe(head: Row, rows: Sequence[Row]) -> str:
         for row in rows
         if row["split"] == best["split"]
     ]  # fmt: skip
-    columns = ("scheme", "steps/h", "learner idle", "engine idle", "lag, mean", "max", "note")
+    columns = ("scheme", "steps/h", "learner idle", "engine idle", "lag, mean", "max", "tokens")
     names, splits = (list(dict.fromkeys(row[key] for row in rows)) for key in ("scheme", "split"))
     speed = {(row["scheme"], row["split"]): row["steps_per_hour"] for row in rows}
     fastest = {name: max(splits, key=lambda split: speed[name, split]) for name in names}
-    cells = [
-        [s, *(f"{speed[name, s]:.2f}" + (" *" if fastest[name] == s else "  ") for name in names)]
-        for s in splits
-    ]
-    constants = {
-        name: Constant(
-            getattr(options, name), c.unit, c.source if getattr(options, name) == c.value else "GIVEN"
-        )
-        for name, c in CONSTANTS.items()
-    }
-    constants |= {"push_s": PUSH, "step_s": STEP, **ASSUMED, **rates_of(options, workload(options))[1]}
+    cells = [[s, *(f"{speed[name, s]:.2f}" + " *" * (fastest[name] == s) for name in names)] for s in splits]
+    derived = {"push_s": PUSH, "step_s": STEP, **ASSUMED, **rates_of(options, workload(options))[1]}
     return "\n".join((
-        f"split {best['split']} (GPUs of engine + learner); the note is tokens by lag",
+        f"split {best['split']} (GPUs of engine + learner); the last column is tokens by lag",
         table(columns, lines),
         "\nsteps per hour by split; * the best of a scheme",
         table(("split", *names), cells),
-        f"best of all: {best['scheme']} on {best['split']}, {best['steps_per_hour']:.2f} steps per hour",
+        f"\nbest of all: {best['scheme']} on {best['split']}, {best['steps_per_hour']:.2f} steps per hour",
         "Sources:",
-        *(f"  {name} = {c.value:g} {c.unit}: {c.source}" for name, c in constants.items()),
+        *with_sources(CONSTANTS | derived, vars(options)),
     ))  # fmt: skip
-
-
-def publish(head: Row, rows: Sequence[Row]) -> None:
-    """Draw steps per hour, and both idle shares, over the split; a line for each scheme."""
-    from matplotlib.figure import Figure
-
-    names = list(dict.fromkeys(row["scheme"] for row in rows))
-    figure = Figure(figsize=(14, 4.4), layout="constrained")
-    axes = figure.subplots(1, 3, sharex=True)
-    keys = ("steps_per_hour", "learner_idle", "engine_idle")
-    for axis, key in zip(axes, keys, strict=True):
-        for i, name in enumerate(names):
-            of_scheme = [row for row in rows if row["scheme"] == name]
-            values = [row[key] * (100 if "idle" in key else 1) for row in of_scheme]
-            marker, line = ("o", "-") if name.startswith("Pipeline") else ("s", "--")
-            width = 4 - 3 * i / len(names)  # so that lines below stay visible
-            splits = [row["split"] for row in of_scheme]
-            axis.plot(splits, values, line, color=f"C{i}", label=name, marker=marker, ms=4, linewidth=width)
-        title = key.replace("_", " ") + ", % of the time" * ("idle" in key)
-        axis.set(title=title, xlabel="GPUs of engine + learner", ylim=(0, 100 if "idle" in key else None))
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
-    o = head["options"]
-    title = (
-        f"{MODELS[o['model']].name} on {o['devices']} GPUs, {o['prompts']} × {o['completions']} completions"
-    )
-    figure.suptitle(f"{title} of mean {o['mean']}, 95th percentile {o['p95']} tokens; simulated", fontsize=10)
-    figure.savefig(RESULTS / "pipeline.png", dpi=110)

@@ -1,23 +1,19 @@
 """Engines and a learner that only take their time, in virtual time: for the trainer's own controller.
 
 An engine makes one token of each of its n sequences in decode_step_s + decode_token_s · n seconds; it admits
-prompts, and takes new weights, between two of these steps. On cores that learner and engines share, the
-busy ones ask for their threads, and all run at cores / threads asked for, if that is below 1.
+prompts, and takes new weights, between two of these steps.
 """
-
-from __future__ import annotations
 
 import asyncio
 import heapq
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.engines.backend import RequestQueue
-from trainer.launcher.placement import Split
 from trainer.messages import StepDone
 from trainer.types import Completion, Request, TrainBatch
 
@@ -30,9 +26,7 @@ class Workload:
     completions: int  # of a prompt
     lengths: NDArray[np.int64]  # (n,) tokens; a completion has one of them
     prompt_tokens: float = 0.0
-    thinking: tuple[int, int, int] | None = (
-        None  # tokens until it is interrupted, least and most; of the answer
-    )
+    thinking: tuple[int, int, int] | None = None  # tokens until it is interrupted: least, most; of the answer
     unit: int = 1  # tokens that count as one: arrays of every token would fill the memory
 
     @property
@@ -43,7 +37,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Seconds of work: an engine's, and the learner's on one device; or alone on cores that they share."""
+    """Seconds of work: an engine's, and the learner's on one device."""
 
     decode_step_s: float  # of one token of every running sequence, whatever their number
     decode_token_s: float  # more for each of them
@@ -52,10 +46,6 @@ class Rates:
     prefill_token_s: float = 0.0  # the engine's other work stops meanwhile
     push_s: float = 0.0  # the engine stands still to take new weights
     step_s: float = 0.0  # learner, per step: optimizer, publishing; more devices do not shorten it
-    verify_s: float = 0.0  # of a completion
-    build_s: float = 0.0  # from complete groups to the learner's first move: batch built, sent, received
-    report_s: float = 0.0  # from the end of a step to the push
-    issue_s: float = 0.0  # from weights held to the next prompts at the engine
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -78,59 +68,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._select(0)
 
 
-class Cores:
-    """Cores that everybody shares in time, or with 0 devices of everybody's own."""
+class Sample(NamedTuple):
+    """A sequence that an engine decodes: readings of its clock, and its completion's request and index."""
 
-    def __init__(self, cores: int) -> None:
-        self._cores, self._since = cores, 0.0
-        self._jobs: list[list[Any]] = []  # [seconds of work left, threads, future]
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def work(self, seconds: float, threads: int) -> None:
-        """Take so many seconds, or longer where others are busy."""
-        if not self._cores:
-            await asyncio.sleep(seconds)
-        elif seconds > 0:
-            self._advance()
-            self._jobs.append([seconds, threads, asyncio.get_running_loop().create_future()])
-            self._wait()
-            await self._jobs[-1][2]
-
-    def _speed(self) -> float:
-        return min(1.0, self._cores / max(1, sum(threads for _, threads, _ in self._jobs)))
-
-    def _advance(self) -> None:
-        now = asyncio.get_running_loop().time()
-        done, self._since = (now - self._since) * self._speed(), now
-        for job in self._jobs:
-            job[0] -= done
-
-    def _wait(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-        if self._jobs:
-            seconds = max(0.0, min(remaining for remaining, _, _ in self._jobs)) / self._speed()
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._end)
-
-    def _end(self) -> None:
-        self._advance()
-        for job in [job for job in self._jobs if job[0] <= 1e-9]:
-            self._jobs.remove(job)
-            job[2].set_result(None)
-        self._wait()
+    end: int
+    number: int  # no two are equal: requests have no order
+    request: Request
+    completion: int
+    start: int
 
 
 class TimedEngine:
     """Generates completions of known lengths; the queue is that of the real engines."""
 
-    def __init__(self, name: str, work: Workload, rates: Rates, cores: Cores, threads: int) -> None:
-        self.name, self._work, self._rates, self._cores, self._threads = name, work, rates, cores, threads
+    def __init__(self, name: str, work: Workload, rates: Rates) -> None:
+        self.name, self._work, self._rates = name, work, rates
         self._queue = RequestQueue(max_positions=10**9)
         self._clock = 0  # units made of a sequence that runs from the start
         self._held: list[tuple[int, int]] = [(0, 0)]  # from which reading of the clock on which version
-        self._running: list[
-            tuple[int, int, Request, int, int]
-        ] = []  # heap: end, number, request, index, start
+        self._running: list[Sample] = []  # a heap
         self._admitted = 0
         self._streams: dict[str, asyncio.Queue[Completion]] = {}
         self._pushes: list[tuple[int, asyncio.Event]] = []
@@ -149,11 +105,9 @@ class TimedEngine:
 
     async def update_weights(self, version: int, path: str) -> None:
         """Same contract as EngineClient.update_weights."""
-        await self._cores.work(self._rates.report_s, 1)
         self._pushes.append((version, event := asyncio.Event()))
         self._wake.set()
         await event.wait()
-        await self._cores.work(self._rates.issue_s, 1)
 
     async def _run(self) -> None:
         rates, unit = self._rates, self._work.unit
@@ -165,16 +119,16 @@ class TimedEngine:
             stop_s = self._admit() * rates.prefill_token_s + rates.push_s * len(self._pushes)
             step_s = (rates.decode_step_s + rates.decode_token_s * len(self._running)) * unit
             pushes, self._pushes = self._pushes, []
-            await self._cores.work(stop_s, self._threads)
+            await asyncio.sleep(stop_s)
             for version, event in pushes:
                 self._held.append((self._clock, version))
                 event.set()
             if self._running:
-                await self._cores.work(step_s, self._threads)
+                await asyncio.sleep(step_s)
                 self._clock += 1
             self.busy_s += asyncio.get_running_loop().time() - start
-            while self._running and self._running[0][0] <= self._clock:
-                self._end(*heapq.heappop(self._running))
+            while self._running and self._running[0].end <= self._clock:
+                self._end(heapq.heappop(self._running))
 
     def _admit(self) -> float:
         """Let free slots take what waits; the tokens to prefill."""
@@ -184,8 +138,8 @@ class TimedEngine:
             request, index = samples.request, samples.first
             prefill += self._work.prompt_tokens * (index == 0 and not request.continues)
             length = min(self._wanted(request, index), request.max_tokens)
-            self._admitted += 1  # no two are equal: requests have no order
-            sample = (self._clock + length, self._admitted, request, index, self._clock)
+            self._admitted += 1
+            sample = Sample(self._clock + length, self._admitted, request, index, self._clock)
             heapq.heappush(self._running, sample)
         return prefill
 
@@ -197,7 +151,8 @@ class TimedEngine:
         draw = np.random.SeedSequence([request.seed % 2**63, index]).generate_state(1)[0]
         return max(1, round(int(lengths[draw % len(lengths)]) / self._work.unit))
 
-    def _end(self, end: int, number: int, request: Request, index: int, start: int) -> None:
+    def _end(self, sample: Sample) -> None:
+        end, _, request, index, start = sample
         since, versions = zip(*self._held[-64:], strict=True)
         reading = np.arange(start, end)
         token_versions = np.asarray(versions, np.int32)[np.searchsorted(since, reading, "right") - 1]
@@ -221,21 +176,17 @@ class Step:
 class TimedLearner:
     """A step takes its tokens' time."""
 
-    def __init__(
-        self, work: Workload, rates: Rates, cores: Cores, split: Split, engines: Sequence[TimedEngine]
-    ) -> None:
-        self._work, self._rates, self._cores, self._engines = work, rates, cores, engines
-        self._threads, self._devices = split.learner, 1 if split.cores else split.learner
+    def __init__(self, work: Workload, rates: Rates, devices: int, engines: Sequence[TimedEngine]) -> None:
+        self._work, self._rates, self._devices, self._engines = work, rates, devices, engines
         self.steps: list[Step] = []
 
     async def train(self, batch: TrainBatch) -> StepDone:
         """Same contract as LearnerClient.train."""
-        await self._cores.work(self._rates.build_s, 1)
         lag = batch.step - 1 - np.concatenate([s.versions for s in batch.sequences]).astype(np.int64)
         start, tokens = asyncio.get_running_loop().time(), len(lag) * self._work.unit
         tokens += round(self._work.prompts * self._work.prompt_tokens)
         seconds = self._rates.step_s + tokens * self._rates.train_token_s / self._devices
-        await self._cores.work(seconds, self._threads)
+        await asyncio.sleep(seconds)
         busy = sum(engine.busy_s for engine in self._engines)
         self.steps.append(Step(start, asyncio.get_running_loop().time(), lag, busy))
         return StepDone(batch.step, "", {})

@@ -1,4 +1,4 @@
-"""The trainer's own controller at the paper's sizes, with engines and a learner that only take their time.
+"""The trainer's own controller at the paper's sizes, in virtual time. [1 min]
 
   python -m bench pipeline.virtual_run     Qwen3-8B on eight H100 or H200, 48 prompts × 16, PipelineRL-8
 
@@ -7,13 +7,11 @@ seconds. Held beside it is the closed form: the slower side alone sets the pace.
 of the hardware (docs/gpu.md), and none has been measured. `python -m bench pipeline` runs it for every split.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -21,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.harness import Case, Row
-from bench.pipeline.timed import Cores, Rates, Step, TimedEngine, TimedLearner, VirtualLoop, Workload
+from bench.pipeline.timed import Rates, Step, TimedEngine, TimedLearner, VirtualLoop, Workload
 from bench.table import table
-from trainer.config import Config, InterruptionConfig
+from trainer.cli import parse
+from trainer.config import Config
 from trainer.controller.controller import Controller
 from trainer.controller.data import Dataset
 from trainer.controller.deadline import Deadline
@@ -54,6 +53,13 @@ class Scheme:
         return f"{'PipelineRL' if self.kind == 'pipeline' else 'PPO-off-policy'}-{self.k}"
 
     @property
+    def flags(self) -> list[str]:
+        """The options of the trainer."""
+        if self.kind == "ppo":
+            return ["--pipeline.scheme=ppo_off_policy", f"--pipeline.minibatches={self.k}"]
+        return ["--pipeline.scheme=pipeline_rl", f"--pipeline.max_lag={self.k}"]
+
+    @property
     def batches_open(self) -> int:
         """Batches whose groups start at version 0."""
         return self.k + 1 if self.kind == "pipeline" else self.k
@@ -67,26 +73,14 @@ class Outcome:
     learner_idle: float  # share of the time
     engine_idle: float  # share of the time in which an engine has no sequence
     lag: dict[int, float]  # share of the trained tokens by lag
+    lag_mean: float  # over the trained tokens
+    lag_max: int  # of the oldest token
     tokens: float  # of a batch, mean
     first_batch_s: float  # from the beginning to the first complete batch
 
-    @property
-    def lag_mean(self) -> float:
-        """Mean over the trained tokens."""
-        return sum(lag * share for lag, share in self.lag.items())
-
-    @property
-    def lag_max(self) -> int:
-        """The lag of the oldest token."""
-        return max(self.lag)
-
 
 class _Rewards:
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
     async def score(self, prompt: Prompt, text: str, tokens: int, step: int | None) -> Scored:
-        await asyncio.sleep(self._seconds)
         return Scored(float(tokens % 2), "correct" if tokens % 2 else "wrong", {})
 
 
@@ -98,13 +92,7 @@ class _NoJournal:
 
 
 def run(
-    work: Workload,
-    rates: Rates,
-    split: Split,
-    scheme: Scheme,
-    steps: int = STEPS,
-    warm: int = -1,
-    seed: int = 0,
+    work: Workload, rates: Rates, split: Split, scheme: Scheme, steps: int = STEPS, warm: int = -1
 ) -> Outcome:
     """A training in which `steps` optimizer steps count, after `warm` (−1: until the pipeline is full) and
     before the last ones, beside which no new groups start."""
@@ -114,43 +102,36 @@ def run(
         warm, steps = (-(-n // open_) * open_ for n in (warm, steps))
     total = warm + steps + (open_ if scheme.kind == "pipeline" else 0)
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        config = _config(folder, work, scheme, total, seed)
+        config = _config(folder, work, scheme, total)
         return runner.run(_train(work, rates, split, config, warm, steps))
 
 
-def _config(folder: str, work: Workload, scheme: Scheme, steps: int, seed: int) -> Config:
-    config = Config(run_dir=folder, seed=seed)
-    longest = int(work.lengths.max()) // work.unit + 1
-    engine = replace(config.engine, max_new_tokens=longest)
+def _config(folder: str, work: Workload, scheme: Scheme, steps: int) -> Config:
+    settings: dict[str, Any] = {
+        "run-dir": folder, "engine.max_new_tokens": int(work.lengths.max()) // work.unit + 1,
+        "pipeline.steps": steps, "pipeline.prompts_per_step": work.prompts, "pipeline.deadline_s": 1e9,
+        "pipeline.completions_per_prompt": work.completions, "evaluation.samples": 1,
+        "objective.zero_variance": "keep", "logging.checkpoint_every": 0, "logging.samples_per_step": 0,
+    }  # fmt: skip
     if work.thinking:
-        low, high, answer = (n // work.unit for n in work.thinking)
-        thinking = InterruptionConfig(enabled=True, lo=low, hi=high, answer_tokens=answer, end_marker="")
-        engine = replace(engine, interruption=thinking)
-    ppo: dict[str, Any] = {"scheme": "ppo_off_policy", "minibatches": scheme.k}
-    return replace(
-        config,
-        engine=engine,
-        pipeline=replace(
-            config.pipeline, steps=steps, prompts_per_step=work.prompts, deadline_s=1e9,
-            completions_per_prompt=work.completions,
-            **(ppo if scheme.kind == "ppo" else {"max_lag": scheme.k}),
-        ),
-        evaluation=replace(config.evaluation, every=0, samples=1),
-        objective=replace(config.objective, zero_variance="keep"),
-        logging=replace(config.logging, checkpoint_every=0, samples_per_step=0),
-    )  # fmt: skip
+        keys = ("lo", "hi", "answer_tokens")
+        limits = {
+            f"engine.interruption.{k}": n // work.unit for k, n in zip(keys, work.thinking, strict=True)
+        }
+        settings |= limits | {"engine.interruption.enabled": "true", "engine.interruption.end_marker": ""}
+    config = parse([*scheme.flags, *(f"--{key}={value}" for key, value in settings.items())]).config
+    return replace(config, evaluation=replace(config.evaluation, every=0))  # never, which a run cannot have
 
 
 async def _train(
     work: Workload, rates: Rates, split: Split, config: Config, warm: int, steps: int
 ) -> Outcome:
-    cores, deadline = Cores(split.cores), Deadline(config.pipeline.deadline_s)
-    count, threads = (1, split.engine) if split.cores else (split.engine, 1)
-    engines = [TimedEngine(f"engine-{i}", work, rates, cores, threads) for i in range(count)]
-    learner = TimedLearner(work, rates, cores, split, engines)
+    deadline = Deadline(config.pipeline.deadline_s)
+    engines = [TimedEngine(f"engine-{i}", work, rates) for i in range(split.engine)]
+    learner = TimedLearner(work, rates, split.learner, engines)
     prompts = tuple(Prompt(f"{i:05d}", "", (1,), "", {}) for i in range(work.prompts * 100))
     pool = EnginePool(engines, deadline.wait_for)  # type: ignore[arg-type]  # as much of a client as it needs
-    rewards: Any = {name: _Rewards(rates.verify_s) for name in config.tasks}
+    rewards: Any = dict.fromkeys(config.tasks, _Rewards())
     ctx = RolloutContext(
         config, pool, rewards, lambda many: [""] * len(many), stop_ids=frozenset(), phrase_ids=(1,),
         deadline=deadline,
@@ -172,8 +153,10 @@ async def _train(
     return Outcome(
         3600 * steps / wall,
         max(0.0, 1 - sum(step.end - step.start for step in counted) / wall),
-        max(0.0, 1 - busy / count / wall),
+        max(0.0, 1 - busy / split.engine / wall),
         {int(v): float(n) / len(lag) for v, n in zip(*np.unique(lag, return_counts=True), strict=True)},
+        float(lag.mean()),
+        int(lag.max()),
         work.unit * len(lag) / steps,
         learner.steps[0].start - begin[0],
     )
@@ -234,11 +217,8 @@ def paper_run(name: str, steps: int = STEPS - 1) -> tuple[Outcome, float, float]
 def measure(name: str) -> Row:
     """One of SPEEDS, run."""
     out, engines_s, learner_s = paper_run(name)
-    return {
-        "engines_s": engines_s, "learner_s": learner_s, "step_s": 3600 / out.steps_per_hour,
-        "first_batch_s": out.first_batch_s, "lag_mean": out.lag_mean, "lag_max": out.lag_max,
-        "learner_idle": out.learner_idle, "engine_idle": out.engine_idle,
-    }  # fmt: skip
+    times = {"engines_s": engines_s, "learner_s": learner_s, "step_s": 3600 / out.steps_per_hour}
+    return times | asdict(out)
 
 
 def cases(options: Namespace) -> Iterator[Case]:

@@ -1,10 +1,8 @@
-"""Runs the commands of docs/curve.md, one after the other, and puts their output below them.
+"""Runs the commands of docs/curve.md, and puts their output below them. [2 min]
 
 python -m bench validation.curve_doc              prints the page
 python -m bench validation.curve_doc --record     writes it over docs/curve.md
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -23,11 +21,6 @@ OPTIONS: dict[str, Any] = {}
 DOCUMENT = ROOT / "docs" / "curve.md"
 EXAMPLE = re.compile(r"<!-- example -->\n```python\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"```console\n\$ (.*?)\n.*?```", re.DOTALL)
-
-
-def commands(text: str) -> Iterator[str]:
-    """The commands of a document, in their order."""
-    return (block.group(1) for block in BLOCK.finditer(text))
 
 
 def run(command: str, folder: Path) -> str:

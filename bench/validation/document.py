@@ -1,7 +1,5 @@
 """The generated part of docs/validation.md, from the rows of the simulated runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +7,7 @@ from numpy.typing import NDArray
 
 from bench.harness import Row
 from bench.sources import RANGES
-from bench.table import markdown, number
+from bench.table import number, table
 from bench.validation.scenarios import (
     LONG,
     NOISE,
@@ -77,12 +75,6 @@ def coverage(runs: Runs) -> dict[str, float]:
     }
 
 
-def kinds_of_noise(runs: Runs) -> dict[str, list[Row]]:
-    """The runs of every scenario whose intervals are counted."""
-    groups = {s.name: of_kind(runs, s.name) for s in SCENARIOS if s.name != TOO_SHORT and s.rows != (LONG,)}
-    return {name: group for name, group in groups.items() if group}
-
-
 def moved(runs: Runs, weak: bool) -> tuple[list[Row], Array, Array]:
     """The runs with outliers, and by how much these move A: ours, and the paper's."""
     group = [run for run in of_kind(runs, OUTLIERS) if (run["row"] == WEAK) == weak]
@@ -101,7 +93,7 @@ def bars(runs: Runs) -> list[tuple[str, float, str, bool]]:
     lines: list[tuple[str, float, str, bool]] = []
 
     def add(title: str, value: float, limit: float, text: str = "", low: float = -np.inf) -> None:
-        lines.append((title, value, text or f"≤ {short(limit)}", bool(low <= value <= limit)))
+        lines.append((title, value, text or f"≤ {limit:g}", bool(low <= value <= limit)))
 
     def worst(key: str, quantile: float) -> float:
         return max(float(np.quantile(errors(group, "ours", key), quantile)) for group in rows.values())
@@ -118,24 +110,19 @@ def bars(runs: Runs) -> list[tuple[str, float, str, bool]]:
             add(title, mean, WORST_OF_TEN * error, text)
     shares = coverage(of_kind(runs, WELL))
     for key in QUANTITIES:
-        add(f"90 % intervals of {key} hold the truth", shares[key], 0.93, ".87 to .93", low=0.87)
-    add("fit of 1.5k–4k: flagged", flagged(of_kind(runs, TOO_SHORT)), 1.0, "≥ .95", low=0.95)
+        add(f"90 % intervals of {key} hold the truth", shares[key], 0.93, "0.87 to 0.93", low=0.87)
+    add("fit of 1.5k–4k: flagged", flagged(of_kind(runs, TOO_SHORT)), 1.0, "≥ 0.95", low=0.95)
     add("the paper's ranges: flagged", flagged([run for group in rows.values() for run in group]), 0.05)
     for name, quantile in (("median", 0.5), ("95 %", 0.95)):
         add(f"5 % outliers move A, {name}", float(np.quantile(moved(runs, False)[1], quantile)), 0.01)
     return lines
 
 
-def short(x: float) -> str:
-    """A number below 1 as the page prints it: .05."""
-    return f"{x:g}".removeprefix("0")
-
-
 def _bars(runs: Runs) -> str:
     rows = [[title, f"{value:.4f}", limit, "yes" if holds else "**no**"]
             for title, value, limit, holds in bars(runs)]  # fmt: skip
     head = ("measure", "found", "bar", "holds")
-    return f"## Bars\n\nErrors, flags and outliers: {LINES}\n\n{markdown(head, rows)}"
+    return f"## Bars\n\nErrors, flags and outliers: {LINES}\n\n{table(head, rows)}"
 
 
 def _quantiles(x: Array, form: str) -> str:
@@ -156,7 +143,7 @@ def _accuracy(runs: Runs) -> str:
             cells.append(_quantiles(100 * ours[2], ".1f"))
             cells += [_quantiles(errors(group, p, "A"), ".4f") for p in PROCEDURES[1:]]
             rows.append([f"{name}, {PAPER_RUNS[name].high / 1000:g}k", *cells])
-        text += f"\n\n{note}\n\n{markdown(head, rows)}"
+        text += f"\n\n{note}\n\n{table(head, rows)}"
     return text
 
 
@@ -172,7 +159,7 @@ def _far(runs: Runs) -> str:
             medians = (f"{np.median(errors(group, p, 'far')):.4f}" for p in PROCEDURES)
             rows.append([f"{name}, at {PAPER_RUNS[name].far / 1000:g}k", str(len(group)), *medians, *more])
         head = (f"{kind}: row", "runs", *PROCEDURES, "ours − paper", "ours − paper, finer")
-        text += f"\n\n{markdown(head, rows)}"
+        text += f"\n\n{table(head, rows)}"
     return text
 
 
@@ -181,13 +168,14 @@ def _coverage(runs: Runs) -> str:
         "## How often 90 % intervals hold the truth\n\n2x: the reward at twice the last compute. "
         "Monte-Carlo error of a share: ±.01 at 1,000 runs, ±.017 at 300."
     )
-    for first, groups in (("noise", kinds_of_noise(runs)), (f"{WELL}, by row", by_row(runs, WELL))):
-        shares = {name: coverage(group) for name, group in groups.items()}
+    noises = {s.name: of_kind(runs, s.name) for s in SCENARIOS if s.name != TOO_SHORT and s.rows != (LONG,)}
+    for first, groups in (("noise", noises), (f"{WELL}, by row", by_row(runs, WELL))):
+        shares = {name: coverage(group) for name, group in groups.items() if group}
         rows = [
             [name, str(len(groups[name])), *(number(x, ".3f") for x in values.values())]
             for name, values in shares.items()
         ]
-        text += f"\n\n{markdown((first, 'runs', *next(iter(shares.values()))), rows)}"
+        text += f"\n\n{table((first, 'runs', *next(iter(shares.values()))), rows)}"
     return text
 
 
@@ -200,7 +188,7 @@ def _flags(runs: Runs) -> str:
         TOO_SHORT: of_kind(runs, TOO_SHORT),
     }
     rows = [[name, str(len(group)), f"{flagged(group):.3f}"] for name, group in groups.items()]
-    return f"## Which ceilings are identified\n\n{markdown(('fit of', 'runs', 'flagged'), rows)}"
+    return f"## Which ceilings are identified\n\n{table(('fit of', 'runs', 'flagged'), rows)}"
 
 
 def _outliers(runs: Runs) -> str:
@@ -211,7 +199,7 @@ def _outliers(runs: Runs) -> str:
     text = (
         "## 5 % of the points off by ±.1\n\nHow far A moves from the same run's without them, median / 95 %."
     )
-    return f"{text}\n\n{markdown(('rows', 'runs', 'ours', 'paper'), rows)}"
+    return f"{text}\n\n{table(('rows', 'runs', 'ours', 'paper'), rows)}"
 
 
 def _ranges(runs: Runs) -> str:
@@ -230,4 +218,4 @@ A, B of the curve of {LONG} (A .645, B 1.70), fitted over several ranges: median
 paper's points are not published; the second column has its own fits of them. A simulated run follows its
 curve up to noise and gives the same A and B over every range: the second column's differences are the run's.
 
-{markdown(("range", "published", *PROCEDURES), rows)}"""
+{table(("range", "published", *PROCEDURES), rows)}"""

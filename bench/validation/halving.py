@@ -1,4 +1,4 @@
-"""Does --halving of a sweep lose the winner, and how much does it save?
+"""Does --halving of a sweep lose the winner, and how much does it save? [hours]
 
   python -m bench validation.halving --out FILE        500 simulated sweeps, some hours; goes on with FILE
   python -m bench validation.halving docs/study/runs.toml --compute-column compute/flops
@@ -10,6 +10,7 @@ sweep, it says what halving would have done.
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -69,8 +70,7 @@ def halve(curves: dict[str, list[Curve]], target: float, budget: float = 1.0) ->
 
 def cut(curve: Curve, compute: float) -> Curve:
     """The curve up to this compute."""
-    points = tuple(p for p in curve.points if p.compute <= compute * (1 + 1e-9))
-    return Curve(curve.name, curve.unit, points, curve.R0)
+    return replace(curve, points=tuple(p for p in curve.points if p.compute <= compute * (1 + 1e-9)))
 
 
 def trial(number: int) -> Row:

@@ -6,19 +6,17 @@ batch 768 (16,000 GPU-hours are then 6,400 steps), in proportion for other batch
 length and for Scout.
 """
 
-from __future__ import annotations
-
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.sources import R0 as ASSUMED_R0
 from bench.sources import RANGES, TABLE_1, PublishedCurve
-from trainer.scaling import Sigmoid
+from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.curve.paper import PaperGrid
-from trainer.scaling.simulate import autocorrelated
+from trainer.scaling.simulate import autocorrelated, simulated
 
 Array = NDArray[np.float64]
 
@@ -38,10 +36,6 @@ class PaperRun:
     every: float = 250.0  # GPU-hours between evaluations
     high: float = 8_000.0  # end of the fit
     far: float = 16_000.0  # where the reward is predicted
-
-    @property
-    def name(self) -> str:
-        return self.published.name
 
     @property
     def curve(self) -> Sigmoid:
@@ -101,34 +95,23 @@ SCENARIOS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Points:
-    """The points of a simulated run, as a fit gets them."""
-
-    compute: Array
-    reward: Array
-    se: Array | None
-    R0: float | None
-    R0_se: float
-    curve: Sigmoid  # the truth
+Simulated = tuple[Sigmoid, Curve]  # the truth, and a run as a fit gets it
 
 
-def simulate(scenario: Scenario, run: PaperRun, i: int, seed: int, noise: str | None = None) -> Points:
+def simulate(scenario: Scenario, run: PaperRun, i: int, seed: int, noise: str | None = None) -> Simulated:
     """Simulated run `i`, the same for the same arguments. `noise` replaces the scenario's own."""
-    streams = [zlib.crc32(name.encode()) for name in (scenario.name, run.name)]
+    streams = [zlib.crc32(name.encode()) for name in (scenario.name, run.published.name)]
     rng = np.random.default_rng([seed, *streams, i])
-    curve = _moved(rng, run.curve) if scenario.moved else run.curve
+    truth = _moved(rng, run.curve) if scenario.moved else run.curve
     first = max(1, int(np.ceil(scenario.low / run.every)))
     last = int((scenario.high or run.high) / run.every + 1e-9)
     compute = run.every * np.arange(first, last + 1, dtype=np.float64)
-    truth = curve.reward(compute)
-    error, se = _errors(rng, truth, noise or scenario.noise, scenario.ar)
-    reward = np.clip(truth + error, 0, 1)
-    reported = se * scenario.se_factor if scenario.se_factor else None
-    start, start_se = {"given": (R0, 0.0), "unknown": (None, 0.0)}.get(scenario.start, (R0, NOISE))
-    if start is not None and start_se:
-        start += float(rng.normal(0, NOISE))
-    return Points(compute, reward, reported, start, start_se, curve)
+    error, se = _errors(rng, truth.reward(compute), noise or scenario.noise, scenario.ar)
+    start: EvalPoint | float | None = None if scenario.start == "unknown" else R0
+    if scenario.start == "measured":
+        start = EvalPoint(0, 0.0, R0 + float(rng.normal(0, NOISE)), NOISE)
+    curve = simulated(truth.reward, compute, error, se * scenario.se_factor)
+    return truth, replace(curve, R0=start)
 
 
 def _errors(rng: np.random.Generator, reward: Array, noise: str, ar: float) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Is a curve that is no sigmoid said to be none? Simulated runs of other shapes, and of sigmoids beside them.
+"""Is a curve that is no sigmoid said to be none? Simulated runs of other shapes. [5 min]
 
   python -m bench validation.shapes              100 runs of each kind; a few minutes
 
@@ -7,8 +7,6 @@ parameters are drawn anew. A run is flagged if the fit says that the curve is no
 interval alone does not count. It is covered if the 90 % interval of the reward at 4 × the data holds the
 truth. Where the reward falls there is no such truth: the run is right only if it is flagged.
 """
-
-from __future__ import annotations
 
 import zlib
 from argparse import Namespace
@@ -19,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.harness import Case, Row
-from bench.table import markdown
-from trainer.scaling import Sigmoid, fit
+from bench.table import table
+from trainer.scaling import Curve, Sigmoid, fit
+from trainer.scaling.simulate import simulated
 
 Array = NDArray[np.float64]
 Shape = Callable[[Array], Array]  # R(C)
@@ -114,19 +113,18 @@ FALLS = {"slow collapse", "fast collapse", "decline of .02 over the last third"}
 CONTROL = "sigmoid (control)"
 
 
-def simulate(kind: str, i: int, seed: int) -> tuple[Shape, Array, Array, float]:
-    """Run `i` of a kind: its shape, compute, rewards and the measured R0."""
+def simulate(kind: str, i: int, seed: int) -> tuple[Shape, Curve]:
+    """Run `i` of a kind, and its shape."""
     rng = np.random.default_rng([seed, zlib.crc32(kind.encode()), i])
     shape = {**KINDS, CONTROL: _sigmoid}[kind](rng)
-    compute: Array = LAST / EVALUATIONS * np.arange(EVALUATIONS + 1, dtype=np.float64)
-    reward = np.clip(shape(compute) + rng.normal(0, NOISE, EVALUATIONS + 1), 0, 1)
-    return shape, compute[1:], reward[1:], float(reward[0])
+    compute = LAST / EVALUATIONS * np.arange(EVALUATIONS + 1)
+    return shape, simulated(shape, compute, rng.normal(0, NOISE, EVALUATIONS + 1), NOISE)
 
 
 def measure(kind: str, i: int, seed: int) -> Row:
     """The fit's flags for one run, and whether its forecast covers the truth."""
-    shape, compute, reward, R0 = simulate(kind, i, seed)
-    fitted = fit(compute, reward, np.full(EVALUATIONS, NOISE), R0=R0, R0_se=NOISE)
+    shape, run = simulate(kind, i, seed)
+    fitted = fit(run)
     ahead, truth = fitted.at(EXTRAPOLATION * LAST), float(shape(np.array(EXTRAPOLATION * LAST)))
     flagged = not SAYS_SO.isdisjoint(fitted.flags)
     covered = kind not in FALLS and ahead.low <= truth <= ahead.high
@@ -157,4 +155,4 @@ def describe(head: Row, runs: Sequence[Row]) -> str:
         if kind in FALLS:
             shares["covered"] = "–"
         rows.append([kind, str(len(group)), *shares.values()])
-    return markdown(HEAD, rows)
+    return table(HEAD, rows)

@@ -1,11 +1,9 @@
-"""Does `forecast.stop` end runs where it may? Simulated runs of many shapes (shapes.py), whose end is known.
+"""Does `forecast.stop` end runs where it may? Simulated runs of many shapes. [10 min]
 
   python -m bench validation.stopping          5 runs of each shape; ten minutes
 
 Each run is planned up to 6,000, its data's end. It ends wrongly if more was to be gained than the rule says.
 """
-
-from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
@@ -15,10 +13,9 @@ from functools import partial
 import numpy as np
 
 from bench.harness import Case, Row
-from bench.table import markdown
-from bench.validation.shapes import CONTROL, KINDS, LAST, NOISE, SEED, simulate
+from bench.table import table
+from bench.validation.shapes import CONTROL, KINDS, LAST, SEED, simulate
 from trainer.config.forecast import ForecastConfig, StopRule
-from trainer.scaling import EvalPoint
 from trainer.scaling.forecast import forecast, says_stop
 
 OPTIONS = {"runs": (5, "runs of each shape")}
@@ -34,12 +31,11 @@ RULES = [
 
 def measure(kind: str, i: int, seed: int) -> Row:
     """The gain that was still to come where each rule ended a run; None: it did not end it."""
-    shape, compute, rewards, R0 = simulate(kind, i, seed)
-    points, look = [EvalPoint(0, 0.0, R0, NOISE)], forecast([EvalPoint(0, 0.0, R0, NOISE)], LAST, None)
+    shape, run = simulate(kind, i, seed)
+    points, look = list(run.evaluations), forecast(run.evaluations[:1], LAST, None)
     in_a_row, gains = Counter[StopRule](), dict[StopRule, float]()
-    for step, (c, reward) in enumerate(zip(compute[:-1].tolist(), rewards.tolist(), strict=False), 1):
-        points.append(EvalPoint(step, c, reward, NOISE))
-        look = forecast(points, LAST, look)
+    for n in range(2, len(points)):
+        look, c = forecast(points[:n], LAST, look), points[n - 1].compute
         for rule in RULES:
             in_a_row[rule] = in_a_row[rule] + 1 if says_stop(look, c, LAST, rule) else 0
             if in_a_row[rule] == PATIENCE and rule not in gains:
@@ -65,4 +61,4 @@ def describe(head: Row, runs: Sequence[Row]) -> str:
             ended = [gain for gain in column if gain is not None]
             cells.append(f"{len(ended)}, {sum(gain > rule.gain for gain in ended)}")
         lines.append([kind, str(len(gains)), *cells])
-    return markdown(["kind", "runs", *(f"{rule.text}: ended, wrongly" for rule in RULES)], lines)
+    return table(["kind", "runs", *(f"{rule.text}: ended, wrongly" for rule in RULES)], lines)

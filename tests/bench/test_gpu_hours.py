@@ -1,6 +1,5 @@
 """bench.gpu_hours: the account by hand, sources beside constants, measured rates taken over."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from bench import gpu_hours, harness
 from bench.gpu_hours import account
 from bench.sources import CURVES, PublishedCurve
 from trainer.accounting.kernel_cost import CONSTANTS, MODELS, PUBLISHED_HEADS, Head, Setting, Shape
+from trainer.accounting.kernel_rates import measured_heads, read_rates
 
 # 10 layers of 1,000,000 parameters; head 6 · 100 · 1,000 = 600,000 FLOP per token
 SHAPE = Shape("toy", 100, 10, 5, 5, 10, 3_266, 1_000, "by hand")
@@ -46,34 +46,12 @@ def test_models_have_the_parameters_they_are_named_for() -> None:
     assert (scout.body_parameters + 2 * scout.hidden * scout.vocab) / 1e9 == pytest.approx(17, rel=0.02)
 
 
-def test_every_constant_has_a_source() -> None:
-    for constant in (*CONSTANTS.values(), *CURVES.values(), *MODELS.values(), *PUBLISHED_HEADS):
-        assert constant.source
-    assert "NOT MEASURED" in next(h.source for h in PUBLISHED_HEADS if h.name == "ours")
-
-
-def rates(folder: Path) -> Path:
-    """A record as kernels.compare writes it, with a millisecond for each 6NHV at 1,000 TF/s."""
-    rates = {
-        "ours (triton, two-pass)": 650.0, "ours (triton, single-pass)": 690.0, "ours, exact": 900.0,
-        "Cut-Cross-Entropy": 800.0, "Cut-Cross-Entropy, unfiltered": 500.0,
-    }  # fmt: skip
-    options = {"rows": 16384, "hidden": 4096, "vocab": 151936, "dtype": "bfloat16"}
-    lines = [{"options": options, "machine": {"card": "NVIDIA H200"}, "commit": "abc"}]
-    flops = 6 * 16384 * 4096 * 151936
-    lines += [{"provider": name, "ms": flops / rate / 1e9} for name, rate in rates.items()]
-    path = folder / "kernels.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def test_the_command_prints_every_figure_with_its_source_and_takes_measured_rates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    record = harness.RESULTS / "compare-cpu-bfloat16.jsonl"
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
-    monkeypatch.setattr(gpu_hours, "RESULTS", tmp_path)
-    options = ["--models=8b,0.6b", f"--kernels={rates(tmp_path)}", "--rates=best peer=510", "--record"]
-    assert harness.run("gpu_hours", gpu_hours, options) == 0
+    assert harness.run("gpu_hours", gpu_hours, ["--models=8b,0.6b", f"--kernels={record}", "--record"]) == 0
     _, rows = harness.read(tmp_path / "gpu-hours.jsonl")
     assert [(r["model"], r["head"]) for r in rows] == [
         (model, head) for model in ("8B dense", "0.6B") for head in ("naive FP32", "best peer", "ours")
@@ -82,29 +60,17 @@ def test_the_command_prints_every_figure_with_its_source_and_takes_measured_rate
     for r in rows:
         assert f"{r['run_gpu_hours_per_1000']:,.0f}" in text and r["source"] in text
         assert r["reward"] is None if r["model"] == "0.6B" else f"{r['reward']:.4f}" in text
-    assert "690 TF/s: MEASURED on NVIDIA H200, commit abc: ours (triton, single-pass)" in text
-    assert "510 TF/s: GIVEN by --rates" in text
-    for constant in (*CONSTANTS.values(), CURVES["8b"], MODELS["0.6b"]):
-        assert constant.source in text
-    assert (tmp_path / "gpu-hours.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_faster_head_is_never_worse() -> None:
-    setting = Setting(**{name: c.value for name, c in CONSTANTS.items()})
-    heads = [Head("naive FP32", 50, ""), Head("a", 500, ""), Head("b", 700, "")]
-    for model in MODELS:
-        rows = [account(model, head, heads[0], setting, 4000) for head in heads]
-        rewards = [r["reward"] or -r["cost_factor"] for r in rows]
-        assert rewards == sorted(rewards)
-        assert [r["head_share"] for r in rows] == sorted((r["head_share"] for r in rows), reverse=True)
+    measured = measured_heads(read_rates(record), "bfloat16")
+    assert measured and all(f"{head.tflops:.0f} TF/s: {head.source}" in text for head in measured)
+    for constant in (*CONSTANTS.values(), MODELS["0.6b"]):
+        assert constant.source and constant.source in text
+    assert "NOT MEASURED" in next(h.source for h in PUBLISHED_HEADS if h.name == "ours")
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         (["--models=9b"], "expected some of"),
-        (["--rates=ours"], "HEAD=TF/s"),
-        (["--rates=ours=0"], "above 0"),
         (["--curve-head=nobody"], "expected one of"),
         (["--length=10"], "above --prompt"),
     ],

@@ -1,7 +1,5 @@
 """The harness of all benchmarks: nothing is lost or measured twice, errors are lines, wrong use is said."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench import harness
-from bench.__main__ import BENCHMARKS, MODULES, main
+from bench.__main__ import benchmarks, main
 from bench.harness import Row, read, run
 
 
@@ -122,6 +120,14 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+def test_calls_take_turns_and_each_round_begins_with_another() -> None:
+    cases = list(harness.in_turns(["a", "b", "c"], 2, lambda name: {"value": ord(name)}))
+    assert [name[0] for name, _ in cases] == list("abcbca") and cases[3][0] == "b: round 2"
+    rows = [{"case": case, **(measure() or {})} for case, measure in cases]
+    assert harness.by_round(rows[:1], "value") == {"1": 97}
+    assert harness.median_and_range([3, 1, 8], ".1f") == "3.0 (1.0 to 8.0)"
+
+
 def test_only_takes_a_whole_name_or_words() -> None:
     names = ["learner, training, killed", "engine, training, killed", "learner, ending, frozen"]
     assert harness.chosen("learner, training", names) == names[:1]
@@ -131,9 +137,15 @@ def test_only_takes_a_whole_name_or_words() -> None:
 def test_every_benchmark_is_listed_and_has_what_the_harness_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
-    for name in BENCHMARKS:
-        module = import_module(f"bench.{MODULES.get(name, name)}")
-        assert f"  {name} " in text and callable(module.cases) and callable(module.describe)
+    assert {"learner", "gpu", "pipeline", "validation", "faults", "kernels.compare"} < set(benchmarks())
+    for name, path in benchmarks().items():
+        module = import_module(f"bench.{path}")
+        assert (
+            f"  {name} " in text
+            and text.count("min]") > 10
+            and callable(module.cases)
+            and callable(module.describe)
+        )
         assert f"python -m bench {name}" in harness.parser(name, module).format_help()
     assert main(["nonsense"]) == 2
-    assert "expected one of: kernels.compare, " in capsys.readouterr().err
+    assert "expected one of: engine, " in capsys.readouterr().err

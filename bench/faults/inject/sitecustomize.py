@@ -21,11 +21,8 @@ def _report_states(address: str) -> None:
     from trainer.telemetry import Clock
     from trainer.types import Request
 
-    add, enter, to = (
-        RequestQueue.add,
-        Clock.enter,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK),
-    )
+    add, enter = RequestQueue.add, Clock.enter
+    to = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def reporting(self: Clock, state: str) -> str:
         previous = enter(self, state)

@@ -1,7 +1,5 @@
 """The account of the loss's costs, against numbers worked by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.kernels import account

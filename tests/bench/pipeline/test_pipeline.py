@@ -24,8 +24,7 @@ WORK = Workload(prompts=2, completions=2, lengths=np.full(1, 10))
 # 0.1 s a decoding step: 1 s for a batch, and 0.05 s a token in training: 2 s for a step on one device
 RATES = {"decode_step_s": 0.1, "decode_token_s": 0.0, "slots": 1000, "train_token_s": 0.05}
 PER_TOKEN = {"decode_step_s": 0, "decode_token_s": 0.1}
-STAGES_OF_A_STEP = {"push_s": 0.25, "step_s": 0.5, "verify_s": 0.125, "build_s": 0.0625, "report_s": 1.0,
-                    "issue_s": 2.0, "prefill_token_s": 0.1}  # fmt: skip
+STAGES_OF_A_STEP = {"push_s": 0.25, "step_s": 0.5, "prefill_token_s": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -39,10 +38,6 @@ STAGES_OF_A_STEP = {"push_s": 0.25, "step_s": 0.5, "verify_s": 0.125, "build_s":
         (Scheme("pipeline", 0), Split(1, 1), {"slots": 1}, 4 + 2, 4 / 6, 2 / 6),  # one after another
         # 4 sequences at 0.1 s each and step: two on each of two engines, 2 s; training on two devices.
         (Scheme("pipeline", 0), Split(2, 2), PER_TOKEN, 2 + 1, 2 / 3, 1 / 3),
-        (Scheme("pipeline", 0), Split(2, 2, 2), {}, 3, 1 / 3, 2 / 3),  # shared cores: never both
-        # 1 s of generation takes 2 s beside the learner, which gets 1 s done meanwhile, and 1 s more alone.
-        (Scheme("pipeline", 1), Split(2, 2, 2), {}, 3, 0, 1 / 3),
-        (Scheme("pipeline", 1), Split(1, 1, 2), {}, 2, 0, 1 / 2),  # a core for each
     ],
 )  # fmt: skip
 def test_a_step_takes_what_was_worked_by_hand(
@@ -64,34 +59,16 @@ def test_every_stage_of_an_on_policy_step_adds_up() -> None:
     work = Workload(prompts=2, completions=2, lengths=np.full(1, 10), prompt_tokens=3.0)
     out = run(work, Rates(**RATES | STAGES_OF_A_STEP), Split(1, 1), Scheme("pipeline", 0), steps=4)
     prefill, generate, train = 2 * 3 * 0.1, 1.0, (40 + 2 * 3) * 0.05
-    stages = sum(STAGES_OF_A_STEP.values()) - STAGES_OF_A_STEP["prefill_token_s"]
-    assert 3600 / out.steps_per_hour == pytest.approx(prefill + generate + train + stages)
+    assert 3600 / out.steps_per_hour == pytest.approx(prefill + generate + train + 0.25 + 0.5)
 
 
 def test_weights_swap_in_mid_sequence() -> None:
     # The learner takes 2.5 s, the pushed version reaches sequences of 10 s at their tokens 1, 26, 51 ...
-    work = Workload(prompts=1, completions=1, lengths=np.full(1, 100))
-    rates = Rates(**RATES | {"train_token_s": 0.025})
+    work = Workload(prompts=1, completions=2, lengths=np.full(1, 100))
+    rates = Rates(**RATES | {"train_token_s": 0.0125})
     out = run(work, rates, Split(1, 1), Scheme("pipeline", 4), steps=12)
     assert 3600 / out.steps_per_hour == pytest.approx(2.5, rel=0.02)
     assert [out.lag[k] for k in (1, 2, 3, 4)] == pytest.approx([0.25] * 4, abs=0.02) and out.lag_max == 4
-
-
-@pytest.mark.parametrize("scheme", [Scheme("pipeline", k) for k in (0, 1, 4)] + [Scheme("ppo", 2)], ids=str)
-def test_faster_stages_never_make_a_slower_run(scheme: Scheme) -> None:
-    lengths = np.random.default_rng(0).integers(1, 61, 500)
-    work = Workload(prompts=8, completions=4, lengths=lengths, prompt_tokens=5.0)
-    slow = RATES | {
-        "decode_token_s": 0.002,
-        "slots": 24,
-        "push_s": 0.4,
-        "step_s": 0.2,
-        "prefill_token_s": 0.01,
-    }
-    base = run(work, Rates(**slow), Split(1, 1), scheme, steps=8)
-    for name in ("decode_token_s", "train_token_s", "push_s", "step_s"):
-        out = run(work, Rates(**slow | {name: 0.5 * slow[name]}), Split(1, 1), scheme, steps=8)
-        assert out.steps_per_hour >= 0.99 * base.steps_per_hour, name
 
 
 @pytest.mark.parametrize(("kind", "k"), [("pipeline", -1), ("ppo", 0)])
@@ -126,11 +103,10 @@ def test_the_closed_form_of_the_advice_agrees_with_the_virtual_run(scheme: Schem
     assert closed == pytest.approx(made, rel=0.25)
 
 
-def test_the_command_writes_tables_record_and_picture(
+def test_the_command_writes_tables_and_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (harness, splits):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
     monkeypatch.setattr(splits, "STEPS", 6)
     assert harness.run("pipeline", splits, [*SMALL, "--k=0,2", "--record"]) == 0
     _, rows = harness.read(tmp_path / "pipeline.jsonl")
@@ -143,13 +119,11 @@ def test_the_command_writes_tables_record_and_picture(
         assert f"{r['steps_per_hour']:.2f}" in text and r["lag_max"] <= 2
         assert sum(r["lag"].values()) == pytest.approx(1) and 0 <= r["engine_idle"] <= 1
     best = max(rows, key=lambda r: r["steps_per_hour"])
-    assert (
-        f"best of all: {best['scheme']} on {best['split']}" in text and text.count(" *") == len(schemes) + 1
-    )
+    assert f"best of all: {best['scheme']} on {best['split']}" in text
+    assert text.count(" * |") == len(schemes)
     for constant in (splits.CONSTANTS["slots"], splits.PUSH, *ASSUMED.values()):
         assert constant.source in text
     assert "mean = 50 tokens per completion: GIVEN" in text
-    assert (tmp_path / "pipeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_engines_rate_is_fitted_to_what_was_measured() -> None:

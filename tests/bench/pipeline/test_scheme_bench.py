@@ -1,14 +1,12 @@
 """The figures of bench.pipeline.schemes, from records written by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.pipeline.schemes import describe, flags, measure, window
+from bench.pipeline.schemes import describe, measured, window
 from bench.pipeline.virtual_run import Scheme
 from trainer import cli
 
@@ -28,7 +26,7 @@ def test_steps_per_hour_idle_shares_and_lag_are_those_of_the_window(tmp_path: Pa
     ]  # fmt: skip
     names = ("role", "state", "start", "end")
     write(tmp_path / "timeline.jsonl", [dict(zip(names, span, strict=True)) for span in spans])
-    row = measure(tmp_path, 1, 4)
+    row = measured(tmp_path, 1, 4)
     assert row == pytest.approx({
         "steps_per_hour": 3 * 3600 / 20, "learner_idle": 1 - 11 / 20, "engine_idle": 1 - (5 + 15) / 2 / 20,
         "lag_mean": 50 / 60, "lag_max": 1, "tokens": 20,
@@ -38,17 +36,17 @@ def test_steps_per_hour_idle_shares_and_lag_are_those_of_the_window(tmp_path: Pa
 def test_the_steps_that_count_are_equally_many_and_the_options_exist() -> None:
     assert window(Scheme("ppo", 2), 8) == (2, 8) and window(Scheme("pipeline", 2), 12) == (3, 9)
     for scheme in (Scheme("ppo", 3), Scheme("pipeline", 3)):
-        assert cli.parse(flags(scheme)).config.pipeline.lag_bound in (2, 3)
+        assert cli.parse(scheme.flags).config.pipeline.lag_bound in (2, 3)
 
 
 def test_the_ratio_is_of_runs_that_were_neighbours_in_time() -> None:
     speeds = (("pipeline", (30.0, 100.0)), ("ppo", (20.0, 50.0)))
     others = {"learner_idle": 0.1, "engine_idle": 0.2, "lag_mean": 1.0, "lag_max": 2, "tokens": 100}
     rows = [
-        {"case": f"{kind}: run {i}", "kind": kind, "k": 2, "steps_per_hour": speed} | others
+        {"case": f"{kind}: round {i}", "kind": kind, "k": 2, "steps_per_hour": speed} | others
         for kind, both in speeds
         for i, speed in enumerate(both)
     ]
     text = describe({}, rows)
-    assert "1.75 times the steps per hour (from 1.50 to 2.00 in 2 pairs of runs)" in text
-    assert text.splitlines()[2].split()[:4] == ["PipelineRL-2", "65", "30–100", "10.0%"]
+    assert "makes 1.75 (1.50 to 2.00) times the steps per hour in 2 pairs of runs" in text
+    assert text.splitlines()[2].split()[1:8] == ["PipelineRL-2", "|", "65", "(30", "to", "100)", "|"]

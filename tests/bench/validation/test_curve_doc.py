@@ -1,7 +1,5 @@
 """docs/curve.md: its example and its commands run, and print what is under them in kind."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import shlex
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.validation.curve_doc import BLOCK, DOCUMENT, EXAMPLE, commands
+from bench.validation.curve_doc import BLOCK, DOCUMENT, EXAMPLE
 from trainer.scaling.__main__ import COMMANDS, main
 
 
@@ -18,7 +16,7 @@ def test_every_command_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     text = DOCUMENT.read_text()
     exec(EXAMPLE.findall(text)[0], {})
-    examples = dict(zip(commands(text), [m.group(0) for m in BLOCK.finditer(text)], strict=True))
+    examples = {block.group(1): block.group(0) for block in BLOCK.finditer(text)}
     assert {shlex.split(command)[3] for command in examples} == set(COMMANDS)
     for command, block in examples.items():
         python, m, module, *argv = shlex.split(command)
