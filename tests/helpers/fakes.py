@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,20 @@ def prompts(n: int, start: int = 0) -> tuple[Prompt, ...]:
     return tuple(Prompt(f"id{i:04d}", f"text {i}", (1, 2, i % 50), "7", {}) for i in range(start, start + n))
 
 
+def rollout(reward: float, sampled: Sequence[bool] = (True,), **more: Any) -> Rollout:
+    """A completion of the tokens 0, 1, 2 …, of which some are injected; one with a reward is correct."""
+    n, outcome = len(sampled), "correct" if reward > 0 else "wrong"
+    fields = {
+        "token_ids": np.arange(n, dtype=np.int32), "logprobs_gen": np.full(n, -0.5, np.float32),
+        "versions": np.zeros(n, np.int32), "sampled": np.array(sampled, bool), "text": "", "reward": reward,
+        "outcome": outcome, "truncated": False, "interrupted": not all(sampled),
+    }  # fmt: skip
+    return Rollout(**fields | more)
+
+
 def group(prompt: Prompt, correct: int, total: int) -> Group:
     """A group of which so many rollouts are correct."""
-    empty = np.zeros(1, np.int32)
-    rollouts = [
-        Rollout(empty, empty.astype(np.float32), empty, np.ones(1, bool), "", 0.0, outcome, False, False)
-        for outcome in ["correct"] * correct + ["wrong"] * (total - correct)
-    ]
-    return Group(0, 0, prompt, tuple(rollouts))
+    return Group(0, 0, prompt, tuple(rollout(1.0 if i < correct else -1.0) for i in range(total)))
 
 
 class FakeEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +149,29 @@ def sequences(seed: int = 0, version: int = 0) -> tuple[TrainSequence, ...]:
             tokens, logprobs = rng.integers(0, 3, n), rng.normal(-3, 0.7, n)
             out.append(sequence(prompt, tokens, logprobs, weights, rng.normal(), version))
     return tuple(out)
+
+
+def scored(batch: Sequence[TrainSequence], seed: int = 0) -> tuple[TrainSequence, ...]:
+    """The sequences with returns that depend on prompt and position, and with what an older policy, a
+    reference and a critic said of them."""
+    rng, out = np.random.default_rng(seed), []
+    for s in batch:
+        n = len(s.token_ids)
+        values, old, ref = rng.normal(0, 0.3, (3, n)).astype(np.float32)
+        returns = (len(s.prompt_ids) / 5 - 1 + np.arange(n) / 10).astype(np.float32)
+        columns = {"logprobs_old": s.logprobs_gen + old, "logprobs_ref": s.logprobs_gen + ref}
+        out.append(replace(s, values=values, returns=returns, **columns))
+    return tuple(out)
+
+
+def with_values(one: Learner) -> Learner:
+    """The learner with a value head that is not zero, so that a critic's body has a gradient."""
+    assert one.critic is not None
+    torch.manual_seed(1)
+    for name, weight in one.critic.optimizer.weights.items():
+        if name.removeprefix("head.") in ("weight", "bias"):
+            weight.data.copy_(torch.randn(weight.shape) / 4)
+    return one
 
 
 def weights_of(one: Learner) -> dict[str, torch.Tensor]:

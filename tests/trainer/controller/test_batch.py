@@ -1,8 +1,10 @@
 """Promises of the batch: hand-worked advantages and weights for every kind of group."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import fakes
 import numpy as np
 import pytest
 
@@ -11,17 +13,10 @@ from trainer.controller.batch import Moments, build_batch, zero_variance
 from trainer.types import Group, Outcome, Prompt, Rollout, TokenScores, TrainBatch
 
 
-def rollout(
-    reward: float, n: int, *, phrase: slice | None = None, truncated: bool = False, version: int = 3
-) -> Rollout:
-    sampled = np.ones(n, np.bool_)
-    if phrase is not None:
-        sampled[phrase] = False
-    right = reward > 0
-    return Rollout(
-        np.arange(n, dtype=np.int32), np.full(n, -0.5, np.float32), np.full(n, version, np.int32), sampled,
-        "", reward, "correct" if right else "wrong", truncated, phrase is not None,
-    )  # fmt: skip
+def rollout(reward: float, n: int, phrase: slice = slice(0), version: int = 3, **more: Any) -> Rollout:
+    sampled = np.ones(n, bool)
+    sampled[phrase] = False
+    return fakes.rollout(reward, sampled.tolist(), versions=np.full(n, version, np.int32), **more)
 
 
 def group(group_id: int, *rollouts: Rollout) -> Group:
@@ -81,9 +76,7 @@ def advantages(batch: TrainBatch) -> list[float]:
         ("sum", [1 / (7 * 20)] * 7),  # seven completions survive; the engine may make 20 tokens
     ],
 )
-def test_the_weights_of_a_mixed_batch_are_exactly_as_worked_by_hand(
-    aggregation: str, expected: list[float]
-) -> None:
+def test_the_weights_of_a_mixed_batch_are_as_worked_by_hand(aggregation: str, expected: list[float]) -> None:
     batch = built(*GROUPS, aggregation=aggregation)
     assert weights(batch) == exact(expected, LENGTHS) and batch.step == 4
     (phrase,) = (s.token_weights == 0 for s in batch.sequences if len(s.token_ids) == 6)
@@ -107,16 +100,20 @@ def test_prompts_weigh_the_same_whatever_their_lengths_and_dropped_ones_nothing(
     assert weights(built(TRUNCATED, drop_truncated=False)) == exact([1 / 20] * 3, [3, 12, 5])
 
 
-def test_zero_variance_is_judged_on_the_reward_less_its_kl_penalty() -> None:
-    # k1 = log π − log π_ref is 1 for each token of ALL_RIGHT's second completion, which has five; else 0.
-    kl = KLConfig(coefficient=0.1, estimator="k1", place="reward")
+@pytest.mark.axis("objective.kl.place", "reward")
+@pytest.mark.parametrize(("estimator", "k"), [("k1", 1), ("k2", 1 / 2), ("k3", math.exp(-1))])
+def test_zero_variance_is_judged_on_the_reward_less_its_kl_penalty(estimator: Any, k: float) -> None:
+    # log π − log π_ref is 1 for each token of ALL_RIGHT's second completion, which has five of 24; else 0.
+    kl = KLConfig(coefficient=0.1, estimator=estimator, place="reward")
     ones = [[0] * 2, [0] * 4, [0] * 2, [0] * 3, [1] * 5, [0] * 3, [0] * 5]
     scores = [TokenScores(np.zeros(len(x), np.float32), -np.array(x, np.float32)) for x in ones]
     groups = PLAIN, ALL_RIGHT, ALL_WRONG
     batch = built(*groups, drop_truncated=False, scores=scores, kl=kl, advantage_norm="none")
     assert batch.stats["train/effective_prompts"] == 2  # all that is equal in ALL_WRONG still is
-    # ALL_RIGHT: rewards 1 and ½, mean ¾.
-    np.testing.assert_allclose(advantages(batch), [4 / 3, -2 / 3, -2 / 3, 0.25, -0.25], rtol=1e-6)
+    # ALL_RIGHT: rewards 1 and 1 − k/2, mean 1 − k/4.
+    np.testing.assert_allclose(advantages(batch), [4 / 3, -2 / 3, -2 / 3, k / 4, -k / 4], rtol=1e-6)
+    assert batch.stats["kl/ref"] == pytest.approx(5 * k / 24)
+    assert all(s.logprobs_ref is None for s in batch.sequences)  # the loss has no penalty
 
 
 THIRDS = (

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 import training
-from training import MODELS, make_model, of_the_data, plain_logprobs, same, sequences, weights_of
+from fakes import having
+from training import MODELS, make_model, of_the_data, plain_logprobs, same, scored, sequences, weights_of
 from transformers import AutoModelForCausalLM
 
 from trainer import run_folder
 from trainer.beginning import checkpoint_state
-from trainer.config import Config, ConfigError, LearnerConfig
+from trainer.config import Config, ConfigError, CriticConfig, LearnerConfig
 from trainer.controller.journal import oldest_group
 from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
@@ -28,11 +29,11 @@ TOKENIZER: Any = SimpleNamespace(save_pretrained=lambda folder: (folder / "token
 
 
 def learner(model_dir: str | Path, resume_from: Path | None = None) -> Learner:
-    return training.learner(model_dir, Config(learner=LearnerConfig(lr=1e-2, warmup_steps=3)), resume_from)
+    return training.learner(model_dir, training.config(lr=1e-2), resume_from)
 
 
 def batch(step: int) -> TrainBatch:
-    return TrainBatch(step, sequences(step, step - 1), {})
+    return TrainBatch(step, scored(sequences(step, step - 1)), {})
 
 
 def save(one: Learner, path: Path, state: dict[str, Any] | None = None) -> None:
@@ -40,20 +41,36 @@ def save(one: Learner, path: Path, state: dict[str, Any] | None = None) -> None:
     checkpoint.save(path, one.model.lm, TOKENIZER, one.networks, one.version, state, one.ranks)
 
 
-def test_a_resumed_learner_goes_on_bit_for_bit(model_dir: str, tmp_path: Path) -> None:
-    unbroken = learner(model_dir)
+CASES = {
+    "a warm-up": {"learner": {"warmup_steps": 3}},
+    "a course": {"learner": {"schedule": "linear"}, "pipeline": {"steps": 4}},
+    "a critic, float16": {
+        "model": {"dtype": "float16"},
+        "objective": {"critic": CriticConfig(body="own", dtype="float16")},
+    },
+    "a shared critic": {"objective": {"critic": CriticConfig(body="shared")}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_learner_goes_on_bit_for_bit(case: str, model_dir: str, tmp_path: Path) -> None:
+    c, path = having(training.config(lr=1e-2), **CASES[case]), tmp_path / "step-000002"
+    unbroken = training.learner(model_dir, c)
     torch.rand(5)
+    for network in unbroken.networks.values():
+        network.scale.state[0] *= 2**network.scale.dynamic  # a scale that is not the first
     for step in (1, 2):
         unbroken.train(batch(step))
-    path = tmp_path / "step-000002"
     save(unbroken, path)
     random = torch.get_rng_state()
-    resumed = learner(path, path)
+    resumed = training.learner(path, c, path)
     assert torch.equal(torch.get_rng_state(), random)
     assert resumed.version == 2 and same(weights_of(resumed), weights_of(unbroken))
     for step in (3, 4):
         theirs, ours = unbroken.train(batch(step)), resumed.train(batch(step))
         assert of_the_data(ours) == of_the_data(theirs)
+    for ours, theirs in zip(resumed.networks.values(), unbroken.networks.values(), strict=True):
+        assert torch.equal(ours.scale.state, theirs.scale.state)
     assert same(weights_of(resumed), weights_of(unbroken))
 
 
@@ -114,9 +131,7 @@ def test_what_cannot_be_written_is_one_line_and_leaves_the_older_checkpoint(
         learner(model_dir, folder / "step-000001")
 
 
-def test_the_newest_whole_one_and_those_for_good_are_kept_and_do_not_hold_the_journal(
-    model_dir: str, tmp_path: Path
-) -> None:
+def test_the_newest_and_those_for_good_are_kept_and_hold_no_journal(model_dir: str, tmp_path: Path) -> None:
     one, folder = learner(model_dir), tmp_path / "checkpoints"
     assert run_folder.latest(tmp_path) is None
     for step in (2, 10, 10, 9, 5):  # 10 is saved again

@@ -30,6 +30,7 @@ FAMILIES = {
     "gpt2": tr.GPT2Config(vocab_size=67, n_embd=64, n_layer=2, n_head=4, n_positions=128, **NO_TOKENS),
     "gpt_neox": tr.GPTNeoXConfig(**COMMON),
     "qwen2": tr.Qwen2Config(**GQA),
+    "qwen3": tr.Qwen3Config(**COMMON, num_key_value_heads=1, head_dim=16),
     "phi3": tr.Phi3Config(**GQA),
     "olmo2": tr.Olmo2Config(**GQA),
     "gemma": tr.GemmaConfig(**GQA, head_dim=16),
@@ -70,9 +71,7 @@ def test_engine_and_learner_agree_with_transformers(family: str, tmp_path: Path)
     ],
     ids=lambda c: c.model_type,
 )
-def test_a_family_the_engine_cannot_run_is_named_at_the_start(
-    config: tr.PretrainedConfig, tmp_path: Path
-) -> None:
+def test_a_family_that_cannot_run_is_named_at_the_start(config: tr.PretrainedConfig, tmp_path: Path) -> None:
     tr.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=f"a {config.model_type} has .*expects softmax attention"):
         TorchEngine(str(tmp_path), torch.float32, True, slots=2)

@@ -140,9 +140,7 @@ def test_the_kernels_themselves_give_the_unfused_models_gradients(
 
 
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
-def test_a_sharded_model_is_fused_alike(
-    checkpointed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sharded_model_fuses(checkpointed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (learner, critic):
         monkeypatch.setattr(module, "fuse_on", lambda device, lm, dtype, matched: fuse(lm, dtype))
     folder, c = make_model("tied", tmp_path), config(checkpoint_activations=checkpointed)
@@ -233,10 +231,10 @@ def after_attention(layer: Any, attended: Tensor, residual: Tensor) -> tuple[Ten
 
 
 @torch.no_grad()
-def engine_logits(folder: str, compiled: bool) -> Tensor:
+def engine_logits(folder: str) -> Tensor:
     """What vLLM computes of the model in bf16, FP32 logits; compiled, as it is on GPUs, by Inductor."""
-    wrap: Callable[..., Any] = partial(torch.compile, dynamic=False) if compiled else lambda f: f
-    before, after, last = wrap(before_attention), wrap(after_attention), wrap(rounded_rms_norm)
+    steps = (before_attention, after_attention, rounded_rms_norm)
+    before, after, last = (torch.compile(step, dynamic=False) for step in steps)
     lm = tr.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     body, m = lm.model, micro_batch()
     x, residual, packed = body.embed_tokens(torch.from_numpy(m.input_ids)), None, layout(m.segments)
@@ -254,15 +252,12 @@ def engine_logits(folder: str, compiled: bool) -> Tensor:
 @pytest.mark.skipif(
     shutil.which("c++") is None and shutil.which("g++") is None, reason="Inductor compiles C++"
 )
-@pytest.mark.parametrize(
-    "family", [*ONE_LAYER, *(pytest.param(x, marks=pytest.mark.slow) for x in ("qwen2", "qwen3"))]
-)
-def test_matched_log_probs_are_those_of_a_compiled_bf16_engine(
-    family: str, folders: Callable[[str], str]
-) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*ONE_LAYER, "qwen2", "qwen3"])
+def test_matched_log_probs_are_a_compiled_bf16_engines(family: str, folders: Callable[[str], str]) -> None:
     """Mean |learner − engine| in nats: with match_engine below a tenth of that without."""
     folder, exact = folders(family), run(folders(family))
-    engine = engine_logits(folder, compiled=True).log_softmax(-1)
+    engine = engine_logits(folder).log_softmax(-1)
     gaps, cosines = [], []
     for matched in (False, True):
         logits, gradients, _ = run(folder, torch.bfloat16, True, match_engine=matched)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fakes import having
 from training import (
     config,
     error,
@@ -18,13 +20,14 @@ from training import (
     oracle,
     plain_logprobs,
     same,
+    scored,
     sequences,
     weights_of,
 )
 from transformers import AutoModelForCausalLM
 
 from kernels import NonFiniteError
-from trainer.config import Config, ConfigError, ModelConfig
+from trainer.config import Config, ConfigError, CriticConfig
 from trainer.learner.statistics import lag_histogram
 from trainer.types import TrainBatch, TrainSequence
 
@@ -98,12 +101,23 @@ def test_clipping_is_that_of_torch(model_dir: str) -> None:
             torch.testing.assert_close(used, expected, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("where", ["advantage", "weights", "loss", "gradient"])
+PROBLEMS = dict.fromkeys(("advantage", "weights"), ("NaN or infinity", "learner.lr")) | {
+    "loss": ("loss is -?inf", "learner.lr"),
+    "gradient": ("the gradient norm is nan", "learner.lr"),
+    "own": ("the critic's loss is inf", "objective.critic.lr"),
+    "shared": ("the critic's loss is inf", "objective.critic.lr"),
+}
+
+
+@pytest.mark.parametrize("where", PROBLEMS)
 def test_a_non_finite_step_is_skipped_and_the_third_in_a_row_refused(model_dir: str, where: str) -> None:
-    one = learner(model_dir)
-    first, *rest = sequences()
-    problem = {"loss": "loss is -?inf", "gradient": "the gradient norm is nan"}.get(where, "NaN or infinity")
-    if where == "advantage":
+    body: Any = where if where in ("own", "shared") else "none"
+    one = learner(model_dir, having(config(), objective={"critic": CriticConfig(body=body)}))
+    first, *rest = scored(sequences())
+    problem, key = PROBLEMS[where]
+    if body != "none":
+        first = replace(first, returns=np.full(len(first.token_ids), np.inf, np.float32))
+    elif where == "advantage":
         first = replace(first, advantages=first.advantages * np.nan)
     elif where == "weights":
         dict(one.model.lm.named_parameters())["model.norm.weight"].data[0] = np.inf
@@ -117,9 +131,9 @@ def test_a_non_finite_step_is_skipped_and_the_third_in_a_row_refused(model_dir: 
         metrics = one.train(TrainBatch(step, (first, *rest), {}))
         assert metrics["learner/skipped_steps"] == 1 and re.search(problem, metrics["learner/skipped_why"])
         assert np.isnan(metrics["learner/loss"]) and metrics["learner/tokens"] == 0 and one.version == step
-    with pytest.raises(ConfigError, match=rf"step 3: .*{problem}.* nothing was updated\. Lower learner\.lr"):
+    with pytest.raises(ConfigError, match=rf"step 3: .*{problem}.* nothing was updated\. Lower {key}"):
         one.train(TrainBatch(3, (first, *rest), {}))
-    assert one.version == 2 and not one.optimizer.state
+    assert one.version == 2 and not any(network.adamw.state for network in one.networks.values())
     assert same(weights_of(one), before)
 
 
@@ -143,7 +157,7 @@ def test_a_refusal_depends_on_the_class_of_the_kernels_error_and_not_on_its_text
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_after_a_skipped_step_the_next_is_as_if_it_had_not_been(model_dir: str, dtype: str) -> None:
-    one, other = (learner(model_dir, replace(config(), model=ModelConfig(dtype=dtype))) for _ in range(2))
+    one, other = (learner(model_dir, having(config(), model={"dtype": dtype})) for _ in range(2))
     other.train(TrainBatch(1, (), {}))
     hook = one.parameters[0].register_hook(lambda g: g * np.nan)
     assert one.train(TrainBatch(1, sequences(), {}))["learner/skipped_steps"] == 1

@@ -61,9 +61,7 @@ def by_nccl(model_dir: str, ranks: Ranks) -> dict[str, Any]:
     return one_step(model_dir, c, sequences(), ranks)
 
 
-def test_two_ranks_do_by_nccl_what_the_learner_alone_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_by_nccl_do_what_a_learner_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_dir = make_model("tied", tmp_path)
     for name, value in {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}.items():
         monkeypatch.setenv(name, value)

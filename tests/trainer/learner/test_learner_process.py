@@ -79,9 +79,7 @@ def test_the_process_steps_publishes_scores_saves_and_ends(model_dir: str, tmp_p
     assert {"start-up", "forward_backward", "optimizer", "publish", "checkpoint", "score", "idle"} <= states
 
 
-def test_a_refused_step_is_answered_and_the_weights_before_it_can_be_saved(
-    model_dir: str, tmp_path: Path
-) -> None:
+def test_a_refused_step_is_answered_and_weights_before_can_be_saved(model_dir: str, tmp_path: Path) -> None:
     process = Process(replace(config(), run_dir=str(tmp_path)), model_dir)
     first = sequences()[0]
     bad = (replace(first, advantages=first.advantages * np.inf),)

@@ -6,13 +6,13 @@ not tested.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fakes import having
 from test_ranks import on_ranks
 from training import config, learner, same, sequences, weights_of
 
@@ -41,10 +41,6 @@ def test_tensors_that_share_memory_are_offloaded_once_and_remain_the_same_object
     offload.reload([other])  # not offloaded: it stays as it is
     offload.reload([whole])
     assert torch.equal(whole, before)  # changes since the first time are kept
-
-
-def colocated(c: Config) -> Config:
-    return replace(c, engine=replace(c.engine, colocate=True))
 
 
 def three_steps(model_dir: str, c: Config, ranks: Ranks | None) -> dict[str, Any]:
@@ -77,17 +73,16 @@ def check(offloaded: dict[str, Any], stayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
-def test_a_learner_offloaded_between_its_steps_trains_the_same_bits(
-    kind: str, models: dict[str, str]
-) -> None:
-    check(three_steps(models[kind], colocated(config()), None), three_steps(models[kind], config(), None))
+def test_a_learner_offloaded_between_steps_trains_the_same_bits(kind: str, models: dict[str, str]) -> None:
+    results = (three_steps(models[kind], CONFIGS[name], None) for name in ("offloaded", "stayed"))
+    check(*results)
 
 
 def both(model_dir: str, ranks: Ranks) -> dict[str, Any]:
     return {name: three_steps(model_dir, c, ranks) for name, c in CONFIGS.items()}
 
 
-CONFIGS = {"offloaded": colocated(config()), "stayed": config()}
+CONFIGS = {"offloaded": having(config(), engine={"colocate": True}), "stayed": config()}
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes import rollout
 from torch import Tensor, nn
 from training import VOCABULARY, config, error, gradients_of_step, learner, make_model
 from transformers import AutoModel, AutoModelForCausalLM
@@ -20,7 +21,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from trainer.config import Config, CriticConfig, KLConfig, ObjectiveConfig
 from trainer.controller.batch import build_batch
 from trainer.controller.scores import to_score
-from trainer.types import Group, Prompt, Rollout
+from trainer.types import Group, Prompt
 
 LR, CRITIC_LR, EPS, MAX_NORM = 0.05, 0.02, 1e-2, 0.3
 GAMMA, LAMBDA, CLIP, COEFFICIENT, BETA = 0.9, 0.8, 0.2, 0.5, 0.3
@@ -128,13 +129,7 @@ def make_samples() -> list[Sample]:
 
 
 def make_groups(samples: list[Sample]) -> list[Group]:
-    rollouts = [
-        Rollout(
-            np.array(s.tokens, np.int32), np.full(len(s.tokens), -3.0, np.float32),
-            np.zeros(len(s.tokens), np.int32), np.array(s.sampled), "", s.reward, "wrong", False, False,
-        )
-        for s in samples
-    ]  # fmt: skip
+    rollouts = [rollout(s.reward, s.sampled, token_ids=np.array(s.tokens, np.int32)) for s in samples]
     prompts = [Prompt(str(i), "", tuple(samples[3 * i].prompt), "", {}) for i in range(len(samples) // 3)]
     return [Group(i, 0, prompt, tuple(rollouts[3 * i : 3 * i + 3])) for i, prompt in enumerate(prompts)]
 
@@ -156,9 +151,7 @@ def settings(body: Any, value_clip: float, beta: float, dtype: Any = "float32") 
 @pytest.mark.axis("objective.critic.dtype", "float32")
 @pytest.mark.parametrize("body", ["own", "shared"])
 @pytest.mark.parametrize(("value_clip", "beta"), [(0.0, 0.0), (0.02, 0.0), (0.02, BETA)])
-def test_two_minibatches_are_those_of_a_plain_ppo(
-    body: str, value_clip: float, beta: float, tmp_path: Path
-) -> None:
+def test_two_minibatches_are_a_plain_ppos(body: str, value_clip: float, beta: float, tmp_path: Path) -> None:
     model_dir = make_model("tied", tmp_path)
     one = learner(model_dir, settings(body, value_clip, beta))
     critic = one.critic

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes import having
 from safetensors.torch import load_file
-from training import config, error, generate, learner, oracle, save, sequence, sequences
-from transformers import AutoModelForCausalLM
+from training import config, error, generate, learner, oracle, sequence, sequences
 
-from trainer.config import Config, EngineConfig, LearnerConfig, ModelConfig, PipelineConfig
+from trainer.config import Config, EngineConfig, LearnerConfig
 from trainer.controller.parity import PARITY_NATS
 from trainer.engines.torch import process
 from trainer.engines.torch.engine import TorchEngine
@@ -27,16 +27,14 @@ from trainer.types import Request, TrainBatch
 
 
 def of(dtype: Any, fp32_head: Any = "both", **learner: Any) -> Config:
-    return replace(config(**learner), model=ModelConfig(dtype=dtype, fp32_head=fp32_head))
+    return having(config(**learner), model={"dtype": dtype, "fp32_head": fp32_head})
 
 
 @pytest.mark.axis("model.dtype", "float32", "bfloat16", "float16")
 @pytest.mark.parametrize(
     ("dtype", "least", "most"), [("float32", 0, 1e-5), ("float16", 1e-5, 1e-2), ("bfloat16", 1e-3, 0.1)]
 )
-def test_the_gradient_has_the_precision_of_the_compute_type(
-    model_dir: str, dtype: str, least: float, most: float
-) -> None:
+def test_the_gradient_is_as_exact_as_its_type(model_dir: str, dtype: str, least: float, most: float) -> None:
     one, exact = learner(model_dir, of(dtype)), oracle(model_dir, sequences(), 2.0)[1]
     metrics = one.train(TrainBatch(1, sequences(), {}))
     # What AdamW was given, by its first moment: its step would hide a factor that is left in.
@@ -77,27 +75,16 @@ def test_an_overflow_halves_the_scale_and_the_same_data_are_used(model_dir: str)
     assert all(map(torch.equal, one.parameters, before))
 
 
-def test_the_scale_doubles_after_a_hundred_steps_and_stands_in_a_checkpoint(
-    model_dir: str, tmp_path: Path
-) -> None:
+def test_the_scale_doubles_after_a_hundred_steps() -> None:
     scale = LossScale("float16")
     for _ in range(99):
         scale.record_step()
     assert scale.value == 2.0**16
     scale.record_step()
     assert scale.value == 2.0**17
-    one = learner(model_dir, of("float16"))
-    one.policy.scale.state[0] = 2.0**9
-    one.train(TrainBatch(1, sequences(), {}))
-    folder = tmp_path / "step-000001"
-    save(one, folder)
-    back = learner(folder, of("float16"), folder)
-    assert back.policy.scale.state.tolist() == [2.0**9, 1]
 
 
-def test_float16_weights_are_published_as_f16_and_loaded_by_the_engine(
-    model_dir: str, tmp_path: Path
-) -> None:
+def test_float16_weights_are_published_as_f16_and_loaded_by_engines(model_dir: str, tmp_path: Path) -> None:
     one = learner(model_dir, of("float16"))
     one.train(TrainBatch(1, sequences(), {}))
     files = WeightFiles(str(tmp_path), 1 << 20, 1, torch.float16)
@@ -182,15 +169,3 @@ def test_the_learning_rate_follows_its_schedule(
     settings = LearnerConfig(schedule=schedule, final_lr_share=final, warmup_steps=warmup)
     shares = [lr_share(settings, step, 6) for step in range(1, 7)]
     np.testing.assert_allclose(shares, expected, atol=1e-6)
-
-
-def test_a_resumed_learner_keeps_its_place_in_the_schedule(model_dir: str, tmp_path: Path) -> None:
-    c = replace(config(schedule="linear"), pipeline=PipelineConfig(steps=4, max_lag=2))
-    one = learner(model_dir, c)
-    rates = [one.train(TrainBatch(i + 1, sequences(i, i), {}))["learner/lr"] for i in range(2)]
-    save(one, tmp_path / "step-2")
-    back = learner(tmp_path / "step-2", c, tmp_path / "step-2")
-    rates.append(back.train(TrainBatch(3, sequences(2, 2), {}))["learner/lr"])
-    np.testing.assert_allclose(rates, [1e-3, 0.75e-3, 0.5e-3])  # learner.lr is 1e-3
-    used = AutoModelForCausalLM.from_pretrained(tmp_path / "step-2").num_parameters()
-    assert used == sum(w.numel() for w in back.weights.values())

@@ -20,9 +20,7 @@ from trainer.learner.weight_file import WeightFiles
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_published_weights_are_the_models_in_the_engines_dtype(
-    model_dir: str, tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_published_weights_have_the_engines_dtype(model_dir: str, tmp_path: Path, dtype: torch.dtype) -> None:
     one = learner(model_dir)
     files = WeightFiles(str(tmp_path), 10**6, 2, dtype)
     path = files.write(one.weights, 7)
@@ -62,9 +60,7 @@ def test_a_dead_runs_folder_is_swept_from_both_roots_and_a_living_ones_is_not(
     alive.close()
 
 
-def test_a_full_disk_at_publishing_is_one_line_and_names_no_half_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_publishing_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = WeightFiles(str(tmp_path), 10**18, 1, torch.float32)  # more than shared memory holds
     assert files.folder.parent == tmp_path
 

@@ -12,9 +12,7 @@ import torch
 from trainer.config import EngineConfig
 
 
-def test_the_stream_is_set_before_vllm_speaks_and_memory_is_freed_after_each_push(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_stream_is_set_before_vllm_speaks_and_pushes_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
 
     class Factory:
