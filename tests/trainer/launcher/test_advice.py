@@ -3,16 +3,10 @@
 from typing import Any
 
 import pytest
+from fakes import having
 
-from trainer.config import Config, EngineConfig, PipelineConfig
-from trainer.launcher.advice import (
-    ASSUMED,
-    advise,
-    advise_run,
-    advise_shared,
-    assumed_rates,
-    plan,
-)
+from trainer.config import Config
+from trainer.launcher.advice import ASSUMED, advise, advise_run, advise_shared, assumed_rates, plan
 from trainer.launcher.memory_estimate import ModelSize
 from trainer.launcher.placement import Split
 
@@ -54,7 +48,7 @@ def books(unit: str, **devices: float) -> dict[str, object]:
 def test_the_books_of_a_run_are_read() -> None:
     held = {"learner": 3.0, "engine": 1.0, "engine-1": 4.0}
     idle = {"learner": 0.41, "engine": 0.5, "engine-1": 0.0}  # engines (1 · .5 + 4 · .0) / 5 = 10 %
-    advice = advise_run(books("GPU-hours", **held), idle, Config(engine=EngineConfig(kind="vllm")))
+    advice = advise_run(books("GPU-hours", **held), idle, having(Config(), engine={"kind": "vllm"}))
     assert advice == advise(Split(3, 5), 0.41, 0.1)
 
 
@@ -85,14 +79,13 @@ def test_shared_gpus_and_engines_elsewhere_have_no_split(
 ) -> None:
     held = books("GPU-hours", learner=devices[0], engine=devices[1])
     idle = {"learner": 0.5, "engine": 0.0}
-    assert text in advise_run(held, idle, Config(engine=EngineConfig(**engine))).text
+    assert text in advise_run(held, idle, having(Config(), engine=engine)).text
 
 
 def test_a_plan_names_the_best_split_and_its_gain() -> None:
-    config = Config(
-        engine=EngineConfig(kind="vllm", slots=96, max_new_tokens=800),
-        pipeline=PipelineConfig(prompts_per_step=16, completions_per_prompt=8, max_lag=4),
-    )
+    engine = {"kind": "vllm", "slots": 96, "max_new_tokens": 800}
+    pipeline = {"prompts_per_step": 16, "completions_per_prompt": 8, "max_lag": 4}
+    config = having(Config(), engine=engine, pipeline=pipeline)
     starved = plan(config, SMALL, Split(1, 7))
     assert starved.best is not None and starved.best.learner > 1 and starved.speedup > 1.5
     assert f"learner.ranks {starved.best.learner}" in starved.text and "assumed rates" in starved.text
@@ -104,7 +97,7 @@ def test_a_plan_names_the_best_split_and_its_gain() -> None:
 @pytest.mark.parametrize("width", [1, 4])
 def test_remote_engines_are_no_part_of_a_plan(split: Split, width: int) -> None:
     urls = ("http://a:1", "http://b:1")
-    config = Config(engine=EngineConfig(kind="vllm", urls=urls, tensor_parallel=width))
+    config = having(Config(), engine={"kind": "vllm", "urls": urls, "tensor_parallel": width})
     advice = plan(config, SMALL, split)
     assert (advice.best, advice.speedup) == (None, 1)
     assert advice.text == "the engines are on other machines, so there is no split to choose"

@@ -11,18 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import having
 
 from trainer.accounting.flops import step_flops
-from trainer.config import (
-    Config,
-    ConfigError,
-    ForecastConfig,
-    GuardConfig,
-    KLConfig,
-    LoggingConfig,
-    ObjectiveConfig,
-    PipelineConfig,
-)
+from trainer.config import Config, ConfigError, KLConfig, ObjectiveConfig
 from trainer.jsonl import append, read_lines
 from trainer.launcher.placement import assign
 from trainer.launcher.recorder import Recorder
@@ -31,7 +23,7 @@ from trainer.messages import Event, Keep, Spans
 from trainer.run_folder import EVENTS, claim, complete
 from trainer.scaling import Sigmoid
 
-CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorboard=False))
+CONFIG = having(Config(), pipeline={"steps": 10}, logging={"tensorboard": False})
 READY = {"learner": {"parameters": 10}}
 HOUR = 3600.0
 
@@ -99,8 +91,7 @@ def test_a_line_has_the_engines_counters_since_the_line_before(tmp_path: Path) -
 
 
 def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recorded(tmp_path: Path) -> None:
-    pipeline = replace(CONFIG.pipeline, max_compute=20 / HOUR)
-    one = make(tmp_path, config=replace(CONFIG, pipeline=pipeline), devices=2)
+    one = make(tmp_path, config=having(CONFIG, pipeline={"max_compute": 20 / HOUR}), devices=2)
     begin(one)
     spent = []
     for step, at in enumerate((4, 9, 11), 1):
@@ -121,7 +112,7 @@ def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recor
 
 
 def test_a_checkpoint_is_asked_for_once_after_each_chosen_compute_also_after_a_resume(tmp_path: Path) -> None:
-    config = replace(CONFIG, logging=replace(CONFIG.logging, keep_at=(5 / HOUR, 7 / HOUR, 20 / HOUR)))
+    config = having(CONFIG, logging={"keep_at": (5 / HOUR, 7 / HOUR, 20 / HOUR)})
 
     def asked(one: Recorder, ends: tuple[int, ...]) -> list[object]:
         """The record's messages at each step, until which two roles have held a core for so many seconds."""
@@ -181,9 +172,7 @@ def test_the_flops_of_the_steps_add_up_and_a_resumed_run_goes_on_from_them(tmp_p
 
 
 @pytest.mark.parametrize(("version", "steps"), [(2, [0, 1, 2, 2]), (0, [])])
-def test_a_resume_forgets_what_lies_beyond_its_checkpoint(
-    version: int, steps: list[int], tmp_path: Path
-) -> None:
+def test_a_resume_forgets_all_beyond_its_checkpoint(version: int, steps: list[int], tmp_path: Path) -> None:
     make(tmp_path).close()
     line = {"compute/total": 0.1, "eval/pass_rate": 0.5, "eval/pass_rate_se": 0.1}
     lines = [{"step": 0} | line, *({"step": s} for s in (1, 2, 3)), {"step": 2} | line, {"step": 3} | line]
@@ -209,8 +198,8 @@ def train(one: Recorder, step: int, law: Sigmoid) -> tuple[str, float]:
 
 
 def test_a_run_whose_forecast_says_so_ends_and_records_why_also_after_a_resume(tmp_path: Path) -> None:
-    law, pipeline = Sigmoid(0.1, 0.7, 2.5, 0.02), replace(CONFIG.pipeline, steps=60)
-    config = replace(CONFIG, pipeline=pipeline, forecast=ForecastConfig(stop="gain<0.01 per doubling"))
+    law = Sigmoid(0.1, 0.7, 2.5, 0.02)
+    config = having(CONFIG, pipeline={"steps": 60}, forecast={"stop": "gain<0.01 per doubling"})
     one = make(tmp_path, config=config)
     ended_by = [train(one, step, law)[0] for step in range(12)]
     last = ended_by.index("forecast")
@@ -226,7 +215,7 @@ def test_a_run_whose_forecast_says_so_ends_and_records_why_also_after_a_resume(t
     before = (tmp_path / "metrics.jsonl").read_text()
     for settings, version, steps, reasons in (
         (config, last - 1, (last,), ["forecast"]),  # before the last evaluation: its count goes on
-        (replace(config, forecast=ForecastConfig()), last, (last + 1, last + 2), ["", ""]),
+        (having(config, forecast={"stop": ""}), last, (last + 1, last + 2), ["", ""]),
     ):
         (tmp_path / "metrics.jsonl").write_text(before)
         again = make(tmp_path, version, settings)
@@ -234,9 +223,7 @@ def test_a_run_whose_forecast_says_so_ends_and_records_why_also_after_a_resume(t
         again.close()
 
 
-def test_each_evaluation_has_its_prediction_a_forecast_of_the_end_and_how_well_half_predicted_it(
-    tmp_path: Path,
-) -> None:
+def test_an_evaluation_has_its_prediction_a_forecast_and_how_well_half_predicted_it(tmp_path: Path) -> None:
     law = Sigmoid(0.1, 0.9, 2.0, 0.02)
     one = make(tmp_path)
     for step in range(9):
@@ -277,7 +264,7 @@ def test_a_launcher_that_is_behind_writes_evaluations_down_and_fits_the_last(
 def test_a_warning_is_shown_and_kept_ends_the_run_if_asked_and_is_not_repeated_by_a_resume(
     stop: bool, tmp_path: Path
 ) -> None:
-    config = replace(CONFIG, guard=GuardConfig(stop=stop))
+    config = having(CONFIG, guard={"stop": stop})
 
     def wrong(one: Recorder, steps: range) -> list[str]:
         # A skipped step ends no run.
@@ -297,7 +284,7 @@ def test_a_warning_is_shown_and_kept_ends_the_run_if_asked_and_is_not_repeated_b
 
 
 def test_a_warning_after_the_end_was_decided_does_not_change_why(tmp_path: Path) -> None:
-    one = make(tmp_path, config=replace(CONFIG, guard=GuardConfig(stop=True)))
+    one = make(tmp_path, config=having(CONFIG, guard={"stop": True}))
     one._why_stopped = "the forecast says so"
     assert not any(play(one, *(stepped(step, one.start, **{"ratio/ess": 0.1}) for step in range(1, 4))))
     play(one, Event("done", one.start, {"step": 3, "ended_by": "forecast"}))

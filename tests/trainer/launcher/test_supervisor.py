@@ -13,26 +13,25 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_recorder
+from fakes import having
 from processes import alive
 
 from trainer import run_folder
 from trainer.cli import parse, to_yaml
-from trainer.config import Config, LoggingConfig, PipelineConfig
+from trainer.config import Config
 from trainer.launcher import supervisor
 from trainer.launcher.placement import assign
-from trainer.launcher.recorder import Recorder
 from trainer.launcher.supervisor import RoleDied, Supervisor
-from trainer.launcher.terminal import make_view
 from trainer.main import follow, main
 from trainer.messages import Event
 
 ROLES = {"LEARNER": "fake_roles:learner", "CONTROLLER": "fake_roles:controller"}
-CONFIG = Config(pipeline=PipelineConfig(steps=10), logging=LoggingConfig(tensorboard=False))
+CONFIG = having(Config(), pipeline={"steps": 10}, logging={"tensorboard": False})
 Patch = pytest.MonkeyPatch
 
 
@@ -41,14 +40,8 @@ def ignore(role: str, message: object) -> None:
 
 
 def make(run_dir: Path, behaviour: str = "", on_event: Any = ignore, deadline_s: float = 300) -> Supervisor:
-    config = replace(CONFIG, run_dir=str(run_dir), pipeline=PipelineConfig(steps=10, deadline_s=deadline_s))
+    config = having(replace(CONFIG, run_dir=str(run_dir)), pipeline={"deadline_s": deadline_s})
     return Supervisor(config, behaviour, assign(config, (), 2), None, on_event)
-
-
-def make_recorder(run_dir: Path) -> Recorder:
-    config = replace(CONFIG, run_dir=str(run_dir))
-    view = make_view(config, "core-hours", stream=StringIO())
-    return Recorder(config, assign(config, (), 2), view, None, 1.5)
 
 
 @pytest.fixture
@@ -111,9 +104,7 @@ def test_nothing_follows_the_error_line_when_killed_roles_leave_semaphores(tmp_p
 
 
 @pytest.mark.parametrize("what", ["still starting", "at work"])
-def test_a_killed_launcher_takes_with_it_what_is_starting_and_lets_others_finish(
-    what: str, tmp_path: Path
-) -> None:
+def test_a_killed_launcher_takes_what_is_starting_and_lets_others_finish(what: str, tmp_path: Path) -> None:
     process = start(what, tmp_path)
     pids = json.loads((tmp_path / "pids.json").read_text())
     assert process.stdout is not None
@@ -161,9 +152,7 @@ def test_roles_that_end_as_they_were_asked_to_are_not_taken_for_dead(fakes: None
     assert one._done and not one._deaths
 
 
-def test_a_record_that_cannot_be_written_is_named_and_not_taken_for_a_dead_role(
-    fakes: None, tmp_path: Path
-) -> None:
+def test_a_record_that_cannot_be_written_is_not_taken_for_a_dead_role(fakes: None, tmp_path: Path) -> None:
     def on_event(role: str, message: object) -> None:
         if isinstance(message, Event):
             raise OSError(28, "No space left on device", "metrics.jsonl")
@@ -227,7 +216,7 @@ def test_learner_ranks_trace_nccl_and_share_memory_with_vllm_where_they_must(
 ) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
-    config = replace(CONFIG, run_dir=str(tmp_path), engine=replace(CONFIG.engine, weight_push=push))
+    config = having(replace(CONFIG, run_dir=str(tmp_path)), engine={"weight_push": push})
     env = supervisor.learner_environment(config)
     assert env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == 1 and env["TORCH_FR_BUFFER_SIZE"] > 0
     assert env["TORCH_FR_DUMP_TEMP_FILE"].parent == tmp_path / "logs"
@@ -241,7 +230,7 @@ def test_a_stuck_role_is_killed_leaves_no_weights_and_its_time_is_booked(
 ) -> None:
     monkeypatch.setattr(supervisor, "GRACE_S", 2.0)
     began = time.monotonic()
-    with closing(make_recorder(tmp_path)) as recorder:
+    with closing(test_recorder.make(tmp_path, devices=2)) as recorder:
         make(tmp_path, "stuck", recorder.handle).run()
     wall = time.monotonic() - began
     assert wall < 10
@@ -266,7 +255,7 @@ def test_a_start_that_failed_does_not_spoil_its_folder(
 def test_a_resume_needs_the_checkpoint_and_not_the_model_it_began_with(
     fakes: None, tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_recorder(tmp_path).close()
+    test_recorder.make(tmp_path).close()
     (tmp_path / "config.yaml").write_text(to_yaml(CONFIG))
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-000001" / "controller.json").write_text('{"version": 1}')
@@ -282,7 +271,7 @@ def test_an_engine_bound_to_the_learner_is_not_started_again(
     engine: dict[str, Any], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     one, started, again = make(tmp_path), list[int](), [1] * (engine == {"weight_push": "file"})
-    one.config = replace(one.config, engine=replace(one.config.engine, **engine))
+    one.config = having(one.config, engine=engine)
     one._ready = True
     monkeypatch.setattr(one, "_cause_of_death", lambda role: RuntimeError("killed"))
     monkeypatch.setattr(one, "_start_engine", lambda i: (started.append(i), multiprocessing.Pipe()[0])[1])

@@ -7,16 +7,15 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from fakes import having
 from rich.cells import cell_len
 from rich.console import Console
 
-from trainer.config import Config, EvaluationConfig, PipelineConfig
+from trainer.config import Config
 from trainer.launcher.terminal import LiveView, RunState, View, describe_forecast, make_view
 from trainer.launcher.terminal_plot import clock, curve, printable
 
-CONFIG = Config(
-    run_dir="runs/demo-0", pipeline=PipelineConfig(steps=60), evaluation=EvaluationConfig(every=10)
-)
+CONFIG = having(Config(run_dir="runs/demo-0"), pipeline={"steps": 60}, evaluation={"every": 10})
 HOSTILE = "[red]boom[/red] [/] \x1b[2J\x1b]0;owned\x07 \r日本語\u202e\x9b31m\nlast"
 SAMPLE = {
     "step": 3,
@@ -58,9 +57,7 @@ def frame(view: LiveView) -> str:
 
 @pytest.mark.parametrize("fed", FED)
 @pytest.mark.parametrize(("width", "height"), [(20, 8), (60, 24), (80, 24), (140, 45)])
-def test_a_frame_fits_the_terminal_whatever_is_missing(
-    width: int, height: int, fed: list[dict[str, Any]]
-) -> None:
+def test_a_frame_fits_whatever_is_missing(width: int, height: int, fed: list[dict[str, Any]]) -> None:
     view = live(width, height)
     view.phase("loading")
     view.log(HOSTILE)
