@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import rollout
 
 from trainer.config import ConfigError, CriticConfig, KLConfig, ObjectiveConfig
 from trainer.config.objective import check_objective
 from trainer.controller.batch import Moments, build_batch
 from trainer.controller.gae import gae
-from trainer.types import Group, Prompt, Rollout, TokenScores, TrainBatch
+from trainer.types import Group, Prompt, TokenScores, TrainBatch
 
 ALL = np.ones(3, bool)
 KL_REWARD = KLConfig(coefficient=0.5, estimator="k1", place="reward")
@@ -38,14 +39,6 @@ def test_an_injected_token_is_no_step_and_its_value_is_not_read() -> None:
     assert advantages.tolist() == [0.25, 0, 1, 0, 4] and returns.tolist() == [1.25, 0, 3, 0, 8]
     for n in (0, 2):
         assert not np.any(gae(np.zeros(n), np.ones(n, np.float32), np.zeros(n, bool), 1, 1))
-
-
-def rollout(reward: float, sampled: list[bool], truncated: bool = False) -> Rollout:
-    n = len(sampled)
-    return Rollout(
-        np.arange(n, dtype=np.int32), floats(*[-1] * n), np.zeros(n, np.int32), np.array(sampled), "", reward,
-        "wrong", truncated, False,
-    )  # fmt: skip
 
 
 GROUP = Group(
@@ -135,7 +128,7 @@ SHARED = replace(CRITIC, body="shared", dtype="float16")
         ({"critic": SHARED}, "critic.dtype is float16, but a shared body has model.dtype"),
     ],
 )
-def test_settings_that_make_no_sense_with_a_critic_or_kl_in_the_reward_are_refused(
+def test_senseless_settings_beside_a_critic_or_kl_in_the_reward_are_refused(
     objective: Any, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):

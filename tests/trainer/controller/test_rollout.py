@@ -1,25 +1,20 @@
 """Promises of a rollout: interruption injects the phrase without loss; rewards, order and flags are exact."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from fakes import FakeEngine, context, prompts
+from fakes import FakeEngine, context, having, prompts
 
-from trainer.config import Config
+from trainer.config import Config, InterruptionConfig
 from trainer.controller.evaluate import sampling_error
 from trainer.controller.rollout import rollout_group
 from trainer.controller.sampler import IssuedPrompt
 
 
 def configured(**interruption: Any) -> Config:
-    config = Config()
-    pipeline = replace(config.pipeline, completions_per_prompt=3)
-    settings = replace(config.engine.interruption, **interruption)
-    return replace(
-        config, pipeline=pipeline, engine=replace(config.engine, interruption=settings, max_new_tokens=6)
-    )
+    engine = {"interruption": InterruptionConfig(**interruption), "max_new_tokens": 6}
+    return having(Config(), pipeline={"completions_per_prompt": 3}, engine=engine)
 
 
 def run(config: Config, engine: FakeEngine) -> Any:

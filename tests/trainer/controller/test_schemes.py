@@ -17,7 +17,7 @@ from fakes import (
     versions,
 )
 
-from trainer.config import Config, ConfigError, EvaluationConfig, KLConfig, PipelineConfig
+from trainer.config import Config, EvaluationConfig, KLConfig, PipelineConfig
 from trainer.controller.rounds import Minibatch, deal
 from trainer.types import TokenScores
 
@@ -51,14 +51,10 @@ def test_every_batch_of_a_round_is_of_the_rounds_first_version(
     assert lag == min(k * epochs, steps) - 1
     assert engine.held == [0, *sorted({*expected, steps} - {0})]  # no version in between reached the engines
     assert [b.publish for b in learner.batches] == [b.step in engine.held for b in learner.batches]
-
-
-def test_a_shortened_last_round_generates_only_what_its_steps_train_on(tmp_path: Path) -> None:
-    config = off_policy(tmp_path, 3, 4)
-    train(config)
-    steps = [(r["trained"], r["first"], r["last"]) for r in journal(config, "trained")]
-    assert steps == [(1, 0, 1), (2, 2, 3), (3, 4, 5), (4, 6, 7)]
-    assert len(journal(config, "issued")) == len(journal(config, "finished")) == 8
+    if epochs == 1:  # also a shortened last round generates only what its steps train on
+        steps_of = [(r["trained"], r["first"], r["last"]) for r in journal(config, "trained")]
+        assert steps_of == [(i + 1, 2 * i, 2 * i + 1) for i in range(steps)]
+        assert len(journal(config, "issued")) == len(journal(config, "finished")) == 2 * steps
 
 
 def test_each_epoch_has_every_group_once_dealt_anew_and_the_history_counts_it_once(tmp_path: Path) -> None:
@@ -104,9 +100,7 @@ def test_the_data_of_a_round_are_scored_once_by_the_policy_that_generated_them(t
 
 
 @pytest.mark.parametrize("weight_push", ["file", "nccl"])
-def test_an_evaluation_in_mid_round_sees_its_version_and_the_round_goes_on(
-    tmp_path: Path, weight_push: str
-) -> None:
+def test_an_evaluation_in_mid_round_sees_its_version_alone(tmp_path: Path, weight_push: str) -> None:
     config = having(off_policy(tmp_path, 4, 8, evaluate_every=3), engine={"weight_push": weight_push})
     engine, learner = FakeEngine(lambda r, i: 9), FakeLearner(0.002)
     train(config, engine, learner)
@@ -124,13 +118,6 @@ def test_colocated_engines_sleep_through_a_round(tmp_path: Path) -> None:
     # The first pair is the push of version 0, the last one that of the checkpoint.
     assert steps == ["pause", "resume", *rounds[0], *rounds[1], "pause", "resume"]
     assert [entry for entry in log if entry.startswith("label")] == ["label 0", "label 3", "label 6"]
-
-
-def test_colocated_engines_wake_after_a_step_of_the_round_is_refused(tmp_path: Path) -> None:
-    engine, learner = FakeEngine(), FakeLearner(refused=2)
-    with pytest.raises(ConfigError, match="loss is nan"):
-        train(having(off_policy(tmp_path, 3, 6), engine={"colocate": True}), engine, learner)
-    assert not engine.paused and [state["version"] for _, state in learner.saved] == [1]
 
 
 @pytest.mark.parametrize(("epochs", "stop_after"), [(1, 2), (1, 4), (2, 2), (2, 6)])
@@ -163,7 +150,5 @@ def test_a_resume_in_mid_round_trains_every_prompt_once_an_epoch_with_groups_of_
         (PipelineConfig(scheme="ppo_off_policy", minibatches=4, epochs=2), 2, 7),  # of 1 to 8: 2, 4, 6, 8
     ],
 )
-def test_only_versions_that_the_engines_will_hold_are_files(
-    pipeline: PipelineConfig, every: int, files: int
-) -> None:
+def test_only_versions_for_the_engines_are_files(pipeline: PipelineConfig, every: int, files: int) -> None:
     assert Config(pipeline=pipeline, evaluation=EvaluationConfig(every=every)).weight_files == files

@@ -45,9 +45,7 @@ def test_between_distinct_gpus_engines_pause_for_the_push_only(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("weight_push", ["nccl", "file"])
-def test_an_evaluation_does_not_stop_the_learner_before_the_lag_bound(
-    weight_push: Any, tmp_path: Path
-) -> None:
+def test_an_evaluation_stops_the_learner_only_at_the_lag_bound(weight_push: Any, tmp_path: Path) -> None:
     log: list[str] = []
 
     class Slow(FakeEngine):
