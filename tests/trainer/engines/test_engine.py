@@ -53,22 +53,6 @@ def drain(engine: TorchEngine) -> dict[tuple[str, int], Completion]:
     raise AssertionError("the engine never became idle")
 
 
-@pytest.mark.parametrize("name", ["qwen3", "untied", "llama", "moe"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_the_distribution_sampled_from(
-    models: dict[str, str], name: str, temperature: float
-) -> None:
-    engine, model = engine_of(models[name]), load(models[name])
-    prompts = {f"r{i}": prompt_of(length) for i, length in enumerate((1, 2, 9, 31))}
-    for key, prompt in prompts.items():
-        submit(engine, key, prompt, n=3, temperature=temperature, max_tokens=20)
-    done = drain(engine)
-    assert len(done) == 12
-    for (key, _), c in done.items():
-        assert c.finish_reason == "length" and len(c.token_ids) == 20
-        assert_logprobs(c, model, prompts[key], temperature)
-
-
 def test_inverse_cdf_takes_the_token_the_uniform_falls_on(models: dict[str, str]) -> None:
     engine, model = engine_of(models["qwen3"]), load(models["qwen3"])
     prompt = prompt_of(6)
@@ -104,9 +88,7 @@ def test_random_numbers_are_those_of_splitmix64() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "untied", "moe"])
-def test_decoding_as_on_a_gpu_gives_the_ordinary_steps_completions(
-    models: dict[str, str], name: str, tmp_path: Path
-) -> None:
+def test_decoding_as_on_a_gpu_completes_the_same(models: dict[str, str], name: str, tmp_path: Path) -> None:
     """Without the graphs: fixed shapes, state and random numbers on the device. Sequences come, end, are
     aborted and outgrow the cache, and the weights change meanwhile."""
     found = []
@@ -176,9 +158,7 @@ def test_completions_are_aborted_after_the_cache_has_grown(models: dict[str, str
 
 
 @pytest.mark.parametrize("name", ["qwen3", "untied", "llama"])
-def test_the_bits_of_a_completion_do_not_depend_on_what_is_generated_beside_it(
-    models: dict[str, str], name: str
-) -> None:
+def test_the_bits_of_a_completion_depend_on_nothing_beside_it(models: dict[str, str], name: str) -> None:
     def generate(arrivals: Sequence[int]) -> dict[tuple[str, int], Completion]:
         """Completions of requests that arrive at these steps."""
         engine, done = engine_of(models[name], slots=12), dict[tuple[str, int], Completion]()
@@ -280,9 +260,7 @@ def test_impossible_requests_are_refused_with_the_numbers(
         engine_of(models["qwen3"]).submit(request("a", settings.pop("prompt"), **settings))  # type: ignore[arg-type]
 
 
-def test_weights_that_do_not_fit_are_refused_and_diverged_ones_named(
-    models: dict[str, str], tmp_path: Path
-) -> None:
+def test_wrong_weights_are_refused_and_diverged_ones_named(models: dict[str, str], tmp_path: Path) -> None:
     engine = engine_of(models["qwen3"])
     save_file({"no.such": torch.zeros(1)}, tmp_path / "odd.safetensors")
     with pytest.raises(ValueError, match=r"no\.such"):

@@ -146,9 +146,7 @@ def test_with_every_engine_dead_requests_wait_for_a_new_one_which_first_gets_the
 
 
 @pytest.mark.parametrize("replacement", [False, True])
-def test_an_engine_that_dies_of_a_push_does_not_hold_up_the_others_and_is_not_said_to_be_back(
-    replacement: bool,
-) -> None:
+def test_an_engine_that_dies_of_a_push_holds_up_none_and_is_not_said_to_be_back(replacement: bool) -> None:
     notes: list[str] = []
     dying, other = Engine("a", dies_on_push=True), Engine("b")
 

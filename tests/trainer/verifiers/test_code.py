@@ -267,9 +267,7 @@ def test_the_systems_bubblewrap_is_found(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert code_sandbox.find_bubblewrap() == str(system)
 
 
-def test_one_line_says_that_namespaces_are_not_permitted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_that_namespaces_are_forbidden_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refused = tmp_path / "bwrap"
     refused.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     refused.chmod(0o755)
@@ -289,9 +287,7 @@ def test_tests_of_an_unknown_form_are_refused_at_the_start(answer: str) -> None:
         find("code").check_answers([Prompt("0", "What?", (1,), answer, {})])
 
 
-def test_a_result_much_longer_than_the_expected_one_is_not_read(
-    pool: VerifierPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_much_too_long_is_not_read(pool: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a megabyte takes the controller's time."""
     sizes: list[int] = []
     ask = code_sandbox.ask

@@ -26,6 +26,7 @@ import pytest
 import reasoning_gym as library
 from hostile import SUM
 from hostile_answers import TEXTS, fuzz
+from processes import descendants
 
 from trainer.config import CodeConfig, JudgeConfig, VerifierConfig
 from trainer.types import Prompt, Verdict
@@ -151,25 +152,11 @@ def canaries(folder: Path) -> Iterator[Callable[[str], str]]:
     """Give a function that fills a text's @PATH@ and @PORT@ in; nothing may write, connect or start there."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        port, before = str(server.getsockname()[1]), descendants()
+        port, before = str(server.getsockname()[1]), descendants(os.getpid())
         yield lambda text: text.replace("@PATH@", str(folder / "executed")).replace("@PORT@", port)
-        assert not list(folder.iterdir()) and not descendants() - before
+        assert not list(folder.iterdir()) and not descendants(os.getpid()) - before
         with pytest.raises(BlockingIOError):
             server.accept()
-
-
-def descendants() -> set[int]:
-    """The processes that this one has started, and theirs."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
-            continue
-    family = {os.getpid()}
-    while children := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= children
-    return family - {os.getpid()}
 
 
 @cache
@@ -245,9 +232,7 @@ def test_none_of_the_list_and_none_of_many_generated_answers_is_believed(name: s
 
 @pytest.mark.parametrize("marks", ["\u0301" * 100_000 + "\u0327" * 100_000, "\uff9e\uff9f" * 100_000])
 @pytest.mark.parametrize("kind", ["exact", "number", "math"])
-def test_combining_marks_do_not_take_quadratic_time(
-    kind: str, marks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_combining_marks_take_linear_time(kind: str, marks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 take 20 s to normalise, in which nothing else in the controller would run."""
     normalize = text.unicodedata.normalize
     longest = [0]

@@ -17,7 +17,6 @@ import pytest
 
 from trainer.config import ConfigError, VerifierConfig
 from trainer.types import Answer, Prompt, Verdict
-from trainer.verifiers.kinds.reasoning_gym import generate
 from trainer.verifiers.pool import VerifierPool
 
 LOOP = asyncio.Runner()  # a pool belongs to one event loop
@@ -228,23 +227,3 @@ def test_a_wrong_import_is_refused_at_the_start(user_module: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             VerifierPool(VerifierConfig(kind=kind))
         assert expected in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_reasoning_gym_scorers_that_execute_text_are_contained(tmp_path: Path) -> None:
-    task, arguments = "polynomial_multiplication", {"seed": 0, "size": 1}
-    item = generate(task, arguments)[0] | {"origin": {"task": task, "arguments": arguments}}
-    gold, path = item["answer"], tmp_path / "written"
-    texts = {
-        f"<think>hm</think> <answer> {gold} </answer>": "correct",
-        f"({gold})": "correct",
-        "0": "wrong",
-        f"__import__('os').system('touch {path}')": "unparsable",
-        f"open({str(path)!r}, 'w').write('x')": "unparsable",
-        "9**9**9": "timeout",
-        gold + " " * 4000 + "+0": "unparsable",
-        f"{gold}</think>": "unparsable",
-        f"({gold}) + 0": "correct",  # the pool goes on
-    }
-    with opened("reasoning_gym", workers=2, timeout_s=4.0) as pool:
-        assert outcomes(pool, *((text, gold, item) for text in texts)) == list(texts.values())
-    assert not path.exists()

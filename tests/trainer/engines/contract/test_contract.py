@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,10 @@ from engine_process import (
     write,
 )
 from engine_process import prompt_of as p
-from fakes import context
 
-from trainer.config import InterruptionConfig
-from trainer.controller.rollout import rollout_prompt
 from trainer.engines.protocol import EngineClient
 from trainer.run_folder import sweep
-from trainer.types import Completion, Prompt, Request
+from trainer.types import Completion, Request
 
 LONG = 5900  # tokens of a completion that is still running when a short one has ended
 
@@ -106,9 +102,7 @@ def test_a_samples_tokens_depend_on_its_seed_and_index_alone(engine: EngineProce
     assert len({tuple(c.token_ids.tolist()) for c in (*alone.values(), *other.values())}) == 4
 
 
-def test_prompts_longer_together_than_a_step_keep_their_own_tokens(
-    engine: EngineProcess, tied_llama: str
-) -> None:
+def test_prompts_longer_in_all_than_a_step_keep_their_tokens(engine: EngineProcess, tied_llama: str) -> None:
     prompts = {f"long{i}": p(1200, i) for i in range(6)}
     wanted = [request(k, x, max_tokens=6) for k, x in prompts.items()]
     together = run(engine, lambda c: generate(c, *wanted))
@@ -254,31 +248,7 @@ def test_a_request_that_continues_another_keeps_its_keys_although_the_weights_ha
     assert gap["kept"] <= 2e-5 and gap["anew"] > 1e-2, gap
 
 
-def test_an_interrupted_completion_continues_after_the_phrase_which_carries_no_loss(
-    engine: EngineProcess, tied_llama: str
-) -> None:
-    interruption = InterruptionConfig(enabled=True, lo=20, hi=30, answer_tokens=10, end_marker="")
-    config = settings(tied_llama, Path("unused"), "torch", interruption=interruption)
-
-    async def rollouts(client: EngineClient) -> Any:
-        ctx = replace(context(config, client), stop_ids=frozenset(), phrase_ids=(1, 2, 3))
-        return await rollout_prompt(ctx, Prompt("id", "", p(40), "", {}), 3, "g", 7, 0)
-
-    model = load(tied_llama)
-    for rollout in run(engine, rollouts):
-        tokens = rollout.token_ids.tolist()
-        thinking = len(tokens) - 13
-        assert rollout.interrupted and 20 <= thinking <= 30
-        assert tokens[thinking : thinking + 3] == [1, 2, 3]
-        assert rollout.sampled.tolist() == [True] * thinking + [False] * 3 + [True] * 10
-        assert (rollout.logprobs_gen[~rollout.sampled] == 0).all()
-        gap = np.abs(rollout.logprobs_gen - teacher_forced(model, p(40), tokens))[rollout.sampled]
-        assert gap.max() <= 2e-5  # the answer follows thinking and phrase
-
-
-def test_an_engine_reports_every_token_once_it_is_idle_and_books_all_of_its_time(
-    engine: EngineProcess,
-) -> None:
+def test_an_idle_engine_has_reported_every_token_and_booked_all_of_its_time(engine: EngineProcess) -> None:
     def reports() -> list[int]:
         time.sleep(1.0)  # the engine is idle, so its last report is under way
         return [e.data["tokens"] for e in engine.events if e.kind == "engine"]
@@ -335,9 +305,7 @@ def test_two_engines_run_concurrently_in_bfloat16_under_an_fp32_head(
         assert np.concatenate(gaps).mean() <= 0.02
 
 
-def test_an_engine_that_is_killed_leaves_no_process_and_no_file(
-    second: EngineProcess, tmp_path: Path
-) -> None:
+def test_a_killed_engine_leaves_no_process_and_no_file(second: EngineProcess, tmp_path: Path) -> None:
     pids = second.processes()
     os.kill(second.process.pid, signal.SIGKILL)  # type: ignore[arg-type]
     second.process.join()
@@ -346,9 +314,7 @@ def test_an_engine_that_is_killed_leaves_no_process_and_no_file(
     assert list(second.temporary.iterdir()) == []
 
 
-def test_a_busy_engine_ends_with_its_controller_and_leaves_no_process_and_no_file(
-    engine: EngineProcess,
-) -> None:
+def test_a_busy_engine_ends_with_its_controller_and_leaves_no_process_or_file(engine: EngineProcess) -> None:
     pids = engine.processes()
     engine.conn.send(request("endless", p(5), n=8, max_tokens=LONG))
     time.sleep(0.5)

@@ -70,17 +70,13 @@ def swap_mid_sequence(
     return np.concatenate(gaps), seconds
 
 
-def test_a_mixture_of_experts_generates_and_takes_new_weights(
-    kind: str, tiny_moe: str, tmp_path: Path
-) -> None:
+def test_a_mixture_of_experts_takes_new_weights(kind: str, tiny_moe: str, tmp_path: Path) -> None:
     gap, _ = swap_mid_sequence(tiny_moe, kind, tmp_path, prompt_of(70), 0.1, torch.float32)
     assert gap.max() <= 2e-5
 
 
 @pytest.mark.slow
-def test_smollm2_agrees_with_transformers_and_takes_new_weights_mid_sequence(
-    kind: str, tmp_path: Path
-) -> None:
+def test_smollm2_agrees_with_transformers_across_new_weights(kind: str, tmp_path: Path) -> None:
     folder = resolve_model("smollm2-135m")
     text = (
         "A fair die is thrown twice. Let us find how likely it is that both throws together make seven, " * 4

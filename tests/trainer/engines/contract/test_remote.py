@@ -148,9 +148,7 @@ def test_a_remote_engine_keeps_the_contract(server: Server, tied_llama: str, tmp
     assert server.process.poll() is None  # it keeps running for the next run
 
 
-def test_a_link_that_is_cut_in_silence_ends_in_one_clear_error(
-    server: Server, tied_llama: str, tmp_path: Path
-) -> None:
+def test_a_link_cut_in_silence_is_one_clear_error(server: Server, tied_llama: str, tmp_path: Path) -> None:
     link = Link(server.port)
     deadline_s = 12.0
     url = f"http://127.0.0.1:{link.port}"

@@ -309,9 +309,7 @@ def _sharded(rank: int, folder: str, port: int, out: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["tied_llama", "tiny_moe"])
-def test_shards_are_gathered_to_what_one_rank_would_send(
-    model: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_shards_are_sent_as_by_one_rank(model: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     from vllm.utils.network_utils import get_open_port
 
     from trainer.learner.weight_transfer import Source

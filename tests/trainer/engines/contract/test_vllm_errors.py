@@ -18,9 +18,7 @@ from trainer.config import Config, ConfigError
 from trainer.engines.vllm.engine import VERSION, check_installed
 
 
-def test_vllm_that_is_missing_or_of_another_version_gets_a_clear_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_vllm_or_another_version_gets_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"not installed; run `make setup-vllm`.*vllm=={VERSION}"):
         check_installed()
