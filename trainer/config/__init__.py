@@ -34,9 +34,9 @@ class DataConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reasoning-gym task (its difficulty: `{min_terms: 2, max_digits: 3}`) or of `datasets.load_dataset`."""
     size: NonNegativeInt = 0
-    """Rows read from a file at most (0: all); items drawn from a generated source before duplicates are removed (0: 2000)."""
+    """First rows that are trained on (0: all); items drawn from a generated source before duplicates are removed (0: 2000). The held-out prompts do not depend on it."""
     prompt_column: str = "question"
-    """Column holding the question; the template sees every column by its name, and this one as {question}."""
+    """Column holding the question as text, or as a list of messages {role, content}, to which the chat template is applied. The template sees every column by its name, and this one as {question}."""
     answer_column: str = "answer"
     """Column holding the gold answer: text, a number, or a list of those, each of which is right. For `verifier.kind code`: the tests (docs/tasks.md)."""
     choices_column: str = ""
@@ -44,11 +44,15 @@ class DataConfig:
     template: str = "{question}"
     """Prompt text, with {question}, {choices} and any other column name in braces."""
     chat: bool = False
-    """Wrap the prompt in the tokenizer's chat template as a user turn."""
+    """Wrap the prompt in the tokenizer's chat template as a user turn. Lists of messages are wrapped in any case."""
+    system: str = ""
+    """System prompt before the user's turn, in the chat template."""
+    chat_options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the tokenizer's chat template, such as {enable_thinking: false} for Qwen3."""
     answer_pattern: str = ""
     """Regular expression whose last match's first group is the gold answer in the answer column (GSM8K: `####\\s*(.+)`). Empty: the whole column."""
     held_out: Annotated[int, Range(1, reason="without held-out prompts there is no curve")] = 100
-    """Prompts set apart for evaluation, never trained on; chosen by prompt hash, so the split never depends on order or seed."""
+    """Prompts set apart for evaluation, never trained on; chosen by prompt hash among all rows, whatever data.size is, so that runs with more data, another order or seed have the same."""
     held_out_source: str = ""
     """A separate file or source for the held-out prompts; a training prompt that is also there is an error."""
     max_prompt_tokens: PositiveInt = 2048

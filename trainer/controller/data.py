@@ -1,26 +1,25 @@
-"""Prompts from a data source: rows -> template -> deduplicated prompts -> train and held-out split.
+"""Prompts from a data source: rows -> text or conversation -> different prompts -> train and held-out split.
 
-A prompt's id is the hash of its text (before any chat template), and the held-out prompts are those with
-the smallest ids, so the split depends on the texts only. Wrong input is a ConfigError that names the file
-and line.
+A prompt's id is the hash of its text (before any chat template). Held out are the prompts with the smallest
+ids among all rows of a source, or the first GENERATED_SIZE items of a generated one, so the split depends on
+neither order, seed nor data.size. Wrong input is a ConfigError that names the file and line.
 """
 
 import hashlib
 import json
+import math
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from pathlib import Path
+from itertools import chain, islice
 from typing import Any
 
 from trainer.config import ConfigError, DataConfig
+from trainer.controller.conversation import Turn, conversation, text_of, token_ids
+from trainer.controller.sources import GENERATED, GENERATED_SIZE, Row, rows
 from trainer.types import Answer, Prompt
-from trainer.verifiers.kinds.reasoning_gym import generate
 
-GENERATED_SIZE = 2000  # items, where data.size is 0
-GENERATOR_SEED = 0  # fixed: the items never depend on the run's seed
 ID_CHARS = 16  # 64 bits of SHA-256
 
 
@@ -39,63 +38,81 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One record of a source, and its place for error messages, such as `data.jsonl:3`."""
+class Question:
+    """A prompt before it is tokenised, and its row."""
 
-    place: str
-    columns: dict[str, Any]
-    needs_answer: bool = True  # False: the task's scorer judges, and there may be no single answer
+    prompt_id: str
+    text: str
+    turns: tuple[Turn, ...]  # the conversation that the row holds; empty if it holds text
+    row: Row
+    number: int  # of the row in its source, from 1
 
 
 def load_prompts(config: DataConfig, tokenizer: Any, task: str = "") -> Dataset:
     """Read, check, tokenise and split the prompts of a task. `tokenizer`: a transformers tokenizer."""
-    prompts = _prompts(config.source, config, tokenizer, task, limit=config.size)
-    if not config.held_out_source:
-        if len(prompts) <= config.held_out:
-            raise ConfigError(
-                f"{config.source}: {len(prompts)} different prompts; data.held_out takes {config.held_out}"
-                " and at least one must be left to train on: lower data.held_out or raise data.size"
-            )
-        held_out = sorted(prompts)[: config.held_out]
-        train = tuple(p for i, p in prompts.items() if i > held_out[-1])
-        return Dataset(train, tuple(prompts[i] for i in held_out))
-    key, source = "data.held_out_source", config.held_out_source
-    return Dataset(tuple(prompts.values()), load_held_out(source, key, config, tokenizer, prompts, task))
+    key, source, size = "data.held_out_source", config.held_out_source, config.size or None
+    questions = _questions(config.source, config, limit=size if source else None)
+    held_out = {} if source else _held_out(config.source, config, questions)
+    chosen = [q for i, q in questions.items() if i not in held_out and (not size or q.number <= size)]
+    prompts = {q.prompt_id: _prompt(q, config, tokenizer, task) for q in chosen}
+    if source:
+        apart = load_held_out(source, key, config, tokenizer, prompts, task)
+    else:
+        apart = tuple(_prompt(q, config, tokenizer, task) for q in held_out.values())
+    if not prompts:
+        raise ConfigError(
+            f"{config.source}: {len(questions)} different prompts; data.held_out takes {config.held_out}"
+            " and at least one must be left to train on: lower data.held_out or raise data.size"
+        )
+    return Dataset(tuple(prompts.values()), apart)
 
 
 def load_held_out(
     source: str, key: str, config: DataConfig, tokenizer: Any, train: Mapping[str, Prompt], task: str
 ) -> tuple[Prompt, ...]:
-    """The first config.held_out prompts, by id, of a source that the config names under `key`. ConfigError if
+    """The config.held_out held-out prompts of a source that the config names under `key`. ConfigError if
     any of its prompts is in `train`, the training prompts by id."""
-    held_out = _prompts(source, config, tokenizer, task)
-    shared = sorted(train.keys() & held_out.keys())
+    questions = _questions(source, config)
+    shared = sorted(train.keys() & questions.keys())
     if shared:
         raise ConfigError(
             f"{len(shared)} of {len(train)} training prompts are also in {key} "
             f"{source}, such as {train[shared[0]].text[:60]!r}; remove them from one side"
         )
-    return tuple(held_out[i] for i in sorted(held_out)[: config.held_out])
+    held_out = _held_out(source, config, questions)
+    return tuple(_prompt(q, config, tokenizer, task) for q in held_out.values())
 
 
-def _prompts(source: str, config: DataConfig, tokenizer: Any, task: str, limit: int = 0) -> dict[str, Prompt]:
-    """The different prompts of a source's first `limit` rows (0: all) by id, in their order."""
-    pattern = _answer_regex(config.answer_pattern)
-    prompts: dict[str, Prompt] = {}
-    for count, row in enumerate(_rows(source, config), 1):
+def _held_out(source: str, config: DataConfig, questions: dict[str, Question]) -> dict[str, Question]:
+    """The config.held_out prompts with the smallest ids of a source, by id; data.size does not matter."""
+    last = GENERATED_SIZE if source.startswith(GENERATED) else math.inf
+    ids = sorted(i for i, q in questions.items() if q.number <= last)
+    return {i: questions[i] for i in ids[: config.held_out]}
+
+
+def _questions(source: str, config: DataConfig, limit: int | None = None) -> dict[str, Question]:
+    """The different prompts of a source's first `limit` rows (None: all) by id, in their order."""
+    questions: dict[str, Question] = {}
+    for number, row in enumerate(islice(rows(source, config), limit), 1):
         if config.choices_column:
             row = replace(row, columns={**row.columns, "choices": _choices(row, config)})
-        text = _render(row, config)
+        turns = conversation(row, config)
+        text = text_of(turns) if turns else _render(row, config)
+        if not text.strip():
+            raise ConfigError(f"{row.place}: the prompt is empty; expected text in {config.prompt_column!r}")
         prompt_id = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:ID_CHARS]
-        if prompt_id not in prompts:
-            answer = _answer(row, config, pattern)
-            token_ids = _token_ids(row, text, config, tokenizer)
-            prompts[prompt_id] = Prompt(prompt_id, text, token_ids, answer, row.columns, task, row.place)
-        if count == limit and not source.startswith("reasoning_gym:"):
-            break
-    if not prompts:
+        questions.setdefault(prompt_id, Question(prompt_id, text, turns, row, number))
+    if not questions:
         raise ConfigError(f"{source}: it has no rows; expected at least one prompt and answer")
-    return prompts
+    return questions
+
+
+def _prompt(question: Question, config: DataConfig, tokenizer: Any, task: str) -> Prompt:
+    """The prompt of a question, with its gold answer and token ids."""
+    row = question.row
+    answer = _answer(row, config, _answer_regex(config.answer_pattern))
+    ids = token_ids(row, question.turns, question.text, config, tokenizer)
+    return Prompt(question.prompt_id, question.text, ids, answer, row.columns, task, row.place)
 
 
 def _render(row: Row, config: DataConfig) -> str:
@@ -118,12 +135,22 @@ def _render(row: Row, config: DataConfig) -> str:
         if name not in values:
             column = config.prompt_column if name == "question" else name
             raise _no_column(row, column, "data.prompt_column or data.template")
-        if values[name] is None:
-            raise ConfigError(f"{row.place}: {name!r} is null; fill it or remove the row")
-    text = string.Formatter().vformat(config.template, (), values)
-    if not text.strip():
-        raise ConfigError(f"{row.place}: the prompt is empty; expected text in {config.prompt_column!r}")
-    return text
+        values[name] = _text(row, name, values[name])
+    return string.Formatter().vformat(config.template, (), values)
+
+
+def _text(row: Row, name: str, value: Any) -> str | float:
+    """A template's value: text, a number, or a list of texts, one a line."""
+    if value is None:
+        raise ConfigError(f"{row.place}: {name!r} is null; fill it or remove the row")
+    if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
+        return "\n".join(value)
+    if not isinstance(value, str | int | float):
+        raise ConfigError(
+            f"{row.place}: {name!r} is {str(value)[:60]}; expected text, a number or a list of texts, or in "
+            'data.prompt_column a list of messages {"role": ..., "content": ...}'
+        )
+    return value
 
 
 def _template_help(config: DataConfig, error: str) -> str:
@@ -205,88 +232,3 @@ def _single_answer(row: Row, column: str, value: Any, pattern: re.Pattern[str] |
     if not answer and row.needs_answer:
         raise ConfigError(f"{row.place}: the answer in {column!r} is empty; fill it or remove the row")
     return answer
-
-
-def _token_ids(row: Row, text: str, config: DataConfig, tokenizer: Any) -> tuple[int, ...]:
-    if config.chat:
-        if not getattr(tokenizer, "chat_template", None):
-            raise ConfigError("data.chat is on, but this tokenizer has no chat template; turn data.chat off")
-        turn = [{"role": "user", "content": text}]
-        wrapped = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer.encode(wrapped, add_special_tokens=False)  # the template contains them
-    else:
-        ids = tokenizer.encode(text)
-    if len(ids) > config.max_prompt_tokens:
-        raise ConfigError(
-            f"{row.place}: the prompt has {len(ids)} tokens, data.max_prompt_tokens is "
-            f"{config.max_prompt_tokens}; raise it or remove the row"
-        )
-    return tuple(int(i) for i in ids)
-
-
-def _rows(source: str, config: DataConfig) -> Iterator[Row]:
-    kind, _, name = source.partition(":")
-    if kind == "reasoning_gym":
-        return _generated(name, config)
-    if kind == "datasets":
-        return _table(source, _hub(name, config.options))
-    path = Path(source).expanduser()
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise ConfigError(
-            f"data source {source!r}: expected reasoning_gym:TASK, datasets:NAME, a .jsonl or .parquet file"
-        )
-    if not path.is_file():
-        raise ConfigError(f"data file {source} does not exist (looked for {path.absolute()})")
-    return _jsonl(path) if path.suffix == ".jsonl" else _table(source, _parquet(path))
-
-
-def _jsonl(path: Path) -> Iterator[Row]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                columns = json.loads(line.decode("utf-8-sig"))
-            except ValueError as e:  # bad JSON or bad UTF-8
-                raise ConfigError(f"{path}:{number}: not a line of JSON: {e}") from e
-            if not isinstance(columns, dict):
-                raise ConfigError(
-                    f'{path}:{number}: expected an object {{"column": value}}, found {line[:40]!r}'
-                )
-            yield Row(f"{path}:{number}", columns)
-
-
-def _table(source: str, records: Iterable[dict[str, Any]]) -> Iterator[Row]:
-    """The columns as the verifiers get them, through JSON; other values become text."""
-    for number, columns in enumerate(records, 1):
-        plain = json.loads(json.dumps(columns, default=str, skipkeys=True))
-        yield Row(f"{source} row {number}", plain)
-
-
-def _parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as e:
-        raise ConfigError(f"{path}: not a readable parquet file: {' '.join(str(e).split())}") from e
-
-
-def _hub(name: str, options: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    try:
-        import datasets
-    except ImportError as e:
-        raise ConfigError(f"datasets:{name} needs the datasets package: pip install datasets") from e
-    try:
-        return datasets.load_dataset(name, **{"split": "train", **options})
-    except Exception as e:  # of many kinds; its text is the user's clue
-        raise ConfigError(f"datasets:{name} with data.options {options}: {' '.join(str(e).split())}") from e
-
-
-def _generated(task: str, config: DataConfig) -> Iterator[Row]:
-    """Items of a reasoning-gym task. The metadata has the whole item and its origin, for the scorer."""
-    arguments = {"seed": GENERATOR_SEED, "size": config.size or GENERATED_SIZE, **config.options}
-    for index, item in enumerate(generate(task, arguments)):
-        columns = {**item, "origin": {"task": task, "arguments": arguments}}
-        yield Row(f"reasoning_gym:{task} item {index}", columns, needs_answer=False)

@@ -28,10 +28,12 @@ class ByteTokenizer:
         return ([1] if add_special_tokens else []) + list(text.encode())
 
     def apply_chat_template(
-        self, turns: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool
+        self, turns: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool, think: bool = True
     ) -> str:
         assert not tokenize and add_generation_prompt
-        return f"<user>{turns[0]['content']}<assistant>"
+        if turns[0]["role"] == "developer":
+            raise ValueError("no such\nrole")
+        return "".join(f"<{t['role']}>{t['content']}" for t in turns) + "<assistant>" + "<think>" * think
 
 
 def write(path: Path, rows: list[Any]) -> str:
@@ -47,9 +49,9 @@ def load(tokenizer: Any = None, **settings: Any) -> Dataset:
     return load_prompts(DataConfig(**settings), tokenizer or ByteTokenizer())
 
 
-def error(**settings: Any) -> str:
+def error(tokenizer: Any = None, **settings: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(**settings)
+        load(tokenizer, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -75,6 +77,66 @@ def test_equal_prompts_are_one_prompt_and_size_bounds_a_file(tmp_path: Path) -> 
     assert first.token_ids == (1, *first.text.encode())
 
 
+@pytest.mark.parametrize("source", ["file", "reasoning_gym:chain_sum"])
+def test_more_data_is_held_against_the_same_prompts(source: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", 300 * rows(1) + rows(300)) if source == "file" else source
+    small, large = (load(source=path, size=size, held_out=40) for size in (360, 2500))
+    ids = [[p.prompt_id for p in data.held_out] for data in (small, large)]
+    assert ids[0] == ids[1] and len(set(ids[0])) == 40
+    assert {p.prompt_id for p in small.train} < {p.prompt_id for p in large.train}
+    assert not {p.prompt_id for p in large.train} & {p.prompt_id for p in large.held_out}
+    assert {p.text for p in small.train} <= {r["question"] for r in rows(60)} or source != "file"
+
+
+def test_messages_and_system_prompts_go_through_the_chat_template(tmp_path: Path) -> None:
+    def turns(*pairs: str) -> list[dict[str, str]]:
+        return [dict(zip(("role", "content"), pair.split(":"), strict=True)) for pair in pairs]
+
+    def texts(items: list[Any], **settings: Any) -> set[str]:
+        lines = [{"question": item, "answer": "1"} for item in items]
+        source, tokenizer = write(tmp_path / "a.jsonl", lines), ByteTokenizer("any")
+        data = load(tokenizer, source=source, held_out=1, **settings)
+        return {bytes(p.token_ids).decode() for p in data.prompts}
+
+    single, several = turns("user:a"), turns("system:s", "user:b", "assistant:c", "user:d")
+    assert texts([single, several]) == {
+        "<user>a<assistant><think>",
+        "<system>s<user>b<assistant>c<user>d<assistant><think>",
+    }
+    options = {"system": "Be brief.", "chat_options": {"think": False}}
+    expected = {f"<system>Be brief.<user>{x}<assistant>" for x in "ab"}
+    assert texts([single, turns("user:b")], **options) == expected == texts(["a", "b"], chat=True, **options)
+
+    def refused(item: Any, **settings: Any) -> str:
+        source = write(tmp_path / "b.jsonl", [{"question": item, "answer": "1"}] * 2)
+        tokenizer = ByteTokenizer("any") if settings.pop("template_of_chat", True) else None
+        return error(tokenizer, source=source, held_out=1, **settings)
+
+    assert "ends with the assistant's turn" in refused(turns("user:a", "assistant:b"))
+    assert 'expected {"role": ..., "content": ...}' in refused([{"from": "human", "value": "a"}])
+    assert "remove data.template" in refused(single, template="{question} Think.")
+    assert "system prompt of its own" in refused(several, system="Be brief.")
+    assert "data.system has no effect" in refused("a", system="Be brief.")
+    assert "holds a conversation, but this tokenizer has no chat template" in refused(
+        single, template_of_chat=False
+    )
+    two = [{"question": turns(f"developer:{x}"), "answer": "1"} for x in "ab"]
+    message = error(ByteTokenizer("any"), source=write(tmp_path / "c.jsonl", two), held_out=1)
+    assert "the chat template refuses: no such role" in message
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [1, 2], [["user", "a"]]])
+def test_what_is_no_text_is_no_prompt(value: Any, tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", [{"question": value, "answer": "1"}] * 2)
+    assert "a.jsonl:1: 'question' is" in (message := error(source=source)) and "list of messages" in message
+
+
+def test_a_list_of_texts_is_a_text_a_line(tmp_path: Path) -> None:
+    items = [{"question": i, "tests": ["assert f()", "assert g()"], "answer": "1"} for i in range(2)]
+    data = load(source=write(tmp_path / "a.jsonl", items), held_out=1, template="{question}: {tests}")
+    assert {p.text for p in data.prompts} == {f"{i}: assert f()\nassert g()" for i in range(2)}
+
+
 def test_columns_template_and_pattern_make_the_prompt(tmp_path: Path) -> None:
     items = [
         {"Body": f"Ann has {i}.", "Q": "How many?", "Sol": f"#### 9\nso\n#### 1,00{i}", "n": i}
@@ -91,7 +153,7 @@ def test_chat_wraps_the_prompt_and_leaves_its_id(tmp_path: Path) -> None:
     settings = {"source": write(tmp_path / "a.jsonl", rows(3)), "held_out": 1}
     bare, chat = load(**settings), load(ByteTokenizer("x"), chat=True, **settings)
     assert [p.prompt_id for p in chat.train] == [p.prompt_id for p in bare.train]
-    assert bytes(chat.train[0].token_ids).decode() == f"<user>{chat.train[0].text}<assistant>"
+    assert bytes(chat.train[0].token_ids).decode() == f"<user>{chat.train[0].text}<assistant><think>"
 
 
 def test_parquet_gives_what_jsonl_gives(tmp_path: Path) -> None:
