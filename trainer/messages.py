@@ -21,7 +21,7 @@ from trainer.types import TokenScores, TrainSequence
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The role can take work. `info` is for people: parameters, dtype, seconds to start."""
+    """The role can take work. `info`: parameters that a token passes through, dtype, seconds to start."""
 
     info: dict[str, Any]
 

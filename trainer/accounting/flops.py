@@ -2,15 +2,26 @@
 
     C = 2 N · tokens of the rollouts · (1 + models that score them) + 6 N · tokens trained on
 
-with N parameters, as Kaplan et al. count them (arXiv 2001.08361, §2.1): attention over the context, which is
-little for short contexts, is left out. So are evaluations, as in the ledger's C. Unlike device-hours, this
-measure of compute is the same on every machine, busy or not, but it does not see time that is lost.
+with N the parameters that a token passes through, as Kaplan et al. count them (arXiv 2001.08361, §2.1): of
+a mixture of experts, those that it is routed to. Attention over the context, which is little for short
+contexts, is left out. So are evaluations, as in the ledger's C. Unlike device-hours, this measure of compute
+is the same on every machine, busy or not, but it does not see time that is lost.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.config import ObjectiveConfig
+
+
+def active_parameters(shapes: Mapping[str, Sequence[int]], experts_per_token: int | None) -> int:
+    """N of a model from its parameters' shapes by name; a layer's E experts are stacked, (E, ...)."""
+    total = 0
+    for name, (first, *rest) in shapes.items():
+        routed = experts_per_token if ".experts." in name else None
+        total += (routed or first) * math.prod(rest)
+    return total
 
 
 def step_flops(parameters: int, objective: ObjectiveConfig, metrics: Mapping[str, Any]) -> float:

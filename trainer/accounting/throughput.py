@@ -32,8 +32,7 @@ def throughput(
 ) -> dict[str, float]:
     """6 FLOPs per parameter and token, as in the run's FLOPs (accounting/flops.py), per second and device.
 
-    `parameters` of the whole network, so that of a mixture of experts the inactive ones count, too; what is
-    computed twice to save memory does not.
+    What is computed twice to save memory does not count twice.
     """
     tflops = 6 * parameters * tokens / seconds / ranks / 1e12
     return {"learner/tflop_per_s": tflops} | ({"learner/mfu": tflops / peak} if peak else {})

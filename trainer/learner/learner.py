@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
 
+from trainer.accounting.flops import active_parameters
 from trainer.accounting.throughput import peak_memory_gb, peak_tflops, throughput
 from trainer.config import Config, ConfigError, default_token_budget
 from trainer.learner import checkpoint
@@ -67,6 +68,8 @@ class Learner:
         weights = dict(self.model.lm.named_parameters())  # tied ones once, as FSDP2 shards them
         self.policy = ShardedAdamW(weights, self.ranks, settings, settings.lr, LossScale(config.model.dtype))
         self.weights, self.parameters = self.policy.weights, self.policy.parameters
+        per_token = getattr(self.model.lm.config, "num_experts_per_tok", None)
+        self.active_parameters = active_parameters({n: w.shape for n, w in self.weights.items()}, per_token)
         self.optimizer = self.policy.adamw
         self.critic: Critic | None = None
         if config.objective.has_critic:
@@ -123,8 +126,8 @@ class Learner:
         self.version += 1
         seconds = time.monotonic() - start
         tokens = rank_tokens(steps)
-        size = sum(w.numel() for w in self.weights.values())
-        metrics |= throughput(size, sum(tokens), seconds, self.ranks.size, peak_tflops(self.ranks.device))
+        peak = peak_tflops(self.ranks.device)
+        metrics |= throughput(self.active_parameters, sum(tokens), seconds, self.ranks.size, peak)
         return metrics | {
             "learner/peak_memory_gb": peak_memory_gb(self.ranks.device),
             "learner/input_tokens": float(sum(tokens)),

@@ -106,10 +106,9 @@ class LearnerService:
         self._tokenizer = AutoTokenizer.from_pretrained(model_dir)
         if config.engine.colocate:
             self._learner.leave_device()
-        parameters = sum(w.numel() for w in self._learner.weights.values())
         self._weight_files: WeightFiles | None = None
         if ranks.rank == 0 and not config.engine.direct_push:
-            size = parameters * self._dtype.itemsize
+            size = self._dtype.itemsize * sum(w.numel() for w in self._learner.weights.values())
             # On a GPU the next step starts while a file is written; on a CPU both would need the same cores.
             behind = self._send_written if ranks.device.type == "cuda" else None
             self._weight_files = WeightFiles(config.run_dir, size, config.weight_files, self._dtype, behind)
@@ -117,7 +116,11 @@ class LearnerService:
         self._changed = False  # since the last weight file
         self._sender: Any = None  # a weight_transfer.Sender, made at the first Push
         seconds = time.monotonic() - start
-        info = {"parameters": parameters, "dtype": config.model.dtype, "seconds": seconds}
+        info = {
+            "parameters": self._learner.active_parameters,
+            "dtype": config.model.dtype,
+            "seconds": seconds,
+        }
         self.ready = Ready(info | {"kernels": self._learner.model.kernels})
 
     def answer(self, message: object) -> object:
