@@ -66,6 +66,7 @@ class Recorder:
         self._limit = config.pipeline.max_compute or math.inf
         self._why_stopped = ""  # by `forecast.stop` or `guard.stop`
         self._parameters = 0  # of the policy, once the learner is ready
+        self._spent = 0.0  # C of the last version
         self._versions: dict[int, tuple[float, Compute, float]] = {}  # when made; compute, FLOPs until then
         self._counts: dict[str, Mapping[str, float]] = {}  # by engine, as it last reported them
         self._tokens_per_s: dict[str, float] = {}  # by engine
@@ -233,6 +234,9 @@ class Recorder:
     def _record_step(self, event: Event) -> tuple[float, dict[str, str]]:
         """Write the line of a step; returns the compute when it was made, and what is wrong, by sign."""
         compute = self.ledger.compute(event.time)
+        # A role that reported late may have evaluated before the last version, where training was assumed.
+        self._spent = max(self._spent, compute.total)
+        compute = replace(compute, total=self._spent)
         self._flops += step_flops(self._parameters, self.config.objective, event.data)
         self._versions[event.data["step"]] = event.time, compute, self._flops
         self.peak_gb = max(self.peak_gb, event.data.get("learner/peak_memory_gb", 0.0))

@@ -90,6 +90,21 @@ def test_a_line_has_the_engines_counters_since_the_line_before(tmp_path: Path) -
     assert (one.peak_gb, one.estimated_gb) == (3.0, 1.5)
 
 
+def test_compute_never_falls_where_an_engine_reports_late_that_it_evaluated(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    begin(one)
+    hold(one, 10)
+    play(one, stepped(1, one.start + 20))  # no role has reported beyond 10
+    for role in one.ledger.devices:
+        one.handle(role, Spans(role, (("evaluate", one.start + 10, one.start + 21),)))
+    play(one, stepped(2, one.start + 21))
+    assert one.ledger.compute().total == pytest.approx(20 / HOUR)
+    hold(one, 40)
+    play(one, stepped(3, one.start + 40))
+    first, second, third = (row["compute/total"] for row in rows(tmp_path))
+    assert first == second == pytest.approx(40 / HOUR) and third == pytest.approx(58 / HOUR)
+
+
 def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recorded(tmp_path: Path) -> None:
     one = make(tmp_path, config=having(CONFIG, pipeline={"max_compute": 20 / HOUR}), devices=2)
     begin(one)
