@@ -26,8 +26,8 @@ class CriticConfig:
     """Value network for the advantages (PPO): a model of its own that starts as the policy, a head on the policy's body (which then learns both), or none: the group mean is the baseline."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Compute type of a value network of its own; its master weights are FP32, and float16 scales its loss."""
-    lr: PositiveFloat = 1e-5
-    """AdamW learning rate of the value network, or of the head on a shared body; learner.schedule and the warm-up apply to it, too."""
+    lr: PositiveFloat | None = None
+    """AdamW learning rate of the value network, or of the head on a shared body; learner.schedule and the warm-up apply to it, too. Null: 5 times learner.lr, the ratio of arXiv 2503.24290."""
     gamma: Annotated[float, Range(0, most=1)] = 1.0
     """Discount per sampled token."""
     gae_lambda: Annotated[float, Range(0, most=1)] = 0.95
@@ -35,7 +35,7 @@ class CriticConfig:
     value_clip: NonNegativeFloat = 0.2
     """Clip the new value to this distance from the old one in the value loss; 0: plain squared error."""
     coefficient: PositiveFloat = 0.5
-    """Weight of the value loss."""
+    """Weight of the value loss of a head on a shared body. A network of its own has an AdamW of its own, to which the weight would make no difference."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +179,11 @@ def _combination_problem(objective: ObjectiveConfig) -> str:
             f"{'a critic' if objective.has_critic else 'kl.place reward'} does not go with a norm or resampling "
             "by the group's task rewards: expected advantage_norm batch, running, global or none, and "
             f"zero_variance drop or keep; given {objective.advantage_norm} and {objective.zero_variance}"
+        )
+    if critic.body == "own" and critic.coefficient != CriticConfig().coefficient:
+        return (
+            f"critic.coefficient is {critic.coefficient}, but a value network of its own has an AdamW of its "
+            "own, to which the weight of its loss makes no difference; remove it, or set critic.lr"
         )
     if critic.body == "shared" and critic.dtype != "float32":
         return (

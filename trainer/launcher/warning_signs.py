@@ -1,8 +1,8 @@
 """Signs that a training goes wrong, in the metrics of its steps; each says what to do.
 
-A sign is reported once it has held for IN_A_ROW steps (a skipped step at once), and again only after a step
-without it. The limits are far from what healthy runs show; that of truncation is the paper's (arXiv
-2510.13786: runs above 10 % became unstable).
+A sign is reported once it has held for IN_A_ROW steps (a skipped step at once, a value network that does not
+learn after 20), and again only after a step without it. The limits are far from what healthy runs show; that
+of truncation is the paper's (arXiv 2510.13786: runs above 10 % became unstable).
 """
 
 from collections.abc import Callable, Mapping
@@ -62,6 +62,13 @@ SIGNS = {
         "{value:.0%} of the completions are cut at the token limit; above 10 % runs became unstable. Raise "
         "engine.max_new_tokens, turn on engine.interruption or a length penalty",
     ),
+    "value": Sign(
+        "critic/explained_variance",
+        lambda value, first: value < 0.05,
+        "after {steps} steps the value network explains {value:.0%} of the variance of the returns, so it is "
+        "no baseline. Raise objective.critic.lr (null follows learner.lr), or set objective.critic.body none",
+        in_a_row=20,
+    ),
     "repetition": Sign(
         "train/repetitive",
         lambda value, first: value > 0.1,
@@ -92,5 +99,5 @@ class Guards:
             mean = sum(first) / len(first)
             self._held[name] = self._held[name] + 1 if sign.is_wrong(value, mean) else 0
             if self._held[name] == sign.in_a_row:
-                signs[name] = sign.text.format(value=value, first=mean)
+                signs[name] = sign.text.format(value=value, first=mean, steps=sign.in_a_row)
         return signs

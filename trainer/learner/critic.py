@@ -25,6 +25,8 @@ from trainer.learner.ranks import Ranks
 from trainer.learner.schedule import DUMMY, MicroStep
 from trainer.learner.sharding import load_from_rank0, shard_module
 
+LR_RATIO = 5  # of the value network's learning rate to the policy's: 5e-6 to 1e-6 in arXiv 2503.24290
+
 # (8,) sums over loss tokens: their number, weight · term, clipped, return R, R², error R − V, its square; and
 # the squared norm of the gradient. They add up over micro-batches and ranks.
 Sums = NDArray[np.float64]
@@ -97,7 +99,8 @@ class Critic:
         else:
             module = policy.value_head = value_head(policy.lm).to(ranks.device)
         weights = dict(module.named_parameters())
-        self.optimizer = ShardedAdamW(weights, ranks, config.learner, self.settings.lr, scale)
+        self.lr = self.settings.lr or LR_RATIO * config.learner.lr
+        self.optimizer = ShardedAdamW(weights, ranks, config.learner, self.lr, scale)
 
     def values(self, m: MicroBatch, policy: PolicyOutput) -> Tensor:
         """(N,) values before the loss tokens, where the policy's output is that of the same tokens."""

@@ -278,7 +278,7 @@ class Learner:
         self.policy.step(stats.norm, rate)
         if self.critic is not None:
             value_norm = value_metrics(stats.critic)["critic/grad_norm"]
-            self.critic.optimizer.step(value_norm, self.critic.settings.lr * rate / self.config.learner.lr)
+            self.critic.optimizer.step(value_norm, self.critic.lr * rate / self.config.learner.lr)
         for scale in {network.scale for network in self.networks.values()}:  # a shared body's once
             scale.record_step()
 

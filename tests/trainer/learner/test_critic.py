@@ -83,6 +83,14 @@ def test_micro_batches_do_not_change_the_gradient(model_dir: str, body: str) -> 
             assert metrics[key] == pytest.approx(whole[key], rel=1e-5)
 
 
+def test_its_learning_rate_follows_the_policys_unless_it_is_set(model_dir: str) -> None:
+    for rate, expected in ((None, 5 * 6e-4), (2e-5, 2e-5)):
+        c = having(settings("own", critic={"lr": rate}, lr=6e-4, warmup_steps=2), pipeline={"max_lag": 99})
+        one = learner(model_dir, c)
+        one.train(batch())
+        assert one.networks["critic"].adamw.param_groups[0]["lr"] == pytest.approx(expected / 2)  # warm-up
+
+
 @pytest.mark.axis("objective.critic.dtype", "bfloat16", "float16")
 def test_16_bits_are_near_32_and_float16_is_nearer(model_dir: str) -> None:
     """float16 has 11 significant bits, bfloat16 8: rounding errors are 8 times as large."""
