@@ -10,7 +10,8 @@ compute, and fits the curve that says how high the run will end.
 A recipe says how to train: objective, off-policy scheme, filters, optimizer. A task says on
 what: model, data, verifier, lengths, sizes, evaluation. A key has the value of the last that
 sets it of: the defaults below, the recipe's `base:`, the recipe, the task (--task, or the one
-that the recipe names), the command line. A task may have a `base:`, too.
+that the recipe names), the command line. A task may have a `base:`, too. A file of your own
+comes after the files that ship with the trainer; but for `data`, which the task's replaces.
 
 Without --recipe the demo runs; with --task, scalerl; with --data.source (data of your own) and
 neither, every key starts from the default given below.
@@ -24,7 +25,7 @@ import argparse
 import dataclasses
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -33,7 +34,7 @@ from typing import Any, NoReturn
 import yaml
 
 from trainer.config import Config, ConfigError
-from trainer.config.layers import DATA_KEYS, RECIPE_KEYS, nested, read_layers, shipped
+from trainer.config.layers import DATA_KEYS, RECIPE_KEYS, Layer, nested, read_layers, shipped
 from trainer.config.objective import check_objective
 from trainer.config.secrets import check_secrets
 from trainer.config.typed import build, fields, from_text, suggest, type_name
@@ -170,13 +171,16 @@ def _resolve(recipe: str, task: str, overrides: Mapping[str, Any]) -> Launch:
     """The defaults, under the recipe's chain, under its task's, under the command line's values."""
     layers = read_layers("recipe", recipe) if recipe else []
     defaults = [(layer.task, layer.path.parent) for layer in layers if layer.task]
+    notices: list[str] = []
     if task or defaults:
+        tasks = read_layers("task", task) if task else read_layers("task", *defaults[-1])
+        notices = [line for layer in layers if layer.is_own for line in _replaced(layer, tasks)]
         for layer in layers:
             for key in [key for key in layer.values if key.startswith(DATA_KEYS)]:
                 del layer.values[key]
-        layers += read_layers("task", task) if task else read_layers("task", *defaults[-1])
+        layers += tasks
     owner, values, origin = layers[-1].name if layers else "", dict[str, Any](), dict[str, str]()
-    for layer in layers:
+    for layer in sorted(layers, key=attrgetter("is_own")):
         values |= layer.values
         origin |= dict.fromkeys(layer.values, layer.name)
     base: Config = build(nested(values), Config, owner)
@@ -189,19 +193,32 @@ def _resolve(recipe: str, task: str, overrides: Mapping[str, Any]) -> Launch:
         for layer in layers
         for key, pair in layer.recommended.items()
         # What a task recommends of a recipe's own keys, such as epochs, is for recipes that use them.
-        if not (key.startswith(RECIPE_KEYS) and layer.name.startswith("task "))
-        or _differing([key], config, Config())
+        if not (key.startswith(RECIPE_KEYS) and layer.is_task) or _differing([key], config, Config())
     }
-    source, notices = base.data.source, tuple[str, ...]()
+    source = base.data.source
     changed = [key for key in _differing(fields(), base, Config()) if key.startswith(TASK_KEYS)]
     if source not in ("", config.data.source) and (
         names := ", ".join(k for k in changed if k not in overrides)
     ):
-        notices = (
+        notices.append(
             f"--data.source {config.data.source} replaces the data that {owner} was made for ({source}), but "
-            f"its {names} still apply; set them, or give another --task",
+            f"its {names} still apply; set them, or give another --task"
         )
-    return Launch(config, notices=notices, origins=origins, recommended=recommended)
+    return Launch(config, notices=tuple(notices), origins=origins, recommended=recommended)
+
+
+def _replaced(recipe: Layer, tasks: Sequence[Layer]) -> Iterator[str]:
+    """A line for each task file that sets what a recipe file of the user's sets to another value."""
+    for task in tasks:
+        winner, loser = (task, recipe) if task.is_own else (recipe, task)
+        keys = [
+            k for k, v in task.values.items() if not k.startswith(DATA_KEYS) and v != recipe.values.get(k, v)
+        ]
+        if keys:
+            pairs = ", ".join(f"{key} {winner.values[key]} (not {loser.values[key]})" for key in keys)
+            yield f"{winner.path.name} comes after {loser.name}: {pairs}"
+    if data := ", ".join(key for key in recipe.values if key.startswith(DATA_KEYS)):
+        yield f"{recipe.path.name} sets {data}, which {tasks[-1].name} replaces: a task has data of its own"
 
 
 def _short_name(source: str) -> str:

@@ -57,6 +57,36 @@ def test_the_later_layer_wins_from_defaults_over_bases_recipe_and_task_to_the_co
     assert cli.parse(["--recipe", recipe]).config.learner.lr == 9
 
 
+def test_a_recipe_file_of_ones_own_comes_after_a_shipped_task_and_a_line_names_what_differs(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path,
+        mine="{base: grpo, learner: {lr: 1.0e-4}, pipeline: {prompts_per_step: 16}, model: {path: my-model}}",
+        task="{base: study, learner: {lr: 2.0e-4}}",
+        same="{base: grpo, learner: {lr: 6.0e-4}}",
+        data="{base: grpo, data: {size: 5}}",
+    )
+    mine, task, same, data = (str(tmp_path / f"{n}.yaml") for n in ("mine", "task", "same", "data"))
+    launch = cli.parse(["--recipe", mine, "--task", "study"])
+    config = launch.config
+    assert (config.learner.lr, config.pipeline.prompts_per_step, config.model.path) == (1e-4, 16, "my-model")
+    assert config.pipeline.steps == 400  # the shipped task's
+    assert launch.notices == (
+        "mine.yaml comes after task addition: model.path my-model (not tiny), learner.lr 0.0001 "
+        "(not 0.0006), pipeline.prompts_per_step 16 (not 256)",
+    )
+    launch = cli.parse(["--recipe", mine, "--task", task])
+    assert (launch.config.learner.lr, launch.config.pipeline.prompts_per_step) == (2e-4, 16)
+    assert launch.notices[-1] == "task.yaml comes after recipe mine: learner.lr 0.0002 (not 0.0001)"
+    assert not cli.parse(["--recipe", same, "--task", "study"]).notices
+    launch = cli.parse(["--recipe", data, "--task", "study"])
+    assert launch.config.data.size == 20000
+    assert launch.notices == (
+        "data.yaml sets data.size, which task study replaces: a task has data of its own",
+    )
+
+
 def test_a_task_replaces_the_recipes_data_altogether(tmp_path: Path) -> None:
     write(tmp_path, whole="{data: {source: x.jsonl, chat: true}, engine: {stop: [x]}}", t="{data: {size: 7}}")
     argv = ["--recipe", str(tmp_path / "whole.yaml"), "--task", str(tmp_path / "t.yaml")]

@@ -32,6 +32,15 @@ class Layer:
     task: str  # default task of a recipe, or ""
     recommended: dict[str, list[Any]]  # least and greatest value by full key: a run that leaves them says so
 
+    @property
+    def is_own(self) -> bool:
+        """True for a file of the user's; False for one that ships with the trainer."""
+        return not self.path.is_relative_to(RECIPES)
+
+    @property
+    def is_task(self) -> bool:
+        return self.name.startswith("task ")
+
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by full key, as the mapping of sections that a recipe file is."""
