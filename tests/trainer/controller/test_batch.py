@@ -116,9 +116,8 @@ def test_zero_variance_is_judged_on_the_reward_less_its_kl_penalty(estimator: An
     assert all(s.logprobs_ref is None for s in batch.sequences)  # the loss has no penalty
 
 
-THIRDS = (
-    np.array([4, -2, -2]) / 3
-)  # PLAIN's advantages, whose squares add up to 8/3; ALL_RIGHT's are two zeros
+# PLAIN's advantages, whose squares add up to 8/3; ALL_RIGHT's are two zeros.
+THIRDS = np.array([4, -2, -2]) / 3
 
 
 @pytest.mark.axis("objective.advantage_norm", "batch", "group", "none", "global")

@@ -124,9 +124,7 @@ def test_completions_grow_longer_in_training_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stop", "more"), [(1, [2, 2]), (3, [3, 3, 4, 4]), (6, [6, 6, 7, 7])])
-def test_a_round_cut_short_leaves_every_group_at_the_first_step_that_trains_on_it(
-    tmp_path: Path, stop: int, more: list[int]
-) -> None:
+def test_a_round_cut_short_keeps_its_groups_steps(tmp_path: Path, stop: int, more: list[int]) -> None:
     """Rounds of two batches of two prompts and three epochs. Stopped after step 1, the second batch (step 1,
     from 0) is issued again, in a round with one of step 2. Later, the next group begins the next round."""
     epochs = {"scheme": "ppo_off_policy", "minibatches": 2, "epochs": 3, "no_positive_resampling": False}

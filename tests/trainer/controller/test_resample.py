@@ -46,11 +46,9 @@ def one_odd(request: Any, index: int) -> int:
     return 5 + index
 
 
-def resampling(
-    tmp_path: Path, k: int, limit: int = 10, zero_variance: str = "resample", **pipeline: Any
-) -> Config:
+def resampling(tmp_path: Path, k: int, limit: int = 10, kind: str = "resample", **pipeline: Any) -> Config:
     config = configured(tmp_path, k, no_positive_resampling=False, **pipeline)
-    return having(config, objective={"zero_variance": zero_variance, "resample_limit": limit})
+    return having(config, objective={"zero_variance": kind, "resample_limit": limit})
 
 
 def check_journal(config: Config, steps: int) -> list[dict[str, Any]]:
@@ -71,12 +69,10 @@ def check_journal(config: Config, steps: int) -> list[dict[str, Any]]:
 
 @pytest.mark.axis("pipeline.scheme", "pipeline_rl")
 @pytest.mark.axis("objective.zero_variance", "resample")
-@pytest.mark.parametrize("zero_variance", ["keep", "resample"])
+@pytest.mark.parametrize("kind", ["keep", "resample"])
 @pytest.mark.parametrize("k", [0, 1, 4])
 @pytest.mark.parametrize("slow", ["engine", "learner", "pushes"])
-def test_batches_are_full_and_the_lag_bound_holds(
-    tmp_path: Path, k: int, slow: str, zero_variance: str
-) -> None:
+def test_batches_are_full_and_the_lag_bound_holds(tmp_path: Path, k: int, slow: str, kind: str) -> None:
     rng = np.random.default_rng(k)
     engine = FakeEngine(
         lambda r, i: 2 * int(rng.integers(0, 10)) + 1 + i,
@@ -84,7 +80,7 @@ def test_batches_are_full_and_the_lag_bound_holds(
         load_s=0.03 if slow == "pushes" else 0.0,
     )
     learner, events = FakeLearner(0.03 if slow == "learner" else 0.001), Events()
-    config = resampling(tmp_path, k, zero_variance=zero_variance, steps=8)
+    config = resampling(tmp_path, k, kind=kind, steps=8)
     run = train(config, engine, learner, events)
     assert [len(b.sequences) for b in learner.batches] == [8] * 8  # four prompts with two completions
     for batch_lags in lags(learner):
@@ -99,7 +95,7 @@ def test_batches_are_full_and_the_lag_bound_holds(
         assert all(abs(record["trained"] - 1 - steps[i]) <= k for i in ids)
     resampled = [data["train/resampled"] for kind, data in events if kind == "step"]
     assert resampled == [len(r.get("aside", [])) for r in trained] and sum(resampled) == generated - 32
-    assert (generated > 32 + 15) == (zero_variance == "resample")
+    assert (generated > 32 + 15) == (kind == "resample")
     assert sum(rollouts for _, rollouts in run.sampler._history.values()) == 2 * generated
 
 
@@ -145,9 +141,7 @@ def test_a_resume_goes_on_with_the_next_group_and_the_history_of_all(tmp_path: P
 
 
 def test_running_moments_have_each_group_of_a_round_once_and_go_on_after_a_resume(tmp_path: Path) -> None:
-    def moments(
-        folder: str, state: dict[str, Any] | None = None, *size: int, **scheme: Any
-    ) -> dict[str, Any]:
+    def moments(folder: str, state: Any = None, *size: int, **scheme: Any) -> dict[str, Any]:
         (tmp_path / folder).mkdir(exist_ok=True)
         config = configured(tmp_path / folder, 0, *size, **scheme)
         config = having(config, objective={"advantage_norm": "running"})

@@ -82,10 +82,8 @@ def test_a_reward_curriculum_goes_from_one_scorer_to_another() -> None:
 
 
 def test_evaluations_ask_the_main_scorer_only() -> None:
-    penalty = LengthPenaltyConfig(max_tokens=8, cache_tokens=4)
-    config = VerifierConfig(
-        kind="right", weight=3.0, extra=(ScorerConfig(kind="style"),), length_penalty=penalty
-    )
+    extra, penalty = (ScorerConfig(kind="style"),), LengthPenaltyConfig(max_tokens=8, cache_tokens=4)
+    config = VerifierConfig(kind="right", weight=3.0, extra=extra, length_penalty=penalty)
     assert score(config, step=None) == Scored(1.0, "correct", {})
     assert FakeScorer.asked == ["right"]
 

@@ -47,9 +47,8 @@ def test_an_interrupted_completion_is_thinking_phrase_answer_and_the_phrase_carr
     assert {r.max_tokens for r in answers} == {9}
     for request in answers:  # token in, token out: prompt + thinking + phrase
         assert request.prompt_ids[:3] == prompts(1)[0].token_ids and request.prompt_ids[-3:] == (97, 98, 99)
-    assert (
-        len({r.max_tokens for r in engine.requests if "answer" not in r.request_id}) > 1
-    )  # drawn per completion
+    thoughts = {r.max_tokens for r in engine.requests if "answer" not in r.request_id}
+    assert len(thoughts) > 1  # drawn per completion
 
 
 def test_a_completion_that_ends_within_its_budget_is_left_alone() -> None:

@@ -77,6 +77,5 @@ def test_no_prompt_comes_once_all_are_solved_and_the_reason_is_given() -> None:
     for item in items:
         sampler.record(group(item, 8, 8))
     assert sampler.next(0) is None
-    assert (
-        "all 2 training prompts" in sampler.exhausted and "no_positive_resampling false" in sampler.exhausted
-    )
+    assert "all 2 training prompts" in sampler.exhausted
+    assert "no_positive_resampling false" in sampler.exhausted

@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import (
-    FakeEngine,
-    FakeLearner,
-    configured,
-    having,
-    journal,
-    train,
-    train_and_stop,
-    versions,
-)
+from fakes import FakeEngine, FakeLearner, configured, having, journal, train, train_and_stop, versions
 
 from trainer.config import Config, EvaluationConfig, KLConfig, PipelineConfig
 from trainer.controller.rounds import Minibatch, deal

@@ -73,9 +73,8 @@ def test_greedy_is_that_of_generate(models: dict[str, str], name: str) -> None:
     submit(engine, "a", prompt, temperature=0.0, max_tokens=30)
     (c,) = drain(engine).values()
     ids = torch.tensor([prompt])
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False, pad_token_id=0
-    )
+    greedy = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), **greedy)
     assert c.token_ids.tolist() == out[0, 7:].tolist()
     assert_logprobs(c, model, prompt)
 
@@ -187,9 +186,7 @@ def test_the_samples_of_a_request_share_one_prefill(models: dict[str, str]) -> N
     assert engine.prefilled == 30
 
 
-def test_many_long_prompts_are_prefilled_a_bounded_number_at_a_time(
-    models: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_prompts_are_prefilled_in_turn(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.engines.torch.engine.PREFILL_TOKENS", 100)
     engine = engine_of(models["qwen3"], slots=8)
     lengths = [60, 30, 200, 50, 50]
@@ -252,12 +249,10 @@ def test_keys_kept_for_requests_that_are_never_continued_are_dropped(models: dic
         ({"max_tokens": 0}, "asks for 0 new ones"),
     ],
 )
-def test_impossible_requests_are_refused_with_the_numbers(
-    models: dict[str, str], wrong: dict[str, object], message: str
-) -> None:
-    settings = {"prompt": prompt_of(5), "max_tokens": 4} | wrong
+def test_impossible_requests_are_refused(models: dict[str, str], wrong: dict[str, Any], message: str) -> None:
+    settings: dict[str, Any] = {"prompt": prompt_of(5), "max_tokens": 4} | wrong
     with pytest.raises(ConfigError, match=message):
-        engine_of(models["qwen3"]).submit(request("a", settings.pop("prompt"), **settings))  # type: ignore[arg-type]
+        engine_of(models["qwen3"]).submit(request("a", settings.pop("prompt"), **settings))
 
 
 def test_wrong_weights_are_refused_and_diverged_ones_named(models: dict[str, str], tmp_path: Path) -> None:

@@ -83,15 +83,12 @@ def test_thousands_of_completions_meet_hundreds_of_requests_without_a_deadlock()
 
     async def both() -> None:
         client = EngineClient(conn, "engine 0")
-        await asyncio.gather(
-            ask(client, request("many", 4096)), *(ask(client, request(f"r{i}", 1)) for i in range(300))
-        )
+        requests = [request("many", 4096), *(request(f"r{i}", 1) for i in range(300))]
+        await asyncio.gather(*(ask(client, r) for r in requests))
         client.close()
 
-    asker = threading.Thread(target=lambda: asyncio.run(both()), daemon=True)
-    asker.start()
-    asker.join(TIMEOUT_S)
-    assert not asker.is_alive() and len(got) == 4396
+    in_a_thread(both)
+    assert len(got) == 4396
 
 
 def test_an_engine_that_does_not_read_is_named_even_if_the_pipe_is_full() -> None:

@@ -202,9 +202,7 @@ def test_the_learner_gets_the_ranks_that_its_memory_needs(gib: float | None, ran
 
 
 @pytest.mark.parametrize("gpu", [None, 80])
-def test_gpus_whose_memory_the_driver_does_not_tell_are_not_checked_and_that_is_said(
-    gpu: float | None, machine: Machine
-) -> None:
+def test_gpus_of_unknown_memory_are_not_checked_and_that_is_said(gpu: float | None, machine: Machine) -> None:
     machine(TINY, gpu)
     _, note = check_fits(having(Config(), engine={"kind": "vllm"}), "", on_gpus(1))
     assert ("is not checked" in note) == (gpu is None)

@@ -150,9 +150,7 @@ def test_a_split_that_cannot_be_is_one_line(said: str, named: dict[str, Any]) ->
 def test_sharing_gpus_of_several_ranks_needs_a_torch_that_offloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda package: "2.11.0+cu130")
     assert len(split(colocate=True, ranks=1).learner) == 1
-    with pytest.raises(
-        ConfigError, match=r"with 8 learner ranks needs torch 2\.13 or newer.*2\.11\.0\+cu130"
-    ):
+    with pytest.raises(ConfigError, match=r"with 8 learner ranks needs torch 2\.13.*2\.11\.0\+cu130"):
         split(colocate=True)
     assert split(kind="torch", gpus=1, torchrun=(1, 2)).world == 2  # nothing is offloaded
     monkeypatch.setattr("importlib.metadata.version", lambda package: "2.13.0")

@@ -28,13 +28,11 @@ READY = {"learner": {"parameters": 10}}
 HOUR = 3600.0
 
 
-def make(
-    run_dir: Path, resume_version: int | None = None, config: Config = CONFIG, devices: int = 0
-) -> Recorder:
+def make(run_dir: Path, version: int | None = None, config: Config = CONFIG, devices: int = 0) -> Recorder:
     run_dir.mkdir(exist_ok=True)
     config = replace(config, run_dir=str(run_dir))
     held = assign(config, (), devices or len(os.sched_getaffinity(0)))
-    state = None if resume_version is None else {"version": resume_version}
+    state = None if version is None else {"version": version}
     return Recorder(config, held, make_view(config, "core-hours", stream=StringIO()), state, 1.5)
 
 
@@ -113,11 +111,10 @@ def test_the_compute_is_spent_with_the_step_that_reaches_it_and_the_end_is_recor
         hold(one, at)
         spent += play(one, stepped(step, one.start + at))
     assert spent == ["", "", "compute"]  # after 8, 18 and 22 core-seconds
-    play(
-        one, evaluated(3, one.start + 12), Event("done", one.start + 12, {"step": 3, "ended_by": ""})
-    )  # Ctrl-C
+    end = one.start + 12
+    play(one, evaluated(3, end), Event("done", end, {"step": 3, "ended_by": ""}))  # Ctrl-C
     assert not complete(tmp_path, 20 / HOUR)
-    play(one, Event("done", one.start + 12, {"step": 3, "ended_by": "compute"}))
+    play(one, Event("done", end, {"step": 3, "ended_by": "compute"}))
     assert complete(tmp_path, 20 / HOUR) and not complete(tmp_path, 21 / HOUR) and not complete(tmp_path)
     with pytest.raises(ConfigError, match="a complete run whose checkpoints are gone"):
         claim(str(tmp_path), resume=True)
@@ -256,9 +253,7 @@ def test_an_evaluation_has_its_prediction_a_forecast_and_how_well_half_predicted
     assert all(error is not None and abs(error) < 0.05 for error in errors[10:]) and len(errors) == 12
 
 
-def test_a_launcher_that_is_behind_writes_evaluations_down_and_fits_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_behind_fits_the_last_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, law = make(tmp_path), Sigmoid(0.1, 0.9, 2.0, 0.02)
     for step in range(7):
         train(one, step, law)
@@ -276,9 +271,7 @@ def test_a_launcher_that_is_behind_writes_evaluations_down_and_fits_the_last(
 
 
 @pytest.mark.parametrize("stop", [False, True])
-def test_a_warning_is_shown_and_kept_ends_the_run_if_asked_and_is_not_repeated_by_a_resume(
-    stop: bool, tmp_path: Path
-) -> None:
+def test_a_warning_is_kept_once_and_ends_the_run_if_asked(stop: bool, tmp_path: Path) -> None:
     config = having(CONFIG, guard={"stop": stop})
 
     def wrong(one: Recorder, steps: range) -> list[str]:

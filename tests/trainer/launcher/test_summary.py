@@ -22,9 +22,8 @@ class Point:
 def test_the_summary_shows_start_and_end_where_the_compute_went_and_what_is_where(tmp_path: Path) -> None:
     ledger = Ledger({"engine": 1.0, "learner": 1.0}, "core-hours", 0.0, None)
     ledger.add(Spans("engine", (("start-up", 0, 360), ("generate", 360, 3600))))
-    ledger.add(
-        Spans("learner", (("start-up", 0, 360), ("idle", 360, 2160), ("forward_backward", 2160, 3600)))
-    )
+    learner = (("start-up", 0, 360), ("idle", 360, 2160), ("forward_backward", 2160, 3600))
+    ledger.add(Spans("learner", learner))
     ledger.begin_training(360.0)
     (tmp_path / "curve.png").touch()
     points: Any = [Point(0, 0.182, 0.019), Point(60, 0.861, 0.017)]

@@ -194,9 +194,7 @@ def test_a_rank_of_torchrun_leaves_stops_to_rank_0(tmp_path: Path, monkeypatch: 
     assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
 
 
-def test_an_engine_of_a_resumed_run_starts_again_also_when_that_checkpoint_is_gone(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_an_engine_of_a_resume_restarts_without_its_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
     old, new = (tmp_path / "checkpoints" / f"step-{step:06d}" for step in (2, 6))
     for folder in (old, new):
         folder.mkdir(parents=True)
@@ -211,9 +209,7 @@ def test_an_engine_of_a_resumed_run_starts_again_also_when_that_checkpoint_is_go
 
 
 @pytest.mark.parametrize("push", ["nccl", "ipc"])
-def test_learner_ranks_trace_nccl_and_share_memory_with_vllm_where_they_must(
-    push: Any, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_learner_ranks_trace_nccl_and_share_memory(push: Any, tmp_path: Path, monkeypatch: Patch) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
     config = having(replace(CONFIG, run_dir=str(tmp_path)), engine={"weight_push": push})

@@ -96,10 +96,8 @@ def test_a_checkpoint_is_a_hugging_face_model_with_the_same_logits(kind: str, tm
     np.testing.assert_allclose(one.score([s])[0].logprobs, expected, atol=1e-5)
 
 
-FULL, READ_ONLY = (
-    OSError(errno.ENOSPC, "No space left on device"),
-    OSError(errno.EROFS, "Read-only file system"),
-)
+FULL = OSError(errno.ENOSPC, "No space left on device")
+READ_ONLY = OSError(errno.EROFS, "Read-only file system")
 
 
 @pytest.mark.parametrize(

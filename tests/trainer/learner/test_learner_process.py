@@ -62,9 +62,8 @@ def test_the_process_steps_publishes_scores_saves_and_ends(model_dir: str, tmp_p
     for batch in (TrainBatch(2, (), {}), TrainBatch(3, sequences(version=2), {}, publish=False)):
         unpublished: StepDone = process.ask(batch)
         assert (unpublished.version, unpublished.weights_path) == (batch.step, "")
-    last: StepDone = process.ask(
-        TrainBatch(4, (), {})
-    )  # without a gradient of its own, after one not published
+    # Without a gradient of its own, after one not published.
+    last: StepDone = process.ask(TrainBatch(4, (), {}))
     path = tmp_path / "checkpoints" / "step-000004"
     assert process.ask(Save(str(path), {"version": 4})) == Ack()
     assert json.loads((path / "controller.json").read_text()) == {"version": 4}

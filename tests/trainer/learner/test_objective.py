@@ -255,11 +255,8 @@ def test_a_penalty_in_the_loss_alone_is_scored_without_the_policy(
     kl = KLConfig(coefficient=0.1)
     c = settings(kl=kl)
     assert c.objective.needs_scores and not c.objective.needs_logprobs
-    for other in (
-        {"anchor": "recomputed"},
-        {"kl": replace(kl, place="reward")},
-        {"critic": CriticConfig(body="own")},
-    ):
+    in_reward = replace(kl, place="reward")
+    for other in ({"anchor": "recomputed"}, {"kl": in_reward}, {"critic": CriticConfig(body="own")}):
         assert settings(**{"kl": kl, **other}).objective.needs_logprobs
     one = learner(model_dir, c)
     both = one.score(to_score(groups()))

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import sys
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,9 +130,8 @@ def test_changing_one_completion_leaves_all_others_bitwise_equal(model_dir: str,
     before = hidden(model, sequences)
     changed = sequence(sequences[2].prompt_ids.tolist(), [2, *(29 - sequences[2].token_ids[1:]).tolist()])
     after = hidden(model, [*sequences[:2], changed, *sequences[3:]])
-    assert [torch.equal(b, a) for b, a in zip(before, after, strict=True)] == [
-        i != 2 for i in range(len(sequences))
-    ]
+    equal = [torch.equal(b, a) for b, a in zip(before, after, strict=True)]
+    assert equal == [i != 2 for i in range(len(sequences))]
 
 
 def test_prefixes_are_computed_once() -> None:
@@ -162,10 +162,8 @@ def test_what_a_flash_kernel_is_given_is_the_same_attention(kind: str) -> None:
     """On CUDA one call takes all branches; here a reference implementation of that call replaces it."""
     (m,) = pack(some(3, 5, LENGTHS[kind], alphabet=3), 10**6)
     g = torch.Generator().manual_seed(0)
-    q, k, v = (
-        torch.randn(1, h, len(m.input_ids), 8, dtype=torch.float64, generator=g, requires_grad=True)
-        for h in (4, 2, 2)
-    )
+    options: Any = {"dtype": torch.float64, "generator": g, "requires_grad": True}
+    q, k, v = (torch.randn(1, heads, len(m.input_ids), 8, **options) for heads in (4, 2, 2))
     mixed = torch.randn(1, len(m.input_ids), 4, 8, dtype=torch.float64, generator=g)
     plain = attention.layout(m.segments)
     ours, _ = attention.packed_attention(torch.nn.Identity(), q, k, v, None, 0.3, packed=plain)

@@ -90,9 +90,8 @@ class PlainPPO:
         raw = torch.cat([d["a"] for d in data])
         advantages = (raw - raw.mean()) / raw.std(correction=0)
         logp, values = (torch.cat(x) for x in zip(*self.forward(samples), strict=True))
-        old_logp, old_values, returns = (
-            torch.cat([d[name] for d in data]) for name in ("logp", "values", "returns")
-        )
+        names = ("logp", "values", "returns")
+        old_logp, old_values, returns = (torch.cat([d[name] for d in data]) for name in names)
         ratio = torch.exp(logp - old_logp)
         policy_loss = -torch.min(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).mean()
         errors = (values - returns) ** 2

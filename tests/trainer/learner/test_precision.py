@@ -113,10 +113,9 @@ def test_logits_are_fp32_exactly_where_the_head_is(
     c = replace(of("bfloat16", fp32_head), engine=EngineConfig(slots=4), run_dir=str(tmp_path))
     one = learner(model_dir, c)
     (m,) = pack(sequences(), 4096)
+    body, inputs = one.model.lm.base_model, one.model.inputs(m, (), {})
     with torch.no_grad():
-        hidden = hidden_states(
-            one.model.lm.base_model, one.model.inputs(m, (), {}), torch.bfloat16
-        ).bfloat16()
+        hidden = hidden_states(body, inputs, torch.bfloat16).bfloat16()
     weight = one.model.lm.get_output_embeddings().weight.detach().bfloat16()
     assert_logprobs(
         one.model(m, None, 1.0).logprobs, hidden, weight, torch.from_numpy(m.targets),

@@ -274,9 +274,8 @@ def test_answers_that_no_completion_can_match_are_refused_at_the_start(kind: str
 
 
 def test_the_page_on_tasks_says_what_the_kinds_say() -> None:
-    rows = re.findall(
-        r"^\| `([a-z_:]+)` \| (.+?) \|.*$", (DOCS / "tasks.md").read_text().partition("**Several")[0], re.M
-    )
+    table = (DOCS / "tasks.md").read_text().partition("**Several")[0]
+    rows = re.findall(r"^\| `([a-z_:]+)` \| (.+?) \|.*$", table, re.M)
     assert len(rows) == 8 and all((registry()[kind].__doc__ or "").rstrip(".") == text for kind, text in rows)
 
 

@@ -53,6 +53,5 @@ def untied_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> str:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    return saved(
-        tmp_path_factory.mktemp("moe"), 2, Qwen3MoeConfig(**SHAPE, **experts, tie_word_embeddings=False)
-    )
+    config = Qwen3MoeConfig(**SHAPE, **experts, tie_word_embeddings=False)
+    return saved(tmp_path_factory.mktemp("moe"), 2, config)

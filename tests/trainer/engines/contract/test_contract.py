@@ -220,9 +220,7 @@ def test_a_paused_engine_generates_nothing_until_it_is_resumed(engine: EnginePro
         assert c.token_ids.tolist() == free[key].token_ids.tolist()
 
 
-def test_a_request_that_continues_another_keeps_its_keys_although_the_weights_have_changed(
-    engine: EngineProcess, tied_llama: str, tmp_path: Path
-) -> None:
+def test_a_continued_request_keeps_its_keys(engine: EngineProcess, tied_llama: str, tmp_path: Path) -> None:
     old, new, prompt, phrase = load(tied_llama), load(tied_llama), p(40), [1, 2, 3]
     path = perturb(new, tmp_path / "new.safetensors")
 

@@ -324,9 +324,7 @@ def test_shards_are_sent_as_by_one_rank(model: str, tmp_path: Path, request: pyt
         assert all(torch.equal(t, alone[name]) for name, t in yielded)
 
 
-def test_a_sleeping_vllm_keeps_its_sequences_and_goes_on_with_keys_of_the_new_weights(
-    tied_llama: str, tmp_path: Path
-) -> None:
+def test_a_sleeping_vllm_keeps_its_sequences_and_takes_new_keys(tied_llama: str, tmp_path: Path) -> None:
     """vLLM's engine core does all it does on a GPU, where its workers also give their memory back. The
     weights come by the calls that the learner's sender makes, here with a file in them."""
     old, new = load(tied_llama), load(tied_llama)

@@ -80,9 +80,7 @@ def test_vllm_gets_the_settings_of_a_cpu_only_where_it_will_run_on_one(
         assert own & set(os.environ) == (own if on_cpu else set())
 
 
-def test_a_killed_servers_weights_are_removed_by_the_next_and_a_living_ones_are_not(
-    tiny_model_dir: Path, tmp_path: Path
-) -> None:
+def test_only_a_dead_servers_weights_are_removed_by_the_next(tiny_model_dir: Path, tmp_path: Path) -> None:
     def start(mode: str) -> tuple[subprocess.Popen[str], Path]:
         process = subprocess.Popen(
             [sys.executable, "-c", SERVER, str(tmp_path), str(tiny_model_dir), mode],
