@@ -88,7 +88,7 @@ def controller(
             telemetry.send(Failed("controller", "the data are wrong", "", user_error=True))
             raise SystemExit(1)
         case "talks":
-            for i in range(600):
+            for i in range(200):
                 report("note", text=str(i))
     report("done", ended_by="steps")
 

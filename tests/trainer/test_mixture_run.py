@@ -53,6 +53,8 @@ def test_a_run_on_two_tasks_leaves_a_curve_of_each_and_of_each_further_set(
     with serve(even) as server:
         rows, printed = trained(begin, tmp_path, server.url)
     assert [row["step"] for row in rows] == [0, 2, 4]
+    for step in metrics(tmp_path / "run", "learner/loss"):
+        assert step["train/sums/share"] + step["train/halves/share"] == 1
     for row in rows:
         prompts = [row[f"eval/{name}/prompts"] for name in ("sums", "halves", "sums/far")]
         assert prompts == [8, 6, 5]

@@ -9,20 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from fakes import (
-    Events,
-    FakeEngine,
-    FakeLearner,
-    configured,
-    context,
-    group,
-    having,
-    journal,
-    train,
-    train_and_stop,
-)
+from fakes import FakeEngine, context, group, having
 from test_data import ByteTokenizer, write
 
 from trainer.config import (
@@ -107,27 +95,6 @@ def test_a_restored_mixture_continues_like_an_unbroken_one() -> None:
         sampler(mixed(a=2, c=1)).load_state_dict(broken.state_dict())
     with pytest.raises(ConfigError, match="tasks are not a mixture, the config's a, c"):
         sampler(mixed(a=2, c=1)).load_state_dict({"group_id": 4})
-
-
-def test_a_run_that_was_stopped_issues_the_same_prompts_as_an_unbroken_one(tmp_path: Path) -> None:
-    train_prompts, held_out = ((*prompts("a", 9, s), *prompts("b", 9, s)) for s in (0, 50))
-    dataset = Dataset(train_prompts, held_out)
-    pipeline = configured(tmp_path, 4, 8, no_positive_resampling=False).pipeline
-    config = having(replace(mixed(a=2, b=1), pipeline=pipeline), evaluation={"every": 9})
-    unbroken, stopped = (replace(config, run_dir=str(tmp_path / name)) for name in ("unbroken", "stopped"))
-    for run in (unbroken, stopped):
-        Path(run.run_dir).mkdir()
-    events, learner = Events(), FakeLearner(0.005)
-    train(unbroken, events=events, dataset=dataset)
-    state = train_and_stop(stopped, learner, 3, dataset=dataset)
-    train(stopped, learner=learner, state=state, dataset=dataset)
-    runs = [journal(run, "issued") for run in (unbroken, stopped)]
-    issued, again = ({r["issued"]: r["prompt_id"] for r in records} for records in runs)
-    assert issued == again and len(learner.batches) == 8
-    steps = [data for kind, data in events if kind == "step"]
-    shares = [step["train/a/share"] for step in steps]
-    assert np.mean(shares) == np.mean([p.startswith("a") for _, p in sorted(issued.items())])
-    assert all(step["train/a/share"] + step["train/b/share"] == 1 for step in steps)
 
 
 def test_task_metrics_are_the_share_of_the_groups_and_the_pass_rate() -> None:

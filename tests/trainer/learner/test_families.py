@@ -67,7 +67,7 @@ def test_engine_and_learner_agree_with_transformers(family: str, tmp_path: Path)
     "config",
     [
         tr.BloomConfig(vocab_size=67, hidden_size=64, n_layer=2, n_head=4),
-        tr.Qwen3NextConfig(**GQA, head_dim=16),
+        tr.Qwen3NextConfig(**GQA, head_dim=16, num_experts=4, num_experts_per_tok=2),
     ],
     ids=lambda c: c.model_type,
 )

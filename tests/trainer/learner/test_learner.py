@@ -42,18 +42,8 @@ def test_gradient_is_the_oracles_for_any_number_of_micro_batches(
     c = config(micro_batch_tokens=BUDGETS[micro_batches], checkpoint_activations=checkpointing)
     metrics, gradients = gradients_of_step(learner(model_dir, c), TrainBatch(1, batch, {}))
     assert metrics["learner/micro_batches"] == micro_batches
-    assert error(gradients["policy"], oracle(model_dir, batch, 2.0)[1]) < 1e-5
-
-
-def test_loss_and_ratio_metrics_are_the_oracles(model_dir: str) -> None:
-    batch = sequences()
-    metrics = learner(model_dir).train(TrainBatch(1, batch, {}))
-    loss, gradient = oracle(model_dir, batch, 2.0)
-    assert metrics["learner/loss"] == pytest.approx(loss, rel=1e-5)
-    norm = np.sqrt(sum(float((g**2).sum()) for g in gradient.values()))
-    assert metrics["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)
     assert metrics["learner/tokens"] == sum(int((s.token_weights > 0).sum()) for s in batch)
-    assert 0 < metrics["ratio/truncated"] < 1 < metrics["ratio/max"] and 0 < metrics["ratio/ess"] < 1
+    assert error(gradients["policy"], oracle(model_dir, batch, 2.0)[1]) < 1e-5
 
 
 def test_ratio_is_one_on_the_models_own_logprobs(model_dir: str) -> None:

