@@ -1,4 +1,4 @@
-"""A small run folder of a known sigmoid, in which all text written by people or models is hostile."""
+"""Runs for reports: a folder of a known sigmoid, whose texts are all hostile, and tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import yaml
 
-from trainer.scaling import Sigmoid
+from trainer.scaling import Curve, Sigmoid, fit_curve
+from trainer.scaling.backtest import backtest, error_at_2x
+from trainer.scaling.reading.read import Reading
+from trainer.scaling.report.run import Run
 
 LAW = Sigmoid(R0=0.10, A=0.80, B=2.0, C_mid=0.05)
 EVALUATED = tuple(0.02 * i for i in range(13))  # core-hours
@@ -47,6 +50,13 @@ def write_run(folder: Path, lr: float = 1e-5) -> Path:
     config = {"learner": {"lr": lr}, "data": {"template": HOSTILE[0], "chat": False}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
+
+
+def report_run(curve: Curve, recipe: str = "", column: str = "pass_rate", *notes: str) -> Run:
+    """The run of a table."""
+    reading = Reading(curve, "'core_hours'", repr(column), "'se'", column, notes)
+    error = error_at_2x(backtest(curve))
+    return Run(curve.name, recipe or curve.name, reading, fit_curve(curve), error, None)
 
 
 def _evaluations() -> list[dict[str, object]]:

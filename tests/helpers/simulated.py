@@ -1,4 +1,4 @@
-"""Simulated runs, as curves and as files, and the check that wrong use gives one line."""
+"""Simulated runs, as curves and as files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from trainer.scaling import Curve, EvalPoint, Sigmoid, simulate
-from trainer.scaling.__main__ import main
+
+PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # arXiv 2510.13786, Table 1; its R0 is not published
 
 
 def simulated(sigmoid: Sigmoid, compute: np.ndarray, sd: float, seed: int | None, name: str = "run") -> Curve:
@@ -46,10 +46,3 @@ def write(path: Path, run: Curve, compute: str = "gpu_hours") -> str:
     rows = [f"{p.compute},{p.pass_rate:.6f},{p.pass_rate_se}" for p in (run.R0, *run.points)]
     path.write_text(f"{compute},pass_rate,pass_rate_se\n" + "\n".join(rows))
     return str(path)
-
-
-def assert_one_line_and_exit_code_2(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wrong use of a command gives one line and exit code 2."""
-    assert main(argv) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1

@@ -1,29 +1,15 @@
 """Promises of across: the law over sizes by hand and simulated, honest intervals, one line for bad input."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import Command
 from scipy.special import expit, logit
-from simulated import assert_one_line_and_exit_code_2, falling, simulated, with_rewards, write
+from simulated import falling, simulated, with_rewards, write
 
-from trainer.scaling import ConfigError, Curve, Sigmoid, curve
-from trainer.scaling.__main__ import main
-from trainer.scaling.across import (
-    DELTAS,
-    LOGISTIC,
-    POWER,
-    SCATTER,
-    across,
-    draw_size,
-    jackknife,
-    other_laws,
-    predict_size,
-)
+from trainer.scaling import ConfigError, Curve, Sigmoid, across, curve
 from trainer.scaling.commands.across import sizes_of
 from trainer.scaling.curve.sigmoid import DRAWS, Draws
 
@@ -43,7 +29,8 @@ def run_of(size: float, seed: int | None = None, reach: float = 5.0, name: str =
 
 
 def line(y: list[float], variance: list[float], log_size: float, scatter: float) -> np.ndarray:
-    return draw_size([0.0, 1.0, 2.0], np.c_[y, variance], scatter, log_size, np.random.default_rng(0))[0]
+    seed = np.random.default_rng(0)
+    return across.draw_size([0.0, 1.0, 2.0], np.c_[y, variance], scatter, log_size, seed)[0]
 
 
 def test_without_scatter_it_is_weighted_least_squares_by_hand() -> None:
@@ -81,7 +68,7 @@ def simulated_family(rng: np.random.Generator, times: float) -> tuple[dict[float
 
     def about(size: float) -> dict[str, float]:
         x, z = np.log(size / 3e9), rng.standard_normal(4)
-        return {k: middle[k] + slope[k] * x + times * SCATTER[k] * z[i] for i, k in enumerate(slope)}
+        return {k: middle[k] + slope[k] * x + times * across.SCATTER[k] * z[i] for i, k in enumerate(slope)}
 
     return {size: drawn(about(size), sd, rng) for size in SIZES}, about(NEW)
 
@@ -91,7 +78,7 @@ def test_ninety_percent_intervals_at_three_sizes_cover_the_truth(times: float) -
     rng, hits, widths = np.random.default_rng(int(10 * times)), dict.fromkeys(("A", "B", "C_mid"), 0), []
     for _ in range(40):
         known, value = simulated_family(rng, times)
-        draws, _ = predict_size(known, NEW)
+        draws, _ = across.predict_size(known, NEW)
         new = {"A": logit(draws.A), "B": np.log(draws.B), "C_mid": np.log(draws.C_mid)}
         for name, x in new.items():
             low, high = np.quantile(x, [0.05, 0.95])
@@ -103,7 +90,7 @@ def test_ninety_percent_intervals_at_three_sizes_cover_the_truth(times: float) -
 
 
 def test_a_law_without_scatter_is_recovered_from_runs_and_checked_with_a_fourth_size() -> None:
-    result = across({n: [run_of(n, i)] for i, n in enumerate((*SIZES, 14e9))}, [NEW])
+    result = across.across({n: [run_of(n, i)] for i, n in enumerate((*SIZES, 14e9))}, [NEW])
     A, C_mid = result.estimate(NEW, "A"), result.estimate(NEW, "C_mid")
     assert A.value == pytest.approx(truth(NEW).A, abs=0.02)
     assert A.low < truth(NEW).A < A.high and 0.04 < A.high - A.low < 0.15
@@ -118,21 +105,21 @@ def test_a_law_without_scatter_is_recovered_from_runs_and_checked_with_a_fourth_
 def test_a_short_run_counts_for_little_and_a_fallen_one_is_left_out() -> None:
     whole = {n: [run_of(n, 7)] for n in (*SIZES, 14e9)}
     short = whole | {14e9: [run_of(14e9, 7, reach=1.2, name="short")]}
-    full, vague = (across(groups, [NEW]) for groups in (whole, short))
+    full, vague = (across.across(groups, [NEW]) for groups in (whole, short))
     assert vague.recipes[14e9].doubts and not vague.left_out
     widths = [e.high - e.low for e in (f.estimate(NEW, "A") for f in (full, vague))]
     assert widths[1] > 1.2 * widths[0]
     low = with_rewards(run_of(14e9, 8, name="low"), {23: 0.3})  # it has a forecast, but it is no sigmoid
-    fallen = across(whole | {14e9: [falling(), low, run_of(14e9, 7)]}, [NEW])
+    fallen = across.across(whole | {14e9: [falling(), low, run_of(14e9, 7)]}, [NEW])
     assert fallen.left_out[0].startswith("falling (the reward has fallen") and len(fallen.recipes) == 4
     assert fallen.left_out[1].startswith("low (the last evaluation is") and len(fallen.left_out) == 2
     with pytest.raises(ConfigError, match=r"used: 2, without falling \(the reward has fallen"):
-        across({n: whole[n] for n in SIZES[:2]} | {8e9: [falling()]}, [NEW])
+        across.across({n: whole[n] for n in SIZES[:2]} | {8e9: [falling()]}, [NEW])
 
 
 def test_the_jackknife_of_a_mean_by_hand() -> None:
     groups: dict[float, list[Curve]] = {1.0: [], 2.0: [], 6.0: []}
-    result = jackknife(lambda some, size: float(np.mean(list(some))) + size, groups, 10.0, 0.9)
+    result = across.jackknife(lambda some, size: float(np.mean(list(some))) + size, groups, 10.0, 0.9)
     # the mean is 3, its standard error √(7 / 3), and t with 2 degrees of freedom 2.920
     assert result and (result.value, result.high) == pytest.approx(
         (13, 13 + 2.920 * (7 / 3) ** 0.5), abs=1e-3
@@ -143,81 +130,40 @@ def test_the_other_laws_are_recovered_where_they_hold_and_say_nothing_where_they
     c = np.geomspace(1, 1000, 20)
     # k(N) = .3 / (1 + 2e9/N): at 16e9 it is .3 / 1.125
     power = {n: [curve(c, 1 - c ** (-0.3 / (1 + 2e9 / n)))] for n in SIZES}
-    k = other_laws(power, 16e9, 0.1, 0.9)[POWER]
+    k = across.other_laws(power, 16e9, 0.1, 0.9)[across.POWER]
     assert k and k.value == pytest.approx(0.3 / 1.125) and k.high - k.low < 1e-6
     t, starts = np.linspace(0, 1, 21), (0.20, 0.30, 0.32)
 
     def R(t: np.ndarray | float, start: float, size: float) -> np.ndarray:
-        result: np.ndarray = 0.6 * start + 0.01 * size / 1e9 + 0.2 * expit(float(DELTAS[7]) * (t - 0.4))
-        return result
+        steep = float(across.DELTAS[7])
+        return np.asarray(0.6 * start + 0.01 * size / 1e9 + 0.2 * expit(steep * (t - 0.4)))
 
     # R0 is r_init here, not the value of the curve at t = 0
     logistic = {
         n: [curve(np.r_[0, 50 * t[1:]], np.r_[start, R(t[1:], start, n)])]
         for n, start in zip(SIZES, starts, strict=True)
     }
-    end = other_laws(logistic, 14e9, 0.35, 0.9)[LOGISTIC]
+    end = across.other_laws(logistic, 14e9, 0.35, 0.9)[across.LOGISTIC]
     assert end and end.value == pytest.approx(float(R(1.0, 0.35, 14e9)), abs=1e-6)
     rng = np.random.default_rng(0)
     noisy = {n: [curve(c, np.clip(0.3 + rng.normal(0, 0.1) + 0.1 * expit(c / 99), 0, 1))] for n in SIZES}
-    assert other_laws(noisy, NEW, 0.35, 0.9) == {POWER: None, LOGISTIC: None}
+    assert across.other_laws(noisy, NEW, 0.35, 0.9) == {across.POWER: None, across.LOGISTIC: None}
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_says_what_is_predicted_and_what_it_assumes(command: Command) -> None:
     for name, size, seed in (("a", 1e9, 1), ("b", 3e9, 2), ("c", 8e9, 3), ("c2", 8e9, 4)):
         write(Path(f"{name}.csv"), run_of(size, seed))
-    write(Path("fallen.csv"), falling())
-    write(Path("flops.csv"), run_of(8e9, 5), compute="flops")
-
-
-@pytest.mark.usefixtures("runs")
-def test_the_command_says_what_is_predicted_and_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
-    inputs = ["1B=a.csv", "3e9=b.csv", "8B=c.csv,c2.csv"]
-    assert main(["across", *inputs, "--size", "30B", "2B", "--at", "20000", "--json", "out.json"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "3e9 1 " in text and "8B 2 " in text and "30B predicted 0." in text
-    assert "The law, from 3 sizes" in text and "not checked here: that takes 4 sizes" in text
-    assert "30B, 3.75 times the largest trained" in text and "2B, between the sizes trained" in text
-    assert "So wide a range is no forecast" in text and "At 20,000 GPU-hours: reward 0." in text
-    content = json.loads(Path("out.json").read_text())
-    new = content["sizes"]["30B"]
+    text = command("across 1B=a.csv 3e9=b.csv 8B=c.csv,c2.csv --size 30B 2B --at 20000 --json out.json")
+    assert "3e9 1 " in text.words and "8B 2 " in text.words and "30B predicted 0." in text.words
+    assert "The law, from 3 sizes" in text.words and "not checked here: that takes 4 sizes" in text.words
+    assert "30B, 3.75 times the largest trained" in text.words
+    assert "2B, between the sizes trained" in text.words
+    assert "So wide a range is no forecast" in text.words and "At 20,000 GPU-hours: reward 0." in text.words
+    new = text.json["sizes"]["30B"]
     assert new["A"]["low"] < truth(NEW).A < new["A"]["high"] and not new["trained"]
-    assert set(new["rewards"]) == {"20000.0"} and set(new["other_laws"]) == {POWER, LOGISTIC}
-
-
-@pytest.mark.usefixtures("runs")
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["a.csv", "3B=b.csv", "8B=c.csv", "--size", "9B"], "a.csv: expected its size before it, as in 8B=a"),
-        (["small=a.csv", "3B=b.csv", "8B=c.csv", "--size", "30B"], "'small' is no size"),
-        (["0B=a.csv", "3B=b.csv", "8B=c.csv", "--size", "30B"], "'0B' is no size"),
-        (["1B=a.csv", "3B=b.csv", "8B=c.csv", "--size", "big"], "'big' is no size"),
-        (["1B=a.csv", "3B=b.csv", "8B=c.csv", "--size", "-3"], "'-3' is no size"),
-        (["1B=a.csv", "1e9=b.csv", "8B=c.csv", "--size", "30B"], "the sizes 1B and 1e9 are the same"),
-        (["1B=a.csv", "3B=b.csv", "8B=c.csv", "--size", "8000M"], "the sizes 8B and 8000M are the same"),
-        (["1B=a.csv", "3B=b.csv", "8B=a.csv", "--size", "30B"], "the same points twice"),
-        (["1B=a.csv", "3B=b.csv", "8B=c.csv", "--size", "30"], "sizes from 30 to 8B; expected all in one"),
-        (["1B=a.csv", "--size", "30B"], "can be used: 1; expected at least 3"),
-        (["1B=a.csv", "3B=b.csv", "--size", "30B"], "can be used: 2; expected at least 3"),
-        (["1B=a.csv", "3B=b.csv", "8B=fallen.csv", "--size", "30B"], "can be used: 2, without fallen.csv (t"),
-        (["1B=a.csv", "3B=b.csv", "8B=flops.csv", "--size", "30B"], "different units"),
-        (["1B=a.csv", "3B=b.csv", "8B=c.csv", "--size", "30B", "--at", "0"], "--at: 0 is out of range"),
-        (["1B=a.csv", "3B=b.csv", "8B=c.csv", "--size", "30B", "--json", "x.txt"], "ending in .json"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_refused_in_one_line(
-    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_one_line_and_exit_code_2(["across", *argv], says, capsys)
+    assert set(new["rewards"]) == {"20000.0"} and set(new["other_laws"]) == {across.POWER, across.LOGISTIC}
 
 
 def test_sizes_are_read_with_their_suffix() -> None:
-    assert sizes_of(["360M", "1.7b", "4e9", "0.01T"]) == {
-        "360M": 3.6e8,
-        "1.7b": 1.7e9,
-        "4e9": 4e9,
-        "0.01T": 1e10,
-    }
+    sizes = {"360M": 3.6e8, "1.7b": 1.7e9, "4e9": 4e9, "0.01T": 1e10}
+    assert sizes_of(list(sizes)) == sizes

@@ -1,7 +1,5 @@
 """Promises of the forecasts: averaged over laws, they hold what comes also where the run is no sigmoid."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -9,17 +7,8 @@ import numpy as np
 import pytest
 
 from trainer.scaling import Sigmoid, fit
-from trainer.scaling.curve.average import (
-    DEFAULT,
-    TRANSIENT_SD,
-    Average,
-    LawDraws,
-    LawPrior,
-    Mixture,
-    average,
-    draw,
-    mixture,
-)
+from trainer.scaling.curve import average
+from trainer.scaling.curve.average import DEFAULT, TRANSIENT_SD, Average, LawDraws, LawPrior, Mixture
 from trainer.scaling.curve.families import Axis, Family, integrate, logistic_of_power
 from trainer.scaling.curve.marginal import Data, marginal, noise_models
 
@@ -108,11 +97,6 @@ def test_a_sigmoid_gets_most_of_the_probability_and_its_forecast_holds() -> None
     assert np.mean(probabilities) > 0.9 and sum(inside) >= 5
 
 
-def test_forecasts_are_the_same_for_the_same_data() -> None:
-    one, two = (fit(SHARE, measured(odds_law(SHARE), 0), np.full(40, NOISE), R0=R0) for _ in range(2))
-    assert one.at(3.0) == two.at(3.0) and one.band == two.band and one.sigmoid_prob == two.sigmoid_prob
-
-
 def test_the_parameters_of_a_grid_are_those_of_its_cells_and_draws_follow_the_brute_force_posterior() -> None:
     """p and τ on a fixed fine grid, R0 exact, white noise: weights (ν₀ + SSE)^-((n + ν₀ − 1) / 2) / √Σs²."""
     c = np.linspace(0.05, 1, 20)
@@ -134,7 +118,7 @@ def test_the_parameters_of_a_grid_are_those_of_its_cells_and_draws_follow_the_br
     log_weight = -0.5 * (20 + 3 - 1) * np.log(3 + sse) - 0.5 * np.log((z * z).sum(1))
     weight = np.exp(log_weight - log_weight.max())
     mixed = Mixture(data, (), tuple(white), (), TRANSIENT_SD)
-    draws = draw(mixed, result, 4000, np.random.default_rng(0))
+    draws = average.draw(mixed, result, 4000, np.random.default_rng(0))
     mean = (weight @ (R0 + (best - R0) * law.fraction(2.0, p, tau))) / weight.sum()
     assert float(draws.reward(2.0).mean()) == pytest.approx(mean, abs=0.003)
     assert float(np.log(draws.theta[0]).mean()) == pytest.approx(weight @ np.log(p) / weight.sum(), abs=0.02)
@@ -175,7 +159,7 @@ def test_a_given_ceiling_and_a_free_one_have_the_evidence_of_brute_force_integra
 def test_points_that_say_nothing_leave_each_law_its_prior_probability(start: float | None) -> None:
     c = np.linspace(0.2, 1, 5)
     data = Data(c, np.full(5, 0.5), np.full(5, 50.0), True, start, 0.0)
-    result = mixture(data)
+    result = average.mixture(data)
     by_law = [sum(c.probability for c in result.components if c.law == k) for k in range(4)]
     assert by_law == pytest.approx([law.probability for law in DEFAULT.laws], abs=0.03)
 
@@ -216,7 +200,7 @@ def test_a_transient_at_the_start_does_not_move_the_forecast_of_the_end() -> Non
         rewards = measured(solved(np.append(0.0, c)), seed)
         data = Data(c, rewards[1:], np.full(24, NOISE), True, float(rewards[0]), NOISE)
         for prior, result in ((DEFAULT, errors), (replace(DEFAULT, transients=()), without)):
-            forecast = average(data, prior)
+            forecast = average.average(data, prior)
             low, value, high = np.quantile(forecast.reward(1.0), [0.05, 0.5, 0.95])
             result.append(abs(float(value) - late) / (high - low))
             if prior is DEFAULT:
@@ -228,14 +212,14 @@ def test_a_transient_at_the_start_does_not_move_the_forecast_of_the_end() -> Non
 def test_where_r0_is_exact_or_no_point_could_show_it_there_is_no_transient() -> None:
     c = np.linspace(0.5, 1, 12)
     rewards = measured(odds_law(c), 0)
-    exact = mixture(Data(c, rewards, np.full(12, NOISE), True, R0, 0.0))
+    exact = average.mixture(Data(c, rewards, np.full(12, NOISE), True, R0, 0.0))
     assert exact.directions == ()
-    seen = mixture(Data(c, rewards, np.full(12, NOISE), True, R0, NOISE))
+    seen = average.mixture(Data(c, rewards, np.full(12, NOISE), True, R0, NOISE))
     assert [round(T, 2) for T, _ in seen.directions] == [0.2]  # .06 would be over long before .5
 
 
 def test_a_law_that_the_prior_rules_out_has_no_part_in_the_forecast() -> None:
     data = Data(SHARE, measured(odds_law(SHARE), 0), np.full(40, NOISE), True, R0, NOISE)
-    result = mixture(data, replace(DEFAULT, laws=(DEFAULT.laws[0], *[LawPrior(1e-12, None)] * 3)))
+    result = average.mixture(data, replace(DEFAULT, laws=(DEFAULT.laws[0], *[LawPrior(1e-12, None)] * 3)))
     by_law = [sum(c.probability for c in result.components if c.law == k) for k in range(4)]
     assert by_law[0] > 0.99 and sum(by_law) == pytest.approx(1)

@@ -1,17 +1,14 @@
 """Promises of the backtest: it uses the first half only, and predicts a run that follows a sigmoid."""
 
-from __future__ import annotations
-
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import Command
 from simulated import measured, simulated, write
 
 from trainer.scaling import Curve, Sigmoid
-from trainer.scaling.__main__ import main
 from trainer.scaling.backtest import Backtest, backtest, error_at_2x, summarize
 from trainer.scaling.text import describe_backtest
 
@@ -71,40 +68,35 @@ def test_the_text_says_whether_the_first_half_identified_the_ceiling_and_predict
     assert "inside the interval: the first half predicted the end." in text(LAW.reward(AT))
 
 
-def test_fit_prints_and_writes_the_backtest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "run.csv", run(LAW.reward(AT)), "core_hours")
-    assert main(["fit", str(tmp_path / "run.csv"), "--json", str(tmp_path / "fit.json")]) == 0
-    (result,) = json.loads((tmp_path / "fit.json").read_text()).values()
-    assert result["backtest"]["identified"]
+def test_fit_prints_and_writes_the_backtest(command: Command) -> None:
+    write(Path("run.csv"), run(LAW.reward(AT)), "core_hours")
+    text = command("fit run.csv --json fit.json")
+    result = text.json["run.csv"]
     end = result["backtest"]["end"]
+    assert result["backtest"]["identified"]
     assert result["error_at_2x"] == pytest.approx(end["measured"] - end["predicted"]["value"])
-    out = " ".join(capsys.readouterr().out.split())
-    assert "Backtest: a fit of the first 0.15 core-hours alone (ceiling identified) predicts" in out
-    assert f"Error at twice the compute: {result['error_at_2x']:+.3f}." in out
-    assert result["backtest"]["end"]["measured"] == pytest.approx(float(LAW.reward(0.3)), abs=1e-4)
-    assert result["backtest"]["end"]["predicted"]["value"] == pytest.approx(float(LAW.reward(0.3)), abs=0.01)
+    assert "Backtest: a fit of the first 0.15 core-hours alone (ceiling identified) predicts" in text.words
+    assert f"Error at twice the compute: {result['error_at_2x']:+.3f}." in text.words
+    assert end["measured"] == pytest.approx(float(LAW.reward(0.3)), abs=1e-4)
+    assert end["predicted"]["value"] == pytest.approx(float(LAW.reward(0.3)), abs=0.01)
 
 
 def test_the_command_forecasts_the_last_quarter_of_each_run_from_a_share_or_an_amount(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: Command,
 ) -> None:
-    laws = {"a.csv": LAW, "b.csv": Sigmoid(0.2, 0.7, 1.8, 0.04)}
-    runs, out = (
-        [write(tmp_path / n, simulated(x, AT, 0.001, None)) for n, x in laws.items()],
-        tmp_path / "test.json",
-    )
-    assert main(["backtest", *runs, "--fit-until", "50%", "0.2", "7%", "--json", str(out)]) == 0
-    result = json.loads(out.read_text())
-    assert list(result) == ["50%", "0.2", "7%"]
-    a = result["50%"]["runs"][runs[0]]
+    for name, law in (("a", LAW), ("b", Sigmoid(0.2, 0.7, 1.8, 0.04))):
+        write(Path(f"{name}.csv"), simulated(law, AT, 0.001, None))
+    text = command("backtest a.csv b.csv --fit-until 50% 0.2 7% --json test.json")
+    half, amount, little = (text.json[until] for until in ("50%", "0.2", "7%"))
+    a = half["runs"]["a.csv"]
     assert (a["seen"], a["points"]) == (pytest.approx(0.15), 15)
-    assert result["0.2"]["runs"][runs[0]]["seen"] == pytest.approx(0.2)
+    assert amount["runs"]["a.csv"]["seen"] == pytest.approx(0.2)
     assert [s["compute"] for s in a["last_quarter"]] == pytest.approx([c for c in AT if c >= 0.225])
     for scored in a["last_quarter"]:
         assert scored["measured"] == pytest.approx(float(LAW.reward(scored["compute"])), abs=1e-5)
-    assert result["7%"]["runs"] == dict.fromkeys(runs) and result["7%"]["summary"]["forecast"] == 0
-    assert result["50%"]["summary"]["error"] < 0.005 and result["50%"]["summary"]["coverage"] == 1
-    assert "2 of 2" in capsys.readouterr().out
+    assert little["runs"] == {"a.csv": None, "b.csv": None} and little["summary"]["forecast"] == 0
+    assert half["summary"]["error"] < 0.005 and half["summary"]["coverage"] == 1
+    assert "2 of 2" in text
 
 
 def test_the_errors_of_several_runs_are_summarized() -> None:
@@ -121,12 +113,3 @@ def test_the_errors_of_several_runs_are_summarized() -> None:
     assert (result.quarter_error, result.width) == (pytest.approx(0.02), pytest.approx(0.09))
     assert result.coverage == pytest.approx(2 / 3)
     assert result.quarter_coverage == pytest.approx((1 + 1 + 0.5) / 3)
-
-
-@pytest.mark.parametrize("until", ["0", "-5%", "100%", "half", "inf"])
-def test_a_place_that_does_not_exist_is_refused(
-    until: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(tmp_path / "a.csv", run(LAW.reward(AT)))
-    assert main(["backtest", path, f"--fit-until={until}"]) == 2
-    assert f"--fit-until {until}: expected a share such as 25%" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Promises of comparing rewards at budgets and costs of rewards, for curves that are no sigmoids."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache
@@ -9,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import Command
 from simulated import falling, write
 
 from trainer.scaling import Curve, curve
-from trainer.scaling.__main__ import main
 from trainer.scaling.budgets import Curves, costs, recipe_curves
 from trainer.scaling.compare import Comparison, compare_fits
 from trainer.scaling.curve.fit import Fit, fit_curve
@@ -60,10 +58,7 @@ def test_the_better_recipe_is_found_at_each_budget_although_neither_is_a_sigmoid
             assert s.reward.value == pytest.approx(reward(law, budget), abs=0.012)
     (pair,) = result.pairs
     assert pair.ahead == "late" and result.end is not None and result.end[1][0].recipe == "late"
-    assert (
-        pair.reward is not None
-        and pair.reward.low < reward(FAST, 8000) - reward(SLOW, 8000) < pair.reward.high
-    )
+    assert pair.reward and pair.reward.low < reward(FAST, 8000) - reward(SLOW, 8000) < pair.reward.high
     assert [lead.winner for lead in pair.leads] == ["fast", "late"]
     assert pair.crossings[0].compute.value == pytest.approx(CROSSING, rel=0.1)
 
@@ -100,9 +95,7 @@ def test_the_cost_is_exact_on_a_line_and_infinite_far_beyond_the_data() -> None:
     last = dict.fromkeys(rewards, 1000.0)
     curves = Curves(compute, rewards, last, last, (), 1000.0, 0.9)
     a, b = costs(curves, 0.33, "a")
-    assert a.compute.value == pytest.approx(10**3.3) and b.compute.value == pytest.approx(
-        10 ** (3 + 0.3 / 0.5)
-    )
+    assert (a.compute.value, b.compute.value) == pytest.approx((10**3.3, 10 ** (3 + 0.3 / 0.5)))
     assert [c.compute.value for c in costs(curves, 0.45, "a")] == [np.inf, np.inf]
 
 
@@ -112,9 +105,7 @@ def test_the_cost_of_a_reward_reached_before_the_first_evaluation_is_anywhere_be
     curves = Curves(np.array([10.0, 100.0]), rewards, last, last, (), 100.0, 0.9)
     cost, other = costs(curves, 0.2, "a")
     assert other.ratio and other.ratio.low < 0.3 and other.ratio.high > 3  # nothing is known of it
-    assert cost.compute.low == pytest.approx(0.5, abs=0.2) and cost.compute.high == pytest.approx(
-        9.5, abs=0.2
-    )
+    assert (cost.compute.low, cost.compute.high) == pytest.approx((0.5, 9.5), abs=0.2)
 
 
 def test_forecasts_of_two_recipes_err_independently() -> None:
@@ -168,9 +159,8 @@ def test_the_margin_between_seeds_is_that_of_the_runs_given() -> None:
 
 def test_a_recipe_that_has_fallen_is_not_ranked_and_the_others_are() -> None:
     fallen = falling()
-    result = compare_fits(
-        {"a": group(FAST, range(1)), "b": group(SLOW, range(1)), "c": [(fallen, fit_curve(fallen))]}
-    )
+    rising = {"a": group(FAST, range(1)), "b": group(SLOW, range(1))}
+    result = compare_fits(rising | {"c": [(fallen, fit_curve(fallen))]})
     assert result.end is not None and [s.recipe for s in result.end[1]] == ["b", "a"]
     assert [pair.reward is None for pair in result.pairs] == [False, True, True]
     nothing = compare_fits({"c": [(fallen, fit_curve(fallen))]})
@@ -186,29 +176,21 @@ def test_a_recipe_that_was_stopped_early_is_shown_and_not_ranked_where_the_other
     assert [(s.recipe, s.best is None) for s in result.end[1]] == [("b", False), ("a", False), ("c", True)]
     assert next(answer(result, "h")).startswith("At 8,000 h: b, reward 0.7")
     assert next(answer(result, "h")).endswith("; surely ahead of a.")
-    assert [(pair.ahead, pair.reward is None) for pair in result.pairs] == [
-        ("b", False),
-        ("", True),
-        ("", True),
-    ]
+    assert [pair.ahead for pair in result.pairs] == ["b", "", ""]
+    assert [pair.reward is None for pair in result.pairs] == [False, True, True]
 
 
-def test_of_many_recipes_the_command_prints_one_ranking_and_no_paragraph_a_pair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_of_many_recipes_the_command_prints_one_ranking_and_no_paragraph_a_pair(command: Command) -> None:
     laws = {"fast": FAST, "again": FAST, "late": SLOW, "scalerl-sample-average": (30_000.0, 0.6)}
-    argv = ["compare"]
     for i, (name, law) in enumerate(laws.items()):
-        argv.append(f"{name}={write(Path(f'{name}.csv'), run(law, 50 + i)[0])}")
-    assert main(argv) == 0
-    text = capsys.readouterr().out
+        write(Path(f"{name}.csv"), run(law, 50 + i)[0])
+    line = "compare " + " ".join(f"{name}.csv" for name in laws)
+    text = command(line)
     assert text.startswith("At 8,000 GPU-hours, to which all have data: late, reward 0.7")
     assert re.search(r"^ 1 late +1 +0\.7\d\d \(.*\) +over 99% +2–4$", text, re.M)
     assert re.search(r"^ 4 scalerl-sample-average +1 +0\.\d{3} \(.*\) +under 1%$", text, re.M)
     assert max(map(len, text.splitlines())) <= 79 and " against " not in text
-    assert main([*argv, "--details"]) == 0
-    assert capsys.readouterr().out.count(" against ") >= 6
+    assert command(f"{line} --details").count(" against ") >= 6
 
 
 def test_places_are_shortened_to_ranges() -> None:

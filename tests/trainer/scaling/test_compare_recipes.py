@@ -1,8 +1,5 @@
 """Promises of compare: verdicts are right as often as said, and crossings are those found by hand."""
 
-from __future__ import annotations
-
-import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -10,31 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated import assert_one_line_and_exit_code_2, falling, simulated, write
+from helpers.commands import Command
+from simulated import falling, simulated, write
 
-from trainer.scaling import Curve, EvalPoint, Sigmoid
-from trainer.scaling.__main__ import main
+from trainer.scaling import Curve, EvalPoint, Sigmoid, compare, tables
 from trainer.scaling.budgets import Lead, find_leads, simultaneous_band
-from trainer.scaling.compare import (
-    DIFFERENT,
-    EQUIVALENT,
-    INCONCLUSIVE,
-    Comparison,
-    Pair,
-    at_ceiling,
-    compare,
-    compare_fits,
-)
+from trainer.scaling.compare import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Comparison, at_ceiling, compare_fits
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.layout import amounts
-from trainer.scaling.plot import plot
-from trainer.scaling.tables import (
-    at_budgets,
-    budget_sentences,
-    pair_sentences,
-    recipe_sentences,
-    seed_sentence,
-)
 
 # arXiv 2510.13786: B at the common A = .61 is 2.01 (ScaleRL) and 1.77 (with DAPO's loss); C_mid is Table 1's
 SCALERL = Sigmoid(R0=0.30, A=0.61, B=2.01, C_mid=2542)
@@ -62,8 +42,9 @@ def two(a: Sigmoid, b: Sigmoid, sd: float = 0.005, seed: int | None = None) -> C
     return compare_fits({"a": fits(a, seed, at=SELDOM, sd=sd), "b": fits(b, other, at=SELDOM, sd=sd)})
 
 
-def said(pair: Pair, comparison: Comparison) -> str:
-    return " ".join(pair_sentences(pair, comparison, UNIT))
+def said(comparison: Comparison) -> str:
+    """The sentences on the first two recipes."""
+    return " ".join(tables.pair_sentences(comparison.pairs[0], comparison, UNIT))
 
 
 def test_the_papers_ceilings_differ_and_those_within_its_margin_do_not() -> None:
@@ -119,7 +100,7 @@ def test_only_equivalent_ceilings_are_made_one_to_compare_the_rest() -> None:
     law, other = Sigmoid(0.3, 0.58, 1.8, 2000), Sigmoid(0.3, 0.60, 1.8, 2000)
     for result in (two(SCALERL, SCALERL), *(two(other, law, seed=seed) for seed in range(3))):
         (pair,) = result.pairs
-        text = said(pair, result)
+        text = said(result)
         assert not pair.B_differs and not pair.C_mid_differs  # the truth: B and C_mid are equal
         if pair.verdict == EQUIVALENT:
             assert pair.common_A is not None and f"both at the ceiling {pair.common_A:.3f}" in text
@@ -173,11 +154,7 @@ def test_an_identified_seed_makes_an_identified_recipe_however_far_the_others_ar
 
 
 def test_seeds_far_apart_make_no_two_recipes_equivalent() -> None:
-    far = [
-        run
-        for i, A in enumerate((0.5, 0.6, 0.57, 0.67))
-        for run in fits(Sigmoid(0.3, A, 2, 2500), i, at=SELDOM)
-    ]
+    far = [fits(Sigmoid(0.3, A, 2, 2500), i, at=SELDOM)[0] for i, A in enumerate((0.5, 0.6, 0.57, 0.67))]
     pair = compare_fits({"a": far[:2], "b": far[2:]}).pairs[0]
     assert pair.margin == 0.02 and pair.verdict == INCONCLUSIVE
     assert pair.A.high - pair.A.low > 0.15
@@ -190,10 +167,10 @@ def test_a_fallen_seed_is_left_out_and_named() -> None:
     alone = compare_fits({"a": runs, "b": others})
     assert result.recipes[0].used == (0, 1)
     assert result.recipes[0].estimate("A") == alone.recipes[0].estimate("A")
-    assert "falling is left out of a: the reward has fallen" in recipe_sentences(result)[0]
+    assert "falling is left out of a: the reward has fallen" in tables.recipe_sentences(result)[0]
     nothing = compare_fits({"a": [(fallen, fit_curve(fallen))], "b": others})
     assert [s.recipe for s in nothing.budgets[0][1]] == ["b"] and not nothing.pairs[0].leads
-    assert "not computed. a: the reward has fallen" in said(nothing.pairs[0], nothing)
+    assert "not computed. a: the reward has fallen" in said(nothing)
 
 
 def test_the_band_holds_curves_everywhere_as_often_as_said() -> None:
@@ -229,17 +206,17 @@ def test_beyond_its_data_a_recipe_is_ranked_up_to_ten_times_or_not_at_all() -> N
     for _, standings in result.budgets:
         assert sum(s.best or 0 for s in standings) == pytest.approx(1 if standings[0].best is not None else 0)
     assert [s.times_data for s in result.budgets[1][1]] == pytest.approx([1, 16 / 7, 4])
-    rows = {row[0]: row[1:] for row in next(at_budgets(result, UNIT)).rows[1:]}
+    rows = {row[0]: row[1:] for row in next(tables.at_budgets(result, UNIT)).rows[1:]}
     alone = {name: ["–" in cell for cell in row] for name, row in rows.items()}
     assert [sum(column) for column in zip(*alone.values(), strict=True)] == [0, 1, 1, 2, 3]
     starred = {name: [cell.endswith("*") for cell in row] for name, row in rows.items()}
     assert not any(row[0] for row in starred.values())  # p: by 5 %
     assert starred["b"] == [False, True, True, True, True]
-    unsure, further, assumed = budget_sentences(result)
+    unsure, further, assumed = tables.budget_sentences(result)
     assert "Not ranked beyond twice its data" in unsure and unsure.endswith(": p.")
     assert further == "Not ranked beyond 10 times its data: a, b."
     assert assumed.startswith("* A forecast, beyond the recipe's data")
-    assert len(budget_sentences(compare_fits({"a": long, "b": short}, [7000]))) == 0
+    assert len(tables.budget_sentences(compare_fits({"a": long, "b": short}, [7000]))) == 0
     assert [pair.searched[1] for pair in result.pairs] == [70_000, 8400, 8400]
 
 
@@ -251,10 +228,12 @@ def test_leads_and_ceilings_in_words() -> None:
         (Lead("a", 2000, 160_000), f"a is ahead from 2,000 to 160,000 {sure}."),
     ):
         pair = replace(result.pairs[0], leads=(lead,), crossings=())
-        assert pair_sentences(pair, result, UNIT)[-1] == says
-    assert f": {amounts(result.pairs[0].C_mid[0])} against" in said(result.pairs[0], result)
+        assert tables.pair_sentences(pair, result, UNIT)[-1] == says
+    assert f": {amounts(result.pairs[0].C_mid[0])} against" in said(result)
     pilots = compare_fits({name: fits(SCALERL, 5, at=PILOT) for name in ("p", "q")})
-    assert pair_sentences(pilots.pairs[0], pilots, UNIT)[1].endswith("those of p and q are not identified.")
+    assert tables.pair_sentences(pilots.pairs[0], pilots, UNIT)[1].endswith(
+        "those of p and q are not identified."
+    )
 
 
 def test_confidence_reaches_every_interval() -> None:
@@ -273,15 +252,15 @@ def test_confidence_reaches_every_interval() -> None:
 def test_of_many_recipes_only_rewards_ceilings_and_leads_are_described() -> None:
     runs = fits(SCALERL, *range(4), at=SELDOM)
     few, many = (compare_fits({str(i): [run] for i, run in enumerate(runs[:n])}) for n in (3, 4))
-    assert any("Efficiency B" in s for s in pair_sentences(few.pairs[0], few, UNIT))
-    assert len(pair_sentences(many.pairs[0], many, UNIT)) == 3
+    assert any("Efficiency B" in s for s in tables.pair_sentences(few.pairs[0], few, UNIT))
+    assert len(tables.pair_sentences(many.pairs[0], many, UNIT)) == 3
 
 
 def test_the_sentence_on_seeds_says_what_is_assumed_and_what_was_measured() -> None:
-    alone = seed_sentence(two(SCALERL, DAPO_LOSS))
+    alone = tables.seed_sentence(two(SCALERL, DAPO_LOSS))
     assert "±0.02 (the paper's)" in alone and "7%, for which nothing is published" in alone
     both = compare_fits({"a": fits(SCALERL, 0, 1), "b": fits(DAPO_LOSS, 7)})
-    assert "updated with 3 runs of 2 recipes" in seed_sentence(both)
+    assert "updated with 3 runs of 2 recipes" in tables.seed_sentence(both)
     assert both.spread["B"].low < 0.07 < both.spread["B"].high
 
 
@@ -292,97 +271,40 @@ def test_without_an_identified_ceiling_the_verdict_is_inconclusive() -> None:
         assert pair.verdict == INCONCLUSIVE and flag in pair.doubts
 
 
-def test_the_command_prints_plots_and_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_prints_plots_and_writes(command: Command) -> None:
     seeds = ",".join(write(Path(f"s{i}.csv"), simulated(SCALERL, SELDOM, 0.005, i)) for i in range(2))
-    dapo = write(Path("dapo.csv"), simulated(Sigmoid(0.3, 0.52, 1.77, 1800), SELDOM, 0.005, 9))
-    argv = ["compare", f"scalerl={seeds}", dapo, "--at", "8000", "--json", "c.json", "--plot", "e.svg"]
-    assert main(argv) == 0
-    text = capsys.readouterr().out
-    words = " ".join(text.split())
+    write(Path("dapo.csv"), simulated(Sigmoid(0.3, 0.52, 1.77, 1800), SELDOM, 0.005, 9))
+    text = command(f"compare scalerl={seeds} dapo.csv --at 8000 --json c.json --plot e.svg")
     for says in ("The ceilings differ: A +0.0", "scalerl is ahead from", "updated with 3 runs of 2 recipes"):
-        assert says in words
+        assert says in text.words
     assert "C: 'gpu_hours', in GPU-hours. R: 'pass_rate'." in text
     assert max(map(len, text.splitlines())) <= 80
-    content = json.loads(Path("c.json").read_text())
     assert re.search(r"evaluations +data to \(GPU-hours\)\nscalerl +2 +32 +16,000\n", text)
-    assert "extrapolated" not in text and content["recipes"]["scalerl"]["data_to"] == 16_000
+    content, recipes = text.json, text.json["recipes"]
+    assert "extrapolated" not in text and recipes["scalerl"]["data_to"] == 16_000
     assert content["pairs"][0]["verdict"] == DIFFERENT and content["budgets"][0]["compute"] == 8000
-    assert set(content["recipes"]) == {"scalerl", "dapo"} and len(content["recipes"]["scalerl"]["runs"]) == 2
+    assert set(recipes) == {"scalerl", "dapo"} and len(recipes["scalerl"]["runs"]) == 2
     assert "scalerl (2 runs)" in Path("e.svg").read_text()
 
 
-def test_the_level_of_the_command_is_that_of_all_its_intervals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_level_of_the_command_is_that_of_all_its_intervals(command: Command) -> None:
     for seed in range(2):
         write(Path(f"s{seed}.csv"), simulated(SCALERL, SELDOM, 0.005, seed))
-    argv = ["compare", "s0.csv", "s1.csv", "--confidence", "0.8", "--within", "0.001", "--json", "c.json"]
-    assert main(argv) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "(80% intervals" in text and "together with 90%" in text and "(90% over all" in text
-    assert "the interval of A reaches further than 0.001 from its value" in text
-    content = json.loads(Path("c.json").read_text())
-    assert content["confidence"] == content["recipes"]["s0"]["runs"]["s0.csv"]["confidence"] == 0.8
+    text = command("compare s0.csv s1.csv --confidence 0.8 --within 0.001 --json c.json")
+    assert "(80% intervals" in text.words and "together with 90%" in text.words
+    assert "(90% over all" in text.words
+    assert "the interval of A reaches further than 0.001 from its value" in text.words
+    of_the_run = text.json["recipes"]["s0"]["runs"]["s0.csv"]
+    assert text.json["confidence"] == of_the_run["confidence"] == 0.8
 
 
-def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_doubtful_one(
-    tmp_path: Path,
-) -> None:
-    short = np.arange(500, 2001, 250.0)
-    doubtful = [*fits(DAPO_LOSS, 4), *fits(DAPO_LOSS, 5, at=short)]
-    recipes = {"two": fits(SCALERL, 0, 1), "one": fits(DAPO_LOSS, 7), "doubtful": doubtful}
-    runs = [(name, *run) for name, several in recipes.items() for run in several]
-    plot(runs, tmp_path / "e.svg", panels="log efficiency")
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "e.svg").read_text(encoding="utf-8"))
-    B = runs[2][2].B
-    names = [text for text in texts if re.match("two|doubtful", text)]
-    assert names == ["two (2 runs)", "doubtful (2 runs)"]
-    assert any(f", B = {B.value:.2f} ({B.low:.2f} to" in text and text[:8] == "one: A =" for text in texts)
-    plot(runs[-1:], tmp_path / "none.svg", panels="log efficiency")
-    text = (tmp_path / "none.svg").read_text(encoding="utf-8")
-    assert text.count('id="axes_') == 1 and "log [(R" not in text  # the curves alone
-
-
-def test_the_command_says_when_a_ceiling_is_not_identified(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    full = write(tmp_path / "full.csv", simulated(SCALERL, OFTEN, 0.005, 0))
-    flat = write(tmp_path / "flat.csv", simulated(Sigmoid(0.3, 0.3, 1, 2000), OFTEN, 0.005, 0))
-    assert main(["compare", full, flat, "--plot", str(tmp_path / "e.png")]) == 0
-    text = capsys.readouterr().out
+def test_the_command_says_when_a_ceiling_is_not_identified(command: Command) -> None:
+    write(Path("full.csv"), simulated(SCALERL, OFTEN, 0.005, 0))
+    write(Path("flat.csv"), simulated(Sigmoid(0.3, 0.3, 1, 2000), OFTEN, 0.005, 0))
+    text = command("compare full.csv flat.csv --plot e.png")
     assert "not known: that of flat is not identified" in text and "has not risen" in text
     assert "Efficiency B" not in text and "beyond its data, because it has not risen: flat." in text
     ranked, rewards, best = re.findall(r"^(?: 2 flat +1|flat) +((?:0|under).*)", text, re.M)
     assert re.fullmatch(r"0\.\d{3} \(.*\) +under 1%", ranked)
     assert re.fullmatch(r"(0\.\d{3}±0\.\d{3} +){3}0\.\d{3}–0\.\d{3}\*", rewards)
     assert best.split("  ") == ["under 1%"] * 3
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["full.csv"], "there is only one recipe"),
-        (["full.csv", "few.csv"], "few.csv: there are fewer than 5 evaluations"),
-        (["full.csv", "=few.csv"], "expected NAME=RUN"),
-        (["a=full.csv", "a=few.csv"], "'a' names two groups"),
-        (["full.csv", "steps.csv"], "different units"),
-        (["full.csv", "few.csv", "--at", "0"], "--at: 0 is out of range; expected above 0"),
-        (["full.csv", "few.csv", "--plot", "x.txt"], "expected a name ending in"),
-    ],
-)
-def test_wrong_use_is_one_line_and_exit_code_2(
-    argv: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(Path("full.csv"), simulated(SCALERL, OFTEN, 0.005, 0))
-    write(Path("few.csv"), simulated(SCALERL, OFTEN[:3], 0.005, 0))
-    Path("steps.csv").write_text(Path("full.csv").read_text().replace("gpu_hours", "step"))
-    assert_one_line_and_exit_code_2(["compare", *argv], says, capsys)

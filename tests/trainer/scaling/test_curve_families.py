@@ -1,7 +1,5 @@
 """Promises of the families: each is fitted to its global optimum, and the held-out error compares them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -24,9 +22,8 @@ EIGHT_B = Sigmoid(0.3, 0.645, 1.89, 11272)  # arXiv 2510.13786 Table 1, ScaleRL-
 
 # Each law as its authors write it; parameters of one curve; and for a blind search, from numbers between
 # bounds to parameters.
-Law = tuple[
-    Callable[..., Array], tuple[float, ...], Callable[..., tuple[float, ...]], list[tuple[float, float]]
-]
+Numbers = tuple[float, ...]
+Law = tuple[Callable[..., Array], Numbers, Callable[..., Numbers], list[tuple[float, float]]]
 LAWS: dict[str, Law] = {
     "sigmoid": (
         lambda c, R0, A, B, C_mid: R0 + (A - R0) / (1 + (C_mid / c) ** B),
@@ -102,9 +99,8 @@ def test_the_optimum_on_anothers_points_is_that_of_a_blind_search(truth: str, na
     def chi2(values: Array) -> float:
         return float((((law(data.compute, *values) - data.reward) / data.sd) ** 2).sum())
 
-    blind = differential_evolution(
-        lambda x: chi2(parameters(*x)), bounds, rng=1, maxiter=150, popsize=12, tol=1e-9
-    )
+    search = {"rng": 1, "maxiter": 150, "popsize": 12, "tol": 1e-9}
+    blind = differential_evolution(lambda x: chi2(parameters(*x)), bounds, **search)
     values, rewards = fit_family(name, data, data.compute)
     assert chi2(np.array(list(values.values()))) <= blind.fun * (1 + 1e-5)
     assert rewards == pytest.approx(law(data.compute, *values.values()))

@@ -1,17 +1,16 @@
 """Promises of --like: earlier runs of the same kind make the forecast of a new one narrower, and right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import Command
+from simulated import write
 
 from trainer.config import ConfigError
-from trainer.scaling import Curve, EvalPoint
-from trainer.scaling.__main__ import main
+from trainer.scaling import Curve
 from trainer.scaling.backtest import backtest, summarize
 from trainer.scaling.curve.average import DEFAULT
 from trainer.scaling.earlier import (
@@ -23,6 +22,7 @@ from trainer.scaling.earlier import (
     prior_after,
     prior_of_kind,
 )
+from trainer.scaling.simulate import simulated
 
 NOISE, POINTS = 0.006, 30
 
@@ -41,9 +41,7 @@ def run(kind: Callable[..., np.ndarray], seed: int, p: float = 0.7, spread: floa
     rng = np.random.default_rng(seed)
     c = np.arange(POINTS + 1) / POINTS
     truth = kind(c, p * np.exp(spread * rng.standard_normal()), np.exp(0.2 * rng.standard_normal()))
-    rewards = np.clip(truth + rng.normal(0, NOISE, len(c)), 0, 1)
-    points = [EvalPoint(i, float(c[i]), float(rewards[i]), NOISE) for i in range(len(c))]
-    return Curve(f"run {seed}", "GPU-hours", tuple(points[1:]), points[0])
+    return simulated(lambda _: truth, c, rng.normal(0, NOISE, len(c)), NOISE, f"run {seed}")
 
 
 def tried(kind: Callable[..., np.ndarray], like: Earlier | None, share: float, count: int = 8) -> list:
@@ -159,23 +157,16 @@ def test_runs_that_say_nothing_are_refused_by_name() -> None:
         learn({"a": [whole], "b": [Curve("other", "FLOPs", whole.points, whole.R0)]})
 
 
-def test_the_commands_forecast_with_earlier_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = []
+def test_the_commands_forecast_with_earlier_runs(command: Command) -> None:
     for seed in range(4):
-        curve, file = run(logistic_to_1, seed), tmp_path / f"{seed}.csv"
-        assert isinstance(curve.R0, EvalPoint)
-        rows = [f"{p.compute},{p.pass_rate},{p.pass_rate_se}" for p in (curve.R0, *curve.points)]
-        file.write_text("\n".join(["gpu_hours,accuracy,accuracy_se", *rows[: 9 if seed == 0 else None]]))
-        files.append(str(file))
+        curve = run(logistic_to_1, seed)
+        write(Path(f"{seed}.csv"), replace(curve, points=curve.points[: 8 if seed == 0 else None]))
     outputs = {}
-    for like in ([], ["--like", *files[1:]]):
-        for command in (["predict", files[0], "--at", "1"], ["fit", files[0]]):
-            assert main([*command, *like]) == 0
-            outputs[command[0], bool(like)] = " ".join(capsys.readouterr().out.split())
-        assert main(["backtest", *files[1:], "--fit-until", "25%", *like]) == 0
-        outputs["backtest", bool(like)] = capsys.readouterr().out
-    said = "From 3 earlier runs of 3 recipes: such a run follows a logistic of C^p to 1"
-    assert said in outputs["predict", True] and said in outputs["fit", True]
+    for like in ("", "--like 1.csv 2.csv 3.csv"):
+        for line in ("predict 0.csv --at 1", "fit 0.csv", "backtest 1.csv --fit-until 25%"):
+            outputs[line.split()[0], bool(like)] = command(f"{line} {like}").words
+    learned = "From 3 earlier runs of 3 recipes: such a run follows a logistic of C^p to 1"
+    assert learned in outputs["predict", True] and learned in outputs["fit", True]
     assert all(outputs[name, True] != outputs[name, False] for name in ("predict", "fit", "backtest"))
-    assert "not those of the run's own recipe" in " ".join(outputs["backtest", True].split())
-    assert main(["predict", files[1], "--at", "1", "--like", files[0], "nothing.csv"]) == 2
+    assert "not those of the run's own recipe" in outputs["backtest", True]
+    assert "nothing.csv" in command("predict 1.csv --at 1 --like 0.csv nothing.csv", exit_code=2)

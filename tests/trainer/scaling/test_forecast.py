@@ -1,7 +1,5 @@
 """Promises of the live forecast: its intervals hold; a run that leaves its curve raises an alarm."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np
@@ -47,14 +45,6 @@ def test_nine_in_ten_evaluations_are_within_their_interval_and_raise_no_alarm() 
             assert look.predicted is not None and not look.alarm
             seen.append(look.predicted.low <= reward <= look.predicted.high)
     assert 0.82 <= np.mean(seen) <= 0.98
-
-
-def test_the_end_of_the_run_is_predicted_from_two_thirds_of_it() -> None:
-    compute = np.linspace(0.012, 0.3, 18)
-    for seed in range(4):
-        points = points_of(compute[:12], noisy(seed, compute)[:12])
-        end = forecast(points, 0.3, None).fit.at(0.3)
-        assert end.low <= float(LAW.reward(0.3)) <= end.high and end.high - end.low < 0.06
 
 
 def test_a_collapse_is_an_alarm_at_once_and_a_slow_decline_within_a_few_evaluations() -> None:
@@ -119,15 +109,14 @@ def test_at_the_end_there_is_no_recommendation_however_the_end_was_rounded() -> 
 
 def test_what_is_unknown_is_not_among_the_metrics() -> None:
     compute = np.linspace(0.012, 0.3, 16)
-    looks = run(noisy(2, compute), compute)
-    assert looks[1].metrics() == {}
-    assert "forecast/end" in looks[2].metrics() and "forecast/predicted" not in looks[2].metrics()
-    known = looks[14].metrics()
-    assert {f"forecast/{name}" for name in ("ceiling_low", "end_high", "gain", "gain_probability")} <= set(
-        known
-    )
-    assert known["forecast/alarm"] == 0
-    assert "forecast/end" not in looks[15].metrics()  # it is over
+    points = points_of(compute, noisy(2, compute))
+    two, three, before = (forecast(points[: n + 1], 0.3, None) for n in (2, 3, 14))
+    assert two.metrics() == {}
+    assert "forecast/end" in three.metrics() and "forecast/predicted" not in three.metrics()
+    known, over = (forecast(points[: n + 1], 0.3, before).metrics() for n in (15, 16))
+    names = ("ceiling_low", "end_high", "gain", "gain_probability", "predicted")
+    assert known.keys() >= {f"forecast/{name}" for name in names} and known["forecast/alarm"] == 0
+    assert "forecast/end" not in over
 
 
 @pytest.mark.parametrize(("rewards", "flag"), [((0.45, 0.4, 0.3), "falling"), ((0.5, 0.51, 0.5), "flat")])

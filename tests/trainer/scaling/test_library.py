@@ -1,10 +1,8 @@
 """Promises of the curve as a library: arrays, tables and files give one answer; what is wrong is said."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,10 +40,8 @@ def test_a_dataframe_with_gaps_gives_the_curve_of_its_evaluations() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is missing: pip install pandas")
     frame = pandas.DataFrame({"h": HOURS, "acc": rewards(1), "sd": SE})
     frame.loc[frame.index % 2 == 1, ["acc", "sd"]] = math.nan  # steps without an evaluation
-    assert (
-        curve("h", "acc", "sd", data=frame).points
-        == curve(HOURS[::2], rewards(1)[::2], SE[::2], unit="h").points
-    )
+    evaluated = curve(HOURS[::2], rewards(1)[::2], SE[::2], unit="h")
+    assert curve("h", "acc", "sd", data=frame).points == evaluated.points
     assert curve(frame.h, frame.acc) == curve(HOURS[::2], rewards(1)[::2])
     assert fit("h", "acc", "sd", data=frame) == fit(curve("h", "acc", "sd", data=frame))
 
@@ -76,37 +72,34 @@ def test_a_prediction_is_that_of_the_fit() -> None:
     assert cheaper.compute.value == pytest.approx(needed.compute.value / 2)
 
 
-def test_a_run_that_has_fallen_has_no_prediction() -> None:
-    with pytest.raises(ConfigError, match="there is no forecast: the reward has fallen"):
-        predict(falling(), at=[50_000])
+WRONG: list[tuple[Callable[[], object], str]] = [
+    (lambda: curve("h", "acc"), "compute='h' is the name of a column, but there is no data=TABLE"),
+    (lambda: curve("h", "acc", data={"h": [1]}), "reward='acc' is the name of a column, but data has no s"),
+    (lambda: curve([1, 2], [0.1]), "2, 1 and 2 values; expected as many of each"),
+    (lambda: fit("h", "acc"), "compute='h' is the name of a column, but there is no data=TABLE"),
+    (lambda: fit([[1.0]], [[0.1]]), r"the shape \(1, 1\); expected \(n,\)"),
+    (lambda: fit([1.0]), r"reward has the shape \(\); expected \(n,\)"),
+    (lambda: fit({"h": [1]}), "compute has values that are not numbers"),
+    (lambda: fit(HOURS, 100 * rewards(1)), r"expected a number in \[0, 1\]: divide percent by 100"),
+    (lambda: fit([1, 2], [0.1], R0=0.1), "have 2, 1 and 2 values"),
+    (lambda: fit([1, math.nan], [0.1, 0.2], R0=0.1), "compute is nan; expected a number of at least 0"),
+    (lambda: fit([1, 2], [0.1, 1.2], R0=0.1), r"reward of point 2 is 1.2; expected a number in \[0, 1\]"),
+    (lambda: fit([1, 2], [0.1, 0.2], [0.1, -1], R0=0.1), "standard error of point 2 is -1"),
+    (lambda: predict({"h": [1]}, at=[1]), "predict: the run is a dict; expected a Curve"),
+    (lambda: compare([curve(HOURS, rewards(1))]), r"compare: expected {NAME: \[RUN, ...\], ...}"),
+    (lambda: compare({"a": [HOURS]}), r"compare: expected {NAME: \[RUN, ...\], ...}"),
+    (lambda: compare({"a": []}), r"compare: expected {NAME: \[RUN, ...\], ...}"),
+    (lambda: curve(["a"], [0.1]), "compute has values that are not numbers"),
+    (lambda: curve([[1.0]], [[0.1]]), r"the shape \(1, 1\); expected \(n,\)"),
+    (lambda: curve([-1, 2], [0.1, 0.2]), "compute is -1; expected a number of at least 0"),
+    (lambda: fit(curve(HOURS, 100 * rewards(1))), r"expected a number in \[0, 1\]"),
+    (lambda: predict(curve([1, 2], [0.1, 0.2]), at=[3]), "fewer than 5 evaluations"),
+    (lambda: predict(falling(), at=[50_000]), "there is no forecast: the reward has fallen"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: curve("h", "acc"), "compute='h' is the name of a column, but there is no data=TABLE"),
-        (
-            lambda: curve("h", "acc", data={"h": [1]}),
-            "reward='acc' is the name of a column, but data has no such column",
-        ),
-        (lambda: curve([1, 2], [0.1]), "2, 1 and 2 values; expected as many of each"),
-        (lambda: fit("h", "acc"), "compute='h' is the name of a column, but there is no data=TABLE"),
-        (lambda: fit([[1.0]], [[0.1]]), r"the shape \(1, 1\); expected \(n,\)"),
-        (lambda: fit([1.0]), r"reward has the shape \(\); expected \(n,\)"),
-        (lambda: fit({"h": [1]}), "compute has values that are not numbers"),
-        (lambda: fit(HOURS, 100 * rewards(1)), r"expected a number in \[0, 1\]: divide percent by 100"),
-        (lambda: predict({"h": [1]}, at=[1]), "predict: the run is a dict; expected a Curve"),
-        (lambda: compare([curve(HOURS, rewards(1))]), r"compare: expected {NAME: \[RUN, ...\], ...}"),
-        (lambda: compare({"a": [HOURS]}), r"compare: expected {NAME: \[RUN, ...\], ...}"),
-        (lambda: compare({"a": []}), r"compare: expected {NAME: \[RUN, ...\], ...}"),
-        (lambda: curve(["a"], [0.1]), "compute has values that are not numbers"),
-        (lambda: curve([[1.0]], [[0.1]]), r"the shape \(1, 1\); expected \(n,\)"),
-        (lambda: curve([-1, 2], [0.1, 0.2]), "compute is -1; expected a number of at least 0"),
-        (lambda: fit(curve(HOURS, 100 * rewards(1))), r"expected a number in \[0, 1\]"),
-        (lambda: predict(curve([1, 2], [0.1, 0.2]), at=[3]), "fewer than 5 evaluations"),
-    ],
-)
-def test_what_is_wrong_is_a_value_error_that_says_what_to_do(make: Any, says: str) -> None:
+@pytest.mark.parametrize(("make", "says"), WRONG)
+def test_what_is_wrong_is_a_value_error_that_says_what_to_do(make: Callable[[], object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make()
     assert issubclass(ConfigError, ValueError)

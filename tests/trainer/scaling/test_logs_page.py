@@ -1,7 +1,5 @@
 """Promises of docs/logs.md: its commands parse, and its table of runs is one."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from importlib import import_module

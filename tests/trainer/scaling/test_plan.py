@@ -1,15 +1,13 @@
 """Promises of plan: what identifies a ceiling and what does not, costs by hand, the same every time."""
 
-from __future__ import annotations
-
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated import assert_one_line_and_exit_code_2, falling, simulated, with_rewards, write
+from helpers.commands import Command
+from simulated import PAPER, with_rewards, write
 
 from trainer.scaling import Curve, EvalPoint, Sigmoid
 from trainer.scaling.__main__ import COMMANDS, main
@@ -17,12 +15,11 @@ from trainer.scaling.plan import Cell, after_pilot, cheapest, like_pilots, prior
 from trainer.scaling.simulate import autocorrelated
 from trainer.scaling.simulate import simulated as simulate_run
 
-SCALERL = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # arXiv 2510.13786, Table 1
 C_MID = (2542.0, 2542.0)
 ITS_OWN = {"A": (0.61, 0.61), "B": (1.92, 1.92)}
 
 
-def pilot(last: float, n: int, sd: float = 0.005, reported: bool = True, law: Sigmoid = SCALERL) -> Curve:
+def pilot(last: float, n: int, sd: float = 0.005, reported: bool = True, law: Sigmoid = PAPER) -> Curve:
     c, noise = np.linspace(0, last, n + 1), np.random.default_rng(4).normal(0, sd, n + 1)
     return simulate_run(law.reward, c, noise, sd * reported, "pilot")
 
@@ -30,9 +27,7 @@ def pilot(last: float, n: int, sd: float = 0.005, reported: bool = True, law: Si
 def wandering(last: float, n: int, rho: float) -> Curve:
     """A pilot with correlated errors."""
     noise = autocorrelated(np.random.default_rng(1).normal(0, 0.01, n), rho, 0.0)
-    return with_rewards(
-        pilot(last, n), dict(enumerate(SCALERL.reward(np.linspace(last / n, last, n)) + noise))
-    )
+    return with_rewards(pilot(last, n), dict(enumerate(PAPER.reward(np.linspace(last / n, last, n)) + noise)))
 
 
 def test_the_papers_curve_is_identified_from_16k_gpu_hours_and_not_from_4k() -> None:
@@ -126,7 +121,7 @@ def test_a_pilot_s_points_count() -> None:
 
 
 def test_a_new_run_like_several_pilots_differs_as_they_do_and_starts_without_points() -> None:
-    low, high = (pilot(8000, 32, law=replace(SCALERL, A=A)) for A in (0.55, 0.7))
+    low, high = (pilot(8000, 32, law=replace(PAPER, A=A)) for A in (0.55, 0.7))
     prospect, fits = like_pilots([low, high], 10)
     assert fits[0].A.value < 0.6 < fits[1].A.value
     ceilings = [sigmoid.A for sigmoid in prospect.sigmoids]
@@ -153,56 +148,35 @@ def test_two_processes_find_what_one_finds() -> None:
     assert both == simulate(prospect, [9000], [8]) and len(seen) == 3
 
 
-def test_the_command_prints_the_table_and_the_cheapest_plan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "plan.json"
+def test_the_command_prints_the_table_and_the_cheapest_plan(command: Command) -> None:
     assumed = "--c-mid 2542 --r0 0.3 --noise 0.002 --a .61 .61 --b 1.92 1.92 --budgets 1 8 --evaluations 24"
-    argv = ["plan", *assumed.split(), "--runs", "5", "--eval-cost", "10", "--json", str(out)]
-    assert main(argv) == 0
-    captured = capsys.readouterr()
-    text = " ".join(captured.out.split())
-    assert (
-        "2,542 1 0%" in text
-        and "The cheapest plan that reaches 80%: up to 20,340 GPU-hours (8 × C_mid, 20,600" in text
-    )
-    assert max(map(len, captured.out.splitlines())) <= 80
-    content = json.loads(out.read_text())
-    margin = 1.645 * max(plan["chance_se"] for plan in content["plans"])
-    assert f"are known to ±{margin:.0%} (90% intervals). That plan is the first whose share" in text
-    assert content["cheapest"]["cost"] == 8 * 2542 + 240 and len(content["plans"]) == 2
+    text = command(f"plan {assumed} --runs 5 --eval-cost 10 --json plan.json")
+    cheapest = "The cheapest plan that reaches 80%: up to 20,340 GPU-hours (8 × C_mid, 20,600"
+    assert "2,542 1 0%" in text.words and cheapest in text.words
+    assert max(map(len, text.splitlines())) <= 80
+    plans = text.json["plans"]
+    margin = 1.645 * max(plan["chance_se"] for plan in plans)
+    assert f"are known to ±{margin:.0%} (90% intervals). That plan is the first whose share" in text.words
+    assert text.json["cheapest"]["cost"] == 8 * 2542 + 240 and len(plans) == 2
 
 
-def test_the_command_plans_on_from_a_pilot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "pilot.csv", pilot(4000, 16))
-    argv = ["plan", path, "--budgets", "1.1", "--evaluations", "2", "--runs", "5"]
-    assert main(argv) == 0
-    text = " ".join(capsys.readouterr().out.split())
+def test_the_command_plans_on_from_a_pilot_until_it_identifies_the_ceiling(command: Command) -> None:
+    write(Path("pilot.csv"), pilot(4000, 16))
+    text = command("plan pilot.csv --budgets 1.1 --evaluations 2 --runs 5").words
     assert "16 evaluations up to 4,000 GPU-hours" in text and "4,400 1.1 0%" in text
     assert "None of these plans reaches 80%" in text
+    write(Path("long.csv"), pilot(40_000, 40))
+    known = command("plan long.csv --json plan.json")
+    assert "The pilot already identifies A to ±0.02: no more is needed" in known.words
+    assert known.json["known"] and known.json["plans"] == [] and known.json["cheapest"] is None
 
 
-def test_after_a_pilot_that_identifies_the_ceiling_no_more_is_needed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = write(tmp_path / "long.csv", pilot(40_000, 40)), tmp_path / "plan.json"
-    assert main(["plan", path, "--json", str(out)]) == 0
-    assert "The pilot already identifies A to ±0.02: no more is needed" in " ".join(
-        capsys.readouterr().out.split()
-    )
-    content = json.loads(out.read_text())
-    assert content["known"] and content["plans"] == [] and content["cheapest"] is None
-
-
-def test_assumptions_are_printed_with_what_the_precision_means(capsys: pytest.CaptureFixture[str]) -> None:
-    plans = ["--budgets", "4", "--evaluations", "10", "--runs", "5"]
-    assumed = ["--c-mid", "1250", "5000", "--r0", "0.4", "--autocorrelation", "0.5"]
-    assert main(["plan", *assumed, *plans]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+def test_assumptions_are_printed_with_what_the_precision_means(command: Command) -> None:
+    plans = "--budgets 4 --evaluations 10 --runs 5"
+    text = command(f"plan --c-mid 1250 5000 --r0 0.4 --autocorrelation 0.5 {plans}").words
     assert "C_mid from 1,250 to 5,000 (the multiples below are of 2,500)" in text
     assert "correlated by 0.5. ±0.02 is 20% of a rise of 0.10" in text and "10,000 4 " in text
-    assert main(["plan", "--c-mid", "9", "--r0", "0.1", *plans]) == 0
-    assert "of a rise of" not in " ".join(capsys.readouterr().out.split())
+    assert "of a rise of" not in command(f"plan --c-mid 9 --r0 0.1 {plans}").words
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -229,57 +203,3 @@ def test_the_help_lists_the_commands_with_an_example_of_each(capsys: pytest.Capt
     for command, about in COMMANDS.items():
         assert about.split(":")[0] in " ".join(text.split())
         assert f"  python -m trainer.scaling {command} " in text
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        ([], "--c-mid and --r0"),
-        (["--c-mid", "9", "--r0", ".6"], "expected 0 ≤ R0 < low"),
-        (["--c-mid", "0", "--r0", ".3"], "--c-mid: 0 is out of range"),
-        (["--c-mid", "inf", "--r0", ".3"], "--c-mid: inf is out of range"),
-        (["--c-mid", "9", "3", "--r0", ".3"], "--c-mid 9 3: expected a compute above 0, or LOW HIGH"),
-        (["--c-mid", "1", "2", "3", "--r0", ".3"], "--c-mid 1 2 3: expected a compute above 0, or LOW"),
-        (["--c-mid", "9", "--r0", ".3", "--autocorrelation", "1"], "--autocorrelation: 1 is out of range"),
-        (["falling.csv", "--autocorrelation", ".5"], "--autocorrelation is for planning without a pilot"),
-        (
-            ["--c-mid", "9", "--r0", ".3", "--evaluations", "4"],
-            "--evaluations 4: expected 5 or more",
-        ),
-        (["--c-mid", "9", "--r0", ".3", "--noise", "0"], "--noise: 0"),
-        (["--c-mid", "9", "--r0", ".3", "--runs", "2"], "--runs: 2"),
-        (["few.csv", "few.csv"], "fewer than 5"),
-        (["jump.csv", "falling.csv"], "a sigmoid does not describe this pilot"),
-        (["falling.csv"], "fallen from its peak"),
-        (["low.csv"], "below the curve: a collapse, or a bad evaluation; evaluate again before planning"),
-        (["falling.csv", "--c-mid", "3"], "--c-mid is for planning without a pilot"),
-        (["falling.csv", "--a", ".5", ".6"], "--a is for planning without a pilot"),
-        (
-            ["--c-mid", "9", "--r0", ".3", "--samples", "8", "--drop-before", "2"],
-            "--samples, --drop-before: only for reading a pilot, and there is none",
-        ),
-        (["--c-mid", "1e305", "--r0", ".3"], "--c-mid: 1e305 is out of range"),
-        (["flat.csv"], "it cannot be said when the reward will rise"),
-        (["zeros.csv"], "it cannot be said when the reward will rise"),
-        (["unsure.csv"], "error: unsure.csv: fit: R0's standard error is 5.0"),
-        (["jump.csv"], "a sigmoid does not describe this pilot"),
-        (["exact.csv"], "give --noise"),
-        (["falling.csv", "--budgets", "1"], "--budgets 1: expected more than 1"),
-    ],
-)
-def test_wrong_use_is_one_line_and_exit_code_2(
-    argv: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("few.csv").write_text("gpu_hours,pass_rate\n0,.3\n1,.4\n2,.5\n")
-    Path("jump.csv").write_text("gpu_hours,pass_rate\n" + "\n".join(f"{i},{i // 9}" for i in range(10)))
-    for name, law in (("flat", replace(SCALERL, A=0.3)), ("zeros", Sigmoid(0, 0, 1, 1)), ("exact", SCALERL)):
-        write(Path(f"{name}.csv"), simulated(law, np.linspace(250, 4000, 16), 0.0, None))
-    write(Path("falling.csv"), falling())
-    write(Path("low.csv"), with_rewards(pilot(8000, 32), {31: 0.35}))
-    write(Path("unsure.csv"), simulated(SCALERL, np.linspace(250, 4000, 16), 5.0, None))
-    assert_one_line_and_exit_code_2(["plan", *argv], says, capsys)

@@ -1,7 +1,5 @@
 """Promises of the pictures: sized for a paper, every run is named with its ceiling, if that is identified."""
 
-from __future__ import annotations
-
 import re
 import struct
 from dataclasses import replace
@@ -12,24 +10,20 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from simulated import PAPER, simulated
 
-from trainer.scaling import Curve, EvalPoint, Sigmoid, curve_of, fit_curve, plot_curve
+from trainer.scaling import EvalPoint, Sigmoid, curve_of, fit_curve, plot_curve
 from trainer.scaling.plot import COLOURS, Named, _curves, _looks, _reward_axis, ceiling, forecast_end, plot
-
-LAW = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 
 
 def named(name: str, law: Sigmoid, last: float = 16_000) -> Named:
-    points = tuple(
-        EvalPoint(i, c, float(law.reward(c)), 0.005) for i, c in enumerate(np.arange(500, last, 500.0))
-    )
-    curve = Curve(name, "GPU-hours", points, law.R0)
+    curve = simulated(law, np.arange(500, last, 500.0), 0.005, None, name)
     return name, curve, fit_curve(curve)
 
 
 @pytest.fixture(scope="module")
 def runs() -> list[Named]:
-    return [named("ScaleRL", LAW), named("DAPO", replace(LAW, A=0.52)), named("short", LAW, 4000)]
+    return [named("ScaleRL", PAPER), named("DAPO", replace(PAPER, A=0.52)), named("short", PAPER, 4000)]
 
 
 def size(png: Path) -> tuple[int, int]:
@@ -96,9 +90,7 @@ def test_the_y_axis_holds_the_whole_band(runs: list[Named]) -> None:
         assert low <= bottom and high >= min(1.0, top)
 
 
-def test_beyond_the_data_an_unidentified_run_has_a_range_and_no_line(
-    runs: list[Named],
-) -> None:
+def test_beyond_the_data_an_unidentified_run_has_a_range_and_no_line(runs: list[Named]) -> None:
     assert dashes(drawn(runs[:1])[0]) == ["-", "--", ":"]  # fit, forecast, ceiling
     axes, _ = drawn(runs[2:])
     assert dashes(axes) == ["-"]
@@ -106,19 +98,17 @@ def test_beyond_the_data_an_unidentified_run_has_a_range_and_no_line(
 
 
 def test_a_run_that_has_fallen_has_no_curve_and_no_forecast() -> None:
-    name, curve, _ = named("fallen", LAW)
+    name, curve, _ = named("fallen", PAPER)
     points = tuple(replace(p, pass_rate=p.pass_rate - max(0, p.compute - 8000) / 3e4) for p in curve.points)
     curve = replace(curve, points=points)
     fit = fit_curve(curve)
     assert not fit.predictable
     axes, heights = drawn([(name, curve, fit)])
     assert dashes(axes) == ["-"] and axes.lines[-1].get_xdata()[-1] == points[-1].compute
-    assert heights == [p.pass_rate for p in points] and ceiling(fit) == "A not identified"
+    assert heights == [p.pass_rate for p in curve.evaluations] and ceiling(fit) == "A not identified"
 
 
-def test_a_forecast_reaches_as_far_as_the_longest_run_but_not_beyond_ten_times_its_own(
-    runs: list[Named],
-) -> None:
+def test_a_forecast_reaches_to_the_longest_run_but_not_beyond_ten_times_its_own(runs: list[Named]) -> None:
     short = runs[2][1]  # up to 3,500
     ends = [forecast_end(short, longest) for longest in (3500, 12_000, 20_000)]
     assert ends == [4 * 3500, 2 * 12_000, 10 * 3500]
@@ -138,6 +128,23 @@ def test_every_run_has_a_mark_of_its_own_and_no_two_look_alike(runs: list[Named]
     several = [(str(i), *runs[0][1:]) for i in range(49)]
     looks = [(look["color"], look["marker"]) for look in _looks(several).values()]
     assert len({mark for _, mark in looks[:7]}) == 7 and len(set(looks)) == 49
+
+
+def test_the_picture_of_recipes_is_the_paper_s_with_a_mark_per_recipe_and_no_doubtful_one(
+    runs: list[Named], tmp_path: Path
+) -> None:
+    full, dapo, short = (run[1:] for run in runs)
+    recipes: list[Named] = [("two", *full), ("two", *dapo), ("one", *dapo)]
+    doubtful: list[Named] = [("doubtful", *full), ("doubtful", *short)]
+    plot([*recipes, *doubtful], tmp_path / "e.svg", panels="log efficiency")
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "e.svg").read_text(encoding="utf-8"))
+    names = [text for text in texts if re.match("two|doubtful", text)]
+    B = dapo[1].B
+    assert names == ["two (2 runs)", "doubtful (2 runs)"]
+    assert any(f", B = {B.value:.2f} ({B.low:.2f} to" in text and text[:8] == "one: A =" for text in texts)
+    plot(doubtful[1:], tmp_path / "none.svg", panels="log efficiency")
+    text = (tmp_path / "none.svg").read_text(encoding="utf-8")
+    assert text.count('id="axes_') == 1 and "log [(R" not in text  # the curves alone
 
 
 def test_the_efficiency_plot_leaves_out_what_has_no_ceiling(runs: list[Named], tmp_path: Path) -> None:

@@ -1,25 +1,51 @@
 """Promises of the posterior: it is the brute-force integral, and outliers and order do not matter."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from scipy.special import logsumexp
 from simulated import measured
 
 from trainer.scaling import Sigmoid, curve, fit
-from trainer.scaling.curve.families import robust
+from trainer.scaling.curve.families import B_RANGE, MAX_REACH, robust
 from trainer.scaling.curve.marginal import CORRELATED_SHARE, CORRELATIONS, NOISE_PRIOR_POINTS, Data
 from trainer.scaling.curve.posterior import posterior
 
+Array = np.ndarray
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)
 
 
-def quantiles(value: np.ndarray, log_weight: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:
-    order = np.argsort(value.ravel())
-    weight = np.exp(log_weight.ravel()[order] - log_weight.max())
-    total = np.cumsum(weight)
-    return value.ravel()[order][np.searchsorted(total / total[-1], levels)]
+def brute_force(data: Data, b: Array, c_mid: Array, R0: Array, A: Array) -> tuple[Array, float]:
+    """The posterior on the grid (B, C_mid, R0, A), and the probability that errors are correlated.
+
+    p(R0, A, log B, log C_mid) ∝ Σ_ρ p(ρ) |Σ_ρ|^-½ (ν₀ + eᵀ Σ_ρ⁻¹ e)^-((n + ν₀) / 2) where 0 ≤ R0 ≤ A.
+    Errors are correlated in compute: by ρ at the median distance of two evaluations.
+    """
+    c, n, share = data.compute, len(data.compute), CORRELATED_SHARE
+    gaps = np.abs(c[:, None] - c) / np.median(np.diff(c))
+    s = 1 / (1 + (c_mid[:, None] / c) ** b[:, None, None])
+    r, a = R0[:, None], A[None, :]
+    weights = []
+    for rho in (0.0, *CORRELATIONS):
+        shape = share * rho**gaps + (1 - share) * np.eye(n) if rho else np.eye(n)
+        whiten = np.linalg.inv(np.linalg.cholesky(data.sd[0] ** 2 * shape))
+        low, high, y = (1 - s) @ whiten.T, s @ whiten.T, whiten @ data.reward
+        pairs = ((low, low), (low, high), (high, high), (low, y), (high, y))
+        u, v, q, g, h = ((x * z).sum(-1)[..., None, None] for x, z in pairs)
+        sse = y @ y - 2 * r * g - 2 * a * h + r**2 * u + 2 * r * a * v + a**2 * q
+        prior = (0.5 if rho == 0 else 0.5 / len(CORRELATIONS)) * np.linalg.det(whiten * data.sd[0])
+        weight = prior * ((NOISE_PRIOR_POINTS + sse) / n) ** (-(n + NOISE_PRIOR_POINTS) / 2)
+        weights.append(np.where(r <= a, weight, 0))
+    total = np.sum(weights, 0)
+    return total, 1 - float(weights[0].sum() / total.sum())
+
+
+def assert_distributed(drawn: Array, value: Array, weight: Array, tolerance: float) -> None:
+    """Quantiles of the draws are those of the weighted values, to a share of the interval's width."""
+    value, levels = np.broadcast_to(value, weight.shape).ravel(), (0.05, 0.5, 0.95)
+    order = np.argsort(value)
+    total = np.cumsum(weight.ravel()[order])
+    expected = value[order][np.searchsorted(total / total[-1], levels)]
+    width = expected[2] - expected[0]
+    np.testing.assert_allclose(np.quantile(drawn, levels), expected, atol=tolerance * width)
 
 
 EVEN = np.linspace(0.02, 0.16, 14)
@@ -27,47 +53,45 @@ UNEVEN = np.r_[np.linspace(0.02, 0.05, 7), 0.0501, 0.08, np.linspace(0.1, 0.18, 
 
 
 @pytest.mark.parametrize(("rho", "c"), [(0.0, EVEN), (0.85, EVEN), (0.85, UNEVEN)])
-def test_the_draws_are_the_brute_force_integral_over_noise_and_parameters(rho: float, c: np.ndarray) -> None:
-    """R0 and errors given: p(A, log B, log C_mid) ∝ Σ_ρ p(ρ) |Σ_ρ|^-½ (ν₀ + eᵀ Σ_ρ⁻¹ e)^-((n + ν₀) / 2).
-
-    Errors are correlated in compute: by ρ at the median distance of two evaluations.
-    """
+def test_with_a_known_start_draws_are_the_brute_force_integral(rho: float, c: Array) -> None:
     rng, n, sd = np.random.default_rng(4), 14, 0.012
-    gaps = np.array([[abs(x - y) for y in c] for x in c]) / np.median([c[i + 1] - c[i] for i in range(n - 1)])
+    gaps = np.abs(c[:, None] - c) / np.median(np.diff(c))
     noise = np.linalg.cholesky(rho**gaps) @ rng.uniform(-1.5, 1.5, n)  # no outliers
-    y = LAW.reward(c) + sd * noise
-    result = posterior(Data(c, y, np.full(n, sd), True, LAW.R0, 0.0), draws=20_000)
-
+    data = Data(c, LAW.reward(c) + sd * noise, np.full(n, sd), True, LAW.R0, 0.0)
+    result = posterior(data, draws=20_000)
     wide = 2.0 if rho and c is EVEN else 1.0  # the box: what is beyond it has next to no weight
-    A = np.linspace(LAW.A - 0.2 * wide, 1, 141)[:, None, None]
-    b = np.geomspace(LAW.B / 1.6**wide, LAW.B * 1.6**wide, 121)[None, :, None]
-    c_mid = np.geomspace(LAW.C_mid / 1.5**wide, LAW.C_mid * 1.5**wide, 121)[None, None, :]
-    s = 1 / (1 + (c_mid[..., None] / c) ** b[..., None])
-    terms, prior_points = [], NOISE_PRIOR_POINTS
-    share = CORRELATED_SHARE
-    for r in (0.0, *CORRELATIONS):
-        shape = share * r**gaps + (1 - share) * np.eye(n) if r else np.eye(n)
-        whiten = np.linalg.inv(np.linalg.cholesky(sd**2 * shape))
-        gained, by = whiten @ (y - LAW.R0), s @ whiten.T  # the error is linear in A: gained - (A - R0) by
-        Q = gained @ gained - 2 * (A - LAW.R0) * (by @ gained) + (A - LAW.R0) ** 2 * (by**2).sum(-1)
-        prior = 0.5 if r == 0 else 0.5 / len(CORRELATIONS)
-        log_det = np.linalg.slogdet(sd**2 * shape)[1]
-        terms.append(np.log(prior) - 0.5 * log_det - (n + prior_points) / 2 * np.log(prior_points + Q))
-    log_p = logsumexp(terms, axis=0)
-    faces = (log_p[0], log_p[:, 0], log_p[:, -1], log_p[..., 0], log_p[..., -1])
-    assert max(f.max() for f in faces) < log_p.max() - 6
-    levels = (0.05, 0.5, 0.95)
-    ahead = LAW.R0 + (A - LAW.R0) / (1 + (c_mid / 0.32) ** b)
-    for name, value, drawn in (
-        ("A", np.broadcast_to(A, log_p.shape), result.draws.A),
-        ("B", np.broadcast_to(b, log_p.shape), result.draws.B),
-        ("C_mid", np.broadcast_to(c_mid, log_p.shape), result.draws.C_mid),
-        ("reward at 2x", ahead, result.draws.reward(0.32)),
-    ):
-        expected = quantiles(value, log_p, levels)
-        width = expected[2] - expected[0]
-        np.testing.assert_allclose(np.quantile(drawn, levels), expected, atol=0.05 * width, err_msg=name)
-    assert (result.autocorrelated_prob > 0.5) == (rho > 0)
+    b = np.geomspace(LAW.B / 1.6**wide, LAW.B * 1.6**wide, 121)
+    c_mid = np.geomspace(LAW.C_mid / 1.5**wide, LAW.C_mid * 1.5**wide, 121)
+    A = np.linspace(LAW.A - 0.2 * wide, 1, 141)
+    weight, correlated = brute_force(data, b, c_mid, np.array([LAW.R0]), A)
+    faces = (weight[0], weight[-1], weight[:, 0], weight[:, -1], weight[..., 0])
+    assert max(f.max() for f in faces) < weight.max() * np.exp(-6)
+    B, M = b[:, None, None, None], c_mid[:, None, None]
+    ahead = LAW.R0 + (A - LAW.R0) / (1 + (M / 0.32) ** B)
+    draws = result.draws
+    for drawn, value in ((draws.A, A), (draws.B, B), (draws.C_mid, M), (draws.reward(0.32), ahead)):
+        assert_distributed(drawn, value, weight, 0.05)
+    assert (result.autocorrelated_prob > 0.5) == (rho > 0) == (correlated > 0.5)
+
+
+def test_where_the_start_is_unknown_draws_are_the_brute_force_integral_over_starts_from_0_to_A() -> None:
+    law, rng, n, sd = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05), np.random.default_rng(4), 10, 0.03
+    c = np.linspace(0.02, 0.16, n)
+    y = law.reward(c) + sd * rng.uniform(-1.5, 1.5, n)  # no outliers
+    data = Data(c, y, np.full(n, sd), True, None, 0.0)
+    grid = np.geomspace(0.8, 8, 45), np.geomspace(0.03, 0.1, 51), *np.linspace([0, 0.6], [0.5, 1], 41).T
+    weight, _ = brute_force(data, *grid)
+    # all there is: hardly any of it beyond that grid
+    unit = np.linspace(0, 1, 21)
+    everywhere = np.geomspace(*B_RANGE, 31), np.geomspace(c[0] / 3, c[-1] * MAX_REACH, 51), unit, unit
+    coarse, _ = brute_force(data, *everywhere)
+    inside = np.ix_(*((x >= g[0]) & (x <= g[-1]) for x, g in zip(everywhere, grid, strict=True)))
+    assert coarse[inside].sum() > 0.98 * coarse.sum()
+    draws = posterior(data, draws=20_000).draws
+    values = np.meshgrid(*grid, indexing="ij", sparse=True)
+    for drawn, value in zip((draws.B, draws.C_mid, draws.R0, draws.A), values, strict=True):
+        assert_distributed(drawn, value, weight, 0.1)
+    assert (draws.R0 >= 0).all() and (draws.R0 <= draws.A).all()
 
 
 def test_outliers_lose_their_weight_and_others_keep_theirs() -> None:
@@ -105,17 +129,6 @@ def test_the_same_points_give_the_same_draws_in_any_order() -> None:
     one, two = fit(c, y, R0=0.11), fit(c[::-1], y[::-1], R0=0.11)
     assert one.draws is not None and two.draws is not None
     assert one == two and (one.draws.A == two.draws.A).all()
-
-
-def test_compute_for_a_reward_is_the_inverse_of_the_reward_draw_by_draw() -> None:
-    c = np.linspace(0.01, 0.3, 20)
-    result = fit(c, LAW.reward(c), np.full(20, 0.01), R0=0.11)
-    budgets = result.forecast.compute_for(0.6)
-    np.testing.assert_allclose(np.diag(result.forecast.reward(budgets)), 0.6, atol=1e-3)
-    assert np.isinf(result.compute_for(0.99).high) and result.forecast.compute_for(0.1).max() == 0
-    law = result.sigmoid
-    assert law.reward(law.compute_for(0.6)) == pytest.approx(0.6)
-    assert (law.compute_for(0.1), law.compute_for(0.99)) == (0, np.inf)
 
 
 def test_a_long_series_is_fitted_as_its_means() -> None:

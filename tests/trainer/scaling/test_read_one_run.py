@@ -1,13 +1,9 @@
 """Promise of FILE/RUN: one run, or those that match, of a table of several, compressed or not."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
-import pytest
-
-from trainer.scaling.__main__ import main
+from helpers.commands import Command
 
 HEAD = "run,step,gpu_hours,eval/pass_rate,scorer\n"
 
@@ -16,34 +12,24 @@ def rows(run: str, gain: float) -> str:
     return "".join(f"{run},{i},{i},{gain + i / 32},number\n" for i in range(9))
 
 
-def test_runs_are_chosen_by_name_or_pattern_on_the_command_line_and_in_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "curves.csv.gz"
-    path.write_bytes(gzip.compress((HEAD + rows("a-0", 0.1) + rows("a-1", 0.2) + rows("b-0", 0.3)).encode()))
-    (tmp_path / "runs.toml").write_text('[recipe.a]\nruns = ["curves.csv.gz/a-*"]\n')
-    one = tmp_path / "one.csv"
-    one.write_text(HEAD + rows("c-0", 0.15))
-    inputs = [f"{path}/b-0", f"{tmp_path}/runs.toml", f"{one}/c-0"]
-    assert main(["compare", *inputs]) == 0
-    shown = capsys.readouterr().out.replace("\n", "")
-    assert all(f"{file}/{run}" in shown for file, run in ((path, "a-0"), (path, "a-1"), (path, "b-0")))
-    assert "a       2" in shown and "b-0     1" in shown and "c-0     1" in shown
-    assert main(["fit", f"{path}/d-*"]) == 2
-    assert f"{path} has no run 'd-*'; it has a-0, a-1, b-0" in capsys.readouterr().err
+def test_runs_are_chosen_by_name_or_pattern_on_the_command_line_and_in_a_file(command: Command) -> None:
+    table = HEAD + rows("a-0", 0.1) + rows("a-1", 0.2) + rows("b-0", 0.3)
+    Path("curves.csv.gz").write_bytes(gzip.compress(table.encode()))
+    Path("runs.toml").write_text('[recipe.a]\nruns = ["curves.csv.gz/a-*"]\n')
+    Path("one.csv").write_text(HEAD + rows("c-0", 0.15))
+    shown = command("compare curves.csv.gz/b-0 runs.toml one.csv/c-0")
+    assert all(f"curves.csv.gz/{run}" in shown for run in ("a-0", "a-1", "b-0"))
+    assert all(line in shown for line in ("a       2", "b-0     1", "c-0     1"))
+    refusal = command("fit 'curves.csv.gz/d-*'", exit_code=2)
+    assert "curves.csv.gz has no run 'd-*'; it has a-0, a-1, b-0" in refusal
 
 
-def test_columns_named_like_settings_tell_runs_that_cannot_be_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.csv").write_text(HEAD + rows("a", 0.1))
-    (tmp_path / "b.csv").write_text(HEAD + rows("b", 0.2).replace("number", "text"))
-    assert main(["compare", *(f"{tmp_path}/{name}.csv" for name in "ab")]) == 0
-    assert "The runs differ in the scorer: 'number' (a), 'text' (b)." in capsys.readouterr().out
+def test_columns_named_like_settings_tell_runs_that_cannot_be_compared(command: Command) -> None:
+    Path("a.csv").write_text(HEAD + rows("a", 0.1))
+    Path("b.csv").write_text(HEAD + rows("b", 0.2).replace("number", "text"))
+    assert "The runs differ in the scorer: 'number' (a), 'text' (b)." in command("compare a.csv b.csv")
 
 
-def test_a_damaged_archive_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "curves.csv.gz"
-    path.write_bytes(gzip.compress(HEAD.encode())[:-9])
-    assert main(["fit", str(path)]) == 2
-    assert f"{path}: " in (err := capsys.readouterr().err) and err.count("\n") == 1
+def test_a_damaged_archive_is_one_clear_line(command: Command) -> None:
+    Path("curves.csv.gz").write_bytes(gzip.compress(HEAD.encode())[:-9])
+    assert "curves.csv.gz: " in command("fit curves.csv.gz", exit_code=2)

@@ -1,7 +1,6 @@
 """Promises of compute by time: any unit, dates and clocks, without pauses, from any W&B chart."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,15 +15,15 @@ GPU_HOURS = [(4.0, 0.2), (8.0, 0.3), (16.0, 0.4), (32.0, 0.5)]  # with 8 devices
 DATE = 1_760_000_000
 
 
-@pytest.mark.parametrize(
-    ("column", "in_hours"),
-    [
-        ("hours", 1), ("time_hours", 1), ("Time (h)", 1), ("elapsed_h", 1), ("wall-clock hours", 1),
-        ("elapsed_min", 60), ("minutes", 60), ("training time (min)", 60), ("days", 1 / 24),
-        ("time_days", 1 / 24), ("elapsed_s", 3600), ("seconds", 3600), ("wall_time", 3600), ("time", 3600),
-        ("time_ms", 3.6e6), ("elapsed_seconds", 3600), ("train/time_hours", 1), ("time/time_elapsed", 3600),
-    ],
-)  # fmt: skip
+UNITS = {
+    1.0: ("hours", "time_hours", "Time (h)", "elapsed_h", "wall-clock hours", "train/time_hours"),
+    60.0: ("elapsed_min", "minutes", "training time (min)"), 1 / 24: ("days", "time_days"),
+    3.6e6: ("time_ms",),
+    3600.0: ("elapsed_s", "seconds", "wall_time", "time", "elapsed_seconds", "time/time_elapsed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("in_hours", "column"), [(unit, name) for unit in UNITS for name in UNITS[unit]])
 def test_the_unit_of_time_is_that_of_the_name(column: str, in_hours: float, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "s.csv", {column: [t * in_hours for t in HOURS], "accuracy": REWARDS})
     reading = reading_of(path, "--devices", 8)
@@ -38,34 +37,21 @@ def test_time_alone_is_no_compute_until_the_number_of_devices_is_known(tmp_path:
         reading_of(path)
 
 
-def test_a_unit_that_no_name_gives_can_be_given(tmp_path: Path) -> None:
+def test_a_unit_that_no_name_gives_is_taken_to_be_seconds_and_said(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "sheet.csv", {"t": HOURS, "accuracy": REWARDS})
-    other = reading_of(path, "--devices", 8, "--time-column", "t", "--time-unit", "h")
-    assert pairs(other.curve) == GPU_HOURS and not other.notes
     guessed = reading_of(path, "--devices", 8, "--time-column", "t")
     assert says(guessed, "'t' is taken to be in seconds (--time-unit)")
-    path = write_csv(tmp_path / "sheet.csv", {"hours": [60 * t for t in HOURS], "accuracy": REWARDS})
-    assert pairs(reading_of(path, "--devices", 8, "--time-unit", "min").curve) == GPU_HOURS
 
 
-def test_a_long_run_in_milliseconds_is_no_date(tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "a.csv", {"time_ms": [2e9, 4e9], "acc": [0.1, 0.2]})
-    assert [p.compute for p in reading_of(path, "--devices", 18).curve.points] == [10_000, 20_000]
+ZONES = ("2026-01-31T{:02}:{:02}:00Z", "2026-01-31 {:02}:{:02}:00", "2026-01-31T{:02}:{:02}:00+02:00")
+DATES = [[form.format(9 + int(t), int(t * 60) % 60) for t in HOURS] for form in ZONES]
+STAMPS = [[int((DATE + 3600 * t) * 10**digits) for t in HOURS] for digits in (0, 3, 6, 9)]
 
 
-@pytest.mark.parametrize("digits", [0, 3, 6, 9])
-def test_dates_may_be_in_seconds_or_smaller_units(digits: int, tmp_path: Path) -> None:
-    stamps = [int((DATE + 3600 * t) * 10**digits) for t in HOURS]
-    path = write_csv(tmp_path / "a.csv", {"step": [0, 5, 10, 20, 40], "timestamp": stamps, "acc": REWARDS})
-    assert pairs(reading_of(path, "--devices", 8).curve) == GPU_HOURS
-
-
-@pytest.mark.parametrize(
-    "form", ["2026-01-31T{:02}:{:02}:00Z", "2026-01-31 {:02}:{:02}:00", "2026-01-31T{:02}:{:02}:00+02:00"]
-)
-def test_written_dates_are_clocks(form: str, tmp_path: Path) -> None:
-    dates = [form.format(9 + int(t), int(t * 60) % 60) for t in HOURS]
-    path = write_csv(tmp_path / "a.csv", {"step": [0, 5, 10, 20, 40], "date": dates, "acc": REWARDS})
+@pytest.mark.parametrize("clock", [*DATES, *STAMPS], ids=lambda clock: str(clock[0]))
+def test_dates_are_clocks_in_seconds_or_smaller_units_or_written(clock: list[object], tmp_path: Path) -> None:
+    name = "date" if isinstance(clock[0], str) else "timestamp"
+    path = write_csv(tmp_path / "a.csv", {"step": [0, 5, 10, 20, 40], name: clock, "acc": REWARDS})
     assert pairs(reading_of(path, "--devices", 8).curve) == GPU_HOURS
 
 
@@ -132,38 +118,32 @@ def chart(path: Path, x: str, values: Sequence[object], steps: bool = True, run:
     return write_csv(path, table)
 
 
+RELATIVE = [95, 3695, 7295, 14495]
+WALL = [DATE + t for t in RELATIVE]
+CLOCKS = [("Relative Time (Process)", RELATIVE), ("Relative Time (Wall)", RELATIVE), ("Wall Time", WALL)]
+
+
 @pytest.mark.parametrize("run", ["grpo", "Group: grpo - lr 1e-6"])
-@pytest.mark.parametrize(
-    ("x", "values"),
-    [
-        ("Relative Time (Process)", [95, 3695, 7295, 14495]),
-        ("Relative Time (Wall)", [95, 3695, 7295, 14495]),
-        ("Wall Time", [DATE + t for t in (95, 3695, 7295, 14495)]),
-    ],
-)
+@pytest.mark.parametrize(("x", "values"), CLOCKS)
 def test_a_chart_over_time_is_read_with_the_devices(
     x: str, values: list[int], run: str, tmp_path: Path
 ) -> None:
-    path = chart(tmp_path / "w.csv", x, values, run=run)
-    reading = reading_of(path, "--devices", 8)
-    assert pairs(reading.curve) == [(8, 0.2), (16, 0.3), (32, 0.4)] and start_of(reading.curve) == 0.1
-    assert reading.curve.name == f"{path}: {run}"
-    path = chart(tmp_path / "w.csv", x, values, steps=False, run=run)
-    with pytest.raises(
-        ConfigError, match=f"only as time, {x!r}: give --devices N".replace("(", r"\(").replace(")", r"\)")
-    ):
+    for steps, start in ((True, []), (False, ["--start", "first"])):
+        path = chart(tmp_path / "w.csv", x, values, steps, run)
+        reading = reading_of(path, "--devices", 8, *start)
+        assert pairs(reading.curve) == [(8, 0.2), (16, 0.3), (32, 0.4)] and start_of(reading.curve) == 0.1
+        assert reading.curve.name == f"{path}: {run}"
+    with pytest.raises(ConfigError, match=re.escape(f"only as time, {x!r}: give --devices N")):
         reading_of(path)
-    reading = reading_of(path, "--devices", 8, "--start", "first")
-    assert pairs(reading.curve) == [(8, 0.2), (16, 0.3), (32, 0.4)] and start_of(reading.curve) == 0.1
 
 
 def test_without_steps_the_start_of_a_chart_over_time_is_asked_for_or_said(tmp_path: Path) -> None:
-    path = chart(tmp_path / "w.csv", "Wall Time", [DATE + t for t in (95, 3695, 7295, 14495)], steps=False)
+    path = chart(tmp_path / "w.csv", "Wall Time", WALL, steps=False)
     with pytest.raises(ConfigError, match="--start first if the first row is from before step 1"):
         reading_of(path, "--devices", 8)
     other = reading_of(path, "--devices", 8, "--start", "2025-10-09T08:53:20Z")  # DATE
     assert pairs(other.curve)[0] == (pytest.approx(95 * 8 / 3600), 0.1)
-    path = chart(tmp_path / "w.csv", "Relative Time (Process)", [95, 3695, 7295, 14495], steps=False)
+    path = chart(tmp_path / "w.csv", "Relative Time (Process)", RELATIVE, steps=False)
     reading = reading_of(path, "--devices", 8)
     assert says(reading, "counted from the zero of 'Relative Time (Process)'", "--start first")
 
@@ -181,7 +161,5 @@ def test_the_runs_of_a_chart_over_time_do_not_share_their_rows(tmp_path: Path) -
     for run, values in (("a", [0.1, "", 0.2, "", 0.3, ""]), ("b", ["", 0.1, "", 0.2, "", 0.3])):
         table |= {f"{run} - eval/acc{ending}": values for ending in ("", "__MIN", "__MAX")}
     a, b = readings_of(write_csv(tmp_path / "w.csv", table), "--devices", 1, "--start", "first")
-    assert pairs(a.curve) == [(1, 0.2), (2, 0.3)] and pairs(b.curve) == [
-        (1, 0.2),
-        (pytest.approx(24.9986, rel=1e-4), 0.3),
-    ]
+    assert pairs(a.curve) == [(1, 0.2), (2, 0.3)]
+    assert pairs(b.curve) == [(1, 0.2), (pytest.approx(24.9986, rel=1e-4), 0.3)]

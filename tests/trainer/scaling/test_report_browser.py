@@ -3,8 +3,6 @@
 Skipped where there is no Chromium; SIGMOID_RL_REQUIRE_BROWSER=1 (.ci/run sets it) makes that a failure.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -14,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_folder import HOSTILE, LAW, write_run
+from report_folder import HOSTILE, LAW, report_run, write_run
 
-from trainer.scaling import Curve, EvalPoint, fit_curve
-from trainer.scaling.backtest import backtest, error_at_2x
-from trainer.scaling.reading.read import Reading
+from trainer.scaling import Curve, EvalPoint
 from trainer.scaling.report.page import page
 from trainer.scaling.report.run import Run, run_of_folder
 
@@ -56,23 +52,18 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     first, second = (run_of_folder(write_run(folder / f"{n}<b>", lr)) for n, lr in (("a", 1e-5), ("b", 2e-5)))
     slow = replace(LAW, C_mid=0.3)
     points = tuple(EvalPoint(i, 0.02 * i, float(slow.reward(0.02 * i)), 0.01) for i in range(1, 9))
-    third = a_table(Curve("table", "core-hours", points, None))
+    third = report_run(Curve("table", "core-hours", points, None))
     assert first.fit.identified and not third.fit.identified
     paths = {}
     many = [named(third, f"a recipe of a rather long name, seed {i}") for i in range(5)]
     low = (*points, *(EvalPoint(8 + j, 0.16 + j / 100, 0.11, 0.001) for j in range(1, 4)))
-    fallen = a_table(Curve("fallen", "core-hours", low, None))
+    fallen = report_run(Curve("fallen", "core-hours", low, None))
     assert not fallen.fit.predictable
     many += [named(fallen, f"fallen {i}") for i in range(4)]  # all names at one place
     for name, runs in {"one": [first], "three": [first, second, third], "many": [second, *many]}.items():
         paths[name] = folder / f"{name}.html"
         paths[name].write_text(page(runs), encoding="utf-8")
     return paths
-
-
-def a_table(curve: Curve) -> Run:
-    reading = Reading(curve, "'core_hours'", "'val/score'", "'se'", "val/score")
-    return Run(curve.name, curve.name, reading, fit_curve(curve), error_at_2x(backtest(curve)), None)
 
 
 def named(run: Run, name: str) -> Run:

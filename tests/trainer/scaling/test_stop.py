@@ -1,7 +1,5 @@
 """Promises of `forecast.stop`: a run ends near its ceiling, and neither before nor for another reason."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

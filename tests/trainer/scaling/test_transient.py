@@ -1,18 +1,15 @@
 """Promises of dropping early points: a transient goes, and nothing else does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from simulated import measured
+from simulated import PAPER, measured
 
-from trainer.scaling import Curve, Sigmoid, fit_curve
+from trainer.scaling import Curve, fit_curve
 from trainer.scaling.curve.fit import without_transient
 
-PAPER = Sigmoid(R0=0.30, A=0.61, B=1.92, C_mid=2542)  # Table 1 of 2510.13786; its R0 is not published
 COMPUTE = np.arange(250, 8001, 250.0)
 SD = 0.005
 

@@ -1,7 +1,5 @@
 """Promises of `pip install .`: the curve works without torch; what needs more names the extra to install."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
