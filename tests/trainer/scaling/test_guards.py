@@ -27,10 +27,10 @@ def test_alike_runs_have_no_warning() -> None:
 
 
 def test_each_difference_is_one_sentence_that_names_the_recipes() -> None:
-    ours, theirs = {"model": "3B", "samples per prompt": "1"}, {"model": "8B", "samples per prompt": "4"}
-    one = replace(READING, reward_column="val-core/aime24", settings=ours)
+    small, large = {"model": "3B", "samples per prompt": "1"}, {"model": "8B", "samples per prompt": "4"}
+    one = replace(READING, reward_column="val-core/aime24", settings=small)
     unknown = replace(READING, curve=replace(RUN, R0=None))
-    other = replace(unknown, reward_column="eval/aime25", settings=theirs)
+    other = replace(unknown, reward_column="eval/aime25", settings=large)
     columns, model, samples, start = warnings({"a": [one], "b": [other]})
     assert "are of different columns: 'val-core/aime24' (a), 'eval/aime25' (b)." in columns
     assert model == "The runs differ in the model: '3B' (a), '8B' (b)."
