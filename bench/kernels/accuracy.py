@@ -32,9 +32,9 @@ OPTIONS: dict[str, Any] = {
 }
 RECORD = f"accuracy-{DEVICE}.jsonl"
 ROWS = 64  # scored rows of the log-prob checks
-LOGIT_BARS = {3.0: 5e-6, 10.0: 1.5e-5}  # max |Δlogp|, by logit std; CUDA: 1.5 × the GEMM's own error
+LOGIT_BARS = {3.0: 5e-6, 10.0: 1.5e-5}  # max Δ logp, by logit std; CUDA: 1.5 × the GEMM's own error
 GRADIENT_BARS = {"two-pass": 1.9e-3, "single-pass": 2.5e-3, "fused-epilogue": 2.5e-3, "exact": 1e-5}
-SPLIT_BARS = {3: 4e-6, 2: 3e-5}  # max |Δlogp| with FP32 weights split in bf16 parts, logit std 3
+SPLIT_BARS = {3: 4e-6, 2: 3e-5}  # max Δ logp with FP32 weights split in bf16 parts, logit std 3
 
 
 Line = tuple[str, str, float, float | None]  # what is measured, how it was computed, the error and its bar
@@ -85,10 +85,10 @@ def row_kernels(backend: str) -> tuple[str, ...]:
 
 
 def logprobs(backend: str, h: int, v: int) -> Iterator[Line]:
-    """max |Δlogp| of scoring and of training at a large head, by logit std."""
+    """max Δ logp of scoring and of training at a large head, by logit std."""
     product = "mm(out_dtype=float32)" if DEVICE == "cuda" else "FP32 mm"
     for std, bar in LOGIT_BARS.items():
-        check = f"|Δlogp| max, H={h} V={v}, logit std {std:g}"
+        check = f"Δ logp max, H={h} V={v}, logit std {std:g}"
         p = make_problem(ROWS, h, v, torch.bfloat16, DEVICE, std)
         truth = log_probs(logits64(p.hidden.detach(), p.weight.detach()), p.targets)
         gemm = worst(gemm_logprobs(p), truth)
@@ -163,14 +163,14 @@ def chunks(backend: str, n: int, h: int, v: int) -> Iterator[Line]:
 
 
 def split_weight(backend: str, h: int, v: int) -> Iterator[Line]:
-    """max |Δlogp| with FP32 weights beside bf16 hidden: in bf16 parts (Triton), or as they are."""
+    """max Δ logp with FP32 weights beside bf16 hidden: in bf16 parts (Triton), or as they are."""
     p = make_problem(ROWS, h, v, torch.float32, DEVICE)
     p = replace(p, hidden=p.hidden.detach().bfloat16().requires_grad_())
     truth = log_probs(logits64(p.hidden.detach(), p.weight.detach()), p.targets)
     for parts in SPLIT_BARS if backend == "triton" else (3,):
         error = worst(train_logprobs(p, backend, weight_parts=parts), truth)
         mode = f"{backend}, FP32 weights in {parts} bf16 parts or whole"
-        yield "|Δlogp| max, FP32 weights, logit std 3", mode, error, SPLIT_BARS[parts]
+        yield "Δ logp max, FP32 weights, logit std 3", mode, error, SPLIT_BARS[parts]
 
 
 Check = Callable[..., Iterator[Line]]

@@ -11,7 +11,7 @@ The providers take turns, so that a slow moment of the machine affects all of th
   × limit         that median over the bare GEMMs'
   peak MB         growth of memory during one call, dX and dW included: of the process's resident peak on the
                   CPU (each provider in a process of its own), of torch's allocator on CUDA
-  |Δlogp|         largest distance of a log-prob from float64, in nats
+  Δ logp          largest distance of a log-prob from float64, in nats
   dX rel, dW rel  ‖gradient − float64's‖ / ‖float64's‖
   note            "per token": log-probs that any loss can be differentiated through; its limit is 4 GEMMs
 A provider that takes more than --max-seconds a call gets a line that says so, as does one that fails.
@@ -49,7 +49,7 @@ OPTIONS: dict[str, Any] = {
     "no_memory": (False, "skip the memory measurement"),
 }
 RECORD = f"compare-{DEVICE}-{{dtype}}.jsonl"
-HEAD = ("", "ms", "TF/s", "× limit", "peak MB", "|Δlogp|", "dX rel", "dW rel", "note")
+HEAD = ("", "ms", "TF/s", "× limit", "peak MB", "Δ logp", "dX rel", "dW rel", "note")
 
 
 class Comparison:

@@ -1,6 +1,5 @@
 """Promises of the fault matrix: it sees what is wrong, and a sample of its cells has no failure."""
 
-import json
 from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import group, prompts
+from logs import write_jsonl
 
 from bench.faults import ledger_check, matrix, soak
 from bench.faults.cells import FROZEN, INF, KILLED, NAN, Cell, all_cells
@@ -37,7 +37,7 @@ def write(run_dir: Path, steps: int, version: int = 0) -> None:
         journal.trained(step, Minibatch(tuple(groups), ()))
         rows.append({"step": step})
     journal.close()
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(run_dir / "metrics.jsonl", rows)
 
 
 def problems(run_dir: Path, lag: int = 1) -> list[str]:

@@ -65,18 +65,3 @@ def test_the_command_prints_every_figure_with_its_source_and_takes_measured_rate
     for constant in (*CONSTANTS.values(), MODELS["0.6b"]):
         assert constant.source and constant.source in text
     assert "NOT MEASURED" in next(h.source for h in PUBLISHED_HEADS if h.name == "ours")
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--models=9b"], "expected some of"),
-        (["--curve-head=nobody"], "expected one of"),
-        (["--length=10"], "above --prompt"),
-    ],
-)
-def test_bad_options_say_what_was_expected(
-    options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert harness.run("gpu_hours", gpu_hours, options) == 1
-    assert problem in capsys.readouterr().err

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from bench import harness
 from bench.__main__ import benchmarks, main
@@ -98,19 +99,37 @@ def test_the_tracked_record_is_made_anew_and_published(
     assert len((tmp_path / "x-2.jsonl").read_text().splitlines()) == 3 and published == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--runs=0"], "--runs is 0; expected at least 1"),
-        (["--scale=-1"], "--scale is -1; expected at least 0"),
-        (["--table=README.md"], "README.md"),
-    ],
-)
-def test_bad_options_say_what_was_expected(
-    options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+WRONG_USE = [  # benchmark, options, what the error says
+    ("fake", "--runs=0", "--runs is 0; expected at least 1"),
+    ("fake", "--scale=-1", "--scale is -1; expected at least 0"),
+    ("fake", "--table=README.md", "README.md"),
+    ("gpu_hours", "--models=9b", "expected some of"),
+    ("gpu_hours", "--curve-head=nobody", "expected one of"),
+    ("gpu_hours", "--length=10", "above --prompt"),
+    ("pipeline", "--k=a", "whole numbers from 0 on"),
+    ("pipeline", "--k=-1", "whole numbers from 0 on"),
+    ("pipeline", "--devices=1", "expected 2 or more"),
+    ("pipeline", "--mean=100 --p95=50", "--mean 100 --p95 50: no log-normal"),
+    ("pipeline", "--engine-rate=1:x", "SEQUENCES:TOKENS/S"),
+    ("pipeline", "--engine-rate=1:5", "two points or more"),
+    ("learner", "--only=theirs", "expected one of ours, plain"),
+    ("kernels.parts", "--only=nothing", "no name contains that"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "problem"), WRONG_USE)
+def test_wrong_options_say_what_was_expected(
+    name: str, options: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("fake", fake(), options) == 1
+    module = fake() if name == "fake" else import_module(f"bench.{benchmarks()[name]}")
+    assert run(name, module, options.split()) == 1
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the promise of a machine without a GPU")
+def test_without_a_gpu_its_suite_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu", f"--out={tmp_path / 'gpu.jsonl'}"]) == 1
+    assert "torch sees no GPU" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:

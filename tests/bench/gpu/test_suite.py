@@ -47,12 +47,6 @@ def test_the_learners_batches_fill_packs_of_16k_tokens(name: str) -> None:
         assert counted["longest"] <= 4_224 and counted["fed_ours"] / counted["micro_batches"] > 12_000
 
 
-@on_cpu
-def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("gpu", suite, [f"--out={tmp_path / 'gpu.jsonl'}"]) == 1
-    assert "torch sees no GPU" in capsys.readouterr().err
-
-
 def test_a_failing_stage_stops_no_other_and_is_tried_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,14 @@ def test_a_failing_side_is_a_line_and_the_other_is_measured(
     counted = learner_step.lengths(learner_step.make_batch(learner_step.TINY), learner_step.TINY)
     share = learner_step.flops(learner_step.TINY, counted)["matmul"] / 2e9 / 2.0
     assert "plain: round 2: RuntimeError: killed" in out
-    assert f"{share:.3f}" in out and f"{counted['useful'] / 2.0:.4g}" in out
+    assert f"{share:.3f}" in out and f"{counted['useful'] / 2.0:.4g}" in out and "of plain" not in out
+    head = {"options": {"batch": "tiny", "dtype": "float32", "threads": 1}, "commit": "x"}
+    head |= {"machine": {"cpu": "x", "isa": "y"}, "versions": {"torch": "z"}}
+    times = {"ours": (2.0, 7), "plain": (5.0, 21)}
+    rows = [{"what": name, "seconds": [s], "peak_bytes": b * 10**9} for name, (s, b) in times.items()]
+    assert "ours: 2.50 × the useful tokens/s of plain (bar 1.5), 0.33 × its" in throughput.describe(
+        head, rows
+    )
 
 
 def test_completions_longer_than_the_warm_up_are_measured(folder: str) -> None:

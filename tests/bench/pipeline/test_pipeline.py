@@ -132,24 +132,6 @@ def test_the_engines_rate_is_fitted_to_what_was_measured() -> None:
     assert step == pytest.approx(0.010) and token == pytest.approx(0.001)
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--k=a"], "whole numbers from 0 on"),
-        (["--k=-1"], "whole numbers from 0 on"),
-        (["--devices=1"], "expected 2 or more"),
-        (["--mean=100", "--p95=50"], "--mean 100 --p95 50: no log-normal"),
-        (["--engine-rate=1:x"], "SEQUENCES:TOKENS/S"),
-        (["--engine-rate=1:5"], "two points or more"),
-    ],
-)
-def test_bad_options_say_what_was_expected(
-    options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert harness.run("pipeline", splits, options) == 1
-    assert problem in capsys.readouterr().err
-
-
 def test_lengths_have_the_mean_and_percentile_asked_for() -> None:
     lengths = lognormal_lengths(1000, 2500, 10**9)
     assert lengths.mean() == pytest.approx(1000, rel=0.01)

@@ -1,31 +1,26 @@
 """The figures of bench.pipeline.schemes, from records written by hand."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from logs import write_jsonl
 
 from bench.pipeline.schemes import describe, measured, window
 from bench.pipeline.virtual_run import Scheme
 from trainer import cli
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_steps_per_hour_idle_shares_and_lag_are_those_of_the_window(tmp_path: Path) -> None:
     steps = [(1, 10.0, {"0": 9}), (2, 20.0, {"0": 10}), (3, 22.0, {"1": 30}), (4, 30.0, {"1": 20})]
     rows = [{"step": s, "time": t, "train/wait_s": 0.0, "lag/histogram": lags} for s, t, lags in steps]
-    write(tmp_path / "metrics.jsonl", [{"step": 0, "time": 1.0, "eval/pass_rate": 0.0}, *rows])
+    write_jsonl(tmp_path / "metrics.jsonl", [{"step": 0, "time": 1.0, "eval/pass_rate": 0.0}, *rows])
     spans = [  # from 10 to 30 s: the learner works 3 + 8 s, engine 0 for 5 s and engine 1 for 15 s
         ("learner", "start-up", 0, 4), ("learner", "pack", 8, 13), ("learner", "idle", 13, 22),
         ("learner", "optimizer", 22, 35), ("engine", "generate", 5, 15), ("engine", "idle", 15, 40),
         ("engine-1", "generate", 11, 25), ("engine-1", "weight_update", 25, 26),
     ]  # fmt: skip
     names = ("role", "state", "start", "end")
-    write(tmp_path / "timeline.jsonl", [dict(zip(names, span, strict=True)) for span in spans])
+    write_jsonl(tmp_path / "timeline.jsonl", [dict(zip(names, span, strict=True)) for span in spans])
     row = measured(tmp_path, 1, 4)
     assert row == pytest.approx({
         "steps_per_hour": 3 * 3600 / 20, "learner_idle": 1 - 11 / 20, "engine_idle": 1 - (5 + 15) / 2 / 20,
