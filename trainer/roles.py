@@ -37,7 +37,7 @@ def end_with_launcher(launcher: int) -> None:
     global _ends_with_launcher
     _ends_with_launcher = os.getppid() == launcher
     if _ends_with_launcher:
-        _signal_at_death_of_parent(signal.SIGKILL)
+        signal_at_death_of_parent(signal.SIGKILL)
     if os.getppid() != launcher and not Path(f"/proc/{launcher}").exists():
         os._exit(1)  # it died before
 
@@ -45,10 +45,11 @@ def end_with_launcher(launcher: int) -> None:
 def started() -> None:
     """Let the role outlive the launcher from now on: the step under way is finished and saved."""
     if _ends_with_launcher:
-        _signal_at_death_of_parent(0)
+        signal_at_death_of_parent(0)
 
 
-def _signal_at_death_of_parent(number: int) -> None:
+def signal_at_death_of_parent(number: int) -> None:
+    """Have the kernel send this process a signal (0: none) when its parent dies; on Linux."""
     if prctl := getattr(ctypes.CDLL(None), "prctl", None):
         prctl(PR_SET_PDEATHSIG, number)
 

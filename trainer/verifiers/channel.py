@@ -6,7 +6,12 @@ JSON and not pickle, since the other end may have executed a model's text; its e
 import asyncio
 import json
 import socket
+from subprocess import DEVNULL
 from typing import Any
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+# Options of a process that may execute a model's text; Ctrl-C reaches the group of the launcher alone.
+DETACHED: dict[str, Any] = {"stdin": DEVNULL, "stdout": DEVNULL, "stderr": DEVNULL, "start_new_session": True}
 
 
 async def ask(conn: socket.socket, message: Any, limit: int) -> Any:

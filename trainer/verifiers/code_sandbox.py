@@ -24,20 +24,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import cycle, repeat
 from pathlib import Path
-from subprocess import DEVNULL
 from typing import Any
 
 from trainer.config import CodeConfig, ConfigError
 from trainer.types import CORRECT, UNPARSABLE, WRONG, Answer, Verdict
 from trainer.verifiers import code_runner
-from trainer.verifiers.channel import ask
+from trainer.verifiers.channel import DETACHED, ONE_THREAD, ask
 from trainer.verifiers.code_tests import Tests, parse_tests, program_of, same_output, same_result
 
 UIDS = range(30_000, 60_000)  # of root's programs, another for each: Debian reserves these and assigns none
 MAX_REPLY = 64 << 20  # bytes
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"} | dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
-)
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"} | ONE_THREAD
 _KILLED_FIRST = ("/bin/sh", "-c", 'echo 1000 >/proc/self/oom_score_adj; exec "$@"', "sh")
 _NAMESPACES = """--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try --as-pid-1
     --die-with-parent --new-session --cap-drop ALL"""
@@ -78,16 +75,9 @@ class CodeSandbox:
         ours, runner_end = socket.socketpair()
         with ours, runner_end:
             ours.setblocking(False)
+            fd = runner_end.fileno()
             process = await asyncio.create_subprocess_exec(
-                *self._command,
-                str(runner_end.fileno()),
-                pass_fds=[runner_end.fileno()],
-                env=_ENVIRONMENT,
-                stdin=DEVNULL,
-                stdout=DEVNULL,
-                stderr=DEVNULL,
-                cwd="/tmp",
-                start_new_session=True,
+                *self._command, str(fd), pass_fds=[fd], env=_ENVIRONMENT, cwd="/tmp", **DETACHED
             )
             runner_end.close()
             try:

@@ -15,9 +15,10 @@ import sys
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.roles import signal_at_death_of_parent
 from trainer.types import Outcome
 from trainer.verifiers.code_runner import Channel
-from trainer.verifiers.sandbox import die_with_parent, limit, lock_down
+from trainer.verifiers.sandbox import limit, lock_down
 from trainer.verifiers.verifier import Verifier, find
 
 READY = b"ready"
@@ -61,7 +62,7 @@ def _work(fd: int, verifier: Verifier, cpu_seconds: int) -> None:
     """Run the worker until the pool closes its connection; never returns."""
     try:
         os.chdir("/")
-        die_with_parent()
+        signal_at_death_of_parent(signal.SIGKILL)  # so that a looping worker does not outlive the run
         limit(cpu_seconds)
         pool = Channel(fd, fd)
         lock_down()

@@ -2,10 +2,11 @@
 device only. The functions are called there by a pool of one process."""
 
 import os
+import signal
 import sys
-import threading
-from multiprocessing import parent_process
 from typing import Any
+
+from trainer.roles import signal_at_death_of_parent
 
 BATCH_TOKENS = 16_384  # of one forward, padding included; a longer conversation goes alone
 _loaded: dict[str, Any] = {}
@@ -14,7 +15,7 @@ _loaded: dict[str, Any] = {}
 def load(path: str, device: str, gpu: str) -> None:
     """Load model and tokenizer from a folder or the hub. ValueError unless the model has one output."""
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is initialised
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal_at_death_of_parent(signal.SIGKILL)
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     dtype = "float32" if device == "cpu" else "auto"
@@ -56,9 +57,3 @@ def _token_ids(request: Any) -> list[int]:
         return list(tokenizer.encode(text))
     text = tokenizer.apply_chat_template(request, tokenize=False)
     return list(tokenizer.encode(text, add_special_tokens=False))  # the template contains them
-
-
-def _end_with_parent() -> None:
-    if (parent := parent_process()) is not None:
-        parent.join()
-        os._exit(1)

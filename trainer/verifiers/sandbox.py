@@ -73,12 +73,6 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
         raise PermissionError(f"a scorer may not use {event}")
 
 
-def die_with_parent() -> None:
-    """Die with the parent, on Linux, so that a looping worker does not outlive the run."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
-
-
 def _seccomp() -> None:
     """Install the filter if the machine is known; a container may forbid it, which leaves the hook."""
     if platform.machine() not in _CALLS:

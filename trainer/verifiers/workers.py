@@ -7,12 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from subprocess import DEVNULL
 from typing import Any, get_args
 
 from trainer.config import ConfigError, VerifierConfig
 from trainer.types import Answer, Outcome, Verdict
-from trainer.verifiers.channel import ask
+from trainer.verifiers.channel import DETACHED, ONE_THREAD, ask
 from trainer.verifiers.fork_server import READY, SLOT_BYTES
 from trainer.verifiers.verifier import Verifier
 
@@ -82,20 +81,13 @@ class Workers:
         kind, (ours, server_end) = self._verifier.kind, socket.socketpair()
         environment = {k: os.environ[k] for k in _ENVIRONMENT if k in os.environ}
         # Without threads, forking is safe, and the cores are left to the learner and the engine.
-        environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        environment |= ONE_THREAD
         paths = [os.path.abspath(path) for path in sys.path if not path or os.path.exists(path)]
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
         arguments = [str(server_end.fileno()), kind, str(self._cpu_s)]
         with server_end:
-            server = subprocess.Popen(
-                [sys.executable, "-m", "trainer.verifiers.fork_server", *arguments],
-                env=environment,
-                pass_fds=[server_end.fileno()],
-                stdin=DEVNULL,
-                stdout=DEVNULL,
-                stderr=DEVNULL,
-                start_new_session=True,  # since the launcher handles Ctrl-C
-            )
+            command = [sys.executable, "-m", "trainer.verifiers.fork_server", *arguments]
+            server = subprocess.Popen(command, env=environment, pass_fds=[server_end.fileno()], **DETACHED)
         ours.settimeout(START_S)
         try:
             reply = ours.recv(65536)
