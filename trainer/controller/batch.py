@@ -23,7 +23,7 @@ the critic's values, are not zero.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from kernels import token_weights
 from trainer.config import KLConfig, ObjectiveConfig
 from trainer.controller.gae import critic_advantages
-from trainer.controller.scores import kl_reference, mismatch_weight
-from trainer.types import Group, Rollout, TokenScores, TrainBatch, TrainSequence, split
+from trainer.controller.scores import kl_reference, mismatch_weight, to_score
+from trainer.types import Group, Rollout, TokenScores, TrainBatch, split
 
 EPS = 1e-6  # smallest divisor of an advantage
 REPEATED_TOKENS = 4  # tokens of the sequences that are compared: two pairs
@@ -99,13 +99,9 @@ def build_batch(
     if objective.aggregation == "sum":
         weights /= max(1, surviving.sum()) * longest
     weights_of, advantages = (split(lengths, x.astype(np.float32)) for x in (weights, by_token))
-    prompt_ids = [np.asarray(g.prompt.token_ids, np.int32) for g in groups]
     sequences = [
-        TrainSequence(
-            prompt_ids=prompt_ids[group[i]],
-            token_ids=rollouts[i].token_ids,
-            logprobs_gen=rollouts[i].logprobs_gen,
-            versions=rollouts[i].versions,
+        replace(
+            sequence,
             token_weights=weights_of[i],
             advantages=mismatch_weight(rollouts[i], s, objective) * advantages[i],
             logprobs_old=s.logprobs if s and objective.anchor == "recomputed" else None,
@@ -113,7 +109,7 @@ def build_batch(
             values=s.values if s else None,
             returns=returns[i] if objective.has_critic else None,
         )
-        for i, s in enumerate(scored)
+        for i, (sequence, s) in enumerate(zip(to_score(groups), scored, strict=True))
         if surviving[i]
     ]
     lags = learner_version - np.concatenate([r.versions for r in rollouts])[sampled]

@@ -216,23 +216,20 @@ class Controller:
 
     async def _collect(self, count: int) -> list[Minibatch]:
         """The next `count` minibatches; fewer if every prompt is solved, none once a stop is requested."""
+        minibatches: list[Minibatch] = []
 
-        async def collect() -> list[Minibatch]:
-            minibatches: list[Minibatch] = []
+        async def collect() -> None:
             for step in range(self.version, self.version + count):
                 if (minibatch := await self.groups.minibatch(step)) is None:
-                    break
+                    return
                 minibatches.append(minibatch)
-            return minibatches
 
-        minibatches = asyncio.ensure_future(self._wait_for(collect(), f"generate: step {self.version + 1}"))
-        stop = asyncio.ensure_future(self.stop.wait())
+        stop = asyncio.create_task(self.stop.wait())
         try:
-            await asyncio.wait({minibatches, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return [] if stop.done() else minibatches.result()
+            await self._first_of(self._wait_for(collect(), f"generate: step {self.version + 1}"), stop)
         finally:
-            minibatches.cancel()
             stop.cancel()
+        return [] if self.stop.is_set() else minibatches
 
     async def _sync_loop(self) -> None:
         """Push new weights to the engines, free slots for new groups, evaluate where it is due."""
@@ -290,11 +287,11 @@ class Controller:
     async def _first_of(self, work: Awaitable[None], *background: asyncio.Task[Any]) -> None:
         """Wait for `work`, but raise at once if a background task fails."""
         main = asyncio.ensure_future(work)
-        done, _ = await asyncio.wait({main, *background}, return_when=asyncio.FIRST_COMPLETED)
-        if main not in done:
-            main.cancel()
-            with suppress(asyncio.CancelledError):
-                await main
+        try:
+            done, _ = await asyncio.wait({main, *background}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            main.cancel()  # if it is not done
+        await asyncio.wait({main})
         for task in done:
             task.result()
 

@@ -134,7 +134,7 @@ def _render(row: Row, config: DataConfig) -> str:
             raise ConfigError(_template_help(config, f"{{{name}}} is not a column name"))
         if name not in values:
             column = config.prompt_column if name == "question" else name
-            raise _no_column(row, column, "data.prompt_column or data.template")
+            values[name] = row.value(column, "data.prompt_column or data.template")
         values[name] = _text(row, name, values[name])
     return string.Formatter().vformat(config.template, (), values)
 
@@ -157,11 +157,6 @@ def _template_help(config: DataConfig, error: str) -> str:
     return f"data.template {config.template!r}: {error}; write a literal brace twice, as in \\boxed{{{{}}}}"
 
 
-def _no_column(row: Row, column: str, keys: str) -> ConfigError:
-    present = ", ".join(map(repr, row.columns)) or "none"
-    return ConfigError(f"{row.place}: no column {column!r}; there are {present}; set {keys}")
-
-
 def _answer_regex(pattern: str) -> re.Pattern[str] | None:
     if not pattern:
         return None
@@ -176,9 +171,7 @@ def _answer_regex(pattern: str) -> re.Pattern[str] | None:
 
 def _choices(row: Row, config: DataConfig) -> list[str]:
     """The options of a multiple-choice question."""
-    if config.choices_column not in row.columns:
-        raise _no_column(row, config.choices_column, "data.choices_column")
-    column = row.columns[config.choices_column]
+    column = row.value(config.choices_column, "data.choices_column")
     options = [str(option).strip() for option in column] if isinstance(column, list) else []
     if not 2 <= len(set(options)) == len(options) <= 26:
         raise ConfigError(f"{row.place}: expected a list of 2 to 26 different options, given {column!r}")
@@ -203,9 +196,7 @@ def _letter(row: Row, value: Any, options: list[str]) -> str:
 def _answer(row: Row, config: DataConfig, pattern: re.Pattern[str] | None) -> Answer:
     """The gold answer, or all that are accepted. Tests of programs become JSON text."""
     column = config.answer_column
-    if column not in row.columns:
-        raise _no_column(row, column, "data.answer_column")
-    value = row.columns[column]
+    value = row.value(column, "data.answer_column")
     if config.choices_column:
         return _letter(row, value, row.columns["choices"])
     values = value if isinstance(value, list) and value else [value]

@@ -40,11 +40,10 @@ async def parity_gate(
     sequences = [s for prompt, rollouts in pairs for s in scorable(prompt, rollouts)]
     async with weights.learner_turn():
         scores = await learner.score(sequences, logprobs=True)
-    logprobs = [(x.logprobs, s) for x, s in zip(scores, sequences, strict=True)]
-    gaps = [(np.abs(logp - s.logprobs_gen), s) for logp, s in logprobs if logp is not None]
-    counted = [(s.token_weights > 0, g, s) for g, s in gaps]
-    gap = np.concatenate([g[mask] for mask, g, _ in counted])
-    positions = np.concatenate([len(s.prompt_ids) + np.flatnonzero(mask) for mask, _, s in counted])
+    sampled = np.concatenate([s.token_weights for s in sequences]) > 0
+    logprobs = np.concatenate([x.logprobs for x in scores if x.logprobs is not None])
+    gap = np.abs(logprobs - np.concatenate([s.logprobs_gen for s in sequences]))[sampled]
+    positions = np.concatenate([len(s.prompt_ids) + np.flatnonzero(s.token_weights) for s in sequences])
     mean, largest = float(gap.mean()), float(gap.max())
     bound = PARITY_NATS[ctx.config.model.dtype]
     if not mean <= bound:

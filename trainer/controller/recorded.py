@@ -7,6 +7,7 @@ at the oldest checkpoint whose next step is there and, with PPO-off-policy, in t
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +55,20 @@ class Recorded:
         def groups(ids: list[int]) -> tuple[Group, ...]:
             return tuple(segment(i // SEGMENT_GROUPS)[i] for i in ids)
 
-        minibatches: list[Minibatch] = []
-        version = -1  # with which the round was generated
-        for step in range(self.first + 1, self.last + 1):
+        def minibatch(step: int) -> Minibatch:
             record = self._trained[step]
             aside = record.get("aside", [])
             later = int("groups" in record)  # an epoch after the first
-            minibatch = Minibatch(groups([i for i in _ids(record) if i not in aside]), groups(aside), later)
-            newest = max(int(r.versions.max()) for g in minibatch.groups for r in g.rollouts)
-            if minibatches and not (off_policy and newest == version):
-                yield minibatches
-                minibatches = []
-            version = newest
-            minibatches.append(minibatch)
-        if minibatches:
-            yield minibatches
+            return Minibatch(groups([i for i in _ids(record) if i not in aside]), groups(aside), later)
+
+        def newest_version(minibatch: Minibatch) -> int:
+            return max(int(r.versions.max()) for g in minibatch.groups for r in g.rollouts)
+
+        minibatches = map(minibatch, range(self.first + 1, self.last + 1))
+        if off_policy:
+            yield from (list(round_) for _, round_ in groupby(minibatches, newest_version))
+        else:
+            yield from ([one] for one in minibatches)
 
     def _holds(self, step: int) -> bool:
         return step in self._trained and self._finished.issuperset(_ids(self._trained[step]))

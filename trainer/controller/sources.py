@@ -22,6 +22,13 @@ class Row:
     columns: dict[str, Any]
     needs_answer: bool = True  # False: the task's scorer judges, and there may be no single answer
 
+    def value(self, column: str, keys: str) -> Any:
+        """The value in a column; ConfigError, with the settings that name it, if there is no such column."""
+        if column not in self.columns:
+            present = ", ".join(map(repr, self.columns)) or "none"
+            raise ConfigError(f"{self.place}: no column {column!r}; there are {present}; set {keys}")
+        return self.columns[column]
+
 
 def rows(source: str, config: DataConfig) -> Iterator[Row]:
     """All rows of a source, in its order. ConfigError with file and line for what cannot be read."""

@@ -53,7 +53,7 @@ class WeightSync:
             await self._update(version, path)
         elif self._version != version:
             async with self._engines_paused():
-                await self._send(version)
+                await self._update(version, send=True)
         self._synced.set()
 
     async def before_step(self) -> None:
@@ -79,7 +79,7 @@ class WeightSync:
     async def publish(self, step: StepDone) -> None:
         """Queue a step's weights for `push_newest`. Call it within the step's `learner_turn`."""
         if self._config.weight_push == "ipc":  # the engines are asleep already
-            await self._send(step.version)
+            await self._update(step.version, send=True)
         if self._config.direct_push and not (self._kept and not self._must_push(step.version)):
             self._synced.clear()
         self.published.put_nowait(step)
@@ -103,14 +103,11 @@ class WeightSync:
             self._file = files[-1]
         return steps[-1].version, len(steps)
 
-    async def _send(self, version: int) -> None:
+    async def _update(self, version: int, path: str = "", send: bool = False) -> None:
+        """Bring the engines to `version`: by a file, or (`send`) by the learner."""
         began = time.monotonic()
-        await self._learner.push(self._engine.transfer, self._deadline)
-        await self._update(version, "")
-        self.push_s = time.monotonic() - began
-
-    async def _update(self, version: int, path: str) -> None:
-        began = time.monotonic()
+        if send:
+            await self._learner.push(self._engine.transfer, self._deadline)
         update = self._engine.update_weights(version, path)
         await self._deadline.wait_for(update, f"engines: weight push of version {version}")
         self._version, self.push_s = version, time.monotonic() - began
