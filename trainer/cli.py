@@ -197,9 +197,8 @@ def _resolve(recipe: str, task: str, overrides: Mapping[str, Any]) -> Launch:
     }
     source = base.data.source
     changed = [key for key in _differing(fields(), base, Config()) if key.startswith(TASK_KEYS)]
-    if source not in ("", config.data.source) and (
-        names := ", ".join(k for k in changed if k not in overrides)
-    ):
+    names = ", ".join(key for key in changed if key not in overrides)
+    if names and source not in ("", config.data.source):
         notices.append(
             f"--data.source {config.data.source} replaces the data that {owner} was made for ({source}), but "
             f"its {names} still apply; set them, or give another --task"

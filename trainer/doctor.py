@@ -115,12 +115,8 @@ def _packages() -> Iterator[Finding]:
         yield Finding("sigmoid-rl", False, "", "not installed, or not with all it needs: make setup")
         return
     for requirement in requirements:
-        name, marker, install = (
-            requirement.name,
-            requirement.marker,
-            f"{requirement.name}{requirement.specifier}",
-        )
-        version = _version(name)
+        name, marker = requirement.name, requirement.marker
+        version, install = _version(name), f"{name}{requirement.specifier}"
         good = bool(version) and requirement.specifier.contains(version, prereleases=True)
         if name == "sigmoid-rl":  # an extra that includes another
             continue

@@ -40,16 +40,8 @@ def open_to_append(path: Path) -> IO[str]:
 
 def append(file: IO[str], record: Mapping[str, Any]) -> None:
     """Write one line and flush it, so that a crash of this process loses no line that was written."""
-    file.write(_line(record) + "\n")
+    file.write(json.dumps(nan_to_null(record), ensure_ascii=False, allow_nan=False) + "\n")
     file.flush()
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    """The record as JSON. Hardly any record holds a NaN, and looking for one costs more than all the rest."""
-    try:
-        return json.dumps(record, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):
-        return json.dumps(nan_to_null(record), ensure_ascii=False, allow_nan=False)
 
 
 def nan_to_null(value: Any, path: str = "", replaced: list[str] | None = None) -> Any:

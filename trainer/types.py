@@ -147,7 +147,6 @@ class Columns(Generic[T]):
     """Records of one dataclass as columns, which pickle ten times as fast as a thousand small arrays.
 
     A column of (T,) arrays is a list of their lengths and one array of all values; any other is a list.
-    Arrays are pickled as bytes: short ones are read several times as fast as by an array's own pickle.
     """
 
     kind: type[T]
@@ -163,13 +162,6 @@ class Columns(Generic[T]):
             columns[name] = ([len(v) for v in values], np.concatenate(values)) if arrays else values
         return cls(type(records[0]) if records else object, columns)  # type: ignore[arg-type]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        columns = {
-            name: (c[0], c[1].dtype.str, c[1].tobytes()) if isinstance(c, tuple) else c
-            for name, c in self.columns.items()
-        }
-        return _columns, (self.kind, columns)
-
     def to_records(self) -> list[T]:
         """The records; their arrays are views of the columns."""
         columns = [split(*c) if isinstance(c, tuple) else c for c in self.columns.values()]
@@ -179,15 +171,6 @@ class Columns(Generic[T]):
 def split(lengths: Sequence[int], flat: NDArray[Any]) -> list[NDArray[Any]]:
     """Views of consecutive parts; for few parts ten times as fast as np.split."""
     return [flat[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
-
-
-def _columns(kind: type[T], pickled: dict[str, Any]) -> Columns[T]:
-    columns = dict(pickled)
-    for name, column in pickled.items():
-        if isinstance(column, tuple):
-            lengths, dtype, data = column
-            columns[name] = lengths, np.frombuffer(bytearray(data), dtype)  # a bytearray's array is writable
-    return Columns(kind, columns)
 
 
 def _train_batch(

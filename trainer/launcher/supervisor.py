@@ -107,7 +107,7 @@ class Supervisor:
     def _start_engine(self, index: int) -> Connection:
         """Start the engine with this index; returns the controller's end of its pipe."""
         engine, role = self.config.engine, role_name("engine", index)
-        ours, role_end = self._controllers_pipe()
+        ours, role_end = self._pipe()
         if engine.urls:
             self._start(role, REMOTE, (self.config, self._loadable(), role_end, engine.urls[index], role))
         else:
@@ -117,8 +117,8 @@ class Supervisor:
         role_end.close()
         return ours
 
-    def _controllers_pipe(self) -> tuple[Connection, Connection]:
-        """The controller's end of a pipe, on which it never waits without end, and the other role's."""
+    def _pipe(self) -> tuple[Connection, Connection]:
+        """Two ends of a pipe: ours or the controller's, which never waits without end, and a role's."""
         ours, role_end = CONTEXT.Pipe()
         limit_waits(ours, self.config.pipeline.deadline_s)
         return ours, role_end
@@ -132,7 +132,7 @@ class Supervisor:
     def _start_learner(self) -> Connection:
         """Start the learner's ranks that torchrun has not made; returns the controller's end of the pipe."""
         ranks, resume_path = len(self.devices.learner), self.resume["path"] if self.resume else None
-        ours, role_end = self._controllers_pipe()
+        ours, role_end = self._pipe()
         threads = self.devices.threads(self.config.learner.threads, ranks)
         port = _free_port() if ranks > 1 else 0
         for rank, gpus in enumerate(self.devices.learner[: 1 if self.devices.world else ranks]):
@@ -149,8 +149,7 @@ class Supervisor:
         self, role: str, target: str, args: tuple[Any, ...], gpus: tuple[str, ...] = (),
         env: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        ours, role_end = CONTEXT.Pipe()
-        limit_waits(ours, self.config.pipeline.deadline_s)
+        ours, role_end = self._pipe()
         log = str(self.run_dir / "logs" / f"{role}.log")
         env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} | (dict.fromkeys(RENDEZVOUS) if env is None else env)
         entry = os.getpid(), target, role_end, args, log, env
