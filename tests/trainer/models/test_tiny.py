@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from examples import make_tiny
+from examples import make_tiny as tiny
 from trainer.config import DataConfig
 from trainer.controller.data import load_prompts
-from trainer.models import tiny
 from trainer.models.resolve import resolve_model
 
 ADDITION = DataConfig(
@@ -45,10 +44,10 @@ def test_weights_depend_on_the_seed_alone() -> None:
 
 def test_sft_never_sees_a_held_out_prompt_nor_the_probes() -> None:
     data = load_prompts(ADDITION, tiny.make_tokenizer())
-    trained = [q for q, _ in make_tiny.problems()[: make_tiny.PROBLEMS]]
-    probed = [q for q, _ in make_tiny.problems()[make_tiny.PROBLEMS : make_tiny.PROBLEMS + make_tiny.PROBES]]
+    trained = [q for q, _ in tiny.problems()[: tiny.PROBLEMS]]
+    probed = [q for q, _ in tiny.problems()[tiny.PROBLEMS : tiny.PROBLEMS + tiny.PROBES]]
     held_out = {p.text for p in data.held_out}
-    assert len(held_out) == 200 and held_out <= {q for q, _ in make_tiny.problems()}
+    assert len(held_out) == 200 and held_out <= {q for q, _ in tiny.problems()}
     assert not held_out & {*trained, *probed}
     assert not set(trained) & set(probed)
 
@@ -57,7 +56,7 @@ def rate_of_held_out(folder: Path) -> float:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     pairs = [(p.text, p.answer) for p in load_prompts(ADDITION, tokenizer).held_out]
-    return make_tiny.pass_rate(model, *make_tiny.encode(pairs, tokenizer))
+    return tiny.pass_rate(model, *tiny.encode(pairs, tokenizer))
 
 
 def test_pass_rate_is_the_probability_of_answer_and_eos() -> None:
@@ -70,9 +69,7 @@ def test_pass_rate_is_the_probability_of_answer_and_eos() -> None:
                 p *= float(model(input_ids=torch.tensor([context])).logits[0, -1].double().softmax(-1)[token])
             context.append(token)
         expected += p / 2
-    assert make_tiny.pass_rate(model, *make_tiny.encode(pairs, tokenizer)) == pytest.approx(
-        expected, rel=1e-4
-    )
+    assert tiny.pass_rate(model, *tiny.encode(pairs, tokenizer)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_weights_in_the_package_are_small_and_start_where_rl_can_begin(tmp_path: Path) -> None:
@@ -86,16 +83,16 @@ def test_the_weights_in_the_package_are_small_and_start_where_rl_can_begin(tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sft_ends_where_rl_can_begin(tmp_path: Path) -> None:
-    reached = make_tiny.make_tiny(tmp_path)
+    reached = tiny.make_tiny(tmp_path)
     assert 0.14 <= reached <= 0.19
     assert 0.12 <= rate_of_held_out(tmp_path) <= 0.22
 
 
 def test_sft_answers_are_right_at_their_rate_and_close_otherwise() -> None:
-    pairs = make_tiny.problems()[:2000]
-    answers = make_tiny.sft_data(pairs)
-    assert len(answers) == make_tiny.ANSWERS * len(pairs)
+    pairs = tiny.problems()[:2000]
+    answers = tiny.sft_data(pairs)
+    assert len(answers) == tiny.ANSWERS * len(pairs)
     right = dict(pairs)
     off = [abs(int(answer) - int(right[prompt])) for prompt, answer in answers]
-    assert abs(off.count(0) / len(off) - make_tiny.RIGHT) < 0.02
-    assert max(off) <= max(make_tiny.ERRORS)
+    assert abs(off.count(0) / len(off) - tiny.RIGHT) < 0.02
+    assert max(off) <= max(tiny.ERRORS)
