@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +47,24 @@ def group(prompt: Prompt, correct: int, total: int) -> Group:
     return Group(0, 0, prompt, tuple(rollout(1.0 if i < correct else -1.0) for i in range(total)))
 
 
+@dataclass(eq=False)
 class FakeEngine:
     """Makes a token every `tick` seconds; each token has the version held at that moment. It does not answer
     requests whose names begin with `stuck`."""
 
-    def __init__(
-        self,
-        lengths: Any = lambda request, index: 5,
-        tick: float = 0.001,
-        load_s: float = 0.0,
-        stuck: str = "none",
-        log: list[str] | None = None,
-    ) -> None:
-        self.version, self.lengths, self.tick, self.load_s, self.stuck = 0, lengths, tick, load_s, stuck
-        self.requests: list[Request] = []
-        self.versions = defaultdict[str, set[int]](set)  # of tokens, by a request's name up to its dot
-        self.running = self.most_running = 0
-        self.held: list[int] = []
-        self.paused, self.log = False, [] if log is None else log
+    lengths: Any = lambda request, index: 5
+    tick: float = 0.001
+    load_s: float = 0.0
+    stuck: str = "none"
+    log: list[str] = field(default_factory=list)
+    version: int = 0
+    running: int = 0
+    most_running: int = 0
+    paused: bool = False
+    requests: list[Request] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    # of tokens, by a request's name up to its dot
+    versions: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     async def stream(self, request: Request) -> AsyncIterator[list[Completion]]:
         self.requests.append(request)
@@ -107,13 +107,15 @@ class FakeEngine:
         self.log.append("resume")
 
 
+@dataclass(eq=False)
 class FakeLearner:
     """Takes `step_s` a step, keeps the batches, refuses the step `refused`, pushes as vLLM's sender does."""
 
-    def __init__(self, step_s: float = 0.0, refused: int = 0, log: list[str] | None = None) -> None:
-        self.step_s, self.refused, self.log = step_s, refused, [] if log is None else log
-        self.batches: list[TrainBatch] = []
-        self.saved: list[tuple[str, dict[str, Any]]] = []
+    step_s: float = 0.0
+    refused: int = 0
+    log: list[str] = field(default_factory=list)
+    batches: list[TrainBatch] = field(default_factory=list)
+    saved: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     async def train(self, batch: TrainBatch) -> StepDone:
         if batch.step == self.refused:

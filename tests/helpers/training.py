@@ -27,19 +27,12 @@ SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
-EXPERTS: dict[str, Any] = {
-    "head_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MODELS = {
     "tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
     "untied": LlamaConfig(**SHAPE, tie_word_embeddings=False),
-    "moe": Qwen3MoeConfig(
-        **SHAPE, **EXPERTS, norm_topk_prob=True, tie_word_embeddings=False,
-    ),
-}  # fmt: skip
+    "moe": Qwen3MoeConfig(**SHAPE, **EXPERTS, head_dim=8, norm_topk_prob=True, tie_word_embeddings=False),
+}
 
 
 def plain_logprobs(lm: Any, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
@@ -107,9 +100,8 @@ def save(one: Learner, path: Path) -> None:
 
 def config(**learner: Any) -> Config:
     settings = LearnerConfig(**{"lr": 1e-3, "grad_clip": 0.0, **learner})
-    return Config(
-        learner=settings, pipeline=PipelineConfig(max_lag=2), objective=ObjectiveConfig(max_ratio=2.0)
-    )
+    pipeline, objective = PipelineConfig(max_lag=2), ObjectiveConfig(max_ratio=2.0)
+    return Config(learner=settings, pipeline=pipeline, objective=objective)
 
 
 def learner(
@@ -131,10 +123,8 @@ def sequence(
     def column(values: Any, kind: Any = np.float32) -> Any:
         return np.array(np.broadcast_to(values, len(tokens)), kind)
 
-    ids = np.array(prompt, np.int32), np.array(tokens, np.int32)
-    return TrainSequence(
-        *ids, column(logprobs), column(version, np.int32), column(weights), column(advantage)
-    )
+    ids, versions = (np.array(prompt, np.int32), np.array(tokens, np.int32)), column(version, np.int32)
+    return TrainSequence(*ids, column(logprobs), versions, column(weights), column(advantage))
 
 
 def sequences(seed: int = 0, version: int = 0) -> tuple[TrainSequence, ...]:

@@ -203,6 +203,7 @@ def test_a_killed_engine_is_started_again_no_group_is_lost_and_ctrl_c_saves(
     assert max(int(lag) for r in metrics(run_dir, "lag/histogram") for lag in r["lag/histogram"]) <= 1
 
 
+@pytest.mark.slow
 def test_bad_data_is_one_line_with_its_line_number(begin: Begin, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "1+1=", "answer": "2"}\n{"question": \n')

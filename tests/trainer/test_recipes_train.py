@@ -15,7 +15,7 @@ from recipe_run import SHOWS, check_two_steps, make_task
 from trainer.config.layers import RECIPES
 
 RECIPE_NAMES = {path.stem for path in RECIPES.glob("*.yaml")}
-QUICK = {"tiny", "scalerl", "grpo", "magistral"}  # those of `make test`
+QUICK = {"tiny", "scalerl"}  # those of `make test`
 RECIPES_TO_TRAIN = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in sorted(RECIPE_NAMES)
 ]
