@@ -50,7 +50,7 @@ test-slow: setup-tests  ## the tests that take longer
 
 test-triton: setup-tests  ## compile and interpret every Triton kernel with the newest Triton supported, too
 	$(PIP) install --quiet --no-deps --upgrade --target .venv/triton-newest 'triton>=3.6,<3.10'
-	PYTHONPATH=.venv/triton-newest $(PY) -m pytest -q tests/kernels/test_triton_*.py tests/kernels/test_body.py
+	PYTHONPATH=.venv/triton-newest $(PY) -m pytest -q tests/kernels/test_triton_*.py tests/kernels/test_rows.py tests/kernels/test_body.py
 
 wheel: setup  ## build/wheels: the loss as sigmoid-rl-kernels, with its native library, for any Linux of its glibc
 	rm -rf build/wheels build/sigmoid-rl-kernels
@@ -93,7 +93,7 @@ coverage: setup-tests  ## which lines and branches of kernels/ and trainer/ the 
 	$(PY) -m coverage report --skip-covered | tail -1
 
 mutants: coverage  ## of 200 random changes of the product, how many the tests notice (an hour)
-	$(PY) tests/mutants.py --coverage .coverage --durations build/coverage.log --out build/mutants.jsonl
+	$(PY) tests/mutants.py
 
 docs: setup-tests  ## the documentation as a site in build/site; a broken link is an error
 	$(PIP) install --quiet --no-deps -r requirements/docs.txt

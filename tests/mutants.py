@@ -3,7 +3,8 @@
 A mutant is the product with one operator, number or condition changed. On each run the tests that the
 coverage data name for its line, the quickest first. Of a line that only other processes run, the tests that
 mirror its module do. A mutant is killed if one of them fails or hangs. The sample is random: its share has a
-standard error: sqrt(p (1 - p) / n). Results are appended to --out, and a second call goes on from there.
+standard error: sqrt(p (1 - p) / n). Results are appended to build/mutants.jsonl, and a second call goes on
+from there. Before, `make coverage` writes the data that name the tests, and their durations.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 90  # for the tests of one mutant; a test that needs longer counts as hanging
 MAX_TESTS = 60  # of one mutant
+COVERAGE, DURATIONS, RESULTS = (ROOT / p for p in (".coverage", "build/coverage.log", "build/mutants.jsonl"))
 PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [
     (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq),
     (ast.And, ast.Or), (ast.Is, ast.IsNot), (ast.In, ast.NotIn),
@@ -112,11 +114,11 @@ def run(copy: Path, tests: list[str]) -> int:
     return 1  # it hangs
 
 
-def lines_of_tests(coverage_file: Path) -> dict[str, dict[int, list[str]]]:
+def lines_of_tests() -> dict[str, dict[int, list[str]]]:
     """By module and line, the tests that ran it."""
     import coverage
 
-    data = coverage.CoverageData(str(coverage_file))
+    data = coverage.CoverageData(str(COVERAGE))
     data.read()
     contexts: dict[str, dict[int, list[str]]] = {}
     for file in data.measured_files():
@@ -126,31 +128,25 @@ def lines_of_tests(coverage_file: Path) -> dict[str, dict[int, list[str]]]:
     return contexts
 
 
-def durations_of_tests(log: Path | None) -> dict[str, float]:
-    """Seconds of each test, from a log that pytest wrote with --durations=0."""
-    rows = [row.split() for row in log.read_text().splitlines()] if log else []
+def durations_of_tests() -> dict[str, float]:
+    """Seconds of each test, from the log that pytest wrote with --durations=0."""
+    rows = [row.split() for row in DURATIONS.read_text().splitlines()]
     return {r[2]: float(r[0][:-1]) for r in rows if len(r) == 3 and r[0].endswith("s") and r[1] == "call"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--coverage", type=Path, required=True, help="data of pytest --cov --cov-context=test")
-    add("--durations", type=Path, help="that run's log with --durations=0: quick tests first")
-    add("--count", type=int, default=200, help="mutants (200)")
-    add("--seed", type=int, default=0, help="of the sample (0)")
-    add("--out", type=Path, default=Path("mutants.jsonl"), help="one result a line (mutants.jsonl)")
+    parser.add_argument("--count", type=int, default=200, help="mutants (200)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     arguments = parser.parse_args()
     import hypothesis  # noqa: F401  (loaded once, for every fork)
     import scipy.stats  # noqa: F401
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-    contexts = lines_of_tests(arguments.coverage)
-    seconds = durations_of_tests(arguments.durations)
-    done = {}
-    if arguments.out.exists():
-        done = {(r["path"], r["number"]): r for r in map(json.loads, arguments.out.read_text().splitlines())}
+    contexts, seconds = lines_of_tests(), durations_of_tests()
+    RESULTS.touch()
+    done = {(r["path"], r["number"]): r for r in map(json.loads, RESULTS.read_text().splitlines())}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(copy)], cwd=ROOT, check=True)
@@ -161,7 +157,7 @@ def main() -> None:
             if (mutant.path, mutant.number) not in done:
                 result = try_mutant(copy, mutant, tests_of(mutant, contexts, seconds))
                 done[mutant.path, mutant.number] = result
-                with arguments.out.open("a") as out:
+                with RESULTS.open("a") as out:
                     out.write(json.dumps(result) + "\n")
         subprocess.run(["git", "worktree", "remove", "--force", str(copy)], cwd=ROOT, check=True)
     killed, total = sum(r["killed"] for r in done.values()), len(done)

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -141,9 +142,7 @@ def test_an_error_that_a_server_wrote_cannot_steer_the_terminal(capsys: pytest.C
     assert capsys.readouterr().err == "error: HTTP 500 ·]0;owned··2J\n"
 
 
-@pytest.mark.parametrize(
-    "source", ["datasets:../../x", "/a/../etc/b.jsonl", "datasets:..", "datasets:a/\x00b"]
-)
+@pytest.mark.parametrize("source", ["datasets:../../x", "/a/../etc/b.jsonl", "datasets:..", "datasets:a/\0b"])
 def test_a_runs_default_folder_is_one_of_runs(source: str) -> None:
     folder = Path(parse(["--data.source", source]).config.run_dir)
     assert folder.parent == Path("runs") and folder.name not in ("", ".", "..") and folder.name.isprintable()
@@ -175,9 +174,7 @@ def test_the_ranks_of_one_machine_listen_on_the_loopback_only() -> None:
     env = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     env |= {"PYTHONPATH": str(ROOT), "LOCAL_RANK": "0"}
     command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen(command, env=env | {"RANK": rank}, stdout=subprocess.PIPE, text=True)
-        for rank in "01"
-    ]
+    start = partial(subprocess.Popen, command, stdout=subprocess.PIPE, text=True)
+    ranks = [start(env=env | {"RANK": rank}) for rank in "01"]
     addresses = "".join(process.communicate(timeout=120)[0] for process in ranks).split()
     assert addresses and set(addresses) == {"0100007F"}  # 127.0.0.1

@@ -37,9 +37,8 @@ def test_flash_over_branches_equals_the_same_in_float32() -> None:
         given = [x.bfloat16().to(dtype).requires_grad_() for x in (q, k, v)]
         packed = attention.layout(m.segments, flash=True).map(torch.Tensor.cuda)
         query, key, value = (x.transpose(0, 1)[None] for x in given)
-        out, _ = attention.packed_attention(
-            torch.nn.Identity(), query, key, value, None, 0.125, packed=packed
-        )
+        inputs = torch.nn.Identity(), query, key, value, None, 0.125
+        out, _ = attention.packed_attention(*inputs, packed=packed)
         gradients = torch.autograd.grad((out[0].float() * weight).sum(), given)
         results.append([x.float() for x in (out, *gradients)])
     for exact, half in zip(*results, strict=True):

@@ -39,10 +39,8 @@ def problem(
     """bf16 hidden and weight whose logits have this standard deviation; targets as the model draws them."""
     h = torch.randn(n, width).bfloat16()
     weight = (torch.randn(vocabulary, width) * std * width**-0.5).bfloat16()
-    y = torch.cat(
-        [torch.distributions.Categorical(logits=(x @ weight.T).float()).sample() for x in h.split(256)]
-    )
-    return h, weight, y, torch.ones(n)
+    draws = [torch.distributions.Categorical(logits=(x @ weight.T).float()).sample() for x in h.split(256)]
+    return h, weight, torch.cat(draws), torch.ones(n)
 
 
 def exact_log_probs(z: Tensor, y: Tensor) -> Tensor:
@@ -137,10 +135,8 @@ def test_the_losss_gradients_are_float64s(kernel: str) -> None:
         grads.append(torch.autograd.grad(out.loss, (h, weight)))
     assert all(torch.equal(first, second) for first, second in zip(*grads, strict=True))
     c = -torch.exp(logp - logprobs_gen.double()).clamp(max=4) * advantages.double() / 1024
-    dz = (
-        -torch.softmax(z, 1).scatter_add_(1, y[:, None], -torch.ones(1024, 1, dtype=torch.float64))
-        * c[:, None]
-    )
+    minus_one = -torch.ones(1024, 1, dtype=torch.float64)
+    dz = -torch.softmax(z, 1).scatter_add_(1, y[:, None], minus_one) * c[:, None]
     errors = error(grads[0][0], dz @ weight.double()), error(grads[0][1], dz.T @ h.double())
     print(kernel, errors)
     # gradients are returned in the parameters' bf16, which alone rounds by 1.7e-3

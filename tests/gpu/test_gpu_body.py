@@ -21,10 +21,8 @@ Op = Callable[..., tuple[Tensor, ...]]
 
 def rope(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, backend: str) -> tuple[Tensor, ...]:
     cos, sin = rope_tables(T, q.shape[-1], 1e6, "cuda")
-    positions = torch.arange(T, device="cuda").flip(0)
-    return fused_qk_norm_rope(
-        q, k, cos, sin, positions, q_weight=q_weight, k_weight=k_weight, backend=backend
-    )
+    inputs = q, k, cos, sin, torch.arange(T, device="cuda").flip(0)
+    return fused_qk_norm_rope(*inputs, q_weight=q_weight, k_weight=k_weight, backend=backend)
 
 
 CASES: dict[str, tuple[Op, list[tuple[int, ...]]]] = {
@@ -53,9 +51,7 @@ def test_outputs_and_gradients_are_float64s_and_the_same_twice(case: str, dtype:
 
     found, again = results(given, "triton"), results(given, "triton")
     exact = results([x.detach().double().requires_grad_() for x in given], "torch")
-    bound = (
-        1e-6 if dtype == torch.float32 else 3e-3
-    )  # one rounding to bf16: 1.7e-3; with the residual's 2.5e-3
+    bound = 1e-6 if dtype == torch.float32 else 3e-3  # rounding to bf16: 1.7e-3; with the residual's 2.5e-3
     for x, y, truth in zip(found, again, exact, strict=True):
         assert torch.equal(x, y)
         assert float((x.double() - truth).norm() / truth.norm()) < bound

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kernels import backend_info, native
+import pytest
 
+from kernels import backend_info, native
+from kernels.triton import config
+
+INTERPRETED = [  # marks of a test that calls Triton's kernels on the CPU
+    pytest.mark.skipif(not config.INTERPRET, reason="TRITON_INTERPRET=1 is not set: see tests/gpu"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
 ISAS = [] if native.why_not() else native.isas()
 BACKENDS = [
     variant

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,6 +72,31 @@ def run(p: dict[str, Tensor], **options: Any) -> list[Any]:
     """Loss, log-probs, entropies, and the gradients in hidden and weight."""
     out, dx, dw = train(p, **options)
     return [out.loss.detach(), out.logprobs, out.entropy, dx, dw]
+
+
+def loss_of(hidden: Tensor, weight: Tensor, p: dict[str, Tensor], **options: Any) -> Tensor:
+    """The policy loss of other hidden states and another weight."""
+    return policy_loss(**(p | {"hidden": hidden, "weight": weight}), **options).loss  # type: ignore[arg-type]
+
+
+def score_of(hidden: Tensor, weight: Tensor, p: dict[str, Tensor], **options: Any) -> Tensor:
+    """A number that depends on the log-prob and the entropy of each token."""
+    out = linear_logprob(hidden, weight, p["targets"], **options)
+    return (p["advantages"] * out.logprobs + p["token_weights"] * out.entropy).sum()
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {"policy_loss": loss_of, "linear_logprob": score_of}
+
+
+def spy(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., Any]) -> None:
+    """Each call of this function calls `note` first, with the same arguments."""
+    function = getattr(owner, name)
+
+    def noted(*args: Any, **options: Any) -> Any:
+        note(*args, **options)
+        return function(*args, **options)
+
+    patch.setattr(owner, name, noted)
 
 
 def upstream(n: int, seed: int = 5) -> tuple[Tensor, Tensor]:

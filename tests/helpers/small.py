@@ -35,9 +35,8 @@ def make_model(folder: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(CHARS)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(
-        folder
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+    fast.save_pretrained(folder)
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(CHARS), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
@@ -56,28 +55,18 @@ def make_data(folder: Path) -> Path:
     return path
 
 
+FLAGS = """
+    --data.template={question} --data.held_out=8 --verifier.kind=tests_reward:first_digit_even
+    --engine.max_new_tokens=8 --engine.stop=[] --objective.drop_truncated=false --learner.lr=1e-3
+    --pipeline.steps=4 --pipeline.prompts_per_step=4 --pipeline.completions_per_prompt=4
+    --pipeline.no_positive_resampling=false --pipeline.deadline_s=60 --logging.checkpoint_every=0
+    --evaluation.every=2 --evaluation.samples=2
+"""
+
+
 def command(model_dir: Path, data: Path, run_dir: Path, *more: str) -> list[str]:
-    flags = {
-        "--run-dir": run_dir,
-        "--model.path": model_dir,
-        "--data.source": data,
-        "--data.template": "{question}",
-        "--data.held_out": 8,
-        "--verifier.kind": "tests_reward:first_digit_even",
-        "--engine.max_new_tokens": 8,
-        "--engine.stop": "[]",
-        "--objective.drop_truncated": "false",
-        "--learner.lr": "1e-3",
-        "--pipeline.steps": 4,
-        "--pipeline.prompts_per_step": 4,
-        "--pipeline.completions_per_prompt": 4,
-        "--pipeline.no_positive_resampling": "false",
-        "--pipeline.deadline_s": 60,
-        "--logging.checkpoint_every": 0,
-        "--evaluation.every": 2,
-        "--evaluation.samples": 2,
-    }
-    return [*MAIN, *(str(x) for kv in flags.items() for x in kv), *more]
+    paths = [f"--run-dir={run_dir}", f"--model.path={model_dir}", f"--data.source={data}"]
+    return [*MAIN, *paths, *FLAGS.split(), *more]
 
 
 def environment(tmp: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import losses
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,26 +21,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from kernels import GSPO, KL, backend_info, linear_logprob, policy_loss
+from kernels import GSPO, KL, backend_info
 
 BACKENDS = [name for name, info in backend_info().items() if info["available"] and name != "triton"]
 N, H, V = 19, 9, 43  # on 3 ranks 15, 15 and 13
 
 
 def problem() -> dict[str, Tensor]:
-    g = torch.Generator().manual_seed(3)
-    rand = lambda *shape: torch.randn(*shape, generator=g)  # noqa: E731  # a one-line shorthand
-    p = {"hidden": rand(N, H), "weight": rand(V, H), "targets": torch.randint(V, (N,), generator=g)}
-    logp = linear_logprob(p["hidden"], p["weight"], p["targets"], backend="torch")[0]
-    logp[4] -= 95.0  # a token whose ratio is far out
-    return p | {
-        "logprobs_gen": logp + 0.5 * rand(N), "advantages": rand(N),
-        "token_weights": torch.rand(N, generator=g) * (rand(N) < 1),
-        "sequences": torch.arange(N) // 6, "logprobs_ref": logp + 0.3 * rand(N),
-    }  # fmt: skip
+    p = losses.problem(N, H, V, seed=3, std=3.0, dtype=torch.float32)
+    p["logprobs_gen"][4] -= 95.0  # a token whose ratio is far out
+    p["token_weights"][::6] = 0
+    return p
 
 
-train = partial(run, kl=KL(0.1), entropy_bonus=0.2, exact=True)
+def train(p: dict[str, Tensor], **options: Any) -> list[Any]:
+    more = {"sequences": torch.arange(N) // 6, "logprobs_ref": p["logprobs_gen"] + 0.3}
+    return run(p | more, kl=KL(0.1), entropy_bonus=0.2, exact=True, **options)
 
 
 def _start(rank: int, size: int, folder: str, work: Callable[[int, int], Any]) -> None:
@@ -91,11 +88,8 @@ class Policy(nn.Module):
     def __init__(self, tied: bool = False, loss: Callable[..., Tensor] | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding, self.body, self.head = (
-            nn.Embedding(V, H),
-            nn.Linear(H, H),
-            nn.Linear(H, V, bias=False),
-        )
+        self.embedding, self.body = nn.Embedding(V, H), nn.Linear(H, H)
+        self.head = nn.Linear(H, V, bias=False)
         self.loss = loss
         if tied:
             self.head.weight = self.embedding.weight
@@ -105,21 +99,12 @@ class Policy(nn.Module):
         return hidden if self.loss is None else self.loss(hidden, self.head.weight, p)
 
 
-def fused(hidden: Tensor, weight: Tensor, p: dict[str, Tensor], **options: Any) -> Tensor:
-    rest = {k: p[k] for k in ("targets", "logprobs_gen", "advantages", "token_weights")}
-    return policy_loss(hidden, weight, exact=True, **rest, **options).loss  # type: ignore[arg-type]  # tensors
-
-
-def scoring(hidden: Tensor, weight: Tensor, p: dict[str, Tensor], **options: Any) -> Tensor:
-    out = linear_logprob(hidden, weight, p["targets"], exact=True, **options)
-    return (p["advantages"] * out.logprobs + p["token_weights"] * out.entropy).sum()
-
-
 def rows_of(p: dict[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
     return {k: x if k == "weight" else x.chunk(size)[rank] for k, x in p.items()}
 
 
-LOSSES = {"policy_loss": fused, "linear_logprob": scoring}
+LOSSES = {name: partial(loss, exact=True) for name, loss in losses.LOSSES.items()}
+fused = LOSSES["policy_loss"]
 WAYS = {  # tied; the modules that are wrapped beside the root; the loss is in the root's forward
     "the root alone": (False, [], True),
     "the head by itself, as torchtitan": (False, [["body"], ["head"]], True),

@@ -66,11 +66,12 @@ def test_importing_our_kernels_imports_neither_transformers_nor_the_trainer() ->
 
 
 def test_the_other_installed_is_a_clear_warning(monkeypatch: pytest.MonkeyPatch, other: Path) -> None:
+    assert doctor._name_clash().status == "ok"
     monkeypatch.syspath_prepend(str(other))
     with pytest.warns(UserWarning, match=ADVICE):
         kernels._warn_of_namesake()
     clash = doctor._name_clash()
-    assert (clash.status, clash.advice) == ("wrong", "pip uninstall kernels")
+    assert (clash.status, clash.advice, clash.required) == ("wrong", "pip uninstall kernels", True)
 
 
 def test_where_ours_hides_the_other_the_import_error_has_the_advice(other: Path) -> None:

@@ -1,4 +1,4 @@
-"""Promises of the native CPU backend: every kernel, on every instruction set, against float64."""
+"""Promises of the native CPU backend on every instruction set; its row kernels: test_rows.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from losses import error
 from torch import Tensor
 
 from kernels import native
-from kernels.rows import Gradient
 
 pytestmark = [
     pytest.mark.skipif(bool(native.why_not()), reason=native.why_not()),
@@ -63,60 +62,6 @@ def test_gemms_equal_float64_and_give_the_same_bits_on_any_number_of_threads(
     assert error(d_weight, before.double() + dz.double().T @ hidden.double()) < 3e-7
 
 
-def rows_case(c: int = 19, v: int = 5001) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of 3 tiles of the vocabulary, targets of which some lie in other shards, exact temperatures."""
-    targets = torch.randint(v, (c,), generator=torch.Generator().manual_seed(1))
-    targets[:4] = torch.tensor([0, v - 1, -1, v])
-    return 3 * rand(c, v), targets, 2.0 ** (torch.arange(c) % 3 - 1)
-
-
-def exact_rows(z: Tensor, targets: Tensor, inverse: Tensor, cap: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Float64: tempered logits u, the derivative of the cap, and where the targets are."""
-    x, slope = z.double(), torch.ones_like(z, dtype=torch.float64)
-    if cap:
-        slope = 4 / ((x / cap).exp() + (-x / cap).exp()) ** 2  # 1 − tanh² without its cancellation
-        x = cap * torch.tanh(x / cap)
-    return x * inverse[:, None], slope, torch.arange(z.shape[1]) == targets[:, None]
-
-
-@pytest.mark.parametrize("cap", [0.0, 5.0])
-def test_row_stats_equal_float64_and_leave_the_logits(cap: float) -> None:
-    z, targets, inverse = rows_case()
-    before = z.clone()
-    anchor, others, target, dot = native.row_stats(z, targets, inverse, cap)
-    u, _, at_target = exact_rows(z, targets, inverse, cap)
-    v = u - anchor[:, None]
-    e = torch.where(at_target, 0.0, v.exp())
-    assert torch.equal(z, before)
-    assert torch.allclose(anchor.double(), u.amax(1), rtol=4e-7, atol=0)
-    assert torch.allclose(target.double(), (u * at_target).sum(1), rtol=4e-7, atol=0)
-    assert torch.allclose(others.double(), e.sum(1), rtol=1e-6, atol=0)
-    assert torch.allclose(dot.double(), (e * v).sum(1), rtol=1e-6, atol=0)
-    assert target[2] == target[3] == 0  # not in this shard
-
-
-@pytest.mark.parametrize("cap", [0.0, 5.0])
-@pytest.mark.parametrize("entropy", [False, True])
-def test_row_grads_equal_float64(cap: float, entropy: bool) -> None:
-    z, targets, inverse = rows_case()
-    c = len(z)
-    a, b, k, dz_y = (rand(c, seed=s) for s in range(4))
-    u, slope, at_target = exact_rows(z, targets, inverse, cap)
-    anchor = u.amax(1).float() + 0.25  # any near the maximum
-    v = u - anchor[:, None].double()
-    bonus = b[:, None].double() * (v + k[:, None].double()) if entropy else 0.0
-    expected = slope * torch.where(at_target, dz_y[:, None].double(), v.exp() * (a[:, None].double() + bonus))
-    g = Gradient(anchor, a, *((b, k) if entropy else (None, None)), dz_y)
-    for exact in (True, False):
-        dz = native.row_grads(z.clone(), targets, inverse, cap, g, exact)
-        bf16 = not exact and native.info()["isa"] in ("amx", "avx512_bf16", "emulated", "emulated_amx")
-        assert dz.dtype == (torch.bfloat16 if bf16 else torch.float32) and dz.shape == z.shape
-        assert error(dz, expected) < (2**-9 if bf16 else 5e-7)
-    inplace = z.clone()
-    native.row_grads(inplace, targets, inverse, cap, g, True)
-    assert torch.equal(inplace, native.row_grads(z, targets, inverse, cap, g, True))
-
-
 def test_exp_is_within_two_units_and_right_at_the_ends() -> None:
     # `others` of a row (0, x, target far below) is 1 + e^x; with x the only other one it is e^x itself
     x = -torch.rand(4096, generator=torch.Generator().manual_seed(0)) * 87
@@ -153,18 +98,6 @@ def test_scoring_is_bitwise_the_statistics_of_the_logits() -> None:
     targets[-3:] = 2500  # of another shard, where rows of the block before had theirs
     stats = native.row_stats(logits(hidden, weight), targets, inverse, 0.0)
     assert torch.equal(native.score(hidden, weight, targets, inverse, 0.0), stats)
-
-
-def test_integers_are_multiplied_without_any_error() -> None:
-    draw = lambda *shape: torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(2)).float()  # noqa: E731
-    for dtype in (torch.float32, torch.bfloat16):
-        hidden, weight, dz = draw(23, 259).to(dtype), draw(77, 259).to(dtype), draw(23, 77).to(dtype)
-        assert torch.equal(logits(hidden, weight).double(), hidden.double() @ weight.double().T)
-        d_hidden, d_weight = torch.empty(23, 259), torch.zeros(77, 259)
-        native.d_hidden(dz, weight, d_hidden)
-        native.add_d_weight(dz, hidden, d_weight)
-        assert torch.equal(d_hidden.double(), dz.double() @ weight.double())
-        assert torch.equal(d_weight.double(), dz.double().T @ hidden.double())
 
 
 def test_rows_of_a_larger_matrix_and_transposed_ones_are_taken_as_they_are() -> None:

@@ -108,14 +108,10 @@ def cases() -> list[tuple[str, Any]]:
         if dtype == torch.bfloat16:
             found.append((f"fused {name}", lambda h=h, w=weight: fused.fused_epilogue(h, w, y, row, row)))
     for objective in (REINFORCE(), CISPO(), DualClip(), IcePop(), SAPO()):
-        for settings in (
-            Settings(objective),
-            *(Settings(objective, KL(0.1, k), 0.1) for k in ("k1", "k2", "k3")),
-        ):
-            found.append((
-                f"{objective} {settings.kl}",
-                lambda s=settings: terms.terms(new(4, ROWS), t, s, [row] * 5),
-            ))  # fmt: skip
+        penalised = [Settings(objective, KL(0.1, estimator), 0.1) for estimator in ("k1", "k2", "k3")]
+        for s in (Settings(objective), *penalised):
+            run = lambda s=s: terms.terms(new(4, ROWS), t, s, [row] * 5)  # noqa: E731
+            found.append((f"{objective} {s.kl}", run))
     return found + body_cases()
 
 
@@ -344,9 +340,8 @@ def test_bf16_products_use_the_tensor_cores_and_fp32_ones_are_not_rounded(capabi
     for name, code in report(capability).items():
         if name.startswith("gemm"):
             assert bool(code[unit]) == ("bfloat16" in name), name
-            assert bool(code["UTMALDG"]) == ("H=4096" in name and "bfloat16" in name and capability >= 90), (
-                name
-            )
+            copies = "H=4096" in name and "bfloat16" in name and capability >= 90
+            assert bool(code["UTMALDG"]) == copies, name
             if "float32" in name:
                 assert not code["HMMA"], name  # TF32
             elif capability == 90:

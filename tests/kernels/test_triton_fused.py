@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from backends import INTERPRETED
 from losses import check_single_pass, exact_softmax
 from torch import Tensor
 
 pytest.importorskip("triton")
 from kernels.rows import softmax
-from kernels.triton import backend, config, fused
+from kernels.triton import fused
 from kernels.triton.config import GemmConfig
 from kernels.triton.split import split_bf16
 
-pytestmark = [
-    pytest.mark.skipif(not config.INTERPRET, reason="TRITON_INTERPRET=1 is not set: see tests/gpu"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
+pytestmark = INTERPRETED
 POINTERS = GemmConfig(16, 64, 32, warps=1, stages=1, group=2)
 COPIES = replace(POINTERS, tma=True, subtiles=1)
 each_tiles = pytest.mark.parametrize("tiles", [POINTERS, COPIES], ids=["pointers", "copies"])
@@ -92,25 +90,6 @@ def test_logits_of_integers_are_exact_and_stay_inside(tiles: GemmConfig) -> None
     assert bool(wide[:, V:].isnan().all())
 
 
-def test_a_value_for_all_rows_and_transposed_weights_are_taken() -> None:
-    h, weight, y, _ = problem(n=5)
-    one, spread, across = torch.ones(5), torch.ones(1).expand(5), weight.t().contiguous().t()
-    across = backend.prepare(h, across, torch.float32, 3)
-    expected = fused.score(h, weight, y, one, 0.0, POINTERS)
-    assert torch.equal(fused.score(h.t().contiguous().t(), across, y, spread, 0.0, POINTERS), expected)
-    found = [fused.fused_epilogue(h, weight, y, x, -x, POINTERS)[0] for x in (one, spread)]
-    assert torch.equal(*found)
-
-
-def test_rows_that_copies_do_not_take_go_through_pointers() -> None:
-    torch.manual_seed(0)
-    h, weight = torch.randn(5, 13).bfloat16(), torch.randn(31, 13).bfloat16()
-    y, it = torch.arange(5), torch.ones(5)
-    assert not fused._aligned(h) and fused._aligned(torch.empty(2, 16).bfloat16())
-    found = softmax(fused.score(h, weight, y, it, 0.0))
-    torch.testing.assert_close(found.logp.double(), oracle(h, weight, y, it)[1], rtol=0, atol=5e-6)
-
-
 @pytest.mark.parametrize(("parts", "bound"), [(2, 3e-5), (3, 4e-6)])
 @each_tiles
 def test_parts_of_an_fp32_weight_are_one_sum(tiles: GemmConfig, parts: int, bound: float) -> None:
@@ -151,12 +130,3 @@ def check_fused_epilogue(
     exp, stats = fused.fused_epilogue(h, weight, y, it, lp, tiles)
     check_single_pass(exp, stats, h.double() @ weight.double().T, y, it, 1e-5)
     return stats
-
-
-def test_the_backend_scores_as_its_own_logits_do() -> None:
-    h, weight, y, it = problem()
-    z = torch.empty(N, V)
-    backend.logits(h, weight, z)
-    _, logp, _ = oracle(h, weight, y, it)
-    for stats in (backend.row_stats(z, y, it, 0.0), backend.score(h, weight, y, it, 0.0)):
-        torch.testing.assert_close(softmax(stats).logp.double(), logp, rtol=0, atol=5e-6)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from backends import INTERPRETED
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -17,12 +18,9 @@ from kernels.rows import Gradient, softmax
 from kernels.settings import Settings
 from kernels.term import Objective
 from kernels.tokens import Tokens
-from kernels.triton import backend, config
+from kernels.triton import backend
 
-pytestmark = [
-    pytest.mark.skipif(not config.INTERPRET, reason="TRITON_INTERPRET=1 is not set: see tests/gpu"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
+pytestmark = INTERPRETED
 SHIPPED: list[Any] = [entry.make() for entry in OBJECTIVES.values() if entry.triton]
 SHIPPED += [CISPO(math.inf), Clip(0.01, math.inf), IcePop(0.0, math.inf), SAPO(3.0, 0.5)]
 SHIPPED = list(dict.fromkeys(SHIPPED))  # grpo and ppo are one
@@ -124,21 +122,14 @@ def test_own_objectives_and_sequence_objectives_take_torchs_path() -> None:
 def test_nan_in_a_row_of_weight_0_reaches_nothing(row_kernel: Any) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(9, 16).bfloat16(), torch.randn(50, 16).bfloat16().requires_grad_()
-    per_token = {
-        "logprobs_gen": -torch.rand(9), "advantages": torch.randn(9), "token_weights": torch.rand(9),
-    }  # fmt: skip
+    per_token = dict(logprobs_gen=-torch.rand(9), advantages=torch.randn(9), token_weights=torch.rand(9))
     per_token["token_weights"][3] = 0.0
     y, found = torch.randint(50, (9,)), []
     for bad in (False, True):
         if bad:
-            hidden[3], per_token["advantages"][3], per_token["logprobs_gen"][3] = (
-                torch.nan,
-                torch.nan,
-                torch.inf,
-            )
-        out = policy_loss(
-            hidden, weight, y, **per_token, drop_masked=False, row_kernel=row_kernel, backend="triton",
-            chunk_rows=4,
-        )  # fmt: skip
+            hidden[3], per_token["advantages"][3] = torch.nan, torch.nan
+            per_token["logprobs_gen"][3] = torch.inf
+        options = {"drop_masked": False, "row_kernel": row_kernel, "backend": "triton", "chunk_rows": 4}
+        out = policy_loss(hidden, weight, y, **per_token, **options)
         found.append((out.loss, *torch.autograd.grad(out.loss, weight), *out.stats.values()))
     assert all(torch.equal(x, y) and bool(x.isfinite().all()) for x, y in zip(*found, strict=True))

@@ -20,26 +20,11 @@ import trl
 from datasets import Dataset
 from trl.experimental import gmpo
 
-from kernels import (
-    CISPO,
-    DAPO,
-    GMPO,
-    GRPO,
-    GSPO,
-    KL,
-    REINFORCE,
-    SAPO,
-    VESPO,
-    Clip,
-    Masked,
-    OutsideBand,
-    linear_logprob,
-    policy_loss,
-    token_weights,
-)
+import kernels
+from kernels import GRPO, KL, Masked, OutsideBand, linear_logprob, policy_loss, token_weights
 from trainer.models.tiny import make_model, make_tokenizer
 
-UNBOUNDED = (SAPO(1.5, 2.5), VESPO())
+UNBOUNDED = (kernels.SAPO(1.5, 2.5), kernels.VESPO())
 TOLERANCE = 1e-5  # relative, of the loss and of the gradient's norm
 PROMPT, LONGEST, TEMPERATURE = 5, 12, 0.8
 LENGTHS = torch.tensor([12, 1, 7, 3, 12, 5, 2, 9])  # tokens of each completion
@@ -80,23 +65,23 @@ CASES = {
     "grpo with KL": Case(
         {"loss_type": "grpo", "beta": 0.3} | PLAIN_KL, GRPO(), "sample", ours={"kl": KL(0.3, "k3")}
     ),
-    "grpo, two-sided": Case({"loss_type": "grpo", "delta": 1.6}, Clip(0.2, 0.2, dual=1.6), "sample"),
-    "dapo": Case({"loss_type": "dapo", "epsilon_high": 0.28}, DAPO(), "token"),
+    "grpo, two-sided": Case({"loss_type": "grpo", "delta": 1.6}, kernels.Clip(0.2, 0.2, dual=1.6), "sample"),
+    "dapo": Case({"loss_type": "dapo", "epsilon_high": 0.28}, kernels.DAPO(), "token"),
     "dapo with entropy": Case(
-        {"loss_type": "dapo", "epsilon_high": 0.28, "entropy_coef": 0.4}, DAPO(), "token",
+        {"loss_type": "dapo", "epsilon_high": 0.28, "entropy_coef": 0.4}, kernels.DAPO(), "token",
         ours={"entropy_bonus": 0.4},
     ),
     "bnpo": Case({"loss_type": "bnpo"}, GRPO(), "token"),
     "dr_grpo": Case({"loss_type": "dr_grpo"}, GRPO(), "sum", DR_GRPO),
-    "cispo": Case({"loss_type": "cispo", "epsilon_high": 1.5}, CISPO(1.5), "token"),
+    "cispo": Case({"loss_type": "cispo", "epsilon_high": 1.5}, kernels.CISPO(1.5), "token"),
     "cispo with KL": Case(
-        {"loss_type": "cispo", "epsilon_high": 1.5, "beta": 0.1} | PLAIN_KL, CISPO(1.5), "token",
+        {"loss_type": "cispo", "epsilon_high": 1.5, "beta": 0.1} | PLAIN_KL, kernels.CISPO(1.5), "token",
         ours={"kl": KL(0.1, "k3")},
     ),
-    "gspo": Case({"loss_type": "grpo"} | SEQUENCE, GSPO(0.15, 0.1), "sample"),
-    "luspo": Case({"loss_type": "luspo"} | SEQUENCE, GSPO(0.15, 0.1), "sum", PER_COMPLETION),
-    "vespo": Case({"loss_type": "vespo"}, VESPO(), "token"),
-    "gmpo": Case({"epsilon": 0.15, "epsilon_high": 0.1}, GMPO(0.15, 0.1), "sample", trainer="GMPO"),
+    "gspo": Case({"loss_type": "grpo"} | SEQUENCE, kernels.GSPO(0.15, 0.1), "sample"),
+    "luspo": Case({"loss_type": "luspo"} | SEQUENCE, kernels.GSPO(0.15, 0.1), "sum", PER_COMPLETION),
+    "vespo": Case({"loss_type": "vespo"}, kernels.VESPO(), "token"),
+    "gmpo": Case({"epsilon": 0.15, "epsilon_high": 0.1}, kernels.GMPO(0.15, 0.1), "sample", trainer="GMPO"),
     "off-policy mask": Case(
         {"loss_type": "grpo", "off_policy_mask_threshold": 0.05},
         Masked(GRPO(), OutsideBand(math.exp(-0.05), negative=True)), "sample",
@@ -106,8 +91,8 @@ CASES = {
         ours={"kl": KL(0.3, "unbiased")},
     ),
     "sapo": Case(
-        {"loss_type": "sapo", "sapo_temperature_pos": 1.5, "sapo_temperature_neg": 2.5}, SAPO(1.5, 2.5),
-        "sample",
+        {"loss_type": "sapo", "sapo_temperature_pos": 1.5, "sapo_temperature_neg": 2.5},
+        kernels.SAPO(1.5, 2.5), "sample",
     ),
 }  # fmt: skip
 
@@ -148,10 +133,9 @@ def hidden_states(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 def score(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """(N,) log-probs and (N,) entropy of the completion tokens."""
     states = hidden_states(model, inputs)
-    out = linear_logprob(
-        states, model.lm_head.weight, inputs["completion_ids"][MASK], temperature=TEMPERATURE
-    )
-    return out[0], out[1]
+    ids = inputs["completion_ids"][MASK]
+    out = linear_logprob(states, model.lm_head.weight, ids, temperature=TEMPERATURE)
+    return out.logprobs, out.entropy
 
 
 def make_batch(model: Any, seed: int = 0) -> Batch:
@@ -168,9 +152,8 @@ def make_batch(model: Any, seed: int = 0) -> Batch:
         "num_items_in_batch": MASK.sum(),
     }
     logp = score(model, inputs)[0]
-    gen = (
-        logp + 0.4 * torch.randn(TOKENS, generator=g) + 0.2 * torch.randn(COMPLETIONS, generator=g)[SEQUENCES]
-    )
+    gen = logp + 0.4 * torch.randn(TOKENS, generator=g)
+    gen += 0.2 * torch.randn(COMPLETIONS, generator=g)[SEQUENCES]
     ref = logp + 0.5 * torch.randn(TOKENS, generator=g)
     for name, flat in {"old_per_token_logps": gen, "ref_per_token_logps": ref}.items():
         inputs[name] = torch.zeros(MASK.shape).masked_scatter_(MASK, flat)
@@ -285,5 +268,5 @@ def test_trl_s_rloo_on_its_own_samples_is_reinforce_over_the_sum_of_a_completion
     old = torch.zeros(MASK.shape).masked_scatter_(MASK, logp).sum(1)
     theirs = trainer._compute_loss(trainer.model, batch.inputs | {"old_logps": old})
     assert theirs.item() == pytest.approx(-float(ADVANTAGES.mean()), rel=1e-4)
-    mine = ours(trainer, batch, Case({}, REINFORCE(), "sum", PER_COMPLETION))
+    mine = ours(trainer, batch, Case({}, kernels.REINFORCE(), "sum", PER_COMPLETION))
     assert_same(trainer, theirs, mine, loss=False)

@@ -141,10 +141,8 @@ def test_a_bound_may_be_infinite() -> None:
 
 def commands_in(readme: str) -> list[list[str]]:
     """The arguments of every `python -m trainer.main` in the code blocks, continued lines joined."""
-    lines = readme.replace("\\\n", " ").splitlines()
-    return [
-        shlex.split(line, comments=True)[3:] for line in lines if line.startswith("python -m trainer.main ")
-    ]
+    commands = re.findall(r"^python -m trainer\.main (.*)", readme.replace("\\\n", " "), re.MULTILINE)
+    return [shlex.split(words, comments=True) for words in commands]
 
 
 def test_the_readmes_commands_with_own_data_start_from_neutral_settings() -> None:

@@ -150,6 +150,22 @@ def test_a_replay_of_lagged_samples_is_bit_for_bit_too(flags: str, begin: Begin,
     assert losses(again) == losses(parent) and weights(again) == weights(parent)
 
 
+@pytest.mark.parametrize("body", ["own", "shared"])
+def test_a_run_of_ppo_with_a_critic_goes_on_bit_for_bit_where_it_ended(
+    body: str, begin: Begin, tmp_path: Path
+) -> None:
+    ppo = f"--objective.loss=ppo --objective.anchor=recomputed --objective.critic.body={body}"
+    more = "--objective.critic.lr=1e-3 --objective.zero_variance=keep --pipeline.steps"
+    for name, steps in (("unbroken", "3"), ("run", "2")):
+        run(begin(tmp_path / name, *SETTINGS, *ppo.split(), *more.split(), steps), tmp_path)
+    new(tmp_path, "run", "--resume", "--pipeline.steps", "3")
+    unbroken, resumed = (metrics(tmp_path / name, "learner/loss") for name in ("unbroken", "run"))
+    assert [row["step"] for row in resumed] == [1, 2, 3]
+    assert all(row["train/effective_prompts"] == 4 for row in resumed)  # none is dropped for equal rewards
+    for key in ("learner/loss", "learner/grad_norm", "critic/loss", "critic/explained_variance"):
+        assert [row[key] for row in resumed] == [row[key] for row in unbroken], key
+
+
 def test_a_run_that_is_killed_anywhere_and_resumed_is_bit_for_bit_the_unbroken_one(
     unbroken: Path, begin: Begin, tmp_path: Path
 ) -> None:

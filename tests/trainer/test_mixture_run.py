@@ -38,11 +38,8 @@ def trained(begin: Begin, tmp_path: Path, url: str) -> tuple[list[dict[str, Any]
         "evaluation": {"sets": {"sums/far": str(far)}, "pass_at": [1, 2], "maj_at": [2], "best_at": [2]},
     }
     (tmp_path / "mixed.yaml").write_text(yaml.safe_dump(recipe))
-    argv = begin(tmp_path / "run")
-    single = [i for i, flag in enumerate(argv) if flag.startswith(("--data.", "--verifier."))]
-    argv = [word for i, word in enumerate(argv) if i not in single and i - 1 not in single]
-    argv += ["--recipe", str(tmp_path / "mixed.yaml")]
-    printed, _ = run(argv, tmp_path)
+    argv = [word for word in begin(tmp_path / "run") if not word.startswith(("--data.", "--verifier."))]
+    printed, _ = run([*argv, "--recipe", str(tmp_path / "mixed.yaml")], tmp_path)
     return metrics(tmp_path / "run", "eval/pass_rate"), printed
 
 
