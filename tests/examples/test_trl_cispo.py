@@ -53,9 +53,8 @@ def through_the_logits(trainer: FusedCISPOTrainer, batch: dict[str, Any], anchor
     log_pi = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     log_pi = log_pi[:, -batch["completion_ids"].shape[1] :]
     kept = batch["completion_mask"].bool() & ~anchor.isnan()
-    log_pi, anchor, advantages = (
-        x[kept] for x in (log_pi, anchor, batch["advantages"][:, None].expand_as(kept))
-    )
+    advantages = batch["advantages"][:, None].expand_as(kept)
+    log_pi, anchor, advantages = (x[kept] for x in (log_pi, anchor, advantages))
     coefficient = (log_pi.detach() - anchor).exp().clamp(max=SMALL["epsilon_high"])
     assert 0.1 < float((coefficient == SMALL["epsilon_high"]).double().mean()) < 0.9
     window = batch["num_items_in_batch"].item() * ACCUMULATION / PER_GENERATION

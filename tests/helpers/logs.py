@@ -76,10 +76,8 @@ Logged = Sequence[tuple[int, float, Mapping[str, float]]]  # step, wall time, va
 
 def write_events(folder: Path, rows: Logged, name: str = "1.host.1.0", tensors: bool = False) -> Path:
     """A file of TensorBoard events, of new writers as tensors."""
-    writer, kind = (
-        EventFileWriter(str(folder), filename_suffix=".new"),
-        "tensor" if tensors else "simple_value",
-    )
+    writer = EventFileWriter(str(folder), filename_suffix=".new")
+    kind = "tensor" if tensors else "simple_value"
     for step, wall_time, values in rows:
         values_of = {k: make_tensor_proto(v) if tensors else v for k, v in values.items()}
         summary = Summary(value=[Summary.Value(tag=k, **{kind: v}) for k, v in values_of.items()])

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from timeline import read_timeline
 
 from trainer.accounting.ledger import Ledger, Span
+from trainer.jsonl import read_lines
 from trainer.messages import Spans
 from trainer.telemetry import Clock
 
@@ -157,8 +157,8 @@ def test_a_resume_carries_the_books_on(ledger: Ledger, tmp_path: Path) -> None:
     assert sum(books["roles"]["learner"]["states"].values()) == pytest.approx(80.0)
 
     resumed.close(tmp_path, 1040.0)
-    timeline = read_timeline(tmp_path / "timeline.jsonl")
-    engine = [s for s in timeline if s.role == "engine"]
+    spans = [Span(**row) for row in read_lines(tmp_path / "timeline.jsonl")]
+    engine = [s for s in spans if s.role == "engine"]
     assert engine[0] == Span("engine", "start-up", 0.0, 10.0)  # merged with the time before its clock
     assert engine[6] == Span("engine", "start-up", 40.0, 50.0)
     assert sum(s.end - s.start for s in engine) == pytest.approx(80.0)
