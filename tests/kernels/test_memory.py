@@ -28,9 +28,9 @@ def growth(backend: str, function: str, n: int, h: int, v: int, c: int) -> int:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
-def growth_after_a_small_problem(*arguments: object) -> int:
-    growth(*arguments[:2], 64, 8, 999, 32)  # type: ignore[arg-type]  # code and thread pools are loaded
-    return growth(*arguments)  # type: ignore[arg-type]
+def growth_after_a_small_problem(backend: str, function: str, *shape: int) -> int:
+    growth(backend, function, 64, 8, 999, 32)  # code and thread pools are loaded
+    return growth(backend, function, *shape)
 
 
 @pytest.mark.parametrize(

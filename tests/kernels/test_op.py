@@ -49,7 +49,7 @@ def test_compiled_without_a_graph_break_it_gives_the_same_bits(name: str) -> Non
     p = problem() | {"sequences": torch.arange(23) // 5}
     p["token_weights"][3] = 0
 
-    def step(scale: Tensor, **q: Tensor) -> tuple[Tensor, Tensor]:
+    def step(scale: Tensor, **q: Any) -> tuple[Tensor, Tensor]:
         h, w, y = q.pop("hidden") * scale, q.pop("weight"), q.pop("targets")
         if name == "scoring":
             scored = linear_logprob(h, w, y, **STEPS[name])
