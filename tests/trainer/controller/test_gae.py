@@ -126,10 +126,7 @@ SHARED = replace(CRITIC, body="shared", dtype="float16")
         (NO_CRITIC | {"advantage_norm": "group"}, "kl.place reward does not go"),
         ({"loss": "gspo"}, "gspo needs one advantage a completion"),
         ({"critic": SHARED}, "critic.dtype is float16, but a shared body has model.dtype"),
-        (
-            {"critic": CriticConfig(body="own", coefficient=0.1)},
-            "critic.coefficient is 0.1, but a value network",
-        ),
+        ({"critic": replace(CRITIC, coefficient=0.1)}, "critic.coefficient is 0.1, but a value network"),
     ],
 )
 def test_senseless_settings_beside_a_critic_or_kl_in_the_reward_are_refused(
