@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from trainer.scaling import Curve, Sigmoid, fit_curve
-from trainer.scaling.backtest import backtest, error_at_2x
+from trainer.scaling.forecast import backtest, error_at_2x
 from trainer.scaling.reading.read import Reading
 from trainer.scaling.report.run import Run
 

@@ -21,9 +21,8 @@ from trainer.messages import Event, Keep, Spans
 from trainer.roles import role_kind
 from trainer.run_folder import EVENTS, checkpoints, kept_at, origin, record_end
 from trainer.scaling import EvalPoint, Fit, curve_of
-from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.earlier import learn
-from trainer.scaling.forecast import describe_recommendation, forecast, reason_to_stop
+from trainer.scaling.forecast import backtest, describe_recommendation, error_at_2x, forecast, reason_to_stop
 from trainer.scaling.reading.read import curves_of, read_groups
 
 LEDGER_EVERY_S = 5.0

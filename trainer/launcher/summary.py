@@ -14,7 +14,7 @@ from trainer.launcher.advice import advise_run
 from trainer.launcher.terminal_plot import clock
 from trainer.run_folder import origin
 from trainer.scaling import EvalPoint, Fit, curve_of, explain, plot_curve
-from trainer.scaling.backtest import backtest, error_at_2x
+from trainer.scaling.forecast import backtest, error_at_2x
 from trainer.scaling.report.page import write_report
 from trainer.scaling.text import describe_backtest
 

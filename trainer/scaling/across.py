@@ -23,18 +23,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import expit, logit, softmax, stdtrit
 
 from trainer.config import ConfigError
 from trainer.scaling.compare import UNFIT, Recipe, pooled_recipes
 from trainer.scaling.curve.fit import Fit, fit_curve
-from trainer.scaling.curve.sigmoid import DRAWS, Curve, Draws, Estimate, EvalPoint, median
+from trainer.scaling.curve.points import checked
+from trainer.scaling.curve.sigmoid import DRAWS, Array, Curve, Draws, Estimate, median
 from trainer.scaling.earlier import EXTREME
 from trainer.scaling.random_effects import LEVELS, effects
 from trainer.scaling.seeds import PARAMETERS, SeedVariance
 
-Array = NDArray[np.float64]
 Runs = Mapping[float, Sequence[Curve]]  # by size
 
 # Median of τ before the sizes update it: .2 in log-odds is .05 in a ceiling of .5; 40% in C_mid, 20% in B
@@ -194,12 +194,12 @@ def _slope(curve: Curve) -> float:
 def end_reward(runs: Runs, size: float, R0: float) -> float:
     """R at t = 1 of LOGISTIC; t is the share of a run's compute. NaN: the R0 of a run is unknown."""
     rows = [
-        (_start(curve), n / size, p.compute / curve.points[-1].compute, p.pass_rate)
+        (data.R0, n / size, c / data.compute[-1], r)
         for n, curves in runs.items()
-        for curve in curves
-        for p in curve.points
+        for data in map(checked, curves)
+        for c, r in zip(data.compute, data.reward, strict=True)
     ]
-    start, relative, t, reward = np.array(rows).T
+    start, relative, t, reward = np.array(rows, np.float64).T  # an unknown R0 is NaN
     if np.isnan(start).any():
         return math.nan
     best, predicted = math.inf, math.nan
@@ -211,9 +211,3 @@ def end_reward(runs: Runs, size: float, R0: float) -> float:
             best = sse
             predicted = float(solution @ [R0, 1.0, expit(delta * (1 - t0))])
     return predicted
-
-
-def _start(curve: Curve) -> float:
-    """R0; NaN if it is unknown."""
-    R0 = curve.R0.pass_rate if isinstance(curve.R0, EvalPoint) else curve.R0
-    return math.nan if R0 is None else R0

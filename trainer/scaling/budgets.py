@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainer.scaling.curve.average import FURTHEST, MIN_GAIN, Average, first_reached
-from trainer.scaling.curve.sigmoid import Estimate, estimate, median
+from trainer.scaling.curve.sigmoid import Array, Estimate, estimate, median
 from trainer.scaling.seeds import MARGIN, MARGIN_IN_MEDIANS, SEED_SD, SeedVariance, seed_variance
-
-Array = NDArray[np.float64]
 
 SHARES = (0.25, 0.5, 1.0, 2.0)  # of what all have data to: the budgets at which recipes are compared
 MIN_LEAD = 1.5  # a lead spans at least this factor of compute
@@ -156,8 +153,7 @@ def gaps(curves: Curves) -> dict[tuple[str, str], Estimate]:
     if not pairs:
         return {}
     x = np.stack([rewards[a] - rewards[b] for a, b in pairs], axis=1)
-    low, high = simultaneous_band(x, curves.sure)
-    ends = zip(np.median(x, axis=0).tolist(), low.tolist(), high.tolist(), strict=True)
+    ends = np.stack([np.median(x, axis=0), *simultaneous_band(x, curves.sure)], axis=1).tolist()
     return {pair: Estimate(*one) for pair, one in zip(pairs, ends, strict=True)}
 
 
@@ -176,26 +172,17 @@ def targets(curves: Curves, R0: float) -> tuple[float, ...]:
 
 def costs(curves: Curves, reward: float, leader: str) -> tuple[Cost, ...]:
     """The compute that each recipe needs for a reward."""
-    rng = np.random.default_rng(0)
-    needed = {name: _first_reached(curves, name, reward, rng) for name in curves.rewards}
-    rows = []
+    rng, start, needed, rows = np.random.default_rng(0), curves.compute[0], dict[str, Array](), list[Cost]()
+    for name, rewards in curves.rewards.items():
+        x = first_reached(curves.compute, rewards, reward)
+        x = np.where(x > start, x, start * rng.random(len(x)))  # before the first evaluation it is anywhere
+        needed[name] = np.where(x <= FURTHEST * curves.last[name], x, np.inf)
     for name, x in needed.items():
         both = np.isfinite(x) | np.isfinite(needed[leader])
         ratio = x[both] / needed[leader][both] if both.any() else np.full(1, np.inf)
         over_leader = None if name == leader else median(ratio, curves.confidence)
         rows.append(Cost(name, median(x, curves.confidence), over_leader))
     return tuple(rows)
-
-
-def _first_reached(curves: Curves, name: str, reward: float, rng: np.random.Generator) -> Array:
-    """(n,): where each curve of a recipe first is at the reward or above; infinite if nowhere.
-
-    Anywhere from 0 to the first evaluation if it is there before that.
-    """
-    compute = first_reached(curves.compute, curves.rewards[name], reward)
-    start = curves.compute[0]
-    compute = np.where(compute > start, compute, start * rng.random(len(compute)))
-    return np.where(compute <= FURTHEST * curves.last[name], compute, np.inf)
 
 
 def simultaneous_band(x: Array, confidence: float) -> tuple[Array, Array]:
@@ -220,31 +207,24 @@ def find_leads(names: tuple[str, str], compute: Array, low: Array, high: Array) 
     return tuple(sorted(leads, key=lambda lead: lead.low))
 
 
-def find_crossings(
-    compute: Array, gap: Array, gaps: Array, leads: Sequence[Lead], confidence: float
-) -> tuple[Crossing, ...]:
-    """The computes at which R_a − R_b changes sign between a lead of one and the next lead, of the other.
-
-    `gap`: (m,) of the recipes' curves; `gaps`: (draws, m), that difference under each draw.
-    """
-    crossings = []
-    for one, other in pairwise(leads):
-        between = (compute >= one.high) & (compute <= other.low)
-        x, up = np.log(compute[between]), np.sign(gap[compute >= other.low][0])
-        if one.winner != other.winner:
-            place, *drawn = np.exp([np.interp(0, up * g[between], x) for g in (gap, *gaps)]).tolist()
-            crossings.append(Crossing(estimate(place, np.array(drawn), confidence), other.winner))
-    return tuple(crossings)
-
-
 def who_leads(
     curves: Curves, a: str, b: str, low: float
 ) -> tuple[tuple[float, float], tuple[Crossing, ...], tuple[Lead, ...]]:
-    """The range of compute searched, from `low` on, and what was found there."""
+    """The range of compute searched, from `low` on, and the crossings and leads there.
+
+    Curves cross where R_a − R_b changes sign between a lead of one and the next lead, of the other.
+    """
     high = max(low, min(curves.reach.get(name, 0) for name in (a, b)))
     inside = (curves.compute >= low) & (curves.compute <= high)
     if not {a, b} <= set(curves.rewards) or not inside.any():
         return (low, high), (), ()
-    grid, x = curves.compute[inside], (curves.rewards[a] - curves.rewards[b])[:, inside]
-    leads = find_leads((a, b), grid, *simultaneous_band(x, curves.sure))
-    return (low, high), find_crossings(grid, np.median(x, axis=0), x, leads, curves.confidence), leads
+    grid, gaps = curves.compute[inside], (curves.rewards[a] - curves.rewards[b])[:, inside]
+    leads = find_leads((a, b), grid, *simultaneous_band(gaps, curves.sure))
+    gap, crossings = np.median(gaps, axis=0), []
+    for one, other in pairwise(leads):
+        between = (grid >= one.high) & (grid <= other.low)
+        x, up = np.log(grid[between]), np.sign(gap[grid >= other.low][0])
+        if one.winner != other.winner:
+            place, *drawn = np.exp([np.interp(0, up * g[between], x) for g in (gap, *gaps)]).tolist()
+            crossings.append(Crossing(estimate(place, np.array(drawn), curves.confidence), other.winner))
+    return (low, high), tuple(crossings), leads

@@ -14,7 +14,6 @@ from itertools import combinations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainer.config import ConfigError
 from trainer.scaling import budgets as ahead
@@ -22,13 +21,12 @@ from trainer.scaling.budgets import END_TOLERANCE, SHARES, Cost, Crossing, Curve
 from trainer.scaling.curve.average import FURTHEST
 from trainer.scaling.curve.fit import Fit, fit_with_draws
 from trainer.scaling.curve.flags import HARMLESS, is_wide
-from trainer.scaling.curve.sigmoid import Curve, Draws, Estimate, Sigmoid, estimate
+from trainer.scaling.curve.sigmoid import Array, Curve, Draws, Estimate, Sigmoid, estimate
 from trainer.scaling.seeds import MARGIN, PARAMETERS, SeedVariance, pool, seed_variances
-
-Array = NDArray[np.float64]
 
 UNFIT = {"falling", "last-point-low", "poor-fit", "not-sigmoid"}  # flags: no sigmoid describes the run
 
+Fitted = Mapping[str, Sequence[tuple[Curve, Fit]]]  # runs and their fits, by recipe
 Verdict = Literal["different", "equivalent", "inconclusive"]
 DIFFERENT: Verdict = "different"
 EQUIVALENT: Verdict = "equivalent"
@@ -146,7 +144,7 @@ def compare(
     ConfigError: too few points.
     """
     named = groups if isinstance(groups, Mapping) else {}
-    curves = {name: [runs] if isinstance(runs, Curve) else runs for name, runs in named.items()}
+    curves = {k: list(runs) if isinstance(runs, Sequence) else [runs] for k, runs in named.items()}
     if not curves or not all(runs and all(isinstance(c, Curve) for c in runs) for runs in curves.values()):
         raise ConfigError("compare: expected {NAME: [RUN, ...], ...}, each RUN a Curve, as of curve(...)")
     fits = {k: [(c, fit_with_draws(c, confidence, within)[0]) for c in v] for k, v in curves.items()}
@@ -154,7 +152,7 @@ def compare(
 
 
 def compare_fits(
-    groups: Mapping[str, Sequence[tuple[Curve, Fit]]],
+    groups: Fitted,
     budgets: Sequence[float] = (),
     margin: float = MARGIN,
     end: float | None = None,
@@ -175,23 +173,15 @@ def compare_fits(
     return _with_budgets(comparison, curves, budgets) if curves else comparison
 
 
-def pooled_recipes(
-    groups: Mapping[str, Sequence[tuple[Curve, Fit]]], margin: float = MARGIN
-) -> tuple[list[Recipe], dict[str, SeedVariance]]:
+def pooled_recipes(groups: Fitted, margin: float = MARGIN) -> tuple[list[Recipe], dict[str, SeedVariance]]:
     """The runs of each recipe pooled, and the variance over seeds of A, log B and log C_mid of all."""
-    used = {name: _used([fit for _, fit in runs]) for name, runs in groups.items()}
-    draws = {
-        name: [fit.draws for i, (_, fit) in enumerate(runs) if i in used[name] and fit.draws is not None]
-        for name, runs in groups.items()
-    }
+    used = {k: _used([fit for _, fit in runs]) for k, runs in groups.items()}
+    draws = {k: [x for i in used[k] if (x := runs[i][1].draws)] for k, runs in groups.items()}
     variances = seed_variances(list(draws.values()), margin)
     rng = np.random.default_rng(0)
     levels = np.stack([variances[name].draw(rng) for name in PARAMETERS])
-    recipes = [
-        _recipe(name, runs, used[name], pool(draws[name], variances, levels, rng))
-        for name, runs in groups.items()
-    ]
-    return recipes, variances
+    pooled = {k: pool(runs, variances, levels, rng) for k, runs in draws.items()}
+    return [_recipe(k, runs, used[k], pooled[k]) for k, runs in groups.items()], variances
 
 
 def curves_of(

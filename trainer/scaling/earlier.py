@@ -14,10 +14,9 @@ allow for widens it: both grow with how far ahead it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import fmean
 
 import numpy as np
 from scipy.special import logit, softmax
@@ -25,7 +24,7 @@ from scipy.special import logit, softmax
 from trainer.config import ConfigError
 from trainer.scaling.curve.average import DEFAULT, LAWS, LawPrior, Prior, average, mixture
 from trainer.scaling.curve.points import MIN_FORECAST, averaged, checked
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint
+from trainer.scaling.curve.sigmoid import Curve
 from trainer.scaling.random_effects import effects, mixture_moments
 
 MIN_LEARNED = 2 * MIN_FORECAST  # evaluations beyond R0 of a run from which something is learned
@@ -61,19 +60,17 @@ class Earlier:
 
     def without(self, curve: Curve) -> Earlier:
         """The runs without the groups that hold this run, a part of it, or a run that it is a part of."""
-        points = set(curve.points)
-        same = {past.group for past in self.runs if _is_part(points, set(past.curve.points))}
+        points, same = set(curve.points), set[str]()
+        for past in self.runs:
+            other = set(past.curve.points)
+            if points and len(points & other) == min(len(points), len(other)):
+                same.add(past.group)
         return replace(self, runs=tuple(past for past in self.runs if past.group not in same))
 
     def without_run(self, run: Past) -> Earlier:
         """The runs without this one's group; if there is no other group, without the run alone."""
         others = tuple(past for past in self.runs if past.group != run.group)
         return replace(self, runs=others or tuple(past for past in self.runs if past is not run))
-
-
-def _is_part(one: set[EvalPoint], other: set[EvalPoint]) -> bool:
-    """True if all points of the shorter are in the longer."""
-    return bool(one) and len(one & other) == min(len(one), len(other))
 
 
 def learn(groups: Mapping[str, Sequence[Curve]], seen: float = SEEN_SHARE) -> Earlier:
@@ -139,17 +136,17 @@ def _says(curve: Curve, before: Prior) -> Prior:
     """The evidence of one run on the laws, with flat priors of their shapes, and on the transients."""
     flat = replace(before, laws=tuple(replace(law, shape=None) for law in before.laws))
     mixed, laws = mixture(averaged(checked(curve)), flat), []
-    models = np.zeros(len(mixed.base) * (1 + len(mixed.directions)))
+    models = np.zeros(len(mixed.noises))
     for law in range(len(LAWS)):
-        parts = [(c.integrated, c.probability) for c in mixed.components if c.law == law]
-        weights = [p * softmax(integrated.log_weight, axis=None) for integrated, p in parts]
+        parts = [part for part in mixed.components if part.family.law == law]
+        weights = [part.probability * softmax(part.log_weight, axis=None) for part in parts]
         models += np.sum([p.sum(1) for p in weights], axis=0)
         w = np.concatenate([p.sum(0) for p in weights])
-        x = np.log(np.concatenate([integrated.theta[0][:, 0] for integrated, _ in parts]))
+        x = np.log(np.concatenate([part.theta[0][:, 0] for part in parts]))
         share = w / max(w.sum(), 1e-300)
         mean = float(share @ x)
         laws.append(LawPrior(float(w.sum()), (mean, math.sqrt(float(share @ (x - mean) ** 2)))))
-    probabilities = models.reshape(-1, len(mixed.base)).sum(1)[1:].tolist()
+    probabilities = models.reshape(len(mixed.directions), -1).sum(1).tolist()
     by_T = dict(zip((T for T, _ in mixed.directions), probabilities, strict=True))
     transients = tuple(
         replace(t, probability=by_T.get(t.T * (before.unit or 0), t.probability)) for t in before.transients
@@ -162,42 +159,30 @@ def prior_of_kind(earlier: Earlier) -> Prior:
     """The prior that another run of the kind has, without a correction of its forecast."""
     groups, before = [[past.says for past in runs] for runs in earlier.groups()], earlier.prior
 
-    def share(prior: float, groups: Sequence[Sequence[float]]) -> float:
-        return (prior + sum(map(fmean, groups))) / (1 + len(groups))  # the prior counts as one recipe
+    def shares(probabilities: Callable[[Prior], list[float]]) -> list[float]:
+        """Means over the recipes, of which the prior counts as one."""
+        means = [np.mean([probabilities(says) for says in runs], axis=0) for runs in groups]
+        return list(np.mean([probabilities(before), *means], axis=0).tolist())
 
-    laws = []
+    laws, of_laws = [], shares(lambda prior: [law.probability for law in prior.laws])
     for i, law in enumerate(before.laws):
         said = [[says.laws[i] for says in runs] for runs in groups]
         shapes = [[one.shape for one in runs if one.shape and one.probability > LIKELY] for runs in said]
         shape = _random_effect(shapes, law.shape or ANY_B) if any(shapes) else law.shape
-        laws.append(
-            LawPrior(share(law.probability, [[one.probability for one in runs] for runs in said]), shape)
-        )
-    transients = tuple(
-        replace(
-            t,
-            probability=share(
-                t.probability, [[says.transients[i].probability for says in runs] for runs in groups]
-            ),
-        )
-        for i, t in enumerate(before.transients)
-    )
-    return replace(before, laws=tuple(laws), transients=transients)
+        laws.append(LawPrior(of_laws[i], shape))
+    of_transients = shares(lambda prior: [t.probability for t in prior.transients])
+    transients = (replace(t, probability=p) for t, p in zip(before.transients, of_transients, strict=True))
+    return replace(before, laws=tuple(laws), transients=tuple(transients))
 
 
 def _random_effect(
     known: Sequence[Sequence[tuple[float, float]]], before: tuple[float, float]
 ) -> tuple[float, float]:
     """Mean and sd of another group's value, from means and sds in some groups; `before`: of the mean."""
-    each = [_as_one(group) for group in known if group]
-    by_spread = effects(each, SPREADS, known=before)
+    # The runs of a group share most of their error: more of them do not reduce it, so it has that of one.
+    units = [(mean.mean(), (sd**2).mean()) for mean, sd in (np.array(group).T for group in known if group)]
+    by_spread = effects(units, SPREADS, known=before)
     return mixture_moments(by_spread, SPREADS, -0.5 * (SPREADS / USUAL_SPREAD) ** 2)
-
-
-def _as_one(group: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Mean and variance of a run of a group: its runs share most of their error: more do not reduce it."""
-    mean, sd = np.array(group).T
-    return float(mean.mean()), float((sd**2).mean())
 
 
 def _cut(past: Past, last: float) -> int:

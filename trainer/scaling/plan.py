@@ -11,24 +11,16 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainer.config import ConfigError
 from trainer.scaling.curve.families import OUTLIER
-from trainer.scaling.curve.fit import (
-    HARMLESS,
-    Fit,
-    fit_curve,
-    fit_with_draws,
-)
+from trainer.scaling.curve.fit import HARMLESS, Fit, fit_curve, fit_with_draws
 from trainer.scaling.curve.flags import is_wide
-from trainer.scaling.curve.marginal import MIN_SD, typical_gap
+from trainer.scaling.curve.marginal import MIN_SD
 from trainer.scaling.curve.points import MAX_POINTS, averaged, checked
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, Sigmoid
 from trainer.scaling.seeds import MARGIN
 from trainer.scaling.simulate import autocorrelated, simulated
-
-Array = NDArray[np.float64]
 
 WITHIN = MARGIN  # A is known if its interval reaches no further than this from its value
 CHANCE = 0.8  # the probability of that at which a plan is good enough
@@ -107,7 +99,7 @@ def after_pilot(pilot: Curve, runs: int, noise: float | None = None) -> tuple[Pr
         )
     length = 0.0
     if fit.autocorrelated_prob > 1 / 2 and residual_sd > reported / 2:  # else there is little noise
-        length = -typical_gap(data.compute) / math.log(fit.autocorrelation)
+        length = -data.gap / math.log(fit.autocorrelation)
     return Prospect(sigmoids, pilot, noise, reported, fit.C_mid.value, length), fit
 
 
@@ -115,10 +107,8 @@ def like_pilots(pilots: Sequence[Curve], runs: int, noise: float | None = None) 
     """A new run like several pilots: sigmoids of each in equal parts, so that it differs as they do."""
     each = [after_pilot(pilot, -(-runs // len(pilots)), noise) for pilot in pilots]
     sigmoids = [sigmoid for same in zip(*(p.sigmoids for p, _ in each), strict=True) for sigmoid in same]
-    middle, sd, reported, R0 = (
-        float(np.median(values))
-        for values in zip(*((p.C_mid, p.noise, p.reported_se, fit.R0.value) for p, fit in each), strict=True)
-    )
+    rows = [(p.C_mid, p.noise, p.reported_se, fit.R0.value) for p, fit in each]
+    middle, sd, reported, R0 = np.median(rows, axis=0).tolist()
     correlated = [fit.autocorrelation if p.correlation_length else 0.0 for p, fit in each]
     start = Curve("", "", (), EvalPoint(0, 0.0, R0, reported))
     prospect = Prospect(
@@ -188,9 +178,7 @@ def _trial(task: tuple[Prospect, int, float, int, float]) -> tuple[bool, float]:
     start = seen.points[-1].compute if seen.points else 0.0
     compute = np.linspace(start, budget, n + 1)[1:]
     white, rho, before = rng.normal(0, prospect.noise, n), prospect.autocorrelation, None
-    if (
-        prospect.correlation_length
-    ):  # errors go on from that of the pilot's last point, which can be an outlier
+    if prospect.correlation_length:  # errors go on from that of the pilot's last point
         likely = 2 * prospect.noise  # that point can be an outlier
         before = float(np.clip(seen.points[-1].pass_rate - truth.reward(start), -likely, likely))
         rho = math.exp(-(compute[0] - start) / prospect.correlation_length)

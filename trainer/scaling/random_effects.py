@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import softmax
 
-Array = NDArray[np.float64]
+from trainer.scaling.curve.sigmoid import Array
 
 LEVELS = np.linspace(-8, 8, 129)  # log2 of τ over its prior's median
 

@@ -24,10 +24,8 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp, ndtr, softmax
 
 from trainer.scaling.curve.marginal import MIN_SD
-from trainer.scaling.curve.sigmoid import DRAWS, Draws, Estimate, estimate
+from trainer.scaling.curve.sigmoid import DRAWS, Array, Draws, Estimate, estimate
 from trainer.scaling.random_effects import LEVELS, effects
-
-Array = NDArray[np.float64]
 
 MARGIN = 0.02  # between the ceilings of two single runs of one recipe, 90 % (arXiv 2510.13786)
 SEED_SD = 0.07  # median of τ of log B and log C_mid before the seeds update it: an assumption

@@ -9,11 +9,9 @@ The caller draws the independent errors, so that a simulation decides which of i
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of
-
-Array = NDArray[np.float64]
+from trainer.scaling.curve.sigmoid import Array, Curve, EvalPoint, curve_of
 
 
 def autocorrelated(white: ArrayLike, rho: ArrayLike, before: float | None = None) -> Array:

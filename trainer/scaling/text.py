@@ -3,9 +3,9 @@
 import math
 from typing import NamedTuple
 
-from trainer.scaling.backtest import Backtest, error_at_2x
 from trainer.scaling.curve.fit import FLAGS, HARMLESS, Estimate, Fit, estimate
 from trainer.scaling.curve.sigmoid import Curve, fraction_gained
+from trainer.scaling.forecast import Backtest, error_at_2x
 from trainer.scaling.layout import amount, amounts, interval, paragraph, percent
 
 DETERMINED = 3.0  # B and C_mid are shown if the ends of their intervals differ by less than this factor

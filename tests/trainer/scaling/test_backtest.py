@@ -9,7 +9,7 @@ from helpers.commands import Command
 from simulated import measured, simulated, write
 
 from trainer.scaling import Curve, Sigmoid
-from trainer.scaling.backtest import Backtest, backtest, error_at_2x, summarize
+from trainer.scaling.forecast import Backtest, backtest, error_at_2x, summarize
 from trainer.scaling.text import describe_backtest
 
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)

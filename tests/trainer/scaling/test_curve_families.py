@@ -12,8 +12,8 @@ from scipy.special import expit
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve, EvalPoint, Sigmoid
-from trainer.scaling.curve.least_squares import FamilyFit, compare_families, fit_family
 from trainer.scaling.curve.marginal import Data
+from trainer.scaling.curve.paper import FamilyFit, compare_families, fit_family
 from trainer.scaling.curve.points import averaged, checked
 
 Array = np.ndarray

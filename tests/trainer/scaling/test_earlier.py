@@ -11,7 +11,6 @@ from simulated import write
 
 from trainer.config import ConfigError
 from trainer.scaling import Curve
-from trainer.scaling.backtest import backtest, summarize
 from trainer.scaling.curve.average import DEFAULT
 from trainer.scaling.earlier import (
     NO_DRIFT,
@@ -22,6 +21,7 @@ from trainer.scaling.earlier import (
     prior_after,
     prior_of_kind,
 )
+from trainer.scaling.forecast import backtest, summarize
 from trainer.scaling.simulate import simulated
 
 NOISE, POINTS = 0.006, 30

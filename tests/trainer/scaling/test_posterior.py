@@ -5,9 +5,9 @@ import pytest
 from simulated import measured
 
 from trainer.scaling import Sigmoid, curve, fit
+from trainer.scaling.curve.average import posterior
 from trainer.scaling.curve.families import B_RANGE, MAX_REACH, robust
 from trainer.scaling.curve.marginal import CORRELATED_SHARE, CORRELATIONS, NOISE_PRIOR_POINTS, Data
-from trainer.scaling.curve.posterior import posterior
 
 Array = np.ndarray
 LAW = Sigmoid(R0=0.11, A=0.90, B=2.4, C_mid=0.05)

@@ -22,10 +22,10 @@ from trainer.jsonl import read_lines
 from trainer.launcher.summary import finish
 from trainer.messages import Spans
 from trainer.scaling import Curve, EvalPoint, Sigmoid, curve_of, fit_curve
-from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.comparability import warnings
 from trainer.scaling.compare import compare_fits
 from trainer.scaling.curve.families import B_RANGE, MAX_REACH
+from trainer.scaling.forecast import backtest, error_at_2x
 from trainer.scaling.layout import short_names
 from trainer.scaling.plot import straighten
 from trainer.scaling.report.charts import budgets, chart_data, whiskers

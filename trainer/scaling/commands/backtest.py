@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar
 
 from trainer.config import ConfigError
-from trainer.scaling.backtest import Backtest, backtest, summarize
 from trainer.scaling.commands import ForecastCommand, Json, sources, write_json
 from trainer.scaling.curve.points import MIN_FORECAST
+from trainer.scaling.forecast import Backtest, backtest, summarize
 from trainer.scaling.layout import amount, interval, paragraph, short_names, table
 from trainer.scaling.reading.read import read_inputs
 

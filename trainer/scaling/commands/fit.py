@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from trainer.config import ConfigError
-from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.commands import ForecastCommand, Json, Picture, sources, write_json
 from trainer.scaling.curve.fit import Fit
-from trainer.scaling.curve.least_squares import FamilyFit, compare_families
+from trainer.scaling.curve.paper import FamilyFit, compare_families
 from trainer.scaling.curve.sigmoid import Curve
+from trainer.scaling.forecast import backtest, error_at_2x
 from trainer.scaling.layout import amounts, interval, paragraph, short_names, table
 from trainer.scaling.plot import plot, reward_title
 from trainer.scaling.reading.read import Reading, read_inputs, same_unit

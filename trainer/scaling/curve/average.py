@@ -1,4 +1,4 @@
-"""The forecast of a run, averaged over the laws that its data allow.
+"""The draws of a run: of the sigmoid alone (`posterior`), and averaged over laws (`average`), its forecast.
 
 The early part of a real curve can often be described by a sigmoid and by other laws alike, which then go
 different ways. So a forecast is an average over models (Hoeting et al. 1999): each law has a prior
@@ -21,24 +21,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, softmax
 
-from trainer.scaling.curve.families import (
-    Axis,
-    Family,
-    Integrated,
-    integrate,
-    logistic_of_power,
-    reach,
-    robust,
-    sigmoids,
-)
-from trainer.scaling.curve.marginal import FEW_CORRELATIONS, Data, Noise, noise_models
-from trainer.scaling.curve.sigmoid import DRAWS, Draws, add_axes
+from trainer.scaling.curve import families
+from trainer.scaling.curve.marginal import CORRELATIONS, FEW_CORRELATIONS, Data, Noise, noise_models
+from trainer.scaling.curve.sigmoid import DRAWS, Array, Draws, Sigmoid
 
-Array = NDArray[np.float64]
-
+CELLS, KEEP_TAILS = (
+    (25, 41),
+    10.0,
+)  # of the sigmoid's B and C_mid; nats: with 8, a vague ceiling loses its upper tail
 MIN_GAIN = 0.01  # a gain that is worth compute: half of the paper's margin between two ceilings
 FURTHEST = 10.0  # multiple of the last compute up to which a curve is carried on
-P_RANGE = (0.3, 3.0)  # of the laws of C^p
 TRANSIENT_SD = 0.14  # of x, in rewards
 SOUGHT = np.geomspace(1e-3, 1e6, 400)  # multiples of the last compute at which a reward is sought
 
@@ -66,10 +58,8 @@ class Prior:
     laws: tuple[LawPrior, ...]  # in the order of LAWS
     transients: tuple[Transient, ...]
     unit: float | None = None  # compute in which T is given
-    drift: tuple[float, float] = (
-        0.0,
-        0.0,
-    )  # mean and sd of the forecast's error in log odds, per e-fold of C
+    # mean and sd of the forecast's error in log odds, per e-fold of C
+    drift: tuple[float, float] = (0.0, 0.0)
 
 
 # The last has a ceiling of 1: every prompt can be learned.
@@ -85,7 +75,7 @@ DEFAULT = Prior(
 class LawDraws:
     """Equally likely curves of one law; (n,) each."""
 
-    family: Family
+    family: families.Family
     R0: Array
     A: Array
     theta: tuple[Array, ...]  # parameters of s
@@ -94,10 +84,9 @@ class LawDraws:
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
-        c = np.asarray(compute, np.float64)
-        R0, A, x, T, *theta = add_axes(c.ndim, self.R0, self.A, self.x, self.T, *self.theta)
-        s = self.family.fraction(c, *theta)
-        return R0 + (A - R0) * s + x * np.exp(-c / T)
+        c = np.asarray(compute, np.float64)[..., None]
+        rewards = self.family.reward(c, self.R0, self.A, *self.theta) + self.x * np.exp(-c / self.T)
+        return np.moveaxis(rewards, -1, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,11 +105,6 @@ class Average:
             return rewards
         ahead = np.log(np.maximum(np.asarray(compute, np.float64) / self.last, 1))
         return expit(logit(rewards) + np.multiply.outer(self.drift, ahead))
-
-    @classmethod
-    def of_sigmoids(cls, draws: Draws, last: float) -> Average:
-        """The draws of the sigmoid alone."""
-        return cls((draws,), math.nan, last, np.zeros(len(draws.A)))
 
     def compute_for(self, reward: float) -> Array:
         """C at which each draw first reaches `reward`: 0 if it starts there, infinite if it never does."""
@@ -142,99 +126,126 @@ def first_reached(compute: Array, rewards: Array, reward: float) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Component:
-    """A family, integrated, with its share of the probability."""
-
-    law: int  # its number in LAWS
-    integrated: Integrated
-    probability: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
     """All laws, integrated over their parameters, the noise and the transient."""
 
     data: Data
-    components: tuple[Component, ...]
-    base: tuple[Noise, ...]  # without a transient; the integrals have these, then those with each transient
-    directions: tuple[tuple[float, Array], ...]  # T, and e^(−C/T) at R0 and the points, times `size`
+    components: tuple[families.Integrated, ...]
+    noises: tuple[Noise, ...]  # of the integrals: as many with each of `directions`
+    directions: tuple[tuple[float, Array], ...]  # T, and `size` e^(−C/T) at R0 and the points; first 0: none
     size: float  # TRANSIENT_SD in units of the noise
 
 
 def mixture(data: Data, prior: Prior = DEFAULT) -> Mixture:
     """The probability of each law, given the data. An R0 that is given exactly has no transient."""
-    weight, overdispersion = robust(data)
+    weight, overdispersion = families.robust(data)
     data = replace(data, R0_se=data.start_error(overdispersion))
-    base = tuple(noise_models(data, weight, FEW_CORRELATIONS))
+    base = noise_models(data, weight, FEW_CORRELATIONS)
     unit = prior.unit or float(data.compute[-1])
-    seen = [t for t in prior.transients if t.T * unit >= reach(data)[0]]
+    seen = [t for t in prior.transients if t.T * unit >= families.reach(data)[0]]
     transients = [] if data.exact else seen
-    none = 1 - sum(t.probability for t in transients)
-    noises = [replace(noise, log_prior=noise.log_prior + math.log(none)) for noise in base]
+    none = Transient(math.inf, 1 - sum(t.probability for t in transients))
     size = TRANSIENT_SD / (max(overdispersion, 1.0) if data.sd_known else overdispersion)
-    directions = []
-    for transient in transients:
-        T = transient.T * unit
-        h = size * data.prepend_R0(np.exp(-data.compute / T), 1.0)
+    noises, directions = list[Noise](), []
+    for transient in (none, *transients):
+        T, extra = transient.T * unit, math.log(transient.probability)
+        h = size * data.prepend_R0(np.exp(-data.compute / T), 1.0) * (transient is not none)
         directions.append((T, h))
-        extra = math.log(transient.probability)
         noises += [replace(n, log_prior=n.log_prior + extra) for n in (noise.plus(h) for noise in base)]
-    laws, probabilities, families = zip(*_families(data, prior), strict=True)
-    integrals = [integrate(data, noises, family) for family in families]
-    p = softmax(np.log(probabilities) + [x.log_evidence for x in integrals]).tolist()
-    return Mixture(data, tuple(map(Component, laws, integrals, p)), base, tuple(directions), size)
+    integrals = [families.integrate(data, noises, family) for family in _families(data, prior)]
+    p = softmax([math.log(x.family.probability) + x.log_evidence for x in integrals]).tolist()
+    components = tuple(replace(x, probability=share) for x, share in zip(integrals, p, strict=True))
+    return Mixture(data, components, tuple(noises), tuple(directions), size)
 
 
 def average(data: Data, prior: Prior = DEFAULT, seed: int = 0) -> Average:
     """The laws' draws; the same for the same data, prior and seed."""
     mixed = mixture(data, prior)
     rng = np.random.default_rng(seed)
-    shares = np.cumsum([component.probability for component in mixed.components])
-    counts = np.diff(np.rint(DRAWS * np.append(0.0, shares / shares[-1])).astype(int))
-    parts = tuple(
-        draw(mixed, component.integrated, int(count), rng)
-        for component, count in zip(mixed.components, counts, strict=True)
-        if count
-    )
+    shares = np.cumsum([law.probability for law in mixed.components])
+    counts = np.diff(np.rint(DRAWS * np.append(0.0, shares / shares[-1])).astype(int)).tolist()
+    parts = [draw(mixed, law, n, rng) for law, n in zip(mixed.components, counts, strict=True) if n]
     mean, sd = prior.drift
     drift = mean + sd * rng.standard_normal(DRAWS)
-    sigmoid_prob = sum(component.probability for component in mixed.components if component.law == 0)
-    return Average(parts, sigmoid_prob, float(data.compute[-1]), drift)
+    sigmoid_prob = sum(law.probability for law in mixed.components if law.family.law == 0)
+    return Average(tuple(parts), sigmoid_prob, float(data.compute[-1]), drift)
 
 
-def _families(data: Data, prior: Prior) -> Iterator[tuple[int, float, Family]]:
-    """The number of the law, its prior probability, and the family.
+def _families(data: Data, prior: Prior) -> Iterator[families.Family]:
+    """The families of each law, with their prior probabilities.
 
     The logistics' q takes three values from A / R0 − 1 for the largest reward to that for a ceiling of 1: a q
     below .3 is the stretched approach, and an R0 below .02 makes no difference to the curve. With a ceiling
     of 1, where the curve starts is R0 or .12 above it, after a transient.
     """
     sigmoid, *others = prior.laws
-    yield 0, sigmoid.probability, sigmoids(data, prior=sigmoid.shape)
+    yield replace(families.sigmoids(data, prior=sigmoid.shape), probability=sigmoid.probability)
     R0 = max(float(data.reward[0]) if data.R0 is None else data.R0, 0.02)
     low = max(float(data.reward.max()) / R0 - 1, 0.3)
     free = np.geomspace(low, max(1 / R0 - 1, low), 3).tolist()
     to_1 = [1 / min(R0 + start, 0.95) - 1 for start in (0.0, 0.12)]
-    for law, (its, values) in enumerate(zip(others, ([0.0], free, to_1), strict=True), start=1):
-        axes, ceiling = (
-            (Axis(*P_RANGE, 11, normal=its.shape), Axis(*reach(data), 21)),
-            1.0 if law == 3 else None,
-        )
+    qs, ceilings = ([0.0], free, to_1), (None, None, 1.0)
+    for law, (its, values, ceiling) in enumerate(zip(others, qs, ceilings, strict=True), start=1):
+        axes = (families.Axis(0.3, 3.0, 11, normal=its.shape), families.Axis(*families.reach(data), 21))
         for q in values:
-            family = Family(f"q = {q:.3g}", logistic_of_power(q), axes, ceiling=ceiling)
-            yield law, its.probability / len(values), family
+            name, fraction, p = f"q = {q:.3g}", families.logistic_of_power(q), its.probability / len(values)
+            yield families.Family(name, fraction, axes, ceiling=ceiling, law=law, probability=p)
 
 
-def draw(mixed: Mixture, law: Integrated, count: int, rng: np.random.Generator) -> LawDraws:
+def draw(mixed: Mixture, law: families.Integrated, count: int, rng: np.random.Generator) -> LawDraws:
     """Curves of a law, in proportion to their probability; the transient's size is the most likely one."""
-    data, bases = mixed.data, len(mixed.base)
-    model, (R0, A, *theta) = law.draw(data, count, rng)
+    data, (model, (R0, A, *theta)) = mixed.data, law.draw(mixed.data, count, rng)
     x, T = np.zeros(count), np.ones(count)
     s = law.family.fraction(data.prepend_R0(data.compute, 0.0), *(v[:, None] for v in theta))
     rest = data.prepend_R0(data.reward, data.R0 or 0.0) - R0[:, None] * (1 - s) - A[:, None] * s
-    for which in np.unique(model[model >= bases]):
-        (T_here, h), base = mixed.directions[which // bases - 1], mixed.base[which % bases]
-        here, u = model == which, base.whiten @ h
-        T[here] = T_here
-        x[here] = mixed.size * (rest[here] @ base.whiten.T @ u) / (1 + u @ u)
+    for which in np.unique(model):
+        here, W = model == which, mixed.noises[which].whiten
+        T[here], h = mixed.directions[which * len(mixed.directions) // len(mixed.noises)]
+        x[here] = mixed.size * rest[here] @ W.T @ (W @ h)
     return LawDraws(law.family, R0, A, tuple(theta), x, T)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Posterior:
+    """The most likely sigmoid, draws, and the noise."""
+
+    sigmoid: Sigmoid
+    draws: Draws
+    autocorrelated_prob: float  # probability that the errors of neighbouring points are correlated
+    autocorrelation: float  # their correlation, if they are: its mean over CORRELATIONS
+    weight: Array  # (n,) of each point, below 1 for outliers
+    scale: float  # size of the residuals, in standard errors
+
+    @property
+    def outliers(self) -> NDArray[np.bool_]:
+        """(n,): the points that have lost three quarters of their weight."""
+        return self.weight < 0.25
+
+
+def posterior(data: Data, draws: int = DRAWS) -> Posterior:
+    """The draws of the sigmoid, with the size of the noise integrated out; the same for the same data.
+
+    For given B and C_mid, marginal.py integrates over R0, A and the noise; B and C_mid, with flat priors of
+    their logarithms, are integrated on a grid (families.py). Outliers are down-weighted first.
+    docs/validation.md shows how often the intervals cover the truth.
+    """
+    weight, overdispersion = families.robust(data)
+    data = replace(data, R0_se=data.start_error(overdispersion))
+    noises, family = noise_models(data, weight), families.sigmoids(data, CELLS)
+    integrated = families.integrate(data, noises, family, KEEP_TAILS)
+    by_noise = softmax(integrated.log_weight, axis=None).sum(1)
+    rng = np.random.default_rng(0)
+    _, (R0, A, *cells) = integrated.draw(data, draws, rng)
+    B, C_mid = (
+        x * math.exp(axis.step) ** (rng.random(draws) - 0.5)  # anywhere in the cell
+        for x, axis in zip(cells, integrated.axes, strict=True)
+    )
+    k = int(np.logaddexp.reduce(integrated.log_weight).argmax())  # the most likely cell over all noises
+    model = int(integrated.log_weight[:, k].argmax())
+    linear = integrated.cells[model].fit
+    start = np.array([linear.R0[k], linear.A[k], *(x[k, 0] for x in integrated.theta)])
+    _, likeliest = families.polished(data, family, noises[model].whiten, start)
+    return Posterior(
+        Sigmoid(*likeliest), Draws(R0, A, B, C_mid), float(1 - by_noise[0]),
+        float(by_noise[1:] @ CORRELATIONS / max(by_noise[1:].sum(), 1e-300)), weight, overdispersion,
+    )  # fmt: skip

@@ -25,15 +25,7 @@ from scipy.ndimage import minimum_filter
 from scipy.optimize import least_squares
 from scipy.special import expit, softmax
 
-from trainer.scaling.curve.marginal import (
-    Data,
-    GridCells,
-    Noise,
-    draw_ends,
-    linear_fit,
-    marginal,
-    typical_gap,
-)
+from trainer.scaling.curve.marginal import Data, GridCells, Noise, draw_ends, linear_fit, marginal
 from trainer.scaling.curve.sigmoid import fraction_gained
 
 Array = NDArray[np.float64]
@@ -94,6 +86,8 @@ class Family:
     has_end: bool = True  # whether A is its ceiling
     ceiling: float | None = None  # A, if it is given
     lowest_R0: float = 0.0  # a bound of least squares
+    law: int = 0  # its number in average.LAWS
+    probability: float = 1.0  # among other families, before the data
 
     def reward(self, compute: ArrayLike, R0: Array | float, A: Array | float, *theta: Array | float) -> Array:
         """R(C); broadcasts."""
@@ -111,6 +105,7 @@ class Integrated:
     cells: list[GridCells]  # by noise
     log_weight: Array  # (noises, cells), the prior included
     log_evidence: float  # the probability of the data, averaged over all parameters
+    probability: float = 1.0  # of the family among others, given the data
 
     def draw(self, data: Data, count: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], list[Array]]:
         """The number of a noise, and R0, A and the parameters, in proportion to their probability."""
@@ -120,11 +115,6 @@ class Integrated:
         model, cell = np.divmod(k, self.log_weight.shape[1])
         ends = np.stack([cells.ends for cells in self.cells])[model, :, cell].T
         return model, [*draw_ends(data, ends, self.cells[0].dof, rng), *(x[cell, 0] for x in self.theta)]
-
-    def peak(self) -> tuple[int, int]:
-        """The most likely cell over all noises, and its most likely noise."""
-        cell = int(np.logaddexp.reduce(self.log_weight).argmax())
-        return int(self.log_weight[:, cell].argmax()), cell
 
 
 def on_grid(data: Data, family: Family, axes: Sequence[Axis]) -> tuple[list[Array], Array]:
@@ -268,7 +258,7 @@ LOGISTIC = "a logistic"
 
 def other_families(data: Data) -> tuple[Family, ...]:
     """Curves to compare the sigmoid with; their parameters reach from the gaps of the data to beyond it."""
-    last, gap = float(data.compute[-1]), typical_gap(data.compute)
+    last, gap = float(data.compute[-1]), data.gap
 
     def logistic(c: Array, middle: Array, steepness: Array) -> Array:
         low = expit(-steepness * middle)

@@ -1,6 +1,6 @@
 """The sigmoid of a run: its parameters with intervals, and flags for what the data cannot identify.
 
-The statistics are in posterior.py: an interval holds quantiles of its draws, a value is that of the most
+The statistics are in average.py: an interval holds quantiles of its draws, a value is that of the most
 likely sigmoid.
 """
 
@@ -16,16 +16,8 @@ from numpy.typing import ArrayLike
 
 from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null
-from trainer.scaling.curve.average import DEFAULT, FURTHEST, Average, Prior, average
-from trainer.scaling.curve.flags import (
-    FLAGS,
-    HARMLESS,
-    NO_CURVE,
-    SUFFICIENT,
-    SURPRISING,
-    few_points,
-    flags_of,
-)
+from trainer.scaling.curve.average import DEFAULT, FURTHEST, Average, Prior, average, posterior
+from trainer.scaling.curve.flags import FLAGS, HARMLESS, NO_CURVE, SURPRISING, few_points, flags_of, reasons
 from trainer.scaling.curve.marginal import MIN_SD, Data
 from trainer.scaling.curve.points import (
     EQUAL_ERROR,
@@ -36,17 +28,8 @@ from trainer.scaling.curve.points import (
     checked,
     curve,
 )
-from trainer.scaling.curve.posterior import posterior
 from trainer.scaling.curve.shape import UNLIKELY, another_shape
-from trainer.scaling.curve.sigmoid import (
-    Curve,
-    Draws,
-    Estimate,
-    EvalPoint,
-    Sigmoid,
-    estimate,
-    median,
-)
+from trainer.scaling.curve.sigmoid import Curve, Draws, Estimate, EvalPoint, Sigmoid, estimate, median
 
 REPORTED_ERRORS = "given standard errors"
 
@@ -99,9 +82,7 @@ class Fit:
     @property
     def reasons(self) -> str:
         """The reasons why the ceiling is not identified, but for those that follow from others; or empty."""
-        flags = [flag for flag in self.flags if flag not in HARMLESS]
-        named = [flag for flag in flags if flag in SUFFICIENT] or [flag for flag in flags if flag != "wide"]
-        return "; ".join(self.describe(flag) for flag in named or flags)
+        return "; ".join(map(self.describe, reasons(self.flags)))
 
     def describe(self, flag: str) -> str:
         """The meaning of a flag for this fit."""
@@ -182,10 +163,8 @@ def fit_curve(
     if R0 is not None:
         start = Estimate(R0, max(0.0, R0 - half), min(1.0, R0 + half))
     ahead = average(data, prior) if R0 is not None and prior and len(c) >= MIN_FORECAST else None
-    unknown = Estimate(math.nan, math.nan, math.nan)
-    return Fit(
-        *(unknown, unknown, unknown, unknown, unknown, start), few_points(data), averaged_draws=ahead, **facts
-    )
+    nan = Estimate(math.nan, math.nan, math.nan)
+    return Fit(nan, nan, nan, nan, nan, start, few_points(data), averaged_draws=ahead, **facts)
 
 
 def fit_with_draws(
@@ -228,7 +207,7 @@ def _result(data: Data, facts: dict[str, Any], prior: Prior | None) -> Fit:
         for name in ("A", "B", "C_mid", "R0")
     )
     flags = flags_of(data, sigmoid, result.outliers, A, B, facts["within"])
-    ahead = Average.of_sigmoids(draws, float(c[-1]))
+    ahead = Average((draws,), math.nan, float(c[-1]), np.zeros(len(draws.A)))  # of the sigmoid alone
     if prior and NO_CURVE.isdisjoint(flags):
         ahead, correlated = average(data, prior), result.autocorrelated_prob > 1 - UNLIKELY
         shape = another_shape(data, draws, result.weight, result.scale, correlated)

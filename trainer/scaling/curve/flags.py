@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,13 @@ FLAGS = {
 SUFFICIENT = {"too-few-points", "falling", "flat"}  # reasons that explain the other ones
 HARMLESS = {"B-at-bound", "R0-unknown"}  # the ceiling is identified all the same
 NO_CURVE = {"flat", "falling", "poor-fit"}  # no shape describes such points
+
+
+def reasons(flags: Iterable[str]) -> list[str]:
+    """The flags because of which the ceiling is not identified, but for those that follow from others."""
+    doubts = [flag for flag in flags if flag not in HARMLESS]
+    named = [flag for flag in doubts if flag in SUFFICIENT] or [flag for flag in doubts if flag != "wide"]
+    return named or doubts
 
 
 def is_wide(e: Estimate, rise: float, within: float | None) -> bool:

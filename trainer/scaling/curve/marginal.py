@@ -56,6 +56,12 @@ class Data:
         return self.R0 is not None and self.R0_se == 0
 
     @property
+    def gap(self) -> float:
+        """The median distance of two evaluations: ρ is the correlation of errors this far apart."""
+        gaps = np.diff(self.compute)
+        return float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
+
+    @property
     def lowest_A(self) -> float:
         """The lowest ceiling: an exact R0, or 0."""
         return float(self.R0 or 0) if self.exact else 0.0
@@ -101,14 +107,10 @@ class GridCells:
 
     fit: LinearFit  # its R0 and A are the means
     log_weight: Array  # (cells,)
-    ends: Array  # (7, cells) the arguments of `R0_within`
+    # (7, cells): R0 at the mean of A, that mean, A's sd, the quantiles of A's bounds under its unbounded t
+    # distribution, dR0/dA, and R0's sd for a given A
+    ends: Array
     dof: float
-
-
-def typical_gap(compute: Array) -> float:
-    """The median distance of two evaluations: ρ is the correlation of errors this far apart."""
-    gaps = np.diff(compute)
-    return float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
 
 
 def noise_models(data: Data, weight: Array, correlations: Sequence[float] = CORRELATIONS) -> list[Noise]:
@@ -119,7 +121,7 @@ def noise_models(data: Data, weight: Array, correlations: Sequence[float] = CORR
     """
     sd = data.sd
     outlier_variance = np.diag(sd**2 * (1 / weight - 1))
-    gap = np.abs(np.subtract.outer(data.compute, data.compute)) / typical_gap(data.compute)
+    gap = np.abs(np.subtract.outer(data.compute, data.compute)) / data.gap
     models = []
     for rho in (0.0, *correlations):
         correlation = np.eye(len(sd))
@@ -197,24 +199,17 @@ def marginal(data: Data, noise: Noise, s: Array, ceiling: float | None = None) -
     log_weight = log_weight + np.log(np.maximum(high - low, 1e-300))
     ends = np.stack([fit.R0, fit.A, A_sd, low, high, fit.R0_slope, R0_sd])
     if not data.exact:
-        log_weight = log_weight + np.log(np.maximum(R0_within(*ends).mean(-1), 1e-300))
+        log_weight = log_weight + np.log(np.maximum(R0_within(ends).mean(-1), 1e-300))
     return GridCells(fit, log_weight, ends, dof)
 
 
-def R0_within(
-    R0: Array,  # (n,) its mean at the mean of A, and that of A
-    A: Array,
-    A_sd: Array,
-    A_low: Array,  # quantiles of A's bounds under its unbounded t distribution
-    A_high: Array,
-    R0_slope: Array,
-    R0_sd: Array,  # for a given A
-) -> Array:
+def R0_within(ends: Array) -> Array:
     """(n, STRATA): probability that 0 ≤ R0 ≤ A in each of the equally likely parts of A's distribution."""
+    R0, A, A_sd, low, high, slope, R0_sd = ends[:, :, None]
     middle = (np.arange(STRATA) + 0.5) / STRATA
-    z = ndtri(np.clip(A_low[:, None] + (A_high - A_low)[:, None] * middle, 1e-12, 1 - 1e-12))
-    A_there = np.where(A_sd[:, None] > 1, middle, A[:, None] + A_sd[:, None] * z)
-    mean, sd = R0[:, None] + R0_slope[:, None] * (A_there - A[:, None]), np.maximum(R0_sd, 1e-12)[:, None]
+    z = ndtri(np.clip(low + (high - low) * middle, 1e-12, 1 - 1e-12))
+    A_there = np.where(A_sd > 1, middle, A + A_sd * z)
+    mean, sd = R0 + slope * (A_there - A), np.maximum(R0_sd, 1e-12)
     return np.maximum(ndtr((A_there - mean) / sd) - ndtr(-mean / sd), 0)
 
 
@@ -223,7 +218,7 @@ def draw_ends(data: Data, ends: Array, dof: float, rng: np.random.Generator) -> 
     R0_mean, A_mean, A_sd, low, high, slope, R0_sd = ends
     quantile = rng.random(len(A_mean))  # of A's distribution within its bounds
     if not data.exact:
-        parts = R0_within(*ends).cumsum(-1)
+        parts = R0_within(ends).cumsum(-1)
         part = (parts < (rng.random(len(A_mean)) * parts[:, -1])[:, None]).sum(-1)
         quantile = (np.minimum(part, STRATA - 1) + quantile) / STRATA
     t = stdtrit(dof, np.clip(low + (high - low) * quantile, 1e-12, 1 - 1e-12))

@@ -5,13 +5,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from trainer.config import ConfigError
 from trainer.scaling.curve.marginal import Data
-from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of
-
-Array = NDArray[np.float64]
+from trainer.scaling.curve.sigmoid import Array, Curve, EvalPoint, curve_of
 
 MAX_POINTS = 150  # longer series are averaged over neighbours
 MIN_POINTS = 5  # beyond R0: the sigmoid has three more parameters
@@ -24,8 +22,8 @@ def checked(curve: Curve) -> Data:
 
     ConfigError, after the curve's name: a reward outside [0, 1], a compute that is not above 0.
     """
-    columns = [[getattr(p, name) for p in curve.points] for name in ("compute", "pass_rate", "pass_rate_se")]
-    c, r, sd = (np.asarray(x, np.float64) for x in columns)
+    rows = np.array([(p.compute, p.pass_rate, p.pass_rate_se) for p in curve.points], np.float64)
+    c, r, sd = rows.reshape(-1, 3).T
     first = curve.R0
     R0, R0_se = (first.pass_rate, first.pass_rate_se) if isinstance(first, EvalPoint) else (first, 0.0)
     start = [] if R0 is None else [R0]
@@ -73,9 +71,7 @@ class Columns(Protocol):
 
 def curve(
     compute: ArrayLike | str,  # (n,) ≥ 0, in `unit`; what was measured at 0 is R0
-    reward: ArrayLike
-    | str
-    | None,  # (n,) from 0 to 1, on held-out prompts; NaN: not evaluated there, left out
+    reward: ArrayLike | str | None,  # (n,) from 0 to 1, on held-out prompts; NaN: not evaluated, left out
     se: ArrayLike | str | None = None,  # (n,) standard errors of the rewards; None or 0: unknown
     *,
     data: Columns | None = None,  # whose columns `compute`, `reward` and `se` then name

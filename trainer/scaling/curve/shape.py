@@ -16,17 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trainer.scaling.curve import marginal
 from trainer.scaling.curve.families import LOGISTIC, Family, integrate, other_families, sigmoids
-from trainer.scaling.curve.marginal import (
-    FEW_CORRELATIONS,
-    MIN_SD,
-    NOISE_PRIOR_POINTS,
-    Array,
-    Data,
-    Noise,
-    noise_models,
-)
-from trainer.scaling.curve.sigmoid import Draws, fraction_gained
+from trainer.scaling.curve.sigmoid import Array, Draws, fraction_gained
 
 UNLIKELY = 0.1  # a sigmoid, independent errors or a gain of less probability is not counted on
 MIN_BETTER = 3.5  # log likelihood of the best other curve over the best sigmoid's from which it is better
@@ -49,7 +41,7 @@ class Evidence:
 
 
 def another_shape(
-    data: Data,
+    data: marginal.Data,
     draws: Draws,
     weight: Array,  # (n,) of each point
     scale: float,  # size of the residuals, in standard errors
@@ -66,9 +58,9 @@ def another_shape(
     R0_se = data.start_error(scale)
     if not data.sd_known:  # the residuals' size
         data, scale, R0_se = replace(data, sd=data.sd * scale, sd_known=True), 1.0, scale * R0_se
-    R0_se = 0.0 if data.exact else max(R0_se, MIN_SD)
-    data = replace(data, sd=np.maximum(data.sd, MIN_SD), R0_se=R0_se)
-    noises = noise_models(data, weight, FEW_CORRELATIONS)
+    R0_se = 0.0 if data.exact else max(R0_se, marginal.MIN_SD)
+    data = replace(data, sd=np.maximum(data.sd, marginal.MIN_SD), R0_se=R0_se)
+    noises = marginal.noise_models(data, weight, marginal.FEW_CORRELATIONS)
     e = evidence(data, noises, sigmoids(data))
     usual = replace(e, log=e.log + margin, peak=e.peak + margin)
     shapes = [*_families(data, noises, usual, draws), *_additions(data, noises, usual, max(scale, 1.0))]
@@ -78,7 +70,9 @@ def another_shape(
     return {"not-sigmoid" if better else "other-shape": text}
 
 
-def _families(data: Data, noises: Sequence[Noise], usual: Evidence, draws: Draws) -> Iterator[Shape]:
+def _families(
+    data: marginal.Data, noises: Sequence[marginal.Noise], usual: Evidence, draws: Draws
+) -> Iterator[Shape]:
     """Each family that is better, or as good with another end."""
     last = float(data.compute[-1])
     low, high = np.quantile(draws.reward(EXTRAPOLATION * last), [0.05, 0.95])
@@ -95,7 +89,9 @@ def _families(data: Data, noises: Sequence[Noise], usual: Evidence, draws: Draws
             yield better, e.log, f"{family.name} describes the points {compared} a sigmoid and {says}"
 
 
-def _additions(data: Data, noises: Sequence[Noise], usual: Evidence, sigma: float) -> Iterator[Shape]:
+def _additions(
+    data: marginal.Data, noises: Sequence[marginal.Noise], usual: Evidence, sigma: float
+) -> Iterator[Shape]:
     """Each addition to the sigmoid that makes it better."""
     c, last, family = data.compute, float(data.compute[-1]), sigmoids(data)
     rise = float(data.reward.max()) - (float(data.reward.min()) if data.R0 is None else data.R0)
@@ -119,12 +115,12 @@ def _additions(data: Data, noises: Sequence[Noise], usual: Evidence, sigma: floa
         yield True, e.log, "the reward rises in two stages"
 
 
-def evidence(data: Data, noises: Sequence[Noise], family: Family) -> Evidence:
+def evidence(data: marginal.Data, noises: Sequence[marginal.Noise], family: Family) -> Evidence:
     """The evidence of a family, and its most likely curve."""
     integrated = integrate(data, noises, family)
     model, k = divmod(int(integrated.log_weight.argmax()), integrated.log_weight.shape[1])
     cells = integrated.cells[model]
-    sse = NOISE_PRIOR_POINTS + max(float(cells.fit.sse[k]), 0.0)
+    sse = marginal.NOISE_PRIOR_POINTS + max(float(cells.fit.sse[k]), 0.0)
     ends = float(cells.fit.R0[k]), float(np.clip(cells.fit.A[k], data.lowest_A, 1))
     return Evidence(
         integrated.log_evidence, noises[model].log_prior - 0.5 * cells.dof * math.log(sse),

@@ -43,11 +43,6 @@ def fraction_gained(compute: ArrayLike, B: ArrayLike, C_mid: ArrayLike) -> Array
         return 1 / (1 + (c_mid / c) ** b)
 
 
-def add_axes(count: int, *columns: Array) -> list[Array]:
-    """Columns (n,) with so many further axes of length 1: (n, 1, …)."""
-    return [x.reshape(-1, *(1,) * count) for x in columns]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
     """Equally likely sigmoids; (n,) each."""
@@ -59,9 +54,8 @@ class Draws:
 
     def reward(self, compute: ArrayLike) -> Array:
         """R(C) of each draw: (n,) for a number, (n, m) for m of them."""
-        c = np.asarray(compute, np.float64)
-        R0, A, B, C_mid = add_axes(c.ndim, self.R0, self.A, self.B, self.C_mid)
-        return R0 + (A - R0) * fraction_gained(c, B, C_mid)
+        s = fraction_gained(np.asarray(compute, np.float64)[..., None], self.B, self.C_mid)
+        return np.moveaxis(self.R0 + (self.A - self.R0) * s, -1, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from trainer.config import ConfigError
 from trainer.scaling.curve.sigmoid import Curve, EvalPoint, curve_of, mean_point
 from trainer.scaling.layout import short_names
 from trainer.scaling.reading import columns as names
-from trainer.scaling.reading.compute import compute_of
-from trainer.scaling.reading.log import Log, log_of
+from trainer.scaling.reading.log import Log, compute_of, log_of
 from trainer.scaling.reading.options import DEFAULT, Input, ReadOptions, expand
 from trainer.scaling.reading.settings import settings_of
 from trainer.scaling.reading.tables import read_tables

@@ -3,9 +3,10 @@
 import csv
 import gzip
 import json
+import logging
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,6 +28,7 @@ OFFLINE = (
     "`rows = wandb.Api().run('ENTITY/PROJECT/RUN_ID').scan_history(); open('run.jsonl', 'w').writelines("
     "json.dumps(row) + '\\n' for row in rows)`, and give run.jsonl"
 )
+WALL_TIME = "wall_time"  # of the last event of a row, in seconds since 1970
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of a console
 STEP = re.compile(r"(?:^|[\s)])step:(\d+) - (\S.*)", re.MULTILINE)  # after ray's `(TaskRunner pid=1) `
 VALUE = re.compile(r"(.+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))\)?(?:\s.*)?")
@@ -100,10 +102,40 @@ def _numbers(file: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", file.name)]
 
 
-def _events(files: list[Path]) -> list[Row]:
-    from trainer.scaling.reading.events import read_events
+def _events(files: Sequence[Path]) -> list[Row]:
+    """A row for each step of TensorBoard's scalars, in the order of the files; tags are columns.
 
-    return read_events(files)
+    An event with a tag that comes again at its step begins another row, as in the files of a resumed run, and
+    as an evaluation that is logged late, together with its compute. A file is read up to where it is damaged
+    or not yet written.
+    """
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # takes a second
+
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    rows: list[Row] = []
+    for file in files:
+        by_step: dict[int, Row] = {}
+        for event in EventFileLoader(str(file)).Load():
+            values = {summary.tag: _scalar(summary.tensor) for summary in event.summary.value}
+            scalars = {tag: value for tag, value in values.items() if value is not None}
+            if not scalars:
+                continue
+            row = by_step.get(event.step)
+            if row is None or scalars.keys() & row.keys():
+                row = by_step[event.step] = {"step": event.step, WALL_TIME: event.wall_time}
+                rows.append(row)
+            row |= {**scalars, WALL_TIME: max(row[WALL_TIME], event.wall_time)}
+    return rows
+
+
+def _scalar(tensor: Any) -> float | None:
+    """The number of a tensor of one, also of those of old writers, which the loader converts."""
+    from tensorboard.util.tensor_util import make_ndarray
+
+    if tensor.string_val or tensor.ByteSize() == 0:
+        return None
+    array = make_ndarray(tensor)
+    return float(array.item()) if array.size == 1 else None
 
 
 def _rows(path: Path) -> list[Row]:
@@ -199,10 +231,8 @@ def _objects(rows: Any) -> list[Row]:
 
 
 READERS: dict[str, Callable[[str], list[Row]]] = {
-    ".csv": _table,
-    ".tsv": _table,
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
+    **dict.fromkeys((".csv", ".tsv"), _table),
+    **dict.fromkeys((".jsonl", ".ndjson"), _json_lines),
     ".json": _json,
 }
 

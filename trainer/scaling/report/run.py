@@ -11,9 +11,9 @@ import numpy as np
 from trainer.config import ConfigError
 from trainer.jsonl import read_lines
 from trainer.run_folder import origin
-from trainer.scaling.backtest import backtest, error_at_2x
 from trainer.scaling.curve.fit import Fit, fit_curve
 from trainer.scaling.curve.sigmoid import Curve
+from trainer.scaling.forecast import backtest, error_at_2x
 from trainer.scaling.layout import grouped, short_names
 from trainer.scaling.reading.read import Reading, read_inputs
 
