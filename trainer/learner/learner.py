@@ -53,9 +53,8 @@ class Learner:
         self._objective, self._kl = make_objective(config.objective), make_kl(config.objective)
         self.ranks = Ranks.single() if ranks is None else ranks
         settings = config.learner
-        self._token_budget = settings.micro_batch_tokens or default_token_budget(
-            self.ranks.device.type == "cuda"
-        )
+        self._cuda = self.ranks.device.type == "cuda"
+        self._token_budget = settings.micro_batch_tokens or default_token_budget(self._cuda)
         torch.manual_seed(config.seed)
         self.model = make_policy(model_dir, config, self.ranks)
         self.times = self.model.times = PartTimes(self.ranks.device)
@@ -228,13 +227,12 @@ class Learner:
 
     def _prepared(self, steps: Sequence[MicroStep]) -> Iterator[tuple[MicroStep, Inputs]]:
         """The micro-steps and this rank's tensors of each; on a GPU those of the next are made meanwhile."""
-        cuda = self.ranks.device.type == "cuda"
         columns = self.model.columns(self._objective, self._kl)
 
         def make(step: MicroStep) -> Inputs:
             return self.model.inputs(step[self.ranks.rank], step, columns)
 
-        return zip(steps, prefetch(make, steps) if cuda else map(make, steps), strict=True)
+        return zip(steps, prefetch(make, steps) if self._cuda else map(make, steps), strict=True)
 
     @contextmanager
     def _parts_booked(self) -> Iterator[None]:
