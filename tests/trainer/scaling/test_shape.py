@@ -39,7 +39,10 @@ def test_neither_noise_nor_an_outlier_elsewhere_nor_above_is_a_low_last_point() 
 
 
 SHAPES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
-    "exponential": (lambda x: 1 - np.exp(-3 * x), "an exponential approach describes the points"),
+    "exponential": (
+        lambda x: 1 - np.exp(-3 * x),
+        "an exponential approach describes the points as well as a sigmoid and ends at 0.6",
+    ),
     "hard cap": (lambda x: np.minimum(x / 0.6, 1), "a straight rise to a hard cap describes the points bet"),
     "no cap yet": (lambda x: 0.8 * x, "a straight line describes the points"),
     "logistic": (lambda x: 1 / (1 + np.exp(-14 * (x - 0.45))), "a logistic describes the points better"),
