@@ -103,7 +103,7 @@ def vllm(options: Namespace, folder: str, stack: ExitStack) -> Work:
     """The same work by vLLM with the settings of a run; its processes end with the stack."""
     config = Config(run_dir=stack.enter_context(tempfile.TemporaryDirectory()))
     engine_config = replace(config.engine, slots=options.sequences, max_new_tokens=options.tokens)
-    config = replace(config, engine=engine_config)
+    config = replace(config, engine=engine_config, model=replace(config.model, dtype=options.dtype))
     runner = stack.enter_context(asyncio.Runner())
 
     async def start() -> LocalVLLM:

@@ -14,7 +14,7 @@ that the recipe names), the command line. A task may have a `base:`, too. A file
 comes after the files that ship with the trainer; but for `data`, which the task's replaces.
 
 Without --recipe the demo runs; with --task, scalerl; with --data.source (data of your own) and
-neither, every key starts from the default given below.
+neither, recipe `own`: ScaleRL with the sizes of a first run.
 """
 
 # The text above heads `--help`. From a recipe file and command-line overrides to a checked Config: neither
@@ -40,7 +40,7 @@ from trainer.config.secrets import check_secrets
 from trainer.config.typed import build, fields, from_text, suggest, type_name
 from trainer.verifiers.verifier import check_verifiers, kinds_help
 
-DEFAULT_RECIPE, DEFAULT_TASK_RECIPE = "demo", "scalerl"
+DEFAULT_RECIPE, DEFAULT_TASK_RECIPE, OWN_RECIPE = "demo", "scalerl", "own"
 NAME, NAME_CHARACTERS = r"[\w.-]+", "of letters, digits, '_', '-' and '.'"  # of tasks and held-out sets
 TASK_KEYS = ("data.", "verifier.kind", "engine.stop", "engine.max_new_tokens")  # what fits one task only
 
@@ -70,10 +70,7 @@ class Launch:
 
 
 def parse(argv: Sequence[str]) -> Launch:
-    """The Launch of a command line; ConfigError on anything unknown or of the wrong type.
-
-    Without --recipe and --task the demo runs; with --data.source and neither, all keys start as by default.
-    """
+    """The Launch of a command line; ConfigError on anything unknown or of the wrong type."""
     flags = {key: raw for key, raw in vars(_parser().parse_args(argv)).items() if raw is not None}
     resume, dry_run, recipe, task, branch, replay = (
         flags.pop(name, "") for name in ("resume", "dry_run", "recipe", "task", "branch_from", "replay")
@@ -82,7 +79,7 @@ def parse(argv: Sequence[str]) -> Launch:
         raise ConfigError("expected one of --resume, --branch-from and --replay; --replay takes no recipe")
     source = _source(branch, replay, "run_dir" in flags) if branch or replay else ""
     if not (recipe or task):
-        recipe = source or ("" if {"data.source", "mixture"} & flags.keys() else DEFAULT_RECIPE)
+        recipe = source or (OWN_RECIPE if {"data.source", "mixture"} & flags.keys() else DEFAULT_RECIPE)
     recipe = recipe or (DEFAULT_TASK_RECIPE if task else "")
     overrides = {key: from_text(fields()[key][0], raw) for key, raw in flags.items()}
     launch = _resolve(recipe, task, overrides)
@@ -92,7 +89,8 @@ def parse(argv: Sequence[str]) -> Launch:
         models = f"model.path is {config.model.path}, that of {branch or replay} is {parent.model.path}"
         raise ConfigError(f"{models}; expected the same: the new run goes on from its weights or samples")
     if not config.run_dir:
-        names = [Path(name).stem for name in (recipe, task) if name] or config.mixture
+        files = (recipe, task) if task or recipe != OWN_RECIPE else ()
+        names = [Path(name).stem for name in files if name] or config.mixture
         name = "-".join(names) or _short_name(config.data.source)
         config = dataclasses.replace(config, run_dir=f"runs/{name}-{config.seed}")
     stored = Path(config.run_dir, "config.yaml")

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if launch.replay:  # no engine that the learner would have to make room for
             engine = replace(launch.config.engine, kind="torch", urls=(), colocate=False, weight_push="auto")
             launch = replace(launch, config=replace(launch.config, engine=engine))
-        launch = replace(launch, config=placement.with_engine(launch.config, len(gpus)))
+        launch = _decided(launch, len(gpus))
         return dry_run(launch) if launch.dry_run else train(launch)
     except ConfigError as e:
         return _fail(str(e), 2)
@@ -41,6 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{e.strerror or e}{f': {where}' if where else ''}", 1)
     except KeyboardInterrupt:
         return _fail("ended by Ctrl-C", 130)
+
+
+def _decided(launch: Launch, gpus: int) -> Launch:
+    """The launch with what `auto` stands for on this machine, and a notice of it."""
+    config, notes = launch.config, launch.notices
+    used = 0 if memory_estimate.stays_on_cpu(config) else gpus
+    if "recipe own" in launch.origins:
+        notes += (
+            "data of your own: ScaleRL with the sizes of a first run (recipe own), unless --recipe says",
+        )
+    if config.model.dtype == "auto" and used:
+        notes += ("model.dtype bfloat16, as there are GPUs; master weights and LM head stay FP32",)
+    config = placement.with_engine(placement.with_dtype(config, used), gpus)
+    return replace(launch, config=config, notices=notes)
 
 
 def train(launch: Launch) -> int:

@@ -167,6 +167,7 @@ def configured(folder: Path, k: int, steps: int = 12, prompts_per_step: int = 4,
     pipeline = {"max_lag": k, "steps": steps, "prompts_per_step": prompts_per_step} | pipeline
     return having(
         Config(run_dir=str(folder)),
+        model={"dtype": "float32"},
         pipeline={"completions_per_prompt": 2, "deadline_s": 20.0} | pipeline,
         evaluation={"every": 4, "samples": 1},
         engine={"max_new_tokens": 40},

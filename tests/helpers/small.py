@@ -58,7 +58,7 @@ def make_data(folder: Path) -> Path:
 FLAGS = """
     --data.template={question} --data.held_out=8 --verifier.kind=tests_reward:first_digit_even
     --engine.max_new_tokens=8 --engine.stop=[] --objective.drop_truncated=false --learner.lr=1e-3
-    --pipeline.steps=4 --pipeline.prompts_per_step=4 --pipeline.completions_per_prompt=4
+    --pipeline.steps=4 --pipeline.max_lag=1 --pipeline.prompts_per_step=4 --pipeline.completions_per_prompt=4
     --pipeline.no_positive_resampling=false --pipeline.deadline_s=60 --logging.checkpoint_every=0
     --evaluation.every=2 --evaluation.samples=2
 """

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3MoeConfig
 
 import kernels
-from trainer.config import Config, LearnerConfig, ObjectiveConfig, PipelineConfig
+from trainer.config import Config, LearnerConfig, ModelConfig, ObjectiveConfig, PipelineConfig
 from trainer.learner import checkpoint
 from trainer.learner.learner import Learner
 from trainer.learner.ranks import Ranks
@@ -100,8 +100,8 @@ def save(one: Learner, path: Path) -> None:
 
 def config(**learner: Any) -> Config:
     settings = LearnerConfig(**{"lr": 1e-3, "grad_clip": 0.0, **learner})
-    pipeline, objective = PipelineConfig(max_lag=2), ObjectiveConfig(max_ratio=2.0)
-    return Config(learner=settings, pipeline=pipeline, objective=objective)
+    model, objective = ModelConfig(dtype="float32"), ObjectiveConfig(max_ratio=2.0)
+    return Config(model=model, learner=settings, pipeline=PipelineConfig(max_lag=2), objective=objective)
 
 
 def learner(

@@ -162,6 +162,9 @@ def test_the_readmes_commands_with_own_data_start_from_neutral_settings() -> Non
         assert (config.engine.stop, config.verifier.kind) == ((), "math")
         assert config.engine.max_new_tokens >= 256 and not launch.notices
         assert "gsm8k/train.jsonl" not in argv or config.run_dir == "runs/gsm8k-train-0"
+        scalerl = cli.parse(["--recipe", "scalerl"]).config.objective
+        assert config.objective == scalerl and config.pipeline.max_lag == 8
+        assert config.model.dtype == "auto" and not config.engine.interruption.enabled
 
 
 @pytest.mark.parametrize("argv", [[], ["--data.size", "500", "--data.held_out", "8"], ["--model.path", "m"]])

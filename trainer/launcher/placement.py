@@ -108,6 +108,14 @@ def without_judges(config: Config, gpus: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(gpu for gpu in gpus if gpu not in judges)
 
 
+def with_dtype(config: Config, gpus: int) -> Config:
+    """model.dtype auto, decided: bfloat16 on GPUs, float32 on a CPU."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16" if gpus else "float32"
+    return (
+        replace(config, model=replace(config.model, dtype=dtype)) if config.model.dtype == "auto" else config
+    )
+
+
 def with_engine(config: Config, gpus: int) -> Config:
     """engine.kind auto, decided: vLLM for servers and on GPUs, if it is installed; else the torch engine.
 

@@ -190,6 +190,10 @@ def test_the_engine_is_vllm_on_gpus_where_it_is_installed(
     monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: installed and name == "vllm")
     config = Config(engine=EngineConfig(**given))
     assert placement.with_engine(config, gpus).engine.kind == kind
+    dtype = "bfloat16" if gpus else "float32"
+    assert placement.with_dtype(config, gpus).model.dtype == dtype
+    fixed = having(config, model={"dtype": "float16"})
+    assert placement.with_dtype(fixed, gpus) == fixed
     if gpus and kind == "vllm":
         devices = assign(placement.with_engine(config, gpus), GPUS[:gpus], 4)
         assert devices.gpus and for_roles(config, devices).engine.kind == "vllm"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +80,9 @@ def test_a_resume_takes_the_optimizers_settings_of_today(model_dir: str, tmp_pat
     one.train(batch(1))
     save(one, tmp_path / "step-000001")
     today = LearnerConfig(lr=2e-3, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.5)
-    resumed = training.learner(model_dir, Config(learner=today), str(tmp_path / "step-000001"))
+    resumed = training.learner(
+        model_dir, replace(training.config(), learner=today), str(tmp_path / "step-000001")
+    )
     group = resumed.optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (2e-3, (0.8, 0.9), 1e-7, 0.5)
     assert len(resumed.optimizer.state) == len(resumed.parameters)  # the moments are those of the checkpoint

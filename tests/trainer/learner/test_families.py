@@ -56,7 +56,7 @@ def test_engine_and_learner_agree_with_transformers(family: str, tmp_path: Path)
         expected = plain_logprobs(model, prompt, c.token_ids).numpy()
         np.testing.assert_allclose(c.logprobs_gen, expected, atol=2e-5)
         sequences.append(sequence(prompt, c.token_ids, c.logprobs_gen))
-    policy = PolicyModel(str(tmp_path), ModelConfig(path=str(tmp_path)))
+    policy = PolicyModel(str(tmp_path), ModelConfig(path=str(tmp_path), dtype="float32"))
     (micro_batch,) = pack(sequences, 1000)
     with torch.no_grad():
         out = policy(micro_batch, None, 1.0)

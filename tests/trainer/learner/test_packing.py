@@ -102,7 +102,7 @@ LENGTHS = {"short": [3, 1, 7, 7], "long": [150, 90, 40], "blocks": [600, 2, 257]
 @pytest.mark.parametrize("kind", LENGTHS)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_packed_equals_one_by_one_by_transformers(model_dir: str, kind: str, checkpointing: bool) -> None:
-    model = PolicyModel(model_dir, ModelConfig(), checkpointing)
+    model = PolicyModel(model_dir, ModelConfig(dtype="float32"), checkpointing)
     sequences = some(3, 5, LENGTHS[kind], alphabet=3)  # few symbols: completions share prefixes
     layouts = [attention.layout(m.segments) for m in pack(sequences, 10**6)]
     assert bool(layouts[0].blocks) == (kind != "short")
@@ -119,7 +119,7 @@ def test_packed_equals_one_by_one_by_transformers(model_dir: str, kind: str, che
 
 @pytest.mark.parametrize("kind", LENGTHS)
 def test_changing_one_completion_leaves_all_others_bitwise_equal(model_dir: str, kind: str) -> None:
-    model = PolicyModel(model_dir, ModelConfig())
+    model = PolicyModel(model_dir, ModelConfig(dtype="float32"))
     rng = np.random.default_rng(0)
     # First tokens differ and stay, so that no prefix is shared and the layout stays the same.
     sequences = [

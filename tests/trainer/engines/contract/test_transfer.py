@@ -46,7 +46,7 @@ def vllm(vllm_installed: None) -> None:
 
 def weights_of(folder: str) -> dict[str, torch.Tensor]:
     """As the learner holds them."""
-    return dict(PolicyModel(folder, ModelConfig()).lm.named_parameters())
+    return dict(PolicyModel(folder, ModelConfig(dtype="float32")).lm.named_parameters())
 
 
 class Controller:
@@ -299,7 +299,7 @@ def _sharded(rank: int, folder: str, port: int, out: str) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.distributed.init_process_group("gloo")
-    policy = PolicyModel(folder, ModelConfig(), empty=True)
+    policy = PolicyModel(folder, ModelConfig(dtype="float32"), empty=True)
     shard(policy, init_device_mesh("cpu", (2,), mesh_dim_names=("shard",)), False)
     load_from_rank0(policy.lm, load(folder) if rank == 0 else None)
     source = Source(dict(policy.lm.named_parameters()), torch.bfloat16)
