@@ -2,6 +2,15 @@
 
 Every COMMAND has its own --help, with an example. docs/curve.md explains what the commands print, and
 docs/logs.md how to get the file out of TRL, verl, prime-rl, OpenRLHF, NeMo-RL, W&B and TensorBoard.
+
+examples:
+  python -m trainer.scaling fit run.csv
+  python -m trainer.scaling compare ours=seed1.csv,seed2.csv baseline=seed3.csv
+  python -m trainer.scaling predict run.csv --at 24000 --reach 0.6
+  python -m trainer.scaling across 1B=a.csv 3B=b.csv 8B=c.csv --size 30B
+  python -m trainer.scaling plan --c-mid 2500 --r0 0.3
+  python -m trainer.scaling backtest run-*.csv
+  python -m trainer.scaling report run.csv --out report.html
 """
 
 import argparse
@@ -22,16 +31,6 @@ COMMANDS = {  # the module of each command is imported only to run it or to show
     "backtest": "were finished runs forecast rightly from their beginnings",
     "report": "one HTML page for one or many runs, complete in itself; pictures for papers",
 }
-EXAMPLES = """\
-examples:
-  python -m trainer.scaling fit run.csv
-  python -m trainer.scaling compare ours=seed1.csv,seed2.csv baseline=seed3.csv
-  python -m trainer.scaling predict run.csv --at 24000 --reach 0.6
-  python -m trainer.scaling across 1B=a.csv 3B=b.csv 8B=c.csv --size 30B
-  python -m trainer.scaling plan --c-mid 2500 --r0 0.3
-  python -m trainer.scaling backtest run-*.csv
-  python -m trainer.scaling report run.csv --out report.html
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argv = sys.argv[1:] if argv is None else argv
     style = argparse.RawDescriptionHelpFormatter
+    about, mark, examples = (__doc__ or "").partition("examples:")
     parser = Parser(
-        prog="python -m trainer.scaling", description=__doc__, epilog=EXAMPLES, formatter_class=style
+        prog="python -m trainer.scaling", description=about, epilog=mark + examples, formatter_class=style
     )
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     chosen = next((arg for arg in argv if arg in COMMANDS), None)

@@ -216,7 +216,9 @@ def _with_budgets(comparison: Comparison, curves: Curves, budgets: Sequence[floa
 
 
 def without_ranking(comparison: Comparison, why: str) -> Comparison:
-    """The comparison where the rewards are not the same metric: each recipe for itself."""
+    """Each recipe for itself, where the rewards are not the same metric; `why` is empty where they are."""
+    if not why:
+        return comparison
     order = [recipe.name for recipe in comparison.recipes]
 
     def unranked(x: float, row: Sequence[Standing]) -> tuple[float, tuple[Standing, ...]]:

@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,18 +11,37 @@ from trainer.scaling.curve.sigmoid import Estimate
 
 WIDTH = 79
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".json")  # file endings that short names leave out
+FORMS = {"A": ".3f", "B": ".2f", "C_mid": ""}  # of `interval`, by parameter
+Rows = list[Sequence[str]]
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned columns, the head first; long names, in the first column, go on lines of their own."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    if max(map(len, lines)) <= WIDTH:
-        return lines
-    lines = ["  " + "  ".join(map(str.ljust, row[1:], widths[1:])).rstrip() for row in rows]
-    return [x for row, line in zip(rows, lines, strict=True) for x in (row[0], line)][1:]
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A table with its head first, a title above it and sentences below; any of them may be missing."""
+
+    rows: Sequence[Sequence[str]] = ()
+    title: str = ""
+    notes: Sequence[str] = ()
+    ranked: bool = False  # the rows are numbered
+
+    def __str__(self) -> str:
+        """The block for a terminal; long names, in the first column, go on lines of their own."""
+        rows = [
+            [name, *(cell.replace(" to ", "–") if i else cell for cell in cells)]
+            for i, (name, *cells) in enumerate(self.rows)
+        ]
+        if self.ranked:
+            rows = [[f"{i or '':2} {name}", *cells] for i, (name, *cells) in enumerate(rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        if max(map(len, lines), default=0) > WIDTH:
+            lines = ["  " + "  ".join(map(str.ljust, row[1:], widths[1:])).rstrip() for row in rows]
+            lines = [x for row, line in zip(rows, lines, strict=True) for x in (row[0], line)][1:]
+        indent = "  " if self.title and not rows else ""
+        title = [self.title] if self.title else []
+        return "\n".join([*title, *lines, *(paragraph(note, indent) for note in self.notes)])
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
@@ -40,20 +60,19 @@ def paragraph(text: str, indent: str = "  ") -> str:
     )  # fmt: skip
 
 
-def interval(e: Estimate, form: str, quoted: bool = True) -> str:
-    """`value (low to high)`, or `low to high` where the value is not to be quoted."""
-    ends = f"{e.low:{form}} to {e.high:{form}}"
-    return f"{e.value:{form}} ({ends})" if quoted else ends
+def interval(e: Estimate, form: str = "", quoted: bool = True) -> str:
+    """`value (low to high)`, or `low to high` where the value is not to be quoted.
+
+    `form`: of numbers, a name in FORMS, or empty for compute and money.
+    """
+    form = FORMS.get(form, form)
+    value, low, high = (f"{x:{form}}" if form else amount(x) for x in (e.value, e.low, e.high))
+    return f"{value} ({low} to {high})" if quoted else f"{low} to {high}"
 
 
 def level(p: float) -> str:
     """The level of an interval: `97.5%`."""
     return f"{100 * p:.4g}%"
-
-
-def signed(e: Estimate) -> str:
-    """A difference and its interval."""
-    return f"{e.value:+.3f} ({e.low:+.3f} to {e.high:+.3f})"
 
 
 def percent(p: float) -> str:
@@ -67,12 +86,6 @@ def amount(x: float, digits: int = 3) -> str:
         return "∞" if x > 0 else "–"
     rounded = float(f"{x:.{digits}g}")
     return f"{rounded:,.0f}" if 1000 <= rounded < 1e9 else f"{rounded:.{digits}g}"
-
-
-def amounts(e: Estimate, quoted: bool = True) -> str:
-    """The same of compute or money."""
-    ends = f"{amount(e.low)} to {amount(e.high)}"
-    return f"{amount(e.value)} ({ends})" if quoted else ends
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,21 +117,31 @@ def forecast_end(curve: Curve, longest: float) -> float:
     return min(max(REACH * last, LINEAR_REACH * longest), FURTHEST * last)
 
 
+def sampled(curve: Curve, fit: Fit, longest: float) -> Array:
+    """The fit and its forecast beside runs up to `longest`, (n, 4): compute, reward, and its interval.
+
+    The computes are dense enough for a linear and a logarithmic axis.
+    """
+    first, last, end = curve.points[0].compute, curve.points[-1].compute, forecast_end(curve, longest)
+    linear = np.linspace(0, min(LINEAR_REACH * longest, end), 81)
+    grid = np.union1d(np.geomspace(first / 2, end, 60), [last, *linear]).tolist()
+    return np.array([(c, *astuple(fit.at(c))) for c in grid])
+
+
 def _curves(axes: Axes, runs: Sequence[Named], log: bool) -> list[float]:
     """All runs in one panel; returns every height that its y-axis must hold."""
     longest = max((p.compute for _, curve, _ in runs for p in curve.points), default=0.0)
     drawn = [p.pass_rate for _, curve, _ in runs for p in curve.evaluations]
     looks = _looks(runs)
     for name, curve, fit in runs:
-        end = forecast_end(curve, longest) if curve.points else 0.0
-        drawn += _curve(axes, curve, fit, end if log else min(end, LINEAR_REACH * longest), log, looks[name])
+        drawn += _curve(axes, curve, fit, longest, log, looks[name])
     return drawn
 
 
 def _curve(
-    axes: Axes, curve: Curve, fit: Fit, end: float, log: bool, look: dict[str, Any]
+    axes: Axes, curve: Curve, fit: Fit, longest: float, log: bool, look: dict[str, Any]
 ) -> tuple[float, ...]:
-    """One run with its forecast up to `end`; returns the ends of its band."""
+    """One run with its forecast; returns the ends of its band."""
     points = [p for p in curve.evaluations if p.compute > 0 or not log]
     c, r, se = ([getattr(p, k) for p in points] for k in ("compute", "pass_rate", "pass_rate_se"))
     colour = look["color"]
@@ -139,17 +150,16 @@ def _curve(
     if not fit.predictable:  # no sigmoid describes these points
         axes.plot(c, r, color=colour, lw=0.6)
         return ()
-    last, first = curve.points[-1].compute, curve.points[0].compute / 2
-    past = np.geomspace(first, last, 80) if log else np.linspace(0, last, 80)
-    ahead = np.geomspace(last, end, 40)
-    forecasts = [fit.at(float(x)) for x in (*past, *ahead)]
-    value, low, high = (tuple(getattr(e, k) for e in forecasts) for k in ("value", "low", "high"))
-    axes.fill_between([*past, *ahead], low, high, color=colour, alpha=0.15, lw=0)
-    axes.plot(past, value[: len(past)], color=colour, lw=1.2)
+    rows = sampled(curve, fit, longest)
+    rows = rows[rows[:, 0] >= points[0].compute / 2 if log else rows[:, 0] <= LINEAR_REACH * longest]
+    compute, value, low, high = rows.T
+    past, ahead = compute <= curve.points[-1].compute, compute >= curve.points[-1].compute
+    axes.fill_between(compute, low, high, color=colour, alpha=0.15, lw=0)
+    axes.plot(compute[past], value[past], color=colour, lw=1.2)
     if not fit.identified:  # beyond the data the range alone
-        return low + high
-    axes.plot(ahead, value[len(past) :], color=colour, lw=1.2, ls=(0, (3, 2)))
-    axes.plot([past[0], end], [fit.A.value] * 2, color=colour, lw=0.7, ls=":")
+        return (*low, *high)
+    axes.plot(compute[ahead], value[ahead], color=colour, lw=1.2, ls=(0, (3, 2)))
+    axes.plot(compute[[0, -1]], [fit.A.value] * 2, color=colour, lw=0.7, ls=":")
     return (*low, *high, fit.A.value)
 
 
@@ -179,8 +189,8 @@ def reward_title(columns: Sequence[str]) -> str:
 def ceiling(fit: Fit) -> str:
     """A for a legend: with its interval, its range alone where it is not identified, or neither."""
     if fit.identified:
-        return f"A = {interval(fit.A, '.3f')}"
-    return f"A not identified{f', {fit.A.low:.2f} to {fit.A.high:.2f}' if fit.predictable else ''}"
+        return f"A = {interval(fit.A, 'A')}"
+    return "A not identified" + f", {interval(fit.A, '.2f', False)}" * fit.predictable
 
 
 def _labels(runs: Sequence[Named], shown: Sequence[str]) -> dict[str, str]:
@@ -188,7 +198,7 @@ def _labels(runs: Sequence[Named], shown: Sequence[str]) -> dict[str, str]:
     seeds, labels = Counter(name for name, _, _ in runs), {}
     for name, _, fit in runs:
         known = [ceiling(fit)] if "log" in shown else []
-        known += [f"B = {interval(fit.B, '.2f')}"] if "efficiency" in shown and fit.identified else []
+        known += [f"B = {interval(fit.B, 'B')}"] if "efficiency" in shown and fit.identified else []
         labels[name] = f"{name}: {', '.join(known)}" if seeds[name] == 1 else f"{name} ({seeds[name]} runs)"
     return labels
 

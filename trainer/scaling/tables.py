@@ -1,83 +1,47 @@
 """A comparison in sentences and tables, for the terminal and the page: first the answer, then its parts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from trainer.scaling.budgets import END_TOLERANCE, FURTHEST, MIN_LEAD, Standing
 from trainer.scaling.compare import DIFFERENT, EQUIVALENT, UNFIT, Comparison, Pair, Recipe, pair_level
-from trainer.scaling.curve.fit import FLAGS
-from trainer.scaling.layout import (
-    amount,
-    amounts,
-    grouped,
-    interval,
-    level,
-    paragraph,
-    percent,
-    signed,
-    table,
-)
+from trainer.scaling.curve.fit import FLAGS, Estimate
+from trainer.scaling.layout import FORMS, Block, Rows, amount, grouped, interval, level, percent
 from trainer.scaling.seeds import MARGIN, SEED_SD
 
 MAX_NAMED = 4  # recipes in the answer
+SIGNED = "+.3f"  # differences
 FEW = 3  # recipes of which every pair is described in sentences, and B and C_mid compared
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of text, the head first; a title above them and sentences below. Without rows, those alone."""
-
-    rows: Sequence[tuple[str, ...]]
-    title: str = ""
-    notes: Sequence[str] = ()
-    ranked: bool = False  # the rows are numbered
-
-    def __str__(self) -> str:
-        """The table for a terminal of 80 columns."""
-        rows = self.rows
-        if self.ranked:
-            places = ["  ", *(f"{i:2}" for i in range(1, len(rows)))]
-            rows = [(f"{place} {row[0]}", *row[1:]) for place, row in zip(places, rows, strict=True)]
-        lines = [self.title] if self.title else []
-        return "\n".join([*lines, *(table(rows) if rows else ()), *(paragraph(x, "") for x in self.notes)])
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Two recipes compared, in sentences."""
-
-    title: str
-    sentences: Sequence[str]
-
-    def __str__(self) -> str:
-        return "\n".join([self.title, *map(paragraph, self.sentences)])
-
-
-def parts(comparison: Comparison, unit: str, details: bool) -> Iterator[str | Table | Section]:
+def parts(comparison: Comparison, unit: str, details: bool) -> Iterator[Block]:
     """All that a comparison says, in order; of many recipes, each pair in sentences only with `details`."""
     several = len(comparison.recipes) > FEW and not details
-    yield from answer(comparison, unit)
+    yield from _sentences(answer(comparison, unit))
     yield from ranking(comparison, unit)
-    yield from reward_seed_sentence(comparison, unit)
+    yield from _sentences(reward_seed_sentence(comparison, unit))
     for pair in comparison.pairs * (not several):
-        yield Section(f"{pair.a} against {pair.b}", pair_sentences(pair, comparison, unit))
+        yield Block(title=f"{pair.a} against {pair.b}", notes=pair_sentences(pair, comparison, unit))
     yield from at_budgets(comparison, unit)
     yield from costs(comparison, unit)
     yield from ceilings(comparison, unit, several)
-    rows: list[tuple[str, ...]] = [("recipe", "runs", "evaluations", f"data to ({unit})")]
-    for recipe in comparison.recipes:
-        rows.append((recipe.name, str(len(recipe.fits)), str(recipe.evaluations), amount(recipe.last)))
-    yield Table(rows)
+    rows: Rows = [("recipe", "runs", "evaluations", f"data to ({unit})")]
+    rows += [(r.name, str(len(r.fits)), str(r.evaluations), amount(r.last)) for r in comparison.recipes]
+    yield Block(rows)
 
 
-def answer(comparison: Comparison, unit: str) -> Iterator[str]:
-    """The best recipe where all have data, and the others that it is not surely ahead of."""
+def _sentences(text: str) -> Iterator[Block]:
+    if text:
+        yield Block(notes=[text])
+
+
+def answer(comparison: Comparison, unit: str) -> str:
+    """The best recipe where all have data, and the others that it is not surely ahead of; or empty."""
     if comparison.end is None or comparison.incomparable:
-        return
+        return ""
     first, *rest = comparison.end[1]
     others = [s.recipe for s in rest if s.best is not None]
     if first.best is None or not others:
-        return
+        return ""
     open_pairs = [{p.a, p.b} for p in comparison.pairs if p.ahead != first.recipe]
     near = [name for name in others if {first.recipe, name} in open_pairs]
     more = f" and {len(near) - MAX_NAMED} more" if len(near) > MAX_NAMED + 1 else ""
@@ -85,8 +49,8 @@ def answer(comparison: Comparison, unit: str) -> Iterator[str]:
     sure = f"{behind}not distinguished from {', '.join(near[:MAX_NAMED] if more else near)}{more}"
     if not near:
         sure = f"surely ahead of {'all others' if len(others) > 1 else others[0]}"
-    yield (
-        f"{_at_end(comparison, unit)}: {first.recipe}, reward {interval(first.reward, '.3f')}, the best with "
+    return (
+        f"{_at_end(comparison, unit)}: {first.recipe}, reward {interval(first.reward, 'A')}, the best with "
         f"a probability of {percent(first.best)}; {sure}."
     )
 
@@ -97,52 +61,51 @@ def _at_end(comparison: Comparison, unit: str) -> str:
     return f"At {amount(comparison.end[0])} {unit}" + ", to which all have data" * shared
 
 
-def ranking(comparison: Comparison, unit: str) -> Iterator[Table]:
+def ranking(comparison: Comparison, unit: str) -> Iterator[Block]:
     """The recipes at the end of the data that all have, best first, and whom each is surely ahead of."""
     if comparison.end is None:
         return
     compute, standings = comparison.end
     place = {s.recipe: i for i, s in enumerate(standings, 1)}
     recipes = {recipe.name: recipe for recipe in comparison.recipes}
-    rows: list[tuple[str, ...]] = [("recipe", "runs", f"reward at {amount(compute)}", "best", "ahead of")]
+    rows: Rows = [("recipe", "runs", f"reward at {amount(compute)}", "best", "ahead of")]
     for s in standings:
         ahead = [p.b if p.a == s.recipe else p.a for p in comparison.pairs if p.ahead == s.recipe]
         count, all_runs = len(recipes[s.recipe].forecasts), len(recipes[s.recipe].fits)
         runs = f"{count} of {all_runs}" if count < all_runs else str(count)
-        reward = _dashed(interval(s.reward, ".3f", not s.range_alone))
+        reward = interval(s.reward, "A", not s.range_alone)
         rows.append((s.recipe, runs, reward, _best(s), ranges([place[name] for name in ahead])))
     note = f"({level(comparison.confidence)} intervals of the recipe, other seeds included; {unit}"
     if comparison.incomparable:
-        yield Table([row[:3] for row in rows], notes=[f"{note})"])
+        yield Block([row[:3] for row in rows], notes=[f"{note})"])
         return
     sure = level(pair_level("A", comparison.confidence))
     note = (
         f"{note}. Best: the probability of being it. Ahead of: those that are behind by more than fits and "
         f"seeds explain, which holds for all of them together with {sure})"
     )
-    yield Table(rows, notes=[note], ranked=True)
+    yield Block(rows, notes=[note], ranked=True)
 
 
-def reward_seed_sentence(comparison: Comparison, unit: str) -> Iterator[str]:
-    """The difference in reward between two runs of one recipe, as a sentence."""
+def reward_seed_sentence(comparison: Comparison, unit: str) -> str:
+    """The difference in reward between two runs of one recipe, as a sentence; empty without a reward."""
     if comparison.end is None:
-        return
+        return ""
     differ = (
         f"in reward at {amount(comparison.end[0])} {unit} with a standard deviation of "
-        f"{interval(comparison.spread['reward'], '.3f')}, two runs by up to ±{comparison.reward_margin:.3f} "
+        f"{interval(comparison.spread['reward'], 'A')}, two runs by up to ±{comparison.reward_margin:.3f} "
         f"({level(comparison.confidence)})"
     )
     runs = [len(recipe.forecasts) for recipe in comparison.recipes]
     if max(runs) < 2:
-        yield (
+        return (
             "There is one run of each recipe, so it is an assumption how much runs of one recipe differ: "
             f"{differ}. More seeds measure it."
         )
-    else:
-        yield (
-            f"Seeds: runs of one recipe differ {differ}. Measured with {sum(runs)} runs of {len(runs)} "
-            "recipes; the prior is known to a factor of two."
-        )
+    return (
+        f"Seeds: runs of one recipe differ {differ}. Measured with {sum(runs)} runs of {len(runs)} recipes; "
+        "the prior is known to a factor of two."
+    )
 
 
 def pair_sentences(pair: Pair, comparison: Comparison, unit: str) -> list[str]:
@@ -151,11 +114,10 @@ def pair_sentences(pair: Pair, comparison: Comparison, unit: str) -> list[str]:
     sentences = []
     if comparison.end is not None and pair.reward is not None:
         e = pair.reward.times(-1) if pair.ahead == pair.b else pair.reward
-        low, high = sorted((e.low, e.high))
-        result = f"not distinguished, {pair.a} less {pair.b} {signed(e)}"
+        e = Estimate(e.value, *sorted((e.low, e.high)))
+        result = f"not distinguished, {pair.a} less {pair.b} {interval(e, SIGNED)}"
         if pair.ahead:
-            by = f"+{e.value:.3f} ({low:.3f} to {high:.3f})"
-            result = f"{pair.ahead} is ahead by {by}, more than fits and seeds explain"
+            result = f"{pair.ahead} is ahead by +{interval(e, 'A')}, more than fits and seeds explain"
         sentences.append(f"Reward a{_at_end(comparison, unit)[1:]}: {result}.")
     sentences.append(_ceilings(pair, two))
     if not pair.doubts and len(comparison.recipes) <= FEW:
@@ -167,28 +129,27 @@ def _ceilings(pair: Pair, two: Sequence[Recipe]) -> str:
     if names := [recipe.name for recipe in two if recipe.doubts]:
         those = f"those of {' and '.join(names)} are" if len(names) > 1 else f"that of {names[0]} is"
         return f"Whether the ceilings differ is not known: {those} not identified."
-    if pair.verdict == DIFFERENT:
-        return f"The ceilings differ: A {signed(pair.A)}."
     if pair.verdict == EQUIVALENT:
         return (
-            f"The ceilings are equivalent: A {signed(pair.A_runs)} in these runs, within the "
+            f"The ceilings are equivalent: A {interval(pair.A_runs, SIGNED)} in these runs, within the "
             f"±{pair.margin:.3f} of two runs of one recipe."
         )
-    return f"Whether the ceilings differ is not known: A {signed(pair.A)}. Train longer, or run more seeds."
+    difference = f"A {interval(pair.A, SIGNED)}."
+    if pair.verdict == DIFFERENT:
+        return f"The ceilings differ: {difference}"
+    return f"Whether the ceilings differ is not known: {difference} Train longer, or run more seeds."
 
 
 def _efficiencies(pair: Pair, unit: str) -> list[str]:
     if pair.cautions:
         return [f"B and C_mid are not compared: {'; '.join(FLAGS[flag] for flag in pair.cautions)}."]
     where = "each at its own ceiling" if pair.common_A is None else f"both at the ceiling {pair.common_A:.3f}"
-    B = " against ".join(interval(e, ".2f") for e in pair.B)
-    C_mid = f"{' against '.join(map(amounts, pair.C_mid))} {unit}"
     sentences = [
-        f"{name}, {where}: {values}, ratio {interval(ratio, '.2f')}: "
-        f"{'they differ' if differ else 'no difference is visible'}."
-        for name, values, ratio, differ in (
-            ("Efficiency B", B, pair.B_ratio, pair.B_differs),
-            ("Midpoint C_mid", C_mid, pair.C_mid_ratio, pair.C_mid_differs),
+        f"{title} {name}, {where}: {' against '.join(interval(e, name) for e in values)}{of}, ratio "
+        f"{interval(ratio, 'B')}: {'they differ' if differ else 'no difference is visible'}."
+        for title, name, values, of, ratio, differ in (
+            ("Efficiency", "B", pair.B, "", pair.B_ratio, pair.B_differs),
+            ("Midpoint", "C_mid", pair.C_mid, f" {unit}", pair.C_mid_ratio, pair.C_mid_differs),
         )
     ]
     if pair.verdict not in (DIFFERENT, EQUIVALENT):
@@ -205,7 +166,7 @@ def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str)
     sentences = []
     for crossing in pair.crossings:
         beyond = " (beyond the data)" if crossing.compute.value > min(r.last for r in two) else ""
-        sentences.append(f"{crossing.winner} overtakes at {amounts(crossing.compute)} {unit}{beyond}.")
+        sentences.append(f"{crossing.winner} overtakes at {interval(crossing.compute)} {unit}{beyond}.")
     sure = f"({level(pair_level('A', comparison.confidence))} over all these budgets together)"
     everywhere, ahead = f"from {amount(low)} to {amount(high)}", []
     for lead in pair.leads:
@@ -219,7 +180,7 @@ def _leads(pair: Pair, two: Sequence[Recipe], comparison: Comparison, unit: str)
     return [*sentences, f"{', and '.join(ahead)} {unit} {sure}{beyond}."]
 
 
-def at_budgets(comparison: Comparison, unit: str) -> Iterator[Table]:
+def at_budgets(comparison: Comparison, unit: str) -> Iterator[Block]:
     """The rewards at every budget, and the probabilities of being best."""
     if not comparison.budgets:
         return
@@ -228,10 +189,10 @@ def at_budgets(comparison: Comparison, unit: str) -> Iterator[Table]:
     names = [s.recipe for s in comparison.end[1]] if comparison.end else []
     rewards = [(name, *(_reward(row[name]) for row in by_name)) for name in names]
     title = f"Reward at a budget in {unit} (± half of the {level(comparison.confidence)} interval):"
-    yield Table([head, *rewards], title, budget_sentences(comparison))
+    yield Block([head, *rewards], title, budget_sentences(comparison))
     best = [(name, *(_best(row[name]) for row in by_name)) for name in names]
     if any(cell for row in best for cell in row[1:]):
-        yield Table([head, *best], f"Probability of being the best at a budget in {unit}:")
+        yield Block([head, *best], f"Probability of being the best at a budget in {unit}:")
 
 
 def budget_sentences(comparison: Comparison) -> list[str]:
@@ -270,43 +231,39 @@ def _best(s: Standing) -> str:
     return "" if s.best is None else percent(s.best)
 
 
-def _dashed(text: str) -> str:
-    return text.replace(" to ", "–")
-
-
-def costs(comparison: Comparison, unit: str) -> Iterator[Table]:
+def costs(comparison: Comparison, unit: str) -> Iterator[Block]:
     """The compute that each recipe needs for some rewards."""
     for reward, costs_of in comparison.costs:
         leader = next(cost.recipe for cost in costs_of if cost.ratio is None)
-        rows: list[tuple[str, ...]] = [("recipe", unit, f"× {leader}")]
+        rows: Rows = [("recipe", unit, f"× {leader}")]
         for cost in sorted(costs_of, key=lambda cost: cost.compute.value):
-            ratio = interval(cost.ratio, ".2f") if cost.ratio else "1"
-            rows.append((cost.recipe, _dashed(amounts(cost.compute)), _dashed(ratio)))
+            rows.append(
+                (cost.recipe, interval(cost.compute), interval(cost.ratio, "B") if cost.ratio else "1")
+            )
         unreached = any("∞" in cell for row in rows for cell in row)
         notes = [f"(∞: not within {FURTHEST:g} times its data)"] * unreached
-        yield Table(rows, f"Compute to reach a reward of {reward:g}, and over that of {leader}:", notes)
+        yield Block(rows, f"Compute to reach a reward of {reward:g}, and over that of {leader}:", notes)
 
 
-def ceilings(comparison: Comparison, unit: str, several: bool) -> Iterator[str | Table]:
+def ceilings(comparison: Comparison, unit: str, several: bool) -> Iterator[Block]:
     """A, B and C_mid of the recipes that a sigmoid describes, and why the others have none."""
-    rows: list[tuple[str, ...]] = [("recipe", "ceiling A", "efficiency B", "midpoint C_mid")]
+    rows: Rows = [("recipe", "ceiling A", "efficiency B", "midpoint C_mid")]
     for recipe in (recipe for recipe in comparison.recipes if recipe.described):
-        A, B, C_mid = (recipe.estimate(name) for name in ("A", "B", "C_mid"))
-        cells = (interval(A, ".3f"), interval(B, ".2f"), amounts(C_mid))
+        cells = [interval(recipe.estimate(name), name) for name in FORMS]
         if recipe.doubts:
-            cells = (f"not identified: {A.low:.2f} to {A.high:.2f}", "", "")
-        rows.append((recipe.name, *map(_dashed, cells)))
+            cells = [f"not identified: {interval(recipe.estimate('A'), '.2f', False)}", "", ""]
+        rows.append((recipe.name, *cells))
     about = f"({level(comparison.confidence)} intervals of the recipe, other seeds included; C_mid in {unit})"
     reasons = recipe_sentences(comparison)
     if several:  # one sentence for all recipes with the same reasons
         unknown = [recipe for recipe in comparison.recipes if recipe.doubts]
         same = grouped(("; ".join(FLAGS[flag] for flag in r.doubts), r.name) for r in unknown)
         reasons = [f"Ceiling not identified: {', '.join(names)}: {why}." for why, names in same.items()]
-    yield Table(rows, notes=[about, *reasons]) if rows[1:] else Table([], notes=reasons)
+    yield Block(rows, notes=[about, *reasons]) if rows[1:] else Block(notes=reasons)
     if any(not recipe.doubts for recipe in comparison.recipes):
-        yield seed_sentence(comparison)
+        yield Block(notes=[seed_sentence(comparison)])
     if several and (verdicts := list(_verdicts(comparison.pairs))):
-        yield Table([], notes=verdicts)
+        yield Block(notes=verdicts)
 
 
 def recipe_sentences(comparison: Comparison) -> list[str]:
@@ -337,7 +294,7 @@ def seed_sentence(comparison: Comparison) -> str:
     spread = [f"{interval(comparison.spread[name], '.0%')} in {name}" for name in ("B", "C_mid")]
     text = (
         "Runs of one recipe differ with a standard deviation of "
-        f"{interval(comparison.spread['A'], '.3f')} in A, {' and '.join(spread)}. That is the prior "
+        f"{interval(comparison.spread['A'], 'A')} in A, {' and '.join(spread)}. That is the prior "
         f"(ceilings of two runs differ by up to ±{margin}; for B and C_mid, {SEED_SD:.0%} is assumed), "
         f"updated with {runs} runs of {len(comparison.recipes)} recipes."
     )

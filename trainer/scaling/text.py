@@ -6,7 +6,7 @@ from typing import NamedTuple
 from trainer.scaling.curve.fit import FLAGS, HARMLESS, Estimate, Fit, estimate
 from trainer.scaling.curve.sigmoid import Curve, fraction_gained
 from trainer.scaling.forecast import Backtest, error_at_2x
-from trainer.scaling.layout import amount, amounts, interval, paragraph, percent
+from trainer.scaling.layout import FORMS, amount, interval, paragraph, percent
 
 DETERMINED = 3.0  # B and C_mid are shown if the ends of their intervals differ by less than this factor
 UNDESCRIBED = {"flat", "falling", "poor-fit", "not-sigmoid"}  # flags of runs that no B and C_mid describe
@@ -24,12 +24,46 @@ def explain(fit: Fit, unit: str) -> str:
     """Several lines for a terminal; `unit` is that of compute."""
     if "too-few-points" in fit.flags:
         return paragraph(why_not(fit))
-    formula = f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {evaluations(fit)}"
-    lines = [*_parameters(fit, unit), _start(fit)]
+    known, last = parameters(fit), fit.compute_range[1]
+    lines = [f"  ceiling     A     {known['A']}" if fit.identified else paragraph(why_not(fit))]
+    if "B" in known:
+        lines.append(f"  efficiency  B     {known['B']}")
+    if "C_mid" in known:
+        lines.append(f"  midpoint    C_mid {known['C_mid']} {unit}")
+    if fit.identified and "B-at-bound" in fit.flags:
+        limits = f"B (at least {fit.B.low:.2g}) and C_mid (at most {amount(fit.C_mid.high)} {unit})"
+        lines.append(paragraph(f"{limits} are not identified: {FLAGS['B-at-bound']}."))
+    elif fit.identified:
+        cost = amount(compute_for_most(fit).value)
+        lines.append(f"  90% of the gain from R0 to A takes about {cost} {unit}")
+    if fit.R0_reported is None:
+        lines += [
+            f"  start       R0    not measured, between {fit.R0.low:.2f} and {fit.R0.high:.2f}",
+            "    B and C_mid depend on it: evaluate before step 1, or give it (--r0).",
+        ]
+    else:
+        where = "given" if fit.R0_source == "given" else f"measured before step 1: {fit.R0_reported:.3f}"
+        lines.append(f"  start       R0    {fit.R0.value:.3f} ({where})")
     if fit.predictable:
-        lines += [paragraph(assumption(fit)), *(_ahead(fit, unit, times) for times in (2, 10))]
-    lines.append(paragraph(f"{formula}; R² {r_squared(fit)}; {fit.confidence:.0%} intervals."))
-    return "\n".join([*lines, *map(paragraph, noise(fit))])
+        lines.append(paragraph(assumption(fit)))
+        for times, e in ((" 2", fit.at_2x), ("10", fit.at_10x)):
+            reward = interval(e, "A", fit.identified)
+            lines.append(f"  at {times}× the compute ({amount(int(times) * last)} {unit}): {reward}")
+    formula = f"R(C) = R0 + (A − R0) / (1 + (C_mid/C)^B), from {evaluations(fit)}"
+    texts = [f"{formula}; R² {r_squared(fit)}; {fit.confidence:.0%} intervals.", *noise(fit)]
+    return "\n".join([*lines, *map(paragraph, texts)])
+
+
+def parameters(fit: Fit) -> dict[str, str]:
+    """A, B and C_mid as text, without those of which the data say nothing."""
+    described = not UNDESCRIBED & set(fit.flags) and "B-at-bound" not in fit.flags
+    texts = {}
+    for name in FORMS:
+        e = getattr(fit, name)
+        known = described and (fit.identified or e.high < DETERMINED * e.low)
+        if fit.predictable if name == "A" else known:
+            texts[name] = interval(e, name, fit.identified)
+    return texts
 
 
 def evaluations(fit: Fit) -> str:
@@ -60,46 +94,6 @@ def assumption(fit: Fit) -> str:
 def r_squared(fit: Fit) -> str:
     """The share of the variance that the sigmoid explains."""
     return "–" if math.isnan(fit.r2) else f"{round(fit.r2, 3) + 0.0:.3f}"
-
-
-def determined(fit: Fit, e: Estimate) -> bool:
-    """True if the data determine B or C_mid, if only as a range where the ceiling is not identified."""
-    if UNDESCRIBED & set(fit.flags) or "B-at-bound" in fit.flags:
-        return False
-    return fit.identified or e.high < DETERMINED * e.low
-
-
-def _parameters(fit: Fit, unit: str) -> list[str]:
-    """The ceiling, and B and C_mid where they are determined; ranges alone where the ceiling is not."""
-    ceiling = f"  ceiling     A     {interval(fit.A, '.3f')}"
-    lines = [ceiling if fit.identified else paragraph(why_not(fit))]
-    if determined(fit, fit.B):
-        lines.append(f"  efficiency  B     {interval(fit.B, '.2f', fit.identified)}")
-    if determined(fit, fit.C_mid):
-        lines.append(f"  midpoint    C_mid {amounts(fit.C_mid, fit.identified)} {unit}")
-    if fit.identified and "B-at-bound" in fit.flags:
-        most = f"B (at least {fit.B.low:.2g}) and C_mid (at most {amount(fit.C_mid.high)} {unit})"
-        lines.append(paragraph(f"{most} are not identified: {FLAGS['B-at-bound']}."))
-    elif fit.identified:
-        cost = amount(compute_for_most(fit).value)
-        lines.append(f"  90% of the gain from R0 to A takes about {cost} {unit}")
-    return lines
-
-
-def _start(fit: Fit) -> str:
-    if fit.R0_reported is None:
-        return (
-            f"  start       R0    not measured, between {fit.R0.low:.2f} and {fit.R0.high:.2f}\n"
-            "    B and C_mid depend on it: evaluate before step 1, or give it (--r0)."
-        )
-    where = "given" if fit.R0_source == "given" else f"measured before step 1: {fit.R0_reported:.3f}"
-    return f"  start       R0    {fit.R0.value:.3f} ({where})"
-
-
-def _ahead(fit: Fit, unit: str, times: int) -> str:
-    e = fit.at_2x if times == 2 else fit.at_10x
-    compute = amount(times * fit.compute_range[1])
-    return f"  at {f'{times}×':>3} the compute ({compute} {unit}): {interval(e, '.3f', fit.identified)}"
 
 
 def compute_for_most(fit: Fit) -> Estimate:
@@ -151,7 +145,7 @@ def answers(curve: Curve, fit: Fit) -> list[Answer]:
     low = "last-point-low" in fit.flags
     twice, spent = "", f"The {amount(fit.compute_range[1])} {unit} so far"
     if fit.predictable and not low:
-        ahead = interval(fit.at_2x, ".3f", fit.identified)
+        ahead = interval(fit.at_2x, "A", fit.identified)
         twice = f"If the run goes on as it did, twice the compute gives {ahead}."
     if fit.identified:
         high, sure = f"{fit.A.value:.3f}", f"{fit.A.low:.3f} to {fit.A.high:.3f}"

@@ -120,7 +120,7 @@ def test_equal_recipes_are_not_told_apart() -> None:
     assert not any(pair.ahead or pair.leads for pair in result.pairs)
     for _, row in result.budgets:
         assert max(s.best or 0 for s in row) < 0.9
-    assert next(answer(result, "h")).endswith("%; not distinguished from r1, r2, r3.")
+    assert answer(result, "h").endswith("%; not distinguished from r1, r2, r3.")
     (says, *_) = pair_sentences(result.pairs[0], result, "h")
     assert re.fullmatch(r"Reward at 8,000 h, to which all have data: not distinguished, r0 less r1 .*", says)
 
@@ -153,8 +153,8 @@ def test_the_margin_between_seeds_is_that_of_the_runs_given() -> None:
     assert alone.spread["reward"].value > 0.012  # 7 % of compute, where the curve is steep
     assert exact.reward_margin < alone.reward_margin < apart.reward_margin
     assert apart.spread["reward"].low < sd < apart.spread["reward"].high
-    assert next(reward_seed_sentence(alone, "h")).startswith("There is one run of each recipe")
-    assert "Measured with 8 runs of 4 recipes" in next(reward_seed_sentence(apart, "h"))
+    assert reward_seed_sentence(alone, "h").startswith("There is one run of each recipe")
+    assert "Measured with 8 runs of 4 recipes" in reward_seed_sentence(apart, "h")
 
 
 def test_a_recipe_that_has_fallen_is_not_ranked_and_the_others_are() -> None:
@@ -164,7 +164,7 @@ def test_a_recipe_that_has_fallen_is_not_ranked_and_the_others_are() -> None:
     assert result.end is not None and [s.recipe for s in result.end[1]] == ["b", "a"]
     assert [pair.reward is None for pair in result.pairs] == [False, True, True]
     nothing = compare_fits({"c": [(fallen, fit_curve(fallen))]})
-    assert nothing.end is None and nothing.budgets == () and not list(answer(nothing, "h"))
+    assert nothing.end is None and nothing.budgets == () and not answer(nothing, "h")
 
 
 def test_a_recipe_that_was_stopped_early_is_shown_and_not_ranked_where_the_others_end() -> None:
@@ -174,8 +174,8 @@ def test_a_recipe_that_was_stopped_early_is_shown_and_not_ranked_where_the_other
     result = compare_fits({"a": whole, "b": other, "c": [(early, fit_curve(early))]}, end=8000)
     assert result.end is not None and [budget for budget, _ in result.budgets] == [2000, 4000, 8000, 16_000]
     assert [(s.recipe, s.best is None) for s in result.end[1]] == [("b", False), ("a", False), ("c", True)]
-    assert next(answer(result, "h")).startswith("At 8,000 h: b, reward 0.7")
-    assert next(answer(result, "h")).endswith("; surely ahead of a.")
+    assert answer(result, "h").startswith("At 8,000 h: b, reward 0.7")
+    assert answer(result, "h").endswith("; surely ahead of a.")
     assert [pair.ahead for pair in result.pairs] == ["b", "", ""]
     assert [pair.reward is None for pair in result.pairs] == [False, True, True]
 

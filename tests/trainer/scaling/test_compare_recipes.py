@@ -14,7 +14,7 @@ from trainer.scaling import Curve, EvalPoint, Sigmoid, compare, tables
 from trainer.scaling.budgets import Lead, find_leads, simultaneous_band
 from trainer.scaling.compare import DIFFERENT, EQUIVALENT, INCONCLUSIVE, Comparison, at_ceiling, compare_fits
 from trainer.scaling.curve.fit import Fit, fit_curve
-from trainer.scaling.layout import amounts
+from trainer.scaling.layout import interval
 
 # arXiv 2510.13786: B at the common A = .61 is 2.01 (ScaleRL) and 1.77 (with DAPO's loss); C_mid is Table 1's
 SCALERL = Sigmoid(R0=0.30, A=0.61, B=2.01, C_mid=2542)
@@ -229,7 +229,7 @@ def test_leads_and_ceilings_in_words() -> None:
     ):
         pair = replace(result.pairs[0], leads=(lead,), crossings=())
         assert tables.pair_sentences(pair, result, UNIT)[-1] == says
-    assert f": {amounts(result.pairs[0].C_mid[0])} against" in said(result)
+    assert f": {interval(result.pairs[0].C_mid[0])} against" in said(result)
     pilots = compare_fits({name: fits(SCALERL, 5, at=PILOT) for name in ("p", "q")})
     assert tables.pair_sentences(pilots.pairs[0], pilots, UNIT)[1].endswith(
         "those of p and q are not identified."

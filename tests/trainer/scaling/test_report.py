@@ -32,7 +32,7 @@ from trainer.scaling.report.charts import budgets, chart_data, whiskers
 from trainer.scaling.report.page import differing, page, title_of, write_report
 from trainer.scaling.report.run import MAX_STEPS, Run, averaged, by_recipe, evenly_chosen, lanes_of
 from trainer.scaling.report.run import run_of_folder as read_folder
-from trainer.scaling.tables import Section, Table, parts, seed_sentence
+from trainer.scaling.tables import parts, seed_sentence
 from trainer.scaling.text import answers, cautions
 
 
@@ -193,18 +193,15 @@ def test_the_page_says_what_compare_says() -> None:
     fitted = {name: [(run.curve, run.fit) for run in group] for name, group in with_fit.items()}
     comparison = compare_fits(fitted, [0.24, 0.48, 2.4])
     assert comparison.pairs[0].verdict == "different" and len(comparison.pairs) == 6
-    said = list(parts(comparison, "core-hours", details=True))
-    sentences = [part for part in said if isinstance(part, str)]
-    sentences += [x for part in said if isinstance(part, Section) for x in part.sentences]
-    tables = [part for part in said if isinstance(part, Table)]
-    for says in (*sentences, *(note for x in tables for note in x.notes), *(x.title for x in tables)):
+    blocks = list(parts(comparison, "core-hours", details=True))
+    for says in (text for block in blocks for text in (block.title, *block.notes)):
         assert says in words
-    for cell in (cell for x in tables for row in x.rows for cell in row):
+    for cell in (cell.replace(" to ", "–") for block in blocks for row in block.rows[1:] for cell in row):
         assert all(word.strip("()") in words for word in cell.split())
     for says in warnings({r.name: [r.reading] for r in runs}):
         assert says in words
     assert "few is not compared: there are fewer than 5 evaluations" in words
-    at_budgets = next(x for x in tables if x.title.startswith("Reward at a budget"))
+    at_budgets = next(x for x in blocks if x.title.startswith("Reward at a budget"))
     assert at_budgets.rows[0] == ("recipe", "0.24", "0.48", "2.4")
     rows = {row[0]: row[1:] for row in at_budgets.rows}
     assert "fallen" not in rows  # it has no forecast

@@ -1,6 +1,7 @@
 """The commands of `python -m trainer.scaling`, one module each with a class `Command`; what they share."""
 
 import argparse
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,9 +46,8 @@ Picture = Annotated[Path | None, "FILE", written_to(".png", ".svg", ".pdf")]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadCommand(ReadOptions):
-    """A command that reads runs: its options are fields, `run` does what is asked for and prints it."""
+    """A command that reads runs: its options are fields, its docstring ends its --help, `run` prints."""
 
-    examples: ClassVar[str]  # of --help
     nargs: ClassVar[str] = "+"
 
     @classmethod
@@ -55,7 +55,7 @@ class ReadCommand(ReadOptions):
         """The inputs, the options and the examples."""
         parser.add_argument("inputs", nargs=cls.nargs, metavar="RUN_OR_FILE", help=INPUTS)
         super().add_to(parser)
-        parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, cls.examples
+        parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, inspect.getdoc(cls)
 
     def run(self, inputs: Sequence[str]) -> None:
         """ConfigError: one line, what is wrong."""

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from trainer.config import ConfigError
 from trainer.scaling.across import MIN_SIZES, SCATTER, Across, across, other_laws
@@ -12,35 +12,23 @@ from trainer.scaling.commands import Budgets, GroupCommand, Json, sources, write
 from trainer.scaling.comparability import check_seeds, incomparable, warnings
 from trainer.scaling.curve.fit import Estimate
 from trainer.scaling.curve.flags import MAX_INTERVAL
-from trainer.scaling.layout import amount, amounts, interval, paragraph, table
+from trainer.scaling.layout import FORMS, Block, Rows, amount, interval, paragraph
 from trainer.scaling.reading.options import expand
 from trainer.scaling.reading.read import curves_of, read_groups, same_unit
 from trainer.scaling.text import DETERMINED
 
 SUFFIX = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 MAX_RATIO = 1e5  # between two sizes; a larger one is a forgotten suffix
-COLUMNS = ("A", "C_mid", "B")
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """One size: its rewards by budget, and the numbers of other laws; None: the law is not identified."""
-
-    rewards: dict[float, Estimate]
-    other_laws: dict[str, Estimate | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(GroupCommand):
-    """The sizes trained, the sizes to predict, and where to write it."""
+    """Each input is named by its size, of the model or of its data: SIZE=RUN, or SIZE=RUN,RUN for its seeds.
 
-    examples: ClassVar[str] = """\
-Each input is named by its size, of the model or of its data: SIZE=RUN, or SIZE=RUN,RUN for several seeds.
-
-examples:
-  python -m trainer.scaling across 1.7B=small.csv 4B=middle.csv 8B=large.csv --size 14B
-  python -m trainer.scaling across 1B=a1.csv,a2.csv 3B=b.csv 8B=c.csv 14B=d.csv --size 30B --at 100000
-"""
+    examples:
+      python -m trainer.scaling across 1.7B=small.csv 4B=middle.csv 8B=large.csv --size 14B
+      python -m trainer.scaling across 1B=a1.csv,a2.csv 3B=b.csv 8B=c.csv 14B=d.csv --size 30B --at 100000
+    """
 
     size: Annotated[tuple[str, ...], "N"]
     """predict a run of these sizes, such as 14B"""
@@ -66,22 +54,37 @@ examples:
         unit = same_unit([curve for runs in curves.values() for curve in runs])
         law = across(curves, [sizes[name] for name in self.size], self.confidence, self.within)
         runs = {size: [r.curves[i] for i in r.used] for size, r in law.recipes.items()}
-        predicted = {
-            size: Prediction(
-                {budget: law.reward(size, budget) for budget in self.at},
-                other_laws(runs, size, law.estimate(size, "R0").value, self.confidence),
-            )
-            for size in law.predicted
-        }
         names = {size: name for name, size in sizes.items()}
-        write_json(self.json, _to_json(law, predicted, names, unit))
+        rows: dict[str, dict[str, Any]] = {
+            names[n]: {"size": n, "trained": n in law.recipes}
+            | {name: asdict(law.estimate(n, name)) for name in (*FORMS, "R0")}
+            for n in (*law.recipes, *law.predicted)
+        }
+        for size, recipe in law.recipes.items():
+            rows[names[size]]["doubts"] = recipe.doubts
+        texts = []
+        for size in law.predicted:
+            rewards = {budget: law.reward(size, budget) for budget in self.at}
+            others = other_laws(runs, size, law.estimate(size, "R0").value, self.confidence)
+            texts.append(_describe(law, size, names, rewards, others, unit))
+            rows[names[size]]["rewards"] = {budget: asdict(e) for budget, e in rewards.items()}
+            rows[names[size]]["other_laws"] = {name: e and asdict(e) for name, e in others.items()}
+        content: dict[str, Any] = {
+            "unit": unit,
+            "confidence": law.confidence,
+            "sizes": rows,
+            "left_out": law.left_out,
+        }
+        content |= {"law": law_sentences(law, names), "check": law.check and asdict(law.check)}
+        content |= {"slopes": {name: asdict(e) for name, e in law.slopes.items()}}
+        write_json(self.json, content)
         notes = [x for x in warnings(readings) if not x.startswith("The runs differ in the model")]
         print("\n\n".join([
             *(paragraph(f"Note: {note}", "") for note in notes),
             sources([reading for several in readings.values() for reading in several]),
-            _table(law, names, unit),
-            "\n".join(paragraph(text, "") for text in law_sentences(law, names)),
-            *("\n".join(_describe(law, size, names, rows, unit)) for size, rows in predicted.items()),
+            str(_table(law, names, unit)),
+            str(Block(notes=law_sentences(law, names))),
+            *map(str, texts),
         ]))  # fmt: skip
 
 
@@ -106,51 +109,29 @@ def sizes_of(names: Sequence[str]) -> dict[str, float]:
     return sizes
 
 
-def _to_json(
-    law: Across, predicted: Mapping[float, Prediction], names: Mapping[float, str], unit: str
-) -> dict[str, Any]:
-    """All numbers and sentences of the command."""
-    rows = {
-        names[n]: {"size": n, "trained": n in law.recipes}
-        | {name: asdict(law.estimate(n, name)) for name in (*COLUMNS, "R0")}
-        | (asdict(predicted[n]) if n in predicted else {"doubts": law.recipes[n].doubts})
-        for n in (*law.recipes, *law.predicted)
-    }
-    return {
-        "unit": unit,
-        "confidence": law.confidence,
-        "sizes": rows,
-        "law": law_sentences(law, names),
-        "slopes": {name: asdict(e) for name, e in law.slopes.items()},
-        "check": law.check and asdict(law.check),
-        "left_out": law.left_out,
-    }
-
-
-def _table(law: Across, names: Mapping[float, str], unit: str) -> str:
-    rows: list[tuple[str, ...]] = [("size", "runs", "ceiling A", "midpoint C_mid", "efficiency B")]
+def _table(law: Across, names: Mapping[float, str], unit: str) -> Block:
+    rows: Rows = [("size", "runs", "ceiling A", "efficiency B", "midpoint C_mid")]
     for size in (*law.recipes, *law.predicted):
         recipe = law.recipes.get(size)
         identified = not recipe.doubts if recipe else None
-        cells = [_cell(name, law.estimate(size, name), identified) for name in COLUMNS]
-        runs = str(len(recipe.used)) if recipe else "predicted"
-        rows.append((names[size], runs, *(cell.replace(" to ", "–") for cell in cells)))
-    about = (
+        cells = [_cell(name, law.estimate(size, name), identified) for name in FORMS]
+        rows.append((names[size], str(len(recipe.used)) if recipe else "predicted", *cells))
+    notes = [
         f"({law.confidence:.0%} intervals: of a size trained with other seeds included, of a size predicted "
         f"for one run; C_mid in {unit}; a range alone: not identified)"
-    )
-    texts = [about, *([f"Left out: {'; '.join(law.left_out)}."] if law.left_out else [])]
+    ]
+    if law.left_out:
+        notes.append(f"Left out: {'; '.join(law.left_out)}.")
     if vague := [names[size] for size, recipe in law.recipes.items() if recipe.doubts]:
-        texts.append(f"Not identified, and therefore of little weight: the ceiling of {', '.join(vague)}.")
-    return "\n".join([*table(rows), *(paragraph(text, "") for text in texts)])
+        notes.append(f"Not identified, and therefore of little weight: the ceiling of {', '.join(vague)}.")
+    return Block(rows, notes=notes)
 
 
 def _cell(name: str, e: Estimate, identified: bool | None = None) -> str:
     """An estimate as text, its value only where it is identified; None: where the interval is narrow."""
-    if name == "A":
-        return interval(e, ".3f", _is_narrow(e) if identified is None else identified)
-    known = e.high < DETERMINED * e.low if identified is None else identified
-    return amounts(e, known) if name == "C_mid" else interval(e, ".2f", known)
+    if identified is None:
+        identified = _is_narrow(e) if name == "A" else e.high < DETERMINED * e.low
+    return interval(e, name, identified)
 
 
 def _is_narrow(e: Estimate) -> bool:
@@ -166,7 +147,7 @@ def law_sentences(law: Across, names: Mapping[float, str]) -> list[str]:
         measured = law.recipes[largest].estimate("A").value
         outcome = "inside" if law.check.low <= measured <= law.check.high else "outside"
         check = (
-            f"Check: the {n - 1} smaller sizes predict a ceiling of {interval(law.check, '.3f', False)} for "
+            f"Check: the {n - 1} smaller sizes predict a ceiling of {interval(law.check, 'A', False)} for "
             f"{names[largest]}; its own is {measured:.3f}, {outcome}"
             f"{' the interval: do not rely on this law' if outcome == 'outside' else ''}."
         )
@@ -183,9 +164,10 @@ def law_sentences(law: Across, names: Mapping[float, str]) -> list[str]:
 
 
 def _describe(
-    law: Across, size: float, names: Mapping[float, str], ahead: Prediction, unit: str
-) -> list[str]:
-    """The prediction for a size, in lines."""
+    law: Across, size: float, names: Mapping[float, str], rewards: Mapping[float, Estimate],
+    others: Mapping[str, Estimate | None], unit: str,
+) -> Block:  # fmt: skip
+    """The prediction for a size: its ceiling, its rewards by budget, and the numbers of other laws."""
     A, C_mid = (law.estimate(size, name) for name in ("A", "C_mid"))
     smallest, *_, largest = law.recipes
     where = "between the sizes"
@@ -196,8 +178,7 @@ def _describe(
     texts = [f"Ceiling A {_cell('A', A)}, midpoint C_mid {_cell('C_mid', C_mid)} {unit}."]
     if not _is_narrow(A):
         texts[0] += " So wide a range is no forecast to plan with: train another size."
-    texts += [f"At {amount(C, 6)} {unit}: reward {_cell('A', e)}." for C, e in ahead.rewards.items()]
+    texts += [f"At {amount(C, 6)} {unit}: reward {_cell('A', e)}." for C, e in rewards.items()]
     unknown = f"not identified by {len(law.recipes)} sizes, so there is no number"
-    for name, e in ahead.other_laws.items():
-        texts.append(f"Another law, {name} is {interval(e, '.3f') if e else unknown}.")
-    return [f"{names[size]}, {where} trained", *map(paragraph, texts)]
+    texts += [f"Another law, {name} is {interval(e, 'A') if e else unknown}." for name, e in others.items()]
+    return Block(title=f"{names[size]}, {where} trained", notes=texts)

@@ -3,28 +3,25 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from trainer.config import ConfigError
 from trainer.scaling.commands import ForecastCommand, Json, sources, write_json
 from trainer.scaling.curve.points import MIN_FORECAST
-from trainer.scaling.forecast import Backtest, backtest, summarize
-from trainer.scaling.layout import amount, interval, paragraph, short_names, table
+from trainer.scaling.forecast import Backtest, Summary, backtest, summarize
+from trainer.scaling.layout import Block, Rows, amount, interval, short_names
 from trainer.scaling.reading.read import read_inputs
-
-Tests = Mapping[str, Sequence[Backtest | None]]  # by limit, one for each run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(ForecastCommand):
-    """Options: the compute up to which the runs are fitted, and the file for the result."""
+    """Forecast the last quarter of each run from its beginning.
 
-    examples: ClassVar[str] = """\
-examples:
-  python -m trainer.scaling backtest run-*.csv
-  python -m trainer.scaling backtest scalerl.csv --fit-until 8000 --details    the paper: up to 8k, then 16k
-  python -m trainer.scaling backtest runs.toml --like runs.toml    with what the other recipes' runs say
-"""
+    examples:
+      python -m trainer.scaling backtest run-*.csv
+      python -m trainer.scaling backtest scalerl.csv --fit-until 8000 --details   the paper: up to 8k, of 16k
+      python -m trainer.scaling backtest runs.toml --like runs.toml    with what the other recipes' runs say
+    """
 
     fit_until: Annotated[tuple[str, ...], "UNTIL"] = ("10%", "25%", "50%")
     """fit each run up to this share of its compute, such as 25%, or up to this compute (default:
@@ -38,31 +35,27 @@ examples:
         """Print a row for each --fit-until."""
         limits = {text: _limit(text) for text in self.fit_until}
         readings = read_inputs(inputs, self)
-        names = [reading.curve.name for reading in readings]
-        tests: dict[str, list[Backtest | None]] = {text: [] for text in limits}
+        names, each_limit, content = [reading.curve.name for reading in readings], {}, {}
         for text, (value, is_share) in limits.items():
+            tests = each_limit[text] = list[Backtest | None]()
             for curve in map(self.curve, readings):
                 share = value / 100 * curve.points[-1].compute if is_share and curve.points else value
-                tests[text].append(backtest(curve, share, self.confidence, self.within, self.earlier))
-        content = {
-            until: {
-                "summary": asdict(summarize(each)),
-                "runs": {name: test and asdict(test) for name, test in zip(names, each, strict=True)},
+                tests.append(backtest(curve, share, self.confidence, self.within, self.earlier))
+            content[text] = {
+                "summary": asdict(summarize(tests)),
+                "runs": {name: test and asdict(test) for name, test in zip(names, tests, strict=True)},
             }
-            for until, each in tests.items()
-        }
         write_json(self.json, content)
-        texts = [self._summary(tests)]
+        blocks = [self._summary({text: summarize(tests) for text, tests in each_limit.items()})]
         if self.details:
-            texts += [_details(until, names, each) for until, each in tests.items()]
-        print("\n\n".join([*texts, sources(readings)]))
+            blocks += [_details(text, names, tests) for text, tests in each_limit.items()]
+        print("\n\n".join([*map(str, blocks), sources(readings)]))
 
-    def _summary(self, tests: Tests) -> str:
+    def _summary(self, summaries: Mapping[str, Summary]) -> Block:
         level = f"{self.confidence:.0%}"
         head = ("until", "forecast", "identified", "error", "bias", f"{level} holds", "width", "last quarter")
-        rows: list[tuple[str, ...]] = [head]
-        for until, each in tests.items():
-            s = summarize(each)
+        rows: Rows = [head]
+        for until, s in summaries.items():
             cells = ("–",) * 5
             if s.forecast:
                 quarter = f"{s.quarter_error:.3f}, {s.quarter_coverage:.0%}"
@@ -77,7 +70,7 @@ examples:
         )
         if self.like:
             about += " Each forecast knows the runs of --like, but not those of the run's own recipe."
-        return "\n".join([*table(rows), "", paragraph(about, "")])
+        return Block(rows, notes=[about])
 
 
 def _limit(text: str) -> tuple[float, bool]:
@@ -94,14 +87,14 @@ def _limit(text: str) -> tuple[float, bool]:
     return value, is_share
 
 
-def _details(until: str, names: Sequence[str], tests: Sequence[Backtest | None]) -> str:
-    rows: list[tuple[str, ...]] = [(f"until {until}", "seen", "points", "predicted", "measured", "error")]
+def _details(until: str, names: Sequence[str], tests: Sequence[Backtest | None]) -> Block:
+    rows: Rows = [(f"until {until}", "seen", "points", "predicted", "measured", "error")]
     for name, test in zip(short_names(names), tests, strict=True):
         seen = ("–", "") if test is None else (amount(test.seen), str(test.points))
         cells = ("too few before, or none after" if test is None else "no forecast", "", "")
         if test and test.predictable:
-            predicted = interval(test.end.predicted, ".3f").replace(" to ", "–")
-            missed = "" if test.end.inside else " *"
-            cells = (predicted, f"{test.end.measured:.3f}", f"{test.end.error:+.3f}{missed}")
+            end = test.end
+            missed = "" if end.inside else " *"
+            cells = (interval(end.predicted, "A"), f"{end.measured:.3f}", f"{end.error:+.3f}{missed}")
         rows.append((name, *seen, *cells))
-    return "\n".join([*table(rows), "(* outside the interval)"])
+    return Block(rows, notes=["(* outside the interval)"])

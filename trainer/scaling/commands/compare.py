@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from trainer.config import ConfigError
 from trainer.scaling.commands import Budgets, GroupCommand, Json, Picture, sources, write_json
 from trainer.scaling.comparability import check_seeds, incomparable, warnings
 from trainer.scaling.compare import Comparison, Recipe, compare, without_ranking
-from trainer.scaling.layout import paragraph
+from trainer.scaling.layout import Block
 from trainer.scaling.plot import plot, reward_title
 from trainer.scaling.reading.read import Reading, curves_of, read_groups, same_unit
 from trainer.scaling.tables import answer, budget_sentences, pair_sentences, parts, recipe_sentences
@@ -18,15 +18,12 @@ Groups = Mapping[str, Sequence[Reading]]
 
 @dataclass(frozen=True, kw_only=True)
 class Command(GroupCommand):
-    """Options: the budgets at which recipes are compared, and the files to write."""
+    """Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
 
-    examples: ClassVar[str] = """\
-Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
-
-examples:
-  python -m trainer.scaling compare ours=seed1.csv,seed2.csv baseline=seed3.csv --plot curves.svg
-  python -m trainer.scaling compare a=verl.jsonl@devices=64,reward=aime b=prime.jsonl@devices=32 --same-metric
-"""
+    examples:
+      python -m trainer.scaling compare ours=seed1.csv,seed2.csv baseline=seed3.csv --plot curves.svg
+      python -m trainer.scaling compare a=verl.jsonl@devices=64,reward=aime b=prime.jsonl@devices=32
+    """
 
     at: Budgets = ()
     """compare rewards at these budgets (default: ¼, ½, 1 and 2 times what all have data to)"""
@@ -46,8 +43,7 @@ examples:
         unit = same_unit([curve for curves in groups.values() for curve in curves])
         check_seeds(readings)
         comparison = compare(groups, self.at, confidence=self.confidence, within=self.within)
-        if why := incomparable(readings, self.same_metric):
-            comparison = without_ranking(comparison, why)
+        comparison = without_ranking(comparison, incomparable(readings, self.same_metric))
         write_json(self.json, to_json(comparison, readings, unit))
         if self.plot:
             columns = [reading.reward_column for runs in readings.values() for reading in runs]
@@ -59,16 +55,10 @@ examples:
 
 def describe(comparison: Comparison, readings: Groups, unit: str, details: bool = False) -> str:
     """Text for a terminal: the answer, the tables, the pairs (if many, only with `details`), the sources."""
-    notes = [f"Note: {note}" for note in warnings(readings)]
-    notes += [comparison.incomparable] if comparison.incomparable else []
-    return "\n\n".join([
-        *(["\n".join(paragraph(note, "") for note in notes)] if notes else []),
-        *(
-            paragraph(part, "") if isinstance(part, str) else str(part)
-            for part in parts(comparison, unit, details)
-        ),
-        sources([reading for several in readings.values() for reading in several]),
-    ])  # fmt: skip
+    notes = [f"Note: {note}" for note in (*warnings(readings), comparison.incomparable) if note]
+    blocks = [*[Block(notes=notes)] * bool(notes), *parts(comparison, unit, details)]
+    runs = [reading for several in readings.values() for reading in several]
+    return "\n\n".join([*map(str, blocks), sources(runs)])
 
 
 def to_json(comparison: Comparison, readings: Groups, unit: str) -> dict[str, Any]:
@@ -85,7 +75,7 @@ def to_json(comparison: Comparison, readings: Groups, unit: str) -> dict[str, An
         "recipes": {
             recipe.name: _recipe_json(recipe, readings[recipe.name]) for recipe in comparison.recipes
         },
-        "answer": list(answer(comparison, unit)),
+        "answer": [text] if (text := answer(comparison, unit)) else [],
         "end": end and {"compute": end[0], "standings": list(map(asdict, end[1]))},
         "costs": [{"reward": r, "recipes": list(map(asdict, row))} for r, row in comparison.costs],
         "pairs": [

@@ -14,7 +14,7 @@ from trainer.config.values import Range
 from trainer.scaling.commands import Json, ReadCommand, sources, write_json
 from trainer.scaling.curve.fit import Fit
 from trainer.scaling.curve.points import MIN_POINTS
-from trainer.scaling.layout import amount, interval, paragraph, table
+from trainer.scaling.layout import Block, Rows, amount, grouped, interval, paragraph
 from trainer.scaling.plan import (
     A_RANGE,
     CHANCE,
@@ -74,19 +74,17 @@ class Plans(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Command(Plans, Assumptions, ReadCommand):
-    """A pilot, or the assumptions without one; the plans to try."""
+    """Give one input, the pilot, whose continuation is simulated; several pilots, for a new run like them; or
+    none, but --c-mid and --r0.
+
+    examples:
+      python -m trainer.scaling plan --c-mid 2500 --r0 0.3 --noise 0.005 --eval-cost 20
+      python -m trainer.scaling plan --c-mid 1000 6000 --r0 0.3 --autocorrelation 0.6
+      python -m trainer.scaling plan pilot.csv --budgets 1.5 2 3 --evaluations 10 20
+      python -m trainer.scaling plan pilot-1.csv pilot-2.csv pilot-3.csv
+    """
 
     nargs: ClassVar[str] = "*"
-    examples: ClassVar[str] = """\
-Give one input, the pilot, whose continuation is simulated; several pilots, for a new run like them; or none,
-but --c-mid and --r0.
-
-examples:
-  python -m trainer.scaling plan --c-mid 2500 --r0 0.3 --noise 0.005 --eval-cost 20
-  python -m trainer.scaling plan --c-mid 1000 6000 --r0 0.3 --autocorrelation 0.6
-  python -m trainer.scaling plan pilot.csv --budgets 1.5 2 3 --evaluations 10 20
-  python -m trainer.scaling plan pilot-1.csv pilot-2.csv pilot-3.csv
-"""
 
     json: Json = None
     """write the table here"""
@@ -164,7 +162,7 @@ examples:
             fits, known = [fit], is_known(fit, self.within)
             text = (
                 f"Pilot: {fit.points} evaluations up to {amount(fit.compute_range[1])} {unit}, A "
-                f"{interval(fit.A, '.3f', fit.identified)}"
+                f"{interval(fit.A, 'A', fit.identified)}"
             )
             if prospect.correlation_length and not known:
                 end = " The errors of neighbouring points are correlated, also in the simulations."
@@ -188,10 +186,6 @@ examples:
 
     def _simulate(self, prospect: Prospect, budgets: Sequence[float]) -> list[Cell]:
         """Simulate every plan, with a progress bar on standard error."""
-        if prospect.seen.points and min(budgets) <= prospect.seen.points[-1].compute:
-            raise ConfigError(
-                f"--budgets {min(self.budgets):g}: expected more than 1, what the pilot has spent"
-            )
         evaluations = sorted(set(self.evaluations))
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the workers: one core each
         fits = len(budgets) * len(evaluations) * len(prospect.sigmoids)
@@ -203,39 +197,39 @@ examples:
                 progress=lambda: bar.advance(task),
             )  # fmt: skip
 
-    def _describe(self, cells: Sequence[Cell], best: Cell | None, scale: float, unit: str, more: str) -> str:
+    def _describe(
+        self, cells: Sequence[Cell], best: Cell | None, scale: float, unit: str, more: str
+    ) -> Block:
         """The table and what follows; `more`: evaluations are those after a pilot."""
         scale_name = "× spent" if more else "× C_mid"
-        evaluations = dict.fromkeys(cell.evaluations for cell in cells)
-        rows = [[unit, scale_name, *(f"{'+' if more else ''}{n} evaluations" for n in evaluations)]]
-        for budget in dict.fromkeys(cell.budget for cell in cells):
-            results = [f"{cell.chance:.0%}  ±{cell.error:.3f}" for cell in cells if cell.budget == budget]
+        numbers = dict.fromkeys(cell.evaluations for cell in cells)
+        rows: Rows = [[unit, scale_name, *(f"{'+' * bool(more)}{n} evaluations" for n in numbers)]]
+        for budget, row in grouped((cell.budget, cell) for cell in cells).items():
+            results = [f"{cell.chance:.0%}  ±{cell.error:.3f}" for cell in row]
             rows.append([amount(budget, 4), f"{budget / scale:.3g}", *results])
-        text = (
+        title = (
             f"Probability that the 90% interval of A reaches no further than ±{self.within:g}, and median "
             f"error of A, from {self.runs} simulated runs each:"
         )
-        conclusion = (
-            f"None of these plans reaches {CHANCE:.0%}. Try larger --budgets or more --evaluations, evaluate "
-            "with less --noise (more samples), or accept less precision (--within)."
-        )
         margin = 1.645 * max(cell.chance_se for cell in cells)
-        uncertain = (
-            f"With {self.runs} runs each, the probabilities are known to ±{margin:.0%} (90% intervals)."
-        )
-        if best is not None:
-            cost = f", {amount(best.cost)} with the cost of evaluations" if self.eval_cost else ""
+        doubt = f"With {self.runs} runs each, the probabilities are known to ±{margin:.0%} (90% intervals)"
+        if best is None:
             conclusion = (
-                f"The cheapest plan that reaches {CHANCE:.0%}: up to {amount(best.budget, 4)} {unit} "
-                f"({best.budget / scale:.3g} {scale_name}{cost}), with {best.evaluations}{more} equally "
-                f"spaced evaluations: {best.chance:.0%}."
+                f"None of these plans reaches {CHANCE:.0%}. Try larger --budgets or more --evaluations, "
+                "evaluate with less --noise (more samples), or accept less precision (--within)."
             )
-            uncertain += (
-                " That plan is the first whose share of runs is high enough, which is optimistic with few "
-                "runs: repeat it alone with more --runs."
-            )
-        texts = [paragraph(text, ""), *table(rows), "", paragraph(conclusion, ""), paragraph(uncertain, "")]
-        return "\n".join(texts)
+            return Block(rows, paragraph(title, ""), [conclusion, f"{doubt}."])
+        cost = f", {amount(best.cost)} with the cost of evaluations" if self.eval_cost else ""
+        conclusion = (
+            f"The cheapest plan that reaches {CHANCE:.0%}: up to {amount(best.budget, 4)} {unit} "
+            f"({best.budget / scale:.3g} {scale_name}{cost}), with {best.evaluations}{more} equally spaced "
+            f"evaluations: {best.chance:.0%}."
+        )
+        doubt += (
+            ". That plan is the first whose share of runs is high enough, which is optimistic with few runs: "
+            "repeat it alone with more --runs."
+        )
+        return Block(rows, paragraph(title, ""), [conclusion, doubt])
 
 
 def _other_shapes(readings: Sequence[Reading], fits: Sequence[Fit]) -> str:

@@ -10,7 +10,7 @@ from trainer.accounting.kernel_rates import Rates, read_rates
 from trainer.config import ConfigError
 from trainer.scaling.commands import Budgets, ForecastCommand, Json, sources, write_json
 from trainer.scaling.curve.average import FURTHEST
-from trainer.scaling.layout import amount, amounts, interval, paragraph, percent
+from trainer.scaling.layout import amount, interval, paragraph, percent
 from trainer.scaling.predict import Needed, Prediction, Reached, Shift, kernel_shift, predict, shift_of_run
 from trainer.scaling.reading.options import ABOVE_0, Options
 from trainer.scaling.reading.read import Reading, read_inputs
@@ -75,14 +75,13 @@ class Kernels(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Command(Kernels, ForecastCommand):
-    """Options: budgets and rewards to predict, the price of compute, another kernel."""
+    """Predict each run for itself.
 
-    examples: ClassVar[str] = """\
-examples:
-  python -m trainer.scaling predict run.csv --at 24000 50000 --price 2.5
-  python -m trainer.scaling predict percent.csv --reward-range 0 100 --reach 60
-  python -m trainer.scaling predict run.csv --reach 0.6 --kernel ours --measured-with naive
-"""
+    examples:
+      python -m trainer.scaling predict run.csv --at 24000 50000 --price 2.5
+      python -m trainer.scaling predict percent.csv --reward-range 0 100 --reach 60
+      python -m trainer.scaling predict run.csv --reach 0.6 --kernel ours --measured-with naive
+    """
 
     at: Budgets = ()
     """predict the reward at these budgets, in the unit of compute"""
@@ -127,13 +126,12 @@ examples:
 
     def _describe(self, reading: Reading, prediction: Prediction, shift: Shift | None) -> list[str]:
         fit, unit = prediction.fit, reading.curve.unit
-        ceiling = f"Ceiling: A {interval(fit.A, '.3f')}; {fit.confidence:.0%} intervals."
-        end = f" The data end at {amount(fit.compute_range[1])} {unit}." if fit.has_forecast else ""
-        texts = [ceiling if fit.identified else why_not(fit) + end]
-        if shift:
-            texts.append(_describe_shift(shift))
-        if fit.has_forecast:
-            texts.append(assumption(fit))
+        texts = [f"Ceiling: A {interval(fit.A, 'A')}; {fit.confidence:.0%} intervals."]
+        if not fit.identified:
+            texts = [why_not(fit)]
+            texts[0] += f" The data end at {amount(fit.compute_range[1])} {unit}." * fit.has_forecast
+        texts += [_describe_shift(shift)] if shift else []
+        texts += [assumption(fit)] * fit.has_forecast
         texts += [self._reached(reached, fit.identified, unit) for reached in prediction.reached]
         texts += [self._needed(needed, fit.identified, unit) for needed in prediction.needed]
         if "last-point-low" in fit.flags and self.reach:
@@ -147,7 +145,7 @@ examples:
     def _reached(self, r: Reached, quoted: bool, unit: str) -> str:
         cost = f" (price: {amount(r.budget * self.price)})" if self.price else ""
         unchecked = f"; {amount(r.ahead)}× the data: no forecast that far is validated"
-        reward = interval(r.reward, ".3f", quoted) + unchecked * (r.ahead > FURTHEST)
+        reward = interval(r.reward, "A", quoted) + unchecked * (r.ahead > FURTHEST)
         return f"at {amount(r.budget, 6)} {unit}{cost}: reward {reward}"
 
     def _needed(self, n: Needed, quoted: bool, unit: str) -> str:
@@ -158,12 +156,13 @@ examples:
             return f"{start} reached from the start."
         if e.low == math.inf:
             return f"{start} not reached (probability {percent(n.chance)})."
-        ever = (
-            f"; the probability that any budget is enough is {percent(n.chance)}" if n.chance < 0.99 else ""
-        )
         quoted = quoted and e.value < math.inf
-        cost = f"; price: {amounts(e.times(self.price), quoted)}" if self.price else ""
-        return f"{start} {amounts(e, quoted)} {unit}{cost}{ever}"
+        text = f"{start} {interval(e, quoted=quoted)} {unit}"
+        if self.price:
+            text += f"; price: {interval(e.times(self.price), quoted=quoted)}"
+        if n.chance < 0.99:
+            text += f"; the probability that any budget is enough is {percent(n.chance)}"
+        return text
 
     def _to_json(self, reading: Reading, prediction: Prediction, shift: Shift | None) -> dict[str, Any]:
         fit, price = prediction.fit, self.price
@@ -171,21 +170,18 @@ examples:
         if price:
             reached = [row | {"cost": row["budget"] * price} for row in reached]
             needed = [row | {"cost": {k: x * price for k, x in row["compute"].items()}} for row in needed]
-        of_fit = {name: getattr(fit, name) for name in ("identified", "flags", "confidence")}
-        read = {"unit": reading.curve.unit, "source": str(reading), "notes": reading.notes}
-        ahead = {"price": price, "kernel": shift and asdict(shift), "at": reached, "reach": needed}
-        return read | of_fit | {"A": asdict(fit.A)} | ahead
+        content: dict[str, Any] = {"unit": reading.curve.unit, "source": str(reading), "notes": reading.notes}
+        content |= {name: getattr(fit, name) for name in ("identified", "flags", "confidence")}
+        content |= {"A": asdict(fit.A), "price": price, "kernel": shift and asdict(shift)}
+        return content | {"at": reached, "reach": needed}
 
 
 def _describe_shift(shift: Shift) -> str:
-    old, new = (
-        f"{head.name} ({head.tflops:.3g} TF/s, {head.source.split(':')[0]})"
-        for head in (shift.measured_with, shift.kernel)
-    )
+    heads = (shift.measured_with, shift.kernel)
+    old, new = (f"{h.name} ({h.tflops:.3g} TF/s, {h.source.partition(':')[0]})" for h in heads)
     how = "by the run's own ledger, with its devices split as they are, the run takes"
     end = "the compute."
     if shift.model:
         how, end = f"a step of {shift.model} takes", "the GPU-hours (python -m bench gpu_hours shows how)."
-    return (
-        f"Measured with {old}, predicted for {new}: {how} {shift.factor:.3f} times {end} {shift.note}".strip()
-    )
+    text = f"Measured with {old}, predicted for {new}: {how} {shift.factor:.3f} times {end} {shift.note}"
+    return text.strip()

@@ -3,27 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from trainer.config import ConfigError
 from trainer.scaling.commands import GroupCommand
 from trainer.scaling.comparability import check_seeds
 from trainer.scaling.reading.read import read_groups
-from trainer.scaling.report.page import draw, write
 from trainer.scaling.report.run import runs_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(GroupCommand):
-    """Options: the page and the folder for the pictures."""
+    """Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
 
-    examples: ClassVar[str] = """\
-Several seeds of one recipe: NAME=RUN,RUN,... instead of RUN_OR_FILE.
-
-examples:
-  python -m trainer.scaling report ours=seed1.csv,seed2.csv baseline=seed3.csv --svg pictures
-  python -m trainer.scaling report runs.toml --out report.html
-"""
+    examples:
+      python -m trainer.scaling report ours=seed1.csv,seed2.csv baseline=seed3.csv --svg pictures
+      python -m trainer.scaling report runs.toml --out report.html
+    """
 
     out: Annotated[Path, "FILE"] = Path("report.html")
     """the page"""
@@ -32,6 +28,8 @@ examples:
 
     def run(self, inputs: Sequence[str]) -> None:
         """Write the page and the pictures, and say where they are."""
+        from trainer.scaling.report.page import draw, write  # Jinja2 is not needed for --help
+
         if not self.out.parent.is_dir():  # before any work, so that a wrong name costs nothing
             raise ConfigError(f"--out {self.out}: there is no folder {self.out.parent}; make it first")
         if self.svg and self.svg.exists() and not self.svg.is_dir():

@@ -1,16 +1,18 @@
 """The numbers in the page's charts as one JSON object; page.js documents how they are drawn."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
 
 from trainer.scaling.curve.fit import Estimate, Fit
-from trainer.scaling.curve.sigmoid import Curve
-from trainer.scaling.plot import LINEAR_REACH, forecast_end, reward_title, straighten
-from trainer.scaling.report.run import Record, Run
+from trainer.scaling.plot import LINEAR_REACH, reward_title, sampled, straighten
+
+if TYPE_CHECKING:
+    from trainer.scaling.report.run import Record, Run
 
 EXTRAPOLATION = (2, 10)  # budgets at which rewards are forecast, as multiples of the longest run's compute
 
@@ -36,14 +38,15 @@ def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
     steps = [step for r in runs if r.record for step in r.record.steps]
     recipes = list(dict.fromkeys(r.recipe for r in runs))
     logged = {name for step in steps for name, value in step.items() if value is not None}
-    return {
+    drawn = {
         "unit": runs[0].curve.unit,
         "reward": reward_title([r.reading.reward_column for r in runs]),
         "training": [{"title": title, "metrics": ms} for title, ms in TRAINING if not logged.isdisjoint(ms)],
-        "reach": _plain(LINEAR_REACH * longest),
+        "reach": LINEAR_REACH * longest,
         "recipes": recipes,
         "runs": [_run(r, longest) | {"recipe": recipes.index(r.recipe)} for r in runs],
     }
+    return dict(_plain(drawn))
 
 
 def as_script(data: Mapping[str, Any]) -> str:
@@ -76,64 +79,44 @@ def whiskers(fits: Sequence[Fit]) -> dict[str, Any]:
 
     return {
         "ticks": [(position(x), f"{x:.{digits}f}") for x in ticks],
-        "runs": [Estimate(*map(position, _three(fit.A))) if fit.predictable else None for fit in fits],
+        "runs": [Estimate(*map(position, astuple(fit.A))) if fit.predictable else None for fit in fits],
     }
 
 
 def _run(run: Run, longest: float) -> dict[str, Any]:
     curve, fit = run.curve, run.fit
-    return {
-        "name": run.name,
-        "points": [_plain([p.compute, p.pass_rate, p.pass_rate_se, p.step]) for p in curve.evaluations],
-        "first": _plain(curve.points[0].compute) if curve.points else None,
-        "last": _plain(curve.points[-1].compute) if curve.points else None,
-        "curve": [_plain([c, *_three(fit.at(c))]) for c in _grid(curve, longest)] if fit.predictable else [],
-        "ceiling": _plain(_three(fit.A)) if fit.identified else None,
-        "efficiency": _efficiency(curve, fit) if fit.identified else None,
-        **(_record(run.record, fit.predictable) if run.record else {}),
-    }
+    first, last = (curve.points[i].compute if curve.points else None for i in (0, -1))
+    points = [(p.compute, p.pass_rate, p.pass_rate_se, p.step) for p in curve.evaluations]
+    drawn: dict[str, Any] = {"name": run.name, "points": points, "first": first, "last": last}
+    drawn |= {"curve": sampled(curve, fit, longest).tolist() if fit.predictable else []}
+    drawn |= {"ceiling": None, "efficiency": None}
+    if fit.identified:
+        straight = straighten(curve, fit).tolist()
+        drawn["ceiling"] = astuple(fit.A)
+        drawn["efficiency"] = {"points": straight, "B": fit.B.value, "C_mid": fit.C_mid.value}
+        drawn["efficiency"] |= {"left_out": len(curve.points) - len(straight)}
+    return drawn | (_record(run.record, fit.predictable) if run.record else {})
 
 
 def _record(record: Record, predictable: bool) -> dict[str, Any]:
     metrics = [m for _, ms in TRAINING for m in ms]
-    steps = [s["step"] for s in record.steps]
-    series = {m: [_plain(s.get(m)) for s in record.steps] for m in metrics}
+    series = {m: [s.get(m) for s in record.steps] for m in metrics}
     return {
-        "steps": steps,
+        "steps": [s["step"] for s in record.steps],
         "series": {m: v for m, v in series.items() if any(x is not None for x in v)},
-        "forecasts": [_plain(list(f)) for f in record.forecasts] if predictable else [],
+        "forecasts": record.forecasts * predictable,
         "wall_s": record.wall_s,
-        "lanes": [
-            {"role": role, "shares": {s: [round(x, 4) for x in v] for s, v in shares.items()}}
-            for role, shares in record.lanes.items()
-        ],
+        "lanes": [{"role": role, "shares": shares} for role, shares in record.lanes.items()],
     }
-
-
-def _efficiency(curve: Curve, fit: Fit) -> dict[str, Any]:
-    points = straighten(curve, fit)
-    return {
-        "points": _plain(points.tolist()),
-        "B": fit.B.value,
-        "C_mid": fit.C_mid.value,
-        "left_out": len(curve.points) - len(points),
-    }
-
-
-def _grid(curve: Curve, longest: float) -> list[float]:
-    """The computes at which a curve is drawn: dense enough for a linear and a logarithmic axis."""
-    first, last, end = curve.points[0].compute, curve.points[-1].compute, forecast_end(curve, longest)
-    far = min(LINEAR_REACH * longest, end)
-    linear = np.linspace(0, far, 81)
-    return np.union1d(np.geomspace(first / 2, end, 60), [0.0, last, *linear]).tolist()
-
-
-def _three(e: Estimate) -> list[float]:
-    return [e.value, e.low, e.high]
 
 
 def _plain(x: Any) -> Any:
-    """Rounded to six digits, more than a screen shows; None if it is not a finite number."""
-    if isinstance(x, list):
-        return [_plain(v) for v in x]
-    return float(f"{x:.6g}") if isinstance(x, int | float) and math.isfinite(x) else None
+    """The same with numbers rounded to six digits, more than a screen shows; None if not finite."""
+    match x:
+        case float():
+            return float(f"{x:.6g}") if math.isfinite(x) else None
+        case dict():
+            return {key: _plain(value) for key, value in x.items()}
+        case list() | tuple():
+            return [_plain(value) for value in x]
+    return x

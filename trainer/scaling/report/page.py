@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import date
 from importlib.resources import files
 from pathlib import Path
@@ -31,7 +32,7 @@ LONGEST_TEXT = 4000  # characters of a completion
 
 def write_report(run_dir: Path) -> None:
     """Write report.html into a run folder from the files in it."""
-    write_atomic(run_dir / "report.html", page([run_of_folder(run_dir)]))
+    write([run_of_folder(run_dir)], run_dir / "report.html")
 
 
 def write(runs: Sequence[Run], out: Path, same_metric: bool = False) -> Path:
@@ -68,7 +69,10 @@ def page(runs: Sequence[Run], same_metric: bool = False) -> str:
         title=title_of(runs),
         unit=unit,
         confidence=f"{runs[0].fit.confidence:.0%}",
-        recipes=[_recipe(i, name, runs) for i, name in enumerate(names)],
+        recipes=[
+            {"name": name, "runs": [j for j, run in enumerate(runs) if run.recipe == name], **_look(i)}
+            for i, name in enumerate(names)
+        ],
         compared=compared(runs, same_metric),
         budgets=ahead,
         style=Markup(style),
@@ -92,9 +96,8 @@ def compared(runs: Sequence[Run], same_metric: bool = False) -> dict[str, Any] |
     last = max(run.fit.compute_range[1] for run in runs)
     comparison = compare_fits(fitted, [last, *budgets(runs)])
     groups = {name: [run.reading for run in group] for name, group in by_recipe(runs).items()}
-    notes = warnings(groups)
-    if why := incomparable(groups, same_metric):
-        comparison, notes = without_ranking(comparison, why), [*notes, why]
+    comparison = without_ranking(comparison, incomparable(groups, same_metric))
+    notes = [note for note in (*warnings(groups), comparison.incomparable) if note]
     notes += [f"{run.curve.name} is not compared: {run.fit.reasons}." for run in runs if not run.fit.draws]
     return {"warnings": notes, "parts": list(parts(comparison, runs[0].curve.unit, details=True))}
 
@@ -109,14 +112,11 @@ def visible(x: Any) -> Any:
 
 def differing(configs: Sequence[str | None]) -> list[tuple[str, list[str]]]:
     """The settings that differ between the runs with a config: (name, value in each run)."""
-    flat = [_flat(yaml.safe_load(c) or {}) if c else None for c in configs]
-    known = [f for f in flat if f is not None]
-    keys = sorted({k for f in known for k in f} - {"run_dir"})
-    return [
-        (k, [f.get(k, "–") if f is not None else "–" for f in flat])
-        for k in keys
-        if len({f.get(k) for f in known}) > 1
-    ]
+    flat = [_flat(yaml.safe_load(config) or {}) if config else {} for config in configs]
+    known = [settings for settings in flat if settings]
+    keys = sorted({key for settings in known for key in settings} - {"run_dir"})
+    rows = {key: [settings.get(key, "–") for settings in flat] for key in keys}
+    return [(key, row) for key, row in rows.items() if len({f.get(key) for f in known}) > 1]
 
 
 def _flat(x: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -149,27 +149,16 @@ def _look(recipe: int) -> dict[str, int]:
     return {"colour": recipe % COLOURS, "mark": recipe // COLOURS % MARKS}
 
 
-def _recipe(i: int, name: str, runs: Sequence[Run]) -> dict[str, Any]:
-    return {"name": name, "runs": [j for j, run in enumerate(runs) if run.recipe == name], **_look(i)}
-
-
 def _view(i: int, run: Run, recipe: int, ahead: Sequence[float]) -> dict[str, Any]:
+    """The fields of a run, and what is said of it."""
     fit, record = run.fit, run.record
-    return {
+    return {field.name: getattr(run, field.name) for field in fields(run)} | {
         "index": i,
         **_look(recipe),
-        "name": run.name,
-        "file": run.curve.name,
-        "source": str(run.reading),
-        "notes": run.reading.notes,
         "ahead": [fit.at(c) if fit.predictable else None for c in ahead],
-        "fit": fit,
-        "error_at_2x": run.error_at_2x,
         "answers": answers(run.curve, fit),
         "cost": compute_for_most(fit) if fit.identified else None,
         "cautions": cautions(fit) if fit.predictable else "",
-        "points": run.curve.evaluations,
-        "record": record,
         "ledger": _ledger(record.ledger) if record and record.ledger else None,
         "samples": [_sample(s) for s in record.samples] if record else [],
     }
@@ -177,13 +166,11 @@ def _view(i: int, run: Run, recipe: int, ahead: Sequence[float]) -> dict[str, An
 
 def _ledger(ledger: Mapping[str, Any]) -> dict[str, Any]:
     """Device-hours by role and state, largest first, and which of them count as C."""
-    roles = []
+    roles = {}
     for role, book in ledger["roles"].items():
-        total = sum(book["states"].values())
-        if total:
-            states = sorted(book["states"].items(), key=lambda kv: -kv[1])
-            rows = [{"state": s, "hours": x / 3600, "share": x / total} for s, x in states]
-            roles.append({"role": role, "hours": total / 3600, "states": rows})
+        states = sorted(book["states"].items(), key=lambda item: -item[1])
+        if total := sum(seconds for _, seconds in states):
+            roles[role] = total / 3600, [(state, x / 3600, x / total) for state, x in states]
     return {**ledger["compute"], "unit": ledger["unit"], "roles": roles}
 
 
