@@ -1,46 +1,109 @@
 """`python -m trainer.sweep`: trains recipes × seeds on one task, and says which is best at which budget."""
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
 
 from trainer.cli import Parser
 from trainer.config import ConfigError
+from trainer.config.values import Range
 from trainer.gpus import number_as_listed
 from trainer.run_folder import complete
-from trainer.sweep.curves import keep_curves
+from trainer.scaling.reading.options import Options
 from trainer.sweep.executors import Cluster, LocalExecutor
 from trainer.sweep.halving import RUNGS, stop_recipes
 from trainer.sweep.progress import View, clock, time_left
-from trainer.sweep.results import write_results
+from trainer.sweep.results import keep_curves, write_results
 from trainer.sweep.schedule import stops, train
 from trainer.sweep.spec import ASKED, Sweep, load, load_status
 
 
+@dataclass(frozen=True, kw_only=True)
+class Arguments(Options):
+    """The options of a sweep, and where and how its runs train."""
+
+    task: Annotated[str | None, "NAME"] = None
+    """the task that all train on: a name or a .yaml file"""
+    out: Annotated[Path, "FOLDER"]
+    """folder of the sweep"""
+    seeds: Annotated[int, "N", Range(1)] = 3
+    """runs of each recipe"""
+    budget: Annotated[float, "HOURS", Range(0)] = 0.0
+    """compute of each run, in device-hours of its ledger (default: up to pipeline.steps)"""
+    jobs: Annotated[int, "N", Range(0)] = 0
+    """runs at a time (default: 1 on a CPU, as many as fit on the GPUs, all on a cluster)"""
+    gpus_per_run: Annotated[int, "N", Range(0)] = 0
+    """GPUs of each run (default: an equal share)"""
+    halving: bool = False
+    """stop recipes that will not win, at four shares of the budget from a quarter on"""
+    executor: Literal["here", "slurm", "local"] = "here"
+    """this machine, a Slurm cluster through submitit, or submitit's processes on this machine"""
+    executor_options: Annotated[tuple[str, ...], "KEY=VALUE"] = ()
+    """parameters of submitit's executor, such as timeout_min=600 gpus_per_node=8 slurm_partition=gpu"""
+    dry_run: bool = False
+    """print the commands of the runs; start nothing"""
+    compute_column: Annotated[str | None, "NAME"] = None
+    """compute of the results, such as compute/flops, which does not depend on how busy the machine is
+    (default: compute/total, in device-hours)"""
+    keep_curves: Annotated[Path | None, "DIR"] = None
+    """copy the curve of each run (a few kB) here, from which `table` makes the results again"""
+
+    def sweep(self, recipes: Sequence[str], overrides: tuple[str, ...]) -> Sweep:
+        """The sweep that is asked for; without recipes, that of the folder."""
+        if not recipes and (self.out / ASKED).is_file():
+            return load(self.out)
+        if not recipes or not self.task:
+            raise ConfigError(
+                "expected one or more recipes and a --task; or --out with the folder of a sweep"
+            )
+        task, *names = (
+            str(Path(name).resolve()) if name.endswith((".yaml", ".yml")) else name
+            for name in (self.task, *recipes)
+        )
+        rungs = RUNGS if self.halving else ()
+        return Sweep(
+            folder=self.out, recipes=tuple(names), task=task, seeds=self.seeds, budget=self.budget,
+            rungs=rungs, overrides=overrides,
+        )  # fmt: skip
+
+    def executor_of(self, sweep: Sweep) -> LocalExecutor | Cluster:
+        """The executor of its runs."""
+        options: dict[str, Any] = {"gpus_per_node": self.gpus_per_run} if self.gpus_per_run else {}
+        for text in self.executor_options:
+            key, sign, value = text.partition("=")
+            if not sign or self.executor == "here":
+                raise ConfigError(f"--executor-options {text}: expected KEY=VALUE, with --executor slurm")
+            options[key] = yaml.safe_load(value)
+        if self.executor == "here":
+            return LocalExecutor(sweep.folder, self.jobs, self.gpus_per_run)
+        return Cluster(sweep.folder, self.executor, self.jobs or len(sweep.runs), options)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: every run is complete. 1: some failed. 2: wrong input. 130: stopped, and can go on."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    table = arguments[:1] == ["table"]
+    words = list(sys.argv[1:] if argv is None else argv)
+    table = words[:1] == ["table"]
     if table:
-        arguments[:1] = ["--out"]
-    mark = arguments.index("--") if "--" in arguments else len(arguments)
+        words[:1] = ["--out"]
+    mark = words.index("--") if "--" in words else len(words)
     number_as_listed()
     try:
-        args = _parser().parse_intermixed_args(arguments[:mark])
-        sweep = load(args.out) if table else _asked(args, tuple(arguments[mark + 1 :]))
-        if args.dry_run:
+        parsed = _parser().parse_intermixed_args(words[:mark])
+        arguments = Arguments.from_arguments(parsed)
+        sweep = load(arguments.out) if table else arguments.sweep(parsed.recipes, tuple(words[mark + 1 :]))
+        if arguments.dry_run:
             sweep.check()
-            print(plan(sweep, args))
+            print(plan(sweep, arguments.executor_of(sweep).jobs))
             return 0
-        code = 0 if table else _train(sweep, args)
+        code = 0 if table else _train(sweep, arguments.executor_of(sweep))
         if code < 128:
-            print(write_results(sweep, args.compute_column))
-            if args.keep_curves:
-                keep_curves(sweep, args.keep_curves)
+            print(write_results(sweep, arguments.compute_column))
+            if arguments.keep_curves:
+                keep_curves(sweep, arguments.keep_curves)
     except ConfigError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
@@ -50,12 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _train(sweep: Sweep, args: argparse.Namespace) -> int:
+def _train(sweep: Sweep, executor: LocalExecutor | Cluster) -> int:
     """Train what is not complete, one rung after the other; returns the exit code."""
-    executor = _executor(args, sweep)
     with sweep.claim(sweep.check()), stops() as came:
         status = load_status(sweep.folder)
-        executor.open()
         with View(sweep, executor.jobs) as view:
             for share in (*sweep.rungs, 1.0):
                 runs = [run for run in sweep.runs if run.recipe not in status.stopped]
@@ -80,65 +141,15 @@ def _parser() -> Parser:
         epilog="What follows -- holds for every run, as on trainer.main's command line. Started again, a "
         "sweep skips complete runs, goes on with broken ones from checkpoints, and tries failed ones again.",
     )
-    rungs = ", ".join(f"{100 * r:g}" for r in RUNGS)
-    numbers = {
-        "seeds": (3, "runs of each recipe (default: 3)"),
-        "budget": (0.0, "compute of each run, in device-hours of its ledger (default: up to pipeline.steps)"),
-        "jobs": (0, "runs at a time (default: 1 on a CPU, as many as fit on the GPUs, all on a cluster)"),
-        "gpus-per-run": (0, "GPUs of each run (default: an equal share)"),
-    }
-    add = parser.add_argument
-    add("recipes", nargs="*", metavar="RECIPE", help="recipes that ship with the trainer, or .yaml files")
-    add("--task", help="the task that all train on: a name or a .yaml file")
-    add("--out", type=Path, required=True, metavar="FOLDER", help="folder of the sweep")
-    for name, (default, text) in numbers.items():
-        add(f"--{name}", type=type(default), default=default, metavar="N", help=text)
-    add("--halving", action="store_true", help=f"stop recipes that will not win, at {rungs} %% of the budget")
-    text = "this machine, a Slurm cluster through submitit, or submitit's processes on this machine"
-    add("--executor", choices=("here", "slurm", "local"), default="here", help=text)
-    text = "parameters of submitit's executor, such as timeout_min=600 gpus_per_node=8 slurm_partition=gpu"
-    add("--executor-options", nargs="+", default=[], metavar="KEY=VALUE", help=text)
-    add("--dry-run", action="store_true", help="print the commands of the runs; start nothing")
-    text = "compute of the results, such as compute/flops, which does not depend on how busy the machine is "
-    add("--compute-column", metavar="NAME", help=f"{text}(default: compute/total, in device-hours)")
-    text = "copy the curve of each run (a few kB) here, from which `table` makes the results again"
-    add("--keep-curves", type=Path, metavar="DIR", help=text)
+    text = "recipes that ship with the trainer, or .yaml files"
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=text)
+    Arguments.add_to(parser)
     return parser
 
 
-def _asked(args: argparse.Namespace, overrides: tuple[str, ...]) -> Sweep:
-    if not args.recipes and (args.out / ASKED).is_file():
-        return load(args.out)
-    if not args.recipes or not args.task:
-        raise ConfigError("expected one or more recipes and a --task; or --out with the folder of a sweep")
-    task, *recipes = (
-        str(Path(name).resolve()) if name.endswith((".yaml", ".yml")) else name
-        for name in (args.task, *args.recipes)
-    )
-    return Sweep(
-        folder=args.out, recipes=tuple(recipes), task=task, seeds=args.seeds, budget=args.budget,
-        rungs=RUNGS if args.halving else (), overrides=overrides,
-    )  # fmt: skip
-
-
-def _executor(args: argparse.Namespace, sweep: Sweep) -> LocalExecutor | Cluster:
-    options: dict[str, Any] = {}
-    for text in args.executor_options:
-        key, sign, value = text.partition("=")
-        if not sign or args.executor == "here":
-            raise ConfigError(f"--executor-options {text}: expected KEY=VALUE, with --executor slurm")
-        options[key] = yaml.safe_load(value)
-    if args.jobs < 0 or args.gpus_per_run < 0:
-        raise ConfigError(f"--jobs {args.jobs}, --gpus-per-run {args.gpus_per_run}: expected 0 or more")
-    if args.executor == "here":
-        return LocalExecutor(sweep.folder, args.jobs, args.gpus_per_run)
-    options |= {"gpus_per_node": args.gpus_per_run} if args.gpus_per_run else {}
-    return Cluster(sweep.folder, args.executor, args.jobs or len(sweep.runs), options)
-
-
-def plan(sweep: Sweep, args: argparse.Namespace) -> str:
+def plan(sweep: Sweep, jobs: int) -> str:
     """The commands that would run, and how long they would take, once the pace of a run is known."""
-    status, jobs = load_status(sweep.folder), _executor(args, sweep).jobs
+    status = load_status(sweep.folder)
     remaining = [run for run in sweep.runs if run.recipe not in status.stopped]
     runs = [run for run in remaining if not complete(run.folder, sweep.budget)]
     seconds = time_left(sweep, status, jobs)

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
@@ -47,32 +48,23 @@ class LocalExecutor:
         self.gpus = [gpus[i * width : (i + 1) * width] for i in range(self.jobs)]
         self.cores = [cores if gpus else cores[i * per_run : (i + 1) * per_run] for i in range(self.jobs)]
 
-    def open(self) -> None:
-        """Nothing to prepare."""
-
     def find(self, run: Run) -> Handle | None:
-        lock = self._lock(run)
-        if not _locked(lock):
+        if not _locked(run.lock):
             return None
-        content = json.loads(lock.read_text() or '{"pid": 0, "slot": -1}')  # if killed in between
-        return _process(content["pid"], content["slot"], lambda: not _locked(lock))
+        content = json.loads(run.lock.read_text() or '{"pid": 0, "slot": -1}')  # if killed in between
+        return _process(**content, done=lambda: not _locked(run.lock))
 
     def start(self, run: Run, compute: float, slot: int) -> Handle:
-        lock, ours = self._lock(run), os.sched_getaffinity(0)
-        clear(run)
-        env = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[slot])} if self.gpus[slot] else {})
-        with lock.open("w") as lock_file, log_of(run).open("a") as log:
-            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        gpus, cores = self.gpus[slot], os.sched_getaffinity(0)
+        with run.lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.sched_setaffinity(0, self.cores[slot])  # the child has it from us
             try:
-                child = spawn(run, compute, log, env, lock_file.fileno())
+                child = spawn(run, compute, lock, {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
             finally:
-                os.sched_setaffinity(0, ours)
-            json.dump({"pid": child.pid, "slot": slot}, lock_file)
+                os.sched_setaffinity(0, cores)
+            json.dump({"pid": child.pid, "slot": slot}, lock)
         return _process(child.pid, slot, lambda: child.poll() is not None)
-
-    def _lock(self, run: Run) -> Path:
-        return self.folder / "jobs" / f"{run.name}.lock"
 
 
 class Job:
@@ -83,14 +75,12 @@ class Job:
         self.child: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> None:
-        with (self.run.folder.parent / "jobs" / f"{self.run.name}.lock").open("w") as lock_file:
-            fcntl.flock(lock_file, fcntl.LOCK_EX)  # a job that was given up as lost may still train
+        with self.run.lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a job that was given up as lost may still train
             if complete(self.run.folder, self.compute):
                 return
-            clear(self.run)
-            with log_of(self.run).open("a") as log:
-                self.child = spawn(self.run, self.compute, log, os.environ, lock_file.fileno())
-            print(self.child.pid, file=lock_file, flush=True)
+            self.child = spawn(self.run, self.compute, lock)
+            print(self.child.pid, file=lock, flush=True)
             asked = False
             while self.child.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -117,16 +107,18 @@ class Cluster:
         if find_spec("submitit") is None:
             raise ConfigError(f"--executor {kind} needs submitit; `pip install sigmoid-rl[sweep]`")
 
-    def open(self) -> None:
-        """Find the cluster, and check the parameters."""
+    @cached_property
+    def _executor(self) -> Any:
+        """The cluster, found when the folder is the sweep's, with its parameters checked."""
         import submitit
 
         stop_file(self.folder).unlink(missing_ok=True)
         try:
-            self._executor = submitit.AutoExecutor(self.folder / "jobs" / "submitit", cluster=self.kind)
-            self._executor.update_parameters(**self.parameters)
+            executor = submitit.AutoExecutor(self.folder / "jobs" / "submitit", cluster=self.kind)
+            executor.update_parameters(**self.parameters)
         except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as e:
             raise ConfigError(f"--executor {self.kind}: {' '.join(str(e).split())}") from e
+        return executor
 
     def find(self, run: Run) -> Handle | None:
         path = self._path(run)
@@ -137,7 +129,7 @@ class Cluster:
         return None if job.done() else self._handle(job, -1)
 
     def start(self, run: Run, compute: float, slot: int) -> Handle:
-        job: Any = self._executor.submit(Job(run, compute))
+        job = self._executor.submit(Job(run, compute))
         self._path(run).write_text(job.job_id)
         return self._handle(job, slot)
 
@@ -163,25 +155,21 @@ def _process(pid: int, slot: int, done: Callable[[], bool]) -> Handle:
 
 
 def spawn(
-    run: Run, compute: float, log: IO[str], env: Mapping[str, str], lock: int
+    run: Run, compute: float, lock: IO[str], more: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """The trainer's process, in a session of its own: only the sweep answers Ctrl-C. It keeps `lock`."""
-    command = run.command(compute)
-    print("$", *command, file=log, flush=True)
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(env),
-        start_new_session=True, pass_fds=(lock,),
-    )  # fmt: skip
+    """The trainer's process, in a session of its own: only the sweep answers Ctrl-C. It keeps `lock`.
 
-
-def clear(run: Run) -> None:
-    """Remove what a run left that was killed before its first checkpoint: it begins again."""
+    A run that was killed before its first checkpoint begins again. `more`: of the environment.
+    """
     if latest(run.folder) is None and (run.folder / ".lock").exists():
         shutil.rmtree(run.folder)
-
-
-def log_of(run: Run) -> Path:
-    return run.folder.parent / "logs" / f"{run.name}.log"
+    command = run.command(compute)
+    with run.log.open("a") as log:
+        print("$", *command, file=log, flush=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            env=os.environ | (more or {}), start_new_session=True, pass_fds=(lock.fileno(),),
+        )  # fmt: skip
 
 
 def stop_file(folder: Path) -> Path:

@@ -1,12 +1,27 @@
-"""The results of a sweep: the comparison of its recipes, those that halving stopped, and the cost."""
+"""The results of a sweep: the comparison of its recipes, those that halving stopped, and the cost.
 
+Its curves can be kept in three small files, from which the results can be made again:
+
+FOLDER/curves.csv.gz  every evaluation of every run, and what runs must share to be compared
+FOLDER/ledger.json    of each run: its compute, wall time, seconds in each state and pipeline scheme
+FOLDER/sweep.yaml     what was asked for; with status.json, what came of it
+"""
+
+import csv
+import gzip
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
+from trainer.accounting.run_account import ledger_of
+from trainer.config import ConfigError
 from trainer.jsonl import nan_to_null, read_lines, write_atomic
 from trainer.scaling.commands.compare import describe, to_json
 from trainer.scaling.compare import compare_fits
@@ -14,15 +29,18 @@ from trainer.scaling.curve.points import MIN_POINTS
 from trainer.scaling.layout import amount, paragraph, percent
 from trainer.scaling.reading.options import ReadOptions
 from trainer.scaling.reading.read import Reading, read_groups, same_unit
+from trainer.scaling.reading.settings import of_config
 from trainer.scaling.reading.tables import read_tables
 from trainer.scaling.report import page
 from trainer.scaling.report.run import fits_of, runs_of
-from trainer.sweep.curves import CURVES, LEDGER, METRICS
 from trainer.sweep.progress import clock
-from trainer.sweep.spec import Status, Sweep, load_status
+from trainer.sweep.spec import ASKED, STATUS, Status, Sweep, load_status
 
 INPUTS = "runs.toml"  # in the sweep's folder; `python -m trainer.scaling` reads it too
+CURVES, LEDGER, METRICS = "curves.csv.gz", "ledger.json", "metrics.jsonl"
 KINDS = {"total": "training", "evaluation": "evaluation", "startup": "start-up"}  # of compute, in the ledger
+COLUMNS = re.compile(r"step|compute/.+|eval/(.+/)?(pass_rate|pass_rate_se|prompts|samples)")
+TOTALS = ("devices_total", "wall_s", "compute")  # of a ledger
 
 
 def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
@@ -30,8 +48,7 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
     status, (groups, short) = load_status(sweep.folder), read(sweep, compute_column)
     costs, cost = cost_of(sweep, status)
     content: dict[str, Any] = {"cost": costs, "left_out": short, "stopped": status.stopped}
-    parts: list[str] = []
-    runs = runs_of(groups)
+    texts, notes, runs = list[str](), list[str](), runs_of(groups)
     if runs:
         unit = same_unit([run.curve for run in runs])
         going = [run.curve.points[-1].compute for run in runs if run.recipe not in status.stopped]
@@ -39,14 +56,14 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
         r2 = {r.name: float(np.mean([r.fits[i].r2 for i in r.used])) for r in comparison.recipes}
         errors = {Path(run.curve.name).name: e for run in runs if (e := run.error_at_2x) is not None}
         content |= to_json(comparison, groups, unit) | {"r2": r2, "error_at_2x": errors}
-        each = ", ".join(f"{name} {value:.3f}" for name, value in r2.items())
-        parts = [describe(comparison, groups, unit), paragraph(f"R², mean over runs: {each}.", "")]
+        texts.append(describe(comparison, groups, unit))
+        notes.append(f"R², mean over runs: {', '.join(f'{name} {x:.3f}' for name, x in r2.items())}.")
         if errors:
             error = f"{np.median(np.abs(list(errors.values()))):.3f}, median of {len(errors)} runs"
-            parts.append(f"Error of a fit of the first half, at twice its compute: {error}.")
+            notes.append(f"Error of a fit of the first half, at twice its compute: {error}.")
     if short:
-        parts.append(f"Left out, with fewer than {MIN_POINTS} evaluations: {', '.join(short)}.")
-    text = "\n\n".join([*parts, *stopped(status, sweep), cost])
+        notes.append(f"Left out, with fewer than {MIN_POINTS} evaluations: {', '.join(short)}.")
+    text = "\n\n".join([*texts, *(paragraph(note, "") for note in (*notes, *stopped(status, sweep), cost))])
     write_atomic(sweep.folder / "results.json", json.dumps(nan_to_null(content), indent=1))
     write_atomic(sweep.folder / "table.txt", text + "\n")
     if runs:
@@ -57,30 +74,27 @@ def write_results(sweep: Sweep, compute_column: str | None = None) -> str:
 
 def read(sweep: Sweep, compute_column: str | None = None) -> tuple[dict[str, list[Reading]], list[str]]:
     """The curves by recipe, which runs.toml then lists, and the runs with too few evaluations."""
-    short, listed, prefix = list[str](), "", f"{CURVES}/" * sweep.curves_only
-    evaluations = {
-        name: len(
-            {row["step"] for row in rows if "eval/pass_rate" in row and float(row["compute/total"]) > 0}
-        )
-        for name, rows in _rows(sweep).items()
-    }
+    if sweep.curves_only:
+        tables = read_tables(sweep.folder / CURVES / "*")[1]
+    else:
+        paths = {run.name: run.folder / METRICS for run in sweep.runs}
+        tables = {name: list(read_lines(path)) for name, path in paths.items() if path.is_file()}
+    enough = {name for name, rows in tables.items() if _evaluations(rows) >= MIN_POINTS}
+    listed = ""
     for name, runs in sweep.groups.items():
-        enough = [run.name for run in runs if evaluations.get(run.name, 0) >= MIN_POINTS]
-        short += [run.name for run in runs if run.name not in enough]
-        if enough:
-            paths = [prefix + run for run in enough]
-            listed += f'[recipe."{name}"]\nruns = {json.dumps(paths, ensure_ascii=False)}\n'
+        paths_of = [f"{CURVES}/" * sweep.curves_only + run.name for run in runs if run.name in enough]
+        if paths_of:
+            listed += f'[recipe."{name}"]\nruns = {json.dumps(paths_of, ensure_ascii=False)}\n'
     write_atomic(sweep.folder / INPUTS, listed)
     options = ReadOptions(compute_column=compute_column)
-    return read_groups([str(sweep.folder / INPUTS)], options) if listed else {}, short
+    groups = read_groups([str(sweep.folder / INPUTS)], options) if listed else {}
+    return groups, [run.name for runs in sweep.groups.values() for run in runs if run.name not in enough]
 
 
-def _rows(sweep: Sweep) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """The metrics of each run, by its name."""
-    if sweep.curves_only:
-        return read_tables(sweep.folder / CURVES / "*")[1]
-    paths = {run.name: run.folder / METRICS for run in sweep.runs}
-    return {name: list(read_lines(path)) for name, path in paths.items() if path.is_file()}
+def _evaluations(rows: Sequence[Mapping[str, Any]]) -> int:
+    """The number of evaluations after the start."""
+    steps = {row["step"] for row in rows if "eval/pass_rate" in row and float(row["compute/total"]) > 0}
+    return len(steps)
 
 
 def stopped(status: Status, sweep: Sweep) -> Iterator[str]:
@@ -95,13 +109,70 @@ def stopped(status: Status, sweep: Sweep) -> Iterator[str]:
 
 def cost_of(sweep: Sweep, status: Status) -> tuple[dict[str, float], str]:
     """Device-hours and wall seconds of all runs, from their ledgers; also as a sentence."""
-    if sweep.curves_only:
-        books = list(json.loads((sweep.folder / LEDGER).read_text())["runs"].values())
-    else:
-        paths = [run.folder / LEDGER for run in sweep.runs]
-        books = [json.loads(path.read_text()) for path in paths if path.is_file()]
+    curves = sweep.folder / CURVES
+    folders = [curves / run.name if sweep.curves_only else run.folder for run in sweep.runs]
+    books = [ledger for folder in folders if (ledger := ledger_of(folder))]
     costs = {kind: sum(book["compute"][kind] for book in books) for kind in KINDS}
     costs |= {"runs_wall_s": sum(book["wall_s"] for book in books), "sweep_wall_s": status.wall_s}
     hours = ", ".join(f"{amount(costs[kind])} of {name}" for kind, name in KINDS.items())
     times = f"{clock(costs['runs_wall_s'])} of runs in {clock(status.wall_s)}"
     return costs, f"Cost of {len(books)} of {len(sweep.runs)} runs: {hours}, in device-hours; {times}."
+
+
+def keep_curves(sweep: Sweep, out: Path) -> None:
+    """Write what the results need into a folder of its own, in which `table` works as in the sweep's.
+
+    Paths of this machine, in configurations and errors, are not kept.
+    """
+    if out.exists() and not (out / ASKED).is_file() and any(out.iterdir()):
+        raise ConfigError(f"--keep-curves {out} is in use already, and not by a sweep; give another folder")
+    if out.resolve() == sweep.folder.resolve():
+        raise ConfigError(f"--keep-curves {out} is the folder of the sweep; give another")
+    sweep.check_whole()
+    out.mkdir(parents=True, exist_ok=True)
+    asked = _without_machine(yaml.safe_load((sweep.folder / ASKED).read_text())) | {"curves_only": True}
+    (out / ASKED).write_text(yaml.safe_dump(asked, sort_keys=False, allow_unicode=True))
+    if (sweep.folder / STATUS).is_file():
+        replace(load_status(sweep.folder), folder=out, errors={}).write()
+    rows, ledgers, unit = list[dict[str, Any]](), dict[str, dict[str, Any]](), ""
+    for run in sweep.runs:
+        metrics, ledger = run.folder / METRICS, ledger_of(run.folder)
+        if not metrics.is_file() or ledger is None:
+            continue
+        config = _without_machine(yaml.safe_load((run.folder / "config.yaml").read_text()))
+        settings = of_config(config, "eval/pass_rate")
+        for row in read_lines(metrics):
+            if "eval/pass_rate" in row:
+                measured = {k: v for k, v in row.items() if COLUMNS.fullmatch(k)}
+                rows.append({"run": run.name} | measured | settings)
+        roles = {
+            name: {"devices": role["devices"], "seconds": role["seconds"]}
+            for name, role in ledger["roles"].items()
+            if role["devices"]
+        }
+        scheme, unit = config["pipeline"]["scheme"], ledger["unit"]
+        ledgers[run.name] = {key: ledger[key] for key in TOTALS} | {"scheme": scheme, "roles": roles}
+    table = StringIO()
+    columns = dict.fromkeys(["run", *(column for row in rows for column in row)])
+    writer = csv.DictWriter(table, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    (out / CURVES).write_bytes(gzip.compress(table.getvalue().encode(), mtime=0))
+    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(ledger)}" for name, ledger in ledgers.items())
+    (out / LEDGER).write_text(f'{{"unit": {json.dumps(unit)}, "runs": {{\n{lines}\n}}}}\n')
+
+
+def _without_machine(x: Any) -> Any:
+    """The same, with absolute paths relative to the working directory, or by their last part if elsewhere."""
+    match x:
+        case dict():
+            return {key: _without_machine(value) for key, value in x.items()}
+        case list():
+            return [_without_machine(value) for value in x]
+        case str() if x.startswith("--") and "=" in x:
+            key, _, value = x.partition("=")
+            return f"{key}={_without_machine(value)}"
+        case str() if Path(x).is_absolute():
+            path = Path(x)
+            return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+    return x

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from trainer.run_folder import complete
-from trainer.sweep.executors import Cluster, Handle, LocalExecutor, log_of
+from trainer.sweep.executors import Cluster, Handle, LocalExecutor
 from trainer.sweep.progress import View
 from trainer.sweep.spec import Run, Status
 
@@ -78,9 +78,8 @@ def train(
 
 def last_error(run: Run) -> str:
     """The line in which the run's last attempt says why it ended."""
-    log = log_of(run)
-    text = log.read_text(errors="replace") if log.is_file() else ""
+    text = run.log.read_text(errors="replace") if run.log.is_file() else ""
     lines = [line.strip() for line in text.rpartition("\n$ ")[2].splitlines()[1:] if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     line = (errors or lines or ["it ended without a message"])[-1]
-    return f"{line.removeprefix('error: ')[:LINE]} (log: {log})"
+    return f"{line.removeprefix('error: ')[:LINE]} (log: {run.log})"

@@ -43,6 +43,16 @@ class Run:
     def name(self) -> str:
         return self.folder.name
 
+    @property
+    def log(self) -> Path:
+        """The file that all its attempts print to."""
+        return self.folder.parent / "logs" / f"{self.name}.log"
+
+    @property
+    def lock(self) -> Path:
+        """A file that is locked while it trains."""
+        return self.folder.parent / "jobs" / f"{self.name}.lock"
+
     def command(self, compute: float) -> list[str]:
         """The command to train up to a compute (0: to the last step), from the newest checkpoint if any."""
         limit = ["--pipeline.max_compute", repr(compute)] if compute else []
@@ -88,11 +98,6 @@ class Sweep:
             raise ConfigError(f"two recipes are named {repeated.pop()!r}; expected each name once")
         if wrong := [n for n in names if not re.fullmatch(NAME, n)]:
             raise ConfigError(f"recipe {wrong[0]!r}: expected a name {NAME_CHARACTERS}")
-        if self.seeds < 1 or not 0 <= self.budget < float("inf"):
-            raise ConfigError(
-                f"--seeds {self.seeds}, --budget {self.budget:g}: expected at least one seed, and the "
-                "device-hours of a run (0: up to its pipeline.steps)"
-            )
         if self.rungs and not self.budget:
             raise ConfigError("--halving needs --budget: runs stop at shares of it")
         if reserved := [o for o in self.overrides if o.startswith(OURS)]:

@@ -173,36 +173,36 @@ def test_a_failed_run_is_recorded_stops_no_other_and_is_tried_again(
     assert Counter(starts(folder)) == {"grpo-0": 2, "scalerl-0": 1, "grpo-1": 1, "scalerl-1": 1}
 
 
+ON_TASK = "--task arithmetic"
+
+
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("asked", "says"),
     [
-        (["nope", "--task", "arithmetic"], "--recipe nope: no such recipe"),
-        (["grpo", "--task", "nope"], "--task nope: no such task"),
-        (["grpo"], "expected one or more recipes and a --task"),
-        (["grpo", "grpo", "--task", "arithmetic"], "two recipes are named 'grpo'"),
-        (["grpo", "--task", "arithmetic", "--seeds", "0"], "--seeds 0, --budget 0: expected at least one"),
-        (["grpo", "--task", "arithmetic", "--budget", "-1"], "--budget -1: expected"),
-        (["grpo", "--task", "arithmetic", "--halving"], "--halving needs --budget"),
-        (["grpo", "--task", "arithmetic", "--jobs", "999"], "--jobs 999, --gpus-per-run 0: this machine has"),
-        (["grpo", "--task", "arithmetic", "--gpus-per-run", "2"], "this machine has 0 GPUs"),
-        (
-            ["grpo", "--task", "arithmetic", "--executor-options", "a=1"],
-            "expected KEY=VALUE, with --executor slurm",
-        ),
-        (["grpo", "--task", "arithmetic", "--", "--seed", "3"], "-- --seed: the sweep sets this"),
-        (["grpo", "--task", "arithmetic", "--", "--lr", "3"], "did you mean 'learner.lr'"),
-        (["table"], "holds no sweep"),
+        (f"nope {ON_TASK}", "--recipe nope: no such recipe"),
+        ("grpo --task nope", "--task nope: no such task"),
+        ("grpo", "expected one or more recipes and a --task"),
+        (f"grpo grpo {ON_TASK}", "two recipes are named 'grpo'"),
+        (f"grpo {ON_TASK} --seeds 0", "--seeds: 0 is out of range; expected 1 or more"),
+        (f"grpo {ON_TASK} --budget -1", "--budget: -1 is out of range; expected 0 or more"),
+        (f"grpo {ON_TASK} --halving", "--halving needs --budget"),
+        (f"grpo {ON_TASK} --jobs 999", "--jobs 999, --gpus-per-run 0: this machine has"),
+        (f"grpo {ON_TASK} --gpus-per-run 2", "this machine has 0 GPUs"),
+        (f"grpo {ON_TASK} --executor-options a=1", "expected KEY=VALUE, with --executor slurm"),
+        (f"grpo {ON_TASK} -- --seed 3", "-- --seed: the sweep sets this"),
+        (f"grpo {ON_TASK} -- --lr 3", "did you mean 'learner.lr'"),
+        ("table", "holds no sweep"),
     ],
 )
 def test_wrong_input_is_one_line_and_starts_nothing(
-    argv: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    asked: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "sweep"
-    given = ["table", str(folder)] if argv == ["table"] else [argv[0], "--out", str(folder), *argv[1:]]
-    assert main(given) == 2
+    first, *more = asked.split()
+    argv = ["table", str(tmp_path)] if first == "table" else [first, "--out", str(tmp_path / "s"), *more]
+    assert main(argv) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
-    assert not (folder / "starts.txt").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_more_may_be_added_to_a_sweep_and_another_folder_is_refused(
