@@ -145,9 +145,9 @@ def _efficiencies(pair: Pair, unit: str) -> list[str]:
         return [f"B and C_mid are not compared: {'; '.join(FLAGS[flag] for flag in pair.cautions)}."]
     where = "each at its own ceiling" if pair.common_A is None else f"both at the ceiling {pair.common_A:.3f}"
     sentences = [
-        f"{title} {name}, {where}: {' against '.join(interval(e, name) for e in values)}{of}, ratio "
+        f"{title} {name}, {where}: {' against '.join(interval(e, name) for e in values)}{suffix}, ratio "
         f"{interval(ratio, 'B')}: {'they differ' if differ else 'no difference is visible'}."
-        for title, name, values, of, ratio, differ in (
+        for title, name, values, suffix, ratio, differ in (
             ("Efficiency", "B", pair.B, "", pair.B_ratio, pair.B_differs),
             ("Midpoint", "C_mid", pair.C_mid, f" {unit}", pair.C_mid_ratio, pair.C_mid_differs),
         )
