@@ -30,9 +30,11 @@ from trainer.learner.part_times import ATTENTION, PartTimes
 SHORT = 128  # rows up to which a segment is batched: there a mask costs less than more calls
 BLOCK = 256  # queries in a block; smaller: more calls, larger: more work that the mask discards
 UNSUPPORTED = ("softcap", "s_aux")  # arguments that other model families give their attention
+# A sliding window is the number of rows that a row attends to, itself included; this is none.
+NO_WINDOW = 2**31 - 1
 FLASH_DTYPES = (torch.bfloat16, torch.float16)  # the types that flash kernels take
-# (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scaling) -> (queries, Hq, D), causal
-Flash = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float], Tensor]
+# (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scaling, window) -> (queries, Hq, D)
+Flash = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class QueryBlock:
 class Layout:
     """Places of a micro-batch's rows in attention; computed once, used by every layer."""
 
-    batches: tuple[tuple[Tensor, Tensor], ...]  # short segments: rows (B, S), mask (B, 1, S, S) to be added
+    # Short segments: rows (B, S), mask (B, 1, S, S) to be added, and each row's place in its path (B, S).
+    batches: tuple[tuple[Tensor, Tensor, Tensor], ...]
     blocks: tuple[QueryBlock, ...]  # of all other segments
     query_rows: Tensor  # (sum of the branches' own rows,) in the order of the blocks
     key_rows: Tensor  # (sum of the paths' lengths,) each branch's path, ancestors first
@@ -61,7 +64,7 @@ class Layout:
     def map(self, put: Callable[[Tensor], Tensor]) -> "Layout":
         """The same with every tensor as `put` returns it."""
         return replace(
-            self, batches=tuple((put(rows), put(mask)) for rows, mask in self.batches),
+            self, batches=tuple((put(rows), put(mask), put(places)) for rows, mask, places in self.batches),
             query_rows=put(self.query_rows), key_rows=put(self.key_rows), cumulative=put(self.cumulative),
             restore=None if self.restore is None else put(self.restore),
         )  # fmt: skip
@@ -80,10 +83,10 @@ def layout(segments: Sequence[Segment], flash: bool = False) -> Layout:
     batches = [_batched(short)] if short else []
     none = np.zeros(0, np.int64)
     query_rows = np.concatenate([none, *(b.path[-b.own_rows :] for b in branches)])
-    order = np.concatenate([none, *(rows.ravel() for rows, _ in batches), query_rows])
+    order = np.concatenate([none, *(rows.ravel() for rows, *_ in batches), query_rows])
     lengths = [(0, 0), *((b.own_rows, len(b.path)) for b in branches)]
     return Layout(
-        batches=tuple((put(rows), put(mask)) for rows, mask in batches),
+        batches=tuple((put(rows), put(mask), put(places)) for rows, mask, places in batches),
         blocks=tuple(block for i, b in enumerate(branches) for block in _blocks(i, b)),
         query_rows=put(query_rows),
         key_rows=put(np.concatenate([none, *(b.path for b in branches)])),
@@ -104,17 +107,21 @@ def _blocks(number: int, branch: Branch) -> Iterator[QueryBlock]:
         yield QueryBlock(number, end - start, shared + end)
 
 
-def _batched(batch: Sequence[tuple[int, Segment]]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Rows (B, S), padded with the segment's last row, and the tree masks (B, 1, S, S): 0 or −∞."""
+def _batched(
+    batch: Sequence[tuple[int, Segment]],
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """Rows (B, S), padded with the segment's last row; tree masks (B, 1, S, S), 0 or −∞; places in paths."""
     longest = max(s.length for _, s in batch)
     index = np.stack([start + np.minimum(np.arange(longest), s.length - 1) for start, s in batch])
     mask = np.zeros((len(batch), 1, longest, longest), np.bool_)
     mask[:, :, :, 0] = True  # padding must attend to some row; the first is an ancestor of all
-    for tree, (_, segment) in zip(mask[:, 0], batch, strict=True):
+    places = np.zeros_like(index)
+    for tree, place, (_, segment) in zip(mask[:, 0], places, batch, strict=True):
         for b in segment.branches:
+            place[b.path] = np.arange(len(b.path))
             rows = np.ix_(b.path[-b.own_rows :], b.path)
             tree[rows] = np.tri(b.own_rows, len(b.path), len(b.path) - b.own_rows, dtype=np.bool_)
-    return index, np.where(mask, np.float32(0), np.float32(-np.inf))
+    return index, np.where(mask, np.float32(0), np.float32(-np.inf)), places
 
 
 def packed_attention(
@@ -132,26 +139,31 @@ def packed_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of transformers' layers: (1, T, Hq, D). `attention_mask` is None: no mask is registered."""
-    window = sliding_window is not None and sliding_window < packed.max_keys
-    if window or any(kwargs.get(name) is not None for name in UNSUPPORTED):
-        raise ValueError(f"packed attention supports neither {', '.join(UNSUPPORTED)} nor a sliding window")
+    if any(kwargs.get(name) is not None for name in UNSUPPORTED):
+        raise ValueError(f"packed attention supports neither {' nor '.join(UNSUPPORTED)}")
+    window = sliding_window if sliding_window and sliding_window < packed.max_keys else NO_WINDOW
     # Under autocast, norms and rotations of q and k return FP32; v comes straight from its linear layer.
     q, k, v = (x.squeeze(0).transpose(0, 1).to(value.dtype) for x in (query, key, value))  # (T, heads, D)
     with times.part(ATTENTION) if times else nullcontext():
-        out = _attention(q, k, v, packed, scaling)
+        out = _attention(q, k, v, packed, scaling, window)
     if times:
         times.backward_of(ATTENTION, q, out)
     return out[None], None
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float, window: int) -> Tensor:
     """(T, Hq, D)."""
     kernel = flash_kernel()[0] if q.is_cuda and q.dtype in FLASH_DTYPES and not packed.batches else None
     if kernel is not None:
-        return by_flash(kernel, q, k, v, packed, scaling)
-    results = [_batch_attention(q, k, v, rows, mask, scaling) for rows, mask in packed.batches]
+        return by_flash(kernel, q, k, v, packed, scaling, window)
+    results = []
+    for rows, mask, places in packed.batches:
+        if window < NO_WINDOW:
+            outside = places[:, None, :, None] - places[:, None, None, :] >= window
+            mask = mask.masked_fill(outside, float("-inf"))
+        results.append(_batch_attention(q, k, v, rows, mask, scaling))
     if packed.blocks:
-        results += _block_attention(q, k, v, packed, scaling)
+        results += _block_attention(q, k, v, packed, scaling, window)
     out = torch.cat(results)
     return out if packed.restore is None else out.index_select(0, packed.restore)
 
@@ -168,7 +180,9 @@ def _batch_attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, mask: Tensor
     return out.view(b, hk, g, s, d).permute(0, 3, 1, 2, 4).reshape(b * s, hk * g, d)
 
 
-def _block_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Iterator[Tensor]:
+def _block_attention(
+    q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float, window: int
+) -> Iterator[Tensor]:
     """(queries, Hq, D) of each block, in order. Tensors are split, not sliced: the gradient of a slice is as
     large as the tensor it was taken from."""
     (hk, d), g = k.shape[1:], q.shape[1] // k.shape[1]
@@ -178,7 +192,7 @@ def _block_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: f
         [path.transpose(0, 1)[None] for path in gather(x, packed.key_rows).split(packed.path_lengths)]
         for x in (k, v)
     )
-    causal = _causal(packed.max_keys, g, q.dtype, q.device)
+    causal = _causal(packed.max_keys, g, window, q.dtype, q.device)
     for block, qb in zip(packed.blocks, queries, strict=True):
         n, end = block.queries, block.keys
         first = packed.max_keys - 1 - end + n  # so that the last query attends to all `end` keys
@@ -189,20 +203,24 @@ def _block_attention(q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: f
         yield out.view(hk, n, g, d).transpose(0, 1).reshape(n, hk * g, d)
 
 
-@lru_cache(1)
-def _causal(max_keys: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+@lru_cache(2)  # for layers with a sliding window, and for others
+def _causal(max_keys: int, group: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(BLOCK · group, max_keys + BLOCK), 0 or −∞; every block's mask is a slice of it. Each row is repeated
     `group` times."""
     seen = torch.ones(BLOCK, max_keys + BLOCK, dtype=torch.bool, device=device).tril_(max_keys - 1)
+    seen.triu_(max_keys - window)
     mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
     return mask.repeat_interleave(group, 0)
 
 
-def by_flash(kernel: Flash, q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float) -> Tensor:
+def by_flash(
+    kernel: Flash, q: Tensor, k: Tensor, v: Tensor, packed: Layout, scaling: float, window: int = NO_WINDOW
+) -> Tensor:
     """(T, Hq, D) in one call. The branches' own rows, concatenated, are rows 0..T−1: no gather of queries."""
     keys, values = gather(k, packed.key_rows), gather(v, packed.key_rows)
     cu_queries, cu_keys = packed.cumulative
-    return kernel(q, keys, values, cu_queries, cu_keys, packed.max_queries, packed.max_keys, scaling)
+    longest = packed.max_queries, packed.max_keys
+    return kernel(q, keys, values, cu_queries, cu_keys, *longest, scaling, window)
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:
@@ -262,19 +280,40 @@ KERNELS = (
 
 
 def _call_flash_attn(
-    kernel: Any, q: Tensor, k: Tensor, v: Tensor, cq: Tensor, ck: Tensor, mq: int, mk: int, scaling: float
+    kernel: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cq: Tensor,
+    ck: Tensor,
+    mq: int,
+    mk: int,
+    scaling: float,
+    window: int = NO_WINDOW,
 ) -> Tensor:
     options = {"cu_seqlens_q": cq, "cu_seqlens_k": ck, "max_seqlen_q": mq, "max_seqlen_k": mk}
+    if window < NO_WINDOW:
+        options["window_size"] = (window - 1, 0)
     out = kernel(q, k, v, **options, softmax_scale=scaling, causal=True)
     return out[0] if isinstance(out, tuple) else out  # some versions return the log-sums, too
 
 
 def _call_torch(
-    kernel: Any, q: Tensor, k: Tensor, v: Tensor, cq: Tensor, ck: Tensor, mq: int, mk: int, scaling: float
+    kernel: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cq: Tensor,
+    ck: Tensor,
+    mq: int,
+    mk: int,
+    scaling: float,
+    window: int = NO_WINDOW,
 ) -> Tensor:
     # torch 2.11 has no `enable_gqa`, and takes grouped keys and values all the same.
     grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(kernel).parameters else {}
-    return kernel(q, k, v, cq, ck, mq, mk, scale=scaling, window_size=(-1, 0), **grouped)
+    before = window - 1 if window < NO_WINDOW else -1
+    return kernel(q, k, v, cq, ck, mq, mk, scale=scaling, window_size=(before, 0), **grouped)
 
 
 AttentionInterface.register("packed", packed_attention)

@@ -26,6 +26,7 @@ COMMON = NO_TOKENS | {
     "max_position_embeddings": 128,
 }
 GQA = COMMON | {"num_key_value_heads": 2}
+MIXED = ["sliding_attention", "full_attention"]
 FAMILIES = {
     "gpt2": tr.GPT2Config(vocab_size=67, n_embd=64, n_layer=2, n_head=4, n_positions=128, **NO_TOKENS),
     "gpt_neox": tr.GPTNeoXConfig(**COMMON),
@@ -35,6 +36,8 @@ FAMILIES = {
     "olmo2": tr.Olmo2Config(**GQA),
     "gemma": tr.GemmaConfig(**GQA, head_dim=16),
     "gemma3": tr.Gemma3TextConfig(**GQA, head_dim=16),
+    "gemma3 with windows": tr.Gemma3TextConfig(**GQA, head_dim=16, sliding_window=4, layer_types=MIXED),
+    "mistral": tr.MistralConfig(**GQA, sliding_window=6),
     "smollm3": tr.SmolLM3Config(**GQA),
     "glm4": tr.Glm4Config(**GQA, head_dim=16),
 }

@@ -141,7 +141,7 @@ def test_prefixes_are_computed_once() -> None:
 
 def varlen_reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends_q: torch.Tensor, ends_k: torch.Tensor,
-    longest_q: int, longest_k: int, scaling: float,
+    longest_q: int, longest_k: int, scaling: float, window: int = attention.NO_WINDOW,
 ) -> torch.Tensor:  # fmt: skip
     """What flash-attn's variable-length kernel computes: causal, aligned at the bottom right."""
     assert ends_q.dtype == ends_k.dtype == torch.int32 and len(ends_q) == len(ends_k)
@@ -152,13 +152,15 @@ def varlen_reference(
     out = []
     for qb, kb, vb in zip(q.split(counts_q), k.split(counts_k), v.split(counts_k), strict=True):
         scores = torch.einsum("ihd,jhd->hij", qb, kb) * scaling
-        seen = torch.ones(len(qb), len(kb)).tril(len(kb) - len(qb)).bool()
+        shift = len(kb) - len(qb)
+        seen = torch.ones(len(qb), len(kb)).tril(shift).triu(shift + 1 - window).bool()
         out.append(torch.einsum("hij,jhd->ihd", scores.masked_fill(~seen, -torch.inf).softmax(-1), vb))
     return torch.cat(out)
 
 
 @pytest.mark.parametrize("kind", LENGTHS)
-def test_what_a_flash_kernel_is_given_is_the_same_attention(kind: str) -> None:
+@pytest.mark.parametrize("window", [None, 1, 6, 130])
+def test_what_a_flash_kernel_is_given_is_the_same_attention(kind: str, window: int | None) -> None:
     """On CUDA one call takes all branches; here a reference implementation of that call replaces it."""
     (m,) = pack(some(3, 5, LENGTHS[kind], alphabet=3), 10**6)
     g = torch.Generator().manual_seed(0)
@@ -166,11 +168,12 @@ def test_what_a_flash_kernel_is_given_is_the_same_attention(kind: str) -> None:
     q, k, v = (torch.randn(1, heads, len(m.input_ids), 8, **options) for heads in (4, 2, 2))
     mixed = torch.randn(1, len(m.input_ids), 4, 8, dtype=torch.float64, generator=g)
     plain = attention.layout(m.segments)
-    ours, _ = attention.packed_attention(torch.nn.Identity(), q, k, v, None, 0.3, packed=plain)
+    options = {"packed": plain, "sliding_window": window}
+    ours, _ = attention.packed_attention(torch.nn.Identity(), q, k, v, None, 0.3, **options)
     flash = attention.layout(m.segments, flash=True)
     assert not flash.batches and flash.restore is None
     rows = (x[0].transpose(0, 1) for x in (q, k, v))
-    theirs = attention.by_flash(varlen_reference, *rows, flash, 0.3)[None]
+    theirs = attention.by_flash(varlen_reference, *rows, flash, 0.3, window or attention.NO_WINDOW)[None]
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     gradients = (torch.autograd.grad((x * mixed).sum(), (q, k, v)) for x in (ours, theirs))
     for a, b in zip(*gradients, strict=True):  # rows taken many times are summed in FP32 or above
@@ -200,10 +203,12 @@ def flash_attn(returns_pair: bool = False) -> types.ModuleType:
     """A module with the function that the three generations of FlashAttention share."""
 
     def flash_attn_varlen_func(  # type: ignore[no-untyped-def]  # as in the package
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal
-    ):
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
+        window_size=(-1, -1),
+    ):  # fmt: skip
         assert causal and k.shape[1] == 2
-        out = varlen_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale)
+        rest = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale)
+        out = varlen_reference(q, k, v, *rest, window_size[0] + 1 or attention.NO_WINDOW)
         return (out, None) if returns_pair else out
 
     module = types.ModuleType("fake")
@@ -233,7 +238,8 @@ def test_flash_kernels_are_tried_in_order_and_a_broken_one_is_named(monkeypatch:
         kernel, line = chosen(monkeypatch, packages)
         assert line == expected and kernel is not None
         if torchs not in line:
-            assert torch.equal(kernel(Q, K, K, *ENDS, 4, 5, 0.3), varlen_reference(Q, K, K, *ENDS, 4, 5, 0.3))
+            for rest in ((*ENDS, 4, 5, 0.3), (*ENDS, 4, 5, 0.3, 2)):
+                assert torch.equal(kernel(Q, K, K, *rest), varlen_reference(Q, K, K, *rest))
     kernel, line = chosen(monkeypatch, {torchs: None})
     assert kernel is None and line == "attention by blocks of masked SDPA, for want of a flash kernel"
 
@@ -251,8 +257,8 @@ def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
     assert real[3:7] == ["cu_seq_q", "cu_seq_k", "max_q", "max_k"]
 
     def of_2_13(q, k, v, *rest, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]  # as in torch
-        assert window_size == (-1, 0) and enable_gqa and k.shape[1] == v.shape[1] == 2
-        return varlen_reference(q, k, v, *rest, scale)
+        assert window_size[1] == 0 and enable_gqa and k.shape[1] == v.shape[1] == 2
+        return varlen_reference(q, k, v, *rest, scale, window_size[0] + 1 or attention.NO_WINDOW)
 
     def of_2_11(*tensors, scale, window_size):  # type: ignore[no-untyped-def]  # as in torch
         return of_2_13(*tensors, scale=scale, window_size=window_size, enable_gqa=True)
@@ -260,15 +266,16 @@ def test_torchs_varlen_attention_is_called_as_its_signature_has_it(
     monkeypatch.setattr(varlen, "varlen_attn", of_2_13 if newer else of_2_11)
     kernel, _ = chosen(monkeypatch, {})
     assert kernel is not None
-    torch.testing.assert_close(kernel(Q, K, K, *ENDS, 4, 5, 0.3), varlen_reference(Q, K, K, *ENDS, 4, 5, 0.3))
+    for window in (2, attention.NO_WINDOW):
+        rest = (*ENDS, 4, 5, 0.3, window)
+        torch.testing.assert_close(kernel(Q, K, K, *rest), varlen_reference(Q, K, K, *rest))
 
 
 def test_attention_it_cannot_do_is_refused() -> None:
     (m,) = pack(some(1, 5, [9, 3]), 100)
     x, packed = torch.zeros(1, 2, len(m.input_ids), 4), attention.layout(m.segments)
-    for odd in ({"softcap": 30.0}, {"sliding_window": 8}):
-        with pytest.raises(ValueError, match="packed attention"):
-            attention.packed_attention(torch.nn.Identity(), x, x, x, None, 1.0, packed=packed, **odd)
+    with pytest.raises(ValueError, match="packed attention supports neither softcap nor s_aux"):
+        attention.packed_attention(torch.nn.Identity(), x, x, x, None, 1.0, packed=packed, softcap=30.0)
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,8 @@ def slots_attention(
 
     `attention_mask` is None, since no mask function is registered for it."""
     n, longest = step.mask.shape[0], step.mask.shape[3]  # decoding slots, KV length of the longest
-    max_length = max(longest, *(p.cached + p.length for p in step.prefills), 0)
-    window = sliding_window is not None and sliding_window < max_length
-    if window or any(kwargs.get(name) is not None for name in ("softcap", "s_aux")):
-        raise ValueError(
-            "the torch engine supports no sliding window, soft cap or attention sinks; set engine.kind vllm"
-        )
+    if any(kwargs.get(name) is not None for name in ("softcap", "s_aux")):
+        raise ValueError("the torch engine supports no soft cap or attention sinks; set engine.kind vllm")
     kv_cache = step.cache[module.layer_idx]  # type: ignore[index]  # every HF attention has layer_idx
     outputs = []
     for p in step.prefills:
@@ -106,7 +102,10 @@ def slots_attention(
         seen = None  # the keys that each query attends to, if there are more than the new ones
         if p.cached:  # such a request has one sample
             k, v = kv_cache[:, p.slots, :, : p.cached + p.length].to(q.dtype)
-            seen = torch.ones(p.length, k.shape[2], dtype=torch.bool, device=q.device).tril(p.cached)
+        window = min(sliding_window or k.shape[2], k.shape[2])
+        if p.cached or window < k.shape[2]:
+            seen = torch.ones(p.length, k.shape[2], dtype=torch.bool, device=q.device)
+            seen.tril_(p.cached).triu_(p.cached + 1 - window)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling, enable_gqa=True
         )
@@ -121,6 +120,10 @@ def slots_attention(
         k, v = kv_cache[:, :n, :, :longest]
         # Not SDPA: its CPU kernel takes twice as long for a few query rows per sequence.
         scores = torch.matmul(q.to(k.dtype), k.transpose(-1, -2)).mul_(scaling).add_(step.mask)
+        if sliding_window is not None and sliding_window < longest:
+            keys = torch.arange(longest, device=k.device)
+            outside = step.positions[:, None] - keys >= sliding_window
+            scores.masked_fill_(outside[:, None, None], float("-inf"))
         out = torch.matmul(scores.softmax(-1, dtype=torch.float32).to(v.dtype), v)
         outputs.append(out.reshape(n, hq, d).to(query.dtype))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
