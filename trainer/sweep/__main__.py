@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from trainer.cli import Parser
-from trainer.config import ConfigError
+from trainer.config import Config, ConfigError
 from trainer.config.values import Range
 from trainer.gpus import number_as_listed
 from trainer.run_folder import complete
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = Arguments.from_arguments(parsed)
         sweep = load(arguments.out) if table else arguments.sweep(parsed.recipes, tuple(words[mark + 1 :]))
         if arguments.dry_run:
-            sweep.check()
+            _checked(sweep)
             print(plan(sweep, arguments.executor_of(sweep).jobs))
             return 0
         code = 0 if table else _train(sweep, arguments.executor_of(sweep))
@@ -113,9 +113,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _checked(sweep: Sweep) -> dict[str, Config]:
+    """Each recipe's configuration, after a note of what its files set and the run will not have."""
+    launches = sweep.check()
+    for name, launch in launches.items():
+        for notice in launch.notices:
+            print(f"note: {name}: {notice}", file=sys.stderr)
+    return {name: launch.config for name, launch in launches.items()}
+
+
 def _train(sweep: Sweep, executor: LocalExecutor | Cluster) -> int:
     """Train what is not complete, one rung after the other; returns the exit code."""
-    with sweep.claim(sweep.check()), stops() as came:
+    with sweep.claim(_checked(sweep)), stops() as came:
         status = load_status(sweep.folder)
         with View(sweep, executor.jobs) as view:
             for share in (*sweep.rungs, 1.0):

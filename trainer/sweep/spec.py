@@ -11,7 +11,7 @@ import fcntl
 import json
 import re
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import yaml
 
-from trainer.cli import NAME, NAME_CHARACTERS, parse
+from trainer.cli import NAME, NAME_CHARACTERS, Launch, parse, to_yaml
 from trainer.config import Config, ConfigError
 from trainer.config.typed import fields
 from trainer.jsonl import write_atomic
@@ -90,8 +90,8 @@ class Sweep:
         """The first seed of every recipe, then the second, and so on: there is a table early."""
         return [run for seed in zip(*self.groups.values(), strict=True) for run in seed]
 
-    def check(self) -> dict[str, Config]:
-        """Each recipe's configuration. ConfigError, one line, if anything is wrong."""
+    def check(self) -> dict[str, Launch]:
+        """Each recipe's launch. ConfigError, one line, if anything is wrong."""
         self.check_whole()
         names = [Path(r).stem for r in self.recipes]
         if repeated := {n for n in names if names.count(n) > 1}:
@@ -102,7 +102,16 @@ class Sweep:
             raise ConfigError("--halving needs --budget: runs stop at shares of it")
         if reserved := [o for o in self.overrides if o.startswith(OURS)]:
             raise ConfigError(f"-- {reserved[0]}: the sweep sets this for each run; leave it out")
-        return {name: parse(runs[0].start[len(TRAINER) :]).config for name, runs in self.groups.items()}
+        launches = {name: parse(runs[0].start[len(TRAINER) :]) for name, runs in self.groups.items()}
+        names_by_run: dict[str, str] = {}
+        for name, launch in launches.items():
+            other = names_by_run.setdefault(to_yaml(replace(launch.config, run_dir="", seed=0)), name)
+            if other != name:
+                raise ConfigError(
+                    f"recipes {other} and {name} would train the same run on task {self.task}: every key in "
+                    "which they differ is replaced by the task, or by what follows --; expected two runs"
+                )
+        return launches
 
     def check_whole(self) -> None:
         """ConfigError if there are only the curves of this sweep."""

@@ -78,6 +78,21 @@ def steps(folder: Path, run: str) -> list[int]:
     return [r["step"] for r in read_lines(folder / run / "metrics.jsonl") if "eval/pass_rate" in r]
 
 
+def test_recipe_files_that_differ_in_what_a_task_sets_train_different_runs_and_equal_ones_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, lr in (("low", 1e-4), ("high", 1e-3), ("again", 1e-3)):
+        (tmp_path / f"{name}.yaml").write_text(f"{{base: grpo, learner: {{lr: {lr}}}}}")
+    low, high, again = (str(tmp_path / f"{name}.yaml") for name in ("low", "high", "again"))
+    flags = ["--task", "study", "--seeds", "1", "--dry-run", "--out", str(tmp_path / "out")]
+    assert main([low, high, *flags]) == 0
+    err = capsys.readouterr().err
+    assert "note: low: low.yaml comes after task addition: learner.lr 0.0001 (not 0.0006)" in err
+    for recipes, more in (([high, again], []), ([low, high], ["--", "--learner.lr", "2e-3"])):
+        assert main([*recipes, *flags, *more]) == 2
+        assert "would train the same run on task study" in capsys.readouterr().err
+
+
 def test_all_runs_train_one_after_the_other_and_a_second_start_trains_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
